@@ -91,13 +91,14 @@ def page_text(template: str, **values: Any) -> str:
 
 
 def embedded(figure: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a figure for the macro `figure` of parts.html: `json`; `id`, which changes with it, since a page draws a
-    figure again only when its id changes; and `is_cut`, True if its note says what is left out."""
+    """Return a figure for the macro `figure` of parts.html: `json`; `height`, in pixels, if it has one; `id`, which
+    changes with it, since a page draws a figure again only when its id changes; and `is_cut`, True if its note says
+    what is left out."""
     # Inside a script element nothing but "</" could end it.
     text = json.dumps(figure, allow_nan=False).replace("<", "\\u003c")
     digest = hashlib.sha256(text.encode()).hexdigest()
-    is_cut = bool(figure.get("note"))
-    return {"json": Markup(text), "id": f"plot-{digest[:20]}", "is_cut": is_cut}  # noqa: S704  # no "<" is left
+    is_cut, height = bool(figure.get("note")), figure.get("layout", {}).get("height")
+    return {"json": Markup(text), "id": f"plot-{digest[:20]}", "is_cut": is_cut, "height": height}  # noqa: S704  # no "<" is left
 
 
 @functools.cache

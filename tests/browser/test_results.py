@@ -316,3 +316,39 @@ def test_workers_with_their_devices_and_waiting_jobs(site: PlayedSite, page: Pag
         page.get_by_role("link", name="Show 1 that stopped")
     ).click()
     expect(main).to_contain_text("old-host")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_moves_while_a_page_loads(site: PlayedSite, page: Page, width: int) -> None:
+    site.worker.register()
+    sweep = submit_sweep(site)
+    jobs = [finish(site), finish(site)]
+    page.set_viewport_size({"width": width, "height": 900})
+    page.add_init_script(
+        "window.moved = 0; new PerformanceObserver((list) => list.getEntries().forEach((entry) => window.moved += "
+        "entry.hadRecentInput ? 0 : entry.value)).observe({ type: 'layout-shift', buffered: true })"
+    )
+    for path in (f"/ui/sweeps/{sweep}", f"/ui/compare?job={jobs[0]}&job={jobs[1]}"):
+        page.goto(path)
+        expect(page.locator("figure[data-drawn=yes]").first).to_be_visible()
+        assert page.evaluate("moved") < 0.1, "Lighthouse calls that good"
+    waiting = submit_sweep(site)
+    page.goto(f"/ui/sweeps/{waiting}")
+    expect(page.get_by_text("Nothing is measured yet that could be drawn")).to_be_visible()
+    assert page.evaluate("moved") < 0.1
+
+
+def test_without_scripts_no_room_is_kept_for_plots(site: PlayedSite, chromium: Browser) -> None:
+    site.worker.register()
+    sweep = submit_sweep(site)
+    heights = []
+    for scripts in (True, False):
+        context = chromium.new_context(java_script_enabled=scripts)
+        context.route("**/ui/plots*", lambda route: route.abort())
+        plain = context.new_page()
+        plain.goto(f"{site.url}/ui/sweeps/{sweep}")
+        box = plain.locator("#plots").bounding_box()
+        heights.append(0 if box is None else box["height"])
+        context.close()
+    assert heights[0] > 500
+    assert heights[1] < 150
