@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from workers.measure.errors import text_of
+from workers.measure.host_memory import bound_memory
 from workers.outcome import Crashed, InvalidEnvironment, RunnerError, Unsupported
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ def choose_device(device_type: str, precision: str = "fp32") -> torch.device:
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     if reason := why_no_precision(device, precision):
         raise Unsupported(reason)
+    if device.type == "cpu" and MARK in os.environ:
+        bound_memory()
     return device
 
 

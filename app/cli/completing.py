@@ -118,7 +118,7 @@ def _spec_on(ctx: typer.Context) -> dict[str, Any]:
     neither."""
     named = {ctx.params.get("kind"), ctx.params.get("source")} - {None}
     if (job_id := str(ctx.params.get("job_id"))).isdecimal():
-        named = {(_asked(ctx, lambda server: server.job(int(job_id))) or {}).get("kind")}
+        named = {_asked(ctx, lambda server: server.job(int(job_id)).kind)}
     # After an option without a value the line is not parsed, so any word may be the kind.
     words = named or {word for name in THE_LINE for word in os.environ.get(name, "").split()}
     return next((spec for spec in _specs(ctx) if spec["kind"] in words), {})

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
+STATUS = Path("/proc/self/status")
+CGROUP = Path("/sys/fs/cgroup")
+"""The folder of this process's control group, inside a container."""
+LEAST_RESERVE = 512 * 2**20
+RESERVED_SHARE = 0.05
+"""What `bound_memory` leaves to others: this share of the host's memory, and at least LEAST_RESERVE bytes."""
 MEMINFO = Path("/proc/meminfo")
 
 
@@ -19,3 +26,31 @@ def host_memory(name: str, meminfo: Path = MEMINFO) -> int | None:
     except OSError:
         return None
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)
+
+
+def free_memory(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int | None:
+    """Return how many bytes this process could take: what the host has available, and its container's limit leaves;
+    None if it is unknown."""
+    free = host_memory("MemAvailable", meminfo)
+    try:
+        most = (cgroup / "memory.max").read_text().strip()
+        used = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())["anon"]
+    except (OSError, KeyError):
+        return free
+    left = None if most == "max" else max(0, int(most) - int(used))
+    return min((amount for amount in (free, left) if amount is not None), default=None)
+
+
+def bound_memory(processes: int = 1) -> None:
+    """Let this process, or each of so many that it starts, take the memory that is free now, less a reserve for all
+    others: a case that needs more is out of memory, as on a GPU, and the host does not run out of it."""
+    free = free_memory()
+    if free is None:
+        return
+    reserve = max(LEAST_RESERVE, int(RESERVED_SHARE * (host_memory("MemTotal") or 0)))
+    taken = next(
+        (1024 * int(line.split()[1]) for line in STATUS.read_text().splitlines() if line.startswith("VmData:")), 0
+    )
+    _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = taken + max(0, free - reserve) // processes
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

@@ -16,9 +16,10 @@ from workers.jobs._ranks import RankReports, job_failure
 from workers.jobs._values import Values
 from workers.jobs.ddp.tables import report_snapshots, report_tables, report_traces
 from workers.jobs.ddp.values import add_values, metrics
+from workers.measure.host_memory import bound_memory
 from workers.outcome import InvalidEnvironment, RunnerError, Unsupported
 from workers.reporter import Reporter
-from workers.torch_host import set_precision, why_no_precision
+from workers.torch_host import MARK, set_precision, why_no_precision
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +91,8 @@ def choose_devices(spec: DdpSpec) -> list[torch.device]:
     import torch
 
     if spec.backend == "gloo":
+        if MARK in os.environ:
+            bound_memory(spec.world_size)
         return [torch.device("cpu")]
     seen = torch.cuda.device_count()
     needed = spec.resources().devices
