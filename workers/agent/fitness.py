@@ -50,16 +50,17 @@ TOLD_BY_JOBS: frozenset[UnfitCode] = frozenset({"exhausted", "leftovers", "same_
 SAME = 3
 """Number of different jobs that fail the same way, with no other end between them, which mean the host."""
 BLAMED_S = 600.0
-"""Seconds for which such failures are blamed on the host: after that the jobs fail, one at each try, since they may all
-be wrong."""
+"""Seconds for which such failures are blamed on the host, and for which one job is excused: after that they are the
+jobs', so that many wrong jobs keep the others waiting no longer, and a job that harms its neighbours ends."""
 _OF_HOSTS = frozenset({"crashed", "invalid_environment", "storage_full"})
 """Codes of failures that a host can cause. An error that the job's code raised is not among them."""
 _OF_DEVICES = re.compile(
-    r"CUDA (error|driver)|CUDA-capable device|cu(DNN|BLAS|SPARSE|FFT)\w* error|CU(DNN|BLAS)_STATUS|NVML|NVIDIA driver"
+    r"CUDA error(?!: (an illegal|misaligned|device-side|invalid (argument|config|address|program)|too many resources))"
+    r"|CUDA driver|CUDA-capable device|cu(DNN|BLAS|SPARSE|FFT)\w* error|CU(DNN|BLAS)_STATUS|NVML|NVIDIA driver"
     r"|NCCL error|GPU is lost|sees no GPU|^ImportError|^OSError: .*\.so",
     re.IGNORECASE,
 )
-"""Texts of errors of the host that reach the job as errors of its code."""
+"""Texts of errors of the host that reach the job as errors of its code; not those of a wrong kernel or index."""
 _VARIES = re.compile(r"0x[0-9a-f]+|\d+|/\S+", re.IGNORECASE)
 
 
@@ -74,21 +75,12 @@ class Unfit:
 
 
 @dataclass(frozen=True)
-class Blame:
-    """A failure that is the host's."""
-
-    unfit: Unfit
-    is_excused: bool = True
-    """False if the job fails all the same."""
-
-
-@dataclass(frozen=True)
 class Judge:
     """What a run asks about a failed job before it is recorded."""
 
     check_host: Callable[[HeldDevices, int], Unfit | None] = lambda _devices, _room: None
     """Looks at the host, with the job's devices, as if so many bytes more were free; returns why it is unfit."""
-    blame: Callable[[Claim, Failed], Blame | None] = lambda _claim, _failure: None
+    blame: Callable[[Claim, Failed], Unfit | None] = lambda _claim, _failure: None
     """`Fitness.blame`."""
     unfit_counts: bool = False
     """True if the attempt counts of a job that goes back since the host is unfit: another would get it at once."""
@@ -100,10 +92,9 @@ def may_be_the_hosts(failure: Failed) -> bool:
 
 
 def _origin(claim: Claim) -> object:
-    if claim.sweep_id is not None:
-        return claim.sweep_id
-    codes = frozenset(sha256 for _, sha256 in codes_of(claim.spec))
-    return codes or json.dumps(claim.spec, sort_keys=True)
+    if any(codes_of(claim.spec)):
+        return "uploaded code"
+    return json.dumps(claim.spec, sort_keys=True) if claim.sweep_id is None else claim.sweep_id
 
 
 class Fitness:
@@ -127,6 +118,8 @@ class Fitness:
         """Claims of the others, which have failed without fault."""
         self._began: float | None = None
         """When the host was blamed first, since a job has succeeded."""
+        self._blamed_since: dict[int, float] = {}
+        """When the host was blamed first for a failure of this job, whatever succeeded since."""
 
     @property
     def is_due(self) -> bool:
@@ -168,10 +161,11 @@ class Fitness:
         with self._guard:
             self._alike, self._way, self._began = {}, "", None
 
-    def blame(self, claim: Claim, failure: Failed) -> Blame | None:
+    def blame(self, claim: Claim, failure: Failed) -> Unfit | None:
         """Blame the host for a failure if different jobs fail alike; None if it is the job's, as far as one can tell.
 
-        A sweep, one uploaded code and equal specs count as one job: what is wrong with it is wrong with all of it.
+        A sweep and equal specs count as one job, and so does all uploaded code, of which each version may have the
+        mistake of the one before.
         """
         words = failure.detail.partition("\n")[0]
         way = f"{failure.code}: {_VARIES.sub('#', words)}"
@@ -183,18 +177,29 @@ class Fitness:
             self._alike.setdefault(_origin(claim), claim)
             if len(self._alike) < SAME and self._began is None:
                 return None
-            self._began = self._clock() if self._began is None else self._began
-            self._excused += [one for one in self._alike.values() if one.job_id != claim.job_id]
+            now = self._clock()
+            self._began = now if self._began is None else self._began
+            others = [one for one in self._alike.values() if one.job_id != claim.job_id]
             self._alike = {}
-            unfit = Unfit("same_failures", f"{SAME} different jobs failed the same way: {failure.code}: {words}")
-            return Blame(unfit, is_excused=self._clock() - self._began <= BLAMED_S)
+            if now - self._began > BLAMED_S:
+                return None
+            self._excused += [one for one in others if self._is_excused(one, now)]
+            if not self._is_excused(claim, now):
+                return None
+            return Unfit("same_failures", f"{SAME} different jobs failed the same way: {failure.code}: {words}")
 
-    def take_excused(self, running: Container[int]) -> list[Claim]:
-        """Return the claims that failed without fault, once each, except those whose attempts are in `running`."""
+    def _is_excused(self, claim: Claim, now: float) -> bool:
+        return now - self._blamed_since.setdefault(claim.job_id, now) <= BLAMED_S
+
+    def excused(self, running: Container[int]) -> list[Claim]:
+        """Return the claims that failed without fault, except those whose attempts are in `running`."""
         with self._guard:
-            ended = [one for one in self._excused if one.attempt_id not in running]
-            self._excused = [one for one in self._excused if one.attempt_id in running]
-        return ended
+            return [one for one in self._excused if one.attempt_id not in running]
+
+    def forget(self, claim: Claim) -> None:
+        """Take note that the job of an excused claim is queued again, or cannot be."""
+        with self._guard:
+            self._excused.remove(claim)
 
     def as_json(self) -> dict[str, Any] | None:
         """Return what the worker's row has of it."""

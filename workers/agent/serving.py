@@ -135,6 +135,8 @@ class Serving(ABC, Generic[RunT]):
 
     def _end(self, error: str | None) -> None:
         self.give_back_all(error)
+        with contextlib.suppress(*STORE_UNAVAILABLE), patience(RETRY_S):
+            self._retry_excused()
         signal.set_wakeup_fd(-1)
         self.close()
         self.announce("stopped")
@@ -184,6 +186,7 @@ class Serving(ABC, Generic[RunT]):
             self._watcher.poll()
             self._next_poll = now + self._watcher.lease_s / 4
         self.join_ended()
+        self._retry_excused()
         if self._watch.changed():
             self._note_change()
             self._pass_on_cancels()
@@ -272,10 +275,14 @@ class Serving(ABC, Generic[RunT]):
                         self._become_unfit(run.unfit)
                 elif run.succeeded:
                     self.fitness.ran_well()
-        for claim in self.fitness.take_excused(self.runs):
+
+    def _retry_excused(self) -> None:
+        """Queue the jobs again that failed without fault. Those that the store does not take now stay noted."""
+        for claim in self.fitness.excused(self.runs):
             with about(claim.job_id, claim.attempt), contextlib.suppress(Conflict, NotFound):
                 self._queue.retry(claim.job_id)
                 logger.warning("queued again, since its failure was this host's")
+            self.fitness.forget(claim)
 
     def _wake_up(self) -> None:
         with contextlib.suppress(BlockingIOError):  # full: the worker wakes up anyhow

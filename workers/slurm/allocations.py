@@ -26,7 +26,7 @@ from app.specs._schema import fingerprint
 from app.store.database.locking import patience
 from app.store.queue.transitions import Queue
 from app.store.records import Claim, Finish
-from workers.agent.fitness import BLAMED_S, Blame, Unfit, of_another_version
+from workers.agent.fitness import BLAMED_S, Unfit, of_another_version
 from workers.jobs._base import parse_spec
 from workers.outcome import Abandoned, Cancelled, Failed, GivenBack, RunnerError, describe_error
 from workers.slurm.client import PREFIX, CommandFailed, Listed, NoAnswer, SlurmClient
@@ -104,7 +104,7 @@ class Allocations(threading.Thread):
         *,
         client: SlurmClient,
         on_end: Callable[[], None],
-        blame: Callable[[Claim, Failed], Blame | None],
+        blame: Callable[[Claim, Failed], Unfit | None],
     ) -> None:
         super().__init__(name="slurm")
         self._settings = settings
@@ -302,8 +302,7 @@ class Allocations(threading.Thread):
             first = self._refused_first.setdefault(claim.job_id, time.monotonic())
             found = Unfit("slurm_refused", words) if time.monotonic() - first <= BLAMED_S else None
         if found is None:
-            blame = self._blame(claim, Failed("invalid_environment", words))
-            found = blame.unfit if blame is not None and blame.is_excused else None
+            found = self._blame(claim, Failed("invalid_environment", words))
         if found is not None:
             self._give_back(allocation, found)
         else:

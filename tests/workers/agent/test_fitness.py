@@ -13,7 +13,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from app.errors import StoreUnreachable
+from app.errors import DatabaseBusy, StoreUnreachable
 from app.settings import Settings
 from app.specs import spec_adapter
 from app.specs._schema import RELEASED, SCHEMA, fingerprint, name_of
@@ -23,13 +23,13 @@ from app.store.database.engine import Database, open_database
 from app.store.queue.registration import Registration, announce_server
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
-from app.store.records import NewJob
+from app.store.records import Claim, NewJob
 from tests.clock import Clock
 from tests.databases import put_database
 from tools.waiting import wait_until
 from workers.agent import fitness, host_check, readings
 from workers.agent.agent import Agent
-from workers.agent.fitness import BLAMED_S, MAX_BACKOFF_S, MIN_BACKOFF_S, Unfit
+from workers.agent.fitness import BLAMED_S, MAX_BACKOFF_S, MIN_BACKOFF_S, SAME, Unfit, may_be_the_hosts
 from workers.agent.job_run import JobRun
 from workers.agent.readings import SILENT_S, Readings
 from workers.devices.discovery import Gpu, Host
@@ -41,7 +41,26 @@ HOST = Host(gpus=(), cpu_count=2, memory_mib=1)
 GPU = Gpu("GPU-1", "a GPU", 1000)
 CRASH = Failed("crashed", "the job's process was killed by SIGBUS at 0x7f3a, step 12")
 CUDA = Failed("failed", "RuntimeError: CUDA error: unspecified launch failure")
+WRONG_KERNEL = "RuntimeError: CUDA error: an illegal memory access was encountered"
 MISSING = Failed("invalid_environment", "ModuleNotFoundError: No module named 'numpy'")
+
+
+def claim_of(number: int, spec: dict[str, Any]) -> Claim:
+    return Claim(
+        job_id=number,
+        attempt=1,
+        token=str(number),
+        attempt_id=number,
+        worker_id="w",
+        kind="benchmark",
+        name=None,
+        spec=spec,
+        timeout_s=None,
+        device_type="cpu",
+        devices=1,
+        exclusive_host=False,
+        sweep_id=None,
+    )
 
 
 class Launcher:
@@ -219,6 +238,72 @@ class TestSameFailures:
         lab.submit()
         lab.pass_time(MAX_BACKOFF_S)
         assert lab.states[-1] == "succeeded"
+
+    def test_many_wrong_jobs_keep_others_waiting_for_a_while_only(self, lab: Lab) -> None:
+        for _ in range(30):
+            lab.submit(CRASH)
+        lab.submit()
+        lab.serve()
+        for _ in range(int(BLAMED_S / MAX_BACKOFF_S) + 10):
+            lab.pass_time(MAX_BACKOFF_S)
+        assert lab.states == ["failed"] * 30 + ["succeeded"]
+
+    def test_neighbours_that_succeed_do_not_excuse_a_job_for_ever(self, lab: Lab) -> None:
+        """On a host with several GPUs, others run well between the failures."""
+        for _ in range(SAME):
+            lab.submit(CRASH)
+        for _ in range(int(BLAMED_S / MAX_BACKOFF_S) + 10):
+            lab.pass_time(MAX_BACKOFF_S)
+            lab.agent.fitness.ran_well()
+        assert lab.states == ["failed"] * SAME
+
+    @pytest.mark.parametrize("words", [WRONG_KERNEL, "ImportError: cannot import name 'step' from 'model'"])
+    @pytest.mark.parametrize("is_uploaded", [True, False], ids=["versions of a step", "control: other jobs"])
+    def test_versions_of_uploaded_code_are_one_job(self, lab: Lab, words: str, is_uploaded: bool) -> None:
+        fit, failure = fitness.Fitness(lab.clock), Failed("failed", words)
+        blamed = []
+        for number in range(2 * SAME):
+            spec: dict[str, Any] = {"step": {"sha256": f"{number:064}", "function": "step"}} if is_uploaded else {}
+            blamed.append(fit.blame(claim_of(number, {"kind": "benchmark", "seed": number, **spec}), failure))
+        assert any(blamed) == (not is_uploaded and words != WRONG_KERNEL)
+
+    def test_excused_jobs_are_queued_again_once_the_store_can_be_written(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        retry, is_busy = lab.agent._queue.retry, [True]
+
+        def retry_later(job_id: int) -> dict[str, Any]:
+            if is_busy:
+                raise DatabaseBusy("Others write.")
+            return retry(job_id)
+
+        monkeypatch.setattr(lab.agent._queue, "retry", retry_later)
+        for _ in range(SAME):
+            lab.submit(CRASH, max_attempts=1)
+        with pytest.raises(DatabaseBusy):
+            lab.serve()
+        assert lab.states == ["failed", "failed", "queued"]
+        is_busy.clear()
+        lab.serve()
+        assert lab.states == ["queued"] * SAME
+
+
+@pytest.mark.parametrize(
+    ("words", "is_hosts"),
+    [
+        (WRONG_KERNEL, False),
+        ("RuntimeError: CUDA error: device-side assert triggered", False),
+        ("RuntimeError: CUDA error: misaligned address", False),
+        ("RuntimeError: CUDA error: invalid configuration argument", False),
+        ("RuntimeError: CUDA error: too many resources requested for launch", False),
+        ("RuntimeError: CUDA error: unspecified launch failure", True),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", True),
+        ("RuntimeError: CUDA error: invalid device ordinal", True),
+        ("RuntimeError: CUDA driver initialization failed, you might not have a CUDA gpu.", True),
+    ],
+)
+def test_which_errors_of_cuda_a_host_can_cause(words: str, is_hosts: bool) -> None:
+    assert may_be_the_hosts(Failed("failed", words)) == is_hosts
 
 
 def full_disk(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
