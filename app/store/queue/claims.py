@@ -195,7 +195,7 @@ def _in_order(
 
     yield from merge(
         *(jobs_of_user(job) for job in connection.execute(lane.first_of_each, values).all()),
-        key=lambda job: (-job.priority, of_users.of(job.submitted_by), job.id),
+        key=lambda job: (-job.priority, of_users.rank(job.submitted_by), job.id),
     )
 
 

@@ -5,7 +5,8 @@ which those of one half-life ago count half (Slurm's fair share without its tree
 that run. How a user cuts work into jobs does not matter, and who deletes jobs gains nothing.
 
 Users are told apart by the names of their tokens. Without tokens anybody could send any name, so all are one user. An
-attempt that a worker gives back is not charged: it was stopped for the worker's sake.
+attempt that a worker gives back is not charged: it was stopped for the worker's sake. Of users with the same device
+time that one is next whose jobs hold fewer devices; those that wait in a cluster's queue hold some and use no time.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _RUNNING = (
 )
 _ENDED = (
     select(
-        _attempt.started_at,
+        _job.started_at,
         _job.submitted_by,
         _job.kind,
         _job.device_type,
@@ -92,6 +93,10 @@ class Shares:
     devices: Mapping[str, int]
     """Devices that running jobs hold."""
     most_devices: int | None
+
+    def rank(self, user: str | None) -> tuple[float, int]:
+        """Return what orders the users: the least is next."""
+        return self.of(user), self.devices.get(user or NOBODY, 0)
 
     def of(self, user: str | None) -> float:
         """Return the device seconds that count against this user."""
@@ -158,8 +163,10 @@ def _shares(connection: Connection, rows: Sequence[Any]) -> Shares:
 
 
 def charge(connection: Connection, attempt_id: int) -> None:
-    """Charge an attempt, which ends now, to its job's user."""
+    """Charge an attempt, which ends now, to its job's user, unless it has only waited in a cluster's queue."""
     row, now = connection.execute(_ENDED, {"attempt_id": attempt_id}).one(), utc_now()
+    if row.started_at is None:
+        return
     user = row.submitted_by or NOBODY
     ran_s = _seconds(row.started_at, now)
     device_s = ran_s * number_of_devices(row._mapping)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from app.errors import job_problem
 from app.specs import spec_adapter
 from app.store import tables
 from app.store.database.engine import Database
@@ -20,7 +21,7 @@ from app.store.queue import sharing, transitions
 from app.store.queue.claims import ON_CPU_HOST
 from app.store.queue.sharing import Policy, put_policy
 from app.store.queue.transitions import Queue
-from app.store.records import Finish, NewJob
+from app.store.records import Finish, HandedOver, NewJob
 from app.store.tables import utc_now
 from app.store.tokens import Tokens
 from tests.app.store.conftest import ON_SQLITE
@@ -152,6 +153,40 @@ def test_a_lost_attempt_is_charged_and_one_given_back_is_not(
     queue.recover(queue.running()[0])
     (share,) = rows(database, tables.fair_share)
     assert (share.submitted_by, share.device_s) == ("ada", pytest.approx(100))
+
+
+@pytest.mark.parametrize("end", ["give_up", "finish"])
+@pytest.mark.parametrize("waited_only", [True, False], ids=["it waited in a cluster's queue", "control: it ran"])
+def test_waiting_in_a_clusters_queue_is_not_charged(
+    shop: Any, database: Database, queue: Queue, clock: Any, end: str, waited_only: bool
+) -> None:
+    with_tokens(database)
+    jobs(shop, "ada", 1)
+    claim = queue.claim("slurm", shop.offer(), "Slurm: Resources")
+    assert claim is not None
+    clock(100)
+    if not waited_only:
+        claim = queue.take_over(HandedOver(claim.job_id, claim.attempt, claim.token), "new", "agent")
+    clock(10)
+    if end == "give_up":
+        queue.give_up(claim, "it is gone")
+    else:
+        queue.finish(claim, Finish("failed", job_problem("failed", "it is wrong")))
+    assert [share.device_s for share in rows(database, tables.fair_share)] == ([] if waited_only else [10.0])
+    assert len(rows(database, tables.device_use)) == (not waited_only)
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_who_fills_a_clusters_queue_keeps_no_other_out(
+    shop: Any, database: Database, queue: Queue, tokens: bool
+) -> None:
+    """What waits there has used nothing yet."""
+    if tokens:
+        with_tokens(database)
+    jobs(shop, "ada", 5)
+    (bobs,) = jobs(shop, "bob", 1)
+    claims = [queue.claim("slurm", shop.offer(), "Slurm: Resources") for _ in range(2)]
+    assert (bobs in [claim.job_id for claim in claims if claim is not None]) == tokens
 
 
 @ON_SQLITE
