@@ -94,17 +94,18 @@ class Registration:
 
 
 def announce_server(database: Database) -> None:
-    """Store what the server is, for workers to compare themselves with, unless a newer one has run."""
+    """Store what the server is, which started last, for workers to compare themselves with."""
     own = {"version": version("flopwatch"), "schema_number": SCHEMA, "fingerprint": fingerprint()}
     with database.read() as connection:
-        known = server(connection)
-    if known is None or (known != own and known["schema_number"] <= SCHEMA):
+        is_stored = server(connection) == own
+    if not is_stored:
         with database.write() as connection:
             service_settings.put(connection, service_settings.SERVER, own)
 
 
 def server(connection: Connection) -> dict[str, Any] | None:
-    """Return what the newest server is: {"version", "schema_number", "fingerprint"}; None before release 0.2.0."""
+    """Return what the server is that started last, {"version", "schema_number", "fingerprint"}; None before release
+    0.2.0."""
     known: dict[str, Any] | None = service_settings.get(connection, service_settings.SERVER)
     return known
 

@@ -29,6 +29,7 @@ from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, liter
 from app.errors import Conflict, LeaseLost, NotFound, job_problem
 from app.logs import about
 from app.specs._fit import Fit
+from app.specs._schema import SCHEMA, name_of
 from app.specs._sweep import expand, member_name
 from app.states import FINISHED_STATES, LivingState
 from app.store import service_settings, tables
@@ -548,7 +549,7 @@ class Queue:
         self._database.probe()
 
     def server(self) -> dict[str, Any] | None:
-        """Return what the newest server is (see registration.py)."""
+        """Return what the server is that started last (see registration.py)."""
         with self._database.read() as connection:
             return server(connection)
 
@@ -604,6 +605,9 @@ def _start_attempt(connection: Connection, job_id: int, worker_id: str, waits_fo
     if waits_for is None:
         _observe_waiting(connection, job, now)
     problem = broken(job._mapping)
+    if waits_for is not None and problem is None:
+        # Workers of release 0.1.0 run every queued job that a server of theirs has submitted, unless it needs this.
+        _change_job(connection, job_id, requirements=sorted({*job.requirements, name_of(SCHEMA)}))
     if problem is not None:
         with about(job_id, job.attempt):
             logger.error("the job fails: %s", problem["detail"])

@@ -12,12 +12,13 @@ from typing import Any
 
 import pynvml
 import pytest
+from sqlalchemy import select
 
 from app.errors import DatabaseBusy, StoreUnreachable
 from app.settings import Settings
 from app.specs import spec_adapter
 from app.specs._schema import RELEASED, SCHEMA, fingerprint, name_of
-from app.store import service_settings
+from app.store import service_settings, tables
 from app.store.checking import examine
 from app.store.database.engine import Database, open_database
 from app.store.queue.registration import Registration, announce_server
@@ -502,6 +503,27 @@ class TestVersions:
         assert (unfit["code"], lab.states) == ("too_old", ["queued"])
         findings = [one.found for one in examine(Settings(data_dir=lab.folder / "data")) if one.name == "workers"]
         assert any("is unfit" in found and "9.9" in found for found in findings)
+
+    def test_it_is_fit_when_it_starts_again_after_the_servers_return_to_its_release(self, lab: Lab) -> None:
+        self.newer_server(lab, number=SCHEMA + 1)
+        lab.agent._next_beat = 0.0
+        lab.serve()
+        assert lab.unfit is not None
+        announce_server(lab.database)
+        lab.agent = lab.start(HOST)
+        lab.submit()
+        lab.serve()
+        assert (lab.unfit, lab.states) == (None, ["succeeded"])
+
+    def test_no_old_worker_claims_what_waits_in_a_clusters_queue(self, lab: Lab) -> None:
+        """Workers of release 0.1.0 know no waiting there, and pass over a job that needs several nodes."""
+        lab.submit()
+        with lab.database.write() as connection:
+            connection.exec_driver_sql("UPDATE job SET requirements = '[]'")
+        assert lab.queue.claim("slurm", lab.agent._offer(lab.agent._locks.take_free()), "it is pending")
+        with lab.database.read() as connection:
+            job = connection.execute(select(tables.job)).one()
+        assert (job.state, job.requirements) == ("queued", [name_of(SCHEMA)])
 
     def test_only_a_worker_that_reads_a_jobs_schema_claims_it(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         job_id = lab.submit()
