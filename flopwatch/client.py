@@ -498,7 +498,7 @@ class Flopwatch(Connection):
         Args:
             timeout_s: raise WaitTimeout after about so many seconds; the job goes on.
             show: called with each step of progress, and with what a queued job waits for, in place of the bar. If
-                it has a method `tell`, that gets a line about each finished cell.
+                it has a method `tell`, that gets a line about each finished cell; a method `log` gets the job's output.
             check: raise JobFailed unless the job succeeded.
 
         Returns:
@@ -511,7 +511,7 @@ class Flopwatch(Connection):
         job_id = id_of(job)
         with contextlib.ExitStack() as stack:
             display = show or stack.enter_context(progress_bar())
-            tell = getattr(display, "tell", None)
+            tell, log = getattr(display, "tell", None), getattr(display, "log", None)
             seconds: list[float] = []
             queued, reason = False, None
             for event in self._events(job_id, timeout_s):
@@ -522,6 +522,8 @@ class Flopwatch(Connection):
                 if queued and (latest := self._in_queue(job_id)) != reason:
                     reason = latest
                     display(0, 0, latest)
+                if event is not None and event.type == "log" and log is not None:
+                    log(event.data["text"])
                 if event is not None and event.type == "progress":
                     done, total, message = (event.data[name] for name in ("done", "total", "message"))
                     if "cell" in event.data:
@@ -1120,10 +1122,14 @@ class Flopwatch(Connection):
         deadline = deadline_of(timeout_s)
         with contextlib.ExitStack() as stack:
             display = show or stack.enter_context(progress_bar())
-            for number, job in enumerate(jobs):
-                display(number, len(jobs), f"job {job['id']}, {number + 1} of {len(jobs)}")
+            for number, job in enumerate(jobs, 1):
+                which = f"job {job['id']}" + (f", {number} of {len(jobs)}" if len(jobs) > 1 else "")
                 left_s = None if timeout_s is None else max(0.0, deadline - time.monotonic())
-                self.wait(job, timeout_s=left_s, show=lambda *_: None, check=False)
+
+                def tell(done: int, total: int, message: str, which: str = which) -> None:
+                    display(done, total, f"{which}: {message}")
+
+                self.wait(job, timeout_s=left_s, show=tell, check=False)
 
     def list_files(self, job: Thing) -> list[Answer]:
         """Return a job's files: name, kind, size in bytes, SHA-256."""

@@ -125,13 +125,14 @@ def of_job(server: Flopwatch, job: Mapping[str, Any], exit_code: int = 0) -> Bri
     more = [] if state != "failed" else [f"flopwatch logs {job_id}"]
     more += [] if job["finished_at"] else [f"flopwatch show {job_id} {shown}", f"flopwatch cancel {job_id}"]
     more += [f"flopwatch compare {job_id} {shown}"] if job["kind"] == "compare" and state == "succeeded" else []
-    more += [f"flopwatch table --job {job_id} --name {table['name']} --limit 20 {shown}" for table in tables]
+    more += [f"flopwatch table --job {job_id} --name {tables[0]['name']} --limit 20 {shown}"] if tables else []
     facts = {
         "job": job_id,
         "kind": job["kind"],
         "case": case_text(job["summary"]) or None,
         "verdict": verdict(validity) if validity else None,
         "ran": ran(job),
+        "tables": [table["name"] for table in tables] or None,
     }
     outcome = "wrong" if validity.get("verdict") == "wrong" and state == "succeeded" else state
     return Brief(outcome, sentence, exit_code, facts, rows, [*others, *doubts(validity), *missing], more)

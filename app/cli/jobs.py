@@ -160,6 +160,8 @@ def run_script(
     precision: Annotated[str, typer.Option(help="For which rates MFU is: fp32, tf32, bf16 or fp16.")] = "fp32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     code: Code = None,
+    wait: Annotated[bool, typer.Option("--wait", hidden=True)] = True,
+    wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
     name: Name = None,
     label: Label = None,
@@ -173,7 +175,7 @@ def run_script(
         code=code,
     )
     job = server.submit(spec, **_options(name, label, priority, timeout_s, 2, None))
-    _go_on(server, job, wait=True, at_most=None, as_json=as_json, follow=True)
+    _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json, follow=True)
 
 
 def _go_on(
@@ -188,7 +190,7 @@ def _go_on(
 ) -> None:
     """Print the result of a submission and, if asked, wait for the job, and meanwhile print its output; exits with 1
     unless it succeeded, or with WRONG."""
-    from app.cli.output import print_answer, print_answers, print_job, print_json, progress_display
+    from app.cli.output import output_display, print_answer, print_answers, print_job, print_json, progress_display
 
     wait = wait or at_most is not None
     if not as_json:
@@ -200,11 +202,11 @@ def _go_on(
         elif at_most is None:
             echo("Ctrl-C ends the waiting, and the job stays; --wait-at-most sets a limit", err=True)
     if wait:
-        with _going_on_when_interrupted(lambda: _how_it_goes_on(server, job["id"])):
-            if follow and not as_json:
-                _follow(server, job["id"])
-            with progress_display() as show:
-                job = server.wait(job, timeout_s=at_most, show=show, check=False)
+        with (
+            _going_on_when_interrupted(lambda: _how_it_goes_on(server, job["id"])),
+            output_display() if follow and not as_json else progress_display() as show,
+        ):
+            job = server.wait(job, timeout_s=at_most, show=show, check=False)
     if as_json:
         print_json(job)
     elif wait:

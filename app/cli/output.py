@@ -409,6 +409,23 @@ def progress_display() -> Iterator[Show]:
 
 
 @contextlib.contextmanager
+def output_display() -> Iterator[Show]:
+    """Shows progress, and what the job waits for, as plain lines on stderr, and the job's output on stdout."""
+    yield _Output()
+
+
+class _Output:
+    def __init__(self) -> None:
+        self._show = _plain_progress()
+
+    def __call__(self, done: int, total: int, message: str) -> None:
+        self._show(done, total, message)
+
+    def log(self, text: str) -> None:
+        echo(text, nl=False)
+
+
+@contextlib.contextmanager
 def no_progress() -> Iterator[Show]:
     """Shows nothing."""
     yield lambda *_: None

@@ -208,6 +208,10 @@ def cases_of(
                     coordinates = {**coordinates, VERSION: short_version(version)}
                 case = of_job[identity] = CaseOfJob(coordinates=coordinates, key=row.case_key, **about)
             case.add(name, row)
+        if job.stopped is not None and job.holds_specs:  # the sides of a comparison keep what was measured
+            for case in of_job.values():
+                reached = max(map(len, case.processes.values()))
+                case.planned_processes = min(case.planned_processes, reached)
         # The first of the drawn turns may be the candidate's.
         cases += sorted(of_job.values(), key=lambda case: str(case.coordinates.get("side", "")))
         if job.stopped is not None:

@@ -243,6 +243,9 @@ def _compared(
         fail_above_percent=question.fail_above_percent,
         confirm=_how_to_confirm(pair, is_same_work=not differences),
     )
+    if pair.alternated and (stopped := baseline.jobs[0].stopped) is not None:
+        job = baseline.jobs[0]
+        judgement = findings.cut_short(judgement, judged, job.id, stopped, planned_processes(job.spec))
     agreed = agreed and agreed.under(judgement)
     notes = [*_notes(pair, _unlabelled(differences, kind), of_environments), *pair.notes]
     how = None
@@ -298,7 +301,7 @@ def _notes(
         notes.append(f"Both sides of job {pair.baseline.jobs[0].id} are {both}; its verdict says why.")
     for side in pair.both:
         for job in side.jobs:
-            if job.stopped is not None:
+            if job.stopped is not None and not (pair.alternated and any(case.partial for case in side.cases)):
                 notes.append(f"The {side.name}, job {job.id}, did not succeed ({job.stopped}): it has no numbers.")
         if pair.alternated and both == pair.candidate.validity:
             continue

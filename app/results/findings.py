@@ -597,6 +597,34 @@ def conclude(
     return Judgement(headline, conclusion, sentence, gate)
 
 
+def cut_short(judgement: Judgement, rows: Sequence[Row], job: int, stopped: str, planned: int) -> Judgement:
+    """Return the judgement of a comparison in turns that ended before its time: what was measured is told, and nothing
+    is found or passed by it, since who ends it may have looked at the numbers.
+
+    Args:
+        judgement: as if it had ended well.
+        rows: its metrics.
+        job: the job's id.
+        stopped: why it ended.
+        planned: the processes of each side that were planned.
+    """
+    headline = next((row for row in rows if row.metric == judgement.headline and row.baseline and row.candidate), None)
+    if headline is None:
+        return judgement
+    one, other = len(headline.baseline), len(headline.candidate)
+    so_far = headline.factor() if headline.estimate is not None and headline.estimate.low is not None else "no interval"
+    sentence = (
+        f"inconclusive: job {job} ended before its time ({stopped}), after {one} and {other} of {planned} processes; "
+        f"so far the candidate is {so_far}"
+    )
+    if judgement.conclusion not in ("wrong", "invalid", "not_comparable"):
+        judgement = replace(judgement, conclusion="inconclusive", sentence=sentence)
+    gate = judgement.gate
+    if gate is not None and gate.outcome in ("passed", "slower", "not_confirmed", "missing"):
+        judgement = replace(judgement, gate=replace(gate, outcome="inconclusive", sentence=sentence))
+    return judgement
+
+
 def _summed_up(rows: Sequence[Row], obstacles: Sequence[str]) -> tuple[Conclusion, str]:
     if obstacles:
         return "not_comparable", f"not comparable: {'; '.join(obstacles)}"

@@ -69,7 +69,9 @@ def process_values(cases: tuple[CaseOfJob | None, CaseOfJob | None], metric: str
 
 
 def _rows(case: CaseOfJob | None, metric: str) -> Rows:
-    return () if case is None or case.stopped is not None else case.processes.get(metric, ())
+    if case is None or (case.stopped is not None and "side" not in case.coordinates):  # a side in turns keeps its own
+        return ()
+    return case.processes.get(metric, ())
 
 
 def _of_samples(sides: tuple[Rows, Rows], statistic: Statistic, *, is_time: bool) -> ProcessValues:

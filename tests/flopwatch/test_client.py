@@ -37,6 +37,7 @@ from flopwatch import (
     connection,
 )
 from flopwatch.own_code import OwnCode
+from tests.builders import measured
 
 ROOT = Path(__file__).parents[2]
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
@@ -639,3 +640,22 @@ def test_what_a_job_could_not_run_is_refused_before_the_upload(fresh_site: Any, 
         compared = {"kind": "compare", "baseline": benchmark, "candidate": {**benchmark, "arguments": {"width": 1}}}
         with pytest.raises(ClientError, match="'depth'"):
             server.sweep(compared, {"candidate.arguments.depth": [1, 2]}, step=named)
+
+
+def test_a_check_tells_the_progress_of_the_jobs_that_it_waits_for(fresh_site: Any) -> None:
+    first = fresh_site.submit()["id"]
+    fresh_site.worker.finish(fresh_site.worker.claim_job(first), measurements=[measured("step_ms", 1.0, model="tiny")])
+    shown: list[tuple[int, int, str]] = []
+
+    def show(*progress: Any) -> None:
+        """Plays the worker, as soon as the job is seen in the queue."""
+        shown.append(progress)
+        if len(shown) == 1:
+            claim = fresh_site.worker.claim()
+            fresh_site.worker.report(claim, "progress", done=3, total=16, message="candidate, replicate 2 of 8")
+            fresh_site.worker.finish(claim, measurements=[measured("step_ms", 1.0, model="tiny")])
+
+    with Flopwatch(fresh_site.url) as server:
+        server.set_baseline("main", job=first)
+        checked = server.check("main", show=show)
+    assert (3, 16, f"job {checked['jobs'][0]}: candidate, replicate 2 of 8") in shown

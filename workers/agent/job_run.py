@@ -515,14 +515,16 @@ class JobRun:
         if process.index == 1:
             self._second_began = self._clock()
         if process.task == "run":
-            self._left = self._time_left(process)
+            so_far = self._spool.so_far()
+            self._left = self._time_left(process) + (f"; {so_far}" if so_far else "")
             self._progress(process.index, process.count, title + self._left)
             self._flush()
         else:
             self._progress(process.index + 1, process.count, f"{title}: reading what {process.unit.wrap[0]} wrote")
 
     def _words(self, process: _Process, message: str) -> str:
-        """Return a unit's message; of several units, with its title and the time that the job still takes."""
+        """Return a unit's message; of several units, with its title, the time that the job still takes, and what is
+        known so far."""
         return message if process.count == 1 else f"{process.unit.title}: {message}{self._left}"
 
     def _time_left(self, process: _Process) -> str:

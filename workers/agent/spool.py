@@ -134,6 +134,10 @@ class Spool:
             case Validity():
                 self._add_validity(message)
 
+    def so_far(self) -> str:
+        """Say what both sides of a comparison took so far; see `Replicates.so_far`."""
+        return self._replicates.so_far()
+
     def _add_measurement(self, message: Measured) -> None:
         record = record_of(message, self._unit.index)
         self._sizes.add(record)

@@ -17,7 +17,7 @@ import pytest
 from app.cli import specs
 from app.specs import KINDS
 from app.states import FIRST_IN_QUEUE
-from app.store.records import StoredArtifact, UnitRecord
+from app.store.records import Offer, StoredArtifact, UnitRecord
 from flopwatch import address
 from flopwatch.connection import parse_stream
 from tools.waiting import wait_until
@@ -254,6 +254,23 @@ def test_wait_for_a_cancelled_job(site: Any, flopwatch: Any, start: Any) -> None
     out, _ = waiting.communicate(timeout=20)
     assert waiting.returncode == 1
     assert "cancelled" in out
+
+
+def test_a_script_says_what_it_waits_for(fresh_site: Any, flopwatch: Any, start: Any, tmp_path: Path) -> None:
+    """And then prints what it prints."""
+    script = tmp_path / "train.py"
+    script.write_text("print('hello')\n")
+    waiting = start("run-script", str(script), "--wait", FLOPWATCH_URL=fresh_site.url)
+    told = [waiting.stderr.readline() for _ in range(4)]
+    assert any(line.startswith("job 1 waits: no worker is connected") for line in told), told
+    offer = Offer(frozenset({"script"}), frozenset({"code:uploaded"}), total_gpus=0, free_gpus=0, idle=True)
+    claim = fresh_site.services.queue.claim(fresh_site.worker.id, offer)
+    fresh_site.worker.report(claim, "log", text="hello\n")
+    fresh_site.worker.finish(claim, log="hello\n")
+    out, errors = waiting.communicate(timeout=20)
+    assert (waiting.returncode, out.splitlines()[0]) == (0, "hello"), errors
+    soon = flopwatch("run-script", str(script), "--wait-at-most", "0.1", FLOPWATCH_URL=fresh_site.url)
+    assert soon.returncode == 75
 
 
 def test_errors_name_the_field_and_the_cure(flopwatch: Any) -> None:

@@ -414,6 +414,43 @@ def test_the_sides_of_one_job_were_alternated(database: Database, measure: Measu
     assert about(sheet, "baseline")["job"] == about(sheet, "candidate")["job"] == job_id
 
 
+@pytest.mark.parametrize(("state", "code"), [("cancelled", "cancelled"), ("failed", "timeout")])
+def test_what_was_measured_of_a_comparison_that_ended_too_soon_is_told(
+    database: Database, measure: Measure, state: Any, code: str
+) -> None:
+    """Five processes of one side and four of the other, of eight each."""
+
+    def case(index: int) -> dict[str, Any]:
+        return {"model": "tiny", "context_length": 64, "precision": "bf16" if index % 2 else "fp32"}
+
+    def run(number: int, ended: Any) -> int:
+        times = [
+            ("step_ms", {"unit_index": i, "case": case(i), "median": (5.0 if i % 2 else 10.0) + 0.01 * i})
+            for i in range(number)
+        ]
+        units = [UnitRecord(i, "", "succeeded", side=SIDES[i % 2]) for i in range(number)]
+        return measure(*times, spec={**IN_TURNS, "replicates": 8}, finish=Finish(**ended, units=units))
+
+    job_id = run(9, {"state": state, "error": {"code": code, "title": "", "detail": ""}})
+    gated = results.compare_sides(database, job_id, Question(fail_above_percent=5.0))
+    sheet = compare_sides(database, job_id)
+    (row,) = rows(sheet)
+
+    assert (row["baseline"], row["candidate"]) == (pytest.approx(10.04), pytest.approx(5.04))
+    assert about(sheet, "conclusion") == "inconclusive"
+    told = (
+        f"inconclusive: job {job_id} ended before its time ({code}), after 5 and 4 of 8 processes; so far the candidate"
+    )
+    assert str(about(sheet, "sentence")).startswith(f"{told} is 1.99× faster")
+    assert gated.judgement.gate is not None
+    assert gated.judgement.gate.outcome == "inconclusive"
+    assert not any("no numbers" in note for note in sheet.notes)
+    (whole,) = rows(compare_sides(database, run(16, {"state": "succeeded"})))
+    assert whole["finding"] == "better", "the control: a comparison that was not cut short"
+    nothing = about(compare_sides(database, run(0, {"state": state, "error": {"code": code}})), "sentence")
+    assert "ended before" not in str(nothing)
+
+
 @pytest.fixture
 def in_turns_of(database: Database, measure: Measure) -> Callable[..., Sheet]:
     """Compares, in turns on a device, processes of which each side's steps took these times in ms."""
