@@ -202,7 +202,8 @@ class Flopwatch(Connection):
             unique_key: refused while another job with this key is queued or runs.
             idempotency_key: submitting again with this key gives the first answer and changes nothing.
             wait_s: hold the answer for at most so many seconds (60 is the most), until the job is done.
-            dry_run: only let the server check it: nothing is stored, and the answer is {"jobs": 1}.
+            dry_run: only let the server check it: no job is stored, and the answer is {"jobs": 1, "spec": …}. Code goes
+                up, and the server removes files that no job names.
 
         Returns:
             The job; done if it ended within `wait_s`. Its attribute `replayed` is True if an earlier request with this
@@ -219,15 +220,17 @@ class Flopwatch(Connection):
             >>> job["state"], job["spec"]["model"]["size"]
             ('succeeded', 'tiny')
         """
-        if dry_run:
-            _refuse_code(implementation, model, step)
         chosen = self.with_code(
-            self._with_preset(spec, preset), implementation=implementation, model=model, step=step, code=code
+            self._with_preset(spec, preset),
+            implementation=implementation,
+            model=model,
+            step=step,
+            code=code,
         )
         options = _options(name, labels, priority, timeout_s, max_attempts)
         body = {"spec": chosen, **options, "unique_key": unique_key, **_notified(notify_url)}
         answer = self.post_once("/jobs", body, idempotency_key, wait_s=wait_s, dry_run=dry_run)
-        return Job(answer, replayed=answer.replayed)
+        return Job({**answer, "spec": chosen} if dry_run else answer, replayed=answer.replayed)
 
     def versus(
         self,
@@ -306,7 +309,8 @@ class Flopwatch(Connection):
                 {"axis": "context_length", "upto": 65536, "step": 64}. `start` is the value to try first. The sweep's
                 `searches` tell where it stands.
             exclude: points to leave out, such as {"model.size": "xl", "context_length": 1024}.
-            dry_run: only let the server check it: nothing is stored, and the answer has the number of `jobs`.
+            dry_run: only let the server check it: no job is stored, and the answer has the number of `jobs`, and the
+                `base`.
 
         The other arguments are those of `submit`.
 
@@ -318,8 +322,6 @@ class Flopwatch(Connection):
             >>> sum(sweep["counts"].values())
             3
         """
-        if dry_run:
-            _refuse_code(implementation, model, step)
         body = {
             "base": self.with_code(
                 self._with_preset(base, preset),
@@ -335,7 +337,10 @@ class Flopwatch(Connection):
             **_options(name, labels, priority, timeout_s, max_attempts),
             **_notified(notify_url),
         }
-        return self.post_once("/sweeps", body, idempotency_key, dry_run=dry_run)
+        made = self.post_once("/sweeps", body, idempotency_key, dry_run=dry_run)
+        if dry_run:
+            made["base"] = body["base"]
+        return made
 
     def rerun(
         self,
@@ -1265,11 +1270,6 @@ def _same_code(old: str, new: str, named: str | None, code: str | os.PathLike[st
         f"name other versions (`git log --oneline -- {file}` lists them); {cure}. In folders, a file is named as from "
         "inside of them."
     )
-
-
-def _refuse_code(*files: str | None) -> None:
-    if any(files):
-        raise ClientError("A dry run uploads no file: leave out code of your own.")
 
 
 def _options(

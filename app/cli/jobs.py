@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -141,7 +141,7 @@ def submit(
     if dry_run:
         if not as_json:
             _tell_without_effect(spec)
-        print_dry_run(server, spec["kind"], job["jobs"], searches=False, as_json=as_json)
+        print_dry_run(server, [job["spec"]], job["jobs"], searches=False, as_json=as_json)
         return
     note = f" {SUBMITTED_BEFORE}" if job.replayed else ""
     if output_format == "brief":
@@ -325,11 +325,12 @@ def sweep(
     kind, under, lists = chosen(server, source, preset)
     search = None if fit is None else arguments.parse_fit(fit, multiple_of)
     base, grid = arguments.parse_sweep(kind, fields or [], preset=under, lists=lists, needs_grid=search is None)
+    left_out = [arguments.parse_point(point, lists) for point in exclude or []]
     made = server.sweep(
         base,
         grid,
         fit=search,
-        exclude=[arguments.parse_point(point, lists) for point in exclude or []],
+        exclude=left_out,
         **_options(name, label, priority, timeout_s, max_attempts, notify_url),
         implementation=implementation,
         model=model,
@@ -339,10 +340,21 @@ def sweep(
         dry_run=dry_run,
     )
     if dry_run:
-        print_dry_run(server, base["kind"], made["jobs"], searches=search is not None, as_json=as_json)
+        print_dry_run(
+            server, _points(made["base"], grid, left_out), made["jobs"], searches=search is not None, as_json=as_json
+        )
         return
     note = f" {SUBMITTED_BEFORE}" if made.replayed else ""
     _follow_sweep(server, made, wait=wait, at_most=wait_at_most, as_json=as_json, note=note)
+
+
+def _points(
+    base: dict[str, Any], grid: dict[str, Any], exclude: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Return the specs of a sweep that the server has checked."""
+    from app.specs._sweep import expand
+
+    return [point.spec for point in expand(base, grid, exclude)]
 
 
 def _follow_sweep(

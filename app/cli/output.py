@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import shlex
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from flopwatch.connection import problem_text
 from flopwatch.text.cases import case_text
 from flopwatch.text.markdown_tables import cut
 from flopwatch.text.numbers import NOTHING, number
-from flopwatch.text.times import age, duration, moment, parsed_time, ran
+from flopwatch.text.times import age, duration, moment, ran
 from flopwatch.text.validity import doubts, noisy_host, notes, verdict
 
 MAX_NAMED = 10
@@ -28,8 +27,6 @@ MOST_KERNELS = 10
 """Number of kernels that are printed when a profile has ended."""
 MOST_LINES = 15
 """Number of lines of the user's own code that are printed of a profile."""
-GUESSED_BY = 100
-"""Number of the last jobs of a kind by which the time of others is guessed."""
 MOST_COMPARED = 5
 """Number of rows that are printed when a comparison has ended."""
 
@@ -342,29 +339,32 @@ def print_searches(sweep: Mapping[str, Any]) -> None:
         echo(cell(f"{f'{point}: ' if point else ''}{result}{state}{reason}"))
 
 
-def print_dry_run(server: Flopwatch, kind: Any, jobs: int, *, searches: bool, as_json: bool) -> None:
-    """Print how many jobs a submission would be, and a guess of their time by earlier jobs of the same kind."""
-    finished = server.list_jobs(kind=kind, state="succeeded", limit=GUESSED_BY)
-    times = [
-        (parsed_time(job["finished_at"]) - parsed_time(job["started_at"])).total_seconds()
-        for job in finished
-        if job["started_at"] and job["finished_at"]
-    ]
-    median_s = statistics.median(times) if times else None
+def print_dry_run(
+    server: Flopwatch, specs: Sequence[Mapping[str, Any]], jobs: int, *, searches: bool, as_json: bool
+) -> None:
+    """Print how many jobs a submission would be, a guess of their time and what it rests on, and whether no worker has
+    the devices."""
+    from app.cli.guessing import guess, unavailable
+
+    guessed = guess(server, str(specs[0].get("kind")), specs)
+    lacking = unavailable(server, specs)
     if as_json:
-        print_json({"jobs": jobs, "median_s": median_s})
+        print_json(
+            {
+                "jobs": jobs,
+                "estimate_s": None if searches or not guessed.seconds else sum(guessed.seconds),
+                "median_s": guessed.took_s,
+                "rests_on": list(guessed.rests_on),
+                "flops_ratio": guessed.ratio,
+                "unavailable": lacking,
+            }
+        )
         return
     several = "" if jobs == 1 else "s"
     echo(f"{jobs} search{'es' if several else ''}, one job at a time each" if searches else f"{jobs} job{several}")
-    if median_s is None:
-        echo("no finished job of this kind to guess the time from")
-    elif searches or jobs == 1:
-        echo(f"about {duration(median_s)} for each job, the median of the last {len(times)} of this kind")
-    else:
-        echo(
-            f"about {duration(jobs * median_s)} one after the other: {duration(median_s)} each, the median of the last "
-            f"{len(times)} of this kind"
-        )
+    echo(guessed.sentence(one_each=searches))
+    if lacking is not None:
+        echo(lacking)
     echo("nothing was submitted (--dry-run)", err=True)
 
 

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 
 from app.cli import specs
+from app.cli.guessing import work
 from app.specs import KINDS
 from app.states import FIRST_IN_QUEUE
 from app.store.records import Offer, StoredArtifact, UnitRecord
 from flopwatch import address
 from flopwatch.connection import parse_stream
 from tools.waiting import wait_until
+from workers.model.accounting import Shape, forward_flops
 
 TINY = ("benchmark", "model.size=tiny")
 
@@ -380,38 +382,84 @@ def test_a_dry_run_stores_nothing_and_guesses_the_time(serve: Any, flopwatch: An
         def run(*arguments: str) -> subprocess.CompletedProcess[str]:
             return flopwatch(*arguments, "--dry-run", FLOPWATCH_URL=site.url)
 
+        nobody = "no worker is connected: the jobs would wait for one\n"
         grid = ("sweep", *TINY, "context_length=8,16", "seed=1,2", "--exclude", "context_length=16,seed=2")
         done = run(*grid, "--idempotency-key", "dry", "--wait")
-        assert ended(done) == "3 jobs\nno finished job of this kind to guess the time from\n"
+        assert ended(done) == f"3 jobs\nno finished job of this kind to guess the time from\n{nobody}"
         assert "nothing was submitted" in done.stderr
         for seconds in (10, 20, 90):
-            job_id = site.submit()["id"]
-            site.worker.finish(site.worker.claim_job(job_id))
-            with site.services.database.write() as connection:
-                connection.exec_driver_sql(
-                    "update job set started_at = '2026-01-01 00:00:00', finished_at = ? where id = ?",
-                    (f"2026-01-01 00:{seconds // 60:02}:{seconds % 60:02}", job_id),
-                )
-        guess = "20 s each, the median of the last 3 of this kind\n"
-        assert ended(run(*grid)) == f"3 jobs\nabout 1 min one after the other: {guess}"
-        assert ended(run("submit", *TINY)) == "1 job\nabout 20 s for each job, the median of the last 3 of this kind\n"
-        assert json.loads(ended(run(*grid, "--json"))) == {"jobs": 3, "median_s": 20.0}
+            _took(site, seconds)
+        tiny = "about 20 s for each job, by 3 jobs, such as 3, which took 20 s\n"
+        assert ended(run("submit", "benchmark", "model.size=tiny")) == f"1 job\n{tiny}{nobody}"
+        found = json.loads(ended(run(*grid, "--json")))
+        assert (found["jobs"], found["median_s"], found["rests_on"]) == (3, 20.0, [3, 2, 1])
+        assert 15 < found["estimate_s"] < 3 * 8, "of shorter contexts hardly more than the starts"
+        small = json.loads(ended(run("submit", "benchmark", "model.size=small", "--json")))
+        flops = [forward_flops(Shape(10_000, *shape), 4, 256) for shape in ((128, 2, 4, 512), (768, 12, 12, 3072))]
+        assert small["flops_ratio"] == pytest.approx(flops[1] / flops[0], rel=1e-3), "as the accounting has it"
+        assert small["estimate_s"] == pytest.approx(5 + 15 * small["flops_ratio"])
+        told = ended(run("submit", "benchmark", "model.size=small"))
+        assert "which took 20 s, scaled by FLOPs (" in told
+        assert "so far away it is rough" in told
         assert "no finished job of this kind" in ended(run("submit", "attention"))
-        search = ("sweep", *TINY, "seed=1,2", "--fit", "context_length=64", "--multiple-of", "8")
-        assert ended(run(*search)) == (
-            "2 searches, one job at a time each\nabout 20 s for each job, the median of the last 3 of this kind\n"
-        )
+        search = ("sweep", "benchmark", "model.size=tiny", "seed=1,2", "--fit", "batch_size=64", "--multiple-of", "8")
+        assert ended(run(*search)) == f"2 searches, one job at a time each\n{tiny}{nobody}"
         assert "/grid/context_length/1" in ended(run("sweep", *TINY, "context_length=8,-8"), 1)
         assert "/spec/context_lenght: Unknown field" in ended(run("submit", *TINY, "context_lenght=8"), 1)
         site.worker.register()
+        gpu = "no connected worker has a GPU (device=cuda): the jobs would wait"
+        assert gpu in ended(run("submit", *TINY, "device=cuda"))
+        assert "would wait" not in ended(run("submit", *TINY))
         assert "No worker has the attention" in ended(run("submit", *TINY, "attention=nobodys"), 1)
         assert "No worker has the attention" in ended(run("sweep", *TINY, "attention=nobodys", "seed=1,2"), 1)
-        assert "uploads no file" in ended(run("submit", *TINY, "--implementation", "mine.py:f"), 1)
         assert len(site.http.get("/jobs").json()["data"]) == 3
         assert site.http.get("/sweeps").json()["data"] == []
         assert "submitted before" not in ended(flopwatch(*grid, "--idempotency-key", "dry", FLOPWATCH_URL=site.url)), (
             "the dry run kept no answer"
         )
+
+
+def _took(site: Any, seconds: int, **spec: Any) -> None:
+    """Run a job that takes so long."""
+    job_id = site.submit(priority=20, spec=spec)["id"]
+    site.worker.finish(site.worker.claim_job(job_id))
+    with site.services.database.write() as connection:
+        connection.exec_driver_sql(
+            "update job set started_at = '2026-01-01 00:00:00', finished_at = ? where id = ?",
+            (f"2026-01-01 00:{seconds // 60:02}:{seconds % 60:02}", job_id),
+        )
+
+
+def test_a_dry_run_of_ones_own_step_submits_nothing(fresh_site: Any, flopwatch: Any, tmp_path: Path) -> None:
+    """And rests on earlier jobs of the same step only: nobody knows its FLOPs."""
+    file = tmp_path / "train.py"
+    file.write_text("def make_step(device, width=1):\n    return lambda: 1\n")
+
+    def run(*fields: str) -> subprocess.CompletedProcess[str]:
+        step = ("--step", f"{file}:make_step", "--dry-run")
+        return flopwatch("submit", "benchmark", *fields, *step, FLOPWATCH_URL=fresh_site.url)
+
+    _took(fresh_site, 90)
+    assert "1 job\nno finished job of this code to guess the time from\n" in ended(run())
+    assert "did you mean arguments.width?" in ended(run("arguments.widht=1"), 1)
+    assert fresh_site.rows()["job"] == 1
+    submitted = ("submit", "benchmark", "arguments.width=2", "--step", f"{file}:make_step", "--json")
+    job = json.loads(ended(flopwatch(*submitted, FLOPWATCH_URL=fresh_site.url)))
+    with fresh_site.services.database.write() as connection:
+        connection.exec_driver_sql(
+            "update job set state = 'succeeded', started_at = '2026-01-01 00:00:00', "
+            "finished_at = '2026-01-01 00:00:40' where id = ?",
+            (job["id"],),
+        )
+    file.write_text("def make_step(device, width=1):\n    return lambda: 2\n")
+    assert "about 40 s for each job, the median of the last 1 of this code" in ended(run("arguments.width=2"))
+    assert "no finished job of this code" in ended(run("arguments.width=3"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_time_of_every_kind_can_be_guessed(kind: str) -> None:
+    flops = work(KINDS[kind].example())
+    assert flops is None or flops > 0
 
 
 def test_label(site: Any, flopwatch: Any) -> None:
