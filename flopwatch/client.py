@@ -202,8 +202,7 @@ class Flopwatch(Connection):
             unique_key: refused while another job with this key is queued or runs.
             idempotency_key: submitting again with this key gives the first answer and changes nothing.
             wait_s: hold the answer for at most so many seconds (60 is the most), until the job is done.
-            dry_run: only let the server check it: no job is stored, and the answer is {"jobs": 1, "spec": …}. Code goes
-                up, and the server removes files that no job names.
+            dry_run: only let the server check it: no job is stored, and the answer is {"jobs": 1, "spec": …}.
 
         Returns:
             The job; done if it ended within `wait_s`. Its attribute `replayed` is True if an earlier request with this
@@ -221,11 +220,7 @@ class Flopwatch(Connection):
             ('succeeded', 'tiny')
         """
         chosen = self.with_code(
-            self._with_preset(spec, preset),
-            implementation=implementation,
-            model=model,
-            step=step,
-            code=code,
+            self._with_preset(spec, preset), implementation=implementation, model=model, step=step, code=code
         )
         options = _options(name, labels, priority, timeout_s, max_attempts)
         body = {"spec": chosen, **options, "unique_key": unique_key, **_notified(notify_url)}
@@ -309,8 +304,7 @@ class Flopwatch(Connection):
                 {"axis": "context_length", "upto": 65536, "step": 64}. `start` is the value to try first. The sweep's
                 `searches` tell where it stands.
             exclude: points to leave out, such as {"model.size": "xl", "context_length": 1024}.
-            dry_run: only let the server check it: no job is stored, and the answer has the number of `jobs`, and the
-                `base`.
+            dry_run: only let the server check it: no job is stored; the answer has the number of `jobs`, and `base`.
 
         The other arguments are those of `submit`.
 
@@ -338,9 +332,7 @@ class Flopwatch(Connection):
             **_notified(notify_url),
         }
         made = self.post_once("/sweeps", body, idempotency_key, dry_run=dry_run)
-        if dry_run:
-            made["base"] = body["base"]
-        return made
+        return Submitted({**made, "base": body["base"]}, replayed=False) if dry_run else made
 
     def rerun(
         self,
