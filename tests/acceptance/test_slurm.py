@@ -258,12 +258,22 @@ def test_a_cluster_that_takes_no_job_makes_the_worker_unfit(site: Site) -> None:
     assert [ends(site, job_id)["attempt"] for job_id in jobs] == [1, 1]
 
 
-def test_control_a_job_that_slurm_refuses_fails_alone(site: Site) -> None:
+def test_a_cluster_without_such_gpus_makes_the_worker_unfit(site: Site) -> None:
+    """It would take jobs without a GPU."""
+    site.start_worker(gpus_per_node=2, gpu_type="none_such")
+    job_id = submit(site.client, {"spec": {"kind": "collective", "backend": "nccl", "world_size": 2}})
+    assert unfit_worker(site)["code"] == "slurm_refused"
+    assert get(site.client, f"/jobs/{job_id}")["state"] == "queued"
+
+
+def test_control_jobs_that_slurm_refuses_fail_alone(site: Site) -> None:
+    """However many there are, other users' jobs do not wait for them."""
     site.start_worker(gpus_per_node=64)
-    wide = submit(site.client, {"spec": {"kind": "collective", "backend": "nccl", "world_size": 60}})
-    job = ends(site, wide)
-    assert job["error"]["code"] == "unsupported"
-    assert "node configuration is not available" in job["error"]["detail"]
+    specs = [{"kind": "collective", "backend": "nccl", "world_size": size} for size in (58, 59, 60)]
+    for job_id in [submit(site.client, {"spec": spec}) for spec in specs]:
+        job = ends(site, job_id)
+        assert job["error"]["code"] == "unsupported"
+        assert "node configuration is not available" in job["error"]["detail"]
     assert {one["state"] for one in get(site.client, "/workers") if one["state"] != "stopped"} == {"active"}
     assert ends(site, submit(site.client, plain_job("counted")))["state"] == "succeeded"
 

@@ -28,7 +28,7 @@ from app.store.queue.transitions import Queue
 from app.store.records import Claim, Finish
 from workers.agent.fitness import BLAMED_S, Unfit, of_another_version
 from workers.jobs._base import parse_spec
-from workers.outcome import Abandoned, Cancelled, Failed, GivenBack, RunnerError, describe_error
+from workers.outcome import Abandoned, Cancelled, GivenBack, RunnerError, describe_error
 from workers.slurm.client import PREFIX, CommandFailed, Listed, NoAnswer, SlurmClient
 from workers.slurm.handover import HandOverFolder, mark_of
 from workers.slurm.settings import SlurmSettings
@@ -104,7 +104,6 @@ class Allocations(threading.Thread):
         *,
         client: SlurmClient,
         on_end: Callable[[], None],
-        blame: Callable[[Claim, Failed], Unfit | None],
     ) -> None:
         super().__init__(name="slurm")
         self._settings = settings
@@ -112,7 +111,6 @@ class Allocations(threading.Thread):
         self._queue = queue
         self._client = client
         self._on_end = on_end
-        self._blame = blame
         self._refused_first: dict[int, float] = {}
         """When a job was refused first that the cluster's limits keep out, on the clock."""
         self._guard = threading.Lock()
@@ -252,7 +250,7 @@ class Allocations(threading.Thread):
             chosen["time"] = str(math.ceil((claim.timeout_s + settings.start_s) / 60))
         with_gpus = settings.gpus_per_node > 0 and resources.device_type in ("cuda", "auto")
         if with_gpus:
-            chosen["gres"] = ":".join(["gpu", *filter(None, [settings.gpu_type]), str(resources.devices)])
+            chosen["gres"] = gres(settings, resources.devices)
         alone = resources.exclusive_host or (not with_gpus and resources.device_type != "none")
         return [
             f"--job-name={allocation.name}",
@@ -301,8 +299,6 @@ class Allocations(threading.Thread):
         if found is None and OF_LIMITS.search(words):
             first = self._refused_first.setdefault(claim.job_id, time.monotonic())
             found = Unfit("slurm_refused", words) if time.monotonic() - first <= BLAMED_S else None
-        if found is None:
-            found = self._blame(claim, Failed("invalid_environment", words))
         if found is not None:
             self._give_back(allocation, found)
         else:
@@ -311,8 +307,7 @@ class Allocations(threading.Thread):
     def examine(self) -> Unfit | None:
         """Ask Slurm whether it would take the smallest job; return why not."""
         try:
-            chosen = of_cluster(self._settings).items()
-            self._client.test([f"--{name}={value}" for name, value in chosen if value] + self._settings.extra_arguments)
+            self._client.test(of_smallest(self._settings))
         except NoAnswer as error:
             return Unfit("slurm_silent", f"Slurm does not answer: {error}")
         except CommandFailed as error:
@@ -382,6 +377,17 @@ class Allocations(threading.Thread):
 def of_cluster(settings: SlurmSettings) -> dict[str, str | None]:
     """Return the arguments of sbatch that are the same for all jobs."""
     return {"partition": settings.partition, "account": settings.account, "constraint": settings.constraint}
+
+
+def gres(settings: SlurmSettings, gpus: int) -> str:
+    """Return the argument of sbatch that asks for so many GPUs on each node."""
+    return ":".join(["gpu", *filter(None, [settings.gpu_type]), str(gpus)])
+
+
+def of_smallest(settings: SlurmSettings) -> list[str]:
+    """Return the arguments of sbatch for the smallest job; it has a GPU if the nodes have some."""
+    chosen = of_cluster(settings) | ({"gres": gres(settings, 1)} if settings.gpus_per_node else {})
+    return [*(f"--{name}={value}" for name, value in chosen.items() if value), *settings.extra_arguments]
 
 
 def script(settings: SlurmSettings, file: Path, nodes: int) -> str:

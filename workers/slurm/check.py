@@ -11,7 +11,7 @@ from pathlib import Path
 from app.checkup import Finding, absent, broken, works
 from app.errors import CannotRunHere
 from app.store.checking import of_clock
-from workers.slurm.allocations import of_cluster
+from workers.slurm.allocations import of_cluster, of_smallest
 from workers.slurm.client import CommandFailed, SlurmClient
 from workers.slurm.settings import SlurmSettings
 
@@ -35,9 +35,9 @@ def examine(file: Path) -> Iterator[Finding]:
     arguments += settings.extra_arguments
     try:
         client.allocations()
-        client.test(arguments)
+        client.test(of_smallest(settings))
     except CommandFailed as error:
-        cure = "correct partition, account, constraint and extra_arguments in the settings; sinfo lists partitions"
+        cure = "correct partition, account, constraint, GPUs and extra_arguments: sinfo lists what there is"
         yield broken("slurm", str(error), cure)
         return
     where = ", ".join(arguments) or "the default partition"
