@@ -829,6 +829,23 @@ class Flopwatch(Connection):
         style = {"caption": caption, "latex_label": latex_label}
         return self.text(_job_table_path(job, name), format=format, **params, **style)
 
+    def sweep_table(
+        self, sweep: Thing, name: str, *, sort: str | None = None, limit: int | None = None
+    ) -> pd.DataFrame:
+        """Return the table of this name of all finished jobs of a sweep, such as their profiles' kernels, as one frame,
+        each row with its `job` and the job's values of the grid. The arguments are those of `job_table`."""
+        return _frame(self.all_rows(_sweep_table_path(sweep, name), {"sort": sort}, limit))
+
+    def sweep_table_text(
+        self,
+        sweep: Thing,
+        name: str,
+        format: Format = "markdown",  # noqa: A002  (the query parameter's name)
+        **options: Any,
+    ) -> str:
+        """Return the same as text; the options are those of `job_table_text`."""
+        return self.text(_sweep_table_path(sweep, name), format=format, **options)
+
     def compare(
         self,
         baseline: Thing | Sequence[Thing] | str,
@@ -1283,6 +1300,10 @@ def _notified(url: str | None) -> Answer:
 
 def _job_table_path(job: Thing, name: str) -> str:
     return f"/jobs/{id_of(job)}/tables/{quote(name, safe='')}"
+
+
+def _sweep_table_path(sweep: Thing, name: str) -> str:
+    return f"/sweeps/{id_of(sweep)}/tables/{quote(name, safe='')}"
 
 
 def _baseline_path(name: str) -> str:

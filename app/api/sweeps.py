@@ -13,6 +13,7 @@ from fastapi.responses import Response
 from pydantic import Field, JsonValue, ValidationError, model_validator
 from pydantic_core import to_json
 
+from app import results
 from app.api.access import OWN_SWEEP, OWN_SWEEP_AGAIN, Sender, check_code, check_limits, check_room
 from app.api.bodies import Body, JobOptions, json_body, request_body, summary
 from app.api.guard import Access
@@ -31,8 +32,10 @@ from app.api.parameters import (
     idempotency,
 )
 from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
-from app.api.schemas import DryRun, Page, Sweep
+from app.api.results import MAX_ROWS, ReportedTableQuery
+from app.api.schemas import DryRun, Measurements, Page, Sweep
 from app.api.services import CurrentServices, Services
+from app.api.tables import chosen_format, in_every_format, split, written
 from app.errors import FieldError, InvalidRequest
 from app.specs import SpecBase, spec_adapter
 from app.specs._base import Location, field_error
@@ -258,6 +261,37 @@ def show(services: CurrentServices, sweep_id: SweepId) -> Response:
     """Returns the sweep, with `counts` of its points by the state of their latest job, and with `fit` its
     `searches`."""
     return Json(linked_sweep(services.reading.sweep(sweep_id)))
+
+
+@router.get(
+    "/{sweep_id}/tables/{name:path}",
+    operation_id="get_sweep_table",
+    responses={200: in_every_format(Measurements)},
+    openapi_extra=declared("Accept"),
+    summary="One of the own tables of a sweep's jobs",
+)
+async def reported_table(
+    request: Request,
+    services: CurrentServices,
+    sweep_id: SweepId,
+    name: str,
+    query: Annotated[ReportedTableQuery, Query()],
+) -> Response:
+    """Returns the rows of all finished jobs of the sweep, each with its job and its values of the grid: the kernels of
+    profiles, or the largest allocations, in one table."""
+    if query.attempt is not None:
+        detail = "is of one job: leave it out; these are the last attempts."
+        raise InvalidRequest(detail, errors=(FieldError("/attempt", detail),))
+    format_ = chosen_format(request, query.format)
+    limit = MAX_ROWS if query.limit is None and format_ == "json" else query.limit
+
+    def make() -> Response:
+        sweep = services.reading.sweep(sweep_id)
+        excerpt = results.Excerpt(query.unit, query.sort, limit, int(query.after or 0), None, split(query.columns))
+        sheet = results.sweep_table(services.database, sweep, name, excerpt)
+        return written(replace(sheet, caption=query.caption, latex_label=query.latex_label), format_)
+
+    return await run_sync(make, limiter=services.tables)
 
 
 @router.post(

@@ -66,7 +66,10 @@ Best = Annotated[
 ]
 Links = Annotated[bool, typer.Option("--links", help="Show the job of each row, with its address.")]
 OwnTable = Annotated[
-    str | None, typer.Option(help="Instead of measurements, this table of one job; `flopwatch show` lists them.")
+    str | None,
+    typer.Option(
+        help="Instead of measurements, this table of a job or of a sweep's jobs; `flopwatch show` lists them."
+    ),
 ]
 Sort = Annotated[str | None, typer.Option(metavar="COLUMN", help="Sort by this column; -COLUMN: descending.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many rows.")]
@@ -128,14 +131,16 @@ def table(
         if is_empty and not job and output_format.value in ("markdown", "latex"):
             return
     else:
-        chosen = {**of_measurements, "best": best or None, "links": links or None}
+        chosen = {**of_measurements, "sweep": None, "best": best or None, "links": links or None}
         _refuse(chosen, "chooses measurements; with --name leave it out")
-        if job is None or len(job) != 1:
-            raise typer.BadParameter("give one --job, whose table it is", param_hint="--name")
+        if len([*(job or []), *(sweep or [])]) != 1:
+            raise typer.BadParameter("give one --job or --sweep, whose table it is", param_hint="--name")
         notes = []
-        text = server.job_table_text(
-            job[0], name, format_of(output_format), columns=names, sort=sort, limit=limit, unit=unit, **style
-        )
+        own: dict[str, Any] = {"columns": names, "sort": sort, "limit": limit, "unit": unit, **style}
+        if sweep:
+            text = server.sweep_table_text(sweep[0], name, format_of(output_format), **own)
+        else:
+            text = server.job_table_text((job or [0])[0], name, format_of(output_format), **own)
     print_table(text, output_format, notes)
 
 

@@ -13,7 +13,7 @@ from app.results.rendering import render
 from app.results.samples import samples_of
 from app.results.sheet import Cell, Column, Sheet
 from app.results.sweep_points import SweepPoint, sweep_points
-from app.results.unit_tables import Excerpt, list_tables, merged, result_table
+from app.results.unit_tables import Excerpt, list_tables, merged, result_table, sweep_table
 from app.store.reading.measurements import JobChoice
 
 __all__ = [
@@ -43,5 +43,6 @@ __all__ = [
     "samples_of",
     "sheet_of",
     "sweep_points",
+    "sweep_table",
     "table",
 ]

@@ -7,19 +7,21 @@ only its own parts.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
-from app.columns import free_names
+from app.columns import free_names, type_of
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.results.arranging import ordered, page
 from app.results.sheet import Column, Sheet
 from app.specs import KINDS, Scalar
 from app.store.database.engine import Database, Snapshot
 from app.store.public import of_attempt
+from app.store.reading.measurements import JobChoice, choose_jobs
 from app.store.reading.unit_tables import TablePart, part_rows, table_parts
 
 UNIT_INDEX = "unit_index"
@@ -27,6 +29,8 @@ NOTE = "note"
 """Column of remarks on rows. In formats for people, a remark that many rows share stands once below the table."""
 EVERY_COLUMN = "all"
 MAX_FOOTNOTES = 9
+MAX_JOBS_OF_TABLE = 200
+"""Most jobs whose own tables become one."""
 
 Part = tuple[int, Sequence[Mapping[str, Any]], Sequence[Sequence[Scalar]]]
 """One unit's report under a name: the unit's index, the columns ({"name", "type", "unit"}), the rows."""
@@ -134,6 +138,58 @@ def table_of(snapshot: Snapshot, job_id: int, name: str, excerpt: Excerpt = WHOL
         return _chosen(sheet, excerpt.columns)
     first = KINDS[kind].columns_first(name) if kind in KINDS else None
     return for_people(sheet, first)
+
+
+def sweep_table(database: Database, sweep: Mapping[str, Any], name: str, excerpt: Excerpt = WHOLE) -> Sheet:
+    """Return one table of all finished jobs of a sweep: each row has its job, and the values of the grid that made it.
+
+    Raises:
+        NotFound: no finished job of the sweep has such a table, or there is no such sweep.
+        InvalidRequest: there is no such column, or there are more than MAX_JOBS_OF_TABLE jobs.
+        Conflict: a stored table cannot be read.
+    """
+    of_job = Excerpt(unit=excerpt.unit, columns=excerpt.columns)
+    with database.read() as snapshot:
+        jobs = choose_jobs(snapshot, JobChoice(sweep=sweep["id"]))
+        if len(jobs) > MAX_JOBS_OF_TABLE:
+            detail = (
+                f"Sweep {sweep['id']} has results of {len(jobs)} jobs; such a table has {MAX_JOBS_OF_TABLE} at most."
+            )
+            raise InvalidRequest(detail)
+        sheets = {}
+        for job in jobs:
+            _kind, known = table_parts(snapshot, job.id, None)
+            if name in {part.name for part in known}:
+                sheets[job.id] = table_of(snapshot, job.id, name, of_job)
+    if not sheets:
+        names = ", ".join(dict.fromkeys(part.name for part in known)) if jobs else ""
+        raise NotFound(f"No finished job of sweep {sweep['id']} has a table {name!r}; one has: {names or 'none'}.")
+    paths = [*sweep["grid"], *([sweep["fit"]["axis"]] if sweep["fit"] else [])]
+    points = {job.id: [_scalar_at(job.spec, path) for path in paths] for job in jobs if job.id in sheets}
+    own = list({column.name: column for sheet in sheets.values() for column in sheet.columns}.values())
+    places = zip(paths, zip(*points.values(), strict=True), strict=True)
+    columns = [
+        Column("job", "integer", role="coordinate", links=True),
+        *(Column(path, type_of(values), role="coordinate") for path, values in places),
+        *own,
+    ]
+    rows = []
+    for job_id, sheet in sheets.items():
+        at = {column.name: index for index, column in enumerate(sheet.columns)}
+        order = [at.get(column.name) for column in own]
+        rows += [
+            [job_id, *points[job_id], *(None if index is None else row[index] for index in order)] for row in sheet.rows
+        ]
+    notes = list(dict.fromkeys(note for sheet in sheets.values() for note in sheet.notes))
+    return page(ordered(Sheet(columns=columns, rows=rows, notes=notes), excerpt.sort), excerpt.limit, excerpt.after)
+
+
+def _scalar_at(spec: Mapping[str, Any], path: str) -> Scalar:
+    """Return the value at a dotted path of a spec, as text if it is a list or an object."""
+    value: Any = spec
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value)
 
 
 def _chosen(sheet: Sheet, columns: Sequence[str]) -> Sheet:

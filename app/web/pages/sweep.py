@@ -112,6 +112,7 @@ def page(request: Request, services: Services, sweep_id: int, query: SweepQuery,
         ],
         one_case_each=members.has_one_case_each(sweep),
         metrics=values["metrics"],
+        own_tables=own_tables(services, jobs),
         number=number,
         paths=[path for path, options in sweep["grid"].items() if len(options) > 1] + members.searched(sweep)
         or list(sweep["grid"]),
@@ -130,6 +131,12 @@ def page(request: Request, services: Services, sweep_id: int, query: SweepQuery,
         pages=-(-number // JOBS_PER_PAGE),
         this=address(request, sweep_id, {}),
     )
+
+
+def own_tables(services: Services, jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the tables that jobs of the kind report themselves: those of the first finished one in the list."""
+    first = next((job["id"] for job in jobs if job["state"] == "succeeded"), None)
+    return [] if first is None else results.list_tables(services.database, first)
 
 
 def is_resumable(sweep: Mapping[str, Any]) -> bool:

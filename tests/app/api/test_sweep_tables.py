@@ -1,0 +1,68 @@
+"""GET /sweeps/{id}/tables/{name}: the tables that a sweep's jobs reported, in one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.results import unit_tables
+
+KERNELS = {"kernel": "string", "total_ms": "number"}
+
+
+@pytest.fixture
+def swept(fresh_site: Any, reported: Any) -> str:
+    """The path to the tables of a sweep: two jobs have one, the second's with a column more, and the third waits."""
+    site = fresh_site
+    site.worker.register()
+    base = {"kind": "benchmark", "model": {"size": "tiny"}}
+    answer = site.http.post("/sweeps", json={"base": base, "grid": {"context_length": [16, 32, 64]}})
+    for number, more in ((1, {}), (2, {"bytes": "integer"})):
+        rows = [["gemm", 2.0 * number, *[7] * len(more)], ["relu", 0.5 * number, *[8] * len(more)]]
+        site.worker.finish(site.worker.claim(), tables=[reported("kernels", rows, **KERNELS, **more)])
+    return f"/sweeps/{answer.json()['id']}/tables"
+
+
+def test_each_row_has_its_job_and_its_values_of_the_grid(fresh_site: Any, swept: str) -> None:
+    answer = fresh_site.http.get(f"{swept}/kernels?sort=-total_ms").json()
+    rows = [{name: row[name] for name in ("job", "context_length", *KERNELS, "bytes")} for row in answer["rows"]]
+    assert [tuple(row.values()) for row in rows] == [
+        (2, 32, "gemm", 4.0, 7),
+        (1, 16, "gemm", 2.0, None),
+        (2, 32, "relu", 1.0, 8),
+        (1, 16, "relu", 0.5, None),
+    ]
+    assert [column["type"] for column in answer["columns"][:2]] == ["integer", "integer"]
+
+
+def test_in_pages_and_columns_and_for_people(fresh_site: Any, swept: str) -> None:
+    first = fresh_site.http.get(f"{swept}/kernels?limit=3").json()
+    rest = fresh_site.http.get(f"{swept}/kernels?limit=3&after={first['next']}").json()
+    assert (len(first["rows"]), len(rest["rows"]), rest["next"]) == (3, 1, None)
+    text = fresh_site.http.get(f"{swept}/kernels?columns=kernel&format=markdown").text
+    assert [cell.strip() for cell in text.splitlines()[0].split("|")[1:-1]] == ["job", "context_length", "kernel"]
+    assert '<a href="/ui/jobs/2">2</a>' in fresh_site.http.get(f"{swept}/kernels?format=html").text
+    sweep = fresh_site.http.get("/ui/sweeps/1").text
+    assert f'href="{swept}/kernels?format=html"' in sweep
+    assert "flopwatch table --sweep 1 --name kernels" in sweep
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/kernel", 404, "No finished job of sweep 1 has a table 'kernel'; one has: kernels."),
+        ("/kernels?sort=nose", 422, "no column 'nose' to sort by"),
+        ("/kernels?columns=nose", 422, "There is no column 'nose'"),
+        ("/kernels?attempt=1", 422, "leave it out"),
+    ],
+)
+def test_what_is_not_there_is_refused(fresh_site: Any, swept: str, path: str, status: int, words: str) -> None:
+    answer = fresh_site.http.get(f"{swept}{path}")
+    assert (answer.status_code, words in answer.json()["detail"]) == (status, True), answer.text
+
+
+def test_too_many_jobs_are_refused(fresh_site: Any, swept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unit_tables, "MAX_JOBS_OF_TABLE", 1)
+    answer = fresh_site.http.get(f"{swept}/kernels")
+    assert (answer.status_code, "1 at most" in answer.json()["detail"]) == (422, True)
