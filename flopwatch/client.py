@@ -761,7 +761,8 @@ class Flopwatch(Connection):
         """Return the same table as `table`, written as "markdown", "latex", "csv", "html" or "json".
 
         Args:
-            best: print the best cell of each column in bold, with a pivot of each row.
+            best: print the best cell of each column in bold; where the pivot is a choice, such as `implementation`,
+                that of each row.
             links: show the job of each row, with its address.
             caption, latex_label: the table's title, and the name by which LaTeX's \\ref finds it.
             options: as for `table`.

@@ -104,7 +104,8 @@ class TableQuery(ChoiceQuery):
     them. Repeat it for a reference that needs several coordinates. It applies to each metric in `columns`, by default
     to the kind's main metric."""
     best: bool = False
-    """Set the best cell of each column in bold, with a pivot of each row, in Markdown, LaTeX and HTML."""
+    """Set the best cell of each column in bold, in Markdown, LaTeX and HTML; where the pivot is a choice, such as
+    `implementation`, that of each row."""
     links: bool = False
     """Show the job of each row, with its address, in Markdown, LaTeX and HTML, too."""
     sort: Text | None = None

@@ -62,7 +62,11 @@ RelativeTo = Annotated[
     ),
 ]
 Best = Annotated[
-    bool, typer.Option("--best", help="Print the best cell of each column in bold; with --pivot, of each row.")
+    bool,
+    typer.Option(
+        "--best",
+        help="Set the best cell of each column in bold; with --pivot implementation or another choice, of each row.",
+    ),
 ]
 Links = Annotated[bool, typer.Option("--links", help="Show the job of each row, with its address.")]
 OwnTable = Annotated[

@@ -284,9 +284,17 @@ def _spread(column: Column, coordinate: str, value: Scalar) -> Column:
     return replace(column, name=f"{column.name}, {head}", group=column.name, head=head)
 
 
-def mark_best(sheet: Sheet) -> None:
-    """Mark the best valid cell of each column, where the metric has a direction; in a pivoted table the best of each
-    row's cells of a metric, which differ in the pivot alone."""
+def is_size(coordinate: str, values: Iterable[Scalar]) -> bool:
+    """Return True if a coordinate says how much work there is, as lengths and models do, and not how it is done."""
+    known = [value for value in values if value is not None]
+    return coordinate == "model" or all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in known
+    )
+
+
+def mark_best(sheet: Sheet, *, along_rows: bool) -> None:
+    """Mark the best valid cell of each column, where the metric has a direction; or, `along_rows` of a pivoted table,
+    the best of each row's cells of a metric."""
     verdict = sheet.names().index("validity") if not sheet.traces and "validity" in sheet.names() else None
     metrics: dict[str, list[int]] = {}
     for index, column in enumerate(sheet.columns):
@@ -295,7 +303,7 @@ def mark_best(sheet: Sheet) -> None:
     for places in metrics.values():
         direction = _direction(sheet.columns[places[0]])
         compared = [[(row, index) for index in places] for row in sheet.rows]
-        for cells in compared if sheet.traces else [[cell for of_row in compared for cell in of_row]]:
+        for cells in compared if along_rows else zip(*compared, strict=True):
             valid = [
                 row[index]
                 for row, index in cells

@@ -16,7 +16,7 @@ from typing import Any
 from app.columns import type_of
 from app.errors import FieldError, InvalidRequest
 from app.metrics import column_name, headline, metric_names
-from app.results.arranging import Line, Related, mark_best, ordered, page, pivot, relate
+from app.results.arranging import Line, Related, is_size, mark_best, ordered, page, pivot, relate
 from app.results.cases import OF_THE_JOB, CaseOfJob, MeasuredJobs, cases_of, cell_of
 from app.results.footnotes import MAX_NOISE, NOISY, Doubt, Footnotes, doubts_of, doubts_text
 from app.results.former import joined
@@ -217,7 +217,8 @@ def _sheet(
         fixed = [name for name in coordinates if name in (rows or _table_rows(cases))]
         sheet = _pivoted(lines, layout, coordinates, fixed, columns)
     if layout.best:
-        mark_best(sheet)
+        spread = layout.pivot
+        mark_best(sheet, along_rows=spread is not None and not is_size(spread, (case.show(spread) for case in cases)))
     sheet = part(sheet)
     lines = [line for of_row in sheet.sources for line in of_row]
     cases = [line.case for line in lines if line.case is not None]

@@ -52,6 +52,7 @@ function drawOrExplain(figure) {
 export function drawPlots(root) {
   for (const figure of root.querySelectorAll("figure[data-plot]:not([data-drawn])")) {
     figure.dataset.drawn = "waiting";
+    if (figure.dataset.room) figure.style.minHeight = `${figure.dataset.room}px`; // what is below must not move
     seen.observe(figure);
   }
 }
@@ -97,6 +98,7 @@ async function draw(figure) {
   picture.setAttribute("role", "group"); // no image: it holds the buttons of Plotly's bar
   picture.setAttribute("aria-label", figure.getAttribute("aria-label") ?? caption?.textContent.trim() ?? "Plot");
   figure.prepend(picture);
+  figure.style.minHeight = "";
   const { data, layout } = themed(content);
   const named = data.filter((trace) => trace.name && trace.showlegend !== false).length;
   // On a phone the legend has a line for each series, above the plot.
