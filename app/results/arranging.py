@@ -109,6 +109,17 @@ def relate(
             else:
                 base = (own or counterparts)[0].cells[metric]
                 line.cells[name] = _gain(base, line.cells[metric], better(metric, units.get(metric)), line.job)
+    return Related(names, _on_gains(lines, relative_to, names, units, dependent))
+
+
+def _on_gains(
+    lines: Sequence[Line],
+    relative_to: Mapping[str, str],
+    names: Mapping[str, str],
+    units: Mapping[str, str],
+    dependent: Sequence[str],
+) -> list[str]:
+    """Return the notes on the columns that relate rows to a reference."""
     what = ", ".join(f"{name}={value}" for name, value in relative_to.items())
     notes = [f"{name}: {_gain_text(metric, units.get(metric))} {what}." for name, metric in names.items()]
     if any(line.cells[name].low is not None for line in lines for name in names):
@@ -118,7 +129,7 @@ def relate(
         )
     if dependent:
         notes.append(f"Rows and their counterparts differ in {', '.join(dependent)}, too.")
-    return Related(names, notes)
+    return notes
 
 
 def _gain(base: Cell, cell: Cell, direction: Direction | None, job: int | None) -> Cell:
