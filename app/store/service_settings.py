@@ -17,7 +17,7 @@ T = TypeVar("T")
 LEASE_S = "lease_s"
 """Name of the lease in seconds (see queue/lease.py)."""
 SERVER = "server"
-"""Name of the newest server's {"version", "schema_number", "fingerprint"}, which workers compare with their own (see
+"""Name of {"version", "schema_number", "fingerprint"} of the server that started last, which workers compare (see
 app/specs/_schema.py)."""
 
 _setting = tables.setting.c

@@ -260,7 +260,7 @@ class JobRun:
         """Return the outcome of the units; of units that failed since this host is unfit, the job's return."""
         if not isinstance(outcome, Failed):
             return outcome
-        if may_be_the_hosts(outcome):
+        if may_be_the_hosts(outcome) or outcome.code == "timeout":  # a GPU that computes nothing any more
             remove(self._scratch)  # a disk that was full of it is not
             found = self._judge.check_host(self.devices, self._artifact_bytes)
             if found is not None:

@@ -605,15 +605,15 @@ def _start_attempt(connection: Connection, job_id: int, worker_id: str, waits_fo
     if waits_for is None:
         _observe_waiting(connection, job, now)
     problem = broken(job._mapping)
-    if waits_for is not None and problem is None:
-        # Workers of release 0.1.0 run every queued job that a server of theirs has submitted, unless it needs this.
-        _change_job(connection, job_id, requirements=sorted({*job.requirements, name_of(SCHEMA)}))
     if problem is not None:
         with about(job_id, job.attempt):
             logger.error("the job fails: %s", problem["detail"])
         _end_attempt(connection, attempt_id, "failed", error=problem)
         _finish_job(connection, job_id, job.attempt, "failed", problem, metrics=None)
         return None
+    if waits_for is not None:
+        # Workers of release 0.1.0 run every queued job that a server of theirs has submitted, unless it needs this.
+        _change_job(connection, job_id, requirements=sorted({*job.requirements, name_of(SCHEMA)}))
     return Claim(
         job_id=job_id,
         attempt=job.attempt,

@@ -43,6 +43,7 @@ GPU = Gpu("GPU-1", "a GPU", 1000)
 CRASH = Failed("crashed", "the job's process was killed by SIGBUS at 0x7f3a, step 12")
 CUDA = Failed("failed", "RuntimeError: CUDA error: unspecified launch failure")
 WRONG_KERNEL = "RuntimeError: CUDA error: an illegal memory access was encountered"
+TIMEOUT = Failed("timeout", "its time was over after 1 s")
 MISSING = Failed("invalid_environment", "ModuleNotFoundError: No module named 'numpy'")
 
 
@@ -194,7 +195,7 @@ class TestSameFailures:
                     lab.submit(Failed("unsupported", "no such device"))
             case "timeouts":
                 for _ in range(4):
-                    lab.submit(Failed("timeout", "its time was over after 1 s"))
+                    lab.submit(TIMEOUT)
             case "different crashes":
                 for number in range(6):
                     lab.submit(others[number % 2])
@@ -364,13 +365,16 @@ class TestCauses:
         lab.pass_time(MAX_BACKOFF_S)
         assert (lab.states, lab.unfit) == (["succeeded"], None)
 
-    def test_a_job_that_fails_meanwhile_goes_back(self, lab: Lab, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("failure", [CRASH, TIMEOUT], ids=lambda failure: failure.code)
+    def test_a_job_that_fails_meanwhile_goes_back(
+        self, lab: Lab, code: str, failure: Failed, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """It fails because of that, since the worker was fit when it claimed the job."""
         mend: list[Callable[[], None]] = []
 
         def fail(_run: JobRun) -> Outcome:
             mend.append(CAUSES[code](lab, monkeypatch))
-            return CRASH
+            return failure
 
         monkeypatch.setattr(JobRun, "_run_units", fail)
         job_id = lab.submit(max_attempts=1)
@@ -380,9 +384,12 @@ class TestCauses:
         assert (job["state"], job["attempt"]) == ("queued", 0)
         mend[0]()
 
-    def test_control_without_it_the_job_fails(self, lab: Lab, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("failure", [CRASH, TIMEOUT], ids=lambda failure: failure.code)
+    def test_control_without_it_the_job_fails(
+        self, lab: Lab, code: str, failure: Failed, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         CAUSES[code](lab, monkeypatch)()
-        lab.submit(CRASH, max_attempts=1)
+        lab.submit(failure, max_attempts=1)
         lab.serve()
         assert (lab.states, lab.unfit) == (["failed"], None)
 
