@@ -42,7 +42,7 @@ READINGS = (
 )
 """Each reading that workers store, with the name, the text and the unit of its metric."""
 HISTOGRAMS = {
-    "waiting": "Time from submission to the first start.",
+    "waiting": "Time from submission to the start of the first attempt, again if a worker gives the job back.",
     "duration": "Time of the last attempt of jobs that ended.",
 }
 REQUEST_ID = "X-Request-Id"
