@@ -205,7 +205,7 @@ def test_a_job_times_out(site: Site) -> None:
 @pytest.mark.long
 def test_control_of_the_timeout(site: Site) -> None:
     with cleaned_up(site.misbehave), pytest.raises(TimeoutError, match="to be gone"):
-        times_out(site, sabotage="subreaper", patience_s=CONTROL_S)
+        times_out(site, sabotage="kill_after_terminate", patience_s=CONTROL_S)
 
 
 def error_of_a_script_that_fails(site: Site, *, patience_s: float = ENDS_S) -> dict[str, Any]:
@@ -369,7 +369,9 @@ def test_a_preempted_job_runs_again(site: Site) -> None:
 
 @pytest.mark.long
 def test_control_of_preemption(site: Site) -> None:
-    assert ends(site, preempted(site, sabotage="settling"))["error"]["code"] == "crashed"
+    job_id = preempted(site, sabotage="settling")
+    (attempt,) = get(site.client, f"/jobs/{job_id}/attempts")
+    assert attempt["error"]["code"] == "crashed", attempt
 
 
 def forgetful_sbatch(folder: Path) -> str:

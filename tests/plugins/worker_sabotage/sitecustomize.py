@@ -156,10 +156,17 @@ def found_allocations() -> None:
 
 
 def settling() -> None:
-    """An agent in an allocation takes the effects of a signal to all its processes for a failure of the job."""
+    """An agent in an allocation takes the effects of a signal to all its processes for a failure of the job.
+
+    It hears of the signal half a second after the job, as it may: else chance says who is first.
+    """
+    import threading
+
     from workers.slurm.one_job import OneJobAgent
 
+    original = OneJobAgent.drain
     replace(OneJobAgent, "_settle_s", 0.0)
+    replace(OneJobAgent, "drain", lambda self: threading.Timer(0.5, original, (self,)).start())
 
 
 def scancel() -> None:
