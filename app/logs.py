@@ -8,7 +8,8 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -19,6 +20,10 @@ from flopwatch.text.characters import in_json, one_line, shown
 
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+
+BURST = 10
+WINDOW_S = 60.0
+MAX_KINDS = 1000
 
 _about: ContextVar[dict[str, int | str]] = ContextVar("about", default={})  # noqa: B039 - never changed in place
 
@@ -82,6 +87,43 @@ class JsonFormatter(logging.Formatter):
         return in_json(json.dumps(line, ensure_ascii=False))
 
 
+class RateLimit(logging.Filter):
+    """Passes at most BURST warnings of one kind in WINDOW_S; the first one after that says how many were left out.
+
+    Without it, a client could fill the disk, since every request can make the server log something, and so could a
+    worker while its database is away.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[Hashable, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True  # what jobs do: a job costs its client more than a line
+        now, kind = time.monotonic(), _kind(record)
+        began, count = self._seen.get(kind, (now, 0))
+        if now - began >= WINDOW_S:
+            if count > BURST:
+                record.msg = f"{record.getMessage()} [and {count - BURST} more of these in {now - began:.0f} s]"
+                record.args = None
+            began, count = now, 0
+        if len(self._seen) >= MAX_KINDS and kind not in self._seen:
+            self._seen.clear()
+        self._seen[kind] = (began, count + 1)
+        return count < BURST
+
+
+def _kind(record: logging.LogRecord) -> Hashable:
+    """Return the kind of a record: the place that logged it, and the place that raised its error."""
+    error, place = None, None
+    if record.exc_info:
+        error, _, trace = record.exc_info
+        while trace is not None:
+            place, trace = (trace.tb_frame.f_code.co_filename, trace.tb_lineno), trace.tb_next
+    return record.name, record.pathname, record.lineno, error, place
+
+
 def announce(message: str) -> None:
     """Print a line for people on standard output; if the log is JSON, as a line of it."""
     formatter = logging.root.handlers[0].formatter if logging.root.handlers else None
@@ -97,12 +139,11 @@ def _log_uncaught(kind: type[BaseException], error: BaseException | None, trace:
         logging.getLogger(__name__).critical("uncaught: %s", error, exc_info=(kind, error, trace))
 
 
-def set_up(level: LogLevel, form: LogFormat, *filters: logging.Filter) -> None:
-    """Send the records of everything in this process to standard error, from `level` on."""
+def set_up(level: LogLevel, form: LogFormat) -> None:
+    """Send the records of everything in this process to standard error, from `level` on, with a limit on warnings."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if form == "json" else ConsoleFormatter())
-    for one in filters:
-        handler.addFilter(one)
+    handler.addFilter(RateLimit())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught

@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -82,3 +85,52 @@ def test_lines_for_people(written: Callable[[logs.LogFormat], io.StringIO]) -> N
     first, second = text.getvalue().splitlines()
     assert first.endswith(r" WARNING job=7 attempt=2 forged\n2026-01-01 INFO job=1 line")
     assert second.endswith(" INFO plain")
+
+
+def warning(line: int = 1, error: Any = None) -> logging.LogRecord:
+    return logging.LogRecord("a", logging.WARNING, "file.py", line, "%d bad requests", (7,), error)
+
+
+def test_rate_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("app.logs.time", SimpleNamespace(monotonic=lambda: now))
+    limit = logs.RateLimit()
+    assert [limit.filter(warning()) for _ in range(logs.BURST + 5)] == [True] * logs.BURST + [False] * 5
+    assert limit.filter(warning(line=2)), "another kind"
+    now += logs.WINDOW_S
+    first = warning()
+    assert limit.filter(first)
+    assert first.getMessage() == "7 bad requests [and 5 more of these in 60 s]"
+    now += logs.WINDOW_S
+    second = warning()
+    assert limit.filter(second)
+    assert second.getMessage() == "7 bad requests"
+
+
+def test_errors_of_different_places_differ_in_kind() -> None:
+    limit = logs.RateLimit()
+
+    def caught(work: Callable[[], object]) -> Any:
+        try:
+            work()
+        except ZeroDivisionError:
+            return sys.exc_info()
+        raise AssertionError
+
+    def here() -> object:
+        return 1 / 0
+
+    def there() -> object:
+        return 1 // 0
+
+    assert [limit.filter(warning(error=caught(here))) for _ in range(logs.BURST + 1)][-1] is False
+    assert limit.filter(warning(error=caught(there)))
+
+
+def test_a_process_warns_of_one_thing_a_few_times_only(written: Callable[[logs.LogFormat], io.StringIO]) -> None:
+    text = written("console")
+    for _ in range(2 * logs.BURST):
+        logger.warning("the store cannot be written now")
+        logger.info("a job ended")
+    assert text.getvalue().count("the store cannot be written now") == logs.BURST
+    assert text.getvalue().count("a job ended") == 2 * logs.BURST

@@ -41,7 +41,7 @@ NO_CAP = (
     "from app.server import connections; "
     "connections.connections_within_files = lambda wanted, f=connections.connections_within_files: f(wanted) + 10_000"
 )
-NO_RATE_LIMIT = "from app.server.logs import RateLimit; RateLimit.filter = lambda self, record: True"
+NO_RATE_LIMIT = "from app.logs import RateLimit; RateLimit.filter = lambda self, record: True"
 
 BEGINNINGS = (
     b"",
