@@ -48,6 +48,14 @@ def test_systemd_takes_it(unit: Path, tmp_path: Path) -> None:
     assert unit.name in verified(wrong, tmp_path).stderr, "the control"
 
 
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_systemd_never_gives_it_up(unit: Path) -> None:
+    """By default it does after 5 starts within 10 s, and a service ends within a second while its database is away."""
+    found = re.search(r"^RestartSec=(\d+)$", unit.read_text(), re.MULTILINE)
+    assert found is not None
+    assert 4 * int(found[1]) > 10
+
+
 def test_kubernetes_takes_them() -> None:
     """By the schemas that Kubernetes publishes; a field of another name is refused."""
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
