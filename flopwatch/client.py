@@ -12,7 +12,7 @@ Jobs, sweeps and comparisons are the dicts that the server answers with; docs/ht
 The errors:
 
     ClientError
-    ├── Unreachable     no server answers at that address, or the connection broke
+    ├── Unreachable     no Flopwatch server answers at that address, or the connection broke
     ├── Refused         the server answered with a problem: its type, status, pointer and cure
     ├── JobFailed       a job that was waited for failed or was cancelled
     ├── WaitTimeout     it was not done in time; it goes on (a TimeoutError, too)

@@ -37,6 +37,8 @@ MAX_RECONNECTS = 30
 CLOCK_S = 1.0
 """Difference of clocks that does not count: the answer was under way."""
 PAGE = 500
+MAX_ANSWER_BYTES = 256 << 20
+"""Most bytes of an answer that is kept in memory, and of one event. Files are written to the disk, and have a size."""
 
 
 class ClientError(Exception):
@@ -44,7 +46,7 @@ class ClientError(Exception):
 
 
 class Unreachable(ClientError):
-    """No server answers at that address, or the connection broke."""
+    """No Flopwatch server answers at that address, or the connection broke."""
 
 
 @dataclass(frozen=True)
@@ -260,19 +262,31 @@ class Connection:
         """
         chosen = {name: value for name, value in (params or {}).items() if value is not None}
         timeout = _timeout(timeout_s or self._timeout_s)
-        with self._explained():
-            response = self._http.request(
-                method,
-                path,
-                params=chosen,
-                json=body,
-                content=content,
-                headers=headers,
-                timeout=timeout,
-            )
+        options = {"params": chosen, "json": body, "content": content, "headers": headers, "timeout": timeout}
+        with self._explained(), self._opened(method, path, **options) as response:
+            whole = _whole(response)
         with contextlib.suppress(KeyError, ValueError):  # a server before this version does not tell
-            set_clock(parsed_time(response.headers[defaults.TIME]), CLOCK_S)
-        return checked(response)
+            set_clock(parsed_time(whole.headers[defaults.TIME]), CLOCK_S)
+        return whole
+
+    @contextlib.contextmanager
+    def _opened(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
+        """Send a request and give the answer, whose body is still to be read. The token goes to this server only.
+
+        Raises Refused, and Unreachable for the answer of something else.
+        """
+        request = self._http.build_request(method, path, **options)
+        if _origin(request.url) != _origin(self._http.base_url):
+            raise ClientError(f"{path} leads away from {self.url}, which alone gets requests with the token.")
+        response = self._http.send(request, stream=True)
+        try:
+            if response.is_error:
+                checked(_whole(response))
+            elif response.has_redirect_location or (_is_page(response) and defaults.TIME not in response.headers):
+                raise _other_server(response)
+            yield response
+        finally:
+            response.close()
 
     def stream(self, path: str, what: str, timeout_s: float | None = None) -> Iterator[Event | None]:
         """Yield a route's events from the first to the last, and None for each sign of life between them; after a lost
@@ -290,12 +304,12 @@ class Connection:
             left_s = deadline - time.monotonic()
             timeout = _timeout(min(STREAM_TIMEOUT_S, max(left_s, 0.001)))
             try:
-                with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:
-                    if response.is_error:
-                        response.read()
-                    if checked(response).status_code == httpx.codes.NO_CONTENT:
+                with self._opened("GET", path, headers=headers, timeout=timeout) as response:
+                    if response.status_code == httpx.codes.NO_CONTENT:
                         return
-                    for event_id, event in parse_stream(_until(response.iter_lines(), deadline)):
+                    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                        raise _other_server(response)
+                    for event_id, event in parse_stream(_until(_lines(response), deadline)):
                         last_id, failures = event_id or last_id, 0
                         yield event
                         if event is not None and event.type == "done":
@@ -332,15 +346,16 @@ class Connection:
     def download_file(self, file: Mapping[str, Any], target: Path) -> None:
         """Download one file, checked against its SHA-256; it is written whole or not at all."""
         partial = target.with_name(f".{target.name}.{os.getpid()}.part")
-        digest = hashlib.sha256()
+        digest, size = hashlib.sha256(), 0
         try:
-            with self._explained(), self._http.stream("GET", file["url"]) as response, partial.open("wb") as opened:
-                if response.is_error:
-                    response.read()
-                for chunk in checked(response).iter_bytes():
+            with self._explained(), self._opened("GET", file["url"]) as response, partial.open("wb") as opened:
+                for chunk in response.iter_bytes():
+                    size += len(chunk)
+                    if size > file["size"]:
+                        break
                     digest.update(chunk)
                     opened.write(chunk)
-            if digest.hexdigest() != file["sha256"]:
+            if size != file["size"] or digest.hexdigest() != file["sha256"]:
                 raise DownloadFailed(f"{file['name']} arrived damaged; try again.")
             _move(partial, target)
         finally:
@@ -376,13 +391,96 @@ def parse_stream(lines: Iterable[str]) -> Iterator[tuple[str, Event | None]]:
 
 
 def checked(response: httpx.Response) -> httpx.Response:
-    """Return the response; raises Refused if it is a problem."""
+    """Return the response; raises Refused if it is a problem, or another server's error."""
     if not response.is_error:
         return response
-    if response.headers.get("content-type", "").endswith("json"):
-        raise Refused(response.json())
-    title = f"{response.url} answered {response.status_code} {response.reason_phrase}."
-    raise Refused({"type": "about:blank", "title": title, "status": response.status_code})
+    problem = None
+    if response.headers.get("content-type", "").partition(";")[0].endswith("json"):
+        with contextlib.suppress(ValueError):
+            problem = response.json()
+    if isinstance(problem, dict) and "title" in problem:
+        raise Refused(problem)
+    title = f"{response.url} answered {_status(response)}."
+    raise Refused({"type": "about:blank", "title": title, "status": response.status_code, "detail": _where(response)})
+
+
+class _Answer(httpx.Response):
+    """An answer that was read whole."""
+
+    def json(self, **options: Any) -> Any:
+        """Return its content, an object. Raises Unreachable if it is none."""
+        with contextlib.suppress(ValueError):
+            if isinstance(content := super().json(**options), dict):
+                return content
+        raise _other_server(self)
+
+
+def _whole(response: httpx.Response) -> httpx.Response:
+    """Read an answer, up to the limit. Raises ClientError."""
+    content = bytearray()
+    for chunk in response.iter_bytes():
+        content += chunk
+        _check_size(response, len(content))
+    coded = ("content-encoding", "content-length", "transfer-encoding")
+    headers = [(name, value) for name, value in response.headers.multi_items() if name not in coded]
+    return _Answer(response.status_code, headers=headers, content=bytes(content), request=response.request)
+
+
+def _lines(response: httpx.Response) -> Iterator[str]:
+    """Yield the lines of a stream, each up to the limit. Raises ClientError."""
+    rest = bytearray()
+    for chunk in response.iter_bytes():
+        rest += chunk
+        if b"\n" in chunk:
+            *lines, last = bytes(rest).split(b"\n")
+            rest = bytearray(last)
+            yield from (line.decode(errors="replace").removesuffix("\r") for line in lines)
+        _check_size(response, len(rest))
+
+
+def _check_size(response: httpx.Response, size: int) -> None:
+    if size > MAX_ANSWER_BYTES:
+        raise ClientError(f"{response.url} answers with more than {MAX_ANSWER_BYTES >> 20} MiB: ask for less.")
+
+
+def _is_page(response: httpx.Response) -> bool:
+    return response.headers.get("content-type", "").startswith("text/html")
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
+
+
+def _status(response: httpx.Response) -> str:
+    return f"{response.status_code} {response.reason_phrase}".strip()
+
+
+def _other_server(response: httpx.Response) -> Unreachable:
+    """Return the error of an answer that is not Flopwatch's: a redirect, a page for people, …"""
+    asked, location = response.request.url, response.headers.get("location")
+    if location is not None:
+        with contextlib.suppress(httpx.InvalidURL):
+            leads_to = asked.join(location)
+            place = f"{leads_to.scheme}://{leads_to.netloc.decode(errors='replace')}"
+            said = f"{asked} answered {_status(response)}: it leads to {place}"
+            if leads_to.path == asked.path:
+                return Unreachable(f"{said}. If that is the server, say so: FLOPWATCH_URL={place}, or --url.")
+            said += f"{leads_to.path[:200]}, perhaps a page for signing in, which programs cannot use"
+            return Unreachable(f"{said}. {_where(response)}")
+    kind = response.headers.get("content-type", "no content type").partition(";")[0]
+    what = "a page for people" if _is_page(response) else f"no JSON object ({kind[:100]})"
+    return Unreachable(f"{asked} answered {_status(response)} with {what}. {_where(response)}")
+
+
+def _where(response: httpx.Response) -> str:
+    """Return what to do about an address at which Flopwatch does not answer."""
+    url = response.request.url
+    if url.path.startswith("/ui/"):
+        return f"The address ends before /ui: FLOPWATCH_URL={url.scheme}://{url.netloc.decode()}, or --url."
+    return (
+        "That is not Flopwatch: another server may be there, or a proxy or sign-on before it. Check the address and "
+        "the port (FLOPWATCH_URL, or --url), and ask who runs a sign-on for an address without it."
+    )
 
 
 def problem_text(problem: Mapping[str, Any]) -> str:

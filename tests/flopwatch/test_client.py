@@ -239,17 +239,17 @@ def answering(status: int, media_type: str, body: bytes, asked: list[str] | None
 
 class TestWaiting:
     def test_no_time_out_is_shorter_than_the_wait(self, flopwatch: Flopwatch, monkeypatch: pytest.MonkeyPatch) -> None:
-        sent: list[dict[str, Any]] = []
+        sent: list[httpx.Request] = []
 
-        def request(*_: Any, **options: Any) -> Any:
-            sent.append(options)
+        def send(request: httpx.Request, **_: Any) -> Any:
+            sent.append(request)
             raise httpx.ConnectError("not sent")
 
-        monkeypatch.setattr(flopwatch._http, "request", request)
+        monkeypatch.setattr(flopwatch._http, "send", send)
         with pytest.raises(Unreachable):
             flopwatch.submit(TINY, wait_s=600)
-        assert sent[0]["headers"]["Prefer"] == "wait=60"
-        assert sent[0]["timeout"].read > 60
+        assert sent[0].headers["Prefer"] == "wait=60"
+        assert sent[0].extensions["timeout"]["read"] > 60
         assert connection.READ_TIMEOUT_S > 60
 
     def test_wait_in_the_answer(self, flopwatch: Flopwatch, obedient: None) -> None:

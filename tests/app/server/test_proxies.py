@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from app.api.guard import GUESSES
+from flopwatch import Flopwatch, Refused
 from tests.app.api.streams import STREAM, parse_stream
 from tests.app.conftest import TINY
 from tools.waiting import wait_until
@@ -180,7 +181,11 @@ def test_a_stream_comes_through_at_once(proxy: Callable[[str], int], name: str) 
 def test_single_sign_on(proxy: Callable[[str], int]) -> None:
     port = proxy("single-sign-on")
     with visitor(port) as one:
-        assert one.get("/jobs").headers["content-type"].startswith("text/html")
+        client = Flopwatch(f"https://127.0.0.1:{port}")
+        client.close()
+        client._http = one
+        with pytest.raises(Refused, match=r"403 Forbidden\.\n.* sign-on before it"):
+            client.list_jobs()
         began = time.monotonic()
         answer = one.post("/jobs", json={"spec": TINY}, headers={"Cookie": "person=ada"})
         assert (answer.status_code, answer.json()["submitted_by"]) == (201, "ada")
