@@ -444,7 +444,7 @@ def _check_size(response: httpx.Response, size: int) -> None:
 
 
 def _is_page(response: httpx.Response) -> bool:
-    return response.headers.get("content-type", "").startswith("text/html")
+    return str(response.headers.get("content-type", "")).startswith("text/html")
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int | None]:

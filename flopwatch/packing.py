@@ -5,19 +5,22 @@ Standard library only. `workers.uploaded` unpacks it; the file that is meant is 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import stat
 import subprocess
 import zipfile
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 DATE = (1980, 1, 1, 0, 0, 0)
 """The date of every file: the earliest that a zip file can hold."""
 MODE = 0o100644 << 16
 MAX_FILES, MAX_BYTES = 10_000, 64 << 20
 """Most files of a folder, and their most bytes before they are packed; workers unpack no more."""
+MAX_NAME_BYTES, MAX_DEPTH = 255, 64
+"""Most bytes of a file's or folder's name, as Linux has it, and most folders inside each other."""
 
 
 def pack(folder: Path, file: Path) -> bytes:
@@ -38,6 +41,8 @@ def pack(folder: Path, file: Path) -> bytes:
     files = _tracked(root) or _visible(root)
     if name not in files:
         raise ValueError(f"{file} does not go along: git does not track it (git add {file}), or it is hidden or a link")
+    for each in files:
+        check_name(each)
     _check_sizes(folder, {each: (root / each).stat().st_size for each in files})
     return _packed(((each, (root / each).read_bytes()) for each in files), name)
 
@@ -45,6 +50,29 @@ def pack(folder: Path, file: Path) -> bytes:
 def is_packed(content: bytes) -> bool:
     """Return True for a packed folder, False for a file."""
     return content.startswith(b"PK\x03\x04")
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError, a sentence for people, if a packed file has a name that cannot be unpacked, or only outside of
+    the folder."""
+    shown = f"{name[:80]!r}…" if len(name) > 80 else repr(name)
+    parts = PurePosixPath(name).parts
+    if not parts or name.endswith("/"):
+        raise ValueError(f"the folder of code has a file without a name: {shown}")
+    if name.startswith("/") or ".." in parts or "\\" in name:
+        raise ValueError(f"the folder of code has a file outside of it: {shown}")
+    if max(len(os.fsencode(part)) for part in parts) > MAX_NAME_BYTES:
+        raise ValueError(f"the folder of code has a name of more than {MAX_NAME_BYTES} bytes: {shown}")
+    if len(parts) > MAX_DEPTH:
+        raise ValueError(f"the folder of code has more than {MAX_DEPTH} folders inside each other: {shown}")
+
+
+def check_packed(content: bytes) -> None:
+    """Raise ValueError as check_name does for the files of a packed folder. Whether it is whole, its worker finds
+    out."""
+    with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for name in archive.namelist():
+            check_name(name)
 
 
 def pack_archive(content: bytes, folder: Path, file: Path) -> bytes:
@@ -61,6 +89,8 @@ def pack_archive(content: bytes, folder: Path, file: Path) -> bytes:
         }
         if name not in entries:
             raise ValueError(f"there is no {file}")
+        for each in entries:
+            check_name(each)
         _check_sizes(folder, {each: entry.file_size for each, entry in entries.items()})
         return _packed(((each, archive.read(entry)) for each, entry in entries.items()), name)
 

@@ -8,6 +8,7 @@ that is meant. Only agents started with --allow-code do so.
 from __future__ import annotations
 
 import builtins
+import errno
 import hashlib
 import importlib.util
 import inspect
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from flopwatch.imports import clash, own_modules
 from flopwatch.packages import cure
-from flopwatch.packing import MAX_BYTES, MAX_FILES, is_packed
+from flopwatch.packing import MAX_BYTES, MAX_FILES, check_name, is_packed
 from workers import working_directory
 from workers.measure.errors import print_traceback, with_type
 from workers.outcome import InvalidEnvironment, RunnerError
@@ -38,10 +39,9 @@ if TYPE_CHECKING:
 
 FOLDER = "UPLOADED_CODE"
 """Variable: the folder of the job's uploaded files. It has no prefix of settings, which units do not inherit."""
-UNPACKING_ERRORS = (
-    *(zipfile.BadZipFile, zlib.error, ValueError, RuntimeError),  # a RuntimeError: it is encrypted
-    *(FileExistsError, NotADirectoryError, IsADirectoryError),
-)
+UNPACKING_ERRORS = (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError)  # a RuntimeError: it is encrypted
+IMPOSSIBLE = (errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EILSEQ)
+"""Errors of a disk that takes a file, but not by this name or beside these."""
 OFFERED = 10
 """Most names of a file that an error lists."""
 
@@ -77,10 +77,8 @@ def _unpack(content: bytes, folder: Path) -> None:
                 raise BrokenCode(f"the folder of code has more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB")
             for entry in entries:
                 _check_place(entry)
-                target = folder / entry.filename
-                target.parent.mkdir(parents=True, exist_ok=True)
                 # It reads no more than the size that was added up above, or raises.
-                target.write_bytes(archive.read(entry))
+                _put(folder, entry.filename, archive.read(entry))
     except UNPACKING_ERRORS as error:
         raise BrokenCode(f"the folder of code cannot be unpacked: {error}") from error
     if entry_file not in {entry.filename for entry in entries}:
@@ -88,12 +86,21 @@ def _unpack(content: bytes, folder: Path) -> None:
     (folder.parent / f"{_name(folder.name)}.py").symlink_to(folder / entry_file)
 
 
+def _put(folder: Path, name: str, content: bytes) -> None:
+    target = folder / name
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    except OSError as error:
+        if error.errno not in IMPOSSIBLE:
+            raise
+        raise BrokenCode(f"the folder of code cannot be unpacked: {name!r}: {error.strerror}") from None
+
+
 def _check_place(entry: zipfile.ZipInfo) -> None:
-    """Raise BrokenCode if a file of a folder would not be in it, or is no plain file, packed as
+    """Raise BrokenCode or ValueError if a file of a folder would not be in it, or is no plain file, packed as
     `flopwatch.packing` packs."""
-    place = PurePosixPath(entry.filename)
-    if place.is_absolute() or ".." in place.parts or "\\" in entry.filename or entry.is_dir():
-        raise BrokenCode(f"the folder of code has a file outside of it: {entry.filename!r}")
+    check_name(entry.filename)
     if stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG):
         raise BrokenCode(f"the folder of code has a link or a device: {entry.filename!r}")
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others unpack more than is asked for

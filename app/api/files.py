@@ -15,7 +15,7 @@ from app.api.parameters import NO_QUERY, ETag, Json, declared
 from app.api.schemas import CodeFile
 from app.api.services import CurrentServices
 from app.errors import FieldError, InvalidRequest
-from flopwatch.packing import MAX_BYTES, is_packed
+from flopwatch.packing import MAX_BYTES, check_packed, is_packed
 
 router = APIRouter(prefix="/files", tags=["files"])
 
@@ -44,14 +44,19 @@ async def put(request: Request, services: CurrentServices, sha256: Sha256) -> Re
     actual = await asyncio.to_thread(lambda: hashlib.sha256(content).hexdigest())
     if actual != sha256:
         raise _wrong(f"The body's SHA-256 is {actual}, not that of the path: it was damaged, or is another file.")
-    if not is_packed(content):
-        _check_source(content)
+    await asyncio.to_thread(_check, content)
     file, is_new = await services.writes.run(lambda: services.uploads.put(content))
     return Json(file, status_code=201 if is_new else 200, headers={"Location": file["url"]} if is_new else {})
 
 
-def _check_source(content: bytes) -> None:
-    """Check that a file may be Python, without parsing it. Raises InvalidRequest."""
+def _check(content: bytes) -> None:
+    """Check that a file may be Python, without parsing it, and of a folder the files' names. Raises InvalidRequest."""
+    if is_packed(content):
+        try:
+            check_packed(content)
+        except ValueError as error:
+            raise _wrong(f"The body cannot be unpacked: {error}.") from None
+        return
     try:
         text = content.decode()
     except UnicodeDecodeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import inspect
 import io
@@ -86,6 +87,16 @@ def packed(files: dict[str, str], comment: str = "pkg/train.py", method: int = 0
             archive.writestr(entry, text, method)
         archive.comment = comment.encode()
     return content.getvalue()
+
+
+IMPOSSIBLE_NAMES = {
+    "300 characters": ("n" * 300, r"a name of more than 255 bytes: 'n+'…$"),
+    "a folder of 86 × 3 bytes": ("深" * 86 + "/x.py", "a name of more than 255 bytes: '深+'…$"),
+    "empty": ("", "a file without a name: ''$"),
+    "a folder": ("a/", "a file without a name: 'a/'$"),
+    "2000 folders": ("d/" * 2000 + "x.py", r"more than 64 folders inside each other: '(d/)+'…$"),
+}
+"""Names of packed files, each with what is said of it."""
 
 
 def load_folder(content: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
@@ -201,9 +212,10 @@ def test_a_name_of_ours_that_is_not_there_is_not_to_be_installed(put: Put, monke
         (packed({"pkg/train.py": "", "a/../../out.py": ""}), "outside of it"),
         (packed({"pkg/train.py": "/etc/passwd"}, mode=stat.S_IFLNK | 0o777), "a link or a device"),
         (packed({"pkg/other.py": ""}), "does not say which of its files"),
-        (packed({"pkg/train.py": "x", "pkg/train.py/more": "x"}), "cannot be unpacked"),
+        (packed({"pkg/train.py": "x", "pkg/train.py/more": "x"}), "unpacked: 'pkg/train.py/more': "),
         (packed({"pkg/train.py": "x" * 100})[:-40], "cannot be unpacked"),
-        (packed({"pkg/train.py": "", ".": "x"}), "cannot be unpacked"),
+        (packed({"pkg/train.py": "", ".": "x"}), "without a name: '.'"),
+        *((packed({"pkg/train.py": "", name: "x"}), words) for name, words in IMPOSSIBLE_NAMES.values()),
         (
             packed({"pkg/train.py": "x" * 100}).replace(
                 b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01"
@@ -222,6 +234,7 @@ def test_a_name_of_ours_that_is_not_there_is_not_to_be_installed(put: Put, monke
         "file as folder",
         "cut",
         "itself",
+        *IMPOSSIBLE_NAMES,
         "encrypted",
         "bzip2",
         "many",
@@ -230,8 +243,9 @@ def test_a_name_of_ours_that_is_not_there_is_not_to_be_installed(put: Put, monke
 def test_what_a_folder_must_not_hold_is_refused(
     content: bytes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(BrokenCode, match=words):
+    with pytest.raises(BrokenCode, match=words) as caught:
         load_folder(content, tmp_path / "code", monkeypatch)
+    assert str(tmp_path) not in str(caught.value)
     assert not (tmp_path / "out.py").exists()
     assert not Path("/out.py").exists()
 
@@ -240,6 +254,15 @@ def test_a_folder_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setattr(uploaded, "MAX_BYTES", 1 << 20)
     with pytest.raises(BrokenCode, match="1 MiB"):
         load_folder(packed({"pkg/train.py": "x" * ((1 << 20) + 1)}), tmp_path, monkeypatch)
+
+
+def test_a_full_disk_is_not_the_codes_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_path: Path, _content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(OSError, match="No space"):
+        uploaded.write(tmp_path / "code", [packed({"pkg/train.py": ""})])
 
 
 def test_a_missing_or_changed_file_is_not_the_codes_fault(put: Put, tmp_path: Path) -> None:

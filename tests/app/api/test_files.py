@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import zipfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -66,6 +68,18 @@ class TestUploading:
         content = b"PK\x03\x04 and what only a worker looks into \xff\0"
         shown = site.http.get(f"/files/{upload(site, content)}")
         assert (shown.content, shown.headers["content-type"]) == (content, "application/zip")
+
+    @pytest.mark.parametrize(
+        "name", ["n" * 300, "", "../out.py", "/out.py", "d/" * 2000 + "x.py"], ids=lambda name: name[:9]
+    )
+    def test_a_folder_with_an_impossible_name_is_refused(self, site: Any, name: str) -> None:
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w") as archive:
+            archive.writestr(zipfile.ZipInfo("fine.py"), "x = 1\n")
+            archive.writestr(zipfile.ZipInfo(name), "x = 1\n")
+        answer = site.http.put(f"/files/{sha256_of(content.getvalue())}", content=content.getvalue())
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+        assert f"{name[:80]!r}" in answer.json()["detail"]
 
     def test_a_damaged_file_is_an_error_until_it_is_uploaded_again(self, site: Any) -> None:
         source = SOURCE + b"# that a disk changes\n"
