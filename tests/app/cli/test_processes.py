@@ -29,6 +29,8 @@ from app.store.database.engine import open_database
 from app.store.queue.registration import Registration
 from app.store.reading.queries import Reading
 from app.store.tokens import Tokens
+from tests.app.cli.conftest import environment
+from tests.disks import mounted
 from tests.forked import PLUGINS, PROJECT, ForkedService
 from tools.waiting import wait_until
 
@@ -178,6 +180,33 @@ def test_backup_while_running(service: Any, tmp_path: Path) -> None:
     again = CliRunner().invoke(cli, ["backup", str(copy)], env=environment)
     assert "never overwritten" in again.stderr
     assert again.exit_code == 2
+
+
+def test_backup_to_a_full_disk_says_so(tmp_path: Path) -> None:
+    open_database(Settings(data_dir=tmp_path / "data")).close()
+    with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=64k", "tmpfs") as small:
+        full = CliRunner().invoke(
+            cli, ["backup", str(small / "copy")], env={"FLOPWATCH_DATA_DIR": str(tmp_path / "data")}
+        )
+        assert (full.exit_code, list(small.iterdir())) == (1, [])
+    said = (
+        rf"error: No space is left on the disk: The copy's \d+ bytes do not fit on the disk of {small}: No space left"
+    )
+    assert re.match(said, full.stderr), full.stderr
+
+
+def test_backup_over_the_limit_of_files_says_so(tmp_path: Path) -> None:
+    open_database(Settings(data_dir=tmp_path / "data")).close()
+    words = [sys.executable, "-m", "app.cli", "backup", str(tmp_path / "copy")]
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 64; exec "$@"', "bash", *words],
+        env=environment(FLOPWATCH_DATA_DIR=tmp_path / "data"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, (tmp_path / "copy").exists()) == (1, False)
+    assert f"bytes do not fit on the disk of {tmp_path}: File too large." in done.stderr
 
 
 @pytest.mark.parametrize("wrong", ["source", "target"])
