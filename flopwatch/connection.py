@@ -349,7 +349,7 @@ class Connection:
         digest, size = hashlib.sha256(), 0
         try:
             with self._explained(), self._opened("GET", file["url"]) as response, partial.open("wb") as opened:
-                for chunk in response.iter_bytes():
+                for chunk in _chunks(response, file["name"]):
                     size += len(chunk)
                     if size > file["size"]:
                         break
@@ -424,6 +424,14 @@ def _whole(response: httpx.Response) -> httpx.Response:
     coded = ("content-encoding", "content-length", "transfer-encoding")
     headers = [(name, value) for name, value in response.headers.multi_items() if name not in coded]
     return _Answer(response.status_code, headers=headers, content=bytes(content), request=response.request)
+
+
+def _chunks(response: httpx.Response, name: str) -> Iterator[bytes]:
+    """Yield a file's bytes. Raises DownloadFailed where the server breaks off, as it does at a damaged file."""
+    try:
+        yield from response.iter_bytes()
+    except httpx.RemoteProtocolError as error:
+        raise DownloadFailed(f"{name} broke off: it may be damaged on the server, whose log says so.") from error
 
 
 def _lines(response: httpx.Response) -> Iterator[str]:

@@ -16,7 +16,7 @@ from app import results
 from app.api.parameters import NO_QUERY, Cursor, ETag, JobId, Json, StrictQuery, Text, declared, sendable_media_type
 from app.api.schemas import Artifact, Attempt, Measurements, Page, ReportedTable, Unit
 from app.api.services import CurrentServices
-from app.api.streaming import streamed
+from app.api.streaming import StoredFile, streamed
 from app.api.tables import Caption, LatexLabel, chosen_format, in_every_format, split, written
 from app.store.files.store import Content, FolderContent
 from app.store.public import MAX_ID
@@ -175,7 +175,10 @@ def artifacts(services: CurrentServices, job_id: JobId, query: Annotated[Attempt
 def artifact(
     request: Request, services: CurrentServices, job_id: JobId, name: str, query: Annotated[ArtifactQuery, Query()]
 ) -> Response:
-    """Sends the file, whole or in ranges; the strong ETag is the content's SHA-256."""
+    """Sends the file, whole or in ranges; the strong ETag is the content's SHA-256.
+
+    Of a file that the disk has changed, the answer is 500, or if it is larger than 8 MiB, ends before the last bytes.
+    """
     row = services.reading.artifact(job_id, name, query.attempt)
     tag = ETag(row["sha256"])
     if tag.is_known_to(request):
@@ -186,7 +189,7 @@ def artifact(
     media_type, headers = sendable_media_type(row["media_type"]), {"ETag": str(tag), "Cache-Control": "no-cache"}
     if isinstance(content, FolderContent):
         check_range(request, row["size"])
-        return FileResponse(content.path, media_type=media_type, filename=name, headers=headers)
+        return StoredFile(content, row["size"], media_type=media_type, filename=name, headers=headers)
     if query.redirect and (url := content.signed_url()) is not None:
         return RedirectResponse(url, headers={"Cache-Control": "no-store"})
     check_range(request, row["size"])

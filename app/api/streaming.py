@@ -1,19 +1,47 @@
-"""Sends files that are on an object store, whole or one range, as FileResponse sends those on a disk."""
+"""Sends files that are on a disk, and those on an object store, whole or in ranges; no changed file as if it were
+whole."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from email.utils import formatdate
 from typing import Any
 from urllib.parse import quote
 
+from anyio.to_thread import run_sync
 from fastapi import Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import FileResponse, Response, StreamingResponse
 from starlette.datastructures import Headers
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from app.store.files.store import RemoteContent
+from app.store.files.store import FolderContent, RemoteContent
+
+
+class StoredFile(FileResponse):
+    """A file on a disk. Raises Damaged before the answer begins if its size is not `size`, or it is small and another
+    content than its name says; with a larger one, before the last part of the whole."""
+
+    def __init__(self, content: FolderContent, size: int, **named: Any) -> None:
+        super().__init__(content.path, **named)
+        self._content, self._size = content, size
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await run_sync(self._content.check, self._size)
+        digest, is_whole = hashlib.sha256(), False
+
+        async def send_checked(message: Message) -> None:
+            nonlocal is_whole
+            if message["type"] == "http.response.start":
+                is_whole = message["status"] == 200
+            elif is_whole:
+                digest.update(message["body"])
+                if not message.get("more_body", False):
+                    self._content.check_digest(digest.hexdigest())
+            await send(message)
+
+        await super().__call__(scope, receive, send_checked)
 
 
 def streamed(

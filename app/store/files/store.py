@@ -3,6 +3,7 @@ artifacts and uploaded code."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Protocol
 
 from sqlalchemy import Connection, select
 
+from app.errors import Damaged
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.records import Claim
 
+SMALL_BYTES = 8 << 20
+"""A smaller file is read whole before it is sent."""
 BATCH = 500
 """Number of contents that one transaction looks at."""
 
@@ -30,6 +34,7 @@ class FolderContent:
     """A content in a folder."""
 
     path: Path
+    sha256: str
 
     @property
     def modified_at(self) -> float:
@@ -37,9 +42,24 @@ class FolderContent:
         return self.path.stat().st_mtime
 
     def head(self, limit: int) -> bytes:
-        """Return its first bytes, `limit` at most."""
+        """Return its first bytes, `limit` at most. Raises Damaged if these are all, and are not what was stored."""
         with self.path.open("rb") as file:
-            return file.read(limit)
+            content = file.read(limit + 1)
+        if len(content) <= limit:
+            self.check_digest(hashlib.sha256(content).hexdigest())
+        return content[:limit]
+
+    def check(self, size: int) -> None:
+        """Raise Damaged if it has not `size` bytes, or is small and not what was stored."""
+        if (actual := self.path.stat().st_size) != size:
+            raise Damaged(f"The file {self.sha256} has {actual} bytes, and had {size} when it was stored.")
+        if size < SMALL_BYTES:
+            self.head(SMALL_BYTES)
+
+    def check_digest(self, actual: str) -> None:
+        """Raise Damaged if the content that was read has another SHA-256."""
+        if actual != self.sha256:
+            raise Damaged(f"The disk has changed the file {self.sha256}: its SHA-256 is {actual} now.")
 
 
 class RemoteContent(Protocol):

@@ -22,7 +22,9 @@ from fastapi.responses import FileResponse
 
 from app import results
 from app.api.services import TABLES_AT_ONCE
+from app.store.files import store
 from app.store.records import StoredArtifact, UnitRecord
+from flopwatch import DownloadFailed, Flopwatch, Refused
 
 
 @pytest.fixture
@@ -106,6 +108,36 @@ def test_ranges(site: Any, downloadable: str, content: bytes) -> None:
         assert response.json()["code"] == "range_not_satisfiable"
     response = get(**{"If-None-Match": etag})
     assert (response.status_code, response.content) == (304, b"")
+
+
+@pytest.mark.parametrize("change", ["reversed", "shorter", "longer", "empty"])
+@pytest.mark.parametrize("small", [True, False])
+def test_no_client_takes_a_changed_file_for_whole(
+    fresh_site: Any, tmp_path: Path, content: bytes, change: str, small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not small:
+        monkeypatch.setattr(store, "SMALL_BYTES", 100)
+        monkeypatch.setattr(FileResponse, "chunk_size", 3000)
+    (tmp_path / "source").write_bytes(content)
+    job_id = fresh_site.submit()["id"]
+    claim = fresh_site.worker.claim_job(job_id)
+    sha256, size = fresh_site.services.files.put(tmp_path / "source")
+    fresh_site.worker.finish(claim, artifacts=[StoredArtifact(0, "file", "trace", "text/plain", size, sha256)])
+    url, path = f"/jobs/{job_id}/artifacts/file", fresh_site.services.files.open_path(sha256)
+    assert fresh_site.http.get(url).content == content
+    changed = {"reversed": content[::-1], "shorter": content[:-1], "longer": content + b"x", "empty": b""}[change]
+    path.write_bytes(changed)
+    if small or len(changed) != len(content):
+        answer = fresh_site.http.get(url)
+        assert (answer.status_code, answer.json()["code"]) == (500, "damaged")
+        assert fresh_site.http.get(url, headers={"Range": "bytes=0-9"}).status_code == 500
+        assert str(path.parent) not in answer.text
+    else:
+        with pytest.raises(httpx.RemoteProtocolError):
+            fresh_site.http.get(url)
+    with Flopwatch(fresh_site.url) as client, pytest.raises((DownloadFailed, Refused), match=r"damaged"):
+        client.download(job_id, to=tmp_path / "to")
+    assert list((tmp_path / "to").iterdir()) == []
 
 
 def test_several_ranges(site: Any, downloadable: str, content: bytes) -> None:
