@@ -14,13 +14,10 @@ from fastapi import Depends, Request
 from app.api.guard import Access
 from app.api.parameters import JobId, SweepId, user_of
 from app.api.services import CurrentServices, Services
-from app.errors import FieldError, InsufficientScope, InvalidRequest, QueueFull
+from app.errors import FieldError, InsufficientScope, InvalidRequest
 from app.specs._code import RUNS_CODE, codes_of
 from app.store.records import NewJob
 from app.tokens import Scope
-
-RETRY_QUEUE_S = 60
-"""Seconds after which a client whose queue was full should try again."""
 
 
 def access_of(request: Request) -> Access:
@@ -84,25 +81,6 @@ def check_limits(services: Services, sender: Access, jobs: Iterable[NewJob]) -> 
             raise InvalidRequest(detail, errors=(FieldError("/spec", detail),))
 
 
-def check_room(services: Services, sender: Access, jobs: int = 1) -> None:
-    """Raise QueueFull if so many more jobs of the sender would be too many.
-
-    The jobs are counted before they are stored: requests at the same moment may exceed the limit together, and so may
-    the jobs of one sweep that is resumed.
-    """
-    most = services.settings.max_queued_jobs
-    if most is None:
-        return
-    queued = services.reading.queued_by(sender.name)
-    if queued + jobs > most:
-        whose = f"{sender.name} has" if sender.name else "Clients that name no user have"
-        raise QueueFull(
-            f"{whose} {queued} queued jobs, and {jobs} more would exceed {most} (FLOPWATCH_MAX_QUEUED_JOBS): wait for "
-            "some of them, or cancel some.",
-            RETRY_QUEUE_S,
-        )
-
-
 def check_own(access: Access, owner: str | None, what: str) -> None:
     """Raise InsufficientScope for what somebody else has submitted, unless the sender is an admin."""
     if not access.allows("admin") and (access.token_id is None or access.name != owner):
@@ -129,8 +107,6 @@ def own_job(*, again: bool = False) -> Any:
 
     async def check(request: Request, services: CurrentServices, job_id: JobId) -> None:
         await check_own_jobs(services, access_of(request), [job_id], again=again)
-        if again:
-            await run_sync(check_room, services, await _sender(request))
 
     return Depends(check)
 
@@ -145,8 +121,6 @@ def own_sweep(*, again: bool = False) -> Any:
             check_own(access, sweep["options"].get("submitted_by"), f"Sweep {sweep_id}")
             if again and _has_code(sweep):
                 access.require("code", f"Sweep {sweep_id}, which may run uploaded code,")
-        if again:
-            await run_sync(check_room, services, await _sender(request))
 
     return Depends(check)
 

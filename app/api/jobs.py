@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from app.api.access import OWN_JOB, OWN_JOB_AGAIN, Sender, check_code, check_limits, check_room, own_name
+from app.api.access import OWN_JOB, OWN_JOB_AGAIN, Sender, check_code, check_limits, own_name
 from app.api.bodies import Body, JobBody, JobChanges, json_body, request_body
 from app.api.guard import Access
 from app.api.links import linked_job, linked_jobs
@@ -117,9 +117,7 @@ async def submit_job(services: Services, body: JobBody, sender: Access, key: Ide
     def store() -> Submitted:
         if first := services.queue.first_answer(key):
             return first
-        new = new_job(services, body, sender)
-        check_room(services, sender)
-        return services.queue.submit(new, key)
+        return services.queue.submit(new_job(services, body, sender), key)
 
     return await services.writes.run(store)
 

@@ -95,7 +95,7 @@ async def running(settings: Settings, note_error: NoteError = lambda _: None) ->
     except BaseException:
         database.close()
         raise
-    slices, queue = Slices(database), Queue(database)
+    slices, queue = Slices(database), Queue(database, max_queued=settings.max_queued_jobs)
     services = Services(
         settings=settings,
         database=database,

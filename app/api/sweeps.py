@@ -14,7 +14,7 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 from pydantic_core import to_json
 
 from app import results
-from app.api.access import OWN_SWEEP, OWN_SWEEP_AGAIN, Sender, check_code, check_limits, check_room
+from app.api.access import OWN_SWEEP, OWN_SWEEP_AGAIN, Sender, check_code, check_limits
 from app.api.bodies import Body, JobOptions, json_body, request_body, summary
 from app.api.guard import Access
 from app.api.links import linked_sweep
@@ -123,7 +123,6 @@ async def submit_sweep(
         if first := services.queue.first_answer(key):
             return first
         jobs, fit = planned(services, body, sender)
-        check_room(services, sender, len(jobs))
         return services.queue.submit_sweep(
             body.name, body.labels, body.base, body.grid, body.exclude, jobs, key, fit, body.notify_url
         )

@@ -10,9 +10,9 @@ from datetime import datetime
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, bindparam, insert, select, update
+from sqlalchemy import Connection, Dialect, bindparam, func, insert, select, update
 
-from app.errors import Gone, IdempotencyMismatch, KeyTaken
+from app.errors import Gone, IdempotencyMismatch, KeyTaken, QueueFull
 from app.specs._schema import SCHEMA, name_of
 from app.store import tables
 from app.store.files.uploads import record_code_use
@@ -35,6 +35,9 @@ _KEY_HOLDER = select(tables.job.c.id, tables.job.c.state).where(
 )
 QUEUED_EVENT: dict[str, Any] = {"state": "queued"}
 """The first event of every job, of type `state`."""
+
+RETRY_QUEUE_S = 60
+"""Seconds after which a client whose queue was full should try again."""
 
 SPEC_COLUMNS = ("kind", "spec", "summary", "device_type", "devices", "exclusive_host", "requirements", "point")
 """Columns of a job that follow from its spec and its point: jobs with the same spec have the same values."""
@@ -109,6 +112,23 @@ INITIAL_COLUMNS: dict[str, Any] = {
 def queued(now: datetime) -> dict[str, Any]:
     """Return the columns that are the same for every job just submitted."""
     return {**INITIAL_COLUMNS, "note": None, "attempt": 0, "version": 1, "created_at": now}
+
+
+def check_room(connection: Connection, submitter: str | None, most: int | None, more: int, *, stored: int = 0) -> None:
+    """Raise QueueFull if a submitter (None: all of whom no name is known) would have more than `most` queued jobs with
+    `more` jobs, of which `stored` are in the table already. `connection` has the lock of writers, and stores them."""
+    if most is None:
+        return
+    job = tables.job.c
+    query = select(func.count()).where(job.state == "queued", job.submitted_by == submitter)
+    queued = connection.execute(query).scalar_one() - stored
+    if queued + more > most:
+        whose = f"{submitter} has" if submitter else "Clients that name no user have"
+        raise QueueFull(
+            f"{whose} {queued} queued jobs, and {more} more would exceed {most} (FLOPWATCH_MAX_QUEUED_JOBS): wait for "
+            "some of them, or cancel some.",
+            RETRY_QUEUE_S,
+        )
 
 
 def check_key(connection: Connection, unique_key: str | None) -> None:

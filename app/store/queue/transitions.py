@@ -120,19 +120,23 @@ class Queue:
     and `resume_sweep` read before it, in a transaction of their own.
     """
 
-    def __init__(self, database: Database, *, pause: Callable[[float], object] = time.sleep) -> None:
-        """`pause` waits for so many seconds between two slices."""
+    def __init__(
+        self, database: Database, *, max_queued: int | None = None, pause: Callable[[float], object] = time.sleep
+    ) -> None:
+        """`max_queued`: most queued jobs of one submitter; `pause` waits for so many seconds between two slices."""
         self._database = database
+        self._max_queued = max_queued
         self._pause = pause
 
     def submit(self, new: NewJob, idempotency: Idempotency | None = None) -> Submitted:
         """Queue one job. A repeated Idempotency-Key gets the first answer; another body raises IdempotencyMismatch.
 
-        Raises KeyTaken when another job with its unique key is queued or running.
+        Raises KeyTaken when another job with its unique key is queued or running, and QueueFull.
         """
         with self._database.write() as connection:
 
             def answer() -> dict[str, Any]:
+                submission.check_room(connection, new.submitted_by, self._max_queued, 1)
                 submission.check_key(connection, new.unique_key)
                 (row,) = submission.insert_jobs(connection, [submission.job_row(new, None, utc_now())])
                 webhooks.register(connection, new.notify_url, job_id=row["id"])
@@ -155,7 +159,7 @@ class Queue:
         """Queue a sweep and all of its jobs, or nothing. The jobs have the same options. With `fit`, they are the first
         of each search. Each job's name is the sweep's, followed by the coordinates that distinguish the job.
 
-        Raises ValueError when there is no job.
+        Raises QueueFull, and ValueError when there is no job.
         """
         if not jobs:
             raise ValueError("a sweep has at least one job")
@@ -166,6 +170,7 @@ class Queue:
         with self._database.write() as connection:
 
             def answer() -> dict[str, Any]:
+                submission.check_room(connection, jobs[0].submitted_by, self._max_queued, len(jobs))
                 row = {
                     "name": name,
                     "labels": labels,
@@ -205,7 +210,7 @@ class Queue:
         """Queue a new job for each point whose latest one failed or was cancelled, or that has no job any more.
 
         Returns the public sweep. Raises NotFound; Conflict when there is no such point, or when a point without a job
-        has a spec that this version does not take.
+        has a spec that this version does not take; QueueFull.
         """
         with self._database.read() as connection:
             sweep = _sweep_row(connection, sweep_id)
@@ -236,6 +241,8 @@ class Queue:
                 raise Conflict(
                     f"Every point of sweep {sweep_id} has a result, or a job on its way: there is nothing to resume."
                 )
+            submitter = sweep["options"].get("submitted_by")
+            submission.check_room(connection, submitter, self._max_queued, number, stored=number)
             webhooks.expect_again(connection, sweep_id=sweep_id)
             return sweep_dict(sweep, sweeps.counts(connection, [sweep_id])[sweep_id])
 
@@ -522,7 +529,8 @@ class Queue:
 
         Its next attempt is allowed even if it has used up all attempts. Results of earlier attempts stay. Raises
         NotFound; Conflict when the job is in another state, when somebody is deleting it, or when its sweep was resumed
-        and has a newer job instead of it; KeyTaken when another job with its unique key is queued or running.
+        and has a newer job instead of it; KeyTaken when another job with its unique key is queued or running;
+        QueueFull.
         """
         with self._database.write() as connection:
             job = _job_row(connection, job_id)
@@ -536,6 +544,7 @@ class Queue:
                 raise Conflict(
                     f"Sweep {job.sweep_id} was resumed, and job {later} stands in the place of job {job_id}."
                 )
+            submission.check_room(connection, job.submitted_by, self._max_queued, 1)
             submission.check_key(connection, job.unique_key)
             allowed = max(job.max_attempts, job.attempt + 1)
             _change_job(connection, job_id, max_attempts=allowed, **submission.INITIAL_COLUMNS)

@@ -540,13 +540,6 @@ class Reading:
             rows = connection.execute(select(job.state, func.count()).group_by(job.state)).all()
         return {state: dict(map(tuple, rows)).get(state, 0) for state in JOB_STATES}
 
-    def queued_by(self, submitter: str | None) -> int:
-        """Return the number of queued jobs that this user submitted; None: those of nobody that is known."""
-        job = tables.job.c
-        query = select(func.count()).where(job.state == "queued", job.submitted_by == submitter)
-        with self._database.read() as connection:
-            return connection.execute(query).scalar_one()
-
     def known_names(self) -> dict[str, set[str]]:
         """Return the kinds and the capabilities that registered workers have; both empty if none ever registered."""
         with self._database.read() as connection:

@@ -12,6 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -528,6 +529,41 @@ class TestLimits:
             site.http.post(f"/jobs/{first}/cancel", headers=bearer(ada)).raise_for_status()
             assert submit(ada).status_code == 201
             refused(site.http.post(f"/jobs/{first}/retry", headers=bearer(ada)), 429, "queue_full")
+
+    @pytest.mark.parametrize("path", ["/jobs", "/sweeps", "/jobs/{job}/retry"])
+    def test_many_at_once_do_not_exceed_the_limit(self, serve: Any, tmp_path: Path, path: str) -> None:
+        with serve(tmp_path, api_token=BOOTSTRAP, max_queued_jobs=5) as site:
+            ada = bearer(made(site, "ada", "submit"))
+            jobs = []
+            for _ in range(16 if "retry" in path else 0):
+                jobs.append(site.http.post("/jobs", json={"spec": TINY}, headers=ada).json()["id"])
+                site.http.post(f"/jobs/{jobs[-1]}/cancel", headers=ada).raise_for_status()
+            body = {"spec": TINY} if path == "/jobs" else {"base": TINY, "grid": {"seed": [1]}}
+
+            def submit(number: int) -> int:
+                if jobs:
+                    answer = site.http.post(path.format(job=jobs[number]), headers=ada)
+                else:
+                    answer = site.http.post(path, json=body, headers=ada)
+                return int(answer.status_code)
+
+            with ThreadPoolExecutor(16) as pool:
+                answers = list(pool.map(submit, range(16)))
+            assert sorted(answers) == [202 if jobs else 201] * 5 + [429] * 11
+            assert len(site.http.get("/jobs?state=queued", headers=ada).json()["data"]) == 5
+
+    def test_a_sweep_that_is_resumed_does_not_exceed_the_limit(self, serve: Any, tmp_path: Path) -> None:
+        with serve(tmp_path, api_token=BOOTSTRAP, max_queued_jobs=3) as site:
+            ada = bearer(made(site, "ada", "submit"))
+            body = {"base": TINY, "grid": {"seed": [1, 2, 3]}}
+            sweep = site.http.post("/sweeps", json=body, headers=ada).json()["id"]
+            site.http.post(f"/sweeps/{sweep}/cancel", headers=ada).raise_for_status()
+            job = site.http.post("/jobs", json={"spec": TINY}, headers=ada).json()["id"]
+            full = refused(site.http.post(f"/sweeps/{sweep}/resume", headers=ada), 429, "queue_full")
+            assert "ada has 1 queued jobs, and 3 more would exceed 3" in full["detail"]
+            assert len(site.http.get(f"/jobs?sweep={sweep}", headers=ada).json()["data"]) == 3, "nothing was stored"
+            site.http.post(f"/jobs/{job}/cancel", headers=ada).raise_for_status()
+            assert site.http.post(f"/sweeps/{sweep}/resume", headers=ada).status_code == 202
 
     def test_nothing_runs_again_while_the_queue_is_full(self, serve: Any, tmp_path: Path) -> None:
         with serve(tmp_path, api_token=BOOTSTRAP, max_queued_jobs=1) as site:
