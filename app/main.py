@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 from collections.abc import AsyncIterator
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import Depends, FastAPI
@@ -49,6 +48,7 @@ from app.settings import Settings
 from app.specs import KINDS
 from app.web import docs, export, pages
 from app.web.live import Refreshes
+from flopwatch.version import own_version
 
 ROUTERS = (
     *(jobs, bulk, events, results, files, sweeps, queue, tables, compare, baselines, history, export, specs),
@@ -73,7 +73,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     app = FastAPI(
         title="Flopwatch",
-        version=version("flopwatch"),
+        version=own_version(),
         summary="A self-hosted profiling job queue for transformer training",
         lifespan=lifespan,
         docs_url=None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from importlib.metadata import version
 
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
@@ -15,10 +14,11 @@ from app.api.parameters import NO_QUERY, Json
 from app.api.services import CurrentServices
 from app.errors import DatabaseBusy
 from app.store.reading import monitoring
+from flopwatch.version import own_version
 
 router = APIRouter(tags=["health"])
 
-VERSION = version("flopwatch")
+VERSION = own_version()
 
 PROBE_WAIT_S = 0.2
 LAST_WAIT_S = 1.0

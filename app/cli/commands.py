@@ -28,12 +28,9 @@ cli.add_typer(tokens.token, name="token")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
+        from flopwatch.version import own_version
 
-        try:
-            echo(f"flopwatch {version('flopwatch')}")
-        except PackageNotFoundError:
-            echo("flopwatch, run from its sources, which are not installed")
+        echo(f"flopwatch {own_version()}")
         raise typer.Exit
 
 

@@ -78,19 +78,19 @@ def _findings(slurm_settings: Path | None) -> Iterator[Finding]:
 def _server(settings: Settings) -> Iterator[Finding]:
     """Ask the server that commands on this host would talk to."""
     from email.utils import parsedate_to_datetime
-    from importlib import metadata
 
     import httpx
 
     from app.checkup import absent, broken, works
     from app.store.checking import of_clock
     from flopwatch import address
+    from flopwatch.version import own_version
 
     url = os.environ.get("FLOPWATCH_URL") or address.read(settings.data_dir)
     if url is None:
         yield absent("server", "none runs on this host, and FLOPWATCH_URL names none")
         return
-    before, own = datetime.now(UTC), metadata.version("flopwatch")
+    before, own = datetime.now(UTC), own_version()
     try:
         answer = httpx.get(f"{url.rstrip('/')}/healthz", timeout=SERVER_S)
         version, date = answer.raise_for_status().json()["version"], answer.headers.get("date")

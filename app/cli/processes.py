@@ -59,11 +59,16 @@ PR_SET_PDEATHSIG = 1
 def serve(host: Host = None, port: Port = None, *, insecure: Insecure = False, data_dir: DataDir = None) -> None:
     """Run the server."""
     with without_collector():
+        from app.errors import CannotRunHere
         from app.server.process import listen
 
     use_data_dir(data_dir)
     settings = _server_settings(host, port, insecure=insecure)
-    raise typer.Exit(listen(settings))
+    try:
+        code = listen(settings)
+    except CannotRunHere as error:
+        fail(f"{error.title}: {error.detail}")
+    raise typer.Exit(code)
 
 
 def worker(
@@ -402,7 +407,7 @@ def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> S
     from contextlib import closing
 
     from app.errors import FlopwatchError
-    from app.server.access import refuse_open_access
+    from app.server.access import refuse_open_access, refuse_second_server
     from app.store.database.engine import is_missing, open_database
     from app.store.database.private import UMASK
     from app.store.files.opening import open_files
@@ -413,6 +418,7 @@ def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> S
     try:
         if is_missing(settings):  # then nothing is made
             refuse_open_access(settings, None)
+        refuse_second_server(settings)
         _check_address(settings.host, settings.port)
         with closing(open_database(settings)) as database:
             refuse_open_access(settings, database)

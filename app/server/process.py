@@ -18,6 +18,7 @@ import uvicorn
 from app.logs import announce
 from app.main import create_app
 from app.server import connections, logs
+from app.server.access import lock_folder
 from app.settings import Settings
 from flopwatch import address
 
@@ -86,7 +87,11 @@ class Server(uvicorn.Server):
 
 
 def listen(settings: Settings) -> int:
-    """Serve until told to stop; returns the process's exit code."""
+    """Serve until told to stop; returns the process's exit code.
+
+    Raises CannotRunHere while another server uses the data folder.
+    """
+    lock = lock_folder(settings)
     logs.set_up(settings.log_format)
     limit = connections.connections_within_files(settings.max_connections)
     incoming = connections.Incoming(limit, settings.request_timeout_s)
@@ -108,4 +113,6 @@ def listen(settings: Settings) -> int:
     gc.set_threshold(*COLLECTS_AFTER)
     sys.setswitchinterval(SWITCH_S)
     server.run()
+    if lock is not None:
+        os.close(lock)
     return 0 if server.started else 1

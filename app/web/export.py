@@ -13,7 +13,6 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version as package_version
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
@@ -37,6 +36,7 @@ from app.web.templates import STATIC, embedded, page_text, plain, table
 from flopwatch.text.cases import case_text
 from flopwatch.text.numbers import NOTHING
 from flopwatch.text.times import current_time
+from flopwatch.version import own_version
 
 router = APIRouter(tags=["results"])
 
@@ -157,7 +157,7 @@ def _file(request: Request, name: str, path: str, **values: Any) -> Response:
         assets=own,
         source=str(request.base_url).rstrip("/") + path,
         made_at=f"{current_time():%Y-%m-%d %H:%M:%S} UTC",
-        version=package_version("flopwatch"),
+        version=own_version(),
         **values,
     )
     headers = {

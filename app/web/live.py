@@ -8,7 +8,6 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from importlib.metadata import version as package_version
 from typing import Any
 
 from anyio.to_thread import run_sync
@@ -17,6 +16,7 @@ from fastapi.responses import Response
 
 from app.api.parameters import ETag
 from app.web.templates import PLOT_POLICY, render
+from flopwatch.version import own_version
 
 REVALIDATED = {"Cache-Control": "private, no-cache", "Vary": "HX-Request"}
 SHARED_S = 1.0
@@ -79,7 +79,7 @@ async def refreshed(request: Request, make: Callable[[Known], Response]) -> Resp
 
 @functools.cache
 def _version() -> str:
-    return package_version("flopwatch")
+    return own_version()
 
 
 def page_tag(*parts: str | None) -> ETag:

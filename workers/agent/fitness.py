@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib.metadata import version
 from typing import Any, Literal
 
 from app.specs._code import codes_of
@@ -23,6 +22,7 @@ from app.specs._schema import SCHEMA
 from app.store.public import rfc3339
 from app.store.records import Claim
 from app.store.tables import utc_now
+from flopwatch.version import own_version
 from workers.devices.locks import HeldDevices
 from workers.outcome import Failed, describe_error
 
@@ -246,7 +246,7 @@ class Examination:
 
 def of_another_version(server: Mapping[str, Any]) -> Unfit:
     """Return why a worker is unfit whose specs are not those of the newest server."""
-    own = version("flopwatch")
+    own = own_version()
     if server["schema_number"] < SCHEMA:
         reason = f"the server ({server['version']}) is older than this worker ({own}): update the server"
         return Unfit("too_new", reason, for_good=True)

@@ -16,7 +16,7 @@ from app.errors import CannotRunHere
 
 FOLDERS = ("artifacts", "scratch", "ceilings")
 DATABASE = "flopwatch.sqlite3"
-FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}.lock", "artifacts.lock")
+FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}.lock", "artifacts.lock", "server.lock")
 UMASK = 0o077
 """The umask of server and worker, and so of jobs."""
 

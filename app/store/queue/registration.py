@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Sequence
-from importlib.metadata import version
 from typing import Any, get_args
 
 from sqlalchemy import Connection, bindparam, insert, select, update
@@ -16,6 +15,7 @@ from app.store import service_settings, tables
 from app.store.database.engine import Database
 from app.store.queue.hosts import known_host
 from app.store.tables import utc_now
+from flopwatch.version import own_version
 
 ALIVE = get_args(LivingState)
 
@@ -95,7 +95,7 @@ class Registration:
 
 def announce_server(database: Database) -> None:
     """Store what the server is, which started last, for workers to compare themselves with."""
-    own = {"version": version("flopwatch"), "schema_number": SCHEMA, "fingerprint": fingerprint()}
+    own = {"version": own_version(), "schema_number": SCHEMA, "fingerprint": fingerprint()}
     with database.read() as connection:
         is_stored = server(connection) == own
     if not is_stored:

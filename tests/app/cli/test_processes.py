@@ -22,8 +22,9 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli.commands import cli
-from app.server.access import refuse_open_access
-from app.server.process import reachable
+from app.errors import CannotRunHere
+from app.server.access import lock_folder, refuse_open_access, refuse_second_server
+from app.server.process import listen, reachable
 from app.settings import Settings
 from app.store.database.engine import open_database
 from app.store.queue.registration import Registration
@@ -96,6 +97,38 @@ def test_serve(start: Any, tmp_path: Path) -> None:
     with closing(open_database(Settings(data_dir=data_dir))) as database:
         found, _version = Reading(database).job(job["id"])
     assert (found["id"], found["state"]) == (job["id"], "queued")
+
+
+@pytest.mark.parametrize("command", ["up", "serve"])
+def test_a_second_server_of_a_folder_is_refused(service: Any, start: Any, tmp_path: Path, command: str) -> None:
+    first = service()
+    folder, left = tmp_path / "data", (tmp_path / "data" / "server.json").read_text()
+    again = start(command, "--port", "0", "--data-dir", str(folder))
+    said = again.communicate(timeout=30)[1]
+    assert (again.returncode, len(said.splitlines())) == (1, 1), said
+    assert f"A server runs on {folder} already: {first.url}. " in said
+    assert "--data-dir" in said
+    assert (folder / "server.json").read_text() == left
+    first.server.kill()
+    first.server.wait()
+    settings = Settings(data_dir=folder)
+    refuse_second_server(settings)
+    held = lock_folder(settings)
+    assert held is not None
+    with pytest.raises(CannotRunHere, match="already"):
+        refuse_second_server(settings)
+    os.close(held)
+
+
+def test_two_servers_that_start_at_once(tmp_path: Path) -> None:
+    """Both passed the first check."""
+    settings = Settings(data_dir=tmp_path)
+    refuse_second_server(settings)
+    held = lock_folder(settings)
+    with pytest.raises(CannotRunHere, match=f"A server runs on {tmp_path} already\\. Use that one"):
+        listen(settings)
+    assert held is not None
+    os.close(held)
 
 
 def test_a_stopping_server_loses_no_submission(service: Any) -> None:

@@ -1,0 +1,40 @@
+"""Flopwatch's version in a checkout that is not installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import fastapi
+import pytest
+
+from flopwatch.packages import FOLDER
+
+SERVER = (
+    "import flopwatch.app.api.health as health, flopwatch.app.main as main; main.create_app(); print(health.VERSION)"
+)
+
+
+@pytest.mark.parametrize("program", [["-c", SERVER], ["-m", "flopwatch", "--version"]], ids=["server", "command"])
+def test_a_checkout_that_is_not_installed_has_its_version(tmp_path: Path, program: list[str]) -> None:
+    """`flopwatch up` ended with PackageNotFoundError there, and `flopwatch doctor` found no fault."""
+    installed = Path(fastapi.__file__).parents[1]
+    for path in installed.iterdir():
+        if "flopwatch" not in path.name:
+            (tmp_path / path.name).symlink_to(path)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), FOLDER])}
+    ran = subprocess.run(
+        [sys.executable, "-S", *program], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    version = tomllib.loads((Path(FOLDER) / "pyproject.toml").read_text())["project"]["version"]
+    assert (ran.returncode, ran.stdout.split()[-1:]) == (0, [version]), ran.stderr
+    assert "PackageNotFoundError" in missing(environment), "the control: nothing is installed"
+
+
+def missing(environment: dict[str, str]) -> str:
+    asked = "import importlib.metadata as installed; installed.version('flopwatch')"
+    program = [sys.executable, "-S", "-c", asked]
+    return subprocess.run(program, env=environment, capture_output=True, text=True, check=False).stderr
