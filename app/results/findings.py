@@ -620,7 +620,7 @@ def cut_short(judgement: Judgement, rows: Sequence[Row], job: int, stopped: str,
     if judgement.conclusion not in ("wrong", "invalid", "not_comparable"):
         judgement = replace(judgement, conclusion="inconclusive", sentence=sentence)
     gate = judgement.gate
-    if gate is not None and gate.outcome in ("passed", "slower", "not_confirmed", "missing"):
+    if gate is not None and gate.outcome in ("passed", "slower", "not_confirmed", "missing", "inconclusive"):
         judgement = replace(judgement, gate=replace(gate, outcome="inconclusive", sentence=sentence))
     return judgement
 

@@ -444,6 +444,7 @@ def test_what_was_measured_of_a_comparison_that_ended_too_soon_is_told(
     assert str(about(sheet, "sentence")).startswith(f"{told} is 1.99× faster")
     assert gated.judgement.gate is not None
     assert gated.judgement.gate.outcome == "inconclusive"
+    assert gated.judgement.gate.sentence.startswith(told), "the gate says why, too"
     assert not any("no numbers" in note for note in sheet.notes)
     (whole,) = rows(compare_sides(database, run(16, {"state": "succeeded"})))
     assert whole["finding"] == "better", "the control: a comparison that was not cut short"
