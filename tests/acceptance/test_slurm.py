@@ -258,6 +258,19 @@ def test_a_cluster_that_takes_no_job_makes_the_worker_unfit(site: Site) -> None:
     assert [ends(site, job_id)["attempt"] for job_id in jobs] == [1, 1]
 
 
+def test_scripts_that_fail_for_different_jobs_fail_none_of_them(site: Site) -> None:
+    worker = site.start_worker(setup="echo there is no such module >&2; exit 3")
+    jobs = [submit(site.client, plain_job("counted", number=number)) for number in range(4)]
+    unfit = unfit_worker(site)
+    assert unfit["code"] == "same_failures"
+    assert "there is no such module" in unfit["reason"]
+    worker.terminate()
+    assert worker.wait(30) == 0
+    assert {get(site.client, f"/jobs/{job_id}")["state"] for job_id in jobs} == {"queued"}
+    site.start_worker()
+    assert {ends(site, job_id)["state"] for job_id in jobs} == {"succeeded"}
+
+
 def test_a_cluster_without_such_gpus_makes_the_worker_unfit(site: Site) -> None:
     """It would take jobs without a GPU."""
     site.start_worker(gpus_per_node=2, gpu_type="none_such")

@@ -28,7 +28,7 @@ from app.store.queue.transitions import Queue
 from app.store.records import Claim, Finish
 from workers.agent.fitness import BLAMED_S, Unfit, of_another_version
 from workers.jobs._base import parse_spec
-from workers.outcome import Abandoned, Cancelled, GivenBack, RunnerError, describe_error
+from workers.outcome import Abandoned, Cancelled, Failed, GivenBack, RunnerError, describe_error
 from workers.slurm.client import PREFIX, CommandFailed, Listed, NoAnswer, SlurmClient
 from workers.slurm.handover import HandOverFolder, mark_of
 from workers.slurm.settings import SlurmSettings
@@ -54,7 +54,7 @@ class Allocation:
     unfit: Unfit | None = None
     """Why it went back, if sbatch would refuse other jobs, too."""
     succeeded: bool = False
-    """It cannot: a job that has begun is its agent's."""
+    """True if an agent has taken it over: the nodes can run jobs."""
     done: threading.Event = field(default_factory=threading.Event)
     submitted: bool = False
     """True once sbatch was tried."""
@@ -104,6 +104,7 @@ class Allocations(threading.Thread):
         *,
         client: SlurmClient,
         on_end: Callable[[], None],
+        blame: Callable[[Claim, Failed], Unfit | None],
     ) -> None:
         super().__init__(name="slurm")
         self._settings = settings
@@ -111,6 +112,7 @@ class Allocations(threading.Thread):
         self._queue = queue
         self._client = client
         self._on_end = on_end
+        self._blame = blame
         self._refused_first: dict[int, float] = {}
         """When a job was refused first that the cluster's limits keep out, on the clock."""
         self._guard = threading.Lock()
@@ -332,8 +334,12 @@ class Allocations(threading.Thread):
         detail = f"Slurm job {allocation.slurm_id} ended before it began with the job: {state}"
         detail += f"; its last words: {words}" if words else ", and it said nothing"
         if listed is not None and listed.state in ("COMPLETED", "FAILED"):
-            # Its script has ended by itself: it would do so again.
-            self._finish(allocation, "invalid_environment", detail)
+            # Its script has ended by itself: it would do so again, here.
+            unfit = self._blame(allocation.claim, Failed("invalid_environment", detail))
+            if unfit is not None:
+                self._give_back(allocation, unfit)
+            else:
+                self._finish(allocation, "invalid_environment", detail)
         else:
             self._end(allocation, lambda: self._queue.give_up(allocation.claim, detail), detail)
 
@@ -366,6 +372,7 @@ class Allocations(threading.Thread):
         self._drop(allocation)
 
     def _drop(self, allocation: Allocation) -> None:
+        allocation.succeeded = allocation.slurm_id is not None and not self._folder.is_waiting(allocation.mark)
         with self._guard:
             self._own.pop(allocation.mark, None)
             if allocation.slurm_id is not None:
