@@ -286,6 +286,8 @@ class Queue:
             attempt_id = fence.take_over(connection, handed.job_id, handed.attempt, tokens, worker_id)
             connection.execute(_END_ATTEMPT.values(started_at=now), {"attempt_id": attempt_id})
             job = _job_row(connection, handed.job_id)
+            if job.state not in ("queued", "running"):  # a server of 0.1.0 ends a queued job, and not its attempt
+                raise LeaseLost(f"Job {handed.job_id} is {job.state}.")
             if job.state == "queued":
                 _observe_waiting(connection, job, now)
             began = {"state": "running", "waiting_reason": None, "worker_id": worker_id, "started_at": now}

@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, update
 from sqlalchemy.exc import StatementError
 
 from app.errors import Conflict, DatabaseFailed, IdempotencyMismatch, KeyTaken, LeaseLost, NotFound, job_problem
 from app.results import list_tables
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
+from app.store import tables
 from app.store.database import postgresql, sqlite
 from app.store.database.engine import Database
 from app.store.keeping.deleting import delete_job
@@ -626,6 +627,17 @@ class TestHandingOver:
         assert again.attempt == claim.attempt
         with pytest.raises(LeaseLost):
             queue.take_over(self.handed(claim), "new", "other")
+
+    def test_a_job_that_a_former_server_has_ended_does_not_start(
+        self, shop: Any, queue: Queue, database: Database, reading: Reading
+    ) -> None:
+        """Release 0.1.0 ends a queued job and knows nothing of its attempt, which waits in a cluster."""
+        claim = shop.running_job()
+        with database.write() as connection:
+            connection.execute(update(tables.job).values(state="cancelled"))
+        with pytest.raises(LeaseLost, match="is cancelled"):
+            queue.take_over(self.handed(claim), "new", "other")
+        assert reading.job(claim.job_id)["state"] == "cancelled"
 
 
 class TestCancel:
