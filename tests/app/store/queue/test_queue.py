@@ -637,7 +637,7 @@ class TestHandingOver:
             connection.execute(update(tables.job).values(state="cancelled"))
         with pytest.raises(LeaseLost, match="is cancelled"):
             queue.take_over(self.handed(claim), "new", "other")
-        assert reading.job(claim.job_id)["state"] == "cancelled"
+        assert reading.job(claim.job_id)[0]["state"] == "cancelled"
 
 
 class TestCancel:
