@@ -53,7 +53,7 @@ QUEUED: ColumnElement[bool] = _job.state == literal_column("'queued'")
 UNCLAIMED = and_(QUEUED, _job.waiting_reason.is_(None))
 """The condition for jobs that a worker may claim: the other queued ones wait in a cluster's queue."""
 _ORDER = (_job.priority.desc(), _job.id)
-_CONSIDERED = (
+CONSIDERED = (
     _job.id,
     _job.priority,
     _job.submitted_by,
@@ -68,7 +68,7 @@ _KINDS: BindParameter[Any] = bindparam("kinds", expanding=True)
 
 def _candidates(index: str, *conditions: ColumnElement[bool]) -> Select[Any]:
     return (
-        select(*_CONSIDERED)
+        select(*CONSIDERED)
         # Without the hint SQLite takes ix_job_state_id and sorts the whole queue for every claim: 30 ms with 100 000
         # queued.
         .with_hint(tables.job, f"INDEXED BY {index}", "sqlite")
@@ -106,7 +106,7 @@ def _first_of_each(condition: ColumnElement[bool]) -> CompoundSelect[Any]:
         its = _candidates(_BY_USER, condition, whose).correlate(users)
         return its.with_only_columns(_job.id).limit(1).scalar_subquery()
 
-    columns = select(*(head.c[column.name] for column in _CONSIDERED))
+    columns = select(*(head.c[column.name] for column in CONSIDERED))
     of_users = columns.select_from(users.join(head, head.c.id == first(_job.submitted_by == users.c.name)))
     return of_users.union_all(columns.where(head.c.id == first(_job.submitted_by.is_(None))))
 

@@ -56,6 +56,17 @@ def waiting_reasons(connection: Connection, jobs: Iterable[Mapping[Any, Any]]) -
     return reasons
 
 
+def stuck(connection: Connection, jobs: Iterable[Mapping[Any, Any]]) -> frozenset[int]:
+    """Return the ids of those rows of the table `job` that nobody can start now: their kind is paused, or no connected
+    worker could run them."""
+    connected, paused = hosts(connection, ALIVE), paused_kinds(connection)
+    return frozenset(
+        int(job["id"])
+        for job in jobs
+        if pause_reason(job["kind"], paused) or missing_for(Needs.of(job), connected) is not None
+    )
+
+
 def _full_reason(job: Mapping[Any, Any], of_users: Shares | None) -> str | None:
     """Say that the job's user holds as many devices as one user may; None if it may hold the job's, too."""
     if of_users is None or not of_users.is_full(job["submitted_by"], job):

@@ -10,8 +10,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, case, func, literal, select
 
 from app.store import tables
-from app.store.queue.claims import QUEUED
+from app.store.queue.claims import CONSIDERED, QUEUED
 from app.store.queue.sharing import Shares, shares
+from app.store.queue.waiting import stuck
 from app.store.tables import utc_now
 
 GUESSED_BY = timedelta(days=7)
@@ -23,7 +24,7 @@ _job, _use = tables.job.c, tables.device_use.c
 @dataclass(frozen=True)
 class Place:
     """A queued job's place, counted from 1. `about_s`: seconds until it starts, if jobs take as long as others of their
-    kind did; None while no worker is connected, or if none has ended yet."""
+    kind did; None while no connected worker can run it, its kind is paused, or no job has ended yet."""
 
     place: int
     about_s: float | None
@@ -54,10 +55,13 @@ def places(connection: Connection, job_ids: Collection[int]) -> dict[int, Place]
     running, workers = (connection.execute(count).scalar_one() for count in counts)
 
     def about_s(row: Any) -> float | None:
+        if not by_kind or not workers or row.id in stuck_ones:
+            return None
         # Of each job that runs, half is still to come.
-        return (row.until_s - row.takes_s + min(running, 1) * mean_s / 2) / max(running, 1) if can_guess else None
+        return float((row.until_s - row.takes_s + min(running, 1) * mean_s / 2) / max(running, 1))
 
-    can_guess = bool(by_kind and workers)
+    jobs = connection.execute(select(*CONSIDERED).where(_job.id.in_(job_ids), QUEUED)).mappings()
+    stuck_ones = stuck(connection, jobs)
     found = connection.execute(select(queue).where(queue.c.id.in_(job_ids)))
     return {row.id: Place(row.place, about_s(row)) for row in found}
 

@@ -96,6 +96,12 @@ def test_waiting_says_how_many_jobs_are_ahead(fresh_site: Any) -> None:
     with Flopwatch(fresh_site.url) as client, pytest.raises(WaitTimeout):
         client.wait(4, timeout_s=0.2, show=lambda _done, _total, message: shown.append(message))
     assert shown[1].startswith("1 job ahead, about 30 min; no worker that could run it is free now")
+    fresh_site.submit(spec={**TINY, "device": "cuda"})
+    asked = {"job": [4, 5]}
+    known = [one["about_s"] is not None for one in fresh_site.http.get("/queue/places", params=asked).json()["data"]]
+    assert known == [True, False], "no connected worker has a GPU"
+    fresh_site.http.put("/queue/paused", json={"kinds": ["benchmark"]}).raise_for_status()
+    assert [one["about_s"] for one in fresh_site.http.get("/queue/places", params=asked).json()["data"]] == [None, None]
 
 
 def test_without_tokens_all_are_one_user(fresh_site: Any) -> None:
