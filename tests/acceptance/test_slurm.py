@@ -205,7 +205,7 @@ def test_a_job_times_out(site: Site) -> None:
 @pytest.mark.long
 def test_control_of_the_timeout(site: Site) -> None:
     with cleaned_up(site.misbehave), pytest.raises(TimeoutError, match="to be gone"):
-        times_out(site, sabotage="kill_after_terminate", patience_s=CONTROL_S)
+        times_out(site, sabotage="subreaper", patience_s=CONTROL_S)
 
 
 def error_of_a_script_that_fails(site: Site, *, patience_s: float = ENDS_S) -> dict[str, Any]:

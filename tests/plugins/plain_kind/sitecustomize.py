@@ -18,6 +18,6 @@ second_folder.add(FOLDER)
 runpy.run_path(str(FOLDER.parent / "worker_sabotage" / "sitecustomize.py"))
 
 if "warm" in sys.orig_argv:
-    from workers.processes import warm
+    from flopwatch.workers.processes import warm
 
     warm.PRELOADED = ()  # what `warm` itself imports suffices: some modules of runners import torch

@@ -3,7 +3,8 @@
 Python imports this module at start where its folder is on the path. $SABOTAGE names what to take out, separated by
 commas; $MOVED_CLOCK names a file with the seconds by which the wall clock is off; $OBJECT_REQUEST_S is how long a
 request to an object store may take. The product knows nothing of it.
-Every mechanism imports what it needs by itself: most processes of a worker are small.
+Every mechanism imports what it needs by itself: most processes of a worker are small. It does so by long names
+(`flopwatch.workers`): the processes of units find no others, and would run unharmed.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ def replace(owner: Any, name: str, replacement: Any) -> None:
 
 def watcher() -> None:
     """Nobody looks for lost workers."""
-    from app.store.queue.lease import Watcher
+    from flopwatch.app.store.queue.lease import Watcher
 
     replace(Watcher, "poll", lambda _self: [])
 
 
 def doubts_of_ceilings() -> None:
     """What a job of kind `ceiling` measures is kept, however small or disturbed it was."""
-    from workers.jobs import ceiling
+    from flopwatch.workers.jobs import ceiling
 
     replace(ceiling, "why_not_to_record", lambda *_: None)
 
 
 def last_attempt() -> None:
     """A lost job goes back to the queue however often it was tried."""
-    from app.store.queue.transitions import Queue
+    from flopwatch.app.store.queue.transitions import Queue
 
     original = Queue.recover
 
@@ -63,9 +64,9 @@ def monotonic_clock() -> None:
     """A watcher compares the wall clock with the time at which a worker was last seen."""
     from sqlalchemy import select
 
-    from app.store import tables
-    from app.store.queue.lease import Watcher
-    from app.store.records import RunningAttempt
+    from flopwatch.app.store import tables
+    from flopwatch.app.store.queue.lease import Watcher
+    from flopwatch.app.store.records import RunningAttempt
 
     attempt, worker = tables.attempt.c, tables.worker.c
     running = select(attempt.id, attempt.job_id, attempt.number, attempt.beat).where(
@@ -83,8 +84,8 @@ def monotonic_clock() -> None:
 
 def atomic_claim() -> None:
     """A worker looks for a job first and takes it a moment later, whatever became of it meanwhile."""
-    from app.store.queue import transitions
-    from app.store.queue.claims import next_job as original
+    from flopwatch.app.store.queue import transitions
+    from flopwatch.app.store.queue.claims import next_job as original
 
     seen: list[int] = []
 
@@ -103,7 +104,7 @@ def atomic_claim() -> None:
 
 def fence() -> None:
     """Every claim counts for ever."""
-    from app.store.queue import fence
+    from flopwatch.app.store.queue import fence
 
     replace(fence, "renew", lambda _connection, _claim: True)
 
@@ -112,8 +113,8 @@ def row_before_upload() -> None:
     """An object gets its row, and the claim is checked, after the upload."""
     from sqlalchemy import insert
 
-    from app.store import tables
-    from app.store.files import objects
+    from flopwatch.app.store import tables
+    from flopwatch.app.store.files import objects
 
     def put(self: Any, file: Any, expected: int, check: Any, claim: Any) -> tuple[str, int]:
         row = {"name": f"{time.time_ns()}", "attempt_id": claim.attempt_id, "created_at": tables.utc_now()}
@@ -128,8 +129,8 @@ def row_before_upload() -> None:
 
 def errors_of_uploads() -> None:
     """An upload that breaks off counts as one that has ended."""
-    from app.errors import StoreUnreachable
-    from app.store.files import objects
+    from flopwatch.app.errors import StoreUnreachable
+    from flopwatch.app.store.files import objects
 
     original = objects.ObjectFiles._upload
 
@@ -145,7 +146,7 @@ def errors_of_uploads() -> None:
 
 def found_allocations() -> None:
     """A worker takes no notice of allocations whose submission was not answered."""
-    from workers.slurm.allocations import Allocations
+    from flopwatch.workers.slurm.allocations import Allocations
 
     original = Allocations._judge
 
@@ -162,7 +163,7 @@ def settling() -> None:
     """
     import threading
 
-    from workers.slurm.one_job import OneJobAgent
+    from flopwatch.workers.slurm.one_job import OneJobAgent
 
     original = OneJobAgent.drain
     replace(OneJobAgent, "_settle_s", 0.0)
@@ -171,14 +172,14 @@ def settling() -> None:
 
 def scancel() -> None:
     """A worker does not cancel allocations that nobody needs."""
-    from workers.slurm.client import SlurmClient
+    from flopwatch.workers.slurm.client import SlurmClient
 
     replace(SlurmClient, "cancel", lambda *_: None)
 
 
 def ended_allocations() -> None:
     """A worker goes on waiting for an allocation that has ended."""
-    from workers.slurm.allocations import Allocations
+    from flopwatch.workers.slurm.allocations import Allocations
 
     replace(Allocations, "_never_began", lambda *_: None)
 
@@ -187,8 +188,8 @@ def takeover_of_ended_claims() -> None:
     """An agent may take over a claim that was taken over already, and has ended."""
     from sqlalchemy import bindparam, update
 
-    from app.store import tables
-    from app.store.queue import fence
+    from flopwatch.app.store import tables
+    from flopwatch.app.store.queue import fence
 
     attempt = tables.attempt
     of_claim = (attempt.c.job_id == bindparam("of_job"), attempt.c.number == bindparam("of_number"))
@@ -200,8 +201,8 @@ def end_of_lost_claims() -> None:
     """A claim counts although its attempt was given up."""
     from sqlalchemy import update
 
-    from app.store import tables
-    from app.store.queue import fence
+    from flopwatch.app.store import tables
+    from flopwatch.app.store.queue import fence
 
     renewed = update(tables.attempt).where(*fence._OF_CLAIM).values(beat=tables.attempt.c.beat + 1)
     replace(fence, "_RENEW", renewed)
@@ -209,8 +210,8 @@ def end_of_lost_claims() -> None:
 
 def cancel_of_queued() -> None:
     """A cancel is a mere wish, also of a job that waits."""
-    from app.store.public import job_dict
-    from app.store.queue.transitions import Queue, _job_row
+    from flopwatch.app.store.public import job_dict
+    from flopwatch.app.store.queue.transitions import Queue, _job_row
 
     def cancel(self: Queue, job_id: int) -> dict[str, Any]:
         with self._database.write() as connection:
@@ -222,7 +223,7 @@ def cancel_of_queued() -> None:
 
 def cancel_wins() -> None:
     """A finish overwrites a cancel that was asked for."""
-    from app.store.queue.transitions import Queue
+    from flopwatch.app.store.queue.transitions import Queue
 
     original = Queue.finish
 
@@ -236,8 +237,8 @@ def cancel_wins() -> None:
 
 def notice_of_cancels() -> None:
     """A worker does not hear that a job is to be cancelled."""
-    from workers.agent.unit_run import StopSignal
-    from workers.outcome import Cancelled
+    from flopwatch.workers.agent.unit_run import StopSignal
+    from flopwatch.workers.outcome import Cancelled
 
     original = StopSignal.set
 
@@ -250,22 +251,22 @@ def notice_of_cancels() -> None:
 
 def crashes() -> None:
     """A process that ends without saying how has succeeded."""
-    from workers.agent import unit_run
-    from workers.outcome import Succeeded
+    from flopwatch.workers.agent import unit_run
+    from flopwatch.workers.outcome import Succeeded
 
     replace(unit_run, "_crash", lambda *_: Succeeded())
 
 
 def subreaper() -> None:
     """Orphans go to init."""
-    from workers.processes import linux
+    from flopwatch.workers.processes import linux
 
     replace(linux, "adopt_orphans", lambda: None)
 
 
 def kill_after_terminate() -> None:
     """A job that is to end is only asked to."""
-    from workers.processes.launch import Process
+    from flopwatch.workers.processes.launch import Process
 
     replace(Process, "kill", lambda _self: None)
     replace(Process, "kill_with_keeper", lambda _self: None)
@@ -273,7 +274,7 @@ def kill_after_terminate() -> None:
 
 def watched_pipe() -> None:
     """A keeper does not notice the end of its agent."""
-    from workers.processes import keeper
+    from flopwatch.workers.processes import keeper
 
     original = keeper._receive
 
@@ -288,7 +289,7 @@ def watched_pipe() -> None:
 
 def orphans_of_keepers() -> None:
     """What a killed keeper leaves behind is left alone."""
-    from workers.processes import launch, warm
+    from flopwatch.workers.processes import launch, warm
 
     replace(launch, "kill_all", lambda *_spare: None)
     replace(warm, "kill_all", lambda *_spare, **_named: None)
@@ -296,7 +297,7 @@ def orphans_of_keepers() -> None:
 
 def capped_log() -> None:
     """All output is kept."""
-    from workers.agent import log
+    from flopwatch.workers.agent import log
 
     original = log.CappedLog.__init__
     endless = 1 << 40
@@ -333,14 +334,14 @@ def move_clock(file: Path) -> None:
     replace(time, "time", lambda: true_time() + offset_s())
     replace(time, "time_ns", lambda: int(time.time() * 1e9))
     if not {"warm", "keeper", "child", "wrapped"} & set(sys.orig_argv):  # they use no database, and start often
-        from app.store import tables
+        from flopwatch.app.store import tables
 
         replace(tables, "datetime", Moved)
 
 
 def limit_object_requests(seconds: int) -> None:
     """Let requests to an object store fail after so many seconds."""
-    from app.store.files import objects
+    from flopwatch.app.store.files import objects
 
     replace(objects, "REQUEST_S", seconds)
 
