@@ -8,7 +8,7 @@ import resource
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -218,21 +218,6 @@ def full(folder: Path, *, but: int = 0) -> Iterator[None]:
         yield
     finally:
         filler.unlink()
-
-
-@contextmanager
-def full_of_files(folder: Path) -> Iterator[None]:
-    """Let nobody make another file or folder on the disk of `folder` while inside, which must be a small one."""
-    fillers = [folder / f"filler-{number}" for number in range(MAX_FILES + 1)]
-    try:
-        with suppress(OSError):
-            for filler in fillers:
-                filler.touch()
-        assert not fillers[-1].exists()
-        yield
-    finally:
-        for filler in fillers:
-            filler.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -200,7 +200,7 @@ def test_revisions_of_a_repository_are_measured_in_turns(flopwatch: Flopwatch, t
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    job = json.loads(ran.stdout)
+    job = flopwatch.job(json.loads(ran.stdout)["job"])
     assert job["name"] == "main → ."
     old, new = (job["spec"][side]["step_code"]["revision"] for side in ("baseline", "candidate"))
     assert (old["label"], old["dirty"], new["dirty"], new["diff"]) == (

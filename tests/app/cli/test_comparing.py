@@ -122,13 +122,13 @@ def test_a_wrong_kernel_passes_no_gate(flopwatch: Any, site: Any, measured: Any)
 
 def test_a_gate_costs_one_comparison(flopwatch: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other, asked = run(), run(), []
-    request = httpx.Client.request
+    send = httpx.Client.send
 
-    def counting(self: httpx.Client, method: str, url: str, **options: Any) -> httpx.Response:
-        asked.append(url)
-        return request(self, method, url, **options)
+    def counting(self: httpx.Client, request: httpx.Request, **options: Any) -> httpx.Response:
+        asked.append(request.url.path)
+        return send(self, request, **options)
 
-    monkeypatch.setattr(httpx.Client, "request", counting)
+    monkeypatch.setattr(httpx.Client, "send", counting)
     ended(flopwatch("compare", one, other, "--fail-above", "5%", "--format", "csv"))
     assert asked == ["/compare"]
 

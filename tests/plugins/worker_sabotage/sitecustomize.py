@@ -13,7 +13,7 @@ import hashlib
 import os
 import sys
 import time
-from datetime import datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any, Self
 
@@ -74,7 +74,7 @@ def monotonic_clock() -> None:
     )
 
     def poll(self: Any) -> list[int]:
-        limit = tables.utc_now() - timedelta(seconds=self.lease_s)
+        limit = datetime.fromtimestamp(time.time(), UTC) - timedelta(seconds=self.lease_s)
         with self._queue._database.read() as connection:
             lost = [RunningAttempt(*row) for row in connection.execute(running.where(worker.last_seen_at < limit))]
         return [one.job_id for one in lost if self._queue.recover(one) is not None]
@@ -334,9 +334,9 @@ def move_clock(file: Path) -> None:
     replace(time, "time", lambda: true_time() + offset_s())
     replace(time, "time_ns", lambda: int(time.time() * 1e9))
     if not {"warm", "keeper", "child", "wrapped"} & set(sys.orig_argv):  # they use no database, and start often
-        from flopwatch.app.store import tables
+        from flopwatch.text import times
 
-        replace(tables, "datetime", Moved)
+        replace(times, "datetime", Moved)
 
 
 def limit_object_requests(seconds: int) -> None:
