@@ -32,8 +32,9 @@ CHANGED = {
             # What chance does not change is equal with one process each, too.
             (
                 (
-                    f'{_COUNTED}inconclusive,"inconclusive: 1 process each, and fewer than 4 cannot tell a difference from '
-                    'chance; the steps of one process are no independent samples; measure both sides with 8 replicates"'
+                    f'{_COUNTED}inconclusive,"inconclusive: 1 process each, and fewer than 4 cannot tell a difference '
+                    "from chance; the steps of one process are no independent samples; measure both sides with 8 "
+                    'replicates"'
                 ),
                 f"{_COUNTED}within_margin,no difference: the same in all processes; 1 process each",
             ),
