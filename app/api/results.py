@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from typing import Annotated
@@ -15,7 +16,7 @@ from pydantic import Field
 from app import results
 from app.api.parameters import NO_QUERY, Cursor, ETag, JobId, Json, StrictQuery, Text, declared, sendable_media_type
 from app.api.schemas import Artifact, Attempt, Measurements, Page, ReportedTable, Unit
-from app.api.services import CurrentServices
+from app.api.services import CurrentServices, Services
 from app.api.streaming import StoredFile, streamed
 from app.api.tables import Caption, LatexLabel, chosen_format, in_every_format, split, written
 from app.store.files.store import Content, FolderContent
@@ -127,20 +128,29 @@ async def reported_table(
     request: Request, services: CurrentServices, job_id: JobId, name: str, query: Annotated[ReportedTableQuery, Query()]
 ) -> Response:
     """Returns the rows of all units, with a column `unit_index`; only JSON has `next`."""
+
+    def read(excerpt: results.Excerpt) -> results.Sheet:
+        return results.result_table(services.database, job_id, name, excerpt)
+
+    return await answer_table(request, services, query, read)
+
+
+async def answer_table(
+    request: Request, services: Services, query: ReportedTableQuery, read: Callable[[results.Excerpt], results.Sheet]
+) -> Response:
+    """Answer with the excerpt of a table that the query asks for, in the format that the request asks for."""
     format_ = chosen_format(request, query.format)
-    limit = MAX_ROWS if query.limit is None and format_ == "json" else query.limit
 
     def make() -> Response:
         excerpt = results.Excerpt(
             unit=query.unit,
             sort=query.sort,
-            limit=limit,
+            limit=MAX_ROWS if query.limit is None and format_ == "json" else query.limit,
             after=int(query.after or 0),
             attempt=query.attempt,
             columns=split(query.columns),
         )
-        sheet = results.result_table(services.database, job_id, name, excerpt)
-        sheet = replace(sheet, caption=query.caption, latex_label=query.latex_label)
+        sheet = replace(read(excerpt), caption=query.caption, latex_label=query.latex_label)
         return written(sheet, format_)
 
     return await run_sync(make, limiter=services.tables)

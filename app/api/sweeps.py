@@ -32,10 +32,10 @@ from app.api.parameters import (
     idempotency,
 )
 from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
-from app.api.results import MAX_ROWS, ReportedTableQuery
+from app.api.results import ReportedTableQuery, answer_table
 from app.api.schemas import DryRun, Measurements, Page, Sweep
 from app.api.services import CurrentServices, Services
-from app.api.tables import chosen_format, in_every_format, split, written
+from app.api.tables import in_every_format
 from app.errors import FieldError, InvalidRequest
 from app.specs import SpecBase, spec_adapter
 from app.specs._base import Location, field_error
@@ -281,16 +281,11 @@ async def reported_table(
     if query.attempt is not None:
         detail = "is of one job: leave it out; these are the last attempts."
         raise InvalidRequest(detail, errors=(FieldError("/attempt", detail),))
-    format_ = chosen_format(request, query.format)
-    limit = MAX_ROWS if query.limit is None and format_ == "json" else query.limit
 
-    def make() -> Response:
-        sweep = services.reading.sweep(sweep_id)
-        excerpt = results.Excerpt(query.unit, query.sort, limit, int(query.after or 0), None, split(query.columns))
-        sheet = results.sweep_table(services.database, sweep, name, excerpt)
-        return written(replace(sheet, caption=query.caption, latex_label=query.latex_label), format_)
+    def read(excerpt: results.Excerpt) -> results.Sheet:
+        return results.sweep_table(services.database, services.reading.sweep(sweep_id), name, excerpt)
 
-    return await run_sync(make, limiter=services.tables)
+    return await answer_table(request, services, query, read)
 
 
 @router.post(

@@ -93,6 +93,8 @@ class Shares:
     devices: Mapping[str, int]
     """Devices that running jobs hold."""
     most_devices: int | None
+    are_several: bool
+    """False if nobody vouches for the users' names: then all are one."""
 
     def rank(self, user: str | None) -> tuple[float, int]:
         """Return what orders the users: the least is next."""
@@ -159,7 +161,7 @@ def _shares(connection: Connection, rows: Sequence[Any]) -> Shares:
         used[user] = used.get(user, 0.0) + number * _seconds(row.started_at, now)
         if row.device_type != "none":
             devices[user] = devices.get(user, 0) + number
-    return Shares(used, devices, policy.most_devices)
+    return Shares(used, devices, policy.most_devices, rows[0].token is not None)
 
 
 def charge(connection: Connection, attempt_id: int) -> None:

@@ -21,7 +21,7 @@ from app.specs._schema import is_name
 from app.store import tables
 from app.store.queue.claims import QUEUED
 from app.store.queue.hosts import Host, Needs, comparable, hosts
-from app.store.queue.pausing import pause_reason, paused_kinds
+from app.store.queue.pausing import PausedKinds, pause_reason, paused_kinds
 from app.store.queue.registration import ALIVE
 from app.store.queue.sharing import NOBODY, Shares, number_of_devices, policy_of, shares
 
@@ -60,11 +60,11 @@ def stuck(connection: Connection, jobs: Iterable[Mapping[Any, Any]]) -> frozense
     """Return the ids of those rows of the table `job` that nobody can start now: their kind is paused, or no connected
     worker could run them."""
     connected, paused = hosts(connection, ALIVE), paused_kinds(connection)
-    return frozenset(
-        int(job["id"])
-        for job in jobs
-        if pause_reason(job["kind"], paused) or missing_for(Needs.of(job), connected) is not None
-    )
+    return frozenset(int(job["id"]) for job in jobs if _stuck_reason(Needs.of(job), connected, paused) is not None)
+
+
+def _stuck_reason(job: Needs, connected: Sequence[Host], paused: PausedKinds) -> str | None:
+    return pause_reason(job.kind, paused) or missing_for(job, connected)
 
 
 def _full_reason(job: Mapping[Any, Any], of_users: Shares | None) -> str | None:
@@ -83,9 +83,7 @@ def _reasons(connection: Connection) -> Callable[[Needs], str | None]:
 
     @cache  # most jobs of a page need the same
     def reason_for(job: Needs) -> str | None:
-        return (
-            pause_reason(job.kind, paused) or missing_for(job, connected) or occupied_for(job, connected, running, ids)
-        )
+        return _stuck_reason(job, connected, paused) or occupied_for(job, connected, running, ids)
 
     return reason_for
 

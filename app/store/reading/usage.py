@@ -39,15 +39,15 @@ def standing(connection: Connection) -> list[dict[str, Any]]:
     counts = select(_job.submitted_by, func.count()).where(QUEUED).group_by(_job.submitted_by)
     counts = counts.with_hint(tables.job, "INDEXED BY ix_job_claimable_by_user", "sqlite")  # else it reads every row
     queued = {user or NOBODY: number for user, number in connection.execute(counts)}
-    of_users, are_several = sharing.named_shares(connection), sharing.shares(connection) is not None
+    of_users = sharing.named_shares(connection)
     recent = {user for user, used_s in of_users.used_s.items() if used_s >= LEAST_S}
     rows = [
         {
             "user": user or None,
-            "recent_device_hours": of_users.of(user) / 3600 if are_several else None,
+            "recent_device_hours": of_users.of(user) / 3600 if of_users.are_several else None,
             "running_devices": of_users.devices.get(user, 0),
             "queued_jobs": queued.get(user, 0),
         }
-        for user in {*queued, *of_users.devices, *(recent if are_several else ())}
+        for user in {*queued, *of_users.devices, *(recent if of_users.are_several else ())}
     ]
     return sorted(rows, key=lambda row: (row["recent_device_hours"] or 0.0, row["user"] or ""))
