@@ -15,6 +15,13 @@ from app.specs._training import HYPER_PARAMETERS, ModelSpec, check_master_weight
 STACK_LIMIT_GB = 95.0
 """Memory of a TPU v5p, which CS336's problem communication_accounting asks about in part b."""
 STACK_SIZES = ("d_model", "d_ff", "num_blocks")
+OF_A_STEP = frozenset(
+    {
+        *("parameter_dtype", "communication_dtype", "activation_checkpointing", "fused_linear_cross_entropy"),
+        *("optimizer", "master_weights", "mesh", "sharded_activation_fraction", "shard_limit_gb"),
+    }
+)
+"""Fields without effect on attention alone."""
 
 
 class StackSpec(StrictModel):
@@ -30,6 +37,21 @@ class StackSpec(StrictModel):
     def label(self) -> str:
         """Return the name that tables show."""
         return f"stack-d{self.d_model}-f{self.d_ff}-b{self.num_blocks}"
+
+
+class AttentionLayerSpec(StrictModel):
+    """Attention alone: queries, keys and values of `batch_size` sequences of `context_length`, and nothing else."""
+
+    num_heads: int = Field(default=1, ge=1, le=1024)
+    """Heads of queries, keys and values."""
+    head_dim: int = Field(default=64, ge=1, le=1024)
+    """Width of a head."""
+    causal: bool = False
+    """True: query i sees only keys 0 … i, by a mask of context_length² bytes with `attention` eager."""
+
+    def label(self) -> str:
+        """Return the name that tables show."""
+        return f"attention-h{self.num_heads}-d{self.head_dim}{'-causal' if self.causal else ''}"
 
 
 class MeshSpec(StrictModel):
@@ -54,19 +76,22 @@ class EstimateSpec(SpecBase):
     """Compute on paper whether a training step fits: bytes on each device, and the batch that hides communication."""
 
     kind: Literal["estimate"] = "estimate"
-    architecture: Literal["transformer", "feed_forward_stack"] = "transformer"
-    """`transformer` takes the sizes of `model`, `feed_forward_stack` those of `stack`."""
+    architecture: Literal["transformer", "feed_forward_stack", "attention"] = "transformer"
+    """`transformer` takes the sizes of `model`, `feed_forward_stack` those of `stack`, and `attention`, which is one
+    call of it on tensors of `precision`, those of `attention_layer`."""
     model: ModelSpec = ModelSpec(size="small")
     stack: StackSpec = StackSpec()
+    attention_layer: AttentionLayerSpec = AttentionLayerSpec()
     batch_size: int = Field(default=BATCH_SIZE, ge=1, le=65_536)
     """Sequences per step of one data-parallel rank; the devices of a tensor-parallel group share them."""
     context_length: int = Field(default=256, ge=1, le=1_048_576)
     """Tokens per sequence."""
     mode: Literal["forward", "forward_backward", "train_step"] = "train_step"
     """`forward` is inference; `forward_backward` has gradients; `train_step` is the full step, from the second one on:
-    the optimizer's state exists."""
+    the optimizer's state exists. Attention alone has no optimizer."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "bf16"
-    """Data type of matrix products and of the activations between them; `bf16` and `fp16` by autocast."""
+    """Data type of matrix products and of the activations between them; `bf16` and `fp16` by autocast. Of attention
+    alone, the data type of all tensors, without autocast."""
     parameter_dtype: Literal["fp32", "bf16"] = "fp32"
     """Data type of parameters, accumulated gradients and optimizer state."""
     communication_dtype: Literal["fp32", "bf16"] = "bf16"
@@ -100,6 +125,14 @@ class EstimateSpec(SpecBase):
         **{size: {"model": {"size": size}, "batch_size": BATCH_SIZE} for size in MODEL_SIZES},
         # CS336's problem communication_accounting.
         "communication_accounting": {"architecture": "feed_forward_stack", "batch_size": 1, "context_length": 1024},
+        # CS336's problem pytorch_attention, as the preset of kind attention.
+        "classic": {
+            "architecture": "attention",
+            "batch_size": 8,
+            "context_length": 16_384,
+            "precision": "fp32",
+            "device": "cuda",
+        },
     }
     unmeasured: ClassVar[frozenset[str]] = frozenset({"device"})
     added: ClassVar[Mapping[str, Scalar]] = {
@@ -110,10 +143,19 @@ class EstimateSpec(SpecBase):
         "master_weights": False,
     }
     labels: ClassVar[dict[str, tuple[str, ...]]] = {
-        "model": (*(f"model.{name}" for name in HYPER_PARAMETERS), *(f"stack.{name}" for name in STACK_SIZES))
+        "model": (
+            *(f"model.{name}" for name in HYPER_PARAMETERS),
+            *(f"stack.{name}" for name in STACK_SIZES),
+            *(f"attention_layer.{name}" for name in AttentionLayerSpec.model_fields),
+        )
     }
     table_rows: ClassVar[tuple[str, ...]] = ("model", "batch_size", "context_length")
     table_columns: ClassVar[tuple[str, ...]] = (
+        "forward_peak_memory_mib",
+        "memory_before_backward_mib",
+        "peak_memory_mib",
+        "forward_oom_length",
+        "backward_oom_length",
         "step_peak_gib",
         "fewest_shards",
         "total_gib",
@@ -145,17 +187,23 @@ class EstimateSpec(SpecBase):
 
     def label(self) -> str:
         """Return the model's name for people."""
-        return self.model.label() if self.architecture == "transformer" else self.stack.label()
+        layers: dict[str, StackSpec | AttentionLayerSpec]
+        layers = {"feed_forward_stack": self.stack, "attention": self.attention_layer}
+        return layers.get(self.architecture, self.model).label()
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-        """Spell out the model's preset, and set the sizes of the other architecture to null."""
+        """Spell out the model's preset, and set to null the sizes of the other architectures and what they alone do."""
         del identity["model.size"]
         identity |= self.model.coordinates(self.context_length)
-        unused = "stack." if self.architecture == "transformer" else "model."
-        identity |= dict.fromkeys(name for name in identity if name.startswith(unused))
+        sizes = {"transformer": "model", "feed_forward_stack": "stack", "attention": "attention_layer"}
+        idle = {field for architecture, field in sizes.items() if architecture != self.architecture}
         identity["shard_limit_gb"] = self.limit_gb
         if self.architecture == "feed_forward_stack":
-            identity |= dict.fromkeys(("attention", "mode", "fused_linear_cross_entropy"))
+            idle |= {"attention", "mode", "fused_linear_cross_entropy"}
+        if self.architecture == "attention":
+            idle |= OF_A_STEP
+            identity["mode"] = "forward" if self.mode == "forward" else "forward_backward"
         if self.architecture == "feed_forward_stack" or self.mode != "train_step":
-            identity |= dict.fromkeys(("optimizer", "master_weights"))
+            idle |= {"optimizer", "master_weights"}
+        identity |= dict.fromkeys(name for name in identity if name.partition(".")[0] in idle)
         return identity, {"model": self.label()}

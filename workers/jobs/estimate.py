@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from app.specs.estimate import EstimateSpec
+from workers.jobs._attention_memory import estimate_attention
 from workers.jobs._base import Unit
 from workers.jobs._fits import (
     MOST_DEVICES,
@@ -68,6 +69,8 @@ def metrics() -> list[Metric]:
 
     return [
         Metric("total_gib", None, "GiB"),
+        Metric("without_activations_gib", None, "GiB"),
+        Metric("residual_stream_mib", None, "MiB"),
         Metric("parameters", None, "parameters"),
         *(Metric(name, None, "GiB") for name in PARTS),
         Metric("step_peak_gib", None, "GiB"),
@@ -134,6 +137,11 @@ class EstimateRunner:
             )
         report.environment({"host": environment.host(), "software": environment.software()})
         on_gpu = has_gpu() if spec.device == "auto" else spec.device == "cuda"
+        key = DEVICE_KEY if on_gpu or spec.architecture == "feed_forward_stack" else CPU_KEY
+        if spec.architecture == "attention":
+            estimate_attention(spec, key, report, on_gpu=on_gpu)
+            report.progress(1, 1, "done")
+            return
         shape, step = sizes(spec, on_gpu=on_gpu)
         values, sheet = Values(metrics()), Sheet(mesh_symbols(spec) | symbols_of(shape, step))
         add_memory(values, sheet, spec, shape, step)
@@ -145,7 +153,7 @@ class EstimateRunner:
         report_answer(spec, fits, report, on_gpu=on_gpu)
         report_memory(sheet, shape, step, report)
         report_formulas(sheet, report)
-        values.report(spec.case(), DEVICE_KEY if on_gpu or spec.architecture != "transformer" else CPU_KEY, report)
+        values.report(spec.case(), key, report)
         report.progress(1, 1, "done")
 
 
@@ -231,7 +239,13 @@ def add_memory(
     values.set("parameters", None, samples(count))
     for name, (symbol, _) in PARTS.items():
         values.set(name, None, [sheet.symbols[symbol] / GIB])
-    values.set("total_gib", None, [sum(sheet.symbols[symbol] for symbol, _ in PARTS.values()) / GIB])
+    total = sum(sheet.symbols[symbol] for symbol, _ in PARTS.values())
+    values.set("total_gib", None, [total / GIB])
+    values.set("without_activations_gib", None, [(total - sheet.symbols["A"]) / GIB])
+    # A stack has its activations in the type of its products, a transformer its residual stream in its parameters'.
+    number_bytes = each if isinstance(shape, accounting.Shape) else step.compute_bytes
+    stream = sheet.add(Formula("a tensor of the residual stream", f"{number_bytes} * B * T * D", "bytes", of_model))
+    values.set("residual_stream_mib", None, samples(stream, MIB))
     values.set("saved_by_16_bits_gib", None, samples(narrow, GIB))
     values.set("saved_by_sharding_gib", None, samples(sharded, GIB))
 
@@ -483,7 +497,7 @@ def _report_batch(rows: list[list[Scalar]], report: Reporter) -> None:
 
 def report_memory(sheet: Sheet, shape: Shape | FeedForwardStack, step: StepMemory, report: Reporter) -> None:
     """Report the table `memory`: the parts of one replica, and below them the parts of the activations."""
-    from parallel.scaling import pretty
+    from parallel.scaling import evaluate, pretty
     from workers.measure.table import Column
     from workers.model.accounting import saved_for_backward
 
@@ -492,8 +506,9 @@ def report_memory(sheet: Sheet, shape: Shape | FeedForwardStack, step: StepMemor
     for symbol, name in PARTS.values():
         size = Fraction(sheet.symbols[symbol])
         rows.append([name, None, written[symbol], number(size), number(size, GIB)])
-    total = sum((Fraction(sheet.symbols[symbol]) for symbol, _ in PARTS.values()), Fraction(0))
-    rows.append(["total", None, "P + G + O + K + A", number(total), number(total, GIB)])
+    for name, formula in (("total", "P + G + O + K + A"), ("total without activations", "P + G + O + K")):
+        total = evaluate(formula, sheet.symbols)
+        rows.append([name, None, formula, number(total), number(total, GIB)])
     for what, formula, saved in saved_for_backward(shape, step) if sheet.symbols["A"] else []:
         size = Fraction(saved)
         rows.append(["of the activations", what, pretty(formula), number(size), number(size, GIB)])

@@ -353,6 +353,8 @@ class Play:
         made.unit, made.moment = self.at_work, self.backward
         return made
 
+    causal, splits_heads, autocasts = True, True, True
+    """What the model does: it hides later tokens, takes heads out of rows of d_model numbers, and uses autocast."""
     at_work: Unit | None = None
     backward: str = ""
     """The moment in which operations of now will be differentiated."""
@@ -429,25 +431,25 @@ class Play:
             return self.attend_fused(q, k, v)
         number, full = self.number, Size(self.number, BTD)
         scores = Size(number, BHTT)
-        mask = self.take("attention: causal mask", Size(1, ("T", "T")))
+        mask = self.take("attention: causal mask", Size(1, ("T", "T"))) if self.causal else None
         if k.size.axes != BTD:
             k, v = (self.operate("repeated keys, values", full, [one], [one.size]) for one in (k, v))
-        elif self.step.batch_size > 1 and self.shape.num_heads > 1:
+        elif self.splits_heads and self.step.batch_size > 1 and self.shape.num_heads > 1:
             # The transposed values are copied when their heads are put in a row with the batch.
             v = self.operate("queries, keys, values", full, [v], [SAME])
         raw = self.operate("scores", scores, [q, k], [full, full], saved=[q.storage, k.storage])
         scaled = self.operate("scores", scores, [raw], [scores])
         del raw
-        hidden = self.operate("masked scores", scores, [scaled], [scores], saved=[mask])
-        del scaled
-        weights = self.softmax(hidden)
+        if mask is not None:
+            scaled = self.operate("masked scores", scores, [scaled], [scores], saved=[mask])
+        weights = self.softmax(scaled)
         weights = self.cast(weights, number, "attention: 16-bit softmax")
         return self.operate("attention: output", full, [weights, v], [scores, full], saved=[weights.storage, v.storage])
 
     def softmax(self, scores: Tensor) -> Tensor:
         """Play the softmax, which autocast computes in float32 on a GPU."""
         narrow, wide = scores.size, Size(4, BHTT)
-        if not self.step.on_gpu or narrow.bytes == 4:
+        if not self.step.on_gpu or not self.autocasts or narrow.bytes == 4:
             more = [narrow] if self.step.on_gpu else []
             return self.operate(
                 "attention: softmax", narrow, [scores], [narrow], saves_output=True, meanwhile_back=more

@@ -47,7 +47,7 @@ def test_its_defaults_are_those_of_the_sources() -> None:
 @pytest.mark.parametrize(
     ("fields", "at", "message"),
     [
-        ({"architecture": "rnn"}, "architecture", "'transformer' or 'feed_forward_stack'"),
+        ({"architecture": "rnn"}, "architecture", "'transformer', 'feed_forward_stack' or 'attention'"),
         ({"stack": {"num_blocks": 0}}, "stack.num_blocks", "greater than or equal to 1"),
         ({"stack": {"num_layers": 2}}, "stack.num_layers", "not permitted"),
         ({"mesh": {"fsdp": 0}}, "mesh.fsdp", "greater than or equal to 1"),

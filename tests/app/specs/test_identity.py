@@ -67,6 +67,7 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
     "estimate": [
         {},
         {"architecture": "feed_forward_stack"},
+        {"architecture": "attention"},
         {"precision": "bf16", "parameter_dtype": "bf16"},
         {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
     ],
@@ -246,6 +247,7 @@ def test_a_field_without_effect_changes_no_case(kind: str) -> None:
         ({"kind": "mixed_precision", "audits": ["toy"], "model": {"size": "small"}, "context_length": 8}, 2),
         ({"kind": "estimate", "stack": {"d_ff": 8}}, 1),
         ({"kind": "estimate", "architecture": "feed_forward_stack", "model": {"size": "xl"}, "attention": "fused"}, 2),
+        ({"kind": "estimate", "architecture": "attention", "mesh": {"fsdp": 2}, "optimizer": "torch_adamw"}, 2),
     ],
     ids=str,
 )

@@ -105,7 +105,7 @@ def test_each_shown_formula_has_the_shown_value(run, fields: dict[str, Any]) -> 
         assert eval(plain, {}, names) == pytest.approx(row["value"], rel=1e-12), row
         if is_named:
             names[symbol] = row["value"]
-    assert len(rows) == (26 if fields.get("architecture") else 19)
+    assert len(rows) == (27 if fields.get("architecture") else 20)
     assert set(names) >= {"n", "P", "G", "O", "K", "A", "k", "g", "m"}
 
 
@@ -148,7 +148,7 @@ def test_tables_and_metrics_agree(run, fields: dict[str, Any]) -> None:
     memory = report.table_rows("memory")
     by_category = {row["category"]: row for row in memory if row["what"] is None}
     assert by_category["total"]["gib"] == pytest.approx(found["total_gib"])
-    parts = [name for name in by_category if name != "total"]
+    parts = [name for name in by_category if not name.startswith("total")]
     assert sum(by_category[name]["bytes"] for name in parts) == by_category["total"]["bytes"]
     of_activations = [row["bytes"] for row in memory if row["category"] == "of the activations"]
     assert sum(of_activations) == by_category["activations"]["bytes"]
@@ -393,3 +393,33 @@ def test_flopwatch_run_shows_it(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert len(lines[0]) <= 150
     titles = [line.partition(",")[0].rstrip(":") for line in lines if line.endswith(":")]
     assert titles == ["per-device", "batch", "memory", "formulas", "symbols"]
+
+
+def test_attention_alone_says_where_it_runs_out_of_memory(run) -> None:
+    report = run(**EstimateSpec.presets["classic"], attention_layer={"head_dim": 16})
+    found = medians(report)
+    assert found["peak_memory_mib"] == found["backward_peak_memory_mib"] > found["forward_peak_memory_mib"]
+    assert found["forward_peak_memory_mib"] == 16_392 + 4 * 8
+    sentences = [row["answer"] for row in report.table_rows("answer")]
+    assert sentences[0].startswith("attention-h1-d16, 8 × 16384 tokens, fp32, eager, fits on a GPU of 80 GB: forward")
+    assert sentences[2] == f"The backward pass exceeds it from {found['backward_oom_length']:.0f} tokens on."
+    longer = run(**EstimateSpec.presets["classic"] | {"context_length": int(found["backward_oom_length"] or 0)})
+    assert "does not fit" in longer.table_rows("answer")[0]["answer"]
+    symbols: dict[str, Any] = {row["symbol"]: row["value"] for row in report.table_rows("symbols")}
+    for row in report.table_rows("formulas"):
+        plain = row["formula"].replace("·", " * ").replace("²", "**2")
+        assert eval(plain, {}, symbols) == row["value"]
+    rows = report.table_rows("moments")
+    assert sum(row["mib"] for row in rows if row["moment"] == "backward") == found["peak_memory_mib"]
+
+
+def test_sums_are_there_with_and_without_activations(run) -> None:
+    report = run(model={"size": "xl"}, batch_size=4, context_length=512, precision="fp32")
+    found, rows = medians(report), {row["category"]: row["gib"] for row in report.table_rows("memory")}
+    assert found["residual_stream_mib"] == 4 * 512 * 1600 * 4 / 2**20
+    activations = found["activations_gib"] or 0
+    assert found["total_gib"] == pytest.approx((found["without_activations_gib"] or 0) + activations)
+    assert (rows["total"], rows["total without activations"]) == (
+        found["total_gib"],
+        found["without_activations_gib"],
+    )
