@@ -192,6 +192,10 @@ def readable(name: str, unit: str | None = None) -> str:
     for ending in ("_speedup", "_gain", "_ratio"):
         if name.endswith(ending):
             return f"{readable(name.removesuffix(ending)).partition(' (')[0]} {_WORDS.get(ending[1:], ending[1:])}"
+    for ending in ("_std", "_low", "_high"):
+        if name.endswith(ending):
+            head, bracket, end = readable(name.removesuffix(ending), unit).partition(" (")
+            return f"{head} {ending[1:]}{bracket}{end}"
     for suffix, own_unit in _UNIT_SUFFIXES.items():
         if name.endswith(suffix):
             name, unit = name.removesuffix(suffix), own_unit

@@ -63,6 +63,7 @@ from flopwatch.queries import (
     comparison_query,
     filter_query,
     id_of,
+    pairs,
     table_query,
 )
 from flopwatch.table_options import Format
@@ -753,6 +754,7 @@ class Flopwatch(Connection):
         format: Format = "markdown",  # noqa: A002  (the query parameter's name)
         *,
         best: bool = False,
+        separate: bool = False,
         links: bool = False,
         caption: str | None = None,
         latex_label: str | None = None,
@@ -763,6 +765,8 @@ class Flopwatch(Connection):
         Args:
             best: print the best cell of each column in bold; where the pivot is a choice, such as `implementation`,
                 that of each row.
+            separate: put what stands after ± into columns of its own: the standard deviation of a mean, the interval of
+                a median.
             links: show the job of each row, with its address.
             caption, latex_label: the table's title, and the name by which LaTeX's \\ref finds it.
             options: as for `table`.
@@ -772,8 +776,9 @@ class Flopwatch(Connection):
             True
         """
         # The query leaves out options that are not set.
-        style = {"best": best or None, "links": links or None, "caption": caption, "latex_label": latex_label}
-        return self.text("/tables", format=format, **table_query(options), **style)
+        style = {"best": best or None, "separate": separate or None, "links": links or None}
+        title = {"caption": caption, "latex_label": latex_label}
+        return self.text("/tables", format=format, **table_query(options), **style, **title)
 
     def missing(self, job: Thing) -> list[str]:
         """Return why cells of a job's table have no numbers, in sentences."""
@@ -793,16 +798,25 @@ class Flopwatch(Connection):
         return tables
 
     def job_table(
-        self, job: Thing, name: str, *, sort: str | None = None, limit: int | None = None, unit: int | None = None
+        self,
+        job: Thing,
+        name: str,
+        *,
+        where: Mapping[str, Any] | None = None,
+        sort: str | None = None,
+        limit: int | None = None,
+        unit: int | None = None,
     ) -> pd.DataFrame:
         """Return a table that a job's units reported, such as the kernels of a profile.
 
         Args:
+            where: only rows with these values: {"phase": "forward"}; a list of values names alternatives.
             sort: sort by this column; "-column" sorts from its greatest value down.
             limit: at most so many rows.
             unit: rows of this unit only.
         """
-        return _frame(self.all_rows(_job_table_path(job, name), {"sort": sort, "unit": unit}, limit))
+        params = {"where": pairs(where), "sort": sort, "unit": unit}
+        return _frame(self.all_rows(_job_table_path(job, name), params, limit))
 
     def job_table_rows(self, job: Thing, name: str) -> list[Answer]:
         """Return all rows of such a table by their columns, without pandas."""
@@ -815,6 +829,8 @@ class Flopwatch(Connection):
         format: Format = "markdown",  # noqa: A002  (the query parameter's name)
         *,
         columns: Sequence[str] | None = None,
+        where: Mapping[str, Any] | None = None,
+        rename: Mapping[str, str] | None = None,
         sort: str | None = None,
         limit: int | None = None,
         unit: int | None = None,
@@ -827,25 +843,41 @@ class Flopwatch(Connection):
             columns: by default the most important ones in Markdown, LaTeX and HTML, all in JSON and CSV; ["all"]: all.
         """
         params = {"columns": columns, "sort": sort, "limit": limit, "unit": unit}
-        style = {"caption": caption, "latex_label": latex_label}
-        return self.text(_job_table_path(job, name), format=format, **params, **style)
+        style = {"rename": pairs(rename), "caption": caption, "latex_label": latex_label}
+        return self.text(_job_table_path(job, name), format=format, where=pairs(where), **params, **style)
 
     def sweep_table(
-        self, sweep: Thing, name: str, *, sort: str | None = None, limit: int | None = None
+        self,
+        sweep: Thing,
+        name: str,
+        *,
+        where: Mapping[str, Any] | None = None,
+        sort: str | None = None,
+        limit: int | None = None,
+        limit_per_job: int | None = None,
     ) -> pd.DataFrame:
         """Return the table of this name of all finished jobs of a sweep, such as their profiles' kernels, as one frame,
-        each row with its `job` and the job's values of the grid. The arguments are those of `job_table`."""
-        return _frame(self.all_rows(_sweep_table_path(sweep, name), {"sort": sort}, limit))
+        each row with its `job` and the job's values of the grid. The arguments are those of `job_table`.
+
+        Args:
+            limit_per_job: at most so many rows of each job, the first in the order of `sort`.
+        """
+        params = {"where": pairs(where), "sort": sort, "limit_per_job": limit_per_job}
+        return _frame(self.all_rows(_sweep_table_path(sweep, name), params, limit))
 
     def sweep_table_text(
         self,
         sweep: Thing,
         name: str,
         format: Format = "markdown",  # noqa: A002  (the query parameter's name)
+        *,
+        where: Mapping[str, Any] | None = None,
+        rename: Mapping[str, str] | None = None,
         **options: Any,
     ) -> str:
-        """Return the same as text; the options are those of `job_table_text`."""
-        return self.text(_sweep_table_path(sweep, name), format=format, **options)
+        """Return the same as text; the options are those of `sweep_table` and `job_table_text`."""
+        chosen = {"where": pairs(where), "rename": pairs(rename)}
+        return self.text(_sweep_table_path(sweep, name), format=format, **chosen, **options)
 
     def compare(
         self,

@@ -60,6 +60,10 @@ class TableOptions(TypedDict, total=False):
     relative_to: Mapping[str, Any] | None
     """Coordinates of the rows with which all others are compared: {"precision": "fp32"}; a column `<metric>_speedup`
     has how many times faster each row is."""
+    where: Mapping[str, Any] | None
+    """Only the cases with these coordinates: {"precision": "bf16"}; a list of values names alternatives."""
+    rename: Mapping[str, str] | None
+    """Other names of columns: {"head_dim": "d_model"}."""
     sort: str | None
     """Sort by this column; "-column" sorts from its greatest value down."""
     limit: int | None
@@ -98,15 +102,22 @@ def table_query(options: TableOptions) -> Answer:
     _refuse_unknown(options, TableOptions)
     query: Answer = dict(options)
     labels, kind = query.pop("labels", None), query.get("kind")
-    reference = [f"{name}={value_text(value)}" for name, value in (query.get("relative_to") or {}).items()]
     return {
         **query,
         "job": ids_of(query.get("job")),
         "sweep": ids_of(query.get("sweep")),
         "kind": [kind] if isinstance(kind, str) else kind,
         "label": label_filter(labels),
-        "relative_to": reference or None,
+        "relative_to": pairs(query.get("relative_to")),
+        "where": pairs(query.get("where")),
+        "rename": pairs(query.get("rename")),
     }
+
+
+def pairs(values: Mapping[str, Any] | None) -> list[str] | None:
+    """Write names with their values as queries have them, "precision=fp32"; None if there are none."""
+    lists = {name: value if isinstance(value, list | tuple) else [value] for name, value in (values or {}).items()}
+    return [f"{name}={value_text(one)}" for name, its in lists.items() for one in its] or None
 
 
 def _refuse_unknown(arguments: Mapping[str, Any], options: type) -> None:

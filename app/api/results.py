@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from typing import Annotated
 
@@ -18,7 +17,7 @@ from app.api.parameters import NO_QUERY, Cursor, ETag, JobId, Json, StrictQuery,
 from app.api.schemas import Artifact, Attempt, Measurements, Page, ReportedTable, Unit
 from app.api.services import CurrentServices, Services
 from app.api.streaming import StoredFile, streamed
-from app.api.tables import Caption, LatexLabel, chosen_format, in_every_format, split, written
+from app.api.tables import TextQuery, chosen_format, in_every_format, split, written
 from app.store.files.store import Content, FolderContent
 from app.store.public import MAX_ID
 from app.store.reading.queries import MAX_MEASUREMENTS
@@ -56,7 +55,7 @@ class MeasurementsQuery(AttemptQuery):
     after: Cursor | None = None
 
 
-class ReportedTableQuery(AttemptQuery):
+class ReportedTableQuery(AttemptQuery, TextQuery):
     """The rows of a reported table that the client asks for, their order and their format."""
 
     format: Format | None = None
@@ -71,10 +70,17 @@ class ReportedTableQuery(AttemptQuery):
     columns: list[Text] = Field(default=[], max_length=100)
     """Columns to show, repeated or separated by commas; `all` for every one. By default Markdown, LaTeX and HTML show
     the most important ones, and JSON and CSV have all."""
-    caption: Caption | None = None
-    """The table's title, in Markdown, LaTeX and HTML."""
-    latex_label: LatexLabel | None = None
-    """The label by which LaTeX's `\\ref` refers to the table."""
+
+    def excerpt(self, format_: Format) -> results.Excerpt:
+        return results.Excerpt(
+            unit=self.unit,
+            sort=self.sort,
+            limit=MAX_ROWS if self.limit is None and format_ == "json" else self.limit,
+            after=int(self.after or 0),
+            attempt=self.attempt,
+            columns=split(self.columns),
+            where=self.where,  # type: ignore[arg-type]  # pairs, once validated
+        )
 
 
 @router.get("/logs", operation_id="get_job_log", response_class=PlainTextResponse, summary="A job's output")
@@ -142,16 +148,7 @@ async def answer_table(
     format_ = chosen_format(request, query.format)
 
     def make() -> Response:
-        excerpt = results.Excerpt(
-            unit=query.unit,
-            sort=query.sort,
-            limit=MAX_ROWS if query.limit is None and format_ == "json" else query.limit,
-            after=int(query.after or 0),
-            attempt=query.attempt,
-            columns=split(query.columns),
-        )
-        sheet = replace(read(excerpt), caption=query.caption, latex_label=query.latex_label)
-        return written(sheet, format_)
+        return written(query.styled(read(query.excerpt(format_))), format_)
 
     return await run_sync(make, limiter=services.tables)
 

@@ -32,7 +32,7 @@ from app.api.parameters import (
     idempotency,
 )
 from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
-from app.api.results import ReportedTableQuery, answer_table
+from app.api.results import MAX_ROWS, ReportedTableQuery, answer_table
 from app.api.schemas import DryRun, Measurements, Page, Sweep
 from app.api.services import CurrentServices, Services
 from app.api.tables import in_every_format
@@ -43,6 +43,7 @@ from app.specs._fit import MAX_SEARCHES, Fit, FitBody, GridPath
 from app.specs._sweep import Point, expand
 from app.store.records import Idempotency, NewJob, Submitted
 from flopwatch.defaults import USER
+from flopwatch.table_options import Format
 
 router = APIRouter(prefix="/sweeps", tags=["sweeps"])
 
@@ -262,6 +263,17 @@ def show(services: CurrentServices, sweep_id: SweepId) -> Response:
     return Json(linked_sweep(services.reading.sweep(sweep_id)))
 
 
+class SweepTableQuery(ReportedTableQuery):
+    """The rows of a table of a sweep's jobs."""
+
+    limit_per_job: Annotated[int, Field(ge=1, le=MAX_ROWS)] | None = None
+    """The largest number of rows of each job, the first in the order of `sort`: 1 for the kernel of each configuration
+    that takes the most time."""
+
+    def excerpt(self, format_: Format) -> results.Excerpt:
+        return replace(super().excerpt(format_), limit_per_job=self.limit_per_job)
+
+
 @router.get(
     "/{sweep_id}/tables/{name:path}",
     operation_id="get_sweep_table",
@@ -274,7 +286,7 @@ async def reported_table(
     services: CurrentServices,
     sweep_id: SweepId,
     name: str,
-    query: Annotated[ReportedTableQuery, Query()],
+    query: Annotated[SweepTableQuery, Query()],
 ) -> Response:
     """Returns the rows of all finished jobs of the sweep, each with its job and its values of the grid: the kernels of
     profiles, or the largest allocations, in one table."""

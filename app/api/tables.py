@@ -57,6 +57,26 @@ Caption = Annotated[str, Field(max_length=2000)]
 LatexLabel = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9:._-]+$")]
 
 
+class TextQuery(StrictQuery):
+    """The rows that a table shows, and its style."""
+
+    where: list[Coordinate] = Field(default=[], max_length=20)
+    """`column=value`: only these rows; of measurements, those with this coordinate. Repeat it for another column, or
+    for another value of the same one."""
+    rename: list[Coordinate] = Field(default=[], max_length=100)
+    """`column=name`: call this column otherwise, in every format; in a pivoted table a metric, or the pivot's
+    coordinate. Repeat it for several."""
+    caption: Caption | None = None
+    """The table's title, in Markdown, LaTeX and HTML."""
+    latex_label: LatexLabel | None = None
+    """The label by which LaTeX's `\\ref` refers to the table."""
+
+    def styled(self, sheet: results.Sheet) -> results.Sheet:
+        """Return the sheet with its title, and with the names that the reader wants."""
+        named = results.renamed(sheet, self.rename)  # type: ignore[arg-type]  # pairs, once validated
+        return replace(named, caption=self.caption, latex_label=self.latex_label)
+
+
 class ChoiceQuery(StrictQuery):
     """The finished jobs that a table shows: those of `job` and `sweep` together, filtered by the other parameters."""
 
@@ -85,7 +105,7 @@ class ChoiceQuery(StrictQuery):
         )
 
 
-class TableQuery(ChoiceQuery):
+class TableQuery(ChoiceQuery, TextQuery):
     """The jobs that a table shows, and the layout of their measurements."""
 
     rows: list[Text] = Field(default=[], max_length=100)
@@ -106,6 +126,9 @@ class TableQuery(ChoiceQuery):
     best: bool = False
     """Set the best cell of each column in bold, in Markdown, LaTeX and HTML; where the pivot is a choice, such as
     `implementation`, that of each row."""
+    separate: bool = False
+    """Put what stands after `±`, or in brackets, into columns of its own, in Markdown, LaTeX and HTML, too: the
+    standard deviation beside a mean, the ends of the interval beside a median."""
     links: bool = False
     """Show the job of each row, with its address, in Markdown, LaTeX and HTML, too."""
     sort: Text | None = None
@@ -114,10 +137,6 @@ class TableQuery(ChoiceQuery):
     """The largest number of rows; by default all."""
     after: Cursor | None = None
     """`next` of the previous page."""
-    caption: Caption | None = None
-    """The table's title, in Markdown, LaTeX and HTML."""
-    latex_label: LatexLabel | None = None
-    """The label by which LaTeX's `\\ref` refers to the table."""
     format: Format | None = None
     """By default what `Accept` asks for, or else JSON."""
 
@@ -128,6 +147,7 @@ class TableQuery(ChoiceQuery):
             statistic=self.statistic,
             pivot=self.pivot,
             relative_to=dict(self.relative_to),  # type: ignore[arg-type]  # pairs, once validated
+            where=self.where,  # type: ignore[arg-type]  # pairs, once validated
             best=self.best,
             links=self.links,
         )
@@ -172,7 +192,7 @@ async def table(services: CurrentServices, request: Request, query: Annotated[Ta
         after = int(query.after or 0)
         choice, layout = query.choice(), query.layout()
         sheet = results.table(services.database, choice, layout, sort=query.sort, limit=query.limit, after=after)
-        sheet = replace(sheet, caption=query.caption, latex_label=query.latex_label)
+        sheet = replace(query.styled(sheet), separate=query.separate)
         links_to = str(request.base_url) if query.links else None
         return written(sheet, chosen_format(request, query.format), base_url=links_to)
 

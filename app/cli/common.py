@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from app.cli import completing
 from app.cli.terminal import echo, fail
+from flopwatch.table_options import Statistic
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
@@ -139,6 +140,11 @@ WaitAtMost = Annotated[
     typer.Option(
         "--wait-at-most", min=0, metavar="SECONDS", help="Wait, but no longer than this; exit code 75 if it goes on."
     ),
+]
+TableStatistic = enum.StrEnum("TableStatistic", {name: name for name in get_args(Statistic)})  # type: ignore[misc]
+WithStatistic = Annotated[
+    TableStatistic | None,
+    typer.Option("--statistic", help="With --wait: print this statistic of the samples; by default the median."),
 ]
 ExpectEqual = Annotated[
     float | None,

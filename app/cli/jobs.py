@@ -36,6 +36,7 @@ from app.cli.common import (
     Step,
     Wait,
     WaitAtMost,
+    WithStatistic,
     of_fields,
     of_jobs,
     of_sweep,
@@ -108,6 +109,7 @@ def submit(
     code: Code = None,
     wait: Wait = False,
     wait_at_most: WaitAtMost = None,
+    statistic: WithStatistic = None,
     as_json: AsJson = False,
     name: Name = None,
     label: Label = None,
@@ -124,6 +126,8 @@ def submit(
     from app.cli.output import print_dry_run
     from app.cli.specs import chosen
 
+    prints_table = (wait or wait_at_most is not None) and not as_json and output_format == TEXT and not dry_run
+    _check_statistic(statistic, prints_table)
     options = _options(name, label, priority, timeout_s, max_attempts, notify_url)
     kind, under, lists = chosen(server, source, preset)
     spec = arguments.parse_spec(kind, fields or [], preset=under, lists=lists)
@@ -148,7 +152,7 @@ def submit(
         waits = wait or wait_at_most is not None
         done, exit_code = _wait_quietly(server, job, at_most=wait_at_most) if waits else (job, 0)
         answer(of_job(server, done, exit_code), as_json=as_json)
-    _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json, note=note)
+    _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json, note=note, statistic=statistic)
 
 
 @with_server
@@ -187,6 +191,7 @@ def _go_on(
     as_json: bool,
     note: str = "",
     follow: bool = False,
+    statistic: str | None = None,
 ) -> None:
     """Print the result of a submission and, if asked, wait for the job, and meanwhile print its output; exits with 1
     unless it succeeded, or with WRONG."""
@@ -212,7 +217,7 @@ def _go_on(
     elif wait:
         print_answers(server, job)
         print_job(job)
-        print_answer(server, job)
+        print_answer(server, job, statistic)
     if wait and (code := _code_of(job)):
         raise typer.Exit(code)
 
@@ -283,6 +288,12 @@ def _wait_quietly(server: Flopwatch, job: dict[str, Any], *, at_most: float | No
     return job, _code_of(job)
 
 
+def _check_statistic(statistic: str | None, prints_table: bool) -> None:
+    if statistic is not None and not prints_table:
+        why = "is of the table that --wait prints: wait for the job, without --json, --dry-run and --format brief"
+        raise typer.BadParameter(why, param_hint="--statistic")
+
+
 def _code_of(job: dict[str, Any]) -> int:
     """Return the exit code of a command that has waited for a job."""
     if job["state"] != "succeeded":
@@ -308,6 +319,7 @@ def sweep(
     code: Code = None,
     wait: Wait = False,
     wait_at_most: WaitAtMost = None,
+    statistic: WithStatistic = None,
     as_json: AsJson = False,
     name: Name = None,
     label: Label = None,
@@ -322,6 +334,7 @@ def sweep(
     from app.cli.output import print_dry_run
     from app.cli.specs import chosen
 
+    _check_statistic(statistic, (wait or wait_at_most is not None) and not as_json and not dry_run)
     kind, under, lists = chosen(server, source, preset)
     search = None if fit is None else arguments.parse_fit(fit, multiple_of)
     base, grid = arguments.parse_sweep(kind, fields or [], preset=under, lists=lists, needs_grid=search is None)
@@ -345,7 +358,7 @@ def sweep(
         )
         return
     note = f" {SUBMITTED_BEFORE}" if made.replayed else ""
-    _follow_sweep(server, made, wait=wait, at_most=wait_at_most, as_json=as_json, note=note)
+    _follow_sweep(server, made, wait=wait, at_most=wait_at_most, as_json=as_json, note=note, statistic=statistic)
 
 
 def _points(
@@ -358,7 +371,14 @@ def _points(
 
 
 def _follow_sweep(
-    server: Flopwatch, made: dict[str, Any], *, wait: bool, at_most: float | None, as_json: bool, note: str
+    server: Flopwatch,
+    made: dict[str, Any],
+    *,
+    wait: bool,
+    at_most: float | None,
+    as_json: bool,
+    note: str,
+    statistic: str | None,
 ) -> None:
     """Print the result of a sweep's submission and, if asked, wait for it; exits with 1 unless all jobs succeeded."""
     from app.cli.output import counts_text, print_json, print_searches, progress_display
@@ -385,7 +405,7 @@ def _follow_sweep(
     if as_json:
         print_json(made)
     elif wait:
-        echo_table(server.table_text(sweep=made["id"]))
+        echo_table(server.table_text(sweep=made["id"], statistic=statistic))  # type: ignore[arg-type]  # its choices
         echo()
         echo(counts_text(made["counts"]))
         print_searches(made)
@@ -417,14 +437,16 @@ def rerun(
     code: Code = None,
     wait: Wait = False,
     wait_at_most: WaitAtMost = None,
+    statistic: WithStatistic = None,
     as_json: AsJson = False,
 ) -> None:
     """Submit a new job with the spec and options of an old one, and new values for some fields."""
+    _check_statistic(statistic, (wait or wait_at_most is not None) and not as_json)
     kind = server.job(job_id)["kind"]
     lists = next((arguments.list_fields(spec["schema"]) for spec in server.specs() if spec["kind"] == kind), ())
     changes = arguments.parse_changes(fields or [], lists)
     job = server.rerun(job_id, changes, implementation=implementation, own_model=model, step=step, code=code)
-    _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json)
+    _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json, statistic=statistic)
 
 
 @with_server

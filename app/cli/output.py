@@ -132,7 +132,7 @@ def _jobs_wait(ids: Sequence[str]) -> str:
     return f"jobs {', '.join(ids[:MAX_NAMED])}{more} wait"
 
 
-def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
+def print_results(server: Flopwatch, job: dict[str, Any], statistic: str | None = None) -> None:
     """Print a job's table as `flopwatch table` does, the reasons why cells have no numbers, its units and their tables.
 
     The table's footnotes say why cells are not valid; without a table, the failed checks do. For a job that did not
@@ -142,7 +142,7 @@ def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
     tables = server.list_tables(job)
     if server.has_measurements(job):
         echo()
-        echo_table(server.table_text(job=job))
+        echo_table(server.table_text(job=job, statistic=statistic))  # type: ignore[arg-type]  # the option's choices
         print_missing(server.missing(job))
     else:
         print_missing(doubts(job["validity"] or {}))
@@ -175,12 +175,12 @@ def _print_files(server: Flopwatch, job: Mapping[str, Any]) -> None:
         echo(f"files: {', '.join(names[:MAX_NAMED])}{more}; `flopwatch download {job['id']}` fetches them")
 
 
-def print_answer(server: Flopwatch, job: dict[str, Any]) -> None:
+def print_answer(server: Flopwatch, job: dict[str, Any], statistic: str | None = None) -> None:
     """Print what a job has just answered. Of profiles and comparisons that succeeded, print the rows that matter and
-    the command for the rest; of other jobs, all results."""
+    the command for the rest; of other jobs, and where a statistic is asked for, all results."""
     answer = {"profile": _print_kernels, "compare": _print_comparison}.get(job["kind"])
-    if answer is None or job["state"] != "succeeded" or not answer(server, job):
-        print_results(server, job)
+    if statistic is not None or answer is None or job["state"] != "succeeded" or not answer(server, job):
+        print_results(server, job, statistic)
     if job["state"] == "failed":
         echo(f"`flopwatch logs {job['id']}` prints its output")
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import enum
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from app.cli import completing
 from app.cli.arguments import parse_labels, split_pair
 from app.cli.brief import answer, of_table
-from app.cli.common import AsJson, JobId, Label, with_server
+from app.cli.common import AsJson, JobId, Label, TableStatistic, with_server
 from app.cli.terminal import echo, echo_json, echo_table, fail
 from flopwatch.spelling import argument, arguments, fields
-from flopwatch.table_options import FORMATS, Format, Statistic
+from flopwatch.table_options import FORMATS, Format
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 # Typer turns enumerations into choices.
 BRIEF = "brief"
 TableFormat = enum.StrEnum("TableFormat", {name: name for name in (*FORMATS, BRIEF)})  # type: ignore[misc]
-TableStatistic = enum.StrEnum("TableStatistic", {name: name for name in get_args(Statistic)})  # type: ignore[misc]
 MARKDOWN = TableFormat("markdown")
 
 
@@ -61,6 +60,23 @@ RelativeTo = Annotated[
         metavar="COORDINATE=VALUE", help="Say how many times faster each row is than the one with this coordinate."
     ),
 ]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN=VALUE",
+        help="Only rows with this value of a coordinate, or of a column of --name; again for another column, or value.",
+    ),
+]
+Rename = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COLUMN=NAME", help="Call this column otherwise; may be repeated."),
+]
+Separate = Annotated[
+    bool,
+    typer.Option(
+        "--separate", help="Put the standard deviation of a mean, or the interval of a median, into columns of its own."
+    ),
+]
 Best = Annotated[
     bool,
     typer.Option(
@@ -76,7 +92,9 @@ OwnTable = Annotated[
     ),
 ]
 Sort = Annotated[str | None, typer.Option(metavar="COLUMN", help="Sort by this column; -COLUMN: descending.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most so many rows.")]
+Limit = Annotated[
+    int | None, typer.Option(min=1, help="At most so many rows; with --name and --sweep, so many of each job.")
+]
 UnitIndex = Annotated[int | None, typer.Option(min=0, metavar="INDEX", help="With --name: rows of this unit.")]
 Caption = Annotated[str | None, typer.Option(help="The table's title.")]
 LatexLabel = Annotated[
@@ -100,6 +118,9 @@ def table(
     statistic: StatisticOption = None,
     pivot: Pivot = None,
     relative_to: RelativeTo = None,
+    where: Where = None,
+    rename: Rename = None,
+    separate: Separate = False,
     best: Best = False,
     links: Links = False,
     name: OwnTable = None,
@@ -125,27 +146,39 @@ def table(
         "pivot": pivot,
         "relative_to": dict(map(split_pair, relative_to or [])) or None,
     }
+    chosen = {"where": values_of(where), "rename": dict(map(split_pair, rename or [])) or None}
     style = {"caption": caption, "latex_label": latex_label}
     names = columns and [columns]  # the server parts names at commas
     if name is None:
         _refuse({"unit": unit}, "goes with --name, which prints a table that a job's units made")
-        options: TableOptions = {**of_measurements, "job": job, "columns": names, "sort": sort, "limit": limit}
-        text = server.table_text(format_of(output_format), **options, best=best, links=links, **style)
+        rows_and_columns = {"columns": names, "sort": sort, "limit": limit, **chosen}
+        options: TableOptions = {**of_measurements, "job": job, **rows_and_columns}  # type: ignore[typeddict-item]
+        text = server.table_text(
+            format_of(output_format), **options, best=best, separate=separate, links=links, **style
+        )
         notes, is_empty = _what_is_missing(server, sweep or [], output_format)
         if is_empty and not job and output_format.value in ("markdown", "latex"):
             return
     else:
-        chosen = {**of_measurements, "sweep": None, "best": best or None, "links": links or None}
-        _refuse(chosen, "chooses measurements; with --name leave it out")
+        flags = {"best": best or None, "separate": separate or None, "links": links or None}
+        _refuse({**of_measurements, "sweep": None, **flags}, "chooses measurements; with --name leave it out")
         if len([*(job or []), *(sweep or [])]) != 1:
             raise typer.BadParameter("give one --job or --sweep, whose table it is", param_hint="--name")
         notes = []
-        own: dict[str, Any] = {"columns": names, "sort": sort, "limit": limit, "unit": unit, **style}
+        own: dict[str, Any] = {"columns": names, "sort": sort, "unit": unit, **chosen, **style}
         if sweep:
-            text = server.sweep_table_text(sweep[0], name, format_of(output_format), **own)
+            text = server.sweep_table_text(sweep[0], name, format_of(output_format), limit_per_job=limit, **own)
         else:
-            text = server.job_table_text((job or [0])[0], name, format_of(output_format), **own)
+            text = server.job_table_text((job or [0])[0], name, format_of(output_format), limit=limit, **own)
     print_table(text, output_format, notes)
+
+
+def values_of(words: Sequence[str] | None) -> dict[str, list[str]] | None:
+    """Read "coordinate=value", of which several may name one coordinate; None if there are none."""
+    values: dict[str, list[str]] = {}
+    for name, value in map(split_pair, words or []):
+        values.setdefault(name, []).append(value)
+    return values or None
 
 
 def _what_is_missing(server: Flopwatch, sweeps: Sequence[int], output_format: TableFormat) -> tuple[list[str], bool]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.errors import FieldError, InvalidRequest
 from app.metrics import Direction, better, gain, gain_name
@@ -22,6 +22,7 @@ from flopwatch.text.values import value_text
 if TYPE_CHECKING:
     from app.results.cases import CaseOfJob
 
+T = TypeVar("T")
 REFERENCE, NO_COUNTERPART, SEVERAL = "reference", "no counterpart", "several counterparts"
 RUN = "run"
 """Column of a pivoted table that counts the jobs which measured the same case."""
@@ -164,18 +165,58 @@ def _is_reference(line: Line, relative_to: Mapping[str, str]) -> bool:
 def _check_reference(lines: Sequence[Line], relative_to: Mapping[str, str]) -> None:
     if not lines or any(_is_reference(line, relative_to) for line in lines):
         return
-    known = list(dict.fromkeys(name for line in lines for name in line.coordinates))
-    for name, value in relative_to.items():
+    raise _no_such_row([line.coordinates for line in lines], list(relative_to.items()), "relative_to")
+
+
+Pairs = Sequence[tuple[str, str]]
+"""Names with values, as people type them: ("precision", "fp32"). Several values of one name are alternatives."""
+
+
+def chosen_lines(lines: Sequence[Line], where: Pairs) -> list[Line]:
+    """Return the lines with these coordinates. Raises InvalidRequest if there is none."""
+    return _with_values(lines, [line.coordinates for line in lines], where)
+
+
+def chosen_rows(sheet: Sheet, where: Pairs) -> Sheet:
+    """Return the sheet, which no one has marked yet, with the rows that have these values in its columns.
+
+    Raises InvalidRequest if there is no such column or row.
+    """
+    names = sheet.names()
+    values = [dict(zip(names, row, strict=True)) for row in sheet.rows]
+    return replace(sheet, rows=_with_values(sheet.rows, values, where))
+
+
+def _with_values(items: Sequence[T], values: Sequence[Mapping[str, Any]], where: Pairs) -> list[T]:
+    """Return the items whose values are among those asked for; all of them if there are none to choose from."""
+    wanted: dict[str, set[str]] = {}
+    for name, value in where:
+        wanted.setdefault(name, set()).add(value)
+    chosen = [
+        item
+        for item, own in zip(items, values, strict=True)
+        if all(value_text(own.get(name)) in texts for name, texts in wanted.items())
+    ]
+    if not chosen and items:
+        raise _no_such_row(values, where, "where")
+    return chosen
+
+
+def _no_such_row(rows: Sequence[Mapping[str, Any]], wanted: Pairs, option: str) -> InvalidRequest:
+    """Return the error that says which of these names or values no row has, and which there are."""
+    known = list(dict.fromkeys(name for row in rows for name in row))
+    for name, value in wanted:
         if name not in known:
-            detail = f"{name!r} is none of these results' coordinates: {', '.join(known)}."
+            detail = f"{name!r} is none of these results' {'coordinates' if option == 'relative_to' else 'columns'}: "
+            detail += f"{', '.join(known)}."
             break
-        values = list(dict.fromkeys(value_text(line.coordinates.get(name)) for line in lines))
+        values = list(dict.fromkeys(value_text(row.get(name)) for row in rows))
         if value not in values:
             detail = f"No row has {name}={value}; there is {', '.join(values[:20])}{'…' if len(values) > 20 else ''}."
             break
     else:
-        detail = f"No row has {' and '.join(f'{name}={value}' for name, value in relative_to.items())}."
-    raise InvalidRequest(detail, errors=(FieldError("/relative_to", detail),))
+        detail = f"No row has {' and '.join(f'{name}={value}' for name, value in wanted)}."
+    return InvalidRequest(detail, errors=(FieldError(f"/{option}", detail),))
 
 
 def _dependent(lines: Sequence[Line], names: Sequence[str], fixed: Sequence[str], by: Sequence[str]) -> list[str]:

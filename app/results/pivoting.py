@@ -16,7 +16,18 @@ from typing import Any
 from app.columns import type_of
 from app.errors import FieldError, InvalidRequest
 from app.metrics import column_name, headline, metric_names
-from app.results.arranging import Line, Related, is_size, mark_best, ordered, page, pivot, relate
+from app.results.arranging import (
+    Line,
+    Pairs,
+    Related,
+    chosen_lines,
+    is_size,
+    mark_best,
+    ordered,
+    page,
+    pivot,
+    relate,
+)
 from app.results.cases import OF_THE_JOB, CaseOfJob, MeasuredJobs, cases_of, cell_of
 from app.results.footnotes import MAX_NOISE, NOISY, Doubt, Footnotes, doubts_of, doubts_text
 from app.results.former import joined
@@ -59,6 +70,8 @@ class Layout:
     relative_to: Mapping[str, str] = field(default_factory=dict)
     """Coordinates of the reference rows, {"precision": "fp32"}: additional columns relate all other rows to these, for
     the metrics in `columns` or, by default, the kind's main metric."""
+    where: Pairs = ()
+    """Only the cases with these coordinates; the reference may be among the others."""
     best: bool = False
     """Set the best cell of each column in bold, in formats for people."""
     links: bool = False
@@ -94,8 +107,8 @@ def table(
 
     Raises:
         NotFound: there is no such job or sweep.
-        InvalidRequest: no row has this coordinate or metric, the jobs are of several kinds, or there are more than
-            measurements.MAX_JOBS jobs or measurements.MAX_MEASUREMENTS measurements.
+        InvalidRequest: no row has this coordinate, its value or metric, the jobs are of several kinds, or there are
+            more than measurements.MAX_JOBS jobs or measurements.MAX_MEASUREMENTS measurements.
     """
     with database.read() as snapshot:
         chosen = measurements.choose_jobs(snapshot, choice, None if first is None else first + 1)
@@ -210,6 +223,7 @@ def _sheet(
         in_order = dict.fromkeys([*_table_rows(cases), *_known(cases)])
         varying = [name for name in in_order if _varies(cases, name)]
         related = relate(lines, layout.relative_to, of, units, varying)
+    lines = chosen_lines(lines, layout.where)
     columns = _value_columns(shown, units, related)
     if layout.pivot is None:
         sheet = _unpivoted(lines, coordinates, columns, layout)

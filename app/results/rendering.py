@@ -8,7 +8,7 @@ import io
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -16,8 +16,9 @@ from app.columns import ColumnType
 from app.errors import InvalidRequest
 from app.metrics import readable
 from app.results.digits import column_texts
+from app.results.heads import GAIN_ENDS, SPREADS, separated
 from app.results.sheet import Cell, Column, Sheet
-from flopwatch.table_options import FORMATS, Format, Statistic
+from flopwatch.table_options import FORMATS, Format
 from flopwatch.text.markdown_tables import escaped, escaped_line
 from flopwatch.text.values import value_text
 
@@ -109,10 +110,10 @@ def _more_columns(column: Column, sheet: Sheet) -> list[tuple[str, str, ColumnTy
     attribute of Cell, the type and the unit. None for a column of scalars."""
     more: list[tuple[str, str, ColumnType, str | None]] = []
     if column.role == "metric":
-        more += [(suffix, attribute, "number", column.unit) for suffix, attribute in _SPREADS.get(sheet.statistic, ())]
+        more += [(suffix, attribute, "number", column.unit) for suffix, attribute in SPREADS.get(sheet.statistic, ())]
         more.append(("_n", "n", "integer", None))
     if column.role == "gain":
-        more += [("_low", "low", "number", "1"), ("_high", "high", "number", "1")]
+        more += [(suffix, attribute, "number", "1") for suffix, attribute in GAIN_ENDS]
     if column.role in ("metric", "gain"):
         more.append(("_outcome", "outcome", "string", None))
         if sheet.traces:
@@ -120,17 +121,11 @@ def _more_columns(column: Column, sheet: Sheet) -> list[tuple[str, str, ColumnTy
     return more
 
 
-_SPREADS: dict[Statistic | None, Sequence[tuple[str, str]]] = {
-    "mean": (("_std", "spread"),),
-    "median": (("_low", "low"), ("_high", "high")),
-}
-"""The columns of JSON and CSV beside a statistic: the end of each one's name, and the attribute of Cell."""
-
-
 class _Texts:
     """The shown columns of a sheet and the texts of their cells, the same in all formats for people."""
 
     def __init__(self, sheet: Sheet) -> None:
+        sheet = separated(sheet) if sheet.separate else sheet
         shown = [(index, column) for index, column in enumerate(sheet.columns) if column.in_text]
         self.columns = [column for _, column in shown]
         self.values = [[row[index] for index, _ in shown] for row in sheet.rows]
@@ -154,7 +149,7 @@ class _Texts:
         """Return the column's name as queries use it, with its unit unless the name contains it."""
         if column.group is not None and not self.groups:
             return str(column.head)
-        if column.unit in (None, "1") or column.role in ("metric", "gain"):
+        if column.unit in (None, "1") or column.literal or column.role in ("metric", "gain"):
             return column.name
         unit = _IN_NAMES.get(column.unit, column.unit.lower())
         has_unit = f"_{unit}_" in "_" + re.sub(r"\W+", "_", column.name.lower()) + "_"
@@ -250,10 +245,10 @@ def _latex_heads(texts: _Texts) -> list[str]:
     heads = []
     for column in texts.columns:
         if column.head is None:
-            heads.append(_tex(readable(column.name, column.unit)))
+            heads.append(_tex(_for_print(column, column.name, column.unit)))
         else:
             coordinate, _, value = column.head.partition("=")
-            heads.append(_tex(f"{readable(coordinate)} {value}"))
+            heads.append(_tex(f"{_for_print(column, coordinate)} {value}"))
     if not texts.groups:
         return [f"{' & '.join(heads)} \\\\"]
     above, rules, at = [], [], 0
@@ -265,9 +260,14 @@ def _latex_heads(texts: _Texts) -> list[str]:
             above.append("")
             at += 1
             continue
-        above.append(rf"\multicolumn{{{at - start}}}{{c}}{{{_tex(readable(column.group, column.unit))}}}")
+        above.append(rf"\multicolumn{{{at - start}}}{{c}}{{{_tex(_for_print(column, column.group, column.unit))}}}")
         rules.append(rf"\cmidrule(lr){{{start + 1}-{at}}}")
     return [f"{' & '.join(above)} \\\\", "".join(rules), f"{' & '.join(heads)} \\\\"]
+
+
+def _for_print(column: Column, name: str, unit: str | None = None) -> str:
+    """Return a part of a column's name as LaTeX's heads have it."""
+    return name if name in column.literal else readable(name, unit)
 
 
 _TEX = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from urllib.parse import quote
 
 from app.columns import free_names, type_of
 from app.errors import FieldError, InvalidRequest, NotFound
-from app.results.arranging import ordered, page
+from app.results.arranging import Pairs, chosen_rows, ordered, page
 from app.results.sheet import Column, Sheet
 from app.specs import KINDS, Scalar
 from app.store.database.engine import Database, Snapshot
@@ -94,6 +95,10 @@ class Excerpt:
     columns: Sequence[str] | None = None
     """These columns, in this order; "all" for every one. None: formats for people show the kind's `first_columns`, JSON
     and CSV have all."""
+    where: Pairs = ()
+    """Only rows with these values in these columns."""
+    limit_per_job: int | None = None
+    """Of a sweep's table the largest number of rows of each job: the first ones, in the order that `sort` asks for."""
 
 
 WHOLE = Excerpt()
@@ -104,7 +109,7 @@ def result_table(database: Database, job_id: int, name: str, excerpt: Excerpt = 
 
     Raises:
         NotFound: there is no such job, the job has no such table, or this unit reported none.
-        InvalidRequest: there is no such column to show, or to sort by.
+        InvalidRequest: there is no such column to show or to sort by, or no row has a value that was asked for.
         Conflict: the stored table cannot be read.
     """
     with database.read() as snapshot:
@@ -127,8 +132,8 @@ def table_of(snapshot: Snapshot, job_id: int, name: str, excerpt: Excerpt = WHOL
         part.check()
     described = _columns(parts[0].columns, several=len(parts) > 1)
     end = None if limit is None else after + limit
-    if excerpt.sort is not None:
-        sheet = Sheet(columns=described, rows=_rows(snapshot, parts, 0, None))
+    if excerpt.sort is not None or excerpt.where:
+        sheet = chosen_rows(Sheet(columns=described, rows=_rows(snapshot, parts, 0, None)), excerpt.where)
         sheet = page(ordered(sheet, excerpt.sort), limit, after)
     else:
         total = sum(part.row_count for part in parts)
@@ -145,10 +150,11 @@ def sweep_table(database: Database, sweep: Mapping[str, Any], name: str, excerpt
 
     Raises:
         NotFound: no finished job of the sweep has such a table, or there is no such sweep.
-        InvalidRequest: there is no such column, or there are more than MAX_JOBS_OF_TABLE jobs.
+        InvalidRequest: there is no such column, no row has a value that was asked for, or there are more than
+            MAX_JOBS_OF_TABLE jobs.
         Conflict: a stored table cannot be read.
     """
-    of_job = Excerpt(unit=excerpt.unit, columns=excerpt.columns)
+    of_job = Excerpt(unit=excerpt.unit, columns=[EVERY_COLUMN])
     with database.read() as snapshot:
         jobs = choose_jobs(snapshot, JobChoice(sweep=sweep["id"]))
         if len(jobs) > MAX_JOBS_OF_TABLE:
@@ -158,7 +164,7 @@ def sweep_table(database: Database, sweep: Mapping[str, Any], name: str, excerpt
             raise InvalidRequest(detail)
         sheets = {}
         for job in jobs:
-            _kind, known = table_parts(snapshot, job.id, None)
+            kind, known = table_parts(snapshot, job.id, None)
             if name in {part.name for part in known}:
                 sheets[job.id] = table_of(snapshot, job.id, name, of_job)
     if not sheets:
@@ -180,8 +186,21 @@ def sweep_table(database: Database, sweep: Mapping[str, Any], name: str, excerpt
         rows += [
             [job_id, *points[job_id], *(None if index is None else row[index] for index in order)] for row in sheet.rows
         ]
-    notes = list(dict.fromkeys(note for sheet in sheets.values() for note in sheet.notes))
-    return page(ordered(Sheet(columns=columns, rows=rows, notes=notes), excerpt.sort), excerpt.limit, excerpt.after)
+    whole = ordered(chosen_rows(Sheet(columns=columns, rows=rows), excerpt.where), excerpt.sort)
+    if excerpt.limit_per_job is not None:
+        numbers: Counter[Scalar] = Counter()
+        whole = replace(whole, rows=[row for row in whole.rows if _counted(numbers, row[0]) <= excerpt.limit_per_job])
+    sheet = page(whole, excerpt.limit, excerpt.after)
+    coordinates = ["job", *paths]
+    if excerpt.columns is not None:
+        return _chosen(sheet, list(dict.fromkeys([*coordinates, *excerpt.columns])))
+    first = KINDS[kind].columns_first(name) if kind in KINDS else None
+    return for_people(sheet, first and [*coordinates, *first])
+
+
+def _counted(numbers: Counter[Scalar], job: Scalar) -> int:
+    numbers[job] += 1
+    return numbers[job]
 
 
 def _scalar_at(spec: Mapping[str, Any], path: str) -> Scalar:

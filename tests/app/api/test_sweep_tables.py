@@ -49,12 +49,46 @@ def test_in_pages_and_columns_and_for_people(fresh_site: Any, swept: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("limit_per_job=1&sort=-total_ms", [(2, "gemm"), (1, "gemm")]),
+        ("limit_per_job=1&sort=total_ms", [(1, "relu"), (2, "relu")]),
+        ("limit_per_job=1", [(1, "gemm"), (2, "gemm")]),
+        ("limit_per_job=2&limit=3", [(1, "gemm"), (1, "relu"), (2, "gemm")]),
+        ("where=kernel=relu", [(1, "relu"), (2, "relu")]),
+        ("where=context_length=32&columns=total_ms", [(2, "gemm"), (2, "relu")]),
+        ("where=kernel=relu&where=kernel=gemm&where=job=1", [(1, "gemm"), (1, "relu")]),
+        ("where=bytes=8", [(2, "relu")]),
+    ],
+)
+def test_rows_are_chosen_by_value_and_of_each_job(
+    fresh_site: Any, swept: str, query: str, found: list[tuple[int, str]]
+) -> None:
+    rows = fresh_site.http.get(f"{swept}/kernels?{query}").json()["rows"]
+    names = {4.0: "gemm", 2.0: "gemm", 1.0: "relu", 0.5: "relu"}
+    assert [(row["job"], names[row["total_ms"]]) for row in rows] == found
+
+
+def test_a_remark_that_rows_share_stands_below(fresh_site: Any, swept: str, reported: Any) -> None:
+    site = fresh_site
+    rows = [["gemm", "slow"], ["relu", "fast"], ["copy", "slow"]]
+    site.worker.finish(site.worker.claim(), tables=[reported("noted", rows, kernel="string", note="string")])
+    text = site.http.get(f"{swept}/noted?format=markdown").text
+    assert "| gemm" in text
+    assert "[1]" in text.splitlines()[2]
+    assert "- [1] slow." in text
+
+
+@pytest.mark.parametrize(
     ("path", "status", "words"),
     [
         ("/kernel", 404, "No finished job of sweep 1 has a table 'kernel'; one has: kernels."),
         ("/kernels?sort=nose", 422, "no column 'nose' to sort by"),
         ("/kernels?columns=nose", 422, "There is no column 'nose'"),
         ("/kernels?attempt=1", 422, "leave it out"),
+        ("/kernels?where=phase=forward", 422, "'phase' is none of these results' columns: job, context_length, unit"),
+        ("/kernels?where=kernel=softmax", 422, "No row has kernel=softmax; there is gemm, relu."),
+        ("/kernels?where=kernel", 422, "must be written coordinate=value"),
     ],
 )
 def test_what_is_not_there_is_refused(fresh_site: Any, swept: str, path: str, status: int, words: str) -> None:

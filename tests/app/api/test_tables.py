@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,6 +105,52 @@ def test_pivot_reference_and_best(site: Any, measured_jobs: list[int]) -> None:
     assert rows[0][1:] == ["bf16", "**64**", "**128**", "2.00×", "2.00×"]
     problem = get(site, "/tables?relative_to=precision", 422).json()
     assert "must be written coordinate=value, such as precision=fp32" in problem["detail"]
+
+
+def test_where_chooses_cases_whose_reference_may_be_elsewhere(site: Any, measured_jobs: list[int]) -> None:
+    chosen = "/tables?label=table:tables&columns=step_ms&relative_to=precision=fp32&where=precision=bf16"
+    rows = get(site, f"{chosen}&where=context_length=64&where=context_length=128").json()["rows"]
+    assert [(row["context_length"], row["step_ms_speedup"]) for row in rows] == [(64, 2.0), (128, 2.0)]
+    pivoted = get(site, f"{chosen}&pivot=context_length").json()["rows"]
+    assert [row["step_ms, context_length=128"] for row in pivoted] == [128.0]
+    problem = get(site, f"{chosen}&where=context_length=65", 422).json()
+    assert problem["detail"] == "No row has context_length=65; there is 64, 128."
+    assert problem["errors"][0]["pointer"] == "/where"
+
+
+def test_columns_get_other_names(site: Any, measured_jobs: list[int]) -> None:
+    chosen = "/tables?label=table:tables&columns=step_ms&rename=context_length=d_model&rename=step_ms=Time, ms"
+    assert get(site, f"{chosen}&format=csv").text.startswith('model,d_model,precision,"Time, ms","Time, ms_low"')
+    for format_ in ("markdown", "latex", "html"):
+        head = get(site, f"{chosen}&format={format_}").text.partition("bf16")[0]
+        assert ("Time, ms" in head, "Step" in head, "d_model" in head.replace("\\_", "_")) == (True, False, True)
+    pivoted = f"{chosen}&pivot=context_length"
+    assert "Time, ms, d_model=64" in [column["name"] for column in get(site, pivoted).json()["columns"]]
+    noted = get(site, f"{chosen}&relative_to=precision=fp32&format=markdown").text
+    assert "- In this table step_ms is called Time, ms." in noted
+    for wrong, words in (
+        ("forward=x", "no column 'forward'"),
+        ("step_ms=model", "Two columns would be called 'model'"),
+    ):
+        problem = get(site, f"/tables?label=table:tables&columns=step_ms&rename={wrong}", 422).json()
+        assert words in problem["detail"]
+
+
+@pytest.mark.parametrize("pivot", ["", "&pivot=precision"])
+@pytest.mark.parametrize("format_", ["markdown", "latex", "html"])
+def test_the_standard_deviation_has_a_column(
+    site: Any, measured: Any, measured_jobs: list[int], format_: str, pivot: str
+) -> None:
+    job = site.submit(spec={"kind": "benchmark", "model": {"size": "tiny"}}, priority=90)["id"]
+    found = replace(measured("step_ms", 41.5, model="tiny", precision="fp32"), std=0.25, n=10)
+    site.worker.finish(site.worker.claim_job(job), measurements=[found])
+    asked = f"/tables?job={job}&columns=step_ms&statistic=mean{pivot}&format={format_}"
+    together, apart = get(site, asked).text, get(site, f"{asked}&separate=true").text
+    assert "±" in together.replace(r"$\pm$", "±").partition("41.5")[2].partition("0.2")[0]
+    cells = re.split(r"[|&<>\\]", apart)
+    assert {"41.50", "0.2500"} <= {cell.strip() for cell in cells}
+    assert " std" in apart or "step_ms_std" in apart
+    site.http.delete(f"/jobs/{job}")
 
 
 def test_links_are_whole_addresses(site: Any, measured_jobs: list[int]) -> None:

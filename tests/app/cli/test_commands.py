@@ -21,6 +21,7 @@ from app.states import FIRST_IN_QUEUE
 from app.store.records import Offer, StoredArtifact, UnitRecord
 from flopwatch import address
 from flopwatch.connection import parse_stream
+from tests import builders
 from tools.waiting import wait_until
 from workers.model.accounting import Shape, forward_flops
 
@@ -199,6 +200,34 @@ def test_table_of_another_statistic(site: Any, flopwatch: Any) -> None:
     chosen = ("--label", "table=statistic", "--statistic", "p95")
     assert "7.500" in ended(flopwatch("table", *chosen))
     assert "1.250" in ended(flopwatch("table", *chosen[:2]))
+
+
+def test_the_statistic_of_a_job_that_was_waited_for(
+    flopwatch: Any, obedient: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builders, "measured", lambda *a, **k: replace(MEASURED(*a, **k), n=10, std=0.25))
+    for command in (("submit", *TINY), ("sweep", *TINY, "seed=1,2")):
+        assert "1.25 ± 0.25" in ended(flopwatch(*command, "--wait", "--statistic", "mean"))
+        assert "0.25 " not in ended(flopwatch(*command, "--wait"))
+        for wrong in ((), ("--wait", "--json"), ("--wait", "--dry-run")):
+            assert "--statistic" in ended(flopwatch(*command, *wrong, "--statistic", "max"), 2)
+
+
+def test_a_table_of_each_job_of_a_sweep(site: Any, flopwatch: Any, reported: Any) -> None:
+    swept = ended(flopwatch("sweep", *TINY, "context_length=8,16", "--priority", "50"))
+    sweep = swept.split()[1]
+    for job in site.http.get("/jobs", params={"sweep": sweep}).json()["data"][::-1]:
+        kernels = [["gemm", "forward", 2.0], ["softmax", "forward", 1.0], ["add", "backward", 3.0]]
+        columns = {"name": "string", "phase": "string", "total_ms": "number"}
+        table = reported("kernels-step", kernels, **columns)
+        site.worker.finish(site.worker.claim_job(job["id"]), tables=[table])
+    of_sweep = ("table", "--sweep", sweep, "--name", "kernels-step", "--format", "csv")
+    rows = ended(flopwatch(*of_sweep, "--limit", "1", "--sort", "-total_ms", "--rename", "context_length=T"))
+    assert [line.split(",")[1:4:2] for line in rows.splitlines()] == [["T", "name"], ["8", "add"], ["16", "add"]]
+    forward = ended(flopwatch(*of_sweep, "--where", "phase=forward", "--where", "context_length=16"))
+    assert [line.split(",")[3] for line in forward.splitlines()] == ["name", "gemm", "softmax"]
+    one = ("table", "--job", rows.splitlines()[1].split(",")[0], "--name", "kernels-step", "--format", "csv")
+    assert len(ended(flopwatch(*one, "--where", "phase=forward", "--limit", "1")).splitlines()) == 2
 
 
 def test_compare(site: Any, flopwatch: Any, reported: Any) -> None:
