@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from flopwatch import Flopwatch
-    from flopwatch.client import TableOptions
 
 
 # Typer turns enumerations into choices.
@@ -135,42 +134,45 @@ def table(
 
     The format brief is for programs: at most 60 lines, a row each as JSON.
     """
-    of_measurements: TableOptions = {
-        "sweep": sweep,
+    of_measurements: dict[str, Any] = {
         "kind": kind,
         "labels": parse_labels(label or []) or None,
         "since": since,
         "until": until,
         "rows": rows and [rows],
-        "statistic": statistic and statistic.value,  # type: ignore[typeddict-item]  # it was made of these
+        "statistic": statistic and statistic.value,
         "pivot": pivot,
         "relative_to": dict(map(split_pair, relative_to or [])) or None,
+        **{flag: True for flag, is_set in (("best", best), ("separate", separate), ("links", links)) if is_set},
     }
-    chosen = {"where": values_of(where), "rename": dict(map(split_pair, rename or [])) or None}
-    style = {"caption": caption, "latex_label": latex_label}
-    names = columns and [columns]  # the server parts names at commas
-    if name is None:
-        _refuse({"unit": unit}, "goes with --name, which prints a table that a job's units made")
-        rows_and_columns = {"columns": names, "sort": sort, "limit": limit, **chosen}
-        options: TableOptions = {**of_measurements, "job": job, **rows_and_columns}  # type: ignore[typeddict-item]
-        text = server.table_text(
-            format_of(output_format), **options, best=best, separate=separate, links=links, **style
-        )
-        notes, is_empty = _what_is_missing(server, sweep or [], output_format)
-        if is_empty and not job and output_format.value in ("markdown", "latex"):
-            return
-    else:
-        flags = {"best": best or None, "separate": separate or None, "links": links or None}
-        _refuse({**of_measurements, "sweep": None, **flags}, "chooses measurements; with --name leave it out")
-        if len([*(job or []), *(sweep or [])]) != 1:
-            raise typer.BadParameter("give one --job or --sweep, whose table it is", param_hint="--name")
-        notes = []
-        own: dict[str, Any] = {"columns": names, "sort": sort, "unit": unit, **chosen, **style}
-        if sweep:
-            text = server.sweep_table_text(sweep[0], name, format_of(output_format), limit_per_job=limit, **own)
-        else:
-            text = server.job_table_text((job or [0])[0], name, format_of(output_format), limit=limit, **own)
-    print_table(text, output_format, notes)
+    both: dict[str, Any] = {
+        "columns": columns and [columns],  # the server parts names at commas
+        "where": values_of(where),
+        "rename": dict(map(split_pair, rename or [])) or None,
+    }
+    both |= {"sort": sort, "limit": limit, "caption": caption, "latex_label": latex_label}
+    written = format_of(output_format)
+    if name is not None:
+        _refuse(of_measurements, "chooses measurements; with --name leave it out")
+        print_table(_own_table(server, name, sweep, job, written, {**both, "unit": unit}), output_format)
+        return
+    _refuse({"unit": unit}, "goes with --name, which prints a table that a job's units made")
+    text = server.table_text(written, sweep=sweep, job=job, **of_measurements, **both)
+    notes, is_empty = _what_is_missing(server, sweep or [], output_format)
+    if not is_empty or job or output_format.value not in ("markdown", "latex"):
+        print_table(text, output_format, notes)
+
+
+def _own_table(
+    server: Flopwatch, name: str, sweep: list[int] | None, job: list[int] | None, format_: Format, own: dict[str, Any]
+) -> str:
+    """Return a table that the units of a job, or of a sweep's jobs, made; of a sweep `limit` is that of each job."""
+    if len([*(job or []), *(sweep or [])]) != 1:
+        raise typer.BadParameter("give one --job or --sweep, whose table it is", param_hint="--name")
+    if not sweep:
+        return server.job_table_text((job or [0])[0], name, format_, **own)
+    own["limit_per_job"] = own.pop("limit")
+    return server.sweep_table_text(sweep[0], name, format_, **own)
 
 
 def values_of(words: Sequence[str] | None) -> dict[str, list[str]] | None:
