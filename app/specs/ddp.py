@@ -110,6 +110,7 @@ class DdpSpec(TrainingSpec):
         "step_ms",
         "computation_step_ms",
         "exposed_communication_ms",
+        "predicted_exposed_ms",
         "net_cost_ms",
         "communication_ms",
         "communication_mib",

@@ -17,6 +17,7 @@ from app.specs.collective import CollectiveCell, CollectiveSpec
 from workers.jobs._base import Unit
 from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._grid.operations import GPU_ONLY
+from workers.jobs._latency_fits import FIT_COLUMNS, Times, fit_rows
 from workers.jobs._ranks import RankReports, check_cores, job_failure
 from workers.jobs._values import Metric
 from workers.measure.check import Check
@@ -73,6 +74,8 @@ class CollectiveContext(Context):
     """The failure that keeps further cells from being measured."""
     rows: list[list[Scalar]] = field(default_factory=list)
     """Rows of the table `ranks`."""
+    times: Times = field(default_factory=dict)
+    """Seconds of the calls of each operation, data type and size."""
 
 
 class CollectiveRunner(GridRunner[CollectiveContext]):
@@ -180,6 +183,8 @@ class CollectiveRunner(GridRunner[CollectiveContext]):
         if wrong is not None:
             values.overrule("wrong", wrong)
             return
+        of_size = context.times.setdefault((cell.operation, cell.dtype), {})
+        of_size[size] = [1e-3 * time_ms for time_ms in latency]
         context.rows += [rank_row(spec, cell, rank, answer, latency, context) for rank, answer in enumerate(answers)]
 
     def close(self, spec: CollectiveSpec, context: CollectiveContext) -> None:
@@ -191,6 +196,7 @@ class CollectiveRunner(GridRunner[CollectiveContext]):
         if context.rows:
             columns = (*RANKS_COLUMNS, *([NODE_COLUMN] if spec.nodes > 1 else []))
             context.report.table("ranks", columns, context.rows)
+            context.report.table("fit", FIT_COLUMNS, fit_rows(context.times, spec.seed))
 
 
 RUNNER = CollectiveRunner()

@@ -344,7 +344,7 @@ class CellTimer:
             Exception: what the operation raised, after it was reported: the others may be waiting for this rank.
         """
         try:
-            self._measure(cell)
+            self._report(cell, **self.timed(cell))
         except Exception as error:
             oom, text = is_out_of_memory(error), f"{type(error).__name__}: {short_message(error)}"
             unsupported = any(message in str(error) for message in UNSUPPORTED_DTYPE_MESSAGES)
@@ -356,14 +356,14 @@ class CellTimer:
         # No rank continues before all have reported this cell and freed its memory.
         self._wait_for_all()
 
-    def _measure(self, cell: TimedCollective) -> None:
+    def timed(self, cell: TimedCollective) -> dict[str, Any]:
+        """Measure one cell. Returns {"event": "oom" | "done", …}, and reports what it does meanwhile."""
         self._report(cell, "warming up")
         size = size_bytes(cell.size_mb, self._rank.world_size)
         operation, reason = self._make(cell, size)
         self._heartbeat()
         if operation is None:
-            self._report(cell, "oom", reason=reason)
-            return
+            return {"event": "oom", "reason": reason}
         if self._clock is not None:
             self._clock.forget()
         # This call is not timed: it sets up what backend and operation need for this size.
@@ -374,20 +374,19 @@ class CellTimer:
             warming.add(self._lap(operation).device_ms)
         self._report(cell, "measuring")
         laps = [self._lap(operation) for _ in range(self._steps)]
-        self._report(
-            cell,
-            "done",
-            bytes=size,
-            times_ms=[lap.device_ms for lap in laps],
-            host_us=None if self._clock is None else [lap.host_us for lap in laps],
-            hidden=sum(lap.hidden for lap in laps),
-            warmup=warming.calls,
-            steady=warming.steady,
-            too_slow=warming.too_slow,
-            hidden_drift=warming.hidden,
-            threads=torch.get_num_threads(),
-            wrong=wrong or operation.wrong(),
-        )
+        return {
+            "event": "done",
+            "bytes": size,
+            "times_ms": [lap.device_ms for lap in laps],
+            "host_us": None if self._clock is None else [lap.host_us for lap in laps],
+            "hidden": sum(lap.hidden for lap in laps),
+            "warmup": warming.calls,
+            "steady": warming.steady,
+            "too_slow": warming.too_slow,
+            "hidden_drift": warming.hidden,
+            "threads": torch.get_num_threads(),
+            "wrong": wrong or operation.wrong(),
+        }
 
     def _make(self, cell: TimedCollective, size: int) -> tuple[Collective | None, str | None]:
         """Make the operation. If any rank lacks memory for it, return None, and the reason if that is this rank."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from app.results.sheet import Cell, Sheet
 from app.web.panels._bars import bars_of
+from app.web.panels._buckets import bucket_panels
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults, Row
 from app.web.plots import Figure, escaped
@@ -46,6 +47,7 @@ def panels(results: JobResults) -> list[Panel]:
                 folded=results.has("timeline"),
             )
         )
+    panels += bucket_panels(results)
     sheet = results.sheet
     strategies, of = parts_of_steps(sheet), "this job"
     siblings = results.sweep_sheet([STEP, EXPOSED_MS], OF_A_STRATEGY) if {STEP} & set(sheet.names("metric")) else None

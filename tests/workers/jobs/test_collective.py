@@ -141,6 +141,29 @@ def measured(cells: list[dict[str, Any]], reported: Any, **_: Any) -> None:
             reported(rank, done(cell, times_ms))
 
 
+def test_latency_and_bandwidth_are_fitted_to_the_slowest_ranks_times(tmp_path: Path, script: list[Script]) -> None:
+    """50 µs and 2 GB/s of an all-reduce; of a broadcast there are too few sizes without a fault."""
+
+    def ranks(cells: list[dict[str, Any]], reported: Any, **_: Any) -> None:
+        for cell in cells:
+            size = int(cell["size_mb"] * 2**20)
+            fault = {"wrong": "number 0"} if cell["operation"] == "broadcast" and cell["size_mb"] > 10 else {}
+            for rank in range(2):
+                times = [0.05 + 1e3 * size / 2e9 - 0.01 * (1 - rank)] * 4
+                reported(rank, done(cell, times, bytes=size, **fault))
+
+    script.append(ranks)
+    report = run(Report(tmp_path), operations=["all_reduce", "broadcast"], size_mb=[0.01, 1, 100])
+    found, few = report.table_rows("fit")
+    assert (found["operation"], found["sizes"], found["note"]) == ("all_reduce", 3, None)
+    assert found["latency_us"] == pytest.approx(50)
+    assert found["gb_per_s"] == pytest.approx(2)
+    assert found["gb_per_s_low"] == pytest.approx(2)
+    assert found["largest_error_percent"] == pytest.approx(0, abs=1e-6)
+    assert (few["operation"], few["sizes"], few["latency_us"]) == ("broadcast", 2, None)
+    assert "need 3" in few["note"]
+
+
 def test_a_step_takes_as_long_as_its_slowest_rank(tmp_path: Path, script: list[Script]) -> None:
     script.append(measured)
     report = run(Report(tmp_path), size_mb=[1, 2], operations=["all_reduce"], measure_steps=2)

@@ -14,8 +14,9 @@ from app.specs.ddp import FULLY_SHARDED, DdpSpec
 from workers.jobs._base import Unit
 from workers.jobs._ranks import RankReports, job_failure
 from workers.jobs._values import Values
+from workers.jobs.ddp.buckets import predicts, report_buckets
 from workers.jobs.ddp.tables import report_snapshots, report_tables, report_traces
-from workers.jobs.ddp.values import add_values, metrics
+from workers.jobs.ddp.values import add_values, metrics, turns_of
 from workers.measure.host_memory import bound_memory
 from workers.outcome import InvalidEnvironment, RunnerError, Unsupported
 from workers.reporter import Reporter
@@ -75,6 +76,8 @@ class DdpRunner:
             if spec.snapshot:
                 report_snapshots(found, report)
             report_tables(spec, found, report)
+            if predicts(spec):
+                report_buckets(spec, found, turns_of(found, "silent"), values, report)
         report.validity(monitor.conclude(checks), case.key, unit.title)
         values.report(case, environment.device_key(devices[0], len(devices) * spec.nodes), report)
 

@@ -25,6 +25,7 @@ from workers import uploaded
 from workers.jobs import _training
 from workers.jobs._base import parse_spec
 from workers.jobs.ddp import strategies
+from workers.jobs.ddp.buckets import predicts, time_all_reduces
 from workers.jobs.ddp.context import DoesNotFit, RankContext
 from workers.jobs.ddp.memory import Memory, MemoryMarks
 from workers.jobs.ddp.overlap import record_operations, record_snapshot, record_step_overlap, why_no_profiler
@@ -115,11 +116,12 @@ class RankRun:
         Returns:
             JSON-ready: "turns" (as Turn), "memory" (as Memory), "alone" (why the step of one process alone was not
             measured, or None), "busy" (the GPU's work in a step without communication, as Busy, or why it is unknown),
-            "parity", "overlap", "precision" (of the products of a step of the user's own, and why it is unknown) and
-            facts about the model. Some are None on ranks other than 0.
+            "parity", "overlap", "all_reduce" (its times by bytes, where there are buckets), "precision" (of the
+            products of a step of the user's own, and why it is unknown) and facts about the model. Some are None on
+            ranks other than 0.
         """
         found: dict[str, Any] = {"alone": None, "parity": None, "overlap": None, "busy": None}
-        found |= {"operations": [], "snapshot": None}
+        found |= {"operations": [], "snapshot": None, "all_reduce": None}
         if self.context.spec.strategy != NO_COMMUNICATION:
             check = ParityCheck(self.context)
             found["parity"] = check.run()
@@ -142,6 +144,8 @@ class RankRun:
                 except DoesNotFit as error:
                     found["alone"] = str(error)
                 self.context.free_memory()  # the error's frames held the model
+        if predicts(self.context.spec):
+            found["all_reduce"] = time_all_reduces(self.context, found["communication"][0][1])
         found |= {"device": str(self.context.device), "threads": torch.get_num_threads()}
         return {**found, "turns": [asdict(turn) for turn in turns], "memory": asdict(self.memory)}
 

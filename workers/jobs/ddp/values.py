@@ -17,6 +17,7 @@ from app.summaries import FEWEST_FOR_INTERVAL, median_interval
 from workers.jobs import _training
 from workers.jobs._ranks import check_cores
 from workers.jobs._values import Metric, Values
+from workers.jobs.ddp.buckets import PREDICTED, predicts
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +79,7 @@ def metrics(spec: DdpSpec, named: Sequence[str] | None = None) -> list[Metric]:
         return [*_of_own_step(named or ())]
     phases = list(spec.step_phases())
     phases.insert(phases.index("backward") + 1, SYNCHRONIZATION)
-    return _metrics(phases)
+    return [*_metrics(phases), *([Metric(PREDICTED, None, "ms")] if predicts(spec) else [])]
 
 
 def _of_own_step(named: Sequence[str]) -> Iterator[Metric]:

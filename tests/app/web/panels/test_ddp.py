@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from app.results.sheet import Cell, Column, Sheet
+from app.web.panels import _buckets
 from app.web.panels.ddp import draw_exposed, draw_operations, draw_timeline, merged_spans, parts_of_steps
 
 
@@ -84,3 +85,38 @@ def test_operations_begin_at_the_first_of_all_ranks() -> None:
     assert trace["x"][6:8] == [1.0, 3.0]
     assert trace["customdata"][0] == "all_reduce, 2,048 bytes"
     assert draw_operations([])["data"] == []
+
+
+def bucket_row(what: str, size: float, predicted: float, *around: float) -> dict[str, Any]:
+    names = "low_mb", "high_mb"
+    row = {"what": what, "bucket_size_mb": size, "predicted_exposed_ms": predicted}
+    row |= dict(zip(names, around, strict=False))
+    return {**row, "predicted_low_ms": predicted - 1, "predicted_high_ms": predicted + 1}
+
+
+def test_measured_points_stand_beside_the_predicted_line() -> None:
+    rows = [bucket_row("this job", 5, 7), bucket_row("best", 4, 3, 2, 9)]
+    rows += [bucket_row("curve", 1, 8), bucket_row("curve", 5, 7)]
+    low, high, line, best, points = _buckets.draw(rows, {25.0: 6.5, 5.0: 7.5})["data"]
+    assert (low["y"], line["y"], high["y"]) == ([7, 6], [8, 7], [9, 8])
+    assert (best["x"], best["error_x"]["arrayminus"], best["error_x"]["array"]) == ([4], [2], [5])
+    assert (points["x"], points["y"]) == ([5.0, 25.0], [7.5, 6.5])
+
+
+def test_points_are_of_jobs_that_differ_by_their_buckets_only() -> None:
+    def of(*rows: tuple[str, float | None, float]) -> Sheet:
+        columns = [
+            Column("strategy", "string", role="coordinate"),
+            Column("bucket_size_mb", "number", "MB", role="coordinate"),
+            Column("exposed_communication_ms", "number", "ms", role="metric"),
+        ]
+        return Sheet(columns=columns, rows=[[name, size, Cell(ms, None, 1, "ok")] for name, size, ms in rows])
+
+    class Results:
+        sheet = of(("bucketed", 5.0, 7.0))
+
+        def sweep_sheet(self, columns: list[str], rows: list[str]) -> Sheet:
+            assert (columns, rows) == (["exposed_communication_ms"], ["strategy", "bucket_size_mb"])
+            return of(("bucketed", 5.0, 7.0), ("torch_ddp", 5.0, 9.0), ("bucketed", 25.0, 6.0), ("bucketed", None, 1.0))
+
+    assert _buckets.measured(Results()) == {5.0: 7.0, 25.0: 6.0}  # type: ignore[arg-type]

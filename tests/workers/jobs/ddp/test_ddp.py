@@ -320,6 +320,31 @@ def exposed(ranks: Any, name: str, spec: DdpSpec | None = None) -> tuple[float, 
     return statistics.median(samples), (high - low) / 2
 
 
+@pytest.mark.parametrize("name", ["bucketed", "bucketed, small", "torch_ddp"])
+def test_buckets_have_a_prediction_beside_the_measured_time(run: Any, name: str) -> None:
+    report = run(name)
+    total = 4 * PARAMETERS / MIB
+    (fit,) = report.table_rows("fit")
+    assert fit["operation"] == "all_reduce"
+    assert fit["sizes"] == 3
+    assert fit["latency_low_us"] <= fit["latency_us"] <= fit["latency_high_us"]
+    own, best, *curve = report.table_rows("bucket-size")
+    values = {row["metric"]: row["median"] for row in report.rows}
+    assert own["predicted_exposed_ms"] == values["predicted_exposed_ms"]
+    assert own["exposed_communication_ms"] == values["exposed_communication_ms"]
+    assert own["bucket_size_mb"] == pytest.approx(SPECS[name]["bucket_size_mb"] or total)
+    assert own["communication_ms"] == pytest.approx(own["hidden_ms"] + own["predicted_exposed_ms"])
+    assert best["low_mb"] <= best["bucket_size_mb"] <= best["high_mb"] <= total * 1.0001
+    assert best["predicted_exposed_ms"] <= min(row["predicted_exposed_ms"] for row in curve) * 1.0001
+    assert curve[-1]["bucket_size_mb"] == pytest.approx(total)
+
+
+def test_what_has_no_buckets_has_no_prediction(run: Any) -> None:
+    report = run("flat")
+    assert "predicted_exposed_ms" not in {row["metric"] for row in report.rows}
+    assert "bucket-size" not in report.tables
+
+
 def test_slower_communication_is_exposed(measured: Any) -> None:
     """How much of it is for the GPUs' control to say: a busy host's steps vary by more."""
     assert exposed(measured[0], "sends slowly, flat")[0] > SLOWER_MS["cpu"] / 2

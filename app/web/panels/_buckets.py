@@ -1,0 +1,102 @@
+"""What buckets of gradients leave exposed, by their size: predicted, and measured in this job and in its sweep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.results.sheet import Cell
+from app.web.panels._panel import Panel
+from app.web.panels._results import JobResults, Row
+from app.web.plots import Figure
+
+TABLE = "bucket-size"
+SIZE, PREDICTED, EXPOSED = "bucket_size_mb", "predicted_exposed_ms", "exposed_communication_ms"
+
+
+def bucket_panels(results: JobResults) -> list[Panel]:
+    """Return the plot of a job whose strategy has buckets."""
+    if not results.has(TABLE):
+        return []
+    text = (
+        "The line follows from latency and bandwidth of all-reduces, which the ranks timed after the steps, and from "
+        "the time of the backward pass, with the 95 % intervals of their fit. Points are measured: this job's, and "
+        "those of its sweep that differ by the size of their buckets only."
+    )
+    return [
+        Panel(
+            TABLE,
+            "Exposed communication by the size of buckets",
+            text,
+            lambda: draw(results.rows(TABLE), measured(results)),
+            log="x",
+        )
+    ]
+
+
+def measured(results: JobResults) -> dict[float, float]:
+    """Return the measured ms by MB of a bucket, of this job and of jobs of its sweep that are the same otherwise."""
+    names = [name for name in results.sheet.names("coordinate") if name != "job"]
+    own: dict[str, Any] | None = None
+    found: dict[float, float] = {}
+    for sheet in (results.sheet, results.sweep_sheet([EXPOSED], names)):
+        if sheet is None or EXPOSED not in sheet.names("metric"):
+            continue
+        for row in sheet.rows:
+            cells = dict(zip(sheet.names(), row, strict=True))
+            place = {name: cells.get(name) for name in names if name != SIZE}
+            own = own or place
+            size, value = cells.get(SIZE), cells[EXPOSED]
+            if place == own and size is not None and isinstance(value, Cell) and value.value is not None:
+                found[float(size)] = value.value
+    return found
+
+
+def draw(rows: list[Row], points: dict[float, float]) -> Figure:
+    """Draw the prediction with its interval, the best size with its own, and what was measured."""
+    curve, (best,) = [row for row in rows if row["what"] == "curve"], [row for row in rows if row["what"] == "best"]
+    x = [row[SIZE] for row in curve]
+    around = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False, "type": "scatter"}
+    at_best, low, high = (float(best[name] or 0) for name in (SIZE, "low_mb", "high_mb"))
+    return {
+        "data": [
+            {**around, "x": x, "y": [row["predicted_low_ms"] for row in curve]},
+            {**around, "x": x, "y": [row["predicted_high_ms"] for row in curve], "fill": "tonexty"},
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": "predicted",
+                "x": x,
+                "y": [row[PREDICTED] for row in curve],
+                "hovertemplate": "%{x:.4g} MB: %{y:.4g} ms<extra>predicted</extra>",
+            },
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "predicted best",
+                "x": [at_best],
+                "y": [best[PREDICTED]],
+                "error_x": {"type": "data", "array": [high - at_best], "arrayminus": [at_best - low]},
+                "hovertemplate": "best: %{x:.4g} MB, %{y:.4g} ms<extra></extra>",
+            },
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "measured",
+                "x": sorted(points),
+                "y": [points[size] for size in sorted(points)],
+                "hovertemplate": "%{x:.4g} MB: %{y:.4g} ms<extra>measured</extra>",
+            },
+        ],
+        "layout": {
+            "xaxis": {"title": {"text": "Size of a bucket (MB of 2²⁰ bytes)"}, "type": "log"},
+            "yaxis": {"title": {"text": "Exposed communication (ms)"}, "rangemode": "tozero"},
+            "showlegend": True,
+        },
+        "table": {
+            "columns": [SIZE, PREDICTED, EXPOSED],
+            "rows": [
+                *([row[SIZE], row[PREDICTED], None] for row in [best, *curve]),
+                *([size, None, points[size]] for size in sorted(points)),
+            ],
+        },
+    }

@@ -1,0 +1,80 @@
+"""The formulas of bucket sizes beside a simulation of calls, and fits beside lines that are known."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from parallel.bucket_size import Line, best_bucket, communication, exposed, fit
+
+TOTAL = 400_000_000
+LINES = [Line(20e-6, 1 / 200e9), Line(2e-3, 1 / 1e9), Line(1e-6, 1 / 2e9), Line(0.0, 1 / 5e9)]
+BACKWARDS = [0.0, 0.01, 0.1, 0.4, 3.0]
+
+
+def simulated(line: Line, buckets: int, backward_s: float) -> float:
+    """Calls one after the other, each when its bucket is ready."""
+    end = 0.0
+    for number in range(1, buckets + 1):
+        end = max(end, number * backward_s / buckets) + line.seconds(TOTAL / buckets)
+    return end - backward_s
+
+
+@pytest.mark.parametrize("line", LINES, ids=str)
+@pytest.mark.parametrize("backward_s", BACKWARDS)
+def test_what_is_exposed_is_what_calls_leave(line: Line, backward_s: float) -> None:
+    for buckets in (1, 2, 7, 100, 5000):
+        found = exposed(line, TOTAL, TOTAL / buckets, backward_s)
+        assert found == pytest.approx(simulated(line, buckets, backward_s), rel=1e-9, abs=1e-12)
+        assert found <= communication(line, TOTAL, TOTAL / buckets) * (1 + 1e-9)
+
+
+def test_of_an_assignments_assumption_follows_its_equation() -> None:
+    """Gradients of a bucket take as long as they travel: n · o + s / (n · w), least at n = √(s / (o · w))."""
+    line = Line(100e-6, 1 / 10e9)
+    backward_s = TOTAL * line.s_per_byte
+    for buckets in (1, 10, 100):
+        assert exposed(line, TOTAL, TOTAL / buckets, backward_s) == pytest.approx(
+            buckets * line.latency_s + TOTAL / buckets * line.s_per_byte
+        )
+    assert best_bucket(line, TOTAL, backward_s) == pytest.approx((TOTAL * line.latency_s / line.s_per_byte) ** 0.5)
+
+
+@pytest.mark.parametrize("line", LINES, ids=str)
+@pytest.mark.parametrize("backward_s", BACKWARDS)
+def test_no_other_bucket_is_better(line: Line, backward_s: float) -> None:
+    best = best_bucket(line, TOTAL, backward_s)
+    if not best:  # calls without latency: the smaller, the better
+        assert line.latency_s == 0 < backward_s
+        return
+    least = exposed(line, TOTAL, best, backward_s)
+    assert all(exposed(line, TOTAL, TOTAL / 1.03**power, backward_s) >= least * (1 - 1e-9) for power in range(900))
+
+
+def test_a_fit_finds_latency_and_bandwidth_and_their_intervals(rng: random.Random) -> None:
+    line = Line(30e-6, 1 / 50e9)
+    sizes = [2**power for power in range(12, 28, 3)]
+    times = {size: [line.seconds(size) * rng.uniform(0.97, 1.03) for _ in range(30)] for size in sizes}
+    found = fit(times)
+    assert found.line.latency_s == pytest.approx(line.latency_s, rel=0.02)
+    assert found.line.s_per_byte == pytest.approx(line.s_per_byte, rel=0.02)
+    assert 0 < found.largest_error < 0.03
+    low, high = found.interval(lambda drawn: drawn.latency_s)
+    assert low < found.line.latency_s < high < low * 1.06
+
+
+def test_a_fit_says_how_wrong_it_is() -> None:
+    """A step between two protocols is no line."""
+    bent = {size: [10e-6 if size < 10**5 else 80e-6 + size / 1e10] for size in (10**3, 10**4, 10**6, 10**8)}
+    assert fit(bent).largest_error > 0.25
+
+
+def test_nothing_is_negative() -> None:
+    assert fit({10**6: [1e-3], 2 * 10**6: [2.5e-3], 4 * 10**6: [9e-3]}).line.latency_s == 0
+    assert fit({10**3: [3e-3], 10**4: [2e-3], 10**6: [1e-3]}).line.s_per_byte == 0
+
+
+def test_two_sizes_are_too_few() -> None:
+    with pytest.raises(ValueError, match="need 3"):
+        fit({1: [1.0], 2: [2.0]})

@@ -1,0 +1,146 @@
+"""What buckets of gradients should add to a step, by their size: `parallel.bucket_size` with the ranks' own all-reduce.
+
+The ranks time all-reduces after the steps, as kind `collective` does, of sizes up to that of all gradients. Latency,
+bandwidth and the backward pass without communication then tell what a bucket of any size leaves exposed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from app.specs.ddp import WITH_BUCKETS, DdpSpec
+from workers.jobs._latency_fits import FIT_COLUMNS, fit_rows
+from workers.jobs._values import Values
+from workers.measure.table import Column
+from workers.reporter import Reporter
+
+if TYPE_CHECKING:
+    from parallel.bucket_size import Fit, Line
+    from workers.jobs.ddp.context import RankContext
+    from workers.measure.table import Scalar
+
+MB = 2**20
+PREDICTED = "predicted_exposed_ms"
+WARM_UP, CALLS = 2, 10
+"""Calls of each size that leave no sample, and that do."""
+SMALLEST, LARGEST = 2**12, 2**27
+"""Bytes of the tensors, each four times as large as the one before, and all gradients at most."""
+POINTS = 24
+"""Bucket sizes of the table, evenly on a logarithmic scale."""
+COLUMNS = (
+    Column("what", "string"),
+    Column("bucket_size_mb", "number", "MB"),
+    Column("low_mb", "number", "MB"),
+    Column("high_mb", "number", "MB"),
+    Column("buckets", "number"),
+    Column("communication_ms", "number", "ms"),
+    Column("hidden_ms", "number", "ms"),
+    Column(PREDICTED, "number", "ms"),
+    Column("predicted_low_ms", "number", "ms"),
+    Column("predicted_high_ms", "number", "ms"),
+    Column("exposed_communication_ms", "number", "ms"),
+)
+"""Columns of the table `bucket-size`; MB are 2²⁰ bytes, as in `bucket_size_mb`."""
+
+
+def predicts(spec: DdpSpec) -> bool:
+    """Return True if the strategy has buckets that travel."""
+    return spec.strategy in WITH_BUCKETS and spec.world_size > 1 and spec.step_code is None
+
+
+def time_all_reduces(context: RankContext, total: int) -> dict[str, list[float]] | None:
+    """Time all-reduces on this rank: ms of each size's calls; None if a rank has no memory for a tensor.
+
+    Args:
+        context: This rank.
+        total: Bytes of all gradients.
+    """
+    from workers.measure.collective_timing import CellTimer, TimedCollective
+
+    sizes, size = [], SMALLEST
+    while size < min(total, LARGEST):
+        sizes.append(size)
+        size *= 4
+    timer = CellTimer(context.rank, WARM_UP, CALLS, context.spec.seed)
+    times = {}
+    for position, size in enumerate([*sizes, min(total, LARGEST)]):
+        cell = TimedCollective(position, "all_reduce", context.spec.parameter_dtype, size / MB)
+        found = timer.timed(cell)
+        if found["event"] == "oom":
+            return None
+        times[str(found["bytes"])] = found["times_ms"]
+        context.free_memory()
+    return times
+
+
+def report_buckets(
+    spec: DdpSpec,
+    found: Sequence[Mapping[str, Any]],
+    silent: Sequence[Sequence[Mapping[str, Any]]],
+    values: Values,
+    report: Reporter,
+) -> None:
+    """Set the predicted exposed communication, and report the tables `fit` and `bucket-size`.
+
+    `silent` has the turns without communication, as each rank saw them.
+    """
+    from parallel.bucket_size import fit
+
+    each = [rank["all_reduce"] for rank in found]
+    if not all(each):
+        values.set(PREDICTED, None, None, "there was no memory for the tensors whose all-reduce is timed")
+        return
+    times = {
+        int(size): [1e-3 * max(call) for call in zip(*(rank[size] for rank in each), strict=True)] for size in each[0]
+    }
+    report.table("fit", FIT_COLUMNS, fit_rows({("all_reduce", spec.parameter_dtype): times}, spec.seed))
+    try:
+        line = fit(times, spec.seed)
+    except ValueError as error:
+        values.set(PREDICTED, None, None, f"all gradients are too small: {error}")
+        return
+    ranks = [rank for turn in silent for rank in turn]
+    backward_s = 1e-3 * statistics.median(time_ms for rank in ranks for time_ms in rank["phases_ms"]["backward"])
+    total = sum(row[1] for row in found[0]["communication"] if row[0] == "all_reduce")
+    rows = bucket_rows(spec, line, total, backward_s, values.samples("exposed_communication_ms", None))
+    values.set(PREDICTED, None, [float(rows[0][7] or 0)])
+    report.table("bucket-size", COLUMNS, rows)
+
+
+def bucket_rows(
+    spec: DdpSpec, line: Fit, total: int, backward_s: float, measured: Sequence[float] | None
+) -> list[list[Scalar]]:
+    """Return the rows of `bucket-size`: this job's bucket, the best one, and a curve."""
+    from parallel.bucket_size import best_bucket
+
+    # Below the smallest size nothing was timed.
+    least = min(total, min(line.errors))
+
+    def best_of(one: Line) -> float:
+        return max(least, best_bucket(one, total, backward_s))
+
+    own = total if spec.bucket_size_mb is None else min(total, spec.bucket_size_mb * MB)
+    low, high = line.interval(best_of)
+    exposed_ms = None if measured is None else statistics.median(measured)
+    ratio = (total / least) ** (1 / (POINTS - 1))
+    sizes: list[tuple[str, float, float | None, float | None, float | None]] = [
+        ("this job", own, None, None, exposed_ms),
+        ("best", best_of(line.line), low / MB, high / MB, None),
+        *(("curve", least * ratio**number, None, None, None) for number in range(POINTS)),
+    ]
+    return [
+        [what, size / MB, low_mb, high_mb, *predicted(line, total, size, backward_s), known_ms]
+        for what, size, low_mb, high_mb, known_ms in sizes
+    ]
+
+
+def predicted(line: Fit, total: int, bucket: float, backward_s: float) -> list[Scalar]:
+    """Return the number of buckets, and ms: of all calls, hidden, exposed, and the interval of the last."""
+    from parallel.bucket_size import communication, exposed
+
+    bucket = min(bucket, total)  # it may have been rounded up
+    calls, left = communication(line.line, total, bucket), exposed(line.line, total, bucket, backward_s)
+    interval = line.interval(lambda drawn: exposed(drawn, total, bucket, backward_s))
+    return [total / bucket, *(1e3 * seconds for seconds in (calls, calls - left, left, *interval))]
