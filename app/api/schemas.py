@@ -153,6 +153,7 @@ class Agreement(TypedDict):
     relative_difference: float | None
     names: list[str]
     steps: int
+    last_step: int
     work_differs: list[str]
     expect_equal: float | None
     outcome: Literal["passed", "wrong", "missing", "inconclusive", "invalid", "not_comparable"] | None

@@ -88,10 +88,10 @@ def answer(brief: Brief, *, as_json: bool = False) -> NoReturn:
     raise typer.Exit(brief.exit_code)
 
 
-def of_error(message: str, exit_code: int = 1) -> Brief:
+def of_error(message: str, exit_code: int = 1, outcome: str = "error") -> Brief:
     """Return the document of an error; the first line of a message is its sentence."""
     sentence, others = _headed(message)
-    return Brief("error", sentence, exit_code, note=others)
+    return Brief(outcome, sentence, exit_code, note=others)
 
 
 def _headed(message: str) -> tuple[str | None, list[str]]:

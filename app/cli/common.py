@@ -208,12 +208,12 @@ before_command: ContextVar[Mapping[str, Any]] = ContextVar("before_command", def
 def with_server(command: Callable[Concatenate[Flopwatch, P], R]) -> Callable[P, R]:
     """Give the command a connection to the server, and the options --url and --data-dir, which choose the server.
 
-    A problem of the server becomes a message and exit code 1.
+    A problem of the server becomes a message and exit code 1; what was not done in time, GOES_ON.
     """
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        from flopwatch import ClientError, Flopwatch
+        from flopwatch import ClientError, Flopwatch, WaitTimeout
 
         url, data_dir = _given("url", kwargs.pop("url", None)), _given("data_dir", kwargs.pop("data_dir", None))
         warn_of_unknown_settings()
@@ -221,11 +221,12 @@ def with_server(command: Callable[Concatenate[Flopwatch, P], R]) -> Callable[P, 
             with Flopwatch(url, data_dir=data_dir) as server:
                 return command(server, *args, **kwargs)
         except ClientError as error:
+            outcome, exit_code = ("running", GOES_ON) if isinstance(error, WaitTimeout) else ("error", 1)
             if kwargs.get("output_format") == "brief":
                 from app.cli.brief import answer, of_error
 
-                answer(of_error(str(error)))
-            fail(str(error))
+                answer(of_error(str(error), exit_code, outcome))
+            fail(str(error), exit_code)
 
     # Typer reads the parameters off the function, and must not see the first.
     signature = inspect.signature(command, eval_str=True, locals={"Flopwatch": object})

@@ -3,6 +3,10 @@ something else is no faster version.
 
 Each unit reports the table `values` (workers/measure/returned.py). Steps of one seed drew the same random numbers; what
 those of different seeds returned is not compared.
+
+In later steps rounding grows, gradually, to 6 % of a number's range in hundreds of steps of training (a transformer,
+Adam with a rate ten times too high). So there a difference counts beyond a share of that range, or if it comes at once;
+and a number that stops changing while the baseline's goes on is told.
 """
 
 from __future__ import annotations
@@ -23,6 +27,17 @@ VALUES = "values"
 COLUMNS = frozenset({"what", "step", "name", "value", "not_finite"})
 MAX_JOBS = 50
 """Most jobs of both sides whose tables are read."""
+FIRST = 5
+"""The first steps; in later ones rounding has grown."""
+OF_RANGE = 0.1
+"""Up to this share of a number's range in all steps, later steps may differ."""
+AT_ONCE, GROWTH = 2e-3, 1e3
+"""Up to this relative difference, or this multiple of the one in the kept steps before, rounding may grow between two
+kept steps."""
+CONVERGED = 1e-6
+"""Up to this share of its range, a number has stopped changing at the same value on both sides."""
+STILL = 2
+"""So many kept steps in which a number stays the same have stopped changing it."""
 AGREES = 1e-4
 """Up to this relative difference the sentence says "agree to", beyond "differ by"."""
 WORST_FIRST: tuple[GateOutcome, ...] = (
@@ -37,6 +52,19 @@ Found = Mapping[Place, Sequence[float]]
 """One value per process."""
 
 
+class Returned(NamedTuple):
+    """What one side's steps returned, and their work."""
+
+    numbers: Found
+    work: Found
+    steps: Mapping[tuple[str | None, Scalar], int] = {}
+    """By case and seed, the steps that each process made at least; of results that did not keep it, nothing."""
+
+    def made(self, place: Place) -> bool:
+        """Return True if all processes made that step."""
+        return (place[2] or 0) <= self.steps.get(place[:2], math.inf)
+
+
 class Number(NamedTuple):
     """How far the values of one number in one step differ, relatively."""
 
@@ -46,9 +74,19 @@ class Number(NamedTuple):
     """The smallest."""
     within: float
     """The largest difference between processes of one side."""
+    grown: float = 0.0
+    """How far rounding alone may have led by this step."""
+    where: str = ""
+    """The values that differ most."""
+
+    @property
+    def is_beyond(self) -> bool:
+        """Return True if rounding does not explain the difference."""
+        return self.difference > max(self.grown, AGREES)
 
     def outcome(self, tolerance: float) -> GateOutcome:
         """Judge whether both sides return the same."""
+        tolerance = max(tolerance, self.grown)
         if self.apart > max(tolerance, self.within):
             return "wrong"
         if self.within > tolerance:
@@ -61,14 +99,23 @@ class Agreement:
     """How far both sides' returned numbers agree."""
 
     difference: float | None
-    """The largest relative difference |b - a| / max(|a|, |b|); infinite where only one is finite; None if nothing was
-    compared."""
+    """The largest relative difference |b - a| / max(|a|, |b|) in the first steps and, beyond what rounding explains, in
+    later ones; infinite where only one is finite; None if nothing was compared."""
     numbers: Sequence[Number] = ()
     """Each number that was compared."""
     where: str = ""
     """The number with the largest difference, and its values."""
     names: Sequence[str] = ()
     steps: int = 0
+    """The first steps that were compared."""
+    last_step: int = 0
+    """The last one."""
+    later: float = 0.0
+    """The largest relative difference in later steps."""
+    doubts: Sequence[str] = ()
+    """Numbers of the candidate that stopped changing."""
+    is_constant: bool = False
+    """True if each number is the same in all steps, on both sides."""
     nothing: str = ""
     """Why nothing was compared."""
     obstacle: GateOutcome | None = None
@@ -91,6 +138,9 @@ class Agreement:
             parts.append(f"processes of one side alone differ {by}")
         if self.lacking:
             parts.append(", ".join(self.lacking))
+        parts += self.doubts
+        if self.is_constant:
+            parts.append("they are the same in every step, and so do not show that each step computes them")
         if self.not_finite is not None:
             parts.append(f"both return {self.not_finite}")
         if self.work:
@@ -101,17 +151,26 @@ class Agreement:
         if self.difference is None:
             return self.nothing
         of = f"{', '.join(self.names[:3])}{' …' if len(self.names) > 3 else ''}, {self._steps}"
-        if self.difference == 0:
-            return f"returned numbers are equal ({of})"
         if math.isinf(self.difference):
             return f"returned numbers differ ({self.where})"
-        if self.difference <= AGREES:
-            return f"returned numbers agree to {self.difference:.1e} ({of})"
-        return f"returned numbers differ by up to {percent(self.difference)} ({self.where})"
+        if self.difference > AGREES:
+            return f"returned numbers differ by up to {percent(self.difference)} ({self.where})"
+        same = "are equal" if self.difference == 0 else f"agree to {self.difference:.1e}"
+        further = ""
+        if self.last_step > FIRST:
+            to = percent(self.later) if self.later > AGREES else f"{self.later:.1e}" if self.later else "the last digit"
+            further = f", and up to step {self.last_step} to {to}"
+        return f"returned numbers {same} ({of}){further}"
 
     @property
     def _steps(self) -> str:
-        return "the first step" if self.steps == 1 else f"the first {self.steps} steps"
+        return (
+            f"step {self.last_step}"
+            if not self.steps
+            else "the first step"
+            if self.steps == 1
+            else f"the first {self.steps} steps"
+        )
 
     def outcome(self, tolerance: float) -> GateOutcome:
         """Judge whether both return the same, to this relative difference."""
@@ -120,6 +179,8 @@ class Agreement:
         outcomes = {number.outcome(tolerance) for number in self.numbers}
         if self.difference is None or self.is_lost:
             outcomes.add("missing")
+        if self.doubts:
+            outcomes.add("inconclusive")
         return min(outcomes, key=WORST_FIRST.index)
 
     def under(self, judgement: Judgement) -> Agreement:
@@ -135,6 +196,7 @@ class Agreement:
             "relative_difference": self.difference if finite else None,
             "names": list(self.names),
             "steps": self.steps,
+            "last_step": self.last_step,
             "work_differs": list(self.work),
             "expect_equal": tolerance,
             "outcome": None if tolerance is None else self.outcome(tolerance),
@@ -157,10 +219,11 @@ def read(snapshot: Snapshot, pair: Pair) -> Agreement | None:
     return Agreement(None, nothing=f"the {name} has kept nothing that its step returned, so no result was compared")
 
 
-def _of_side(snapshot: Snapshot, side: Side) -> tuple[Found, Found] | None:
-    """Return what the side's steps returned, and their work; None if it has no such table."""
+def _of_side(snapshot: Snapshot, side: Side) -> Returned | None:
+    """Return what the side's steps returned; None if it has no such table."""
     returned: dict[Place, list[float]] = {}
     work: dict[Place, list[float]] = {}
+    steps: dict[tuple[str | None, Scalar], int] = {}
     has_any = False
     keys = {case.key for case in side.cases}
     for job in side.jobs:
@@ -179,14 +242,16 @@ def _of_side(snapshot: Snapshot, side: Side) -> tuple[Found, Found] | None:
             value = float(row["not_finite"] or "nan") if row["value"] is None else float(row["value"])
             if row["what"] == "returned":
                 returned.setdefault((key, seed, row["step"], row["name"]), []).append(value)
+            elif row["what"] == "steps":
+                steps[key, seed] = min(int(value), steps.get((key, seed), int(value)))
             else:
                 work.setdefault((key, None, None, row["name"]), []).append(value)
-    return (returned, work) if has_any else None
+    return Returned(returned, work, steps) if has_any else None
 
 
-def compare(baseline: tuple[Found, Found], candidate: tuple[Found, Found]) -> Agreement:
+def compare(baseline: Returned, candidate: Returned) -> Agreement:
     """Compare what both sides returned, and their work."""
-    (ones, work), (others, other_work) = baseline, candidate
+    (ones, work, _), (others, other_work, _) = baseline, candidate
     differing = [
         f"{place[-1]} {_texts(work[place])} → {_texts(other_work[place])}"
         for place in work
@@ -203,17 +268,12 @@ def compare(baseline: tuple[Found, Found], candidate: tuple[Found, Found]) -> Ag
         who = "the step returns" if len(which) == 2 else f"the {which[0]}'s step returns" if which else "both return"
         what = "no numbers" if which else "no number of the same name"
         return Agreement(None, nothing=f"{who} {what}, so no result was compared", work=differing)
-    worst, where, numbers = -1.0, "", []
-    for place in common:
-        pairs = {pair: relative(*pair) for pair in product(_distinct(ones[place]), _distinct(others[place]))}
-        furthest = max(pairs, key=pairs.__getitem__)
-        within = max(_spread(ones[place]), _spread(others[place]))
-        numbers.append(Number(pairs[furthest], min(pairs.values()), within))
-        if pairs[furthest] > worst:
-            worst = pairs[furthest]
-            where = f"{_named(place)}: {_text(furthest[0])} → {_text(furthest[1])}"
+    ranges = _ranges(ones, common)
+    numbers = _numbers(ones, others, common, ranges)
+    counted = {place: its for place, its in numbers.items() if not _is_later(place) or its.is_beyond} or numbers
+    worst = max(counted, key=lambda place: counted[place].difference)
     names = list(dict.fromkeys(place[-1] for place in common))
-    lost = _lacking(SIDES[0], ones, others, names)
+    lost = _lacking(SIDES[0], baseline, candidate, names)
     alone = [
         f"only the {who} has seed {seed}, which was not compared"
         for who, its, other in zip(SIDES, seeds, seeds[::-1], strict=True)
@@ -223,26 +283,109 @@ def compare(baseline: tuple[Found, Found], candidate: tuple[Found, Found]) -> Ag
     nan = next((place for place in common if not math.isfinite(ones[place][0]) and ones[place] == others[place]), None)
     nan = nan or next((place for place in common if all(map(math.isnan, [*ones[place], *others[place]]))), None)
     return Agreement(
-        difference=worst,
-        numbers=numbers,
-        where=where,
+        difference=counted[worst].difference,
+        numbers=[*numbers.values()],
+        where=f"{_named(worst)}: {numbers[worst].where}",
         names=names,
-        steps=len({step for _, _, step, _ in common}),
-        lacking=[*lost, *_lacking(SIDES[1], others, ones, names), *alone],
+        steps=len({place[2] for place in common if not _is_later(place)}),
+        last_step=max(place[2] or 0 for place in common),
+        later=max((its.difference for place, its in numbers.items() if place not in counted), default=0.0),
+        doubts=_doubts(ones, others, ranges),
+        is_constant=nan is None and len({place[2] for place in common}) > STILL and _is_constant(ones, others),
+        lacking=[*lost, *_lacking(SIDES[1], candidate, baseline, names), *alone],
         is_lost=bool(lost),
         not_finite=None if nan is None else f"{_text(ones[nan][0])} ({_named(nan)})",
         work=differing,
     )
 
 
-def _lacking(who: str, side: Found, other: Found, common: Sequence[str]) -> list[str]:
+def _numbers(
+    ones: Found, others: Found, common: Sequence[Place], ranges: Mapping[Series, float]
+) -> dict[Place, Number]:
+    """Compare each number in each step, in the order of the steps."""
+    numbers: dict[Place, Number] = {}
+    before: dict[Series, float] = {}
+    for place in sorted(common, key=lambda place: place[2] or 0):
+        pairs = {pair: relative(*pair) for pair in product(_distinct(ones[place]), _distinct(others[place]))}
+        one, other = furthest = max(pairs, key=pairs.__getitem__)
+        series, grown = _series(place), 0.0
+        if _is_later(place):
+            of_range = OF_RANGE * ranges[series] / (max(abs(one), abs(other)) or 1.0)
+            grown = min(of_range, max(AT_ONCE, GROWTH * before.get(series, 0.0)))
+        before[series] = max(pairs[furthest], before.get(series, 0.0))
+        within = max(_spread(ones[place]), _spread(others[place]))
+        where = f"{_text(one)} → {_text(other)}"
+        numbers[place] = Number(pairs[furthest], min(pairs.values()), within, grown, where)
+    return numbers
+
+
+def _lacking(who: str, side: Returned, other: Returned, common: Sequence[str]) -> list[str]:
     alone: dict[str, str] = {}
-    seeds = {seed for _, seed, _, _ in other}
-    for place in side:
+    seeds = {seed for _, seed, _, _ in other.numbers}
+    for place in side.numbers:
         _, seed, step, name = place
-        if place not in other and seed in seeds:
+        if place not in other.numbers and seed in seeds and other.made(place):
             alone.setdefault(name, f"only the {who} returns {name}" + (f" in step {step}" if name in common else ""))
     return list(alone.values())
+
+
+Series = tuple[str | None, Scalar, str]
+"""One number of all steps: a place without its step."""
+
+
+def _series(place: Place) -> Series:
+    return place[0], place[1], place[3]
+
+
+def _is_later(place: Place) -> bool:
+    return (place[2] or 0) > FIRST
+
+
+def _ranges(side: Found, places: Iterable[Place]) -> dict[Series, float]:
+    """Return how far each number's finite values in these places lie apart."""
+    values: dict[Series, list[float]] = {}
+    for place in places:
+        values.setdefault(_series(place), []).extend(value for value in side[place] if math.isfinite(value))
+    return {series: max(its, default=0.0) - min(its, default=0.0) for series, its in values.items()}
+
+
+def _is_constant(*sides: Found) -> bool:
+    return not any(its for side in sides for its in _ranges(side, side).values())
+
+
+def _doubts(baseline: Found, candidate: Found, ranges: Mapping[Series, float]) -> list[str]:
+    """Tell of cases and seeds in which all numbers of the candidate have stopped changing, though they change in the
+    baseline, or have stopped there at other values."""
+    ended, stopped = _stopped(baseline), _stopped(candidate)
+    moving = [series for series, its in ranges.items() if its > 0]
+    at_once = {
+        series
+        for series, (_, value) in stopped.items()
+        if series in moving and abs(ended.get(series, (0, math.inf))[1] - value) > CONVERGED * ranges[series]
+    }
+    goes_on = {series[:2] for series in moving if series not in at_once}
+    return [
+        f"the candidate's {series[-1]} is {_text(stopped[series][1])} in each step from {stopped[series][0]} on, as if "
+        "it computed nothing there (if it has converged, compare fewer steps: measure_steps, warmup_steps)"
+        for series in moving
+        if series in at_once and series[:2] not in goes_on
+    ][:1]
+
+
+def _stopped(side: Found) -> dict[Series, tuple[int, float]]:
+    """Return the numbers that changed no more in the last STILL kept steps or longer: since which step, and which
+    value."""
+    found: dict[Series, tuple[int, float]] = {}
+    by_step: dict[Series, dict[int, Sequence[float]]] = {}
+    for place, values in side.items():
+        by_step.setdefault(_series(place), {})[place[2] or 0] = values
+    for series, steps in by_step.items():
+        backwards = sorted(steps, reverse=True)
+        changes = [step for step in backwards if {*steps[step]} != {*steps[backwards[0]]}]
+        same = backwards[: backwards.index(changes[0])] if changes else backwards
+        if len(same) >= STILL and backwards[0] > FIRST:
+            found[series] = same[-1], steps[same[-1]][0]
+    return found
 
 
 def relative(one: float, other: float) -> float:
@@ -287,6 +430,10 @@ def applied(judgement: Judgement, agreement: Agreement | None, tolerance: float 
         judgement = replace(judgement, sentence=f"{judgement.sentence}; {text}")
         gate = gate and replace(gate, sentence=f"{gate.sentence}; {text}")
     if tolerance is None:
+        if agreement.doubts and judgement.conclusion == "better":
+            judgement = replace(judgement, conclusion="inconclusive")
+        if agreement.doubts and gate is not None and gate.outcome == "passed":
+            gate = replace(gate, outcome="inconclusive")
         return replace(judgement, gate=gate)
     outcome = agreement.outcome(tolerance)
     said = f"expected to agree to {tolerance:g}"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from workers.measure.check import Check
     from workers.measure.memory import MemoryMeter
     from workers.measure.own_step import OwnStep
-    from workers.measure.returned import FirstValues
+    from workers.measure.returned import ReturnedNumbers
     from workers.measure.timing import Observer, StepTimes
     from workers.measure.validity import Monitor
     from workers.model.accounting import Shape
@@ -131,11 +131,11 @@ class Training:
         loss = getattr(self.step, "loss", None)
         return None if loss is None else {"loss": loss}
 
-    def take_returned(self, first: FirstValues, *, last: bool = False) -> None:
-        """Let `first` read what the last step has returned, between steps, and then drop it."""
-        first.take()
+    def take_returned(self, numbers: ReturnedNumbers, *, last: bool = False) -> None:
+        """Let `numbers` read what the last step has returned, between steps, and then drop it."""
+        numbers.take()
         if self.own is not None:
-            self.own.returned, self.own.keeps_returned = None, not (last or first.is_full)
+            self.own.returned, self.own.keeps_returned = None, numbers.wants_next and not last
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -402,16 +402,16 @@ def measure(
     """
     from workers.measure.busy import measure_busy
     from workers.measure.own_step import KINDS
-    from workers.measure.returned import COLUMNS, VALUES, FirstValues, work_rows
+    from workers.measure.returned import COLUMNS, VALUES, ReturnedNumbers, work_rows
     from workers.measure.timing import run_step
     from workers.measure.validity import check_kernels
 
     spec, step, graphed, meter = training.spec, training.step, training.graphed, training.meter
     on_gpu = training.device.type == "cuda"
-    first = FirstValues(training.returned)
-    times = time_isolated(training, monitor, report, observers, first, loops=pacing == "loop")
+    numbers = ReturnedNumbers(training.returned)
+    times = time_isolated(training, monitor, report, observers, numbers, loops=pacing == "loop")
     work = work_rows({kind: work_of_step(training, kind) for kind in KINDS})
-    report.table(VALUES, COLUMNS, [*first.rows, *work])
+    report.table(VALUES, COLUMNS, [*numbers.rows, *work])
     step_ms = times.step if pacing == "step" else time_loops(training, times, monitor, report)
     values = Values(metrics(spec, pacing, training.phases))
     peak, how = meter.peak_mib() if graphed is None else (graphed.peak_mib, "")
@@ -437,13 +437,13 @@ def time_isolated(
     monitor: Monitor,
     report: Reporter,
     observers: Sequence[Observer],
-    first: FirstValues,
+    numbers: ReturnedNumbers,
     *,
     loops: bool,
 ) -> StepTimes:
     """Warm up, and time steps that each begin on an idle device.
 
-    `first` takes what the first steps return; `loops` says that loops of as many steps follow.
+    `numbers` takes what steps return; `loops` says that loops of as many steps follow.
 
     Raises:
         OutOfMemory: the memory did not suffice in some phase.
@@ -465,7 +465,7 @@ def time_isolated(
         monitor.start(warm=least > 0)
 
     def prepare() -> None:
-        training.take_returned(first)
+        training.take_returned(numbers)
         step.prepare()
 
     def on_progress(warmed_up: int, measured: int) -> None:
@@ -487,7 +487,7 @@ def time_isolated(
         measuring=measuring,
         on_progress=on_progress,
     )
-    training.take_returned(first, last=True)
+    training.take_returned(numbers, last=True)
     return times
 
 

@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from kernels.ranges import named
+from workers.measure.returned import slim
 from workers.measure.timing import Observer, begin_phase, end_phase
 
 WHOLE, REST = "step", "rest"
@@ -70,7 +71,7 @@ class OwnStep:
         self.takes = ""
         """How many steps the job takes, in words, once it is known."""
         self.keeps_returned = False
-        """Whether what a step returns is kept until the next one; otherwise it is dropped in the step."""
+        """Whether the numbers that a step returns are kept until the next one; all else is dropped in the step."""
         self.returned: object = None
         # In a unit's process hardly any exist before the user's code runs, and those live on.
         self._before = {id(one): weakref.ref(one) for kind in MADE for one in _instances(kind)}
@@ -108,7 +109,7 @@ class OwnStep:
         begin_phase(self._outside, observers)
         try:
             if self.keeps_returned:
-                self.returned = self._step()
+                self.returned = slim(self._step())
             else:
                 self._step()
             self._check_process()

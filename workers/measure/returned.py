@@ -1,6 +1,7 @@
-"""Numbers that the first steps return, such as the loss: two versions of a step that compute the same return the same.
+"""Numbers that steps return, such as the loss: two versions of a step that compute the same return the same.
 
-They are read between steps, outside of measured times.
+Those of the first steps are kept, and of later ones at round numbers, so that a step that stops working is seen. They
+are read between steps, outside of measured times.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,12 +18,16 @@ import torch
 from workers.measure.table import Column, Scalar
 
 STEPS = 5
-"""The first steps whose numbers are kept: later ones amplify the smallest difference."""
+"""The first steps, whose numbers are all kept: later ones amplify the smallest difference."""
+ROUND = frozenset(
+    int(factor * 10**power) for power in range(1, 7) for factor in (0.6, 0.8, 1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+)
+"""The later steps whose numbers are kept, so that sides that make different numbers of steps have some in common."""
 MAX_NUMBERS = 20
 """Most numbers of a step that are kept."""
 MAX_NAME = 100
 VALUES = "values"
-"""The table of what the first steps returned, and of the work of a step."""
+"""The table of what steps returned, of the number of steps, and of the work of a step."""
 COLUMNS = (
     Column("what", "string"),
     Column("step", "integer"),
@@ -29,12 +35,13 @@ COLUMNS = (
     Column("value", "number"),
     Column("not_finite", "string"),
 )
-"""`what` is RETURNED or WORK; `step` counts from 1, null of work; `not_finite` is "nan", "inf" or "-inf", or null."""
-RETURNED, WORK = "returned", "work"
+"""`what` is RETURNED, MADE or WORK; `step` counts from 1, null but for RETURNED; `not_finite` is "nan", "inf" or
+"-inf", or null."""
+RETURNED, MADE, WORK = "returned", "steps", "work"
 
 
-class FirstValues:
-    """Keeps the numbers that the first STEPS steps return.
+class ReturnedNumbers:
+    """Keeps the numbers that the first STEPS steps return, and those at ROUND.
 
     Args:
         read: Returns what the last step has returned.
@@ -42,22 +49,25 @@ class FirstValues:
 
     def __init__(self, read: Callable[[], object]) -> None:
         self._read = read
-        self._has_run = False
-        self._steps = 0
-        self.rows: list[list[Scalar]] = []
+        self._begun = 0
+        self._rows: list[list[Scalar]] = []
 
     @property
-    def is_full(self) -> bool:
-        """Return True if no further step is of interest."""
-        return self._steps == STEPS
+    def wants_next(self) -> bool:
+        """Return True if what the step that begins now returns is of interest."""
+        return self._begun <= STEPS or self._begun in ROUND
 
     def take(self) -> None:
         """Read what the step before has returned; called before each step, and after the last."""
-        if self._has_run and not self.is_full:
-            self._steps += 1
+        if self._begun and self.wants_next:
             kept = list(numbers_in(self._read()))[:MAX_NUMBERS]
-            self.rows += [[RETURNED, self._steps, name, *_cells(value)] for name, value in kept]
-        self._has_run = True
+            self._rows += [[RETURNED, self._begun, name, *_cells(value)] for name, value in kept]
+        self._begun += 1
+
+    @property
+    def rows(self) -> list[list[Scalar]]:
+        """The table's rows: what was returned, and the number of steps up to the last `take`."""
+        return [*self._rows, [MADE, None, "steps", max(0, self._begun - 1), None]]
 
 
 def work_rows(work: Mapping[str, float | None]) -> list[list[Scalar]]:
@@ -65,17 +75,33 @@ def work_rows(work: Mapping[str, float | None]) -> list[list[Scalar]]:
     return [[WORK, None, kind, *_cells(amount)] for kind, amount in work.items() if amount is not None]
 
 
-def numbers_in(returned: object, name: str = "") -> Iterator[tuple[str, float]]:
+def numbers_in(returned: object) -> Iterator[tuple[str, float]]:
     """Yield the numbers that a step has returned, by name: a number, a tensor of one element, or what of these is in a
     mapping, a sequence or a dataclass, also nested. Waits for the device."""
-    if isinstance(returned, torch.Tensor):
-        if (value := _number_of(returned)) is not None:
+    for name, one in _leaves(returned):
+        if (value := _number_of(one) if isinstance(one, torch.Tensor) else float(one)) is not None:
             yield (name or "value")[:MAX_NAME], value
+
+
+def slim(returned: object) -> dict[str, Any]:
+    """Return what `numbers_in` reads of it, without waiting for the device: the rest, such as logits or a graph, may be
+    dropped."""
+    return dict(islice(_leaves(returned), MAX_NUMBERS))
+
+
+def _leaves(returned: object, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(returned, torch.Tensor):
+        try:
+            single = returned.detach() if returned.numel() == 1 else None
+        except (RuntimeError, NotImplementedError):  # a subclass that lacks one of them
+            return
+        if single is not None:
+            yield name, single
     elif isinstance(returned, numbers.Real) and not isinstance(returned, bool):
-        yield (name or "value")[:MAX_NAME], float(returned)
+        yield name, returned
     else:
         for key, inner in _parts(returned):
-            yield from numbers_in(inner, f"{name}.{key}" if name else str(key))
+            yield from _leaves(inner, f"{name}.{key}" if name else str(key))
 
 
 def _parts(returned: object) -> Iterator[tuple[Any, Any]]:
@@ -90,11 +116,11 @@ def _parts(returned: object) -> Iterator[tuple[Any, Any]]:
 
 
 def _number_of(tensor: torch.Tensor) -> float | None:
-    """Return a tensor's only element; None if it has several, or no value that is a number."""
+    """Return a tensor's only element; None if it has no value that is a number."""
     try:
-        if tensor.numel() != 1 or tensor.is_complex() or tensor.dtype == torch.bool:
+        if tensor.is_complex() or tensor.dtype == torch.bool:
             return None
-        return float(tensor.detach())
+        return float(tensor)
     except (RuntimeError, NotImplementedError, ValueError):  # a tensor on `meta`, a fake or a distributed one
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,15 @@ Turns = Callable[..., int]
 def turns(site: Any, measured: Any, reported: Any) -> Turns:
     """Run a job of kind compare whose candidate takes `factor` of the time; returns its id."""
 
-    def run(factor: float, *, loss: float | None = 2.0, tokens: int = 64, lost: bool = False, side: Any = TINY) -> int:
+    def run(
+        factor: float,
+        *,
+        loss: float | None = 2.0,
+        later: Sequence[float | None] = (),
+        tokens: int = 64,
+        lost: bool = False,
+        side: Any = TINY,
+    ) -> int:
         spec = {"kind": "compare", "baseline": side, "candidate": side}
         site.http.post("/jobs", json={"spec": spec, "priority": 20}).raise_for_status()
         offer = Offer(frozenset({"compare"}), CAPABILITIES, total_gpus=0, free_gpus=0, idle=True)
@@ -59,6 +67,12 @@ def turns(site: Any, measured: Any, reported: Any) -> Turns:
             if loss is not None:
                 values = [
                     ["returned", 1, "loss", loss if is_candidate else 2.0, None],
+                    *(
+                        ["returned", step, "loss", value, None]
+                        for step, value in zip((80, 100), later if is_candidate else (1.9, 1.8), strict=False)
+                        if later and value is not None
+                    ),
+                    ["steps", None, "steps", 100.0 if later else 1.0, None],
                     ["work", None, "tokens", float(tokens if is_candidate else 64), None],
                 ]
                 tables.append(reported("values", values, unit, **RETURNED))
@@ -91,6 +105,22 @@ def test_only_what_is_better_is_kept(
     assert read(flopwatch("compare", job, "--keep-if", "better", "--format", "brief"))["outcome"] == outcome
     assert flopwatch("compare", job, "--keep-if", "better").returncode == code, "in the usual form, too"
     assert flopwatch("compare", job).returncode == 0, "the control: without the option no code tells"
+
+
+@pytest.mark.parametrize(
+    ("later", "outcome", "code"),
+    [([1.9, 1.8], "better", 0), ([1.95, 1.95], "wrong", 8), ([1.9, None], "missing", 6)],
+)
+def test_steps_after_the_first_ones_are_asked_for_too(
+    flopwatch: Any, turns: Turns, later: list[float | None], outcome: str, code: int
+) -> None:
+    job = str(turns(0.01, later=later))
+    document = read(flopwatch("compare", job, "--keep-if", "better", "--format", "brief"))
+    assert (document["outcome"], document["exit_code"]) == (outcome, str(code))
+    assert read(flopwatch("compare", job, "--format", "brief"))["conclusion"] == (
+        "better" if outcome != "wrong" else "inconclusive"
+    )
+    assert flopwatch("compare", job, "--fail-above", "5%").returncode == (4 if outcome == "wrong" else 0)
 
 
 def test_a_tolerance_and_a_limit_of_ones_own(flopwatch: Any, turns: Turns) -> None:
@@ -172,6 +202,19 @@ def test_a_check_in_short(site: Any, flopwatch: Any, measured: Any) -> None:
     assert (document["outcome"], document["exit_code"]) == ("not_confirmed", "9")
     assert json.loads(document["row"])["jobs"] == [int(jobs[1])]
     flopwatch("baseline", "delete", "short")
+
+
+def test_a_check_that_is_not_done_in_time(site: Any, flopwatch: Any, measured: Any) -> None:
+    claim = site.worker.claim_job(site.submit(priority=20)["id"])
+    site.worker.finish(claim, measurements=[measured("step_ms", time, unit_index=0, model="v") for time in STEADY[:1]])
+    flopwatch("baseline", "set", "slow", str(claim.job_id))
+    again = ("check", "--baseline", "slow", "--timeout-s", "0.1")
+    document = read(flopwatch(*again, "--format", "brief"))
+    assert (document["outcome"], document["exit_code"]) == ("running", "75")
+    assert "it goes on" in document["sentence"]
+    assert flopwatch(*again).returncode == 75
+    flopwatch("baseline", "delete", "slow")
+    site.http.post("/jobs/cancel", params={"state": "queued"}).raise_for_status()
 
 
 @pytest.mark.parametrize(

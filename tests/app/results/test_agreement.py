@@ -10,8 +10,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from app.api import schemas
-from app.results.agreement import Agreement, applied, compare
+from app.results.agreement import Agreement, Returned, applied, compare
 from app.results.findings import Gate, Judgement
+from workers.measure.returned import ROUND, STEPS
 
 NAN, INF = math.nan, math.inf
 
@@ -20,7 +21,82 @@ def side(*processes: Sequence[float], name: str = "loss", work: Sequence[float] 
     """What processes returned, each in its first steps, and each process's tokens of a step."""
     by_step = enumerate(zip(*processes, strict=True), start=1)
     returned = {(None, seed, step, name): list(values) for step, values in by_step}
-    return returned, {(None, None, None, "tokens"): list(work)} if work else {}
+    return Returned(returned, {(None, None, None, "tokens"): list(work)} if work else {})
+
+
+def long_side(*values: float) -> Returned:
+    """What the steps of each process returned, of which as many are kept as a job keeps; all made equally many."""
+    kept = {(None, 0, step, "loss"): [value] for step, value in enumerate(values, 1) if step <= STEPS or step in ROUND}
+    return Returned(kept, {}, {(None, 0): len(values)})
+
+
+FALLING = [2.0 * 0.98**step for step in range(200)]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "words", "outcome"),
+    [
+        (FALLING, "equal (loss, the first 5 steps), and up to step 200 to the last digit", "passed"),
+        (FALLING[:60], "up to step 60 to the last digit", "passed"),
+        ([*FALLING, *(2.0 * 0.98**step for step in range(200, 900))], "up to step 200", "passed"),
+        ([loss * (1 + 1e-9 * 1.08**step) for step, loss in enumerate(FALLING)], "up to step 200 to 0.4 %", "passed"),
+        ([*FALLING[:8], *FALLING[8:9] * 192], "differ by up to 98 % (loss, step 200: 0.0358938 → 1.70153)", "wrong"),
+        ([*FALLING[:8], *[math.nan] * 192], "differ (loss, step 10: 1.6675 → nan)", "wrong"),
+        ([FALLING[step // 2 if step < 190 else step] for step in range(200)], "step 150:", "wrong"),
+        ([FALLING[step if step < 20 else 10 + step // 2] for step in range(200)], "differ by up to", "wrong"),
+        (
+            [*FALLING, *FALLING[-1:] * 700],
+            "in each step from 200 on, as if it computed nothing",
+            "inconclusive",
+        ),
+        ([*FALLING[:150], *FALLING[150:151] * 50], "step 200: 0.0358938 → 0.096592", "wrong"),
+    ],
+)
+def test_a_step_that_stops_working_after_the_first_ones(candidate: list[float], words: str, outcome: str) -> None:
+    found = compare(long_side(*FALLING), long_side(*candidate))
+    assert words in found.sentence()
+    assert found.outcome(1e-4) == outcome
+    assert found.as_json(1e-4)["last_step"] <= 200
+
+
+def test_a_number_that_converges_before_others_is_no_sign_of_a_step_that_stopped() -> None:
+    def with_accuracy(values: list[float]) -> Returned:
+        loss = long_side(*values)
+        accuracy = {(*place[:3], "accuracy"): [min(1.0, place[2] / 400)] for place in loss.numbers}
+        return Returned(loss.numbers | accuracy, {}, loss.steps)
+
+    longer = [2.0 * 0.98**step for step in range(900)]
+    assert compare(with_accuracy(FALLING), with_accuracy(longer)).outcome(1e-4) == "passed"
+    stopped = with_accuracy([*FALLING, *FALLING[-1:] * 700])
+    assert compare(with_accuracy(FALLING), stopped).outcome(1e-4) == "inconclusive", "the control"
+
+
+def test_a_number_that_is_lost_after_the_first_steps() -> None:
+    whole, cut = long_side(*FALLING), long_side(*FALLING[:20])
+    assert compare(whole, cut._replace(steps=whole.steps)).outcome(1e-4) == "missing"
+    assert compare(whole, cut).outcome(1e-4) == "passed", "the control: it made no more steps"
+
+
+def test_a_number_that_only_later_steps_return() -> None:
+    found = compare(Returned({(None, 0, 10, "loss"): [2.0]}, {}), Returned({(None, 0, 10, "loss"): [2.0]}, {}))
+    assert found.sentence() == "returned numbers are equal (loss, step 10), and up to step 10 to the last digit"
+    assert found.outcome(1e-4) == "passed"
+
+
+def test_steps_that_all_return_the_same_show_little() -> None:
+    same = long_side(*[2.0] * 50)
+    assert "the same in every step, and so do not show that each step" in compare(same, same).sentence()
+    assert compare(same, same).outcome(1e-4) == "passed"
+    assert "in every step" not in compare(long_side(*FALLING), long_side(*FALLING)).sentence()
+
+
+def test_a_number_that_hardly_moves_and_then_stands_still() -> None:
+    """As with a small learning rate: within the tolerance, but no longer computed."""
+    slow = [2.0 - 1e-7 * step for step in range(100)]
+    stopped = [*slow[:10], *slow[10:11] * 90]
+    assert compare(long_side(*slow), long_side(*stopped)).outcome(1e-4) == "inconclusive"
+    assert compare(long_side(*stopped), long_side(*stopped)).outcome(1e-4) == "passed", "the control: both converge"
+    assert compare(long_side(*slow), long_side(*slow)).outcome(1e-4) == "passed"
 
 
 @pytest.mark.parametrize(
@@ -70,32 +146,34 @@ def test_what_is_said_and_judged(ones: Any, others: Any, words: str, outcome: st
 def test_a_number_that_varies_hides_no_other() -> None:
     loss, elapsed = {(None, 0, 1, "loss"): [2.0, 2.0]}, {(None, 0, 1, "elapsed"): [1.0, 9.0]}
     wrong = {(None, 0, 1, "loss"): [1.0, 1.0]}
-    assert compare((loss | elapsed, {}), (wrong | elapsed, {})).outcome(1e-4) == "wrong"
-    assert compare((loss | elapsed, {}), (loss | elapsed, {})).outcome(1e-4) == "inconclusive"
+    assert compare(Returned(loss | elapsed, {}), Returned(wrong | elapsed, {})).outcome(1e-4) == "wrong"
+    assert compare(Returned(loss | elapsed, {}), Returned(loss | elapsed, {})).outcome(1e-4) == "inconclusive"
 
 
 def test_leaving_a_number_out_hides_no_wrong_one() -> None:
     both = {(None, 0, 1, "loss"): [2.0], (None, 0, 1, "norm"): [1.0]}
-    assert compare((both, {}), ({(None, 0, 1, "loss"): [1.0]}, {})).outcome(1e-4) == "wrong"
+    assert compare(Returned(both, {}), Returned({(None, 0, 1, "loss"): [1.0]}, {})).outcome(1e-4) == "wrong"
 
 
 def test_numbers_of_one_seed_meet_each_other_only() -> None:
     """As jobs of a sweep over seeds, which are samples of one case, return them."""
     ones, others = side([2.0], seed=1)[0] | side([3.0], seed=2)[0], side([2.0], seed=1)[0] | side([4.0], seed=3)[0]
-    found = compare((ones, {}), (others, {}))
+    found = compare(Returned(ones, {}), Returned(others, {}))
     assert (found.difference, found.outcome(0.0)) == (0.0, "passed")
     assert found.sentence() == (
         "returned numbers are equal (loss, the first step); only the baseline has seed 2, which was not compared, only "
         "the candidate has seed 3, which was not compared"
     )
-    assert compare((ones, {}), (others | side([9.0], seed=2)[0], {})).outcome(1e-4) == "wrong", "the control"
+    assert compare(Returned(ones, {}), Returned(others | side([9.0], seed=2)[0], {})).outcome(1e-4) == "wrong", (
+        "the control"
+    )
 
 
 def test_a_number_that_the_candidate_lacks_is_missing() -> None:
-    ones, _ = side([2.0])
+    ones = side([2.0]).numbers
     more = {**ones, (None, 0, 1, "norm of the baseline"): [3.0]}
-    assert compare((more, {}), (ones, {})).outcome(1e-4) == "missing"
-    added = compare((ones, {}), (more, {}))
+    assert compare(Returned(more, {}), Returned(ones, {})).outcome(1e-4) == "missing"
+    added = compare(Returned(ones, {}), Returned(more, {}))
     assert added.outcome(1e-4) == "passed"
     assert "only the candidate returns norm of the baseline" in added.sentence()
 

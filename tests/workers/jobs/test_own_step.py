@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from app.results import agreement
 from app.specs import KINDS
 from flopwatch import steps
 from tests.workers.reporting import Report
@@ -22,7 +23,7 @@ from workers.jobs import runner_for
 from workers.jobs._training import Training
 from workers.measure.ceilings import Ceilings
 from workers.measure.own_step import OwnStep
-from workers.measure.returned import STEPS, FirstValues
+from workers.measure.returned import STEPS, ReturnedNumbers
 from workers.uploaded import BrokenCode
 
 SOURCE = """
@@ -102,7 +103,51 @@ def make_drawing_step(device):
 
 def make_nothing(device):
     return 3
+
+
+def make_training(device, trick=""):
+    layer = torch.nn.Linear(32, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+    batches, seen, count = [torch.randn(16, 32) for _ in range(4)], {}, 0
+
+    def train():
+        batch = batches[count % 4]
+        if trick == "caches by input" and count > 4:
+            return seen[batch.data_ptr()]
+        loss = layer(batch.flip(0) if trick == "honest" else batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen[batch.data_ptr()] = seen["last"] = loss.detach()
+        return loss
+
+    def step():
+        nonlocal count
+        count += 1
+        stops = {
+            "stops at once": count > 1,
+            "stops after the warm-up": count > 6,
+            "stops late": count > 60,
+            "works every second time": count > 6 and count % 2 == 0,
+            "works when profiled": count > 6 and not torch.autograd._profiler_enabled(),
+            "returns nothing later": count > 6,
+        }
+        if not stops.get(trick):
+            return train()
+        return None if trick == "returns nothing later" else seen["last"]
+
+    return step
 """
+TRICKS = {
+    "stops at once": "wrong",
+    "stops after the warm-up": "wrong",
+    "stops late": "wrong",
+    "works every second time": "wrong",
+    "works when profiled": "wrong",
+    "caches by input": "wrong",
+    "returns nothing later": "missing",
+    "honest": "passed",
+}
 PARAMETERS = 32 * 64 + 64 + 64 * 10 + 10
 Run = Callable[..., Report]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -277,7 +322,21 @@ def test_numbers_that_the_first_steps_return_are_kept_and_equal_seeds_draw_the_s
         (step, name) for step in (1, 2, 3, 4) for name in names
     ]
     assert one[-1] == {"what": "work", "step": None, "name": "tokens", "value": 8.0, "not_finite": None}
-    assert all(row["value"] != its["value"] for row, its in zip(one[:-1], other[:-1], strict=True))
+    assert one[-2] == {"what": "steps", "step": None, "name": "steps", "value": 4.0, "not_finite": None}
+    assert all(row["value"] != its["value"] for row, its in zip(one[:-2], other[:-2], strict=True))
+
+
+def test_steps_that_do_less_later_return_something_else(run: Run) -> None:
+    def returned(trick: str) -> agreement.Returned:
+        report = run("benchmark", "make_training", arguments={"trick": trick}, warmup_steps=6, measure_steps=94)
+        rows = report.table_rows("values")
+        numbers = {(None, 0, row["step"], row["name"]): [row["value"]] for row in rows if row["what"] == "returned"}
+        return agreement.Returned(numbers, {}, {(None, 0): int(rows[-1]["value"])})
+
+    baseline = returned("")
+    found = {trick: agreement.compare(baseline, returned(trick)) for trick in TRICKS}
+    assert {trick: its.outcome(1e-4) for trick, its in found.items()} == TRICKS
+    assert "and up to step 100 to" in found["honest"].sentence()
 
 
 def test_what_a_step_returns_is_dropped_before_the_next_step_and_after_the_first_ones() -> None:
@@ -294,7 +353,7 @@ def test_what_a_step_returns_is_dropped_before_the_next_step_and_after_the_first
 
     own.make(lambda: step)
     training = Training(KINDS["benchmark"](), None, None, own, None, own=own)  # type: ignore[arg-type]
-    first = FirstValues(training.returned)
+    first = ReturnedNumbers(training.returned)
     for _ in range(STEPS + 2):
         training.take_returned(first)
         own.phases(())

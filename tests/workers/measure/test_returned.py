@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from workers.measure.returned import MAX_NUMBERS, STEPS, FirstValues, numbers_in, work_rows
+from workers.measure.returned import MAX_NUMBERS, STEPS, ReturnedNumbers, numbers_in, slim, work_rows
 
 Pair = namedtuple("Pair", "loss accuracy")
 
@@ -41,31 +41,47 @@ class Output:
 )
 def test_numbers_are_found_by_name(returned: Any, found: dict[str, float]) -> None:
     assert dict(numbers_in(returned)) == found
+    assert dict(numbers_in(slim(returned))) == found
 
 
-def test_the_first_steps_are_kept_and_read_between_steps() -> None:
+def test_what_is_kept_of_a_step_holds_no_graph() -> None:
+    loss = torch.ones((), requires_grad=True) * 2
+    kept = slim({"loss": loss, "logits": torch.ones(3)})
+    assert [*kept] == ["loss"]
+    assert kept["loss"].grad_fn is None
+
+
+def test_first_steps_and_round_ones_are_kept_and_read_between_steps() -> None:
     buffer = torch.zeros(())  # a step may return the same tensor each time, as a CUDA graph does
-    first = FirstValues(lambda: {"loss": buffer})
-    for step in range(STEPS + 3):
-        first.take()
-        buffer.fill_(step + 1.0)
-    first.take()
-    assert first.rows == [["returned", step, "loss", float(step), None] for step in range(1, STEPS + 1)]
+    numbers = ReturnedNumbers(lambda: {"loss": buffer})
+    wanted = []
+    for step in range(1, 14):
+        numbers.take()
+        wanted += [step] if numbers.wants_next else []
+        buffer.fill_(step)
+    numbers.take()
+    assert wanted == [*range(1, STEPS + 1), 6, 8, 10, 12]
+    assert numbers.rows == [*(["returned", step, "loss", float(step), None] for step in wanted), made(13)]
+
+
+def made(steps: int) -> list[Any]:
+    return ["steps", None, "steps", steps, None]
 
 
 def test_a_single_step_is_kept_and_no_step_is_none() -> None:
-    first = FirstValues(lambda: math.nan)
-    first.take()
-    assert first.rows == []
-    first.take()
-    assert first.rows == [["returned", 1, "value", None, "nan"]]
+    numbers = ReturnedNumbers(lambda: math.nan)
+    assert numbers.rows == [made(0)]
+    numbers.take()
+    assert numbers.rows == [made(0)]
+    numbers.take()
+    assert numbers.rows == [["returned", 1, "value", None, "nan"], made(1)]
 
 
 def test_many_numbers_are_cut() -> None:
-    first = FirstValues(lambda: list(range(1000)))
-    first.take()
-    first.take()
-    assert len(first.rows) == MAX_NUMBERS
+    numbers = ReturnedNumbers(lambda: list(range(1000)))
+    numbers.take()
+    numbers.take()
+    assert len(numbers.rows) == MAX_NUMBERS + 1
 
 
 def test_work_that_is_known() -> None:

@@ -89,7 +89,7 @@ def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Rep
 
 
 def values_rows(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> list[list[Scalar]]:
-    """Return what the first steps of each rank's first turn returned, and the work of a rank's step."""
+    """Return what steps of each rank's first turn returned, and the work of a rank's step."""
     from workers.measure import returned
 
     rows: list[list[Scalar]] = []

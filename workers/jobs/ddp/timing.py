@@ -14,7 +14,7 @@ from workers.jobs.ddp.context import RankContext
 from workers.jobs.ddp.strategies import NO_COMMUNICATION, SILENT, Trained
 from workers.measure.compilation import compilation
 from workers.measure.memory import MemoryMeter
-from workers.measure.returned import FirstValues
+from workers.measure.returned import ReturnedNumbers
 from workers.measure.timing import Observer, StepPosition, make_clock, run_step, translate_oom_in_step
 from workers.measure.warmup import WarmUp
 
@@ -38,7 +38,7 @@ class Turn:
     graphs_before: dict[str, Any] = field(default_factory=dict)
     graphs_after: dict[str, Any] = field(default_factory=dict)
     returned: list[list[Any]] = field(default_factory=list)
-    """The rows of what the first steps returned (workers.measure.returned)."""
+    """The rows of what steps returned (workers.measure.returned)."""
 
 
 class StepTimer:
@@ -48,7 +48,7 @@ class StepTimer:
         self._context, self._trained = context, trained
         self._clock = make_clock(context.device)
         self._where = StepPosition()
-        self.first = FirstValues(lambda: trained.returned)
+        self.numbers = ReturnedNumbers(lambda: trained.returned)
         self._observers: list[Observer] = [self._where, *observers, self._clock]
 
     def step(self, turn: Turn | None = None) -> list[float]:
@@ -80,10 +80,10 @@ class StepTimer:
         return walls
 
     def take_returned(self, *, last: bool = False) -> None:
-        """Read what the last of the first steps has returned, and then drop it."""
-        self.first.take()
+        """Read what the step before has returned, and then drop it."""
+        self.numbers.take()
         if self._trained.own is not None:
-            self._trained.own.returned, self._trained.own.keeps_returned = None, not (last or self.first.is_full)
+            self._trained.own.returned, self._trained.own.keeps_returned = None, self.numbers.wants_next and not last
 
 
 def measure_steps(context: RankContext, trained: Trained, steps: int, meter: MemoryMeter) -> Turn:
@@ -123,7 +123,7 @@ def measure_steps(context: RankContext, trained: Trained, steps: int, meter: Mem
         context.measured_steps += 1
         context.report_progress(f"{what}: measuring")
     timer.take_returned(last=True)
-    turn.returned = timer.first.rows
+    turn.returned = timer.numbers.rows
     turn.graphs_after = asdict(compilation())
     turn.peak_mib, turn.peak_how = meter.peak_mib()
     turn.reserved_mib = meter.reserved_mib()
