@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import cpu
-from kernels.attention.cpu import build, operations
+from kernels.attention.cpu import accessors, build, operations
 from kernels.attention.cpu.implementations import cpu_blocked, cpu_flash
 from kernels.attention.reference import attention
 
@@ -59,6 +59,38 @@ def test_flash_takes_any_tiles_forward_and_backward(
     oracle.backward(grad.double())
     for tensor, reference in zip(tensors, exact, strict=True):
         assert_close(tensor.grad, reference.grad)
+
+
+def test_four_indices_find_a_number_and_no_other(rng: random.Random) -> None:
+    for _ in range(20):
+        shape = [rng.randint(1, 6) for _ in range(4)]
+        tensor = draw(*shape, seed=rng.randrange(2**32))
+        at = tuple(rng.randrange(size) for size in shape)
+        assert cpu.read(tensor, at) == tensor[at].item() == tensor.flatten()[accessors.offset(shape, at)].item()
+        before = tensor.clone()
+        cpu.write(tensor, at, 2.5)
+        before[at] = 2.5
+        assert torch.equal(tensor, before)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "at", "error"),
+    [
+        (torch.zeros(2, 3, 4, 5), (0, 0, 4, 0), IndexError),
+        (torch.zeros(2, 3, 4, 5), (0, -1, 0, 0), IndexError),
+        (torch.zeros(2, 3, 4, 5), (0, 0, 0), ValueError),
+        (torch.zeros(3, 4, 5), (0, 0, 0, 0), ValueError),
+        (torch.zeros(2, 3, 4, 5).transpose(2, 3), (0, 0, 0, 0), ValueError),
+        (torch.zeros(2, 3, 4, 5, dtype=torch.float64), (0, 0, 0, 0), TypeError),
+        (torch.zeros(2, 3, 4, 5, device="meta"), (0, 0, 0, 0), TypeError),
+    ],
+    ids=str,
+)
+def test_no_accessor_leaves_its_tensor(tensor: Tensor, at: tuple[int, ...], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        cpu.read(tensor, at)
+    with pytest.raises(error):
+        cpu.write(tensor, at, 1.0)
 
 
 def test_block_sizes_default_to_the_librarys_own() -> None:

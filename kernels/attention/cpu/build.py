@@ -48,6 +48,10 @@ def library() -> ctypes.CDLL:
         function, scratch = getattr(loaded, name), getattr(loaded, f"{name}_scratch")
         function.argtypes, function.restype = [problem, *[pointer] * tensors], None
         scratch.argtypes, scratch.restype = [problem], ctypes.c_int64
+    indices = ctypes.POINTER(ctypes.c_int64)
+    loaded.read_element.argtypes, loaded.read_element.restype = [pointer, indices, indices], ctypes.c_float
+    loaded.write_element.argtypes = [pointer, indices, indices, ctypes.c_float]
+    loaded.write_element.restype = None
     return loaded
 
 
