@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _KINDS = inspect.Parameter
+INPUTS = ["q", "k", "v", "is_causal"]
 STEP = "a step is made by {name}(device, **arguments), which returns a function for one step, without arguments"
 
 
@@ -34,7 +35,9 @@ def complaint(source: bytes, name: str, option: str, arguments: Iterable[str] | 
     if option == "implementation":
         if isinstance(node, ast.ClassDef) and not node.bases:
             return f"{name} is a class, and an implementation is a function of its inputs, or a torch.autograd.Function"
-        return None
+        if not arguments or isinstance(node, ast.ClassDef):
+            return None
+        return _complaint(node, INPUTS, name, INPUTS, arguments)
     if option != "step":
         return None
     step = STEP.format(name=name)
@@ -53,14 +56,21 @@ def complaint(source: bytes, name: str, option: str, arguments: Iterable[str] | 
             return f"{name} returns nothing; {step}"
     if maker is None or maker.decorator_list or arguments is None:
         return None
+    return _complaint(maker, first, name, ["device"], arguments)
+
+
+def _complaint(
+    function: Function, positional: list[str], name: str, shown: list[str], arguments: Iterable[str]
+) -> str | None:
+    """Return why a function cannot be called with `positional` and the job's arguments, and what it takes."""
     given = sorted(arguments)
-    if (error := _bound(maker, first, given)) is None:
+    if (error := _bound(function, positional, given)) is None:
         return None
-    takes = [each.arg for each in (*maker.args.args, *maker.args.kwonlyargs)][len(first) :]
+    takes = [each.arg for each in (*function.args.args, *function.args.kwonlyargs)][len(positional) :]
     unknown = next((each for each in given if each not in takes), "")
     near = difflib.get_close_matches(unknown, takes, n=1)
     hint = f"did you mean arguments.{near[0]}?" if near else f"it takes: {', '.join(takes) or 'none'}"
-    call = ", ".join(["device", *(f"{each}=" for each in given)])
+    call = ", ".join([*shown, *(f"{each}=" for each in given)])
     return f"it is called as {name}({call}): {error}; {hint}; arguments.NAME=VALUE sets one"
 
 

@@ -25,6 +25,11 @@ ALLOW_IT = "start `flopwatch up`, or `flopwatch worker`, with --allow-code"
 UNNAMED = "uploaded"
 """Stands for the name of a file that the spec does not name."""
 
+ArgumentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")]
+Argument = bool | int | float | Annotated[str, Field(max_length=1000)]
+Arguments = Annotated[dict[ArgumentName, Argument], Field(max_length=50)]
+"""Arguments of a function in uploaded code, by name."""
+
 Role = Literal["attention", "kernel", "model", "step", "script"]
 ROLE = "x-flopwatch-code"
 """Key in a spec's JSON Schema that gives the role of the code in a field; clients find the field by it."""

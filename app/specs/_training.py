@@ -25,7 +25,7 @@ from app.specs._base import (
     field_error,
     masks_with_effect,
 )
-from app.specs._code import CodeSpec, Uploaded, coordinates, names
+from app.specs._code import Arguments, CodeSpec, Uploaded, coordinates, names
 from app.specs._identity import Scalar
 
 ModelSize = Literal["tiny", "small", "medium", "large", "xl", "2.7b", "8b"]
@@ -55,8 +55,6 @@ OF_OUR_STEP = frozenset(
 )
 """Fields without effect where `step_code` does the step."""
 Fused = Literal["linear_cross_entropy", "rms_norm", "rope"]
-ArgumentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")]
-Argument = bool | int | float | Annotated[str, Field(max_length=1000)]
 ACCUMULATION = "accumulation"
 """The first phase of a step with several micro-batches: the passes of all but the last of them."""
 
@@ -190,7 +188,7 @@ class TrainingSpec(SpecBase):
     """A function of your own that makes the whole step: make_step(device, **arguments) returns a function that does
     one. Model, batch, mode, compiler, attention and optimizer are then those of the code, and the fields for them have
     no effect; `precision` says for which rates MFU and ceiling are. Only workers started with --allow-code run it."""
-    arguments: dict[ArgumentName, Argument] = Field(default={}, max_length=50)
+    arguments: Arguments = Field(default={})
     """With `step_code`: the arguments of the function, by name."""
     batch_size: int = Field(default=BATCH_SIZE, ge=1, le=65_536)
     """Sequences per step; with `accumulation_steps`, per micro-batch."""

@@ -29,7 +29,7 @@ from app.specs._base import (
     listed,
     masks_with_effect,
 )
-from app.specs._code import CodeSpec, Uploaded, coordinates, names
+from app.specs._code import Arguments, CodeSpec, Uploaded, coordinates, names
 from app.specs._identity import Scalar
 
 BLOCK_SIZES = {"cpu_flash": {"br": 32, "bc": 128}, "cpu_blocked": {"br": 32}}
@@ -60,11 +60,15 @@ class AttentionCell(Cell):
     bc: int | None = None
     query_length: int | None = None
     """None: as many queries as keys."""
+    threads: int | None = None
+    """None: as many as the process has."""
 
     @property
     def title(self) -> str:
         """Return the cell's name for progress lines."""
         blocks = [f"{name} {size}" for name, size in (("br", self.br), ("bc", self.bc)) if size is not None]
+        if self.threads is not None:
+            blocks.append(f"{self.threads} thread{'s' if self.threads > 1 else ''}")
         queries = [] if self.query_length is None else [f"query length {self.query_length}"]
         sizes = [*queries, f"length {self.sequence_length}", f"head dimension {self.head_dim}"]
         return ", ".join([self.implementation, self.dtype, *sizes, "causal" if self.causal else "not causal", *blocks])
@@ -80,6 +84,8 @@ class AttentionSpec(SpecBase):
     """A function of your own, measured and checked beside them: (q, k, v, is_causal) → output, each of the shape
     (batch, heads, sequence, head_dim). It may have arguments window, softcap, scale, bottom_right and document_ends.
     Only workers started with --allow-code run it."""
+    arguments: Arguments = Field(default={})
+    """With `code`: further arguments of the function, by name, such as its block sizes."""
     head_dims: list[Annotated[int, Field(ge=1, le=1024)]] = Field(default=[64], min_length=1, max_length=100)
     """Head dimensions."""
     sequence_lengths: list[Annotated[int, Field(ge=1, le=1_048_576)]] = Field(
@@ -115,6 +121,8 @@ class AttentionSpec(SpecBase):
     """Queries per tile, for `cpu_flash`; block size of the products of `cpu_blocked`; null: the library's own."""
     bc: list[BlockSize] | None = Field(default=None, min_length=1, max_length=100)
     """Keys per tile, for `cpu_flash`; null: the library's own."""
+    threads: list[Annotated[int, Field(ge=1, le=1024)]] | None = Field(default=None, min_length=1, max_length=100)
+    """Threads that compute, on a CPU; null: as many as torch takes there."""
     autotune: bool = False
     """Before a cell is measured, search for its implementation's fastest choices on this device, if there are any
     (`triton`: tile sizes; minutes per cell). Without it, the implementation uses choices measured earlier."""
@@ -124,11 +132,15 @@ class AttentionSpec(SpecBase):
     """Calls of each pass before measuring starts; null: until their times are steady, at least 5."""
     measure_steps: int = Field(default=20, ge=1, le=10_000)
     """Calls of each pass measured."""
+    profile: bool = False
+    """After its times, run each cell once more under torch's profiler (table `profile`), and on a CPU also count cache
+    misses and lines from DRAM."""
     device: Device = "auto"
     """`auto` takes a GPU where the worker has one."""
     seed: Seed = 0
     """Seed of the random inputs."""
 
+    unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {"profile"}
     presets: ClassVar[dict[str, dict[str, Any]]] = ATTENTION_PRESETS
     added: ClassVar[dict[str, Scalar]] = {"autotune": False, "bottom_right": False}
     """An implementation that becomes tunable later keeps the keys of its earlier results."""
@@ -140,6 +152,7 @@ class AttentionSpec(SpecBase):
         "sequence_lengths": "sequence_length",
         "br": "br",
         "bc": "bc",
+        "threads": "threads",
     }
     labels: ClassVar[dict[str, tuple[str, ...]]] = {"implementation": names("code")}
     table_rows: ClassVar[tuple[str, ...]] = (
@@ -150,6 +163,13 @@ class AttentionSpec(SpecBase):
         "sequence_length",
         "query_length",
     )
+    first_tables: ClassVar[tuple[str, ...]] = ("accessor", "profile")
+    first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
+        "profile": (
+            *("implementation", "sequence_length", "threads", "pass", "name"),
+            *("self_ms", "total_ms", "share_percent", "calls", "memory_mib", "self_memory_mib"),
+        ),
+    }
     table_columns: ClassVar[tuple[str, ...]] = (
         "forward_ms",
         "backward_ms",
@@ -164,6 +184,10 @@ class AttentionSpec(SpecBase):
         check_lists(self)
         if not self.implementations and self.code is None:
             raise field_error("implementations", "there is nothing to measure: name at least one, or give code")
+        if self.arguments and self.code is None:
+            raise field_error("arguments", "are those of a function of your own: give code, or leave them out")
+        if self.threads is not None and self.device != "cpu":
+            raise field_error("threads", "are those of a CPU: set device to cpu, or leave them out")
         if self.device == "cpu" and "tf32" in self.dtypes:
             raise field_error("dtypes", "tf32 is a GPU format: leave it out, or choose device cuda")
         if self.query_length is not None and True in self.causal and not self.bottom_right:
@@ -187,7 +211,8 @@ class AttentionSpec(SpecBase):
 
     def number_of_cells(self) -> int:
         sizes = len(self.dtypes) * len(self.causal) * len(self.head_dims) * len(self.sequence_lengths)
-        return sizes * sum(len(br) * len(bc) for br, bc in map(self._block_sizes, self._names()))
+        blocks = sum(len(br) * len(bc) for br, bc in map(self._block_sizes, self._names()))
+        return sizes * blocks * len(self._numbers_of_threads())
 
     def _names(self) -> list[str]:
         """Return the names of the implementations as cells have them, that of uploaded code last."""
@@ -197,8 +222,11 @@ class AttentionSpec(SpecBase):
         sizes = itertools.product(self.dtypes, self.causal, self.head_dims, sorted(self.sequence_lengths))
         for (dtype, causal, head_dim, length), name in itertools.product(sizes, self._names()):
             queries = None if self.query_length == length else self.query_length
-            for br, bc in itertools.product(*self._block_sizes(name)):
-                yield AttentionCell(name, dtype, causal, head_dim, length, br, bc, queries)
+            for br, bc, threads in itertools.product(*self._block_sizes(name), self._numbers_of_threads()):
+                yield AttentionCell(name, dtype, causal, head_dim, length, br, bc, queries, threads)
+
+    def _numbers_of_threads(self) -> Sequence[int | None]:
+        return [None] if self.threads is None else self.threads
 
     def _block_sizes(self, implementation: str) -> tuple[Sequence[int | None], Sequence[int | None]]:
         """Return the values of `br` and of `bc` that the implementation is measured with."""
@@ -223,6 +251,8 @@ class AttentionSpec(SpecBase):
         if identity["query_length"] is None or (window is None and not identity.get("causal")):
             identity = {**identity, "bottom_right": None}
         identity = coordinates(identity, "code", self.code if self.is_code(name) else None)
+        if not self.is_code(name):
+            identity |= dict.fromkeys(name for name in identity if name.startswith("arguments."))
         return ({**identity, "autotune": None} if name in NOT_TUNED else identity), {}
 
     def masks(self, sequence_length: int) -> tuple[int | None, list[int] | None]:

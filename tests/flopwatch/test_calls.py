@@ -55,6 +55,15 @@ def test_a_step_that_a_job_could_not_call(source: str, arguments: Sequence[str] 
     assert said is None if told is None else told in str(said)
 
 
+def test_arguments_that_an_implementation_does_not_take_are_told() -> None:
+    source = b"def mine(q, k, v, is_causal=False, br=32, bc=128): ..."
+    assert complaint(source, "mine", "implementation", ["br", "bc"]) is None
+    said = str(complaint(source, "mine", "implementation", ["bz"]))
+    assert said.startswith("it is called as mine(q, k, v, is_causal, bz=): got an unexpected keyword argument 'bz'")
+    assert "it takes: br, bc; arguments.NAME=VALUE sets one" in said
+    assert complaint(b"def mine(x, weight): ...", "mine", "implementation", []) is None, "an operation of another kind"
+
+
 def test_an_implementation_is_no_plain_class() -> None:
     plain, function = b"class mine:\n    pass\n", b"class mine(torch.autograd.Function):\n    pass\n"
     assert "is a class" in str(complaint(plain, "mine", "implementation", None))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from app.specs.attention import AttentionCell, AttentionSpec
 from workers import uploaded
+from workers.jobs._attention_profile import COUNTERS, report_profiles, take_profile
 from workers.jobs._grid import Trial
 from workers.jobs._grid.operations import OperationContext, OperationRunner
 from workers.jobs._values import Metric, Values
@@ -37,9 +41,24 @@ class AttentionRunner(OperationRunner):
         from kernels.registry import ATTENTION
 
         if spec.code is not None:
-            uploaded.implementation(spec.code)
+            check_arguments(uploaded.implementation(spec.code), spec)
         elif not set(spec.implementations) & set(ATTENTION.names()):
             load(ATTENTION, spec.implementations[0])
+
+    def metrics(self, spec: Any, cell: Any) -> list[Metric]:
+        return [*super().metrics(spec, cell), *(COUNTERS if spec.profile else [])]
+
+    def measure(self, spec: Any, cell: AttentionCell, context: OperationContext, trial: Trial) -> None:
+        """Measure a cell with its number of threads, and profile it if the job asks for that."""
+        with computing_threads(cell.threads, trial):
+            super().measure(spec, cell, context, trial)
+            # Of a wrong implementation there are no times, either.
+            if spec.profile and context.reference is not None and trial.values.samples("forward_ms", "forward"):
+                operation = self.operation(spec, cell, context.reference[1], context.device)
+                take_profile(spec, cell, operation, context, trial)
+
+    def close(self, spec: Any, context: OperationContext) -> None:
+        report_profiles(context)
 
     def reference_of(self, spec: AttentionSpec, cell: AttentionCell) -> Any:
         return cell.dtype, cell.causal, cell.head_dim, cell.sequence_length
@@ -80,7 +99,7 @@ class AttentionRunner(OperationRunner):
         implementation = implementation_of(spec, cell)
         return Operation(
             function=functools.partial(
-                call, implementation, cell.causal, problem_of(spec, cell).options(device) | blocks(cell)
+                call, implementation, cell.causal, problem_of(spec, cell).options(device) | arguments_of(spec, cell)
             ),
             inputs=reference.inputs,
             grad_out=reference.grad_out if implementation.has_backward else None,
@@ -178,6 +197,56 @@ def call(implementation: Any, causal: bool, options: Mapping[str, Any], q: Tenso
     """Return the implementation as a function, with the cell's mask and options."""
     out: Tensor = implementation.function(q, k, v, causal, **options)
     return out
+
+
+def arguments_of(spec: AttentionSpec, cell: AttentionCell) -> dict[str, Any]:
+    """Return the arguments that the implementation gets beside the problem's options."""
+    return {**blocks(cell), **(spec.arguments if spec.is_code(cell.implementation) else {})}
+
+
+def check_arguments(implementation: Implementation, spec: AttentionSpec) -> None:
+    """Check that the job's own function takes the job's arguments.
+
+    Raises:
+        BrokenCode: it does not.
+    """
+    function = implementation.function
+    if not spec.arguments:
+        return
+    own = [str(name) for name in spec.arguments]
+    if isinstance(getattr(function, "__self__", None), type):
+        raise uploaded.BrokenCode(
+            f"{implementation.name}: a torch.autograd.Function takes no arguments by name ({', '.join(own)}): write a "
+            "function that calls its apply, and name that"
+        )
+    try:
+        inspect.signature(function).bind(None, None, None, False, **spec.arguments)
+    except ValueError:  # a function in another language has no signature
+        return
+    except TypeError as error:
+        called = ", ".join(["q, k, v, is_causal", *(f"{name}=" for name in own)])
+        raise uploaded.BrokenCode(f"{implementation.name} is called as ({called}): {error}") from error
+
+
+@contextlib.contextmanager
+def computing_threads(number: int | None, trial: Trial) -> Iterator[None]:
+    """Let torch, and the C++ implementations, compute with so many threads inside the context; None: as many as now."""
+    import torch
+
+    from workers.measure.check import Check
+
+    if number is None:
+        yield
+        return
+    cores = len(os.sched_getaffinity(0))
+    detail = f"{number} threads on {cores} usable cores"
+    trial.checks.append(Check("cores", number <= cores, detail))
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def blocks(cell: AttentionCell) -> dict[str, int]:

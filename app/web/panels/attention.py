@@ -6,7 +6,7 @@ from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults
 from app.web.panels.cells import Lines, charts
 
-LINES = Lines("sequence_length", "Sequence length (tokens)", "implementation", of_series=("br", "bc"))
+LINES = Lines("sequence_length", "Sequence length (tokens)", "implementation", of_series=("br", "bc", "threads"))
 OUTCOMES = "Crosses at the top stand for cells without a number: out of memory, wrong, unsupported."
 TIMES = {
     "forward_backward_ms": "Forward and backward pass",

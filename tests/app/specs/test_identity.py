@@ -58,6 +58,8 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
         {"causal": [False]},
         {"num_heads": 4, "sequence_lengths": [64]},
         {"query_length": 2, "window": 3, "causal": [False]},
+        {"device": "cpu"},
+        {"code": CODE, "implementations": []},
     ],
     "kernel": [{}],
     "script": [{}],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import inspect
 import os
 import subprocess
@@ -22,6 +23,7 @@ from app.specs.attention import BLOCK_SIZES, NOT_TUNED, AttentionSpec
 from kernels.attention.reference import attention
 from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation
 from tests.workers.reporting import Report
+from workers import uploaded
 from workers.jobs import _grid
 from workers.jobs._base import Unit
 from workers.jobs._grid.operations import combined
@@ -675,6 +677,99 @@ def test_the_cpu_family_takes_block_sizes(run) -> None:
     small, large = (mib("working_memory_mib", implementation="cpu_flash", br=block, bc=32) for block in (16, 64))
     assert small < large < 1
     assert {row["outcome"] for row in report.rows if row["metric"] == "forward_ms"} == {"ok"}
+
+
+def test_threads_are_a_coordinate_and_change_what_computes(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def counts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return attention(q, k, v, causal)
+
+    install(monkeypatch, counts=counts)
+    before = torch.get_num_threads()
+    report = run(implementations=["counts", "cpu_fused"], threads=[1, 3], device="cpu", mode="forward")
+    assert set(seen) == {1, 3}
+    assert torch.get_num_threads() == before
+    assert len({row["case_key"] for row in report.rows}) == 4
+    working = [report.cell(implementation="cpu_fused", threads=number)["working_memory_mib", None] for number in (1, 3)]
+    assert working[1]["median"] == 3 * working[0]["median"]
+    checked = report.check("cores", implementation="counts", threads=3)
+    assert checked["ok"] is (len(os.sched_getaffinity(0)) >= 3)
+
+
+ARGUMENTS = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+def mine(q, k, v, is_causal=False, *, block, name="plain"):
+    if block > 64:
+        raise RuntimeError(f"a block of {block}")
+    return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+class Mine(torch.autograd.Function):
+    pass
+"""
+
+
+def test_own_code_gets_its_arguments(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in uploaded.write(tmp_path / "files", [ARGUMENTS.encode()]).items():
+        monkeypatch.setenv(name, value)
+    code = {"sha256": hashlib.sha256(ARGUMENTS.encode()).hexdigest(), "function": "mine", "file": "mine.py"}
+    fields = {"code": code, "device": "cpu", "mode": "forward"}
+    report = run(arguments={"block": 16, "name": "x"}, **fields)
+    own, other = report.cell(implementation="mine@mine.py"), report.cell(implementation="eager")
+    assert {cell["forward_ms", "forward"]["outcome"] for cell in (own, other)} == {"ok"}
+    cases = [cell["forward_ms", "forward"]["case"] for cell in (own, other)]
+    assert [case["arguments.block"] for case in cases] == [16, None]
+    failed = run(arguments={"block": 128}, **fields).cell(implementation="mine@mine.py")["forward_ms", "forward"]
+    assert (failed["outcome"], failed["reason"]) == ("failed", "RuntimeError: a block of 128")
+    with pytest.raises(uploaded.BrokenCode, match=r"is_causal, blocks=\): missing a required.*'block'"):
+        run(arguments={"blocks": 16}, **fields)
+    with pytest.raises(uploaded.BrokenCode, match="takes no arguments by name"):
+        run(arguments={"block": 1}, **{**fields, "code": {**code, "function": "Mine"}})
+
+
+def test_each_cell_is_profiled_and_the_accessors_are_checked(run) -> None:
+    names = ["cpu_naive", "cpu_fused", "eager"]
+    report = run(implementations=names, profile=True, device="cpu", mode="forward", batch_size=1, num_heads=4)
+    rows = report.table_rows("profile")
+    assert {row["implementation"] for row in rows} == set(names)
+    naive = {row["name"]: row for row in rows if row["implementation"] == "cpu_naive"}
+    own = naive["flopwatch::cpu_naive"]
+    assert (own["calls"], own["memory_mib"]) == (1, 4 * 4 * 48 * 16 / 2**20), "the output remains"
+    assert naive["aten::empty"]["self_memory_mib"] == 4 * 48 * 48 / 2**20, "the scores of a head"
+    assert own["total_ms"] > own["self_ms"] > 0
+    assert sum(row["share_percent"] for row in naive.values()) == pytest.approx(100)
+    eager = {row["name"]: row for row in rows if row["implementation"] == "eager"}
+    assert {"scores", "softmax", "values", "aten::bmm"} <= set(eager)
+    assert eager["scores"]["total_ms"] >= eager["scores"]["self_ms"]
+    counts = report.cell(implementation="eager")
+    for metric in ("instructions", "l1_load_misses", "cache_misses", "dram_lines"):
+        measured = counts[metric, None]
+        assert measured["outcome"] == "ok" or "perf_event_open" in measured["reason"]
+    accesses = report.table_rows("accessor")
+    assert {row["access"] for row in accesses} == {"read", "write"}
+    for row in accesses:
+        assert row["equal"]
+        assert row["offset"] == ((row["b"] * 4 + row["h"]) * 1024 + row["i"]) * 32 + row["j"]
+
+
+def test_nothing_is_profiled_without_being_asked_or_if_it_is_wrong(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, zeros=lambda q, k, v, causal: torch.zeros_like(q))
+    assert run(device="cpu", mode="forward").tables == {}
+    report = run(implementations=["zeros"], profile=True, device="cpu", mode="forward")
+    assert report.tables == {}
+    assert report.cell()["cache_misses", None]["outcome"] == "wrong"
+
+
+def test_a_wrong_accessor_is_seen(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the check."""
+    from kernels.attention import cpu
+
+    monkeypatch.setattr(cpu, "read", lambda tensor, at: 9.0)
+    rows = run(implementations=["cpu_fused"], profile=True, device="cpu", mode="forward").table_rows("accessor")
+    assert [row["equal"] for row in rows] == [False, True] * 4
 
 
 def test_without_block_sizes_the_cpu_family_takes_its_own(run) -> None:

@@ -9,7 +9,7 @@ import abc
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from workers.jobs._grid import Context, GridRunner, GridSpec, Trial
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from workers.measure.judging import Judgement, Reference
     from workers.measure.operations import Operation, OperationMemory
     from workers.measure.stopwatch import Stopwatch, Timing
+    from workers.measure.table import Scalar
 
 PASSES = {"forward": ("forward",), "forward_backward": ("forward", "backward", "forward_backward")}
 """The passes that each mode times. The last one is the mode's whole work."""
@@ -51,6 +52,10 @@ class OperationContext(Context):
     watch: Stopwatch
     reference: tuple[Any, Reference] | None = None
     """(key, reference) of the last cell, the key from `reference_of`. Cells that share one follow each other."""
+    profiles: list[list[Scalar]] = field(default_factory=list)
+    """Rows of a table about what calls of the cells so far consist of."""
+    accesses: list[list[Scalar]] = field(default_factory=list)
+    """Rows of a table about single numbers of a tensor."""
 
 
 class OperationRunner(GridRunner[OperationContext]):
