@@ -10,7 +10,8 @@ from app.web.panels._results import JobResults, Row
 from app.web.plots import Figure
 
 TABLE = "bucket-size"
-SIZE, PREDICTED, EXPOSED = "bucket_size_mb", "predicted_exposed_ms", "exposed_communication_ms"
+OF_BUCKET, OF_ROW = "bucket_size_mb", "size_mb"
+PREDICTED, EXPOSED = "predicted_exposed_ms", "exposed_communication_ms"
 
 
 def bucket_panels(results: JobResults) -> list[Panel]:
@@ -28,7 +29,7 @@ def bucket_panels(results: JobResults) -> list[Panel]:
             "Exposed communication by the size of buckets",
             text,
             lambda: draw(results.rows(TABLE), measured(results)),
-            log="x",
+            log="x y",
         )
     ]
 
@@ -43,9 +44,9 @@ def measured(results: JobResults) -> dict[float, float]:
             continue
         for row in sheet.rows:
             cells = dict(zip(sheet.names(), row, strict=True))
-            place = {name: cells.get(name) for name in names if name != SIZE}
+            place = {name: cells.get(name) for name in names if name != OF_BUCKET}
             own = own or place
-            size, value = cells.get(SIZE), cells[EXPOSED]
+            size, value = cells.get(OF_BUCKET), cells[EXPOSED]
             if place == own and size is not None and isinstance(value, Cell) and value.value is not None:
                 found[float(size)] = value.value
     return found
@@ -54,9 +55,9 @@ def measured(results: JobResults) -> dict[float, float]:
 def draw(rows: list[Row], points: dict[float, float]) -> Figure:
     """Draw the prediction with its interval, the best size with its own, and what was measured."""
     curve, (best,) = [row for row in rows if row["what"] == "curve"], [row for row in rows if row["what"] == "best"]
-    x = [row[SIZE] for row in curve]
+    x = [row[OF_ROW] for row in curve]
     around = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False, "type": "scatter"}
-    at_best, low, high = (float(best[name] or 0) for name in (SIZE, "low_mb", "high_mb"))
+    at_best, low, high = (float(best[name] or 0) for name in (OF_ROW, "low_mb", "high_mb"))
     return {
         "data": [
             {**around, "x": x, "y": [row["predicted_low_ms"] for row in curve]},
@@ -89,13 +90,13 @@ def draw(rows: list[Row], points: dict[float, float]) -> Figure:
         ],
         "layout": {
             "xaxis": {"title": {"text": "Size of a bucket (MB of 2²⁰ bytes)"}, "type": "log"},
-            "yaxis": {"title": {"text": "Exposed communication (ms)"}, "rangemode": "tozero"},
+            "yaxis": {"title": {"text": "Exposed communication (ms)"}, "type": "log"},
             "showlegend": True,
         },
         "table": {
-            "columns": [SIZE, PREDICTED, EXPOSED],
+            "columns": [OF_ROW, PREDICTED, EXPOSED],
             "rows": [
-                *([row[SIZE], row[PREDICTED], None] for row in [best, *curve]),
+                *([row[OF_ROW], row[PREDICTED], None] for row in [best, *curve]),
                 *([size, None, points[size]] for size in sorted(points)),
             ],
         },

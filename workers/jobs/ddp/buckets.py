@@ -31,7 +31,7 @@ POINTS = 24
 """Bucket sizes of the table, evenly on a logarithmic scale."""
 COLUMNS = (
     Column("what", "string"),
-    Column("bucket_size_mb", "number", "MB"),
+    Column("size_mb", "number", "MB"),
     Column("low_mb", "number", "MB"),
     Column("high_mb", "number", "MB"),
     Column("buckets", "number"),

@@ -89,7 +89,7 @@ def test_operations_begin_at_the_first_of_all_ranks() -> None:
 
 def bucket_row(what: str, size: float, predicted: float, *around: float) -> dict[str, Any]:
     names = "low_mb", "high_mb"
-    row = {"what": what, "bucket_size_mb": size, "predicted_exposed_ms": predicted}
+    row = {"what": what, "size_mb": size, "predicted_exposed_ms": predicted}
     row |= dict(zip(names, around, strict=False))
     return {**row, "predicted_low_ms": predicted - 1, "predicted_high_ms": predicted + 1}
 

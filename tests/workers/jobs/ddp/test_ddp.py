@@ -332,11 +332,11 @@ def test_buckets_have_a_prediction_beside_the_measured_time(run: Any, name: str)
     values = {row["metric"]: row["median"] for row in report.rows}
     assert own["predicted_exposed_ms"] == values["predicted_exposed_ms"]
     assert own["exposed_communication_ms"] == values["exposed_communication_ms"]
-    assert own["bucket_size_mb"] == pytest.approx(SPECS[name]["bucket_size_mb"] or total)
+    assert own["size_mb"] == pytest.approx(SPECS[name]["bucket_size_mb"] or total)
     assert own["communication_ms"] == pytest.approx(own["hidden_ms"] + own["predicted_exposed_ms"])
-    assert best["low_mb"] <= best["bucket_size_mb"] <= best["high_mb"] <= total * 1.0001
+    assert best["low_mb"] <= best["size_mb"] <= best["high_mb"] <= total * 1.0001
     assert best["predicted_exposed_ms"] <= min(row["predicted_exposed_ms"] for row in curve) * 1.0001
-    assert curve[-1]["bucket_size_mb"] == pytest.approx(total)
+    assert curve[-1]["size_mb"] == pytest.approx(total)
 
 
 def test_what_has_no_buckets_has_no_prediction(run: Any) -> None:
