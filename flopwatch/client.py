@@ -51,9 +51,8 @@ from flopwatch.connection import (
     deadline_of,
     problem_text,
 )
-from flopwatch.imports import clash_in, complaint_about, left_behind, modules_of
+from flopwatch.imports import clash_in, left_behind
 from flopwatch.own_code import OwnCode, put_into
-from flopwatch.packing import is_packed
 from flopwatch.progress import Show, progress_bar
 from flopwatch.queries import (
     Description,
@@ -424,16 +423,17 @@ class Flopwatch(Connection):
         code: str | os.PathLike[str] | None,
         version: str | None = None,
     ) -> None:
-        """Upload files, unless they import what no worker has."""
+        """Upload files, unless they import what would not go along, or what a job has loaded before them."""
         if code is None:
             self._check_own_modules(files, [value for value in named.values() if value], version)
-        self._check_modules(files)
         for file in files:
+            if clash := clash_in(file.content, file.name):
+                raise ClientError(clash)
             self.send("PUT", f"/files/{file.sha256}", content=file.content)
 
-    def _check_own_modules(self, files: Iterable[OwnCode], named: Iterable[str], version: str | None) -> None:
-        """Raise ClientError if a file imports other files of its folder, which would not go along, and no living worker
-        has modules of these names installed."""
+    @staticmethod
+    def _check_own_modules(files: Iterable[OwnCode], named: Iterable[str], version: str | None) -> None:
+        """Raise ClientError if a file imports other files of its folder, which would not go along."""
         if version is not None and Path(version).is_file():
             return  # it stands in for a file elsewhere, and no folder can go along
         here = Path(version).resolve() if version is not None and Path(version).is_dir() else Path.cwd()
@@ -442,25 +442,11 @@ class Flopwatch(Connection):
             if (found := left_behind(file.source, here / path, here)) is None:
                 continue
             modules, root = found
-            is_relative = modules[0].startswith(".")
-            workers = [] if is_relative else self.get("/workers/lacking", module=modules)["data"]
-            if not workers or all(worker["lacking"] for worker in workers):
-                shown = os.path.relpath(root, here) if root.is_relative_to(here) else root
-                raise ClientError(
-                    f"{path} imports {', '.join(map(repr, modules))} of the folder {root}, and only the file would go "
-                    f"along: send the folder, too: --code {shlex.quote(str(shown))}"
-                )
-
-    def _check_modules(self, files: Iterable[OwnCode]) -> None:
-        """Raise ClientError if no living worker has all the modules that the files import. While none lives, or none
-        has told what it has, the job's own process will say what is missing."""
-        for file in files:
-            if clash := clash_in(file.content, file.name):
-                raise ClientError(clash)
-            modules = modules_of(file.content, file.name)
-            workers = self.get("/workers/lacking", module=modules)["data"] if modules else []
-            if complaint := complaint_about(workers, file.name, is_folder=is_packed(file.content)):
-                raise ClientError(complaint)
+            shown = os.path.relpath(root, here) if root.is_relative_to(here) else root
+            raise ClientError(
+                f"{path} imports {', '.join(map(repr, modules))} of the folder {root}, and only the file would go "
+                f"along: send the folder, too: --code {shlex.quote(str(shown))}"
+            )
 
     def specs(self) -> list[Answer]:
         """Return every kind of job: its JSON Schema, presets, and an example that runs.

@@ -1,8 +1,5 @@
-"""Finds the modules that uploaded code imports at once, so that a worker without them is noticed before the upload.
-
-Only imports that always run count: those of the module's own statements, not in functions, `if` or `try`, which may
-know what to do without. Files of the folder that goes along are followed, not listed. Standard library only.
-"""
+"""Finds the files of one's own that uploaded code imports: those that would not go along with it, and those whose names
+a job's process has taken. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,9 +9,7 @@ import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-from flopwatch.packages import cure
 from flopwatch.packing import is_packed
 
 TAKEN = frozenset(
@@ -24,31 +19,6 @@ TAKEN = frozenset(
     }
 )
 """Names of modules that a job's process has loaded before it runs code of others, beside the standard library's."""
-
-
-def complaint_about(workers: Sequence[Mapping[str, Any]], file: str, *, is_folder: bool) -> str | None:
-    """Return a sentence for people if none of these workers, as `GET /workers/lacking` has them, has all that a file
-    imports; None if one does, or if there are no workers, whose modules nobody knows."""
-    if not workers or not all(worker["lacking"] for worker in workers):
-        return None
-    nearest = min(workers, key=lambda worker: len(worker["lacking"]))
-    names = ", ".join(map(repr, nearest["lacking"]))
-    others = "" if len(workers) == 1 else ", and no other worker has all that it needs"
-    own = (
-        "put it into the folder that goes along, and let git track it"
-        if is_folder
-        else "send its folder along with --code FOLDER"
-    )
-    cures = [found for name in nearest["lacking"] if (found := cure(name, own))]
-    if len(cures) < len(nearest["lacking"]):
-        cures.append(
-            f"install {'it' if not cures else 'the others'} for that worker and start the worker again; or if it is "
-            f"yours, {own}; or import it where it is needed, in a function or within try, and the job decides"
-        )
-    return (
-        f"{file} imports {names}, which the worker {nearest['id']} on {nearest['hostname']} lacks{others}: "
-        f"{'; '.join(cures)}."
-    )
 
 
 def left_behind(source: bytes, file: Path, here: Path) -> tuple[list[str], Path] | None:
@@ -91,7 +61,7 @@ def clash_in(content: bytes, file: str) -> str | None:
     if there is none."""
     if not is_packed(content):
         return None
-    taken = sorted(_followed(_sources(content), file)[1] & TAKEN)
+    taken = sorted(_followed(_sources(content), file) & TAKEN)
     return clash(file, taken) if taken else None
 
 
@@ -106,19 +76,7 @@ def clash(file: str, names: Sequence[str], files: Sequence[str] = ()) -> str:
 def own_modules(folder: Path, file: str) -> set[str]:
     """Return the top-level modules of an unpacked folder that a file, and what it imports there, import anywhere."""
     sources = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.py")}
-    return _followed(sources, file, anywhere=True)[1]
-
-
-def modules_of(content: bytes, file: str) -> list[str]:
-    """Return the top-level modules that a file needs from its worker, sorted.
-
-    Args:
-        content: the file, or the packed folder that goes along with it (packing.py).
-        file: the file's name in the folder.
-    """
-    if not is_packed(content):
-        return sorted({name.partition(".")[0] for name in _imported(content, "")})
-    return sorted(_followed(_sources(content), file)[0])
+    return _followed(sources, file, anywhere=True)
 
 
 def _sources(packed: bytes) -> dict[str, bytes]:
@@ -126,11 +84,10 @@ def _sources(packed: bytes) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist() if name.endswith(".py")}
 
 
-def _followed(sources: Mapping[str, bytes], file: str, *, anywhere: bool = False) -> tuple[set[str], set[str]]:
-    """Return the modules that a file and those files that it imports need from elsewhere, and those of the folder."""
+def _followed(sources: Mapping[str, bytes], file: str, *, anywhere: bool = False) -> set[str]:
+    """Return the top-level modules of the folder that a file, and those files that it imports, import."""
     beside = str(PurePosixPath(file).parent)
     folders = {part for name in sources for part in map(str, PurePosixPath(name).parents)}
-    needed: set[str] = set()
     own: set[str] = set()
     seen, waiting = {file}, [file]
     while waiting:
@@ -139,8 +96,9 @@ def _followed(sources: Mapping[str, bytes], file: str, *, anywhere: bool = False
             files, is_here = _files_of(module, beside, sources, folders)
             waiting += [each for each in files if each not in seen]
             seen.update(files)
-            (own if is_here else needed).add(module.partition(".")[0])
-    return needed, own
+            if is_here:
+                own.add(module.partition(".")[0])
+    return own
 
 
 def _files_of(module: str, beside: str, sources: Mapping[str, bytes], folders: set[str]) -> tuple[list[str], bool]:

@@ -388,12 +388,6 @@ class Worker(TypedDict):
     last_seen_at: Time
 
 
-class LackingModules(TypedDict):
-    id: str
-    hostname: str
-    lacking: list[str]
-
-
 class Token(TypedDict):
     id: str
     name: str

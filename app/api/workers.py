@@ -7,11 +7,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from app.api.parameters import Json, Limit, StrictQuery, Text
-from app.api.schemas import LackingModules, Page, Worker
+from app.api.schemas import Page, Worker
 from app.api.services import CurrentServices
 from app.states import WorkerState
 
@@ -38,22 +38,6 @@ class WorkersQuery(StrictQuery):
     limit: Limit = 50
     after: WorkerCursor | None = None
     """`next` of the previous page."""
-
-
-class ModulesQuery(StrictQuery):
-    module: list[Text] = Field(min_length=1, max_length=1000)
-    """A top-level Python module, such as `numpy`; may be repeated."""
-
-
-@router.get(
-    "/lacking",
-    operation_id="list_lacking_modules",
-    responses={200: {"model": Page[LackingModules]}},
-    summary="List the Python modules that workers lack",
-)
-def list_lacking(services: CurrentServices, query: Annotated[ModulesQuery, Query()]) -> Response:
-    """Lists the living workers that run uploaded code, each with those of these modules that it could not import."""
-    return Json({"data": services.reading.lacking_modules(query.module), "next": None})
 
 
 @router.get(

@@ -9,7 +9,6 @@ from typing import Any
 
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.metrics import Direction, better, column_name, headline, is_rate
-from app.results import former
 from app.results.versions import commit_of, revision_of, revision_text, short_version, version_of
 from app.specs import KINDS, Scalar
 from app.states import worst
@@ -124,17 +123,13 @@ def history(
     """
     with database.read() as snapshot:
         key, coordinates = _the_case(snapshot, choice)
-        keys = [key]
-        if former.has_code(coordinates):
-            keys, coordinates = _with_former(snapshot, key, coordinates)
-            key = keys[0]
-        known = {column_name(*pair): pair for pair in stored.metrics(snapshot, keys)}
+        known = {column_name(*pair): pair for pair in stored.metrics(snapshot, key)}
         name = metric or _main_metric(list(known), stored.kind(snapshot, key))
         _check_metric(name, known, key)
-        rows, is_cut = stored.rows(snapshot, keys, known[name], device, limit)
+        rows, is_cut = stored.rows(snapshot, key, known[name], device, limit)
         jobs = stored.jobs(snapshot, list({row.job_id for row in rows}))
         rows = [row for row in rows if row.job_id in jobs and row.attempt == jobs[row.job_id].recorded]
-        baselines = stored.baselines(snapshot, keys, list(jobs))
+        baselines = stored.baselines(snapshot, key, list(jobs))
         sides = measurements.sides(snapshot, list(jobs.values()))
     if not rows:
         where = f" on {device!r}" if device is not None else ""
@@ -176,25 +171,6 @@ def _the_case(snapshot: Snapshot, choice: CaseChoice) -> tuple[str, Mapping[str,
     if len(matching) > 1:
         raise _ambiguous({key: known[key] for key in matching}, "/case" if choice.key else "/job")
     return matching[0], known[matching[0]]
-
-
-def _with_former(
-    snapshot: Snapshot, key: str, coordinates: Mapping[str, Scalar]
-) -> tuple[list[str], Mapping[str, Scalar]]:
-    """Return the key of a case of uploaded code, and those of the cases that release 0.1.0 made of its versions; and
-    its coordinates. If it is one of those itself, the later case of the same work stands in for it, if there is one."""
-    work = former.work_of(stored.kind(snapshot, key), coordinates)
-
-    def alike(*, of_former: bool) -> dict[str, Mapping[str, Scalar]]:
-        cases = stored.cases_of_code(snapshot, former=of_former)
-        return {its: case for its, (kind, case) in cases.items() if former.work_of(kind, case) == work}
-
-    others = {its: case for its, case in alike(of_former=True).items() if former.is_former(case)}
-    if former.is_former(coordinates):
-        later = alike(of_former=False)
-        if len(later) == 1:
-            ((key, coordinates),) = later.items()
-    return list(dict.fromkeys([key, *others])), coordinates
 
 
 def _has(case: Mapping[str, Scalar], wanted: Sequence[tuple[str, str]]) -> bool:

@@ -30,7 +30,6 @@ from app.results.arranging import (
 )
 from app.results.cases import OF_THE_JOB, CaseOfJob, MeasuredJobs, cases_of, cell_of
 from app.results.footnotes import MAX_NOISE, NOISY, Doubt, Footnotes, doubts_of, doubts_text
-from app.results.former import joined
 from app.results.reasons import Gap, reasons
 from app.results.sheet import Cell, Column, Sheet
 from app.results.versions import VERSION
@@ -119,7 +118,6 @@ def table(
             chosen, measured, is_cut = measurements.first_measurements(snapshot, chosen, layout.statistic)
         read = MeasuredJobs.read(snapshot, chosen, layout.statistic, measured)
     cases, units = read.cases()
-    cases = joined(cases)
     if first is not None:
         cases, is_cut = cases[:first], is_cut or len(cases) > first
 
@@ -144,7 +142,6 @@ def metric_table(database: Database, choice: JobChoice, metrics: Sequence[str]) 
         measured = [row for row in rows if column_name(row.metric, row.phase) in metrics]
         read = MeasuredJobs.read(snapshot, chosen, DEFAULT_STATISTIC, measured)
     cases, units = read.cases()
-    cases = joined(cases)
     return _sheet(cases, units, Layout(columns=list(metrics)), read.why)
 
 

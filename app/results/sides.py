@@ -13,13 +13,11 @@ from pydantic import ValidationError
 from app.errors import Conflict, FieldError, InvalidRequest
 from app.results.cases import CaseOfJob, cases_of
 from app.results.environments import Setup
-from app.results.former import joined, matching_keys
 from app.results.inference import FEWEST
-from app.results.versions import VERSION
 from app.specs import Scalar, spec_adapter
 from app.states import VERDICTS, worst
 from app.store.database.engine import Snapshot
-from app.store.keeping.baselines import BaselineCase, cases_of_baseline
+from app.store.keeping.baselines import cases_of_baseline
 from app.store.reading import measurements
 from app.store.reading.measurements import FinishedJob, JobChoice
 
@@ -107,7 +105,9 @@ def sides_of_jobs(snapshot: Snapshot, baseline: Sequence[int], candidate: Sequen
     """Read two finished jobs of one kind, or two sets of them. Errors as those of `comparing.compare`."""
     ones, others = (_finished(snapshot, jobs) for jobs in (baseline, candidate))
     _check_kinds(ones, others)
-    return _joined(snapshot, Pair(_side(snapshot, "baseline", ones), _side(snapshot, "candidate", others)))
+    pair = Pair(_side(snapshot, "baseline", ones), _side(snapshot, "candidate", others))
+    _check_releases(pair)
+    return _with_unequal_samples(snapshot, pair)
 
 
 def sides_of_job(snapshot: Snapshot, job_id: int) -> Pair:
@@ -128,7 +128,7 @@ def sides_of_job(snapshot: Snapshot, job_id: int) -> Pair:
         )
         for name in SIDES
     )
-    return _joined(snapshot, Pair(baseline, candidate, alternated=True))
+    return _with_unequal_samples(snapshot, Pair(baseline, candidate, alternated=True))
 
 
 def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -> Pair:
@@ -142,8 +142,6 @@ def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -
     side = _side(snapshot, "candidate", others)
     side = replace(side, cases=[case for job in others for case in _with_planned(job, side.cases)])
     kept = cases_of_baseline(snapshot, name)
-    current = _keys_of_candidate(snapshot, kept, side.cases)
-    kept = [replace(case, case_key=current.get(case.case_key, case.case_key)) for case in kept]
     places = list(dict.fromkeys(_place_of(case) for case in side.cases))
     matched = _matched_devices({(kept_case.case_key, kept_case.device_key) for kept_case in kept}, places)
     chosen = {(key, device) for (key, _), devices in matched.items() for device in devices}
@@ -152,7 +150,6 @@ def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -
         sorted({kept_case.job_id for kept_case in kept if (kept_case.case_key, kept_case.device_key) in chosen}),
     )
     whole = _side(snapshot, "baseline", ones)
-    whole = replace(whole, cases=[replace(case, key=current.get(case.key or "", case.key)) for case in whole.cases])
     of_baseline = {(kept_case.job_id, kept_case.case_key, kept_case.device_key) for kept_case in kept}
     cases = [case for case in whole.cases if (case.job, *_place_of(case)) in of_baseline and _place_of(case) in chosen]
     keys, known = {key for key, _ in places}, {case.key for case in cases}
@@ -166,7 +163,7 @@ def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -
             join = json.dumps([key, device, other])
             joins["candidate"].setdefault((key, device), []).append(join)
             joins["baseline"].setdefault((key, other), []).append(join)
-    return _joined(
+    return _with_unequal_samples(
         snapshot,
         Pair(
             replace(whole, cases=cases, baseline=name, joins=joins["baseline"]),
@@ -179,18 +176,18 @@ def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -
     )
 
 
-def _keys_of_candidate(snapshot: Snapshot, kept: Iterable[BaselineCase], cases: Sequence[CaseOfJob]) -> dict[str, str]:
-    """Return the keys of a candidate's cases by the keys that a baseline has for the same work, where one of both is of
-    release 0.1.0."""
-    own = {case.key for case in cases if VERSION in case.coordinates}
-    others = sorted({case.job_id for case in kept if case.case_key not in own}) if own else []
-    return matching_keys(_side(snapshot, "baseline", _finished(snapshot, others)).cases, cases) if others else {}
+def _check_releases(pair: Pair) -> None:
+    """Raise InvalidRequest if release 0.1.0, in which the hash of uploaded code was a coordinate, measured one side."""
+    of_0_1_0 = [any(name.endswith(".sha256") for case in side.cases for name in case.coordinates) for side in pair.both]
+    if of_0_1_0[0] != of_0_1_0[1]:
+        side = pair.both[of_0_1_0.index(True)]
+        detail = f"Release 0.1.0, which names uploaded code otherwise, measured the {side.name}: measure it again."
+        raise InvalidRequest(detail, errors=(FieldError(f"/{side.name}", detail),))
 
 
-def _joined(snapshot: Snapshot, pair: Pair) -> Pair:
-    """Return both sides, with cases of release 0.1.0 as later ones have them, and with the samples of metrics whose
-    processes have different numbers of them."""
-    cases = joined([*pair.baseline.cases, *pair.candidate.cases])
+def _with_unequal_samples(snapshot: Snapshot, pair: Pair) -> Pair:
+    """Return both sides with the samples of metrics whose processes have different numbers of them."""
+    cases = [*pair.baseline.cases, *pair.candidate.cases]
     rows = [row for case in cases for rows in case.processes.values() for row in rows]
     if unequal := _unequal(rows):
         jobs = list({job.id: job for side in pair.both for job in side.jobs}.values())

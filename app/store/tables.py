@@ -391,8 +391,6 @@ class Worker(SQLModel, table=True):
     kinds: list[str] = Field(sa_column=_json(list, nullable=False))
     capabilities: list[str] = Field(sa_column=_json(list, nullable=False))
     """Names that the worker has, as "family:name"."""
-    modules: list[str] | None = Field(default=None, sa_column=_json(list))
-    """The top-level Python modules that uploaded code can import there; null: it runs none, or is of release 0.1.0."""
     devices: list[Any] = Field(sa_column=_json(list, nullable=False))
     versions: dict[str, Any] = Field(sa_column=_json(nullable=False))
     readings: dict[str, Any] | None = Field(default=None, sa_column=_json())

@@ -5,7 +5,6 @@ Where no worker allows it: tests/app/api/test_files.py.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -17,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flopwatch import ClientError, Flopwatch, alternating
+from flopwatch import Flopwatch, alternating
 from tools.service import wait_for_job
 
 SOURCE = """
@@ -141,19 +140,6 @@ def test_code_that_imports_what_is_not_there_fails_at_once(flopwatch: Flopwatch,
     assert "No module named 'not_there_at_all', line 3" in job["error"]["detail"]
     assert "install 'not_there_at_all' for the worker" in job["error"]["detail"]
     assert found == {}
-
-
-def test_a_module_that_the_worker_lacks_is_named_before_the_upload(
-    flopwatch: Flopwatch, site: Any, tmp_path: Any
-) -> None:
-    """The names that the worker has registered: an installed package, a built-in module, and not this one."""
-    path = tmp_path / "mine.py"
-    imports = "import not_there_at_all\nimport torch, time, numpy.linalg, flopwatch\n"
-    path.write_text(f"{imports}\n\ndef attention(q, k, v, is_causal):\n    return v\n")
-    with pytest.raises(ClientError, match=r"mine.py imports 'not_there_at_all', which the worker \S+ on \S+ lacks"):
-        run(flopwatch, f"{path}:attention")
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert site.client.get(f"/files/{sha256}").status_code == 404
 
 
 def test_a_model_with_attention_of_ones_own_is_trained(flopwatch: Flopwatch, site: Any, mine: str) -> None:

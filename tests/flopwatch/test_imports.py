@@ -1,4 +1,4 @@
-"""The modules that uploaded code needs from its worker, and the sentence where no worker has them."""
+"""The files of one's own that uploaded code imports."""
 
 from __future__ import annotations
 
@@ -6,35 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flopwatch.imports import clash_in, complaint_about, left_behind, modules_of
+from flopwatch.imports import clash_in, left_behind, own_modules
 from flopwatch.packing import pack
-
-SOURCE = b"""
-from __future__ import annotations
-import torch.nn as nn, numpy
-from flopwatch import phase
-from . import beside
-
-try:
-    import fast
-except ImportError:
-    fast = None
-if False:
-    import never
-
-
-def make_step(device):
-    import late
-"""
-
-
-def test_imports_that_always_run_are_found() -> None:
-    assert modules_of(SOURCE, "train.py") == ["__future__", "flopwatch", "numpy", "torch"]
-
-
-def test_a_file_that_is_no_python_needs_nothing() -> None:
-    assert modules_of(b"def (", "train.py") == []
-
 
 FILES = {
     "run/train.py": "import torch, beside\nfrom models import net\nimport spaces.inner\nimport models.sub.deep\n",
@@ -58,46 +31,9 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_files_of_the_folder_are_followed_and_others_left_out(project: Path) -> None:
-    packed = pack(project, project / "run/train.py")
-    assert modules_of(packed, "run/train.py") == ["einops", "numpy", "pandas", "scipy", "torch", "triton"]
-
-
-def test_a_file_alone_needs_what_lies_beside_it(project: Path) -> None:
-    alone = (project / "run/train.py").read_bytes()
-    assert modules_of(alone, "train.py") == ["beside", "models", "spaces", "torch"]
-
-
-def worker(name: str, *lacking: str) -> dict[str, object]:
-    return {"id": f"{name}-1", "hostname": name, "lacking": list(lacking)}
-
-
-@pytest.mark.parametrize("workers", [[], [worker("a")], [worker("a", "numpy"), worker("b")]])
-def test_there_is_no_complaint_where_a_worker_has_all_or_none_is_known(workers: list[dict[str, object]]) -> None:
-    assert complaint_about(workers, "train.py", is_folder=False) is None
-
-
-def test_the_complaint_names_module_worker_and_cure() -> None:
-    workers = [worker("a", "numpy", "triton"), worker("b", "triton")]
-    complaint = complaint_about(workers, "train.py", is_folder=False)
-    assert complaint is not None
-    assert complaint.startswith("train.py imports 'triton', which the worker b-1 on b lacks, and no other worker")
-    assert "install it for that worker" in complaint
-    assert "send its folder along with --code FOLDER" in complaint
-    in_folder = complaint_about(workers[1:], "train.py", is_folder=True)
-    assert in_folder is not None
-    assert "put it into the folder that goes along" in in_folder
-
-
-def test_a_name_of_ours_has_a_cure_of_its_own() -> None:
-    complaint = complaint_about([worker("a", "kernels", "triton")], "train.py", is_folder=False)
-    assert complaint is not None
-    assert "if 'kernels' is yours, send its folder along with --code FOLDER; if it is Flopwatch's, write" in complaint
-    assert "install the others for that worker" in complaint
-    alone = complaint_about([worker("a", "app")], "train.py", is_folder=True)
-    assert alone is not None
-    assert "put it into the folder that goes along" in alone
-    assert "install it" not in alone
+def test_files_of_the_folder_are_followed(project: Path) -> None:
+    assert own_modules(project, "run/train.py") == {"beside", "models", "run", "spaces"}
+    assert own_modules(project, "tests/test_net.py") == set()
 
 
 @pytest.mark.parametrize("name", ["flopwatch", "torch"])

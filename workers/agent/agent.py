@@ -21,7 +21,7 @@ from app.store.queue.hosts import gpus_of_one_job
 from app.store.queue.lease import with_agreed_lease
 from app.store.records import Claim, Offer
 from kernels.registry import ATTENTION, KERNELS
-from workers import modules, tools
+from workers import tools
 from workers.agent.fitness import MIN_BACKOFF_S, Examination, Judge, Unfit
 from workers.agent.host_check import HostCheck
 from workers.agent.job_run import JobRun
@@ -103,7 +103,6 @@ class Agent(Serving[JobRun]):
         self._launcher = Launcher() if launcher is None else launcher
         self._check = HostCheck(settings, self._launcher, self._artifacts, self._loads, self._scratch.path)
         self._capabilities = capabilities(allow_code=settings.allow_code)
-        self._modules = modules.importable() if settings.allow_code else None
         self._refused_with: Offer | None = None
         self._others_hold, self._others_since = frozenset[str](), -math.inf
         self._reported_others = frozenset[str]()
@@ -138,7 +137,6 @@ class Agent(Serving[JobRun]):
             capabilities=sorted(self._capabilities),
             devices=self._host.as_devices(),
             versions=versions(),
-            modules=self._modules,
             state=self._state,
             unfit=self.fitness.as_json(),
         )

@@ -1,7 +1,7 @@
 """Migrates a database to this version's schema, with Alembic, whose scripts are in the package `migrations`.
 
 Revisions are numbered, and a script's file is named after its number, so that a current database is recognised without
-importing Alembic, which takes half a second. Revisions before the first script belonged to development versions, whose
+importing Alembic, which takes half a second. Numbers without a script belonged to development versions, whose
 databases are refused.
 """
 
@@ -17,8 +17,8 @@ from flopwatch.packages import FOLDER
 
 logger = logging.getLogger(__name__)
 
-LAST_DEVELOPMENT_COMMIT = "68770c8"
-"""The last commit that opens the databases of development versions."""
+LAST_COMMITS = {"0010": "68770c8", "0019": "01e30bb"}
+"""The last commit that opens the databases of the development versions before a revision."""
 
 
 def migrations_folder() -> Path:
@@ -65,10 +65,10 @@ def _revision(connection: Connection, known: list[str]) -> str | None:
     revision = connection.execute(select(column("version_num")).select_from(table("alembic_version"))).scalar()
     if revision is None or revision in known:
         return revision
-    if revision < known[0]:
+    if commit := next((commit for before, commit in LAST_COMMITS.items() if revision < before), None):
         raise CannotRunHere(
-            f"A development version before the first release wrote the database (revision {revision}): check out "
-            f"commit {LAST_DEVELOPMENT_COMMIT}, the last one that can read it, or begin with an empty data folder."
+            f"A development version between releases wrote the database (revision {revision}): check out commit "
+            f"{commit}, the last one that can read it, or begin with an empty data folder."
         )
     raise DatabaseNewer(
         f"The database is at revision {revision}, and this Flopwatch knows none after {known[-1]}: "

@@ -43,14 +43,12 @@ class Registration:
         capabilities: Iterable[str],
         devices: Sequence[dict[str, Any]],
         versions: dict[str, Any],
-        modules: Sequence[str] | None = None,
         state: LivingState = "active",
         unfit: dict[str, Any] | None = None,
     ) -> None:
         """Add a worker, or update what it can run.
 
-        devices: one object each, with a "type"; those of type "cuda" are GPUs. capabilities: "family:name". modules:
-        the Python modules that uploaded code can import, if it runs such code.
+        devices: one object each, with a "type"; those of type "cuda" are GPUs. capabilities: "family:name".
         """
         now = utc_now()
         host = known_host(kinds, capabilities, devices)
@@ -62,7 +60,6 @@ class Registration:
             "unfit": unfit,
             "kinds": host["kinds"],
             "capabilities": host["capabilities"],
-            "modules": None if modules is None else list(modules),
             "devices": list(devices),
             "versions": dict(versions),
             "registered_at": now,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Text, and_, cast, func, not_, select
+from sqlalchemy import and_, func, select
 
 from app.states import FINISHED_STATES
 from app.store import tables
@@ -21,8 +21,6 @@ MAX_ROWS = 50_000
 """Most measurements of a history: those of the newest jobs are read."""
 MAX_CASES = 200
 """Most cases of a job, or with a prefix, among which people choose."""
-MAX_CODE_JOBS = 1000
-"""Most jobs with uploaded code in which cases of the same work are looked for."""
 
 _measurement = tables.measurement.c
 
@@ -72,21 +70,6 @@ def cases_of_job(snapshot: Snapshot, job_id: int) -> dict[str, Mapping[str, Any]
     return dict(map(tuple, snapshot.execute(cases.where(_measurement.id.in_(first.group_by(_measurement.case_key))))))
 
 
-def cases_of_code(snapshot: Snapshot, *, former: bool) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """Return kind and coordinates of the cases, by key, that jobs with uploaded code measured: of the MAX_CODE_JOBS
-    newest of release 0.1.0, whose specs have no field for the file's name, or else of later releases."""
-    job = tables.job.c
-    has_field = cast(job.spec, Text).like('%"file"%')
-    of_code = select(tables.job_code.c.job_id).distinct()
-    chosen = select(job.id).where(job.id.in_(of_code), not_(has_field) if former else has_field)
-    newest = chosen.order_by(job.id.desc()).limit(MAX_CODE_JOBS).subquery()
-    first = select(func.min(_measurement.id)).join(newest, newest.c.id == _measurement.job_id)
-    cases = select(_measurement.case_key, _measurement.case, job.kind, job.spec)
-    rows = cases.join(tables.job, job.id == _measurement.job_id)
-    found = rows.where(_measurement.id.in_(first.group_by(_measurement.case_key))).order_by(_measurement.id)
-    return {row.case_key: (_kind_of_sides(row.kind, row.spec), row.case) for row in snapshot.execute(found)}
-
-
 def _kind_of_sides(kind: str, spec: Mapping[str, Any]) -> str:
     """Return a job's kind; of a comparison, that of its sides."""
     return str(next((side["kind"] for side in spec.values() if isinstance(side, Mapping) and "kind" in side), kind))
@@ -105,29 +88,29 @@ def _any_of(key: str, column: Any) -> Any:
     return select(column).where(_measurement.case_key == key).order_by(*order).limit(1)
 
 
-def metrics(snapshot: Snapshot, keys: Sequence[str]) -> list[tuple[str, str | None]]:
-    """Return the metrics that were measured of the case with these keys, each with its phase, in the order of the first
+def metrics(snapshot: Snapshot, key: str) -> list[tuple[str, str | None]]:
+    """Return the metrics that were measured of the case with this key, each with its phase, in the order of the first
     time."""
     pair = (_measurement.metric, _measurement.phase)
-    query = select(*pair).where(_measurement.case_key.in_(keys)).group_by(*pair).order_by(func.min(_measurement.id))
+    query = select(*pair).where(_measurement.case_key == key).group_by(*pair).order_by(func.min(_measurement.id))
     return [(metric, phase) for metric, phase in snapshot.execute(query)]
 
 
 def rows(
-    snapshot: Snapshot, keys: Sequence[str], metric: tuple[str, str | None], device: str | None, most_jobs: int
+    snapshot: Snapshot, key: str, metric: tuple[str, str | None], device: str | None, most_jobs: int
 ) -> tuple[list[Row], bool]:
     """Return the measurements of a metric, given with its phase, oldest first, and whether some are left out.
 
     Args:
         snapshot: the database.
-        keys: the case's key, and those that it had in release 0.1.0.
+        key: the case's key.
         metric: the metric and its phase.
         device: only those on this device; None: on any.
         most_jobs: only those of so many jobs, the newest.
     """
     name, phase = metric
     of_phase = _measurement.phase.is_(None) if phase is None else _measurement.phase == phase
-    chosen = and_(_measurement.case_key.in_(keys), _measurement.metric == name, of_phase)
+    chosen = and_(_measurement.case_key == key, _measurement.metric == name, of_phase)
     columns = [_measurement[field] for field in Row._fields[:-3]]
     values = (_measurement.median, _measurement.median_low, _measurement.median_high)
     query = select(*columns, *values).where(chosen)
@@ -156,10 +139,10 @@ def jobs(snapshot: Snapshot, job_ids: Sequence[int]) -> dict[int, HistoricJob]:
     return {row.id: HistoricJob(*row) for row in snapshot.execute(chosen) if row.recorded is not None}
 
 
-def baselines(snapshot: Snapshot, keys: Sequence[str], job_ids: Collection[int]) -> dict[tuple[int, str], list[str]]:
+def baselines(snapshot: Snapshot, key: str, job_ids: Collection[int]) -> dict[tuple[int, str], list[str]]:
     """Return the names of the baselines that the case of these jobs is in, by job and device."""
     case = tables.baseline_case.c
-    query = select(case.job_id, case.device_key, case.baseline).where(case.job_id.in_(job_ids), case.case_key.in_(keys))
+    query = select(case.job_id, case.device_key, case.baseline).where(case.job_id.in_(job_ids), case.case_key == key)
     names: dict[tuple[int, str], list[str]] = {}
     for job_id, device_key, name in snapshot.execute(query.distinct().order_by(case.baseline)):
         names.setdefault((job_id, device_key), []).append(name)

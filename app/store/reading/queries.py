@@ -465,19 +465,6 @@ class Reading:
             page = _workers(connection, rows[:limit])
         return page, f"{page[-1]['registered_at']}_{page[-1]['id']}" if len(rows) > limit else None
 
-    def lacking_modules(self, modules: Collection[str]) -> list[dict[str, Any]]:
-        """Return each living worker that has told which Python modules it has, with those of `modules` that it
-        lacks."""
-        worker = tables.worker.c
-        query = select(worker.id, worker.hostname, worker.modules).where(worker.state.in_(ALIVE))
-        with self._database.read() as connection:
-            rows = connection.execute(query.order_by(worker.registered_at, worker.id).limit(MAX_PAGE)).all()
-        return [
-            {"id": row.id, "hostname": row.hostname, "lacking": sorted(set(modules) - set(row.modules))}
-            for row in rows
-            if row.modules is not None
-        ]
-
     def worker_counts(self) -> dict[str, int]:
         """Return the number of workers in each state."""
         worker = tables.worker.c

@@ -249,23 +249,3 @@ def prune(site: Any, *, after: timedelta) -> int:
     planned = pruning.plan().code_files
     assert pruning.run().code_files == planned
     return planned
-
-
-class TestModules:
-    """GET /workers/lacking: what workers that run uploaded code could not import."""
-
-    def test_workers_tell_what_they_lack(self, fresh_site: Any) -> None:
-        for name, modules in (("none", ["numpy"]), ("both", ["numpy", "einops", "torch"]), ("silent", None)):
-            registration = fresh_site.services.registration
-            registration.register_worker(name, "host", 1, KINDS, ABLE | {RUNS_CODE}, [{"type": "cpu"}], {}, modules)
-        answer = fresh_site.http.get("/workers/lacking", params={"module": ["numpy", "torch", "einops"]}).json()
-        lacking = {worker["id"]: worker["lacking"] for worker in answer["data"]}
-        assert lacking == {"none": ["einops", "torch"], "both": []}
-        fresh_site.services.registration.set_worker_state("none", "stopped")
-        answer = fresh_site.http.get("/workers/lacking", params={"module": ["numpy"]}).json()
-        assert [worker["id"] for worker in answer["data"]] == ["both"]
-
-    def test_a_request_names_modules(self, fresh_site: Any) -> None:
-        refused = fresh_site.http.get("/workers/lacking")
-        assert refused.status_code == 422
-        assert "module" in refused.json()["detail"]

@@ -50,19 +50,3 @@ def test_versions_of_one_case_meet(database: Database, measure: Measure) -> None
     Baselines(database).put("kept", job=jobs[0])
     checked = compare_with_baseline(database, "kept", jobs[1:])
     assert [row.case_key for row in checked.rows] == [key_of(one)]
-
-
-def test_a_baseline_of_release_0_1_0_meets_its_cases(database: Database, measure: Measure) -> None:
-    """There a case had the hash of the code, which its label showed, and no name of a file."""
-    upload(database)
-    former, spec = spec_of(OLD, file=None), spec_of(NEW)
-    case = {"attention": f"mine@{OLD[:8]}", "attention_code.sha256": OLD}
-    kept = measure(("step_ms", {"case_key": "former", "case": case, "median": 2.0}), spec=former)
-    another = {**case, "context_length": 512}
-    measure(("step_ms", {"case_key": "another", "case": another, "median": 9.0}), spec=former)
-    Baselines(database).put("kept", job=kept)
-    Baselines(database).put("other", job=kept + 1)
-    job = measure(("step_ms", {"case_key": key_of(spec), "median": 3.0}), spec=spec)
-    compared = compare_with_baseline(database, "kept", [job])
-    assert [(row.case_key, row.values()["baseline"]) for row in compared.rows] == [(key_of(spec), 2.0)]
-    assert not compare_with_baseline(database, "other", [job]).rows, "another case of the same code"

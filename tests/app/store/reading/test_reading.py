@@ -14,17 +14,15 @@ import pytest
 from sqlalchemy import event, insert, text, update
 
 from app.errors import InvalidRequest, NotFound, job_problem
-from app.specs._code import RUNS_CODE
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
-from app.store.reading import history
 from app.store.reading import queries as reading_module
 from app.store.reading.queries import STATISTICS, Reading
 from app.store.records import Finish, MeasurementRecord, NewEvent, NewJob, StoredArtifact, UnitRecord
 from app.store.tables import utc_now
-from tests.app.store.conftest import CAPABILITIES, DEVICES, KINDS, ON_SQLITE, Shop
+from tests.app.store.conftest import ON_SQLITE, Shop
 from workers.measure.statistics import Summary
 
 
@@ -470,31 +468,3 @@ def test_first_values_are_those_of_the_last_attempt_that_recorded_any(
         connection.execute(insert(tables.measurement), staged)
     (value,) = reading.first_values([claim.job_id], ["step_ms"])[claim.job_id]
     assert value["median"] == 1.0
-
-
-def test_cases_of_code_are_told_apart_by_release(
-    database: Database, shop: Shop, record: Callable[..., MeasurementRecord]
-) -> None:
-    with database.write() as connection:
-        connection.execute(insert(tables.code_file), {"sha256": "a" * 64, "size": 1, "put_at": utc_now()})
-    code = {"sha256": "a" * 64, "function": "mine"}
-    for key, own in (("plain", None), ("former", code), ("later", {**code, "file": "mine.py"})):
-        shop.submit(spec={} if own is None else {"attention_code": own})
-        claim = shop.claim(capabilities=CAPABILITIES | {RUNS_CODE})
-        rows = [record(metric, case_key=key, case={"key": key}) for metric in ("step_ms", "tflops")]
-        shop.queue.finish(claim, Finish("succeeded", measurements=rows))
-        if key == "former":
-            spec = {"kind": "benchmark", "attention_code": code}
-            with database.write() as connection:
-                connection.execute(update(tables.job).where(tables.job.c.id == claim.job_id).values(spec=spec))
-    with database.read() as snapshot:
-        assert history.cases_of_code(snapshot, former=True) == {"former": ("benchmark", {"key": "former"})}
-        assert history.cases_of_code(snapshot, former=False) == {"later": ("benchmark", {"key": "later"})}
-
-
-def test_workers_that_are_gone_or_silent_lack_nothing(shop: Shop, reading: Reading) -> None:
-    for name, modules in (("has", ["numpy"]), ("gone", []), ("silent", None)):
-        shop.registration.register_worker(name, "host", 1, KINDS, CAPABILITIES, DEVICES[0], {}, modules)
-    shop.registration.set_worker_state("gone", "lost")
-    lacking = reading.lacking_modules(["numpy", "torch"])
-    assert lacking == [{"id": "has", "hostname": "host", "lacking": ["torch"]}]
