@@ -429,6 +429,7 @@ def _rows(pair: Pair, differing: Collection[str], requested: Sequence[str]) -> l
                 witnesses=values.witnesses,
                 cut_from=values.cut_from,
                 unequal=values.unequal,
+                is_computed=candidate.is_computed and baseline.is_computed,
                 is_phase=_is_phase(values, metric),
                 remedy=remedy,
             )

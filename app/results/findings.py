@@ -95,6 +95,8 @@ class Row:
     """The largest number of samples of a process, if some of them do not count."""
     unequal: str | None = None
     """Why processes with different numbers of samples could not be compared by equally many."""
+    is_computed: bool = False
+    """True if no chance is in the values: jobs of kind `estimate` compute them from formulas."""
     is_phase: bool = False
     """True if it is the time of one phase of a step."""
     remedy: Remedy | None = None
@@ -187,6 +189,8 @@ class Row:
         by: an estimate of another statistic; None: the row's own.
         """
         estimate = by or self.estimate or NOTHING
+        if self.is_exact:
+            estimate = replace(estimate, low=estimate.ratio, high=estimate.ratio)
         if self.better is None or estimate.ratio is None or estimate.low is None or estimate.high is None:
             return None
         if self.better == "less":
@@ -241,7 +245,7 @@ class Row:
         ends = (low, high) if up else (1 / high, 1 / low)
         factor = estimate.ratio if up else 1 / estimate.ratio
         digits = 2 if factor >= 1.1 else 3
-        interval = "" if is_count(self.unit) else f", 95 % CI {ends[0]:.{digits}f}–{ends[1]:.{digits}f}"
+        interval = "" if self.is_exact else f", 95 % CI {ends[0]:.{digits}f}–{ends[1]:.{digits}f}"
         return f"{factor:.{digits}f}× {self.word(up=up)}{interval}"
 
     def word(self, *, up: bool | None = None) -> str:
@@ -419,8 +423,10 @@ class Row:
         """Return the finding that follows from estimate, p-value and drift."""
         if self.estimate is None:
             return None
-        if is_count(self.unit) and len({*self.baseline}) == len({*self.candidate}) == 1:
-            return "within_margin" if self._is_same() else "differs"
+        if self.is_exact:
+            if self._is_same():
+                return "no_difference" if self.is_tested else "within_margin"
+            return self._which() if self.is_tested else "differs"
         too_few = min(len(self.baseline), len(self.candidate)) < FEWEST
         if too_few or self.unequal is not None or self._is_drift(self.estimate) or self._is_reversed():
             return "inconclusive"
@@ -429,14 +435,23 @@ class Row:
         if self._differs(self.estimate):
             if not self.is_tested:
                 return "differs"
-            if self.better is None:
-                return "changed"
-            return "better" if self.is_up == (self.better == "more") else "worse"
+            return self._which()
         relevant = RELEVANT_PERCENT / 100
         is_small = self.bound is not None and self.bound <= relevant and not self.may_lose(relevant)
         if is_small and self.contradicted is None and self._may_be_equal(self.estimate):
             return "no_difference" if self.is_tested else "within_margin"
         return "inconclusive"
+
+    def _which(self) -> Finding:
+        if self.better is None:
+            return "changed"
+        return "better" if self.is_up == (self.better == "more") else "worse"
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the sides are equal or differ, without any chance."""
+        is_one_each = len({*self.baseline}) == len({*self.candidate}) == 1
+        return self.is_computed or (is_count(self.unit) and is_one_each)
 
     def _is_same(self) -> bool:
         return len({*self.baseline, *self.candidate}) == 1
@@ -586,7 +601,11 @@ def conclude(
         sentence += _conclusive_phases(rows, chosen)
     if same is not None:
         sentence = same
-    elif not alternated and conclusion in ("better", "worse", "changed", "mixed", "no_difference"):
+    elif (
+        not alternated
+        and not all(row.is_computed for row in chosen)
+        and conclusion in ("better", "worse", "changed", "mixed", "no_difference")
+    ):
         sentence += "; not alternated, so changes of the host count as well"
     gate = None
     if fail_above_percent is not None:
@@ -760,7 +779,8 @@ def _gate(
 
 def _unconfirmed(row: Row) -> GateOutcome:
     """Return the outcome of a row that is slower, of sides that were not measured in turns."""
-    return "slower" if is_size(row.metric, row.unit) else "not_confirmed"  # the host does not change memory
+    # The host changes neither memory nor what formulas give.
+    return "slower" if row.is_computed or is_size(row.metric, row.unit) else "not_confirmed"
 
 
 def _gate_outcome(row: Row, limit: float) -> GateOutcome | None:
@@ -778,7 +798,8 @@ def _gate_outcome(row: Row, limit: float) -> GateOutcome | None:
         return "slower"
     if row.contradicted is not None or row.unequal is not None or row.may_lose(limit):
         return "inconclusive"  # "better" by the fastest of its steps may still be worse in most of them
-    if loss is not None and min(len(row.baseline), len(row.candidate)) >= FEWEST and max(loss[2], row.drift) <= limit:
+    is_enough = row.is_exact or min(len(row.baseline), len(row.candidate)) >= FEWEST
+    if loss is not None and is_enough and max(loss[2], row.drift) <= limit:
         return "passed"
     is_same = row.finding == "no_difference" and (row.bound or 0.0) <= limit  # of 0, or without a direction
     return "passed" if row.finding == "better" or is_same else "inconclusive"

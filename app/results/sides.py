@@ -56,6 +56,12 @@ class Side:
         """The largest number of processes of a case."""
         return max((len(rows) for case in self.cases for rows in case.processes.values()), default=0)
 
+    @property
+    def is_computed(self) -> bool:
+        """True if formulas gave all of its values."""
+        specs = [job.spec if self.units is None else job.spec.get(self.name, {}) for job in self.jobs]
+        return all(spec.get("kind") == "estimate" for spec in specs)
+
     def as_json(self) -> dict[str, Any]:
         first = self.jobs[0] if self.jobs else None
         verdicts = Counter(verdict for case in self.cases if (verdict := case.validity()) is not None)

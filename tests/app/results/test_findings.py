@@ -185,6 +185,29 @@ def test_counts_are_equal_or_differ_without_any_chance(processes: int) -> None:
         assert words in (found.sentence() or "")
 
 
+@pytest.mark.parametrize(
+    ("candidate", "conclusion", "gate", "words"),
+    [
+        (10.0, "no_difference", "passed", "no difference: the same"),
+        (10.1, "worse", "passed", "candidate is 1.010× larger; 1 process each"),
+        (20.0, "worse", "slower", "candidate is 2.00× larger; 1 process each"),
+        (5.0, "better", "passed", "candidate is 2.00× smaller; 1 process each"),
+    ],
+)
+def test_what_formulas_give_is_equal_or_differs(candidate: float, conclusion: str, gate: str, words: str) -> None:
+    sides: Any = ([10.0], [candidate])
+    options: Any = {"metric": "peak_memory_mib", "unit": "MiB"}
+    _, whole = judged(
+        row(*sides, **options, is_computed=True), alternated=False, limit=5.0, metrics=("peak_memory_mib",)
+    )
+    assert whole.gate is not None
+    assert (whole.conclusion, whole.gate.outcome) == (conclusion, gate)
+    assert words in whole.sentence
+    assert "of the host" not in whole.sentence
+    _, measured = judged(row(*sides, **options), limit=5.0, metrics=("peak_memory_mib",))
+    assert measured.conclusion == "inconclusive", "the control"
+
+
 class TestWitnesses:
     """Other statistics of the samples, such as medians where the fastest sample of each process counts."""
 
