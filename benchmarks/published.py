@@ -1,4 +1,4 @@
-"""Measures README's attention rows on this GPU, beside what README says of an H200.
+"""Measures the published attention rows on this GPU, beside what they were on an H200 (docs/measurements.md).
 
     python -m benchmarks.published [--rounds N]
 
@@ -48,7 +48,7 @@ ROWS = (
     Row(4, 32, 2048, 80, True, 0.779, 1.02),
     Row(8, 16, 1024, 64, True, 0.220, 0.253),
 )
-"""README's table, but for its shortest row: `do_bench` counts the host's time there."""
+"""The table of docs/measurements.md, but for its shortest row: `do_bench` counts the host's time there."""
 
 
 def by_turns(row: Row, rounds: int) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""README's attention rows, as a user measures them again."""
+"""The published attention rows, as a user measures them again."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from benchmarks import published
 README = Path(__file__).parents[2] / "README.md"
 
 
-def test_the_rows_are_readmes() -> None:
+def test_readmes_rows_are_among_them() -> None:
     problem = r"^\| (\d+), (\d+), (\d+), (\d+), (causal|no mask)"
     rows = re.findall(problem + r" \| ([\d.]+) ms \|.* ([\d.]+) \|$", README.read_text(), re.MULTILINE)
     of_readme = {(*map(int, row[:4]), row[4] == "causal"): (float(row[5]), float(row[6])) for row in rows}
-    assert len(of_readme) == len(published.ROWS) + 1
-    for row in published.ROWS:
-        problem = (row.batch, row.heads, row.length, row.head_dim, row.is_causal)
-        assert of_readme[problem] == (row.triton_ms, row.cudnn_ms)
+    measured = {
+        (row.batch, row.heads, row.length, row.head_dim, row.is_causal): (row.triton_ms, row.cudnn_ms)
+        for row in published.ROWS
+    }
+    assert of_readme
+    assert of_readme.items() <= measured.items()
 
 
 def test_the_table_has_the_ratio_beside_the_published_one() -> None:
