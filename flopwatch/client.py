@@ -31,7 +31,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 from urllib.parse import quote, unquote
 
 from flopwatch import alternating
@@ -57,12 +57,14 @@ from flopwatch.progress import Show, progress_bar
 from flopwatch.queries import (
     Description,
     JobFilter,
+    PlotOptions,
     TableOptions,
     Thing,
     comparison_query,
     filter_query,
     id_of,
     pairs,
+    plot_query,
     table_query,
 )
 from flopwatch.table_options import Format
@@ -84,6 +86,7 @@ __all__ = [
     "Job",
     "JobFailed",
     "JobFilter",
+    "PlotOptions",
     "Refused",
     "Show",
     "Submitted",
@@ -865,6 +868,60 @@ class Flopwatch(Connection):
         chosen = {"where": pairs(where), "rename": pairs(rename)}
         return self.text(_sweep_table_path(sweep, name), format=format, **chosen, **options)
 
+    def list_plots(self, job: Thing | None = None, *, sweep: Thing | None = None) -> list[Answer]:
+        """Return the name and the title of every plot that the pages have of a job, or of a sweep."""
+        plots: list[Answer] = self.get(_plots_path(job, sweep))["data"]
+        return plots
+
+    def plot(
+        self,
+        job: Thing | None = None,
+        name: str | None = None,
+        *,
+        sweep: Thing | None = None,
+        against: Thing | None = None,
+        format: Literal["svg", "png", "html", "json"] = "svg",  # noqa: A002  (as in `table_text`)
+        **options: Unpack[PlotOptions],
+    ) -> bytes:
+        """Return a plot of the pages as the bytes of a file, for a report: light, with title and caption.
+
+        SVG and PNG are drawn here, by matplotlib (`pip install 'flopwatch[plots]'`). HTML opens without the server.
+        JSON is the figure for Plotly.
+
+        Args:
+            job: the job whose plot it is, or
+            sweep: the sweep.
+            name: the plot's name, as `list_plots` has it; None: the first.
+            against: draw `ratios` or `distributions` of the job compared with this one.
+            options: what is drawn along which axis; `PlotOptions` describes them.
+
+        Raises:
+            Refused: there is no such plot, and the error names those that there are; or an option is not for it.
+            ClientError: matplotlib is not installed, or there is nothing to draw.
+
+        Example:
+            >>> flopwatch.plot(sweep=sweep, format="html", metric="forward_ms")[:15]
+            b'<!doctype html>'
+        """
+        if name is None:
+            plots = self.list_plots(job, sweep=sweep)
+            if not plots:
+                raise ClientError("It has no plots: there is nothing measured yet that could be drawn.")
+            name = plots[0]["name"]
+        query = plot_query(options)
+        if against is None:
+            path = f"{_plots_path(job, sweep)}/{quote(name, safe='')}"
+        elif job is None:
+            raise ClientError("Name the job that is compared with the one of `against`.")
+        else:
+            path = f"/compare/plots/{quote(name, safe='')}"
+            query |= {"baseline": id_of(against), "candidate": id_of(job)}
+        if format == "html" or format == "json":
+            return self.text(path, format=format, **query).encode()
+        from flopwatch.drawing import draw
+
+        return draw(self.get(path, **query), format)
+
     def compare(
         self,
         baseline: Thing | Sequence[Thing] | str,
@@ -1323,6 +1380,12 @@ def _job_table_path(job: Thing, name: str) -> str:
 
 def _sweep_table_path(sweep: Thing, name: str) -> str:
     return f"/sweeps/{id_of(sweep)}/tables/{quote(name, safe='')}"
+
+
+def _plots_path(job: Thing | None, sweep: Thing | None) -> str:
+    if (job is None) == (sweep is None):
+        raise ClientError("Name a job or a sweep, whose plot it is, and not both.")
+    return f"/jobs/{id_of(job)}/plots" if job is not None else f"/sweeps/{id_of(sweep or 0)}/plots"
 
 
 def _baseline_path(name: str) -> str:

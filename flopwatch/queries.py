@@ -70,6 +70,33 @@ class TableOptions(TypedDict, total=False):
     """At most so many rows."""
 
 
+class PlotOptions(TypedDict, total=False):
+    """What a plot shows; each is for some plots, and refused for the others."""
+
+    metric: str | None
+    """Of `chart`, `heat-map`, `distributions` and `history`: what is drawn; by default the kind's main metric."""
+    x: str | None
+    """Of `chart` and `heat-map`: the coordinate along x; by default the one with the most values."""
+    y: str | None
+    """Of `heat-map`: the coordinate of the rows."""
+    group: Sequence[str] | None
+    """Of `chart`: the coordinates whose values make the series; by default all others that vary."""
+    where: Mapping[str, Any] | None
+    """Of `chart` and `heat-map`: only the cases with these coordinates; a list of values names alternatives."""
+    relative_to: Mapping[str, Any] | None
+    """Of `chart` and `heat-map`: coordinates of the cases to which all others are related: {"precision": "fp32"}; how
+    many times better they are is drawn."""
+    case: str | None
+    """Of `samples` and `history`: the key of a case; by default the first."""
+
+
+def plot_query(options: PlotOptions) -> Answer:
+    """Return the query parameters of a plot."""
+    _refuse_unknown(options, PlotOptions)
+    query: Answer = dict(options)
+    return {**query, "where": pairs(query.get("where")), "relative_to": pairs(query.get("relative_to"))}
+
+
 def id_of(thing: Thing) -> int:
     return thing if isinstance(thing, int) else int(thing["id"])
 

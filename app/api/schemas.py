@@ -272,6 +272,19 @@ class ReportedTable(TypedDict):
     url: str
 
 
+class NamedPlot(TypedDict):
+    name: str
+    title: str
+    url: str
+
+
+class Picture(TypedDict):
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+    title: str
+    caption: str
+
+
 class FileOfUnit(TypedDict):
     name: str
     url: str

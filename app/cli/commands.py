@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli import comparing, doctor, history, jobs, processes, queue, results, site, tokens
+from app.cli import comparing, doctor, history, jobs, plotting, processes, queue, results, site, tokens
 from app.cli.common import Commands, DataDir, FieldsCommand, Url, before_command
 from app.cli.terminal import echo
 
@@ -18,7 +18,7 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (processes, jobs, queue, results, comparing, history, site, doctor):
+for module in (processes, jobs, queue, results, plotting, comparing, history, site, doctor):
     for command in module.COMMANDS:
         takes_fields = "fields" in inspect.signature(command).parameters
         cli.command(cls=FieldsCommand if takes_fields else None)(command)

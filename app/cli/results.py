@@ -260,14 +260,19 @@ def export(
         echo(text, nl=False)
         return
     target = output or Path(f"flopwatch-{what.value}-{'-'.join(map(str, ids))}.html")
+    write_new(target, text.encode())
+    echo(f"{target}: {len(text.encode())} bytes")
+
+
+def write_new(target: Path, content: bytes) -> None:
+    """Write a file that is not there yet; else print why not, and exit with 1."""
     try:
-        with target.open("x", encoding="utf-8") as opened:
-            opened.write(text)
+        with target.open("xb") as opened:
+            opened.write(content)
     except FileExistsError:
         fail(f"{target} is there already, and is not overwritten: choose another file with --output.")
     except OSError as error:
         fail(f"{target}: {error.strerror}: choose another file with --output.")
-    echo(f"{target}: {len(text.encode())} bytes")
 
 
 @with_server

@@ -148,12 +148,13 @@ def _digest(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
-def _file(request: Request, name: str, path: str, **values: Any) -> Response:
-    """Return the file, under the name by which it is saved. `path` is the page that shows the same."""
-    needs_all = "ratios" in values or bool((values.get("view") or {}).get("maps"))
-    own = assets("cartesian" if needs_all else "basic")
+def whole_file(
+    request: Request, name: str, path: str, *, template: str = "export.html", all_of_plotly: bool, **values: Any
+) -> Response:
+    """Return a file that needs no server, under the name by which it is saved. `path` is where the same is shown."""
+    own = assets("cartesian" if all_of_plotly else "basic")
     text = page_text(
-        "export.html",
+        template,
         assets=own,
         source=str(request.base_url).rstrip("/") + path,
         made_at=f"{current_time():%Y-%m-%d %H:%M:%S} UTC",
@@ -165,6 +166,11 @@ def _file(request: Request, name: str, path: str, **values: Any) -> Response:
         "Content-Security-Policy": own.policy,
     }
     return HTMLResponse(text, headers=headers)
+
+
+def _file(request: Request, name: str, path: str, **values: Any) -> Response:
+    needs_all = "ratios" in values or bool((values.get("view") or {}).get("maps"))
+    return whole_file(request, name, path, all_of_plotly=needs_all, **values)
 
 
 def _job(request: Request, services: Services, job_id: int, query: ExportQuery) -> Response:

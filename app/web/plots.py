@@ -146,13 +146,14 @@ class Ratio:
 
 
 def points_of(sheet: Sheet, metric: str) -> list[Point]:
-    """Return the points of one metric of a sheet; a sheet with a column `job` also gives each point its page.
+    """Return the points of one metric of a sheet, or of a column that relates one to a reference; a sheet with a column
+    `job` also gives each point its page.
 
     Raises:
         KeyError: the sheet has no such metric.
     """
     names = sheet.names()
-    if metric not in sheet.names("metric"):
+    if metric not in (*sheet.names("metric"), *sheet.names("gain")):
         raise KeyError(metric)
     at, coordinates = names.index(metric), [name for name in sheet.names("coordinate") if name != "job"]
     places = [names.index(name) for name in coordinates]
@@ -487,6 +488,8 @@ def _ratio_axis(compared: Sequence[Ratio]) -> dict[str, Any]:
 
 
 _LINE_AT_1 = {"color": "var(--quiet)", "width": 1, "dash": "dash"}
+REFERENCE = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1, "line": _LINE_AT_1}
+"""The line of the cases to which a chart relates all others."""
 
 
 def _interval(ratio: Ratio) -> str:
@@ -596,7 +599,7 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
     }
     if not name:  # the only series; the legend is for the marks of cells without a number
         trace["showlegend"] = False
-    if any(point.spread for point in measured):
+    if any(point.spread or point.low is not None for point in measured):
         above, below = zip(*map(_error, measured), strict=True)
         trace["error_y"] = {
             "type": "data",

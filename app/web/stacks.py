@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import heapq
+import zlib
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from app.web.plots import PALETTE, Figure, escaped
+
 MIN_SHARE = 0.0005
 """Frames with a smaller share of the time are left out."""
+MIN_DRAWN_SHARE = 0.002
+"""The same in a picture, where nobody can widen a frame."""
+FLAME_COLOURS = 8
 MAX_FRAMES = 20_000
 """Largest number of frames that a browser gets: those with the most time."""
 MAX_BYTES = 64 << 20
@@ -42,6 +48,50 @@ def tree(stacks: bytes) -> list[Any]:
             at = at.callees.setdefault(name, Frame(name))
             at.time_us += int(time)
     return largest(root)
+
+
+def draw_flames(root: list[Any]) -> Figure:
+    """Draw such a tree: a row for each depth, each frame as wide as its share of the time and below its caller."""
+    whole = root[1] or 1
+    frames: list[tuple[int, float, float, str]] = []
+
+    def add(frame: list[Any], depth: int, start: float) -> None:
+        name, time_us, callees = frame
+        frames.append((depth, 100 * start / whole, 100 * time_us / whole, name))
+        for callee in callees:
+            if callee[1] >= MIN_DRAWN_SHARE * whole:
+                add(callee, depth + 1, start)
+            start += callee[1]
+
+    add(root, 0, 0)
+    depth, left, width, names = (list(column) for column in zip(*frames, strict=True))
+    texts = [f"{escaped(name)}: {share:.2f} %" for _, _, share, name in frames]
+    trace = {
+        "type": "bar",
+        "orientation": "h",
+        "y": depth,
+        "x": width,
+        "base": left,
+        "width": 0.94,
+        "text": [escaped(name) for name in names],
+        "textposition": "inside",
+        "insidetextanchor": "start",
+        "textangle": 0,
+        "textfont": {"color": "var(--ground)"},
+        "marker": {"color": [PALETTE[zlib.crc32(name.encode()) % FLAME_COLOURS] for name in names]},
+        "customdata": texts,
+        "hovertemplate": "%{customdata}<extra></extra>",
+    }
+    layout = {
+        "height": 90 + 18 * (max(depth) + 1),
+        "xaxis": {"title": {"text": "Share of the time (%)"}, "range": [0, 100]},
+        "yaxis": {"autorange": "reversed", "showticklabels": False, "showgrid": False, "zeroline": False},
+        "showlegend": False,
+        "uniformtext": {"minsize": 8, "mode": "hide"},
+    }
+    rows = [[row, name, start, share] for row, start, share, name in frames]
+    table = {"columns": ["depth", "frame", "from (%)", "share (%)"], "rows": rows}
+    return {"data": [trace], "layout": layout, "table": table, "empty": "Nothing was recorded."}
 
 
 def largest(root: Frame) -> list[Any]:

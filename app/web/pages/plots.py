@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -16,7 +17,7 @@ from app import results
 from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
 from app.errors import FieldError, InvalidRequest
-from app.metrics import headline, readable
+from app.metrics import gain_name, headline, readable
 from app.specs import KINDS, Scalar
 from app.store.reading import members
 from app.web import plots
@@ -38,10 +39,21 @@ MAX_FILTERS = 20
 """Largest number of coordinates that have a filter."""
 
 
+KEPT = ("group", "where", "relative_to")
+"""Parameters that the panel's form has no field for, and keeps."""
+
+
 def _check_only(value: str) -> str:
     name, colon, _ = value.partition(":")
     if value and not (name and colon):
         raise PydanticCustomError("only", "must be written coordinate:value")
+    return value
+
+
+def _check_pair(value: str) -> str:
+    name, equals, _ = value.partition("=")
+    if not (name.strip() and equals):
+        raise PydanticCustomError("coordinate", "must be written coordinate=value")
     return value
 
 
@@ -59,6 +71,12 @@ class PlotsQuery(StrictQuery):
     """The coordinate of the heat map's rows."""
     only: list[Annotated[Text, AfterValidator(_check_only)]] = Field(default=[], max_length=MAX_FILTERS)
     """`coordinate:value`; only these cases. A value on `x` is left out."""
+    group: list[Text] = Field(default=[], max_length=MAX_FILTERS)
+    """The coordinates whose values make the series; by default all that vary, except `x`."""
+    where: list[Annotated[Text, AfterValidator(_check_pair)]] = Field(default=[], max_length=MAX_FILTERS)
+    """`coordinate=value`; only these cases, `x` included. Repeated, it names alternatives of one coordinate."""
+    relative_to: list[Annotated[Text, AfterValidator(_check_pair)]] = Field(default=[], max_length=MAX_FILTERS)
+    """`coordinate=value` of the reference cases: how many times better all others are is drawn, and not the metric."""
 
 
 @router.get("/plots")
@@ -80,6 +98,7 @@ def panel(request: Request, services: CurrentServices, query: Annotated[PlotsQue
         source=[(name, value) for name, values in source.items() for value in as_list(values)],
         address=f"/ui/plots?{chosen}",
         table=f"/ui/tables?{chosen}",
+        kept=[(name, value) for name in KEPT for value in getattr(query, name)],
         view=drawn(services, version, query.model_dump_json()),
     )
 
@@ -98,9 +117,55 @@ def drawn(services: Services, version: str, query_json: str) -> dict[str, Any]:
     if metric not in units:
         detail = f"Nobody has measured {metric!r} there; measured: {', '.join(units) or 'nothing yet'}."
         raise InvalidRequest(detail, errors=(FieldError("/metric", detail),))
-    points = read_points(services, sweep, query, metric)
     titles = {name: readable(name, unit) for name, unit in units.items()}
-    return {**NO_PLOTS, "metrics": titles, "metric": metric, **figures(points, metric, units[metric], query)}
+    name, unit = metric, units[metric]
+    if query.relative_to:
+        name, unit = gain_name(metric, unit), None
+        points = related_points(services, query, metric, name)
+    else:
+        points = read_points(services, sweep, query, metric)
+    title = readable(name, unit)
+    if query.relative_to:
+        title = f"{title} over {' and '.join(query.relative_to)}"
+    shown = figures(where(points, query.where), name, unit, query, title)
+    return {**NO_PLOTS, "metrics": titles, "metric": metric, "title": title, **shown}
+
+
+def related_points(services: Services, query: PlotsQuery, metric: str, name: str) -> list[plots.Point]:
+    """Return the points of the column `name`, which relates the metric to the reference of the query."""
+    reference = dict(pair(text) for text in query.relative_to)
+    choice = results.JobChoice(sweep=query.sweep, jobs=query.job)
+    sheet = results.table(services.database, choice, results.Layout(columns=[metric], relative_to=reference))
+    return plots.points_of(sheet, name)
+
+
+def pair(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name.strip(), value.strip()
+
+
+def where(points: Sequence[plots.Point], wanted: Sequence[str]) -> Sequence[plots.Point]:
+    """Return the points at these values of coordinates.
+
+    Raises InvalidRequest if there is none.
+    """
+    alternatives: dict[str, set[str]] = {}
+    for name, value in map(pair, wanted):
+        alternatives.setdefault(name, set()).add(value)
+    chosen = [
+        point
+        for point in points
+        if all(address_text(point.place.get(name)) in texts for name, texts in alternatives.items())
+    ]
+    if points and not chosen:
+        known = {name: plots.values_along(points, name) for point in points[:1] for name in point.place}
+        name = next((name for name in alternatives if name not in known), None) or next(iter(alternatives))
+        there_is = ", ".join(map(address_text, known[name][:20])) if name in known else ", ".join(known)
+        detail = (
+            f"No case has {' and '.join(wanted)}; " + (f"of {name} " if name in known else "") + f"there is {there_is}."
+        )
+        raise InvalidRequest(detail, errors=(FieldError("/where", detail),))
+    return chosen
 
 
 def first_metric(sweep: Mapping[str, Any] | None, measured: Sequence[str]) -> str | None:
@@ -113,6 +178,7 @@ def first_metric(sweep: Mapping[str, Any] | None, measured: Sequence[str]) -> st
 NO_PLOTS: dict[str, Any] = {
     "metrics": {},
     "metric": None,
+    "title": None,
     "chart": None,
     "maps": [],
     "choices": [],
@@ -164,13 +230,16 @@ def _point(point: results.SweepPoint) -> plots.Point:
     )
 
 
-def figures(all_points: Sequence[plots.Point], metric: str, unit: str | None, query: PlotsQuery) -> dict[str, Any]:
-    """Return the figures of a metric, and the choices that the panel offers."""
+def figures(
+    all_points: Sequence[plots.Point], metric: str, unit: str | None, query: PlotsQuery, title: str
+) -> dict[str, Any]:
+    """Return the figures of a metric, and the choices that the panel offers. `title`: of the chart's axis."""
     values: Mapping[str, Sequence[Scalar]] = plots.varying(all_points)
     if query.of not in (None, metric):
         query = without_others(query, values)
     only = chosen_values(query)
-    for field, name in [*(("only", name) for name in only), ("x", query.x), ("y", query.y)]:
+    chosen = [("only", name) for name in only] + [("group", name) for name in query.group]
+    for field, name in [*chosen, ("x", query.x), ("y", query.y)]:
         if name is not None and name not in values:
             detail = f"{name!r} does not vary here; what varies: {', '.join(values) or 'nothing'}."
             raise InvalidRequest(detail, errors=(FieldError(f"/{field}", detail),))
@@ -183,10 +252,16 @@ def figures(all_points: Sequence[plots.Point], metric: str, unit: str | None, qu
         ]
         varying = plots.varying(points)
     axes = plots.axes_of(points, query.x if query.x in varying else None, varying)
+    if query.group:
+        axes = replace(axes, by=series(axes, query.group))
     y = query.y if query.y in axes.by else max(axes.by, key=lambda name: len(varying[name]), default=None)
     groups = {} if y is None else grouped(points, [name for name in axes.by if name != y])
+    chart = plots.chart(points, axes, metric, unit)
+    chart["layout"]["yaxis"]["title"] = {"text": title}
+    if query.relative_to:
+        chart["layout"]["shapes"] = [plots.REFERENCE]
     return {
-        "chart": embedded(plots.chart(points, axes, metric, unit)) if points else None,
+        "chart": embedded(chart) if points else None,
         "maps": [] if y is None else maps(points, groups, axes.x, y, metric, unit),
         "choices": list(values),
         "filters": filters({name: choices for name, choices in values.items() if name != axes.x}, only),
@@ -194,6 +269,21 @@ def figures(all_points: Sequence[plots.Point], metric: str, unit: str | None, qu
         "y": y,
         "left_out": max(0, len(groups) - MAX_MAPS),
     }
+
+
+def series(axes: plots.Axes, group: Sequence[str]) -> tuple[str, ...]:
+    """Return the coordinates that make series, as asked for.
+
+    Raises InvalidRequest if another one varies: a series would have several values at one place.
+    """
+    others = [name for name in axes.by if name not in group]
+    if others:
+        detail = (
+            f"{', '.join(others)} varies, too, so that a series would have several values at one place: name it in "
+            f"`group`, too, or choose a value by `where` ({others[0]}=…)."
+        )
+        raise InvalidRequest(detail, errors=(FieldError("/group", detail),))
+    return tuple(name for name in group if name != axes.x)
 
 
 def without_others(query: PlotsQuery, values: Mapping[str, Sequence[Scalar]]) -> PlotsQuery:

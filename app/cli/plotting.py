@@ -1,0 +1,118 @@
+"""The command `plot`: every plot of the pages as a file."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.cli import completing
+from app.cli.arguments import split_pair
+from app.cli.common import with_server
+from app.cli.results import values_of, write_new
+from app.cli.terminal import echo
+
+if TYPE_CHECKING:
+    from flopwatch import Flopwatch
+    from flopwatch.client import PlotOptions
+
+PlotFormat = enum.StrEnum("PlotFormat", {name: name for name in ("svg", "png", "html", "json")})  # type: ignore[misc]
+
+
+@with_server
+def plot(
+    server: Flopwatch,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[JOB] [NAME]",
+            help="The job, and the plot's name; without a name, the names of all. With --sweep the name alone.",
+            autocompletion=completing.job_ids,
+        ),
+    ] = None,
+    *,
+    sweep: Annotated[
+        int | None, typer.Option(metavar="ID", help="Instead of JOB.", autocompletion=completing.sweep_ids)
+    ] = None,
+    against: Annotated[
+        int | None, typer.Option(metavar="ID", help="For ratios and distributions: the job to compare JOB with.")
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="Of a chart, heat map or history: what is drawn.")] = None,
+    x: Annotated[str | None, typer.Option(metavar="COORDINATE", help="Along x.")] = None,
+    y: Annotated[str | None, typer.Option(metavar="COORDINATE", help="Of a heat map: its rows.")] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Coordinates that make the series; by default all that vary.")
+    ] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(metavar="COORDINATE=VALUE", help="Only these cases; may be repeated.")
+    ] = None,
+    relative_to: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COORDINATE=VALUE", help="Draw how many times faster each case is than this one."),
+    ] = None,
+    case: Annotated[str | None, typer.Option(metavar="KEY", help="Of samples or history: the case.")] = None,
+    output_format: Annotated[
+        PlotFormat | None, typer.Option("--format", help="By default as the file is called, or svg.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", dir_okay=False, help="The file; `-`: standard output. By default named by job and plot."
+        ),
+    ] = None,
+) -> None:
+    """Write a plot of a job's or a sweep's page as a picture for a report; without NAME, list the plots of the job."""
+    job, name = _job_and_name(words or [], sweep)
+    if name is None and sweep is None:
+        _list(server, job)
+        return
+    name = name or "chart"
+    suffix = "" if output is None else output.suffix.removeprefix(".").lower()
+    written = output_format or (PlotFormat(suffix) if suffix in list(PlotFormat) else PlotFormat("svg"))
+    if suffix in list(PlotFormat) and suffix != written:
+        raise typer.BadParameter(f"{output} is called {suffix}, and the format is {written}", param_hint="--format")
+    options: PlotOptions = {
+        "metric": metric,
+        "x": x,
+        "y": y,
+        "group": group and [group],
+        "where": values_of(where),
+        "relative_to": dict(map(split_pair, relative_to or [])) or None,
+        "case": case,
+    }
+    content = server.plot(job, name, sweep=sweep, against=against, format=written.value, **options)  # type: ignore[arg-type]
+    if str(output) == "-":
+        typer.echo(content, nl=False)
+        return
+    of = f"job-{job}" if sweep is None else f"sweep-{sweep}"
+    target = output or Path(f"{of}-{name}.{written}")
+    write_new(target, content)
+    echo(f"{target}: {len(content)} bytes")
+
+
+def _job_and_name(words: list[str], sweep: int | None) -> tuple[int | None, str | None]:
+    """Return the job and the plot's name; of a sweep there is only a name."""
+    rest = list(words)
+    job = None
+    if sweep is None:
+        if not rest or not rest[0].isdecimal():
+            raise typer.BadParameter("give the number of a JOB, or --sweep", param_hint="[JOB] [NAME]")
+        job = int(rest.pop(0))
+    if len(rest) > 1:
+        raise typer.BadParameter("give one NAME", param_hint="[JOB] [NAME]")
+    return job, rest[0] if rest else None
+
+
+def _list(server: Flopwatch, job: int | None) -> None:
+    from app.cli.output import print_columns
+
+    plots = server.list_plots(job)
+    if not plots:
+        echo(f"job {job} has no plots", err=True)
+        return
+    print_columns(("plot", "title"), [(plot["name"], plot["title"]) for plot in plots])
+
+
+COMMANDS = (plot,)
