@@ -880,12 +880,12 @@ class Flopwatch(Connection):
         *,
         sweep: Thing | None = None,
         against: Thing | None = None,
-        format: Literal["svg", "png", "html", "json"] = "svg",  # noqa: A002  (as in `table_text`)
+        format: Literal["svg", "png", "pdf", "html", "json"] = "svg",  # noqa: A002  (as in `table_text`)
         **options: Unpack[PlotOptions],
     ) -> bytes:
         """Return a plot of the pages as the bytes of a file, for a report: light, with title and caption.
 
-        SVG and PNG are drawn here, by matplotlib (`pip install 'flopwatch[plots]'`). HTML opens without the server.
+        SVG, PDF and PNG are drawn here, by matplotlib (`pip install 'flopwatch[plots]'`). HTML needs no server.
         JSON is the figure for Plotly.
 
         Args:

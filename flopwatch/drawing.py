@@ -1,4 +1,4 @@
-"""Draws figures of results as SVG or PNG, for print: light, with title and caption. Needs matplotlib.
+"""Draws figures of results as SVG, PDF or PNG, for print: light, with title and caption. Needs matplotlib.
 
 A figure is what `GET /jobs/{id}/plots/{name}` answers: traces and layout in Plotly's terms, which the pages draw, too.
 Every kind of trace is translated here, and no plot has a second version: scatter (lines, markers, texts, areas,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Picture = Literal["svg", "png"]
+Picture = Literal["svg", "png", "pdf"]
 WIDTH_IN = 6.5
 """Width of a picture in inches: that of the text of a page."""
 PIXELS = 720
@@ -36,7 +36,7 @@ PIXELS = 720
 POINTS_PER_PIXEL = 72 * WIDTH_IN / PIXELS
 DPI = 200
 TEXT, QUIET, LINE = "#1c2128", "#596270", "#dce0e6"
-COLUMNS = 500
+COLUMNS = 300
 """Number of columns of a line that has more points than three in each."""
 MAX_CELLS = 1500
 """A heat map with more cells is an image inside the SVG."""
@@ -88,7 +88,7 @@ def draw(figure: Mapping[str, Any], picture: Picture) -> bytes:
 
     Args:
         figure: traces (`data`), `layout`, `title` and `caption`.
-        picture: "svg" or "png", of 200 dots per inch.
+        picture: "svg", "pdf", or "png" of 200 dots per inch.
 
     Raises:
         ClientError: matplotlib is not installed, there is nothing to draw, or the figure has a trace that this version
@@ -107,10 +107,14 @@ def draw(figure: Mapping[str, Any], picture: Picture) -> bytes:
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a box stands for a letter that the font lacks
         paper = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
         axes = paper.add_subplot()
-        _Drawing(axes, layout).draw(figure["data"])
-        around = _frame(paper, axes, figure)
+        drawing = _Drawing(axes, layout)
+        drawing.draw(figure["data"])
+        entries = [*zip(*axes.get_legend_handles_labels(), strict=True), *drawing.entries]
+        caption = " ".join(filter(None, [figure.get("caption"), *sorted(drawing.notes)]))
+        around = _frame(paper, entries, {**figure, "caption": caption})
         written = io.BytesIO()
-        about = {"Title": figure.get("title")} | ({"Date": None, "Creator": "Flopwatch"} if picture == "svg" else {})
+        undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(picture, {})
+        about = {"Title": figure.get("title"), "Creator" if picture != "png" else "Software": "Flopwatch", **undated}
         paper.savefig(
             written,
             format=picture,
@@ -120,16 +124,17 @@ def draw(figure: Mapping[str, Any], picture: Picture) -> bytes:
             metadata=about,
             pad_inches=0.04,
         )
-    return written.getvalue() if picture == "png" else _short(written.getvalue())
+    return _short(written.getvalue()) if picture == "svg" else written.getvalue()
 
 
 def _short(svg: bytes) -> bytes:
-    """Return an SVG with hundredths of a point, which nobody can see, in place of millionths."""
+    """Return an SVG whose paths have tenths of a point, and no white space: a third of the size."""
 
     def rounded(path: re.Match[bytes]) -> bytes:
-        return re.sub(rb"(\.\d\d)\d+", rb"\1", path[0])
+        tenths = re.sub(rb"(\.\d)\d+", rb"\1", path[0])
+        return re.sub(rb"\s*([MLQCz])\s*", rb"\1", tenths)
 
-    return re.sub(rb' (?:d|x|y|points)="[^"]*"', rounded, svg)
+    return re.sub(rb'(?<= d=")[^"]*', rounded, svg)
 
 
 def words(text: Any) -> str:
@@ -153,6 +158,12 @@ class _Drawing:
     layout: Mapping[str, Any]
     places: dict[str, list[str]] = field(default_factory=dict)
     """The texts along each axis that has texts, "x" or "y", in order."""
+    entries: list[tuple[Any, str]] = field(default_factory=list)
+    """Entries of the legend whose traces have no artist to stand for them."""
+    notes: set[str] = field(default_factory=set)
+    """What the picture leaves out: sentences for the caption."""
+    whole: set[str] = field(default_factory=set)
+    """The axes whose numbers are whole, such as those of steps: they have no ticks between."""
 
     def draw(self, traces: Sequence[Mapping[str, Any]]) -> None:
         for letter in "xy":
@@ -189,6 +200,8 @@ class _Drawing:
         if axis.get("type") == "category" or any(trace["type"] == "heatmap" for trace in traces):
             found = [*axis.get("categoryarray", ()), *itertools.chain(*(trace.get(letter) or () for trace in traces))]
             self.places[letter] = list(dict.fromkeys(str(value) for value in found if value is not None))
+        elif all(isinstance(value, int | None) for trace in traces for value in trace.get(letter) or ()):
+            self.whole.add(letter)
 
     def at(self, letter: str, values: Iterable[Any]) -> list[float]:
         """Return numbers for places along an axis: those of texts are counted from 0, those of times are days."""
@@ -208,15 +221,17 @@ class _Drawing:
         set_limits = axes.set_xlim if letter == "x" else axes.set_ylim
         if letter in self.places:
             names = self.places[letter]
-            step = max(1, math.ceil(len(names) / 40))
+            room = 40 if letter == "x" else int(axes.figure.get_figheight() * 72 * 0.8 / 10)
+            step = max(1, math.ceil(len(names) / room))
             mine.set_ticks(range(0, len(names), step), [words(name) for name in names[::step]])
             if letter == "x" and sum(map(len, names[::step])) > 85:
                 axes.tick_params(axis="x", labelrotation=35)
                 for tick in axes.get_xticklabels():
                     tick.set(horizontalalignment="right", rotation_mode="anchor")
-            set_limits(-0.6, len(names) - 0.4)
+            beside = max(0.6, 1.5 - len(names) / 2)  # one bar alone is not as wide as the plot
+            set_limits(-beside, len(names) - 1 + beside)
         elif axis.get("type") == "date":
-            mine.axis_date()
+            self._set_dates(mine)
         elif axis.get("type") == "log":
             self._set_log(letter)
         else:
@@ -227,7 +242,7 @@ class _Drawing:
         if axis.get("tickvals") is not None and letter not in self.places:
             mine.set_ticks(axis["tickvals"], [words(text) for text in axis.get("ticktext", axis["tickvals"])])
             mine.set_minor_locator(_no_ticks())
-        elif axis.get("dtick") == 1 and axis.get("type") != "log":
+        elif letter in self.whole and axis.get("type") in (None, "linear"):
             from matplotlib.ticker import MaxNLocator
 
             mine.set_major_locator(MaxNLocator(integer=True))
@@ -240,6 +255,16 @@ class _Drawing:
             mine.grid(visible=False)
         if axis.get("showticklabels") is False:
             mine.set_ticks([])
+
+    def _set_dates(self, mine: Any) -> None:
+        from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+        low, high = mine.get_data_interval()
+        if high - low < 1 / 24:
+            mine.axes.set_xlim((low + high) / 2 - 0.25, (low + high) / 2 + 0.25)
+        locator = AutoDateLocator(maxticks=8)
+        mine.set_major_locator(locator)
+        mine.set_major_formatter(ConciseDateFormatter(locator))
 
     def _has_negative(self, letter: str) -> bool:
         limits = self.axes.dataLim
@@ -263,18 +288,37 @@ class _Drawing:
     # Scatter
 
     def _scatter(self, traces: Sequence[Mapping[str, Any]]) -> None:
-        stack: dict[str, list[float]] = {}
-        kept = _kept_of_stacks(traces)
+        sums: dict[str, list[float]] = {}
         for trace in traces:
             if trace.get("fill") == "toself":
                 self._blocks(trace)
-            elif "stackgroup" in trace:
-                self._area(trace, stack, kept[trace["stackgroup"]])
+            elif (group := trace.get("stackgroup")) is not None:
+                below = sums.get(group, [0.0] * len(trace["x"]))
+                sums[group] = [one + float(other or 0) for one, other in zip(below, trace["y"], strict=True)]
+                # Each area reaches down to 0, behind those before it: so only its upper edge has many points.
+                self._area(trace, sums[group], behind=len(sums) - traces.index(trace))
             else:
                 self._line_or_markers(trace)
 
+    def _area(self, trace: Mapping[str, Any], above: Sequence[float], *, behind: int) -> None:
+        """Draw an area of steps or slopes; a step that is too low to be seen is left out."""
+        x, least = self.at("x", trace["x"]), 1e-3 * max(above, default=0.0)
+        is_step = trace["line"].get("shape") == "hv"
+        edge: list[tuple[float, float]] = []
+        for index in _kept(x, above):
+            place, height = x[index], above[index]
+            if is_step and edge:
+                if abs(height - edge[-1][1]) <= least:
+                    continue
+                edge.append((place, edge[-1][1]))
+            edge.append((place, height))
+        if edge:
+            corners = [(x[0], 0.0), *edge, (x[-1], edge[-1][1]), (x[-1], 0.0)]
+            style = {"color": trace["fillcolor"], "linewidth": 0, "zorder": 1.5 + behind / 1000}
+            self.axes.fill(*zip(*corners, strict=True), label=self._label(trace), **style)
+
     def _blocks(self, trace: Mapping[str, Any]) -> None:
-        """Draw rectangles, separated by None. Neighbours with less than half a point between them become one."""
+        """Draw rectangles, separated by None. Neighbours with less than a quarter of a point between become one."""
         from matplotlib.patches import PathPatch
         from matplotlib.path import Path
 
@@ -286,7 +330,7 @@ class _Drawing:
         ]
         largest = max((end[3] for end in ends), default=0.0)
         smallest = min((end[2] for end in ends), default=0.0)
-        gap = (largest - smallest) / (2 * 72 * WIDTH_IN)
+        gap = (largest - smallest) / (4 * 72 * WIDTH_IN)
         merged: list[list[float]] = []
         for low, high, begin, end in sorted(ends):
             if merged and merged[-1][:2] == [low, high] and begin - merged[-1][3] <= gap:
@@ -294,20 +338,12 @@ class _Drawing:
             else:
                 merged.append([low, high, begin, end])
         paths = [Path([(x0, y0), (x1, y0), (x1, y1), (x0, y1), (x0, y0)], closed=True) for y0, y1, x0, x1 in merged]
+        if len(merged) < len(ends):
+            self.notes.add("Blocks too close to be told apart are drawn as one.")
         if paths:
             style = {"facecolor": trace["fillcolor"], "edgecolor": trace["line"]["color"], "linewidth": 0.3}
             self.axes.add_patch(PathPatch(Path.make_compound_path(*paths), label=self._label(trace), **style))
             self.axes.autoscale_view()
-
-    def _area(self, trace: Mapping[str, Any], stack: dict[str, list[float]], kept: Sequence[int]) -> None:
-        x = self.at("x", [trace["x"][index] for index in kept])
-        below = stack.get(trace["stackgroup"], [0.0] * len(kept))
-        above = [under + float(trace["y"][index] or 0) for under, index in zip(below, kept, strict=True)]
-        stack[trace["stackgroup"]] = above
-        step: Any = "post" if trace["line"].get("shape") == "hv" else None
-        self.axes.fill_between(
-            x, below, above, step=step, color=trace["fillcolor"], linewidth=0, label=self._label(trace)
-        )
 
     def _line_or_markers(self, trace: Mapping[str, Any]) -> None:
         mode = trace.get("mode", "lines+markers")
@@ -382,7 +418,7 @@ class _Drawing:
                     color=marker.get("color"),
                     marker=SYMBOLS[symbol.removesuffix("-open")],
                     markersize=4.5,
-                    markerfacecolor="#ffffff" if is_open else marker.get("color"),
+                    markerfacecolor="#ffffff" if is_open and line is None else marker.get("color"),
                     linestyle="none" if line is None else DASHES[line.get("dash", "solid")],
                     label=label,
                 )
@@ -396,6 +432,8 @@ class _Drawing:
     # Bars
 
     def _bars(self, traces: Sequence[Mapping[str, Any]]) -> None:
+        from matplotlib.patches import Patch
+
         shown = [trace for trace in traces if any(value is not None for value in (trace.get("y") or ()))]
         grouped = [trace for trace in shown if "base" not in trace]
         is_stack = self.layout.get("barmode") == "stack"
@@ -418,7 +456,8 @@ class _Drawing:
         for trace in traces:
             if trace not in shown:  # an entry of the legend alone
                 hatch = HATCHES[trace["marker"].get("pattern", {}).get("shape", "")]
-                self.axes.bar([0], [0], color=trace["marker"]["color"], hatch=hatch, label=self._label(trace))
+                patch = Patch(facecolor=trace["marker"]["color"], hatch=hatch, edgecolor="#ffffff", linewidth=0.3)
+                self.entries.append((patch, self._label(trace)))
 
     def _rectangles(
         self,
@@ -494,7 +533,7 @@ class _Drawing:
                 # Dots beside each other, always in the same way.
                 spread = [place + thickness * 0.25 * math.sin(2.4 * index) for index in range(len(values))]
                 self.axes.plot(spread, values, "o", color=color, markersize=2.5, alpha=0.6, markeredgewidth=0)
-            self.axes.add_patch(Patch(facecolor=color, label=self._label(trace), visible=False))
+            self.entries.append((Patch(facecolor=color), self._label(trace)))
 
     def _heat_maps(self, traces: Sequence[Mapping[str, Any]]) -> None:
         import numpy as np
@@ -525,7 +564,7 @@ class _Drawing:
                 if "tickvals" in bar:
                     legend.set_ticks(bar["tickvals"], labels=[words(text) for text in bar["ticktext"]])
             elif cells.size > MAX_CELLS or "text" not in trace:
-                self.axes.add_patch(Patch(facecolor=scale[0][1], label=self._label(trace), visible=False))
+                self.entries.append((Patch(facecolor=scale[0][1]), self._label(trace)))
             if "text" in trace:
                 self._texts_of_cells(trace, cells, mesh)
 
@@ -596,17 +635,7 @@ def _kept(x: Sequence[float], y: Sequence[float]) -> list[int]:
     return sorted(kept)
 
 
-def _kept_of_stacks(traces: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
-    """Return the same for each group of areas on top of each other, by their sum."""
-    sums: dict[str, list[float]] = {}
-    for trace in traces:
-        if (group := trace.get("stackgroup")) is not None:
-            before = sums.get(group, [0.0] * len(trace["y"]))
-            sums[group] = [one + float(other or 0) for one, other in zip(before, trace["y"], strict=True)]
-    return {group: _kept(total, total) for group, total in sums.items()}
-
-
-def _frame(paper: Figure, axes: Axes, figure: Mapping[str, Any]) -> list[Any]:
+def _frame(paper: Figure, entries: Sequence[tuple[Any, str]], figure: Mapping[str, Any]) -> list[Any]:
     """Put the legend and the title above the axes, and the caption below; return these, which the picture includes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -614,12 +643,14 @@ def _frame(paper: Figure, axes: Axes, figure: Mapping[str, Any]) -> list[Any]:
     height = paper.get_figheight() * 72
     around: list[Any] = []
     top = 4.0
-    handles, labels = axes.get_legend_handles_labels()
+    order = {words(trace.get("name") or ""): number for number, trace in enumerate(figure["data"])}
+    entries = sorted(entries, key=lambda entry: order.get(entry[1], 0))
+    labels = [label for _, label in entries]
     if labels and (len(labels) > 1 or figure["layout"].get("showlegend", False)):
         for columns in range(min(len(labels), 6), 0, -1):
             legend = paper.legend(
-                handles,
-                labels,
+                # matplotlib fills its columns one after the other, and people read rows.
+                *zip(*(entry for column in range(columns) for entry in entries[column::columns]), strict=True),
                 loc="lower left",
                 bbox_to_anchor=(0, 1 + top / height),
                 ncols=columns,
@@ -634,9 +665,6 @@ def _frame(paper: Figure, axes: Axes, figure: Mapping[str, Any]) -> list[Any]:
             if columns == 1 or extent.width <= paper.bbox.width:
                 break
             legend.remove()
-        for handle in legend.legend_handles:
-            if handle is not None:
-                handle.set_visible(True)
         around.append(legend)
         top += extent.height * 72 / paper.dpi + 6
     for text, place, style in (

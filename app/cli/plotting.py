@@ -18,50 +18,60 @@ if TYPE_CHECKING:
     from flopwatch import Flopwatch
     from flopwatch.client import PlotOptions
 
-PlotFormat = enum.StrEnum("PlotFormat", {name: name for name in ("svg", "png", "html", "json")})  # type: ignore[misc]
+PlotFormat = enum.StrEnum("PlotFormat", {name: name for name in ("svg", "png", "pdf", "html", "json")})  # type: ignore[misc]
+
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[JOB] [NAME]",
+        help="The job, and the plot's name; without a name, the names of all. With --sweep the name alone.",
+        autocompletion=completing.job_ids,
+    ),
+]
+Sweep = Annotated[int | None, typer.Option(metavar="ID", help="Instead of JOB.", autocompletion=completing.sweep_ids)]
+Against = Annotated[
+    int | None, typer.Option(metavar="ID", help="For ratios and distributions: the job to compare JOB with.")
+]
+Metric = Annotated[str | None, typer.Option(help="Of a chart, heat map or history: what is drawn.")]
+AlongX = Annotated[str | None, typer.Option(metavar="COORDINATE", help="Along x.")]
+AlongY = Annotated[str | None, typer.Option(metavar="COORDINATE", help="Of a heat map: its rows.")]
+Group = Annotated[
+    str | None, typer.Option(metavar="NAMES", help="Coordinates that make the series; by default all that vary.")
+]
+Where = Annotated[list[str] | None, typer.Option(metavar="COORDINATE=VALUE", help="Only these cases; may be repeated.")]
+RelativeTo = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COORDINATE=VALUE", help="Draw how many times faster each case is than this one."),
+]
+Case = Annotated[str | None, typer.Option(metavar="KEY", help="Of samples or history: the case.")]
+FormatOption = Annotated[
+    PlotFormat | None, typer.Option("--format", help="By default what the file's name says, or svg.")
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", dir_okay=False, help="The file; `-`: standard output. By default named by job and plot."
+    ),
+]
 
 
 @with_server
 def plot(
     server: Flopwatch,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[JOB] [NAME]",
-            help="The job, and the plot's name; without a name, the names of all. With --sweep the name alone.",
-            autocompletion=completing.job_ids,
-        ),
-    ] = None,
+    words: Words = None,
     *,
-    sweep: Annotated[
-        int | None, typer.Option(metavar="ID", help="Instead of JOB.", autocompletion=completing.sweep_ids)
-    ] = None,
-    against: Annotated[
-        int | None, typer.Option(metavar="ID", help="For ratios and distributions: the job to compare JOB with.")
-    ] = None,
-    metric: Annotated[str | None, typer.Option(help="Of a chart, heat map or history: what is drawn.")] = None,
-    x: Annotated[str | None, typer.Option(metavar="COORDINATE", help="Along x.")] = None,
-    y: Annotated[str | None, typer.Option(metavar="COORDINATE", help="Of a heat map: its rows.")] = None,
-    group: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Coordinates that make the series; by default all that vary.")
-    ] = None,
-    where: Annotated[
-        list[str] | None, typer.Option(metavar="COORDINATE=VALUE", help="Only these cases; may be repeated.")
-    ] = None,
-    relative_to: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COORDINATE=VALUE", help="Draw how many times faster each case is than this one."),
-    ] = None,
-    case: Annotated[str | None, typer.Option(metavar="KEY", help="Of samples or history: the case.")] = None,
-    output_format: Annotated[
-        PlotFormat | None, typer.Option("--format", help="By default as the file is called, or svg.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", dir_okay=False, help="The file; `-`: standard output. By default named by job and plot."
-        ),
-    ] = None,
+    sweep: Sweep = None,
+    against: Against = None,
+    metric: Metric = None,
+    x: AlongX = None,
+    y: AlongY = None,
+    group: Group = None,
+    where: Where = None,
+    relative_to: RelativeTo = None,
+    case: Case = None,
+    output_format: FormatOption = None,
+    output: Output = None,
 ) -> None:
     """Write a plot of a job's or a sweep's page as a picture for a report; without NAME, list the plots of the job."""
     job, name = _job_and_name(words or [], sweep)
@@ -69,10 +79,7 @@ def plot(
         _list(server, job)
         return
     name = name or "chart"
-    suffix = "" if output is None else output.suffix.removeprefix(".").lower()
-    written = output_format or (PlotFormat(suffix) if suffix in list(PlotFormat) else PlotFormat("svg"))
-    if suffix in list(PlotFormat) and suffix != written:
-        raise typer.BadParameter(f"{output} is called {suffix}, and the format is {written}", param_hint="--format")
+    written = output_format or _format_of(output)
     options: PlotOptions = {
         "metric": metric,
         "x": x,
@@ -103,6 +110,17 @@ def _job_and_name(words: list[str], sweep: int | None) -> tuple[int | None, str 
     if len(rest) > 1:
         raise typer.BadParameter("give one NAME", param_hint="[JOB] [NAME]")
     return job, rest[0] if rest else None
+
+
+def _format_of(output: Path | None) -> PlotFormat:
+    """Return the format that the file's name says; svg if it says nothing."""
+    suffix = "" if output is None else output.suffix.removeprefix(".").lower()
+    if suffix and suffix not in list(PlotFormat):
+        formats = ", ".join(PlotFormat)
+        raise typer.BadParameter(
+            f"{suffix} is no format of plots: name it by --format ({formats})", param_hint="--output"
+        )
+    return PlotFormat(suffix or "svg")
 
 
 def _list(server: Flopwatch, job: int | None) -> None:

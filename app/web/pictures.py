@@ -226,15 +226,21 @@ def plots_of_job(services: Services, own: JobResults, query: PictureQuery) -> li
     if job["state"] == "succeeded" and job["kind"] in KINDS and KINDS[job["kind"]].holds_specs:
         sides = results.compare_sides(services.database, job_id)
         plots += compared(services, sides, ("baseline", "candidate"), query.metric)
-    plots += drawn_panel(services, query.of(job=[job_id]))
+    cases = results.cases_of_job(services.database, job_id)
+    if len(cases) > 1:
+        plots += drawn_panel(services, query.of(job=[job_id]))
     rows, processes = services.reading.samples(job_id, query.case)
     if rows:
-        of = case_text(rows[0]["case"])
-        plots.append(Plot(SAMPLES, f"Times of the measured steps in order: {of}", partial(over_steps, rows, processes)))
-    cases = results.cases_of_job(services.database, job_id)
+        case = case_text(rows[0]["case"]) if len(cases) > 1 else ""
+        plots.append(Plot(SAMPLES, "Times of the measured steps in order", partial(_samples, rows, processes, case)))
     if cases and (query.case is not None or len(cases) == 1):
         plots.append(Plot(HISTORY, "The case in each job that measured it", partial(_history, services, job_id, query)))
     return plots
+
+
+def _samples(rows: Sequence[Mapping[str, Any]], processes: int, case: str) -> Figure:
+    figure = over_steps(rows, processes)
+    return {**figure, "note": "; ".join(filter(None, [figure["note"], case and f"The case: {case}"]))}
 
 
 def _history(services: Services, job_id: int, query: PictureQuery) -> Figure:

@@ -29,6 +29,7 @@ from flopwatch.text.values import value_text
 
 router = APIRouter()
 
+NO_REFERENCE = "no reference"
 MAX_MAPS = 4
 """Largest number of heat maps: there is one for each combination of the coordinates that they do not show."""
 MANY_POINTS = 500
@@ -132,11 +133,19 @@ def drawn(services: Services, version: str, query_json: str) -> dict[str, Any]:
 
 
 def related_points(services: Services, query: PlotsQuery, metric: str, name: str) -> list[plots.Point]:
-    """Return the points of the column `name`, which relates the metric to the reference of the query."""
+    """Return the points of the column `name`, which relates the metric to the reference of the query.
+
+    A point without a value has the outcome of its own measurement, or NO_REFERENCE if the reference has no value.
+    """
     reference = dict(pair(text) for text in query.relative_to)
     choice = results.JobChoice(sweep=query.sweep, jobs=query.job)
     sheet = results.table(services.database, choice, results.Layout(columns=[metric], relative_to=reference))
-    return plots.points_of(sheet, name)
+    return [
+        replace(point, outcome=own.outcome if own.value is None else NO_REFERENCE)
+        if point.value is None and point.outcome is None
+        else point
+        for own, point in zip(plots.points_of(sheet, metric), plots.points_of(sheet, name), strict=True)
+    ]
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -238,8 +247,7 @@ def figures(
     if query.of not in (None, metric):
         query = without_others(query, values)
     only = chosen_values(query)
-    chosen = [("only", name) for name in only] + [("group", name) for name in query.group]
-    for field, name in [*chosen, ("x", query.x), ("y", query.y)]:
+    for field, name in [*(("only", name) for name in only), ("x", query.x), ("y", query.y)]:
         if name is not None and name not in values:
             detail = f"{name!r} does not vary here; what varies: {', '.join(values) or 'nothing'}."
             raise InvalidRequest(detail, errors=(FieldError(f"/{field}", detail),))
@@ -253,8 +261,9 @@ def figures(
         varying = plots.varying(points)
     axes = plots.axes_of(points, query.x if query.x in varying else None, varying)
     if query.group:
-        axes = replace(axes, by=series(axes, query.group))
-    y = query.y if query.y in axes.by else max(axes.by, key=lambda name: len(varying[name]), default=None)
+        axes = replace(axes, by=series(points, axes, query.group))
+    downwards = [name for name in axes.by if name in varying]
+    y = query.y if query.y in axes.by else max(downwards, key=lambda name: len(varying[name]), default=None)
     groups = {} if y is None else grouped(points, [name for name in axes.by if name != y])
     chart = plots.chart(points, axes, metric, unit)
     chart["layout"]["yaxis"]["title"] = {"text": title}
@@ -271,15 +280,20 @@ def figures(
     }
 
 
-def series(axes: plots.Axes, group: Sequence[str]) -> tuple[str, ...]:
+def series(points: Sequence[plots.Point], axes: plots.Axes, group: Sequence[str]) -> tuple[str, ...]:
     """Return the coordinates that make series, as asked for.
 
-    Raises InvalidRequest if another one varies: a series would have several values at one place.
+    Raises InvalidRequest if there is no such coordinate, or if another one varies: a series would have several values
+    at one place.
     """
+    known = list(dict.fromkeys(name for point in points for name in point.place))
+    unknown = [name for name in group if name not in known]
     others = [name for name in axes.by if name not in group]
-    if others:
+    if unknown or others:
         detail = (
-            f"{', '.join(others)} varies, too, so that a series would have several values at one place: name it in "
+            f"{unknown[0]!r} is none of these cases' coordinates: {', '.join(known)}."
+            if unknown
+            else f"{', '.join(others)} varies, too, and a series has one value at each place: name it in "
             f"`group`, too, or choose a value by `where` ({others[0]}=…)."
         )
         raise InvalidRequest(detail, errors=(FieldError("/group", detail),))

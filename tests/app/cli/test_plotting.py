@@ -1,0 +1,64 @@
+"""flopwatch plot: which plots there are, and the files that it writes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.cli.test_commands import TINY, ended
+
+__all__ = ["TINY"]
+
+
+@pytest.fixture
+def job(site: Any, flopwatch: Any, measured: Any) -> str:
+    done = ended(flopwatch("submit", *TINY, "--priority", "50"))
+    number = done.split()[1]
+    found = [measured(f"{phase}_ms", 2.0, model="tiny", phase=phase) for phase in ("forward", "step")]
+    site.worker.finish(site.worker.claim_job(int(number)), measurements=found)
+    return number
+
+
+def test_the_plots_of_a_job_and_one_as_a_file(
+    flopwatch: Any, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert re.search(r"^phases +Where a step's time goes", ended(flopwatch("plot", job)), re.MULTILINE)
+    told = ended(flopwatch("plot", job, "phases"))
+    file = tmp_path / f"job-{job}-phases.svg"
+    assert told == f"job-{job}-phases.svg: {file.stat().st_size} bytes\n"
+    assert file.read_text().startswith("<?xml")
+    assert "is there already" in ended(flopwatch("plot", job, "phases"), 1)
+    for name, start in (
+        ("a.png", b"\x89PNG"),
+        ("b.pdf", b"%PDF"),
+        ("c.html", b"<!doctype html>"),
+        ("d.JSON", b'{"data"'),
+    ):
+        ended(flopwatch("plot", job, "phases", "-o", name))
+        assert (tmp_path / name).read_bytes().startswith(start)
+    ended(flopwatch("plot", job, "phases", "--format", "png", "--output", "picture.of.it"))
+    assert (tmp_path / "picture.of.it").read_bytes().startswith(b"\x89PNG")
+    assert ended(flopwatch("plot", job, "phases", "-o", "-")).startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ((), 2, "give the number of a JOB, or --sweep"),
+        (("phases",), 2, "give the number of a JOB, or --sweep"),
+        (("JOB", "phases", "memory"), 2, "give one NAME"),
+        (("JOB", "phases", "-o", "a.gif"), 2, "gif is no format of plots"),
+        (("JOB", "nose"), 1, "it has: phases"),
+        (("JOB", "phases", "--x", "precision"), 1, "leave it out for phases"),
+        (("JOB", "chart", "--where", "precision"), 2, "not of the form key=value"),
+        (("--sweep", "999"), 1, "no sweep 999"),
+        (("JOB", "ratios", "--against", "999"), 1, "no job 999"),
+    ],
+)
+def test_mistakes(flopwatch: Any, job: str, arguments: tuple[str, ...], code: int, words: str) -> None:
+    told = ended(flopwatch("plot", *(job if word == "JOB" else word for word in arguments)), code)
+    assert words in " ".join(re.sub("[│╭╰─]", " ", told).split())

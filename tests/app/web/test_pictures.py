@@ -1,0 +1,160 @@
+"""Routes of plots by name: what they list, the figures that clients draw, and the file that needs no server."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.store.records import StoredArtifact
+from flopwatch import Flopwatch
+from tests.app.web.panels.test_panels import finished
+from tests.app.web.test_export import check, get
+
+
+@pytest.fixture
+def swept(fresh_site: Any, measured: Callable[..., Any]) -> Any:
+    """A sweep: two precisions at three lengths, the last of which ran out of memory in fp32."""
+    site = fresh_site
+    site.worker.register()
+    base = {"kind": "benchmark", "model": {"size": "tiny"}}
+    grid = {"context_length": [16, 32, 64], "precision": ["fp32", "bf16"]}
+    assert site.http.post("/sweeps", json={"base": base, "grid": grid}).status_code == 201
+    for length in (16, 32, 64):
+        for precision, factor in (("fp32", 2.0), ("bf16", 1.0)):
+            case = {"model": "tiny", "context_length": length, "precision": precision}
+            found = replace(measured("step_ms", length * factor, **case), n=10)
+            if (length, precision) == (64, "fp32"):
+                found = replace(found, outcome="oom", median=None, mean=None)
+            more = measured("forward_ms", 1.0, **case)
+            site.worker.finish(site.worker.claim(), measurements=[found, more])
+    return site
+
+
+def lines(figure: dict[str, Any]) -> dict[str, list[Any]]:
+    return {trace["name"]: trace["y"] for trace in figure["data"]}
+
+
+def test_a_sweep_has_a_chart_and_a_heat_map(swept: Any) -> None:
+    listed = get(swept, "/sweeps/1/plots").json()["data"]
+    assert [(plot["name"], plot["title"]) for plot in listed] == [
+        ("chart", "Step (ms) along context length"),
+        ("heat-map", "Step (ms) over context length and precision"),
+    ]
+    figure = get(swept, listed[0]["url"]).json()
+    assert lines(figure) == {"fp32": [32, 64], "bf16": [16, 32, 64], "oom": [0.97]}
+    assert figure["title"] == "Step (ms) along context length"
+    assert figure["caption"].startswith("Sweep 1 (benchmark), jobs 1, 2, 3, 4, 5, 6; model.size=tiny")
+    assert "var(" not in json.dumps(figure), "a client has no style sheet"
+    assert figure["data"][0]["line"]["color"] == "#1d5fa8"
+
+
+def test_axes_series_and_cases_are_chosen(swept: Any) -> None:
+    chart = "/sweeps/1/plots/chart?metric=step_ms"
+    along = get(
+        swept, f"{chart}&x=precision&group=context_length&where=context_length=16&where=context_length=32"
+    ).json()
+    assert lines(along) == {"context_length=16": [32, 16], "context_length=32": [64, 32]}
+    one = get(swept, f"{chart}&where=precision=bf16&group=precision").json()
+    assert [trace["y"] for trace in one["data"]] == [[16, 32, 64]]
+    related = get(swept, f"{chart}&relative_to=precision=fp32").json()
+    assert lines(related) == {"fp32": [1, 1], "bf16": [2, 2], "oom": [0.97], "no reference": [pytest.approx(0.92)]}
+    other = get(swept, f"{chart}&relative_to=precision=bf16").json()
+    assert lines(other) == {"fp32": [0.5, 0.5], "bf16": [1, 1, 1], "oom": [0.97]}
+    assert related["layout"]["yaxis"]["title"]["text"] == "Step speed-up over precision=fp32"
+    assert related["layout"]["shapes"][0]["y0"] == 1
+    heat = get(swept, "/sweeps/1/plots/heat-map?metric=step_ms&x=precision&y=context_length").json()
+    assert heat["data"][0]["z"] == [[32, 16], [64, 32], [None, 64]]
+    assert get(swept, "/sweeps/1/plots/chart?metric=forward_ms").json()["title"] == "Forward (ms) along context length"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/sweeps/1/plots/chart?x=context_length&group=model", 422, "precision varies, too"),
+        ("/sweeps/1/plots/chart?group=nose", 422, "'nose' is none of these cases' coordinates: model"),
+        ("/sweeps/1/plots/chart?where=precision=fp8", 422, "of precision there is fp32, bf16"),
+        ("/sweeps/1/plots/chart?where=nose=1", 422, "No case has nose=1; there is model"),
+        ("/sweeps/1/plots/chart?where=precision", 422, "must be written coordinate=value"),
+        ("/sweeps/1/plots/chart?relative_to=precision=fp8", 422, "No row has precision=fp8; there is fp32, bf16"),
+        ("/sweeps/1/plots/chart?metric=nose", 422, "Nobody has measured 'nose'"),
+        ("/sweeps/1/plots/chart?case=x", 422, "is for samples, history: leave it out for chart"),
+        ("/sweeps/1/plots/heat-map?group=precision", 422, "is for chart: leave it out for heat-map"),
+        ("/sweeps/1/plots/roofline", 404, "Sweep 1 has no plot 'roofline'; it has: chart, heat-map."),
+        ("/sweeps/9/plots/chart", 404, "no sweep 9"),
+        ("/jobs/1/plots/nose", 404, "Job 1 has no plot 'nose'; it has: "),
+        ("/jobs/9/plots", 404, "no job 9"),
+        ("/compare/plots/nose?baseline=1&candidate=2", 404, "The comparison has no plot 'nose'; it has: "),
+    ],
+)
+def test_what_is_not_there_is_refused(swept: Any, path: str, status: int, words: str) -> None:
+    detail = get(swept, path, status).json()["detail"]
+    assert words in detail, detail
+
+
+def test_the_page_has_the_same_options(swept: Any) -> None:
+    page = get(swept, "/ui/plots?sweep=1&metric=step_ms&relative_to=precision=fp32").text
+    assert "Step speed-up over precision=fp32 along context length" in page
+    assert '<input type="hidden" name="relative_to" value="precision=fp32">' in page, "another choice keeps it"
+
+
+def test_a_file_needs_no_server(swept: Any) -> None:
+    response = get(swept, "/sweeps/1/plots/heat-map?format=html")
+    assert response.headers["content-disposition"] == 'inline; filename="flopwatch-sweep-1-heat-map.html"'
+    text, [figure] = check(response)
+    assert figure["data"][0]["type"] == "heatmap"
+    assert "Step (ms) over context length and precision" in text
+    assert "jobs 1, 2, 3, 4, 5, 6" in text
+
+
+def test_two_jobs_compared(swept: Any) -> None:
+    figure = get(swept, "/compare/plots/ratios?baseline=1&candidate=2").json()
+    assert [trace["type"] for trace in figure["data"]] == ["scatter"]
+    assert figure["caption"].startswith("job 2 against job 1 (baseline); ")
+    boxes = get(swept, "/compare/plots/distributions?baseline=1&candidate=2&metric=step_ms").json()
+    assert [trace["name"] for trace in boxes["data"]] == ["job 1 (baseline)", "job 2"]
+
+
+def test_every_plot_of_a_profile(
+    site: Any, measured: Callable[..., Any], reported: Callable[..., Any], tmp_path: Path
+) -> None:
+    stacks = tmp_path / "stacks.txt"
+    stacks.write_text("step;forward;<built-in> 900\nstep;backward 100\nno stack\n")
+    sha256, size = site.services.files.put(stacks)
+    classes = reported(
+        "classes", [["forward", "matmul", 2.0]], scope="string", **{"class": "string", "total_ms": "number"}
+    )
+    validity = {
+        "verdict": "suspect",
+        "counts": {},
+        "checks": [{"name": "variation", "ok": False, "verdict": "suspect"}],
+    }
+    job = finished(
+        site,
+        {"kind": "profile", "model": {"size": "tiny"}},
+        measurements=[replace(measured("unprofiled_step_ms", 4.0, model="tiny"), n=2)],
+        tables=[classes],
+        artifacts=[StoredArtifact(0, "stacks.txt", "stacks", "text/plain", size, sha256)],
+        validity=validity,
+    )
+    listed = [plot["name"] for plot in get(site, f"/jobs/{job}/plots").json()["data"]]
+    assert listed[:2] == ["classes", "flame-graph"]
+    for name in listed:
+        with Flopwatch(site.url) as flopwatch:
+            svg = flopwatch.plot(job, name)
+        words = re.findall(r"<!-- (.*?) -->", svg.decode(), flags=re.DOTALL)
+        assert any(f"Job {job} (profile); " in text and "suspect: variation" in text for text in words), words
+    flames = get(site, f"/jobs/{job}/plots/flame-graph").json()["data"][0]
+    shown = list(zip(flames["y"], flames["base"], flames["x"], flames["text"], strict=True))
+    assert shown == [
+        (0, 0, 100, "all"),
+        (1, 0, 100, "step"),
+        (2, 0, 90, "forward"),
+        (3, 0, 90, "&lt;built-in&gt;"),
+        (2, 90, 10, "backward"),
+    ]

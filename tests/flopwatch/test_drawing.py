@@ -1,0 +1,230 @@
+"""Pictures for print: every figure of the pages as SVG, PDF and PNG, small, with its words, and nothing left out."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import math
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from app.results.history import History
+from app.results.history import Point as Moment
+from app.web.history_plot import figure as history_figure
+from app.web.panels._bars import bars_of
+from app.web.panels.ddp import draw_operations
+from app.web.panels.ddp import draw_timeline as draw_ranks
+from app.web.panels.memory import CATEGORIES
+from app.web.panels.memory import draw_timeline as draw_memory
+from app.web.panels.profile import draw_roofline
+from app.web.pictures import light
+from app.web.plots import Axes, Point, Ratio, Samples, chart, distributions, heat_map, ratios
+from app.web.samples import over_steps
+from app.web.stacks import draw_flames, tree
+from flopwatch import ClientError
+from flopwatch.drawing import COLUMNS, _kept, draw, si
+
+LARGEST_SVG = 200_000
+
+
+def points(number: int = 3, **changes: Any) -> list[Point]:
+    return [
+        Point(
+            {"length": 2**at, "precision": precision},
+            None if at == 1 and precision == "bf16" else (at + 1.0) * (1 if precision == "bf16" else 2.5),
+            spread=0.25,
+            low=at + 0.5,
+            high=at + 4.0,
+            outcome="oom" if at == 1 and precision == "bf16" else "ok",
+            validity="suspect" if at == 2 else "valid",
+            **changes,
+        )
+        for precision in ("fp32", "bf16")
+        for at in range(number)
+    ]
+
+
+def memory(number: int) -> dict[str, Any]:
+    """A history whose least use changes at each entry, with one peak."""
+    rows = []
+    for entry in range(number):
+        sizes = {f"{name}_mib": float(entry % 7) for name in CATEGORIES}
+        sizes["activation_mib"] = 900.0 if entry == number // 2 else 5.0 + math.sin(entry)
+        cause = {"change_mib": 1.0, "category": "activation", "name": None, "stack": "a.py:1 f"}
+        of = {"entry": entry, "step": 1, "phase": "forward" if entry < number // 3 else "backward"}
+        rows.append({**of, "total_mib": sum(sizes.values()), **sizes, **cause})
+    return draw_memory(rows)
+
+
+def ranks(number: int) -> dict[str, Any]:
+    spans = [(at + 0.0, at + 0.6) for at in range(number)]
+    names = itertools.product(range(4), ("compute", "communication", "exposed"), spans)
+    return draw_ranks(
+        [{"step": 1, "rank": rank, "stream": stream, "start_ms": a, "end_ms": b} for rank, stream, (a, b) in names]
+    )
+
+
+def roofline() -> dict[str, Any]:
+    rates = {"tflops": 0.5, "intensity": 10.0, "limit_percent": 50.0, "bound": "memory-bound"}
+    products = [
+        {"phase": "forward", "operator": "aten::mm", "product": "2×3", "dtype": "fp32", "total_ms": 4.0 * at, **rates}
+        for at in (1, 2)
+    ]
+    values = {"products": 1.0, "copies": 100.0, "vendor's peak": 2.0}
+    ceilings = [{"limit": name, "precision": "fp32", "value": value, "source": ""} for name, value in values.items()]
+    return draw_roofline(products, [{**products[0], "part": "scores"}], ceilings)
+
+
+def moments() -> dict[str, Any]:
+    own = [
+        Moment(
+            *(job, None, f"2026-03-0{job}T10:00:00Z", "cpu", 2.0 * job, job - 0.1, 2.0 * job + 3, 9, "ok", "valid"),
+            *("v1", "v1", None, None, ["main"] if job == 2 else []),
+        )
+        for job in (1, 2, 3)
+    ]
+    return history_figure(History("k", "benchmark", {}, "step_ms", "ms", "less", [], ["cpu"], own, False), "time")
+
+
+def sides() -> dict[str, Any]:
+    of = [Samples(side, "step", [], [1.0 + at, 2.0, 3.5, 2.5]) for at, side in enumerate(("baseline", "candidate"))]
+    return distributions(of, "step_ms", "ms", of="processes")
+
+
+FIGURES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
+    "chart": (
+        lambda: chart(points(), Axes("length", ("precision",)), "step_ms", "ms"),
+        ["fp32", "bf16", "suspect", "oom", "Step (ms)", "Length"],
+    ),
+    "bars": (lambda: chart(points(), Axes("precision", ("length",)), "step_ms", "ms"), ["length=4", "oom", "suspect"]),
+    "heat map": (
+        lambda: heat_map(points(), "length", "precision", "step_ms", "ms"),
+        ["Step (ms)", "7.5", "oom", "bf16"],
+    ),
+    "large heat map": (
+        lambda: heat_map(
+            [Point({"a": a, "b": b}, a * b + 1.0) for a in range(90) for b in range(90)], "a", "b", "x", None
+        ),
+        ["A", "B"],
+    ),
+    "distributions": (sides, ["baseline", "candidate", "Step (ms)"]),
+    "ratios": (
+        lambda: ratios(
+            [Ratio("step_ms, $x$ <b>", 0.5, 0.4, 0.6, "better", "less"), Ratio("b", 2, 1, 3, "worse", "more")]
+        ),
+        ["better", "worse", "step_ms, $x$ <b> ←", "arrows point to the better side of 1"],
+    ),
+    "stacked bars": (
+        lambda: bars_of(
+            ["a", "b"], {"one": {"a": 1.0, "b": 2.0}, "a long name, of two lines": {"a": 3.0}}, "Time (ms)", "ms"
+        ),
+        ["a", "one", "a long name,", "Time (ms)"],
+    ),
+    "bars side by side": (
+        lambda: bars_of(["a", "b"], {"one": {"a": 1.0, "b": 2.0}}, "Memory (MiB)", "MiB", mode="group"),
+        ["Memory (MiB)"],
+    ),
+    "memory": (lambda: memory(20_000), ["forward", "backward", "total", "optimizer state", "Memory (MiB)"]),
+    "ranks": (lambda: ranks(1000), ["rank 3, exposed", "exposed communication", "Time in the step (ms)"]),
+    "operations": (
+        lambda: draw_operations(
+            [{"rank": 0, "operation": "all_reduce", "size": 4, "start_ms": 1.0, "end_ms": 2.0, "step": 1}]
+        ),
+        ["rank 0", "Time (ms)"],
+    ),
+    "roofline": (roofline, ["FLOPs per byte", "TFLOP/s", "products, forward", "vendor's peak: 2 TFLOP/s in fp32"]),
+    "samples": (
+        lambda: over_steps(
+            [
+                {"metric": "step_ms", "phase": "step", "unit": "ms", "unit_index": unit, "samples": [1.0, 3.0] * 5000}
+                for unit in (0, 1)
+            ],
+            2,
+        ),
+        ["Time (ms)", "Step"],
+    ),
+    "flames": (
+        lambda: draw_flames(tree("\n".join(f"step;f{at % 40};g<{at}> {9 + at % 5}" for at in range(4000)).encode())),
+        ["Share of the time (%)", "step"],
+    ),
+    "history": (moments, ["Finished (UTC)", "Step (ms)", "main", "in a baseline"]),
+}
+
+
+def titled(figure: dict[str, Any]) -> Any:
+    return light({**figure, "title": "The title", "caption": "Job 17 (benchmark); tiny; costs $5 and $6."})
+
+
+def words(svg: bytes) -> set[str]:
+    """The texts of a picture: each stands before its letters."""
+    texts = re.findall(r"<!-- (.*?) -->", svg.decode(), flags=re.DOTALL)
+    return {line.strip() for text in texts for line in html.unescape(text).replace("\\$", "$").splitlines()}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_becomes_a_small_picture_with_its_words(name: str) -> None:
+    make, texts = FIGURES[name]
+    figure = titled(make())
+    svg = draw(figure, "svg")
+    assert len(svg) < LARGEST_SVG, f"{len(svg)} bytes"
+    root = ElementTree.fromstring(svg)
+    addresses = [value for element in root.iter() for key, value in element.attrib.items() if key.endswith("href")]
+    assert all(value.startswith(("#", "data:image/png;base64,")) for value in addresses), "it needs no other file"
+    assert not re.search(rb"<script|url\((?!#)|var\(", svg)
+    assert not {*texts, "The title"} - words(svg), words(svg)
+    (caption,) = (line for line in words(svg) if line.startswith("Job 17 (benchmark); tiny; costs $5 and $6."))
+    assert ("drawn as one" in caption) == (name == "ranks")
+
+
+def test_the_formats_and_that_the_same_figure_gives_the_same_file() -> None:
+    figure = titled(FIGURES["chart"][0]())
+    assert draw(figure, "png").startswith(b"\x89PNG")
+    assert draw(figure, "pdf").startswith(b"%PDF")
+    assert draw(figure, "svg") == draw(figure, "svg")
+
+
+def test_peaks_stay_where_a_line_has_too_many_points() -> None:
+    values = [math.sin(at / 50) for at in range(100_000)]
+    values[77_777], values[12_345] = 50.0, math.nan
+    kept = _kept(range(len(values)), values)
+    assert {0, 77_777, 99_999} <= set(kept)
+    assert len(kept) <= 3 * COLUMNS + 2
+    assert _kept(range(90), values[:90]) == list(range(90)), "a short line keeps all"
+
+
+def test_the_area_of_a_category_reaches_its_value() -> None:
+    """The areas are drawn behind each other: the one of the category on top is the largest."""
+    figure = titled(memory(60))
+    svg = draw(figure, "svg").decode()
+    fills = {name: trace["fillcolor"] for trace in figure["data"][:-1] if (name := trace["name"])}
+    heights = {}
+    for name, color in fills.items():
+        (path,) = re.findall(rf'<path d="([^"]*)" clip-path[^>]*fill: {color}(?!; stroke: #)', svg)
+        numbers = [float(number) for number in re.findall(r"[ML][\d.-]+ ([\d.-]+)", path)]
+        heights[name] = max(numbers) - min(numbers)
+    assert list(heights) == list(fills)
+    assert sorted(heights.values()) == list(heights.values())
+    assert heights["activation"] > 100 * heights["parameter"]
+
+
+def test_what_cannot_be_drawn_is_an_error() -> None:
+    with pytest.raises(ClientError, match="draws no traces of type 'pie'; format html shows them"):
+        draw({"data": [{"type": "pie", "values": [1]}], "layout": {}}, "svg")
+    with pytest.raises(ClientError, match="Roofline: nothing is known"):
+        draw({"data": [], "layout": {}, "title": "Roofline", "empty": "nothing is known"}, "svg")
+
+
+def test_without_matplotlib_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ClientError, match=r"pip install 'flopwatch\[plots\]'"):
+        draw(titled(FIGURES["chart"][0]()), "svg")
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0"), (0.05, "0.05"), (5000, "5000"), (20_000, "20k"), (-3e6, "-3M")])
+def test_numbers_at_ticks(value: float, text: str) -> None:
+    assert si(value) == text
