@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from typing import Annotated
 
@@ -55,7 +56,7 @@ class MeasurementsQuery(AttemptQuery):
     after: Cursor | None = None
 
 
-class ReportedTableQuery(AttemptQuery, TextQuery):
+class RowsQuery(TextQuery):
     """The rows of a reported table that the client asks for, their order and their format."""
 
     format: Format | None = None
@@ -77,10 +78,16 @@ class ReportedTableQuery(AttemptQuery, TextQuery):
             sort=self.sort,
             limit=MAX_ROWS if self.limit is None and format_ == "json" else self.limit,
             after=int(self.after or 0),
-            attempt=self.attempt,
             columns=split(self.columns),
             where=self.where,  # type: ignore[arg-type]  # pairs, once validated
         )
+
+
+class ReportedTableQuery(AttemptQuery, RowsQuery):
+    """The rows of a job's table, and the attempt."""
+
+    def excerpt(self, format_: Format) -> results.Excerpt:
+        return replace(super().excerpt(format_), attempt=self.attempt)
 
 
 @router.get("/logs", operation_id="get_job_log", response_class=PlainTextResponse, summary="A job's output")
@@ -142,7 +149,7 @@ async def reported_table(
 
 
 async def answer_table(
-    request: Request, services: Services, query: ReportedTableQuery, read: Callable[[results.Excerpt], results.Sheet]
+    request: Request, services: Services, query: RowsQuery, read: Callable[[results.Excerpt], results.Sheet]
 ) -> Response:
     """Answer with the excerpt of a table that the query asks for, in the format that the request asks for."""
     format_ = chosen_format(request, query.format)

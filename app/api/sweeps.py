@@ -32,7 +32,7 @@ from app.api.parameters import (
     idempotency,
 )
 from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
-from app.api.results import MAX_ROWS, ReportedTableQuery, answer_table
+from app.api.results import MAX_ROWS, RowsQuery, answer_table
 from app.api.schemas import DryRun, Measurements, Page, Sweep
 from app.api.services import CurrentServices, Services
 from app.api.tables import in_every_format
@@ -263,7 +263,7 @@ def show(services: CurrentServices, sweep_id: SweepId) -> Response:
     return Json(linked_sweep(services.reading.sweep(sweep_id)))
 
 
-class SweepTableQuery(ReportedTableQuery):
+class SweepTableQuery(RowsQuery):
     """The rows of a table of a sweep's jobs."""
 
     limit_per_job: Annotated[int, Field(ge=1, le=MAX_ROWS)] | None = None
@@ -288,11 +288,8 @@ async def reported_table(
     name: str,
     query: Annotated[SweepTableQuery, Query()],
 ) -> Response:
-    """Returns the rows of all finished jobs of the sweep, each with its job and its values of the grid: the kernels of
-    profiles, or the largest allocations, in one table."""
-    if query.attempt is not None:
-        detail = "is of one job: leave it out; these are the last attempts."
-        raise InvalidRequest(detail, errors=(FieldError("/attempt", detail),))
+    """Returns the rows of the last attempt of all finished jobs of the sweep, each with its job and its values of the
+    grid: the kernels of profiles, or the largest allocations, in one table."""
 
     def read(excerpt: results.Excerpt) -> results.Sheet:
         return results.sweep_table(services.database, services.reading.sweep(sweep_id), name, excerpt)

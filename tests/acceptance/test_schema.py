@@ -27,6 +27,10 @@ NOT_EXPRESSED = {
     "/workers": "a cursor is a time and an id",
     "/sweeps": "needs a grid or a search, and a spec below its base",
     "/sweeps/{sweep_id}/export": "as for /tables",
+    "/usage": "as for /tables",
+    "/jobs/{job_id}/plots/{name}": "each option is for some plots",
+    "/sweeps/{sweep_id}/plots/{name}": "as for a job's",
+    "/compare/plots/{name}": "as for a job's",
     "/files/{sha256}": "the path has the digest of the body",
 }
 """Paths on which a request may fit the document and be refused: what they ask for has no expression there."""

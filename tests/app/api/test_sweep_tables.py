@@ -85,7 +85,7 @@ def test_a_remark_that_rows_share_stands_below(fresh_site: Any, swept: str, repo
         ("/kernel", 404, "No finished job of sweep 1 has a table 'kernel'; one has: kernels."),
         ("/kernels?sort=nose", 422, "no column 'nose' to sort by"),
         ("/kernels?columns=nose", 422, "There is no column 'nose'"),
-        ("/kernels?attempt=1", 422, "leave it out"),
+        ("/kernels?attempt=1", 422, "'attempt'"),
         ("/kernels?where=phase=forward", 422, "'phase' is none of these results' columns: job, context_length, unit"),
         ("/kernels?where=kernel=softmax", 422, "No row has kernel=softmax; there is gemm, relu."),
         ("/kernels?where=kernel", 422, "must be written coordinate=value"),
