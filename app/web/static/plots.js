@@ -208,6 +208,8 @@ function themed(content) {
     // Plotly writes the ticks between powers of ten as "2" and "5" unless a format is set.
     if (layout[name].type === "log" && layout[name].dtick === "D2") layout[name].tickformat ??= ",~r";
     if (typeof layout[name].title === "string") layout[name].title = { text: layout[name].title };
+    // It is centred below the plot, beside which a phone has long names of rows: what is wider than the plot is cut off.
+    if (narrow.matches && name[0] === "x" && layout[name].title) layout[name].title = { ...layout[name].title, font: { size: 10 } };
   }
   const data = resolved(content.data);
   probe.remove();
