@@ -55,6 +55,16 @@ SYMBOLS = {
     "hexagon": "h",
     "x": "X",
 }
+UNSEEN = {"type", "customdata", "hoverinfo", "hoveron", "hovertemplate", "legendgroup", "hoverongaps", "cliponaxis"}
+"""Fields of traces that do not change a picture on paper."""
+SEEN = {
+    "bar": "name x y orientation marker error_y base width showlegend "
+    "text textposition insidetextanchor textangle textfont",
+    "box": "name x y boxpoints jitter pointpos marker line fillcolor",
+    "heatmap": "name x y z colorscale zmin zmax colorbar showscale showlegend xgap ygap text texttemplate textfont",
+    "scatter": "name x y yaxis mode line marker error_x error_y fill fillcolor stackgroup text textposition showlegend",
+}
+"""The fields of each type of trace that this module knows."""
 NO_MATPLOTLIB = (
     "Pictures are drawn by matplotlib, which is not installed here: pip install 'flopwatch[plots]'. "
     "The format html needs nothing."
@@ -174,10 +184,14 @@ class _Drawing:
             "heatmap": self._heat_maps,
             "scatter": self._scatter,
         }
+        traces = [self._colored(trace, number) for number, trace in enumerate(traces)]
         by_kind: dict[str, list[Mapping[str, Any]]] = {}
         for trace in traces:
             by_kind.setdefault(trace["type"], []).append(trace)
         for kind, own in by_kind.items():
+            unknown = set().union(*own) - UNSEEN - set(SEEN.get(kind, "").split())
+            if kind in known and unknown:
+                raise ClientError(f"This version of Flopwatch does not draw {', '.join(sorted(unknown))} of {kind}.")
             if kind not in known:
                 raise ClientError(
                     f"This version of Flopwatch draws no traces of type {kind!r}; format html shows them."
@@ -189,6 +203,15 @@ class _Drawing:
             self._line(shape)
         for note in self.layout.get("annotations", ()):
             self._annotation(note)
+
+    def _colored(self, trace: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+        """Return a line or markers without a colour with the one that is theirs by their place among the traces."""
+        if trace["type"] != "scatter":
+            return trace
+        colors = self.layout.get("colorway") or [QUIET]
+        color = colors[number % len(colors)]
+        own = {name: {"color": color, **trace.get(name, {})} for name in ("line", "marker")}
+        return {"mode": "lines+markers", **trace, **own}
 
     # Coordinates
 
@@ -289,9 +312,15 @@ class _Drawing:
 
     def _scatter(self, traces: Sequence[Mapping[str, Any]]) -> None:
         sums: dict[str, list[float]] = {}
-        for trace in traces:
+        for number, trace in enumerate(traces):
             if trace.get("fill") == "toself":
                 self._blocks(trace)
+            elif trace.get("fill") == "tonexty" and number and traces[number - 1]["x"] == trace["x"]:
+                color = trace.get("fillcolor") or trace["line"]["color"]
+                low, high = (self.at("y", edge["y"]) for edge in (traces[number - 1], trace))
+                self.axes.fill_between(self.at("x", trace["x"]), low, high, color=color, alpha=0.25, linewidth=0)
+            elif "fill" in trace:
+                raise ClientError(f"This version of Flopwatch does not draw fill {trace['fill']!r}.")
             elif (group := trace.get("stackgroup")) is not None:
                 below = sums.get(group, [0.0] * len(trace["x"]))
                 sums[group] = [one + float(other or 0) for one, other in zip(below, trace["y"], strict=True)]
@@ -346,7 +375,7 @@ class _Drawing:
             self.axes.autoscale_view()
 
     def _line_or_markers(self, trace: Mapping[str, Any]) -> None:
-        mode = trace.get("mode", "lines+markers")
+        mode = trace["mode"]
         x, y = self.at("x", trace["x"]), self.at("y", trace["y"])
         on_top = trace.get("yaxis") == "y2"
         style: dict[str, Any] = {"zorder": 3}
@@ -354,7 +383,7 @@ class _Drawing:
             style |= {"transform": self.axes.get_xaxis_transform(), "clip_on": False}
         line, marker = trace.get("line", {}), trace.get("marker", {})
         label = self._label(trace)
-        if "lines" in mode:
+        if "lines" in mode and line.get("width") != 0:
             kept = _kept(x, y)
             drawstyle = "steps-post" if line.get("shape") == "hv" else "default"
             self.axes.plot(
@@ -371,7 +400,7 @@ class _Drawing:
             self._markers(x, y, marker, label, line if "lines" in mode else None, style)
         for name in ("x", "y"):
             if f"error_{name}" in trace:
-                self._errors(x, y, name, trace[f"error_{name}"])
+                self._errors(x, y, name, {"color": marker.get("color"), **trace[f"error_{name}"]})
         if "text" in mode:
             for left, height, text in zip(x, y, trace["text"], strict=True):
                 self.axes.annotate(

@@ -82,12 +82,11 @@ class PlotOptions(TypedDict, total=False):
     group: Sequence[str] | None
     """Of `chart`: the coordinates whose values make the series; by default all others that vary."""
     where: Mapping[str, Any] | None
-    """Of `chart` and `heat-map`: only the cases with these coordinates; a list of values names alternatives."""
+    """Of `chart` and `heat-map`: only the cases with these coordinates; a list of values names alternatives. Of
+    `samples` and `history`, which are of one case: this one."""
     relative_to: Mapping[str, Any] | None
     """Of `chart` and `heat-map`: coordinates of the cases to which all others are related: {"precision": "fp32"}; how
     many times better they are is drawn."""
-    case: str | None
-    """Of `samples` and `history`: the key of a case; by default the first."""
 
 
 def plot_query(options: PlotOptions) -> Answer:

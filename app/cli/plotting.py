@@ -44,7 +44,6 @@ RelativeTo = Annotated[
     list[str] | None,
     typer.Option(metavar="COORDINATE=VALUE", help="Draw how many times faster each case is than this one."),
 ]
-Case = Annotated[str | None, typer.Option(metavar="KEY", help="Of samples or history: the case.")]
 FormatOption = Annotated[
     PlotFormat | None, typer.Option("--format", help="By default what the file's name says, or svg.")
 ]
@@ -69,7 +68,6 @@ def plot(
     group: Group = None,
     where: Where = None,
     relative_to: RelativeTo = None,
-    case: Case = None,
     output_format: FormatOption = None,
     output: Output = None,
 ) -> None:
@@ -87,7 +85,6 @@ def plot(
         "group": group and [group],
         "where": values_of(where),
         "relative_to": dict(map(split_pair, relative_to or [])) or None,
-        "case": case,
     }
     content = server.plot(job, name, sweep=sweep, against=against, format=written.value, **options)  # type: ignore[arg-type]
     if str(output) == "-":

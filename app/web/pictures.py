@@ -37,7 +37,7 @@ from app.web.pages import plots as panel
 from app.web.pages.panels import results_of
 from app.web.panels import JobResults, panels_of
 from app.web.panels.profile import STACKS
-from app.web.plots import Figure
+from app.web.plots import Figure, Point, varying
 from app.web.samples import over_steps
 from app.web.stacks import MAX_BYTES, draw_flames, tree
 from app.web.templates import STATIC, embedded
@@ -54,9 +54,8 @@ TAKEN_BY: Mapping[str, Sequence[str]] = {
     "x": (CHART, HEAT_MAP),
     "y": (HEAT_MAP,),
     "group": (CHART,),
-    "where": (CHART, HEAT_MAP),
+    "where": (CHART, HEAT_MAP, SAMPLES, HISTORY),
     "relative_to": (CHART, HEAT_MAP),
-    "case": (SAMPLES, HISTORY),
 }
 """The plots that each parameter is for."""
 MOST_JOBS = 9
@@ -76,12 +75,11 @@ class PictureQuery(StrictQuery):
     """Of `chart`: coordinates whose values make the series, repeated or separated by commas; by default all that
     vary."""
     where: list[Coordinate] = Field(default=[], max_length=panel.MAX_FILTERS)
-    """Of `chart` and `heat-map`: `coordinate=value`, only these cases; repeat it for alternatives."""
+    """Of `chart` and `heat-map`: `coordinate=value`, only these cases; repeat it for alternatives. Of `samples` and
+    `history`, which are of one case: this case."""
     relative_to: list[Coordinate] = Field(default=[], max_length=panel.MAX_FILTERS)
     """Of `chart` and `heat-map`: `coordinate=value` of the reference cases; how many times better all others are is
     drawn."""
-    case: Text | None = None
-    """Of `samples` and `history`: the key of a case; by default the first."""
     format: Literal["json", "html"] = "json"
     """The figure in Plotly's terms, or one HTML file that draws it without a server."""
 
@@ -229,22 +227,39 @@ def plots_of_job(services: Services, own: JobResults, query: PictureQuery) -> li
     cases = results.cases_of_job(services.database, job_id)
     if len(cases) > 1:
         plots += drawn_panel(services, query.of(job=[job_id]))
-    rows, processes = services.reading.samples(job_id, query.case)
-    if rows:
-        case = case_text(rows[0]["case"]) if len(cases) > 1 else ""
-        plots.append(Plot(SAMPLES, "Times of the measured steps in order", partial(_samples, rows, processes, case)))
-    if cases and (query.case is not None or len(cases) == 1):
-        plots.append(Plot(HISTORY, "The case in each job that measured it", partial(_history, services, job_id, query)))
+    chosen = _cases(cases, query)
+    if services.reading.samples(job_id)[0]:
+        title, several = "Times of the measured steps in order", len(cases) > 1
+        plots.append(Plot(SAMPLES, title, partial(_samples, services, job_id, chosen, several=several)))
+    if cases:
+        plots.append(Plot(HISTORY, "The case in each job that measured it", partial(_history, services, chosen, query)))
     return plots
 
 
-def _samples(rows: Sequence[Mapping[str, Any]], processes: int, case: str) -> Figure:
+def _cases(cases: Mapping[str, Mapping[str, Any]], query: PictureQuery) -> Mapping[str, Mapping[str, Any]]:
+    """Return the cases, by their keys, that the query asks for."""
+    points = [Point(coordinates, None, url=key) for key, coordinates in cases.items()]
+    wanted = ["=".join(pair) for pair in query.where]
+    return {str(point.url): point.place for point in panel.where(points, wanted)}
+
+
+def _samples(services: Services, job_id: int, cases: Mapping[str, Any], *, several: bool) -> Figure:
+    """Draw the samples of the first of these cases that was sampled."""
+    for key in cases:
+        rows, processes = services.reading.samples(job_id, key)
+        if rows:
+            break
     figure = over_steps(rows, processes)
-    return {**figure, "note": "; ".join(filter(None, [figure["note"], case and f"The case: {case}"]))}
+    case = f"The case: {case_text(cases[key])}" if several else ""
+    return {**figure, "note": "; ".join(filter(None, [figure["note"], case]))}
 
 
-def _history(services: Services, job_id: int, query: PictureQuery) -> Figure:
-    choice = results.CaseChoice(job=job_id) if query.case is None else results.CaseChoice(key=query.case)
+def _history(services: Services, cases: Mapping[str, Any], query: PictureQuery) -> Figure:
+    if len(cases) > 1:
+        names = varying([Point(coordinates, None) for coordinates in cases.values()])
+        detail = f"A history is of one case: choose one of {len(cases)} by where, in {', '.join(names)}."
+        raise InvalidRequest(detail, errors=(FieldError("/where", detail),))
+    choice = results.CaseChoice(key=next(iter(cases)))
     whole = results.history(services.database, choice, query.metric, None, panel.MANY_POINTS)
     return history_plot.figure(whole, "time")
 
@@ -352,5 +367,6 @@ def _light_colours() -> Mapping[str, str]:
 def light(figure: Mapping[str, Any]) -> Any:
     """Return a figure with the light theme's colours in place of variables: a client has no style sheet."""
     colours = _light_colours()
-    text = json.dumps(figure, allow_nan=False)
+    colourway = [f"var(--plot-{number})" for number in range(1, 9)]
+    text = json.dumps({**figure, "layout": {"colorway": colourway, **figure["layout"]}}, allow_nan=False)
     return json.loads(re.sub(r'"var\((--[\w-]+)\)"', lambda found: f'"{colours[found[1]]}"', text))

@@ -17,6 +17,7 @@ from app.results.history import History
 from app.results.history import Point as Moment
 from app.web.history_plot import figure as history_figure
 from app.web.panels._bars import bars_of
+from app.web.panels._buckets import draw as draw_buckets
 from app.web.panels.ddp import draw_operations
 from app.web.panels.ddp import draw_timeline as draw_ranks
 from app.web.panels.memory import CATEGORIES
@@ -28,6 +29,8 @@ from app.web.samples import over_steps
 from app.web.stacks import draw_flames, tree
 from flopwatch import ClientError
 from flopwatch.drawing import COLUMNS, _kept, draw, si
+
+pytest.importorskip("matplotlib", reason="pip install -e .[dev]")
 
 LARGEST_SVG = 200_000
 
@@ -91,6 +94,16 @@ def moments() -> dict[str, Any]:
     return history_figure(History("k", "benchmark", {}, "step_ms", "ms", "less", [], ["cpu"], own, False), "time")
 
 
+def buckets() -> dict[str, Any]:
+    curve = [
+        {"what": "curve", "size_mb": float(at), "predicted_exposed_ms": 9.0 / at, "predicted_low_ms": 8.0 / at}
+        | {"predicted_high_ms": 10.0 / at}
+        for at in (1, 2, 4)
+    ]
+    best = {"what": "best", "size_mb": 4.0, "low_mb": 2.0, "high_mb": 5.0, "predicted_exposed_ms": 2.0}
+    return draw_buckets([*curve, best], {1.0: 8.5, 4.0: 2.5})
+
+
 def sides() -> dict[str, Any]:
     of = [Samples(side, "step", [], [1.0 + at, 2.0, 3.5, 2.5]) for at, side in enumerate(("baseline", "candidate"))]
     return distributions(of, "step_ms", "ms", of="processes")
@@ -152,6 +165,7 @@ FIGURES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
         lambda: draw_flames(tree("\n".join(f"step;f{at % 40};g<{at}> {9 + at % 5}" for at in range(4000)).encode())),
         ["Share of the time (%)", "step"],
     ),
+    "buckets": (buckets, ["predicted", "measured", "Size of a bucket (MB of 2²⁰ bytes)", "Exposed communication (ms)"]),
     "history": (moments, ["Finished (UTC)", "Step (ms)", "main", "in a baseline"]),
 }
 
@@ -215,6 +229,11 @@ def test_the_area_of_a_category_reaches_its_value() -> None:
 def test_what_cannot_be_drawn_is_an_error() -> None:
     with pytest.raises(ClientError, match="draws no traces of type 'pie'; format html shows them"):
         draw({"data": [{"type": "pie", "values": [1]}], "layout": {}}, "svg")
+    of_line = {"type": "scatter", "mode": "lines", "x": [1], "y": [1]}
+    with pytest.raises(ClientError, match="does not draw fill 'tozeroy'"):
+        draw({"data": [{**of_line, "fill": "tozeroy"}], "layout": {}}, "svg")
+    with pytest.raises(ClientError, match="does not draw selectedpoints of scatter"):
+        draw({"data": [{**of_line, "selectedpoints": [0]}], "layout": {}}, "svg")
     with pytest.raises(ClientError, match="Roofline: nothing is known"):
         draw({"data": [], "layout": {}, "title": "Roofline", "empty": "nothing is known"}, "svg")
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.app.cli.test_commands import TINY, ended
 
-__all__ = ["TINY"]
+pytest.importorskip("matplotlib", reason="pip install -e .[dev]")
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array
 import json
 import re
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -83,7 +85,8 @@ def test_axes_series_and_cases_are_chosen(swept: Any) -> None:
         ("/sweeps/1/plots/chart?where=precision", 422, "must be written coordinate=value"),
         ("/sweeps/1/plots/chart?relative_to=precision=fp8", 422, "No row has precision=fp8; there is fp32, bf16"),
         ("/sweeps/1/plots/chart?metric=nose", 422, "Nobody has measured 'nose'"),
-        ("/sweeps/1/plots/chart?case=x", 422, "is for samples, history: leave it out for chart"),
+        ("/sweeps/1/plots/chart?y=context_length", 422, "is for heat-map: leave it out for chart"),
+        ("/jobs/1/plots/history?where=precision=bf16", 422, "of precision there is fp32"),
         ("/sweeps/1/plots/heat-map?group=precision", 422, "is for chart: leave it out for heat-map"),
         ("/sweeps/1/plots/roofline", 404, "Sweep 1 has no plot 'roofline'; it has: chart, heat-map."),
         ("/sweeps/9/plots/chart", 404, "no sweep 9"),
@@ -120,6 +123,26 @@ def test_two_jobs_compared(swept: Any) -> None:
     assert [trace["name"] for trace in boxes["data"]] == ["job 1 (baseline)", "job 2"]
 
 
+def test_a_case_of_several_is_chosen(site: Any, measured: Callable[..., Any]) -> None:
+    job = site.submit(spec={"kind": "benchmark", "model": {"size": "tiny"}}, priority=90)["id"]
+    found = []
+    for precision, value in (("fp32", 4.0), ("bf16", 2.0)):
+        samples = zlib.compress(array.array("d", [value, value + 1]).tobytes())
+        row = measured("step_ms", value, model="tiny", precision=precision, phase="step")
+        found.append(replace(row, n=2, samples=samples, case_key=precision))
+    site.worker.finish(site.worker.claim_job(job), measurements=found)
+    names = [plot["name"] for plot in get(site, f"/jobs/{job}/plots").json()["data"]]
+    assert {"chart", "samples", "history"} <= set(names)
+    samples = f"/jobs/{job}/plots/samples"
+    assert get(site, samples).json()["data"][0]["y"] == [4, 5], "the first case"
+    chosen = get(site, f"{samples}?where=precision=bf16").json()
+    assert chosen["data"][0]["y"] == [2, 3]
+    assert chosen["caption"].endswith("The case: tiny, bf16, step.")
+    history = f"/jobs/{job}/plots/history"
+    assert "choose one of 2 by where, in precision" in get(site, history, 422).json()["detail"]
+    assert get(site, f"{history}?where=precision=bf16&metric=step_ms").json()["data"][0]["y"] == [2]
+
+
 def test_every_plot_of_a_profile(
     site: Any, measured: Callable[..., Any], reported: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -142,6 +165,7 @@ def test_every_plot_of_a_profile(
         artifacts=[StoredArtifact(0, "stacks.txt", "stacks", "text/plain", size, sha256)],
         validity=validity,
     )
+    pytest.importorskip("matplotlib", reason="pip install -e .[dev]")
     listed = [plot["name"] for plot in get(site, f"/jobs/{job}/plots").json()["data"]]
     assert listed[:2] == ["classes", "flame-graph"]
     for name in listed:
