@@ -356,6 +356,10 @@ class TrainingSpec(SpecBase):
         """Tokens of a sequence, with those that mode `generate` adds."""
         return self.context_length + (self.new_tokens if self.mode == "generate" else 0)
 
+    def sampling(self) -> dict[str, Any]:
+        """Return how mode `generate` draws tokens: arguments of workers.model.steps.GenerateStep."""
+        return {}
+
     @property
     def updates_by_triton(self) -> bool:
         """True if a Triton kernel updates the parameters."""

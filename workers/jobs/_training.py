@@ -281,8 +281,10 @@ def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: C
     return {name: value for name, (value, _) in options.items() if takes_all or name in parameters}
 
 
-def build(spec: TrainingSpec, device: torch.device, build_model: Maker) -> Training:
-    """Build the model and its step.
+def build(
+    spec: TrainingSpec, device: torch.device, build_model: Maker, prompt: Sequence[int] | None = None
+) -> Training:
+    """Build the model and its step, in mode generate for a prompt of these tokens; None: random ones.
 
     Raises:
         OutOfMemory: the model does not fit.
@@ -306,20 +308,22 @@ def build(spec: TrainingSpec, device: torch.device, build_model: Maker) -> Train
         with device:
             model = build_model()
         set_parameter_dtype(model, spec.parameter_dtype)
-        step = build_step(spec, device, model)
+        step = build_step(spec, device, model, prompt)
     if not spec.cuda_graph:
         return Training(spec, device, model, step, meter)
     graphed = GraphedStep(cast("GraphableStep", step))
     return Training(spec, device, model, graphed, meter, graphed)
 
 
-def build_step(spec: TrainingSpec, device: torch.device, model: torch.nn.Module) -> Step:
-    """Build the step that is repeated, not yet captured in a CUDA graph."""
+def build_step(
+    spec: TrainingSpec, device: torch.device, model: torch.nn.Module, prompt: Sequence[int] | None = None
+) -> Step:
+    """Build the step that is repeated, not yet captured in a CUDA graph; `prompt` as for `build`."""
     import torch
 
     from workers.measure.warmup import min_calls
     from workers.model import steps
-    from workers.model.batches import RandomBatches
+    from workers.model.batches import FixedPrompt, RandomBatches
     from workers.model.optimizer import make_optimizer
     from workers.model.precision import PRECISIONS
 
@@ -348,7 +352,10 @@ def build_step(spec: TrainingSpec, device: torch.device, model: torch.nn.Module)
                 micro_batches=micro_batches,
             )
         case "generate":
-            return steps.GenerateStep(call, cast("CachedModel", model), batches, precision, spec.new_tokens)
+            prompts = batches if prompt is None else FixedPrompt(prompt, spec.batch_size, device)
+            return steps.GenerateStep(
+                call, cast("CachedModel", model), prompts, precision, spec.new_tokens, **spec.sampling()
+            )
 
 
 def compiled(spec: TrainingSpec, model: torch.nn.Module, *, inside_hooks: bool = False) -> Any:

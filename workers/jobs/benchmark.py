@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import gzip
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.specs.benchmark import BenchmarkSpec
 from workers.jobs import _training
 from workers.jobs._base import Unit
+from workers.jobs._generated import prompt_of, report_generated
 from workers.jobs._values import Metric, Values
 from workers.reporter import Reporter
 
@@ -41,12 +43,14 @@ class BenchmarkRunner:
         from workers.measure import environment
         from workers.measure.validity import Monitor
 
+        case, prompt = spec.case(), prompt_of(spec)
+        if prompt is not None:
+            spec = spec.model_copy(update={"context_length": len(prompt)})
         device, build_model = _training.prepare(spec)
         report.environment(environment.fingerprint(device))
         monitor = Monitor(device)
         with _training.known_errors():
-            values, verdict = measure(spec, device, build_model, monitor, report)
-        case = spec.case()
+            values, verdict = measure(spec, device, build_model, monitor, report, prompt)
         report.validity(verdict, case.key, unit.title)
         values.report(case, environment.device_key(device), report)
         save_samples(values, report)
@@ -61,6 +65,7 @@ def measure(
     build_model: _training.Maker,
     monitor: Monitor,
     report: Reporter,
+    prompt: Sequence[int] | None = None,
 ) -> tuple[Values, dict[str, Any]]:
     """Return the values of each metric and the verdict. Without samples, the verdict still reports other processes on
     the device."""
@@ -68,8 +73,9 @@ def measure(
 
     report.progress(0, spec.measure_steps or _training.STEPS, "making the model")
     try:
-        training = _training.build(spec, device, build_model)
+        training = _training.build(spec, device, build_model, prompt)
         values, checks = _training.measure(training, monitor, report, pacing=spec.pacing)
+        report_generated(spec, training, report)
     except OutOfMemory as error:
         monitor.watch(last=True)
         values = Values(_training.metrics(spec, spec.pacing))

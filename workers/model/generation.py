@@ -63,7 +63,12 @@ class CachedModel(Protocol):
 
 
 def sample(
-    logits: Tensor, *, temperature: float = 1.0, top_k: int | None = None, generator: torch.Generator | None = None
+    logits: Tensor,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Draw one token per row.
 
@@ -71,20 +76,28 @@ def sample(
         logits: (batch, vocabulary).
         temperature: Divides the logits; 0 takes the most likely token.
         top_k: Draw among the k most likely tokens only.
+        top_p: Draw among the fewest most likely tokens only that have this probability together (Holtzman et al., "The
+            Curious Case of Neural Text Degeneration", 2020, section 3.1); with `top_k`, of those.
 
     Returns:
         Token ids (batch, 1).
     """
     if temperature < 0 or (top_k is not None and top_k < 1):
         raise ValueError(f"temperature must be at least 0 and top_k at least 1, not {temperature} and {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be at least some probability, and 1 at most, not {top_p}")
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
     logits = logits.float() / temperature
-    if top_k is None or top_k >= logits.shape[-1]:
+    few = logits.shape[-1] if top_k is None else min(top_k, logits.shape[-1])
+    if few == logits.shape[-1] and top_p is None:
         return torch.multinomial(torch.softmax(logits, dim=-1), 1, generator=generator)
-    likeliest, token_ids = logits.topk(top_k, dim=-1)
-    choice = torch.multinomial(torch.softmax(likeliest, dim=-1), 1, generator=generator)
-    return token_ids.gather(-1, choice)
+    likeliest, token_ids = logits.topk(few, dim=-1)
+    probabilities = torch.softmax(likeliest, dim=-1)
+    if top_p is not None:
+        before = probabilities.cumsum(dim=-1) - probabilities
+        probabilities = probabilities.masked_fill(before >= top_p, 0.0)
+    return token_ids.gather(-1, torch.multinomial(probabilities, 1, generator=generator))
 
 
 @torch.no_grad()
@@ -95,6 +108,7 @@ def generate(
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
+    top_p: float | None = None,
     end_token_id: int | None = None,
     use_cache: bool = True,
     generator: torch.Generator | None = None,
@@ -104,7 +118,7 @@ def generate(
     Args:
         prompt: (batch, prompt length) or (prompt length,), at least one token.
         max_new_tokens: Tokens to add.
-        temperature, top_k, generator: See `sample`.
+        temperature, top_k, top_p, generator: See `sample`.
         end_token_id: A row that has drawn it is filled up with it; generation ends early when all rows have drawn it.
         use_cache: Keep keys and values; without it, every step runs the whole sequence again.
 
@@ -115,7 +129,7 @@ def generate(
         ValueError: the prompt is empty, or prompt and new tokens exceed the model's context length.
     """
     if prompt.dim() == 1:
-        options = {"temperature": temperature, "top_k": top_k, "generator": generator}
+        options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
         return generate(
             model,
             prompt.unsqueeze(0),
@@ -134,7 +148,7 @@ def generate(
     ended = torch.zeros(batch_size, 1, dtype=torch.bool, device=prompt.device)
     for _ in range(max_new_tokens):
         logits = model(tokens if cache is None else new, cache=cache, last_only=True)[:, -1]
-        new = sample(logits, temperature=temperature, top_k=top_k, generator=generator)
+        new = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
         if end_token_id is not None:
             new = new.masked_fill(ended, end_token_id)
             ended = new == end_token_id

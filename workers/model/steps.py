@@ -9,6 +9,7 @@ step, and `accumulation` is the one phase in which data parallelism does not sha
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -193,32 +194,81 @@ class TrainStep(BackwardStep):
 
 
 class GenerateStep:
-    """Continue a random prompt by `new_tokens` tokens, greedily. Phases: prefill (first token), decode (the others)."""
+    """Continue a prompt by `new_tokens` tokens. Phases: prefill (first token), decode (the others).
+
+    A sequence that has drawn the end token repeats it, so that every step does the same work.
+
+    Args:
+        model, module: The model as it is called, and its module.
+        batches: Makes the prompts.
+        precision: How it computes.
+        new_tokens: Tokens to add.
+        temperature, top_k, top_p: See `workers.model.generation.sample`.
+        end_token: The token that ends a sequence; None: none does.
+        seed: Of the draws.
+    """
 
     def __init__(
-        self, model: CachedModel, module: CachedModel, batches: Batches, precision: Precision, new_tokens: int
+        self,
+        model: CachedModel,
+        module: CachedModel,
+        batches: Batches,
+        precision: Precision,
+        new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        end_token: int | None = None,
+        seed: int = 0,
     ) -> None:
         self.model = model
         self.module = module
         self.batches = batches
         self.precision = precision
         self.new_tokens = new_tokens
+        self.sample = functools.partial(sample, temperature=temperature, top_k=top_k, top_p=top_p)
+        self.end_token = end_token
+        self.seed = seed
+        self.generator = torch.Generator(batches.device).manual_seed(seed)
         self.device_type = batches.device.type
+        self.first: Tensor | None = None
+        """The first prompt."""
         self.phases: dict[str, Callable[[], None]] = {"prefill": self.prefill, "decode": self.decode}
 
     def prepare(self) -> None:
-        self.prompt, _ = self.batches.next()
-        batch_size, length = self.prompt.shape
+        self.begin(self.batches.next()[0])
+
+    def begin(self, prompt: Tensor) -> None:
+        """Forget what was generated, and take a prompt, (batch, tokens)."""
+        self.prompt = prompt
+        self.first = prompt if self.first is None else self.first
+        self.made: list[Tensor] = []
+        batch_size, length = prompt.shape
         with self.precision.autocast(self.device_type):
             self.cache = self.module.new_cache(batch_size, length + self.new_tokens)
 
     def prefill(self) -> None:
-        self.token = self._next(self.prompt)
+        self._draw(self.prompt)
 
     def decode(self) -> None:
         for _ in range(self.new_tokens - 1):
-            self.token = self._next(self.token)
+            self._draw(self.made[-1])
 
-    def _next(self, token_ids: Tensor) -> Tensor:
+    def first_again(self) -> tuple[Tensor, Tensor]:
+        """Continue the first prompt once more, with the first draws; return it and the new tokens, (batch, tokens)."""
+        assert self.first is not None
+        self.generator.manual_seed(self.seed)
+        self.begin(self.first)
+        self.prefill()
+        self.decode()
+        return self.first, torch.cat(self.made, dim=-1)
+
+    def _draw(self, token_ids: Tensor) -> None:
+        """Draw the token after these, (batch, 1)."""
         with torch.no_grad(), self.precision.autocast(self.device_type):
-            return sample(self.model(token_ids, cache=self.cache, last_only=True)[:, -1], temperature=0)
+            logits = self.model(token_ids, cache=self.cache, last_only=True)[:, -1]
+            drawn = self.sample(logits, generator=self.generator)
+            if self.end_token is not None and self.made:
+                drawn = drawn.masked_fill(self.made[-1] == self.end_token, self.end_token)
+        self.made.append(drawn)

@@ -40,7 +40,10 @@ TRAINING: list[dict[str, Any]] = [
     {"step_code": CODE},
 ]
 CONTEXTS: dict[str, list[dict[str, Any]]] = {
-    "benchmark": TRAINING,
+    "benchmark": [
+        *TRAINING,
+        {"mode": "generate", "temperature": 1.0, "model": {"size": "small", "vocab_size": 50_257}},
+    ],
     "profile": TRAINING,
     "ddp": [
         {},
@@ -101,6 +104,7 @@ OTHER_VALUES = {
     "step_code": [CODE],
     "script_code": [CODE],
     "arguments": [{"batch_size": 8}, "--batch-size 8"],
+    "prompt": ["Once"],
 }
 """Where the schema alone does not give another valid value."""
 
@@ -321,6 +325,11 @@ class TestModels:
             ("forward_backward", "master_weights", True),
             ("forward_backward", "new_tokens", 8),
             ("train_step", "new_tokens", 8),
+            ("train_step", "temperature", 1.0),
+            ("forward", "top_k", 8),
+            ("forward", "top_p", 0.5),
+            ("forward_backward", "end_token", 8),
+            ("forward", "prompt", "Once"),
             ("train_step", "compile_scope", "model"),
             ("train_step", "checkpoint_scope", "selective"),
             ("train_step", "checkpoint_layers", 1),

@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from app.specs.benchmark import BenchmarkSpec
+from app.specs.benchmark import OF_GENERATION, BenchmarkSpec
 from app.specs.memory import DEFAULT_WARMUP_STEPS, MemorySpec
 
 
@@ -33,7 +33,9 @@ def test_invalid_fields_are_refused_with_their_path(fields: dict[str, object], f
 
 
 def test_it_has_the_fields_of_benchmark() -> None:
-    assert set(BenchmarkSpec.model_fields) - {"replicates", "pacing"} <= set(MemorySpec.model_fields)
+    assert set(BenchmarkSpec.model_fields) - {"replicates", "pacing", "prompt", *OF_GENERATION} <= set(
+        MemorySpec.model_fields
+    )
 
 
 def test_how_much_is_recorded_changes_no_case() -> None:

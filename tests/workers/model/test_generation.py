@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -106,7 +108,24 @@ def test_top_k_leaves_the_others_out() -> None:
     assert sample(logits, temperature=0).unique().tolist() == [1]
 
 
-@pytest.mark.parametrize("options", [{"temperature": -1.0}, {"top_k": 0}])
+def test_top_p_takes_the_fewest_tokens_that_have_it_together() -> None:
+    """0.5, 0.3, 0.15 and 0.05, of which two have 0.8 together."""
+    logits = torch.tensor([0.3, 0.05, 0.5, 0.15]).log().expand(4000, 4)
+    generator = torch.Generator().manual_seed(5)
+
+    def drawn(**options: Any) -> set[int]:
+        return set(sample(logits, generator=generator, **options).flatten().tolist())
+
+    assert drawn(top_p=0.4) == {2}
+    assert drawn(top_p=0.6) == drawn(top_p=0.79) == {0, 2}
+    assert drawn(top_p=0.9) == {0, 2, 3}
+    assert drawn(top_p=1.0) == {0, 1, 2, 3}
+    assert drawn(top_p=0.9, top_k=2) == {0, 2}
+    frequencies = torch.bincount(sample(logits, top_p=0.7, generator=generator).flatten(), minlength=4) / 4000
+    torch.testing.assert_close(frequencies, torch.tensor([0.375, 0.0, 0.625, 0.0]), rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("options", [{"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1}])
 def test_sample_refuses_what_makes_no_sense(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be at least"):
         sample(torch.zeros(1, 4), **options)

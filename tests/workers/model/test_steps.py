@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from workers.model import TransformerLM
 from workers.model.batches import RandomBatches
@@ -161,7 +161,42 @@ def test_generate_continues_the_prompt_greedily() -> None:
     step = GenerateStep(model, model, batches(), PRECISIONS["fp32"], new_tokens=5)
     run(step, times=2)
     assert step.cache.length == 8 + 4
-    assert torch.equal(step.token, model.generate(step.prompt, 5, temperature=0)[:, -1:])
+    assert torch.equal(torch.cat(step.made, dim=1), model.generate(step.prompt, 5, temperature=0)[:, 8:])
+
+
+def plainly_generated(
+    model: TransformerLM, prompt: Tensor, number: int, temperature: float, top_k: int, end: int
+) -> Tensor:
+    """The loop as it is written on paper: the whole sequence again for each token, one sequence's row at a time."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = prompt
+    for _ in range(number):
+        logits = model(tokens)[:, -1]
+        rows, ids = (torch.stack(each) for each in zip(*(row.sort(descending=True) for row in logits), strict=True))
+        weights = torch.exp(rows[:, :top_k] / temperature)
+        place = torch.multinomial(weights / weights.sum(-1, keepdim=True), 1, generator=generator)
+        new = torch.stack([row[at] for row, at in zip(ids, place, strict=True)])
+        for row, sequence in enumerate(tokens[:, prompt.shape[1] :].tolist()):
+            if end in sequence:
+                new[row] = end
+        tokens = torch.cat((tokens, new), dim=1)
+    return tokens[:, prompt.shape[1] :]
+
+
+@torch.no_grad()
+def test_generate_draws_what_a_plain_loop_draws() -> None:
+    model = small_model()
+    how = {"temperature": 0.7, "top_k": 5}
+    free = GenerateStep(model, model, batches(), PRECISIONS["fp32"], new_tokens=6, seed=3, **how)
+    run(free, times=1)
+    end = int(free.made[1][0])  # the second token of the first sequence
+    step = GenerateStep(model, model, batches(), PRECISIONS["fp32"], new_tokens=6, seed=3, end_token=end, **how)
+    run(step, times=3)
+    prompt, made = step.first_again()
+    assert torch.equal(prompt, free.prompt)
+    assert torch.equal(made, plainly_generated(model, prompt, 6, 0.7, 5, end))
+    assert made[0, 1:].tolist() == [end] * 5
+    assert torch.equal(made[0, :2], torch.cat(free.made, dim=1)[0, :2])
 
 
 @pytest.mark.parametrize(("name", "setting"), [("fp32", "highest"), ("tf32", "high"), ("bf16", "highest")])
