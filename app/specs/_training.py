@@ -49,7 +49,7 @@ OF_OUR_STEP = frozenset(
     {
         *("model", "code", "batch_size", "accumulation_steps", "context_length", "mode", "parameter_dtype", "compile"),
         *("compile_scope", "cuda_graph", "attention", "attention_code", "activation_checkpointing", "checkpoint_scope"),
-        *("checkpoint_layers", "fused_linear_cross_entropy", "fused", "optimizer", "master_weights"),
+        *("checkpoint_layers", "checkpoint_blocks", "fused_linear_cross_entropy", "fused", "optimizer", "master_weights"),
         *("gradient_clip_norm", "new_tokens"),
     }
 )
@@ -224,6 +224,8 @@ class TrainingSpec(SpecBase):
     checkpoint_layers: int | None = Field(default=None, ge=0, le=1024)
     """With `activation_checkpointing`: number of blocks, from the first on, that are recomputed or, with `selective`,
     recompute their feed-forward layer's products; null: all."""
+    checkpoint_blocks: int = Field(default=1, ge=1, le=1024)
+    """With `checkpoint_scope` block: blocks in a row that are recomputed together, from the first one's input."""
     fused_linear_cross_entropy: bool = False
     """Compute output layer and loss together and chunk by chunk, with the gradients in the forward pass, so that the
     full logits never exist. The model must take `targets`."""
@@ -254,6 +256,7 @@ class TrainingSpec(SpecBase):
     }
     added: ClassVar[Mapping[str, Scalar]] = {
         **SpecBase.added,
+        "checkpoint_blocks": 1,
         "checkpoint_scope": "block",
         "fused_linear_cross_entropy": False,
         "master_weights": False,
@@ -394,9 +397,11 @@ class TrainingSpec(SpecBase):
         if self.mode not in WITH_BACKWARD:
             identity["activation_checkpointing"] = None
         if self.mode not in WITH_BACKWARD or not self.activation_checkpointing:
-            identity |= {"checkpoint_scope": None, "checkpoint_layers": None}
+            identity |= {"checkpoint_scope": None, "checkpoint_layers": None, "checkpoint_blocks": None}
         elif self.checkpoint_layers == self.model.shape()["num_layers"]:
             identity["checkpoint_layers"] = None  # which means all of them
+        if self.checkpoint_scope != "block":
+            identity["checkpoint_blocks"] = None
         if self.mode != "train_step":
             identity |= {"optimizer": None, "master_weights": None, "gradient_clip_norm": None}
         if self.mode != "generate":
@@ -428,5 +433,6 @@ class TrainingSpec(SpecBase):
             done.append(f"fused {'/'.join(sorted(self.fused))}")
         if self.activation_checkpointing and self.mode in WITH_BACKWARD:
             layers = "" if self.checkpoint_layers is None else f" in {self.checkpoint_layers} layers"
-            done.append(f"{self.checkpoint_scope} checkpoints{layers}")
+            of = f" of {self.checkpoint_blocks}" if self.checkpoint_scope == "block" and self.checkpoint_blocks > 1 else ""
+            done.append(f"{self.checkpoint_scope} checkpoints{of}{layers}")
         return ", ".join([self.label(), *more, *done])

@@ -268,6 +268,7 @@ def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: C
             spec.checkpoint_layers,
             not spec.activation_checkpointing or spec.checkpoint_layers is None,
         ),
+        "checkpoint_blocks": (spec.checkpoint_blocks, not spec.activation_checkpointing or spec.checkpoint_blocks == 1),
         "fused": (tuple(sorted(spec.fused)), not spec.fused),
     }
     try:

@@ -172,6 +172,12 @@ def keep_products() -> tuple[Any, Any]:
     return contexts
 
 
+def _in_turn(blocks: Sequence[nn.Module], x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    for block in blocks:
+        x = block(x, cos, sin)
+    return x
+
+
 checkpointed: Any = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 """Calls a function and saves only its inputs for the backward pass, which recomputes everything else. There is no
 dropout, so no random state to save."""
@@ -227,6 +233,8 @@ class TransformerLM(nn.Module):
             layer's products; never attention.
         checkpoint_layers: Number of blocks, from the first on, that are recomputed; None: all. The backward pass frees
             the last blocks' activations first, which leaves memory for the recomputed ones.
+        checkpoint_blocks: With scope "block", the number of blocks in a row that are recomputed together, from the
+            first one's input.
         fused: Names in FUSED: what our Triton kernels compute, on a GPU; "linear_cross_entropy" in calls with targets.
 
     Raises:
@@ -251,6 +259,7 @@ class TransformerLM(nn.Module):
         activation_checkpointing: bool = False,
         checkpoint_scope: str = "block",
         checkpoint_layers: int | None = None,
+        checkpoint_blocks: int = 1,
         fused: Collection[str] = (),
     ) -> None:
         super().__init__()
@@ -263,6 +272,7 @@ class TransformerLM(nn.Module):
         self.context_length = context_length
         layers = 0 if not activation_checkpointing else num_layers if checkpoint_layers is None else checkpoint_layers
         self.checkpointed_blocks = layers if checkpoint_scope == "block" else 0
+        self.checkpoint_blocks = checkpoint_blocks
         """Number of blocks, from the first on, that are recomputed as a whole."""
         self.token_embeddings = nn.Embedding(vocab_size, d_model)
         blocks = [TransformerBlock(self.shape, attention, fused) for _ in range(num_layers)]
@@ -319,7 +329,9 @@ class TransformerLM(nn.Module):
                 # cache twice.
                 x = block(x, cos, sin, cache.layer(index))
             elif index < self.checkpointed_blocks and torch.is_grad_enabled():
-                x = checkpointed(block, x, cos, sin)
+                if index % self.checkpoint_blocks == 0:
+                    last = min(index + self.checkpoint_blocks, self.checkpointed_blocks)
+                    x = checkpointed(_in_turn, [*self.layers][index:last], x, cos, sin)
             else:
                 x = block(x, cos, sin)
         if cache is not None:

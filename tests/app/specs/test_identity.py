@@ -333,6 +333,7 @@ class TestModels:
             ("train_step", "compile_scope", "model"),
             ("train_step", "checkpoint_scope", "selective"),
             ("train_step", "checkpoint_layers", 1),
+            ("train_step", "checkpoint_blocks", 2),
             ("generate", "optimizer", "torch_adamw"),
             ("generate", "activation_checkpointing", True),
         ],

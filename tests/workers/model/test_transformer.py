@@ -131,13 +131,25 @@ def test_selective_checkpointing_recomputes_chosen_products(layers: int | None, 
         torch.testing.assert_close(other.grad, one.grad, rtol=0, atol=0)
 
 
-def test_the_first_blocks_are_recomputed_as_a_whole() -> None:
-    model = small_model(activation_checkpointing=True, checkpoint_layers=2)
+@pytest.mark.parametrize(
+    ("options", "recomputed"),
+    [
+        ({"checkpoint_layers": 2}, [1, 0]),
+        ({"checkpoint_blocks": 2}, [2, 0, 1]),
+        ({"checkpoint_blocks": 3}, [0, 1, 2]),
+        ({"checkpoint_blocks": 9, "checkpoint_layers": 2}, [0, 1]),
+    ],
+)
+def test_blocks_are_recomputed_as_a_whole(options: dict[str, int], recomputed: list[int]) -> None:
+    plain, model = small_model(), small_model(activation_checkpointing=True, **options)
     calls: list[int] = []
     for index, block in enumerate(model.layers):
         block.register_forward_pre_hook(lambda *_, index=index: calls.append(index))
-    model(tokens()).sum().backward()
-    assert calls == [0, 1, 2, 1, 0]
+    for one in (plain, model):
+        one(tokens()).square().sum().backward()
+    assert calls == [0, 1, 2, *recomputed]
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, rtol=0, atol=0)
 
 
 def test_with_targets_the_model_computes_its_loss() -> None:
