@@ -58,7 +58,9 @@ def flopwatch(*words: str) -> tuple[int, str]:
 
 def sections(course: str, only: Sequence[str] = ()) -> list[Section]:
     """Return the course's sections of the page that contain one of the words; without words, all."""
-    (chapter,) = re.findall(rf"^## {course}\b.*?\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.DOTALL | re.IGNORECASE | re.MULTILINE)
+    (chapter,) = re.findall(
+        rf"^## {course}\b.*?\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.DOTALL | re.IGNORECASE | re.MULTILINE
+    )
     parts = re.split(r"^(?=### )", chapter, flags=re.MULTILINE)[1:]
     return [Section(part.splitlines()) for part in parts if not only or any(word in part for word in only)]
 

@@ -49,7 +49,14 @@ OF_OUR_STEP = frozenset(
     {
         *("model", "code", "batch_size", "accumulation_steps", "context_length", "mode", "parameter_dtype", "compile"),
         *("compile_scope", "cuda_graph", "attention", "attention_code", "activation_checkpointing", "checkpoint_scope"),
-        *("checkpoint_layers", "checkpoint_blocks", "fused_linear_cross_entropy", "fused", "optimizer", "master_weights"),
+        *(
+            "checkpoint_layers",
+            "checkpoint_blocks",
+            "fused_linear_cross_entropy",
+            "fused",
+            "optimizer",
+            "master_weights",
+        ),
         *("gradient_clip_norm", "new_tokens"),
     }
 )
@@ -433,6 +440,10 @@ class TrainingSpec(SpecBase):
             done.append(f"fused {'/'.join(sorted(self.fused))}")
         if self.activation_checkpointing and self.mode in WITH_BACKWARD:
             layers = "" if self.checkpoint_layers is None else f" in {self.checkpoint_layers} layers"
-            of = f" of {self.checkpoint_blocks}" if self.checkpoint_scope == "block" and self.checkpoint_blocks > 1 else ""
+            of = (
+                f" of {self.checkpoint_blocks}"
+                if self.checkpoint_scope == "block" and self.checkpoint_blocks > 1
+                else ""
+            )
             done.append(f"{self.checkpoint_scope} checkpoints{of}{layers}")
         return ", ".join([self.label(), *more, *done])

@@ -46,6 +46,7 @@ class MemorySpec(TrainingSpec):
         "categories-optimizer",
         "categories",
         "allocations",
+        "saved",
         "timeline",
         "snapshots",
         "categories-initialisation",

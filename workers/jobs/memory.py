@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from workers.measure.allocations.ledger import Allocation, Point, Stretch
     from workers.measure.allocations.recording import RecordedStretch, Recording
     from workers.measure.check import Check
+    from workers.measure.saved import SavedTensor
     from workers.measure.timing import StepPosition
 
 INITIALISATION = "initialisation"
@@ -123,6 +124,8 @@ class Session:
     """Number of trainable parameters."""
     streams: list[int] | None = None
     """Bytes of each block's output, as found among the allocations; None if it could not be observed."""
+    saved: list[SavedTensor] = field(default_factory=list)
+    """What autograd saves in a forward pass of our step."""
     files: dict[str, int] = field(default_factory=dict)
     """Bytes of each snapshot, by its phase."""
 
@@ -241,6 +244,11 @@ def record_steps(
         save_snapshot(session, phase.stretch.phase, phase, report)
         if phase.stretch.phase == "forward" and not spec.compile and stream.storages:
             session.streams = stream.sizes_among(phase.stretch.made)
+    if own is None and spec.mode != "forward":
+        from workers.measure.saved import saved_tensors
+
+        step.prepare()
+        session.saved = saved_tensors(training.model, step.phases["forward"])
 
 
 def save_snapshot(session: Session, name: str, recorded: RecordedStretch, report: Reporter) -> None:
@@ -426,6 +434,7 @@ def report_tables(session: Session, report: Reporter) -> None:
     for name, phase in recorded.items():
         report_categories(name, phase, report)
     report_allocations(session, recorded, report)
+    report_saved(session, report)
     report_snapshots(session, recorded, report)
     if session.steps:
         report_timeline(session, report)
@@ -510,6 +519,28 @@ def largest(stretch: Stretch, most: int) -> list[list[Any]]:
         ]
         for (size, category, name, made_in, stack), alike in ranked[:most]
     ]
+
+
+def report_saved(session: Session, report: Reporter) -> None:
+    """Report what autograd saves, the largest first; what corresponding modules save is one row."""
+    from workers.measure.table import Column
+
+    if not session.saved:
+        return
+    groups: dict[tuple[Any, ...], list[SavedTensor]] = {}
+    for one in session.saved:
+        key = (pattern(one.module), one.site, one.made_by, one.dtype, "×".join(map(str, one.shape)))
+        groups.setdefault(key, []).append(one)
+    whole = sum(one.size for one in session.saved)
+    rows: list[list[Any]] = []
+    for key, alike in groups.items():
+        size = sum(one.size for one in alike)
+        modules = len({one.module for one in alike})
+        rows.append([*key, modules, size / modules / MIB, size / MIB, 100 * size / whole])
+    columns = [Column(name, "string") for name in ("module", "site", "made_by", "dtype", "shape")]
+    columns += [Column("modules", "integer"), Column("each_mib", "number", "MiB")]
+    columns += [Column("total_mib", "number", "MiB"), Column("share_percent", "number", "%")]
+    report.table("saved", columns, sorted(rows, key=lambda row: -row[-2]))
 
 
 def pattern(name: str | None) -> str | None:

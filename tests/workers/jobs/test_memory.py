@@ -468,3 +468,29 @@ def test_rows_carry_the_case_and_the_device(run) -> None:
         assert (row["case_key"], row["device_key"]) == (spec.case().key, device_key(torch.device("cpu")))
     assert report.fingerprint["settings"]["float32_matmul_precision"] == "highest"
     assert list(report.titles.values()) == ["d16-f24-l3-h2, context 8, forward"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_saved_for_the_backward_pass_are_the_activations(run, device: str) -> None:
+    """Its sum is that of the recorded allocations; each block saves the weights of its attention."""
+    report = run(device=device)
+    rows = report.table_rows("saved")
+    (activations,) = report.table_rows("categories-forward", category="activation")
+    constant = sum(row["total_mib"] for row in rows if row["made_by"] == "input")  # rotary angles and the mask
+    assert sum(row["total_mib"] for row in rows) - constant == pytest.approx(activations["end_mib"], rel=0.02)
+    (weights,) = (row for row in rows if row["made_by"] == "SoftmaxBackward0")
+    assert weights["module"] == "layers.*.attn" and weights["modules"] == MODEL["num_layers"]
+    assert weights["each_mib"] == pytest.approx(4 * BATCH * MODEL["num_heads"] * CONTEXT**2 / MIB)
+    assert "attend" in weights["site"]
+    assert sum(row["share_percent"] for row in rows) == pytest.approx(100)
+
+
+def test_checkpoints_save_the_input_of_each_group_of_blocks(run) -> None:
+    rows = run(activation_checkpointing=True, checkpoint_blocks=2).table_rows("saved")
+    shape = f"{BATCH}×{CONTEXT}×{MODEL['d_model']}"
+    assert sum(row["modules"] for row in rows if row["module"] is None and row["shape"] == shape) == 2
+    assert not any("attn" in (row["module"] or "") for row in rows)
+
+
+def test_inference_saves_nothing(run) -> None:
+    assert "saved" not in run(mode="forward").tables
