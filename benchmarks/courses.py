@@ -93,7 +93,7 @@ def submit(command: str, values: Mapping[str, Sequence[str]], gpus: int) -> Work
     work = Work(adapted(command, values, gpus))
     least = int(needs[1]) if needs else 2 if gpus and "backend=nccl" in command else 0
     if gpus < least:
-        work.answer = f"Left out: it needs {least} GPUs, and this host has {gpus}."
+        work.answer = f"Left out: it needs {least} GPU(s), and this host has {gpus}."
         return work
     _, work.answer = flopwatch(*work.words)
     if found := re.search(r"^(job|sweep) (\d+) ", work.answer, re.MULTILINE):

@@ -479,7 +479,8 @@ def test_what_is_saved_for_the_backward_pass_are_the_activations(run, device: st
     constant = sum(row["total_mib"] for row in rows if row["made_by"] == "input")  # rotary angles and the mask
     assert sum(row["total_mib"] for row in rows) - constant == pytest.approx(activations["end_mib"], rel=0.02)
     (weights,) = (row for row in rows if row["made_by"] == "SoftmaxBackward0")
-    assert weights["module"] == "layers.*.attn" and weights["modules"] == MODEL["num_layers"]
+    assert weights["module"] == "layers.*.attn"
+    assert weights["modules"] == MODEL["num_layers"]
     assert weights["each_mib"] == pytest.approx(4 * BATCH * MODEL["num_heads"] * CONTEXT**2 / MIB)
     assert "attend" in weights["site"]
     assert sum(row["share_percent"] for row in rows) == pytest.approx(100)
