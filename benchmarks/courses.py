@@ -101,10 +101,14 @@ def submit(command: str, values: Mapping[str, Sequence[str]], gpus: int) -> Work
     return work
 
 
-def shown(command: str, work: Work, jobs: Sequence[int], folder: Path) -> str:
-    """Return what a command of the page prints of the work above it, or the picture that it draws."""
+def numbered(command: str, work: Work, jobs: Sequence[int]) -> list[str]:
+    """Return the words of a command of the page, with the numbers of the work above it."""
     numbers = {"SWEEP": work.number, "JOB": jobs[0], **{f"JOB{index}": job for index, job in enumerate(jobs, start=1)}}
-    words = [str(numbers.get(word, word)) for word in shlex.split(command, comments=True)]
+    return [str(numbers.get(word, word)) for word in shlex.split(command, comments=True)]
+
+
+def shown(words: Sequence[str], work: Work, folder: Path) -> str:
+    """Return what a command prints, or the picture that it draws."""
     if words[0] != "plot":
         return flopwatch(*words)[1].strip()
     picture = folder / f"{work.kind}-{work.number}-{Path(words[-1]).name}"
@@ -129,14 +133,13 @@ def filled(section: Section, server: Flopwatch, folder: Path) -> Iterable[str]:
             for command in commands(block):
                 if command.startswith(SUBMITTING):
                     work = next(works)
-                    command = shlex.join(work.words)
+                    yield from ("```sh", f"flopwatch {shlex.join(work.words)}", "```", "")
+                    if work.number is None:
+                        yield from (work.answer.strip(), "")
                     jobs = ended(work, server)
-                yield from ("```sh", f"flopwatch {command}", "```", "")
-                if work.number is None:
-                    yield from (work.answer.strip(), "")
-                    break
-                if not command.startswith(SUBMITTING):
-                    yield from (shown(command, work, jobs, folder), "")
+                elif work.number is not None:
+                    words = numbered(command, work, jobs)
+                    yield from ("```sh", f"flopwatch {shlex.join(words)}", "```", "", shown(words, work, folder), "")
             block = None
 
 

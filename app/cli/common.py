@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from app.cli import completing
 from app.cli.terminal import echo, fail
+from app.presets import ATTENTION_PRESETS
 from flopwatch.table_options import Statistic
 
 if TYPE_CHECKING:
@@ -166,7 +167,9 @@ Preset = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Start from a preset; `flopwatch specs KIND` lists them.",
+        help="Start from a preset, such as "
+        f"{', '.join(ATTENTION_PRESETS)} of attention, or communication_accounting of estimate; "
+        "`flopwatch specs KIND` lists them.",
         autocompletion=completing.presets,
     ),
 ]

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from app.specs.memory import DEFAULT_WARMUP_STEPS, MemorySpec
 from workers.jobs import _training
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from workers.measure.check import Check
     from workers.measure.saved import SavedTensor
     from workers.measure.timing import StepPosition
+    from workers.model.steps import BackwardStep
 
 INITIALISATION = "initialisation"
 """The phase in which the model is made."""
@@ -248,7 +249,7 @@ def record_steps(
         from workers.measure.saved import saved_tensors
 
         step.prepare()
-        session.saved = saved_tensors(training.model, step.phases["forward"])
+        session.saved = saved_tensors(training.model, cast("BackwardStep", step).forward)
 
 
 def save_snapshot(session: Session, name: str, recorded: RecordedStretch, report: Reporter) -> None:
@@ -533,14 +534,14 @@ def report_saved(session: Session, report: Reporter) -> None:
         groups.setdefault(key, []).append(one)
     whole = sum(one.size for one in session.saved)
     rows: list[list[Any]] = []
-    for key, alike in groups.items():
+    for key, alike in sorted(groups.items(), key=lambda item: -sum(one.size for one in item[1])):
         size = sum(one.size for one in alike)
         modules = len({one.module for one in alike})
         rows.append([*key, modules, size / modules / MIB, size / MIB, 100 * size / whole])
     columns = [Column(name, "string") for name in ("module", "site", "made_by", "dtype", "shape")]
     columns += [Column("modules", "integer"), Column("each_mib", "number", "MiB")]
     columns += [Column("total_mib", "number", "MiB"), Column("share_percent", "number", "%")]
-    report.table("saved", columns, sorted(rows, key=lambda row: -row[-2]))
+    report.table("saved", columns, rows)
 
 
 def pattern(name: str | None) -> str | None:
