@@ -108,6 +108,8 @@ class Plot:
     title: str
     draw: Callable[[], Figure]
     text: str = ""
+    log: str = ""
+    """Axes that the HTML file lets readers make logarithmic."""
 
 
 NOT_FOUND = "{whose} has no plot {name!r}; it has: {names}."
@@ -216,7 +218,7 @@ def plots_of_job(services: Services, own: JobResults, query: PictureQuery) -> li
     """Return every plot that pages have of a job, in the order of its page."""
     job_id, job = own.id, own.job
     shown = [drawn for one in panels_of(own) for drawn in (one, *one.more) if drawn.draw is not None]
-    plots = [Plot(one.name, one.title, one.draw, one.text) for one in shown if one.draw is not None]
+    plots = [Plot(one.name, one.title, one.draw, one.text, one.log) for one in shown if one.draw is not None]
     if STACKS in own.artifacts:
         plots.append(Plot(FLAMES, "Flame graph", lambda: draw_flames(tree(own.head(STACKS, MAX_BYTES)))))
     if job["state"] not in FINISHED_STATES:
@@ -270,7 +272,7 @@ def drawn_panel(services: Services, query: panel.PlotsQuery) -> list[Plot]:
     if view["chart"] is None:
         return []
     x = readable(view["x"]).lower()
-    plots = [Plot(CHART, f"{view['title']} along {x}", partial(json.loads, view["chart"]["json"]))]
+    plots = [Plot(CHART, f"{view['title']} along {x}", partial(json.loads, view["chart"]["json"]), log="x y")]
     for number, one in enumerate(view["maps"], start=1):
         title = f"{view['title']} over {x} and {readable(view['y']).lower()}" + (f": {one['of']}" if one["of"] else "")
         name = HEAT_MAP if number == 1 else f"{HEAT_MAP}-{number}"
@@ -322,7 +324,7 @@ def _answer(request: Request, query: PictureQuery, plot: Plot, caption: str, of:
             light({**figure, "title": plot.title, "caption": " ".join(filter(None, [caption, note and f"{note}."]))})
         )
     name = f"flopwatch-{of}-{plot.name}.html"
-    shown = {"title": plot.title, "text": plot.text, "caption": caption, "figure": embedded(figure)}
+    shown = {"title": plot.title, "text": plot.text, "caption": caption, "figure": embedded(figure), "log": plot.log}
     return whole_file(request, name, str(request.url.path), template="plot.html", all_of_plotly=True, **shown)
 
 
