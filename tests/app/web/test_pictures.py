@@ -19,10 +19,9 @@ from tests.app.web.panels.test_panels import finished
 from tests.app.web.test_export import check, get
 
 
-@pytest.fixture
-def swept(fresh_site: Any, measured: Callable[..., Any]) -> Any:
-    """A sweep: two precisions at three lengths, the last of which ran out of memory in fp32."""
-    site = fresh_site
+@pytest.fixture(scope="module")
+def swept(site: Any, measured: Callable[..., Any]) -> Any:
+    """The site, whose first sweep has two precisions at three lengths, the last of which ran out of memory in fp32."""
     site.worker.register()
     base = {"kind": "benchmark", "model": {"size": "tiny"}}
     grid = {"context_length": [16, 32, 64], "precision": ["fp32", "bf16"]}
@@ -91,7 +90,7 @@ def test_axes_series_and_cases_are_chosen(swept: Any) -> None:
         ("/sweeps/1/plots/roofline", 404, "Sweep 1 has no plot 'roofline'; it has: chart, heat-map."),
         ("/sweeps/9/plots/chart", 404, "no sweep 9"),
         ("/jobs/1/plots/nose", 404, "Job 1 has no plot 'nose'; it has: "),
-        ("/jobs/9/plots", 404, "no job 9"),
+        ("/jobs/99/plots", 404, "no job 99"),
         ("/compare/plots/nose?baseline=1&candidate=2", 404, "The comparison has no plot 'nose'; it has: "),
     ],
 )
@@ -123,7 +122,8 @@ def test_two_jobs_compared(swept: Any) -> None:
     assert [trace["name"] for trace in boxes["data"]] == ["job 1 (baseline)", "job 2"]
 
 
-def test_a_case_of_several_is_chosen(site: Any, measured: Callable[..., Any]) -> None:
+def test_a_case_of_several_is_chosen(swept: Any, measured: Callable[..., Any]) -> None:
+    site = swept
     job = site.submit(spec={"kind": "benchmark", "model": {"size": "tiny"}}, priority=90)["id"]
     found = []
     for precision, value in (("fp32", 4.0), ("bf16", 2.0)):
@@ -144,8 +144,9 @@ def test_a_case_of_several_is_chosen(site: Any, measured: Callable[..., Any]) ->
 
 
 def test_every_plot_of_a_profile(
-    site: Any, measured: Callable[..., Any], reported: Callable[..., Any], tmp_path: Path
+    swept: Any, measured: Callable[..., Any], reported: Callable[..., Any], tmp_path: Path
 ) -> None:
+    site = swept
     stacks = tmp_path / "stacks.txt"
     stacks.write_text("step;forward;<built-in> 900\nstep;backward 100\nno stack\n")
     sha256, size = site.services.files.put(stacks)
