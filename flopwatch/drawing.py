@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Picture = Literal["svg", "png", "pdf"]
 WIDTH_IN = 6.5
 """Width of a picture in inches: that of the text of a page."""
+TALLEST_IN = 8.5
+"""Largest height of the axes: they fit on a page, with what is above and below."""
 PIXELS = 720
 """Width in pixels of the page's plot that a picture of that width stands for: it scales heights and markers."""
 POINTS_PER_PIXEL = 72 * WIDTH_IN / PIXELS
@@ -40,6 +42,8 @@ COLUMNS = 300
 """Number of columns of a line that has more points than three in each."""
 MAX_CELLS = 1500
 """A heat map with more cells is an image inside the SVG."""
+LINE_OF_NAME = 44
+"""Characters of a line of a name beside an axis: longer ones have several lines, so that the axes keep their room."""
 MAX_NAME = 90
 """Characters of a name in the legend."""
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
@@ -112,7 +116,7 @@ def draw(figure: Mapping[str, Any], picture: Picture) -> bytes:
     if not figure["data"]:
         raise ClientError(f"{figure.get('title', 'The plot')}: {figure.get('empty', 'there is nothing to draw.')}")
     layout = figure["layout"]
-    height_in = max(1.4, layout.get("height", 340) / PIXELS * WIDTH_IN)
+    height_in = min(max(1.4, layout.get("height", 340) / PIXELS * WIDTH_IN), TALLEST_IN)
     with mpl.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a box stands for a letter that the font lacks
         paper = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
@@ -150,6 +154,11 @@ def _short(svg: bytes) -> bytes:
 def words(text: Any) -> str:
     """Return a text of a figure, which has HTML's escapes and line breaks, as matplotlib takes it."""
     return html.unescape(str(text).replace("<br>", "\n")).replace("$", r"\$")
+
+
+def in_lines(text: str) -> str:
+    """Return a text with line breaks, so that no line is longer than LINE_OF_NAME."""
+    return "\n".join(part for line in text.splitlines() for part in textwrap.wrap(line, LINE_OF_NAME) or [""])
 
 
 def si(value: float) -> str:
@@ -246,7 +255,13 @@ class _Drawing:
             names = self.places[letter]
             room = 40 if letter == "x" else int(axes.figure.get_figheight() * 72 * 0.8 / 10)
             step = max(1, math.ceil(len(names) / room))
-            mine.set_ticks(range(0, len(names), step), [words(name) for name in names[::step]])
+            texts = [in_lines(words(name)) for name in names[::step]]
+            mine.set_ticks(range(0, len(names), step), texts)
+            if any(len(text) > LINE_OF_NAME for text in texts):
+                axes.tick_params(axis=letter, labelsize=6.5)
+            if letter == "y":
+                lines = len(names) * max((text.count("\n") + 1 for text in texts), default=1) / step
+                axes.figure.set_figheight(max(axes.figure.get_figheight(), 0.12 * lines + 0.9))
             if letter == "x" and sum(map(len, names[::step])) > 85:
                 axes.tick_params(axis="x", labelrotation=35)
                 for tick in axes.get_xticklabels():
@@ -528,13 +543,15 @@ class _Drawing:
     ) -> None:
         """Write texts into horizontal bars that have room for some letters of them."""
         low, high = self._axis("x").get("range", self.axes.get_xlim())
-        letters_per_unit = 72 * WIDTH_IN * 0.95 / (high - low) / 3.6
+        row = 72 * self.axes.figure.get_figheight() * 0.8 / (max(places, default=0) + 1)
+        size_pt = min(6.0, 0.75 * row)
+        letters_per_unit = 72 * WIDTH_IN * 0.95 / (high - low) / (0.6 * size_pt)
         for text, place, start, size in zip(texts, places, starts, sizes, strict=True):
             room = int(size * letters_per_unit) - 1
             if room >= 3:
                 shown = html.unescape(text)
                 shown = shown if len(shown) <= room else shown[: room - 1] + "…"
-                inside = {"va": "center_baseline", "fontsize": 6, "color": "#ffffff", "clip_on": True}
+                inside = {"va": "center_baseline", "fontsize": size_pt, "color": "#ffffff", "clip_on": True}
                 self.axes.text(start + 1 / letters_per_unit / 2, place, words(html.escape(shown)), **inside)
 
     # Boxes and heat maps

@@ -132,6 +132,26 @@ FIGURES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
         ),
         ["better", "worse", "step_ms, $x$ <b> ←", "arrows point to the better side of 1"],
     ),
+    "long names": (
+        lambda: ratios(
+            [
+                Ratio(
+                    f"step_ms, case {at}: " + "implementation=of_a_very_long_name, " * 5,
+                    1.0 + at,
+                    0.9,
+                    3,
+                    "better",
+                    "less",
+                )
+                for at in range(3)
+            ]
+        ),
+        ["step_ms, case 1:"],
+    ),
+    "deep flames": (
+        lambda: draw_flames(tree(";".join(f"frame_{at}" for at in range(95)).encode() + b" 900")),
+        ["frame_0", "frame_94"],
+    ),
     "stacked bars": (
         lambda: bars_of(
             ["a", "b"], {"one": {"a": 1.0, "b": 2.0}, "a long name, of two lines": {"a": 3.0}}, "Time (ms)", "ms"
