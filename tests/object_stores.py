@@ -43,6 +43,8 @@ class Network:
     """Passes connections on to a port, until it is cut or loses answers."""
 
     target: int
+    address: str = "127.0.0.1"
+    """Of the server."""
     is_cut: bool = False
     lost_answers: int = 0
     """The answers to PUT that are lost from now on, after the server has done what was asked."""
@@ -79,7 +81,7 @@ class Network:
                 if self.is_cut:
                     client.close()
                     continue
-                server = socket.create_connection(("127.0.0.1", self.target))
+                server = socket.create_connection((self.address, self.target))
                 self._open |= {client, server}
                 asked: list[bytes] = [b""]
                 for pump in (self._requests, self._answers):

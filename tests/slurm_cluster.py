@@ -104,21 +104,21 @@ class Cluster:
         self.processes[name].kill()
         self.processes.pop(name).wait()
 
-    def wait_until_idle(self) -> None:
-        """Wait until every node is free.
+    def nodes(self) -> list[str]:
+        """Return the nodes' states, and resume those that are drained.
 
         A killed controller may have forgotten a start: it starts the job again, the node refuses what it runs already,
         and is drained as having a "Duplicate jobid" until somebody resumes it.
         """
+        states = self._try("sinfo", "-h", "-N", "-p", "gpu", "-o", "%n %t").split()
+        for name, state in zip(states[::2], states[1::2], strict=True):
+            if state.startswith(("drain", "drng")):
+                self._try("scontrol", "update", f"nodename={name}", "state=resume")
+        return states[1::2]
 
-        def are_idle() -> bool:
-            states = self._try("sinfo", "-h", "-N", "-p", "gpu", "-o", "%n %t").split()
-            for name, state in zip(states[::2], states[1::2], strict=True):
-                if state.startswith(("drain", "drng")):
-                    self._try("scontrol", "update", f"nodename={name}", "state=resume")
-            return states[1::2] == ["idle"] * NODES
-
-        wait_until(are_idle, what="idle nodes", timeout_s=60, poll_s=0.05)
+    def wait_until_idle(self) -> None:
+        """Wait until every node is free."""
+        wait_until(lambda: self.nodes() == ["idle"] * NODES, what="idle nodes", timeout_s=60, poll_s=0.05)
 
     def allocations(self, *states: str) -> list[str]:
         """Return names of the allocations in these states; of all that have not ended if none are given."""

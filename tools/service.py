@@ -90,13 +90,17 @@ class Service:
         # Without TLS: to read its certificates takes longer than most requests.
         return self._clients.enter_context(httpx.Client(base_url=self.url, timeout=timeout_s, verify=False))
 
-    def start_worker(self, **environment: str) -> subprocess.Popen[bytes]:
+    def start_worker(
+        self, *, command: Sequence[str] = ("workers", "agent"), **environment: str
+    ) -> subprocess.Popen[bytes]:
         """Start a worker and wait until it has registered and its warm parent is up."""
-        return self.start_workers(environment)[0]
+        return self.start_workers(environment, command=command)[0]
 
-    def start_workers(self, *environments: Mapping[str, str]) -> list[subprocess.Popen[bytes]]:
+    def start_workers(
+        self, *environments: Mapping[str, str], command: Sequence[str] = ("workers", "agent")
+    ) -> list[subprocess.Popen[bytes]]:
         """Start a worker in each environment, all at the same time."""
-        started = [self.start_process("worker", ["workers", "agent"], **environment) for environment in environments]
+        started = [self.start_process("worker", [*command], **environment) for environment in environments]
         for process, log in started:
             self._wait_for_line(process, log, rb"worker (\S+) ready")
         return [process for process, _log in started]

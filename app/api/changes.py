@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from anyio.to_thread import run_sync
 
-from app.errors import FlopwatchError
+from app.errors import STORE_UNAVAILABLE, FlopwatchError
 from app.store.database.engine import ChangeWatch, Database
 from app.store.reading.queries import Reading
 
@@ -94,6 +94,8 @@ class Changes:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="changes")
         self._followed: dict[int, Followed] = {}
         self._poller: asyncio.Task[None] | None = None
+        self._blind = False
+        """True if the last look failed."""
 
     @contextlib.contextmanager
     def following(self, job_id: int) -> Iterator[Followed]:
@@ -157,8 +159,11 @@ class Changes:
             if not self._watch.changed() and self._last_event is not None:
                 return ()
             changed, self._last_event = self._reading.changed_jobs(self._last_event)
-        except FlopwatchError:
-            logger.exception("cannot see which jobs changed; waking everybody to be safe")
-            self._last_event = None
+        except FlopwatchError as error:
+            if not self._blind:
+                why = f": {error.detail}" if isinstance(error, STORE_UNAVAILABLE) else ""
+                logger.warning("cannot see which jobs changed, waking everybody to be safe%s", why, exc_info=not why)
+            self._last_event, self._blind = None, True
             return None
+        self._blind = False
         return changed

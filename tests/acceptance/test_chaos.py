@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.plan import LASTS_S, faults
+from tests.chaos.plan import LOCAL, faults
 from tests.chaos.run import run
 
 pytestmark = pytest.mark.acceptance
@@ -21,7 +21,7 @@ WORKERS = 2
 def test_whatever_happens_every_promise_is_kept(tmp_path: Path, rng: random.Random) -> None:
     seed = rng.getrandbits(32)
     print(f"seed {seed}")
-    result = run(tmp_path, seed, SECONDS, faults(seed, SECONDS, per_s=len(LASTS_S) / SECONDS), workers=WORKERS)
+    result = run(tmp_path, seed, SECONDS, faults(seed, SECONDS, per_s=len(LOCAL) / SECONDS), workers=WORKERS)
     print(result.summary)
     assert result.wrong == []
     assert result.summary["units"]["end"] > 0, "nothing was attacked"

@@ -23,6 +23,8 @@ from tools.service import FINAL_STATES
 
 UNAVAILABLE = (503, 507)
 TIMEOUT_S = 8.0
+ANSWER_S = 300.0
+"""Seconds for which a request is repeated: longer than two outages, one after the other."""
 PAUSE_S = 0.1
 GONE_PAUSE_S = 0.2
 MOST_WAITING = 8
@@ -327,8 +329,8 @@ class Session:
         return answer
 
     def ask_until_answered(self, method: str, path: str, **options: Any) -> httpx.Response | None:
-        """The answer, however often it takes to ask; None after a minute."""
-        deadline = time.monotonic() + 60.0
+        """The answer, however often it takes to ask; None after ANSWER_S."""
+        deadline = time.monotonic() + ANSWER_S
         self.tries = 0
         while time.monotonic() < deadline:
             self.tries += 1
@@ -336,7 +338,7 @@ class Session:
             if answer is not None:
                 return answer
             time.sleep(PAUSE_S)
-        self._ledger.trouble(f"{method} {path} was not answered for a minute")
+        self._ledger.trouble(f"{method} {path} was not answered for {ANSWER_S:g} s")
         return None
 
 

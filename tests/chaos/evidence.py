@@ -106,9 +106,3 @@ def stored_files(data_dir: Path) -> dict[str, StoredFile]:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         found[path.parent.name + path.name] = StoredFile(content, path.stat().st_size)
     return found
-
-
-def leftovers(data_dir: Path) -> list[str]:
-    """Return the entries in the folders of unfinished work."""
-    folders = (data_dir / "scratch", data_dir / "artifacts" / "incoming")
-    return [path.relative_to(data_dir).as_posix() for folder in folders for path in folder.glob("*")]

@@ -13,13 +13,16 @@ from tests.chaos.plan import NEVER_SUCCEED
 FINAL = ("succeeded", "failed", "cancelled")
 NEXT: dict[str, set[str]] = {
     "": {"queued"},
-    "queued": {"running", "cancelled"},
+    "queued": {"running", "cancelled", "failed"},
     "running": {"queued", *FINAL},
     **{state: set() for state in FINAL},
 }
 """The states that a job can go to from each."""
 RETRIED = {"failed", "cancelled"}
 """The final states from which a client can queue a job again."""
+
+OF_KILLED = {"crashed", "timeout", "worker_lost"}
+"""Codes of failures by what this run itself does to processes."""
 
 
 def check(evidence: Evidence) -> list[str]:
@@ -58,8 +61,8 @@ def accepted_jobs_are_there_once(evidence: Evidence) -> Iterator[str]:
 def keys_stand_for_one_job(evidence: Evidence) -> Iterator[str]:
     """The answer that is kept for an Idempotency-Key names the job that the key made."""
     rows = evidence.ask(
-        "SELECT key, resource_id, json_extract(response, '$.id'), name FROM idempotency_key LEFT JOIN job"
-        " ON job.id = resource_id WHERE route = 'POST /jobs'"
+        "SELECT key, resource_id, CAST(json_extract(response, '$.id') AS integer), name FROM idempotency_key"
+        " LEFT JOIN job ON job.id = resource_id WHERE route = 'POST /jobs'"
     )
     for key, resource_id, answered_id, name in rows:
         if resource_id != answered_id:
@@ -156,6 +159,8 @@ def events_tell_what_happened(evidence: Evidence) -> Iterator[str]:
                 state, done = "queued", False
             elif done:
                 yield f"job {job_id} has an event {kind} after its end"
+            elif (kind, told, state) == ("state", "queued", "queued") and attempt:
+                continue  # a claim that waits in a cluster's queue says why, or went back before it began
             elif kind == "state" and not (state == told == "running"):  # that one tells of a wish to cancel
                 if told not in NEXT[state]:
                     yield f"job {job_id} went from {state!r} to {told}"
@@ -231,7 +236,8 @@ def results_are_of_who_ran(evidence: Evidence) -> Iterator[str]:
     """Stored results come from the units of their attempt; for a successful attempt, from units that ran to their
     ends."""
     told = {(mark["job"], mark["attempt"], mark["unit"], mark["nonce"], mark["mark"]) for mark in _runs(evidence)}
-    units = dict(evidence.ask("SELECT id, json_extract(spec, '$.units') FROM job WHERE state = 'succeeded'"))
+    asked = "SELECT id, CAST(json_extract(spec, '$.units') AS integer) FROM job WHERE state = 'succeeded'"
+    units = dict(evidence.ask(asked))
     rows = evidence.ask(
         "SELECT m.job_id, m.attempt, unit_index, median, state FROM measurement m LEFT JOIN attempt"
         f" ON attempt.job_id = m.job_id AND number = m.attempt AND state IN {FINAL} WHERE metric = 'nonce'"
@@ -281,6 +287,21 @@ def failures_are_told(evidence: Evidence) -> Iterator[str]:
             yield f"job {job_id}, which {behaviour}, has succeeded"
 
 
+def none_failed_for_anothers_fault(evidence: Evidence) -> Iterator[str]:
+    """A job without a fault of its own fails only if its processes or workers were killed or stopped."""
+    asked = "SELECT id, json_extract(spec, '$.behaviour'), error FROM job WHERE state = 'failed' AND error IS NOT NULL"
+    for job_id, behaviour, error in evidence.ask(asked):
+        if behaviour not in NEVER_SUCCEED and json.loads(error)["code"] not in OF_KILLED:
+            yield f"job {job_id}, which is {behaviour}, has failed: {error[:500]}"
+
+
+def stale_workers_claimed_nothing(evidence: Evidence) -> Iterator[str]:
+    """No job was claimed by a worker that reads an older schema only."""
+    asked = "SELECT job_id, number FROM attempt JOIN worker ON worker.id = worker_id WHERE schema_number < (SELECT"
+    for job_id, number in evidence.ask(f"{asked} max(schema_number) FROM worker)"):
+        yield f"a stale worker has claimed attempt {number} of job {job_id}"
+
+
 def clients_saw_nothing_wrong(evidence: Evidence) -> Iterator[str]:
     """No answer was wrong while it all happened."""
     yield from evidence.ledger.troubles
@@ -308,5 +329,7 @@ INVARIANTS: tuple[Callable[[Evidence], Iterator[str]], ...] = (
     results_are_of_who_ran,
     units_ran_as_claimed,
     failures_are_told,
+    none_failed_for_anothers_fault,
+    stale_workers_claimed_nothing,
     clients_saw_nothing_wrong,
 )

@@ -44,8 +44,22 @@ LASTS_S: dict[str, tuple[float, float]] = {
     "disk_full": (0.5, 3.0),
     "held_lock": (0.2, 1.5 * LEASE_S),
     "clock": (0.0, 0.0),
+    "database_away": (0.5, 5.0),
+    "kill_database": (0.0, 0.0),
+    "store_away": (0.5, 5.0),
+    "kill_controller": (0.5, 5.0),
+    "kill_node": (0.5, 5.0),
+    "kill_agent": (0.0, 0.0),
+    "cancel_allocation": (0.0, 0.0),
 }
 """Every kind of fault, with the least and the most that it lasts, in seconds."""
+OF_SLURM = ("kill_controller", "kill_node", "kill_agent", "cancel_allocation")
+OF_REMOTE = ("database_away", "kill_database", "store_away")
+LOCAL = tuple(kind for kind in LASTS_S if kind not in OF_REMOTE + OF_SLURM)
+REMOTE = (*(kind for kind in LOCAL if kind != "held_lock"), *OF_REMOTE)
+SLURM = (*REMOTE, *OF_SLURM)
+"""The kinds that can happen to each kind of service."""
+OUTAGES = frozenset({"database_away", "store_away"})
 
 SELDOM = frozenset(
     {"kill_worker", "kill_worker_and_all_below", "end_worker", "kill_server", "stop_server", "held_lock"}
@@ -53,26 +67,24 @@ SELDOM = frozenset(
 """Faults that come a third as often as others: while they last, little else happens that others could disturb."""
 
 
-def faults(seed: int, seconds: float, kinds: Sequence[str] = tuple(LASTS_S), *, per_s: float = 1.2) -> list[Fault]:
+def faults(
+    seed: int, seconds: float, kinds: Sequence[str] = LOCAL, *, per_s: float = 1.2, outage_s: float | None = None
+) -> list[Fault]:
     """Return the faults of a run of this many seconds, by time: each kind at least once, if there is time, and then
-    any."""
+    any. outage_s: each outage of a server happens once, and lasts as long."""
     rng = random.Random(f"faults {seed}")
     count = max(1, round(seconds * per_s))
     chosen = rng.sample(kinds, min(count, len(kinds)))
-    weights = [1 if kind in SELDOM else 3 for kind in kinds]
-    chosen += rng.choices(kinds, weights, k=count - len(chosen))
+    again = [kind for kind in kinds if outage_s is None or kind not in OUTAGES] or kinds
+    weights = [1 if kind in SELDOM else 3 for kind in again]
+    chosen += rng.choices(again, weights, k=count - len(chosen))
     rng.shuffle(chosen)
-    times = sorted(rng.uniform(0.0, seconds) for _ in chosen)
-    return [
-        Fault(
-            at_s=at_s,
-            kind=kind,
-            target=rng.randrange(1000),
-            lasts_s=rng.uniform(*LASTS_S[kind]),
-            amount=rng.uniform(-3.0, 3.0),
-        )
-        for at_s, kind in zip(times, chosen, strict=True)
-    ]
+    found = []
+    for kind in chosen:
+        lasts_s = rng.uniform(*LASTS_S[kind]) if outage_s is None or kind not in OUTAGES else outage_s
+        at_s = rng.uniform(0.0, max(0.0, seconds - lasts_s))
+        found.append(Fault(at_s, kind, rng.randrange(1000), lasts_s, amount=rng.uniform(-3.0, 3.0)))
+    return sorted(found, key=lambda fault: fault.at_s)
 
 
 BEHAVIOURS: dict[str, tuple[int, dict[str, Any]]] = {

@@ -9,32 +9,28 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from app.settings import Settings
-from app.store.database.engine import Database
-from app.store.database.sqlite import driver
-from app.store.files.artifacts import ArtifactFiles
 from tests.chaos import invariants
 from tests.chaos.clients import Clients
-from tests.chaos.evidence import Evidence, Ledger, leftovers, read_marks, stored_files
+from tests.chaos.evidence import Evidence, Ledger, read_marks
 from tests.chaos.plan import Fault
 from tests.chaos.site import Site, logs_of
 from tools.service import FINAL_STATES
 from tools.waiting import wait_until
 
-REST_S = 90.0
+REST_S = 180.0
 """Seconds within which all jobs must end after the last fault."""
 MEMORY_BYTES = 400 << 20
 """Largest memory in bytes that the server or an agent may take."""
 SLACK_FILES = 40
 """Descriptors that a member may have open at the end beyond those at its start: connections to the database, kept."""
-TIDY_S = 5.0
+TIDY_S = 20.0
 POLL_S = 0.02
 
 
@@ -53,15 +49,17 @@ def run(
     plan: Sequence[Fault],
     *,
     workers: int = 3,
+    stores: str = "local",
+    stale: int = 0,
     say: Callable[[str], None] = print,
 ) -> Result:
-    """Attack a service in `folder` for so many seconds."""
+    """Attack a service in `folder` for so many seconds; `workers`, `stores` and `stale` as Site has them."""
     ledger, began = Ledger(), time.monotonic()
 
     def tell(what: str) -> None:
         say(f"after {time.monotonic() - began:.1f} s: {what}")
 
-    with Site(folder, workers) as site:
+    with Site(folder, workers, stores, stale) as site:
         with Clients(site.service.url, seed, ledger) as clients, watch(site, ledger):
             tell("it runs, and is attacked")
             attack(site, seconds, plan, say)
@@ -77,7 +75,7 @@ def run(
         wrong += [*site.unexpected, *api_and_database_agree(site), *site.files_left_open(SLACK_FILES)]
         wrong += site.stop_workers()
         tell("the workers have ended")
-        sweep_files(site)
+        site.stores.remove_unreferenced()
         wrong += invariants.check(gather(site, ledger))
         site.service.stop()
         wrong += server_log_is_clean(site) + memory_is_bounded(site)
@@ -104,7 +102,7 @@ def watch(site: Site, ledger: Ledger) -> Iterator[None]:
     def look() -> None:
         seen: set[int] = set()
         while not stop.wait(0.2):
-            for job_id, times in ask(site)(
+            for job_id, times in site.stores.ask(
                 "SELECT job_id, count(*) FROM attempt WHERE state = 'running' GROUP BY job_id HAVING count(*) > 1"
             ):
                 if job_id not in seen:
@@ -128,45 +126,38 @@ def come_to_rest(site: Site, ledger: Ledger) -> list[str]:
 
     def at_rest() -> bool:
         site.tick()
-        return not ask(site)(unfinished)
+        return not site.stores.ask(unfinished)
 
     def tidy() -> bool:
-        evidence = Evidence(ask(site), ledger, [], {}, [])
-        return not list(invariants.results_are_of_attempts_that_ended_the_job(evidence))
+        evidence = Evidence(site.stores.ask, ledger, [], {}, [])
+        return not [
+            *invariants.results_are_of_attempts_that_ended_the_job(evidence),
+            *site.leftovers(),
+        ]
 
     try:
         wait_until(at_rest, timeout_s=REST_S, what="all jobs to end", poll_s=0.2)
     except TimeoutError:
-        return [f"job {row[0]} has not ended in {REST_S:g} s: {row}" for row in ask(site)(unfinished)]
+        return [f"job {row[0]} has not ended in {REST_S:g} s: {row}" for row in site.stores.ask(unfinished)]
     with suppress(TimeoutError):  # what a lost attempt has left where nobody sees it may be removed a little later
         wait_until(tidy, timeout_s=TIDY_S, what="results of lost attempts to be removed", poll_s=0.2)
     return []
-
-
-def ask(site: Site) -> Callable[[str], list[Any]]:
-    """Answers SQL from the database as it is at each question."""
-
-    def answer(question: str) -> list[Any]:
-        path = site.service.data_dir / "flopwatch.sqlite3"
-        with closing(driver().connect(f"file:{path}?mode=ro", uri=True, timeout=10.0)) as connection:
-            rows: list[Any] = connection.execute(question).fetchall()
-            return rows
-
-    return answer
 
 
 def api_and_database_agree(site: Site) -> list[str]:
     """Return the contradictions between the API and the database about jobs."""
     with httpx.Client(base_url=site.service.url, timeout=60.0, trust_env=False) as client:
         told = {job["id"]: job for job in _all_jobs(client)}
-        rows = ask(site)("SELECT id, state, attempt, worker_id, name, kind FROM job")
+        rows = site.stores.ask("SELECT id, state, attempt, worker_id, name, kind FROM job")
         found = [] if told.keys() == {row[0] for row in rows} else [f"the API lists {len(told)} jobs of {len(rows)}"]
         for job_id, *stored in rows:
             job = told.get(job_id, {})
             if [job.get(name) for name in ("state", "attempt", "worker_id", "name", "kind")] != stored:
                 found.append(f"job {job_id} is {stored}, told is {job}")
         for sweep in client.get("/sweeps", params={"limit": 500}).raise_for_status().json()["data"]:
-            counts = dict(ask(site)(f"SELECT state, count(*) FROM job WHERE sweep_id = {sweep['id']} GROUP BY state"))
+            counts = dict(
+                site.stores.ask(f"SELECT state, count(*) FROM job WHERE sweep_id = {sweep['id']} GROUP BY state")
+            )
             if {state: number for state, number in sweep["counts"].items() if number} != counts:
                 found.append(f"sweep {sweep['id']} has {counts}, told is {sweep['counts']}")
         metrics = client.get("/metrics").raise_for_status().text
@@ -186,17 +177,10 @@ def _all_jobs(client: httpx.Client) -> Iterator[dict[str, Any]]:
         after = {"after": page["next"]}
 
 
-def sweep_files(site: Site) -> None:
-    """Remove the contents that belong to nothing, whatever their age, as the server does with those of an hour."""
-    settings = Settings(data_dir=site.service.data_dir)
-    with closing(Database(settings.resolved_database_url)) as database:
-        ArtifactFiles(settings.artifacts_dir).remove_unreferenced(database, older_than_s=0.0)
-
-
 def gather(site: Site, ledger: Ledger) -> Evidence:
     """Collect the evidence to judge."""
-    data_dir = site.service.data_dir
-    return Evidence(ask(site), ledger, read_marks(site.folder / "marks"), stored_files(data_dir), leftovers(data_dir))
+    marks = read_marks(site.folder / "marks")
+    return Evidence(site.stores.ask, ledger, marks, site.stores.files(), site.leftovers())
 
 
 def server_log_is_clean(site: Site) -> list[str]:
@@ -231,9 +215,9 @@ def cpu_s(whose: int) -> int:
 def summary(site: Site, ledger: Ledger) -> dict[str, Any]:
     """Return the numbers that describe the run."""
     try:
-        states = dict(ask(site)("SELECT state, count(*) FROM job GROUP BY state"))
-        attempts = dict(ask(site)("SELECT state, count(*) FROM attempt GROUP BY state"))
-        codes = dict(ask(site)("SELECT json_extract(error, '$.code'), count(*) FROM job GROUP BY 1"))
+        states = dict(site.stores.ask("SELECT state, count(*) FROM job GROUP BY state"))
+        attempts = dict(site.stores.ask("SELECT state, count(*) FROM attempt GROUP BY state"))
+        codes = dict(site.stores.ask("SELECT json_extract(error, '$.code'), count(*) FROM job GROUP BY 1"))
     except sqlite3.Error as error:
         return {"database": str(error)}
     return {
@@ -246,6 +230,7 @@ def summary(site: Site, ledger: Ledger) -> dict[str, Any]:
         "acts": dict(sorted(ledger.acts.items())),
         "answers": dict(sorted(ledger.answers.items())),
         "peak_mib": {member.name: member.peak_bytes >> 20 for member in site.members},
+        "faults": dict(sorted(site.struck.items())),
         "starts": len(site.service.processes),
         "cpu_s": {"harness": cpu_s(resource.RUSAGE_SELF), "service": cpu_s(resource.RUSAGE_CHILDREN)},
         "errors in workers' logs": sorted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import random
 import resource
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,7 +20,10 @@ from pathlib import Path
 
 import psutil
 
+from app.specs._schema import SCHEMA
 from tests.chaos.plan import LEASE_S, Fault
+from tests.chaos.stores import Local, Remote, remote
+from tests.slurm_cluster import NODES, Cluster, running_cluster
 from tools.service import Service
 from tools.waiting import wait_until
 
@@ -29,6 +34,8 @@ GONE_S = 20.0
 """Seconds within which the processes of a stopped service must be gone."""
 START_S = 150.0
 HOUR_S = 3600.0
+RESUME_S = 2.0
+"""Seconds between two looks for drained nodes."""
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -75,11 +82,18 @@ class Member:
 
 
 class Site:
-    """A service under a small disk of its own; use it as a context."""
+    """A service under a small disk of its own; use it as a context.
 
-    def __init__(self, folder: Path, workers: int) -> None:
+    stores: "local", "remote" (PostgreSQL and an object store), or "slurm": remote ones, and a worker of a cluster.
+    stale: the number of further workers that read an older schema of specs.
+    """
+
+    def __init__(self, folder: Path, workers: int, stores: str = "local", stale: int = 0) -> None:
         self.folder = folder
         self.service = Service(folder / "service", environment(folder))
+        self.stores, self._kind, self._stale = Local(self.service.data_dir), stores, stale
+        self.cluster: Cluster | None = None
+        workers = (1 if stores == "slurm" else workers) + stale
         self.server = Member("server", self._start_server)
         self.workers = [Member(f"worker {index}", self._starter(index)) for index in range(workers)]
         self.unexpected: list[str] = []
@@ -88,6 +102,8 @@ class Site:
         self._keep_up = threading.Event()
         self._keepers = [threading.Thread(target=self._keep, args=[member]) for member in self.members]
         self._not_before: dict[str, float] = {}
+        self._resume_at = 0.0
+        self.struck: Counter[str] = Counter()
 
     @property
     def members(self) -> list[Member]:
@@ -97,6 +113,12 @@ class Site:
     def __enter__(self) -> Site:
         self.mounted = self._disk.enter_context(small_disk(self.service.data_dir))
         try:
+            if self._kind != "local":
+                self.stores = self._disk.enter_context(remote(self.service.data_dir))
+            if self._kind == "slurm":
+                self.cluster = self._disk.enter_context(running_cluster())
+                self.service.environment.update(self.cluster.environment)
+            self.service.environment.update(self.stores.environment)
             self._start_all()
         except BaseException:
             self.__exit__()
@@ -128,9 +150,30 @@ class Site:
 
         def start() -> subprocess.Popen[bytes]:
             host.mkdir(exist_ok=True)
-            return self.service.start_worker(TMPDIR=str(host), MOVED_CLOCK=str(self._clock(f"worker {index}")))
+            is_stale = index >= len(self.workers) - self._stale
+            number = {"SCHEMA_NUMBER": str(SCHEMA - 1)} if is_stale else {}
+            clock = str(self._clock(f"worker {index}"))
+            environment = {"TMPDIR": str(host), "MOVED_CLOCK": clock, **number}
+            if self.cluster is None:
+                return self.service.start_worker(**environment)
+            command = ["app.cli", "worker", "--executor", "slurm", "--slurm-settings", self._slurm_settings(host)]
+            return self.service.start_worker(command=command, **environment)
 
         return start
+
+    def _slurm_settings(self, host: Path) -> str:
+        # Each node has device locks of its own, as if it were a host.
+        setup = f"export TMPDIR={self.folder}/$SLURMD_NODENAME && mkdir -p $TMPDIR"
+        values = {"folder": str(host / "handover"), "poll_s": 0.5, "command_timeout_s": 20, "setup": setup}
+        file = host / "slurm.toml"
+        file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
+        return str(file)
+
+    def leftovers(self) -> list[str]:
+        """Return the entries in the folders of unfinished work."""
+        data = self.service.data_dir
+        folders = (data / "scratch", data / "artifacts" / "incoming", *self.folder.glob("host-*/handover"))
+        return [str(path) for folder in folders for path in folder.glob("*") if path.name != "worker.lock"]
 
     def _start_server(self) -> subprocess.Popen[bytes]:
         self.service.start_server(MOVED_CLOCK=str(self._clock("server")))
@@ -153,6 +196,9 @@ class Site:
         self._undo = [(at, undo) for at, undo in self._undo if at > now]
         for undo in due:
             undo()
+        if self.cluster is not None and now >= self._resume_at:
+            self._resume_at = now + RESUME_S
+            self.cluster.nodes()
         for member in self.members:
             if member.alive:
                 member.look()
@@ -190,6 +236,7 @@ class Site:
 
     def strike(self, fault: Fault) -> None:
         """Cause the fault. Its target may not exist at the moment, or end meanwhile."""
+        self.struck[fault.kind] += 1
         with contextlib.suppress(psutil.NoSuchProcess):
             self._strike(fault)
 
@@ -200,6 +247,17 @@ class Site:
                 self._later(fault, fill(self.service.data_dir, self.members, mounted=self.mounted))
             case "held_lock":
                 self._later(fault, hold(self.service.data_dir / "flopwatch.sqlite3.lock"))
+            case "database_away" | "store_away":
+                assert isinstance(self.stores, Remote)
+                network = self.stores.networks[fault.kind]
+                network.cut()
+                self._undo.append((time.monotonic() + fault.lasts_s, network.mend))
+            case "kill_database":
+                assert isinstance(self.stores, Remote)
+                self.stores.kill(fault.target)
+            case "kill_controller" | "kill_node" | "kill_agent" | "cancel_allocation":
+                assert self.cluster is not None
+                self._strike_cluster(fault, self.cluster)
             case "clock":
                 member = self.members[fault.target % len(self.members)]
                 self._clock(member.name).write_text(str(fault.amount * HOUR_S))
@@ -210,6 +268,34 @@ class Site:
                 self._signal_member(fault, worker, what, below=at.endswith("below"))
             case _:
                 self._signal_below(fault, what, at)
+
+    def _strike_cluster(self, fault: Fault, cluster: Cluster) -> None:
+        if fault.kind == "kill_agent":
+            agents = self._agents()
+            if agents:
+                send(agents[fault.target % len(agents)].pid, signal.SIGKILL)
+        elif fault.kind == "cancel_allocation":
+            with contextlib.suppress(subprocess.SubprocessError):  # while the controller is away
+                if found := cluster.run("squeue", "-h", "-o", "%i").split():
+                    cluster.run("scancel", found[fault.target % len(found)])
+        else:
+            name = "slurmctld" if fault.kind == "kill_controller" else f"n{fault.target % NODES + 1}"
+            if name in cluster.processes:
+                cluster.kill(name)
+                again = cluster.start_controller if name == "slurmctld" else lambda: cluster.start_node(name)
+                self._undo.append((time.monotonic() + fault.lasts_s, again))
+
+    def _agents(self) -> list[psutil.Process]:
+        """Return what runs jobs: the workers, or the agents in a cluster's allocations."""
+        if self.cluster is None:
+            return [psutil.Process(one.process.pid) for one in self.workers if one.alive and one.process is not None]
+        found = []
+        for pid in self.cluster.processes_of_jobs():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if "--one-job" in process.cmdline():
+                    found.append(process)
+        return found
 
     def _signal_member(self, fault: Fault, member: Member, what: str, *, below: bool = False) -> None:
         if not member.alive:
@@ -253,17 +339,15 @@ class Site:
     def _below(self) -> dict[str, list[int]]:
         """Return the pids of the workers' processes by their role."""
         found: dict[str, list[int]] = {"warm_parent": [], "keeper": [], "job": []}
-        for worker in self.workers:
-            if worker.alive and worker.process is not None:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    agent = psutil.Process(worker.process.pid)
-                    for child in agent.children():
-                        # A keeper that was forked from the warm parent looks like it.
-                        warm = "warm" in child.cmdline()
-                        found["warm_parent" if warm else "keeper"].append(child.pid)
-                        for grandchild in child.children():
-                            found["keeper" if warm else "job"].append(grandchild.pid)
-                            found["job"] += [below.pid for below in grandchild.children()] if warm else []
+        for agent in self._agents():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child in agent.children():
+                    # A keeper that was forked from the warm parent looks like it.
+                    warm = "warm" in child.cmdline()
+                    found["warm_parent" if warm else "keeper"].append(child.pid)
+                    for grandchild in child.children():
+                        found["keeper" if warm else "job"].append(grandchild.pid)
+                        found["job"] += [below.pid for below in grandchild.children()] if warm else []
         return found
 
     # The end

@@ -34,7 +34,7 @@ from tests.plugins.hostile_kind.specs.hostile import HostileSpec
 
 OFFER = Offer(frozenset({"hostile"}), frozenset(), total_gpus=0, free_gpus=0, idle=True)
 WORKER, AGENT = "host-77-abcdef", 77
-FAILED = job_problem("failed", "it is broken")
+FAILED = job_problem("crashed", "it was killed")
 
 
 class History:
@@ -213,6 +213,13 @@ def a_job_that_changed_after_its_end(found: Found) -> None:
     found.ledger.saw_final({"id": 1, "state": "failed"})
 
 
+def a_claim_of_a_stale_worker(found: Found) -> None:
+    columns = "id, hostname, pid, state, kinds, capabilities, devices, versions, beat, registered_at, last_seen_at"
+    for name, number in ((WORKER, 1), ("another", 2)):
+        values = f"'{name}', 'host', 1, 'stopped', '[]', '[]', '[]', '{{}}', 1, '2026-01-01', '2026-01-01'"
+        found.sql(f"INSERT INTO worker ({columns}, schema_number) VALUES ({values}, {number})")
+
+
 LATER = "INSERT INTO event (job_id, attempt, type, data, created_at) SELECT job_id, attempt, {}, created_at FROM event"
 RESULTS = "results_are_of_attempts_that_ended_the_job"
 VIOLATIONS: list[tuple[str, str, Callable[[Found], None]]] = [
@@ -289,6 +296,8 @@ VIOLATIONS: list[tuple[str, str, Callable[[Found], None]]] = [
         "a crash",
         sql("UPDATE job SET spec = json_set(spec, '$.behaviour', 'segfault') WHERE id = 1"),
     ),
+    ("none_failed_for_anothers_fault", "a code", sql('UPDATE job SET error = \'{"code": "failed"}\' WHERE id = 3')),
+    ("stale_workers_claimed_nothing", "a claim", a_claim_of_a_stale_worker),
     ("clients_saw_nothing_wrong", "500", an_answer_500),
     ("clients_saw_nothing_wrong", "a pause", an_attempt_amid_a_pause),
     ("clients_saw_nothing_wrong", "a new end", a_job_that_changed_after_its_end),

@@ -39,6 +39,8 @@ LAST_WORDS_BYTES = 2000
 """Bytes of an allocation's output that go into the error of a job that never began."""
 OF_LIMITS = re.compile(r"QOS|policy|submit limit|temporarily|too many", re.IGNORECASE)
 """Words of refusals that may be about how many jobs there are, and not about this one."""
+OF_THE_CLUSTER = frozenset({"BOOT_FAIL", "CANCELLED", "NODE_FAIL", "PREEMPTED"})
+"""States of allocations that Slurm or an administrator ended, whatever the job is."""
 WRITE_S = 5.0
 """Seconds for which a write about a job waits for the store, before the next turn tries again."""
 
@@ -113,8 +115,8 @@ class Allocations(threading.Thread):
         self._client = client
         self._on_end = on_end
         self._blame = blame
-        self._refused_first: dict[int, float] = {}
-        """When a job was refused first that the cluster's limits keep out, on the clock."""
+        self._excused_first: dict[int, float] = {}
+        """When a job went back first since the cluster refused or ended its allocation, on the clock."""
         self._guard = threading.Lock()
         self._own: dict[str, Allocation] = {}
         """By mark: those whose claims are ours."""
@@ -299,8 +301,7 @@ class Allocations(threading.Thread):
         claim = allocation.claim
         found = self.examine()
         if found is None and OF_LIMITS.search(words):
-            first = self._refused_first.setdefault(claim.job_id, time.monotonic())
-            found = Unfit("slurm_refused", words) if time.monotonic() - first <= BLAMED_S else None
+            found = Unfit("slurm_refused", words) if self._is_excused(claim) else None
         if found is not None:
             self._give_back(allocation, found)
         else:
@@ -340,8 +341,15 @@ class Allocations(threading.Thread):
                 self._give_back(allocation, unfit)
             else:
                 self._finish(allocation, "invalid_environment", detail)
+        elif listed is not None and listed.state in OF_THE_CLUSTER and self._is_excused(allocation.claim):
+            self._end(allocation, lambda: self._queue.give_back(allocation.claim), detail)
         else:
             self._end(allocation, lambda: self._queue.give_up(allocation.claim, detail), detail)
+
+    def _is_excused(self, claim: Claim) -> bool:
+        """Return True if what Slurm does to this job costs no attempt: for a while, so that the job ends some time."""
+        now = time.monotonic()
+        return now - self._excused_first.setdefault(claim.job_id, now) <= BLAMED_S
 
     def _tell(self, allocation: Allocation, listed: Listed) -> None:
         """Let the job say what its allocation waits for."""

@@ -7,7 +7,9 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from app.errors import STORE_UNAVAILABLE, CannotRunHere, LeaseLost, job_problem
 from app.settings import Settings
@@ -16,7 +18,6 @@ from app.store.database.engine import Database, open_database
 from app.store.queue.lease import with_agreed_lease
 from app.store.records import Claim, Finish, HandedOver
 from workers.agent.agent import MAX_CONNECTIONS, Agent
-from workers.agent.job_run import RETRY_S
 from workers.devices.locks import HeldDevices
 from workers.jobs._ranks import VARIABLE
 from workers.outcome import GivenBack
@@ -25,6 +26,10 @@ from workers.slurm.node import DEVICES_S
 
 logger = logging.getLogger(__name__)
 
+AWAY_S = 600.0
+"""Seconds for which an agent waits for a store that is away before its job has begun."""
+AGAIN_S = 2.0
+Answer = TypeVar("Answer")
 ENDED = "Slurm ended its allocation: by preemption, its time limit, or scancel"
 
 
@@ -60,7 +65,7 @@ class OneJobAgent(Agent):
             free.release()
             self.close()
             raise
-        self.register()
+        _patiently(self.register)
         self._loads.start()
         self._begin(claim, free)
         self._serve_until_signal()
@@ -76,18 +81,10 @@ class OneJobAgent(Agent):
 
     def _take_over(self) -> Claim:
         new_token = secrets.token_hex(16)
-        give_up_at = self._clock() + self._settings.lease_s
-        while True:
-            try:
-                claim = self._queue.take_over(self._handed, new_token, self.id)
-            except STORE_UNAVAILABLE:
-                if self._clock() >= give_up_at:
-                    raise
-                time.sleep(RETRY_S)
-            else:
-                with contextlib.suppress(FileNotFoundError):
-                    self._taken = self._file.rename(handover.taken(self._file))
-                return claim
+        claim = _patiently(lambda: self._queue.take_over(self._handed, new_token, self.id))
+        with contextlib.suppress(FileNotFoundError):
+            self._taken = self._file.rename(handover.taken(self._file))
+        return claim
 
     def _begin(self, claim: Claim, free: HeldDevices) -> None:
         self._has_begun = True
@@ -120,6 +117,28 @@ class OneJobAgent(Agent):
         return GivenBack(ENDED)
 
 
+def _opened(settings: Settings) -> tuple[Settings, Database]:
+    database = open_database(settings, connections=MAX_CONNECTIONS)
+    try:
+        return with_agreed_lease(database, settings), database
+    except BaseException:
+        database.close()
+        raise
+
+
+def _patiently(ask: Callable[[], Answer]) -> Answer:
+    """Return an answer of the store, which may be away for a while. If the agent ended, the job would be blamed."""
+    give_up_at = time.monotonic() + AWAY_S
+    while True:
+        try:
+            return ask()
+        except STORE_UNAVAILABLE as error:
+            if time.monotonic() >= give_up_at:
+                raise
+            logger.warning("the store cannot be used now, trying again: %s", error)
+            time.sleep(AGAIN_S)
+
+
 def serve(settings: Settings, file: Path) -> None:
     """Open the database, and run the job in a hand-over file.
 
@@ -132,9 +151,9 @@ def serve(settings: Settings, file: Path) -> None:
         node.serve(settings, handed, nodes, index)
         return
     variables = {VARIABLE: node.nodes_of(handed, nodes).to_json()} if nodes > 1 else {}
-    database = open_database(settings, connections=MAX_CONNECTIONS)
+    settings, database = _patiently(lambda: _opened(settings))
     try:
-        OneJobAgent(with_agreed_lease(database, settings), database, file, handed, variables).run()
+        OneJobAgent(settings, database, file, handed, variables).run()
     except LeaseLost as error:
         file.unlink(missing_ok=True)
         raise CannotRunHere(f"{error.detail} This allocation is not needed.") from error

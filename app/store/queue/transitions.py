@@ -588,6 +588,7 @@ class Queue:
             job = _job_row(connection, running.job_id)
             tallies.add(connection, "lease_losses", job.kind)
             if job.state == "queued":  # it had not begun
+                connection.execute(_END_ATTEMPT.values(state="given_back"), {"attempt_id": running.attempt_id})
                 _requeue(connection, running.job_id, running.attempt, "worker_lost", counted=False)
                 return "queued"
             sharing.charge(connection, running.attempt_id)

@@ -1,11 +1,13 @@
 """Gives every process that has this folder on its path one more job kind, `hostile`: Python imports it at start.
 
-Such processes can be sabotaged, and their clocks moved, as those of tests/plugins/worker_sabotage. Their warm parents
-preload nothing: hostile jobs need no torch, and chaos starts many workers.
+Such processes can be sabotaged, and their clocks moved, as those of tests/plugins/worker_sabotage; a worker's schema of
+specs can have another number ($SCHEMA_NUMBER). Their warm parents preload nothing: hostile jobs need no torch, and many
+workers start.
 """
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -21,3 +23,8 @@ if "warm" in sys.orig_argv:
     from workers.processes import warm
 
     warm.PRELOADED = ()
+
+if (number := os.environ.get("SCHEMA_NUMBER")) and "agent" in sys.orig_argv:
+    from flopwatch.app.specs import _schema
+
+    _schema.SCHEMA = int(number)

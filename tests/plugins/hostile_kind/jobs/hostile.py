@@ -221,7 +221,7 @@ def stops_keeper(spec: Any, report: Reporter) -> None:
 
 
 def kills_agent(spec: Any, report: Reporter) -> None:
-    agent = next(parent for parent in psutil.Process().parents() if "agent" in parent.cmdline())
+    agent = next(parent for parent in psutil.Process().parents() if {"agent", "--one-job"} & {*parent.cmdline()})
     write_down(json.dumps({"mark": "kills", "agent": agent.pid}))
     agent.kill()
     time.sleep(3600)
