@@ -139,6 +139,11 @@ def _log_uncaught(kind: type[BaseException], error: BaseException | None, trace:
         logging.getLogger(__name__).critical("uncaught: %s", error, exc_info=(kind, error, trace))
 
 
+def _log_uncaught_in_thread(failed: threading.ExceptHookArgs) -> None:
+    if not issubclass(failed.exc_type, SystemExit):  # it ends the thread, and nothing is wrong
+        _log_uncaught(failed.exc_type, failed.exc_value, failed.exc_traceback)
+
+
 def set_up(level: LogLevel, form: LogFormat) -> None:
     """Send the records of everything in this process to standard error, from `level` on, with a limit on warnings."""
     handler = logging.StreamHandler()
@@ -147,5 +152,5 @@ def set_up(level: LogLevel, form: LogFormat) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
-    threading.excepthook = lambda failed: _log_uncaught(failed.exc_type, failed.exc_value, failed.exc_traceback)
+    threading.excepthook = _log_uncaught_in_thread
     logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of each plugin and each step

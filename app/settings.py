@@ -164,6 +164,12 @@ class Settings(BaseSettings):
         le=MAX_TIMEOUT_S,
         description="timeout_s of jobs that are submitted without one, seconds; none: no limit.",
     )
+    max_timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=MAX_TIMEOUT_S,
+        description="Longest timeout_s of a job, seconds; unset: 30 days, or none.",
+    )
     max_body_bytes: int = Field(default=1 << 20, ge=1024, description="Largest request body, bytes.")
     max_connections: int = Field(
         default=2000, ge=16, le=1_000_000, description="Connections that the server keeps open, as its files allow."

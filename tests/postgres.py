@@ -140,15 +140,29 @@ def running_server(*settings: str) -> Iterator[Server]:
         data, user = Path(root) / "data", _user()
         if user is not None:
             os.chown(root, user.pw_uid, user.pw_gid)
-        made = [folder / "initdb", "-D", data, "-A", "trust", "-U", "flopwatch", "-N", "-E", "UTF8", "--locale=C"]
+        made: list[Any] = [
+            folder / "initdb",
+            "-D",
+            data,
+            "-A",
+            "trust",
+            "-U",
+            "flopwatch",
+            "-N",
+            "-E",
+            "UTF8",
+            "--locale=C",
+        ]
         subprocess.run(made, check=True, capture_output=True, cwd="/", **_as(user))
         with (data / "pg_hba.conf").open("a") as access:
             access.write("host all all samenet trust\n")
         listening = ("listen_addresses=", f"unix_socket_directories={root}")
         chosen = [word for setting in (*listening, *QUICK, *settings) for word in ("-c", setting)]
         with (Path(root) / "log").open("wb") as log:
-            command = [folder / "postgres", "-D", data, *chosen]
-            process = subprocess.Popen(command, stderr=log, preexec_fn=_end_with_parent, **_as(user))
+            command: list[Any] = [folder / "postgres", "-D", data, *chosen]
+            process: subprocess.Popen[bytes] = subprocess.Popen(
+                command, stderr=log, preexec_fn=_end_with_parent, **_as(user)
+            )
         server = Server(Path(root))
         try:
             wait_until(lambda: _answers(server, process), what="PostgreSQL", poll_s=0.01)

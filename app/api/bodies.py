@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 
 from app.api.pointers import field_errors, pointer, shown
 from app.errors import BodyTooLarge, FieldError, InvalidRequest, UnsupportedMediaType
-from app.settings import MAX_TIMEOUT_S
+from app.settings import MAX_TIMEOUT_S, Settings
 from app.specs import JobSpec, SpecBase
 from app.specs._base import Location, StrictModel
 from app.store.records import MAX_LABELS, NewJob
@@ -106,6 +106,19 @@ class JobOptions(StrictModel):
             max_attempts=self.max_attempts,
             point=point,
         )
+
+
+def timeout_without_one(settings: Settings, options: JobOptions) -> float | None:
+    """Return the time limit of jobs that are submitted without one. Raises InvalidRequest if these options have one
+    above FLOPWATCH_MAX_TIMEOUT_S."""
+    default, most = settings.default_timeout_s, settings.max_timeout_s
+    if most is None:
+        return default
+    asked = options.timeout_s
+    if asked is not None and (asked == NO_TIMEOUT or asked > most):
+        detail = f"It is {asked}; this server allows at most {most:g} seconds (FLOPWATCH_MAX_TIMEOUT_S)."
+        raise InvalidRequest(f"timeout_s: {detail}", errors=(FieldError("/timeout_s", detail),))
+    return most if default is None else min(default, most)
 
 
 class JobBody(JobOptions):

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from app.api.access import OWN_JOB, OWN_JOB_AGAIN, Sender, check_code, check_limits, own_name
-from app.api.bodies import Body, JobBody, JobChanges, json_body, request_body
+from app.api.bodies import Body, JobBody, JobChanges, json_body, request_body, timeout_without_one
 from app.api.guard import Access
 from app.api.links import linked_job, linked_jobs
 from app.api.names import check_names, known_names
@@ -127,7 +127,7 @@ def new_job(services: Services, body: JobBody, sender: Access) -> NewJob:
     InsufficientScope."""
     check_names(body.spec, known_names(services), "/spec")
     check_notify_url(services, body.notify_url)
-    new = replace(body.new_job(body.spec, services.settings.default_timeout_s), submitted_by=sender.name)
+    new = replace(body.new_job(body.spec, timeout_without_one(services.settings, body)), submitted_by=sender.name)
     check_code(sender, [new])
     check_limits(services, sender, [new])
     return new

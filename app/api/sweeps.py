@@ -15,7 +15,7 @@ from pydantic_core import to_json
 
 from app import results
 from app.api.access import OWN_SWEEP, OWN_SWEEP_AGAIN, Sender, check_code, check_limits
-from app.api.bodies import Body, JobOptions, json_body, request_body, summary
+from app.api.bodies import Body, JobOptions, json_body, request_body, summary, timeout_without_one
 from app.api.guard import Access
 from app.api.links import linked_sweep
 from app.api.names import known_names, unknown_names
@@ -149,7 +149,7 @@ def planned(services: Services, body: SweepBody, sender: Access) -> tuple[list[N
 
 
 def _jobs(services: Services, body: SweepBody, specs: Sequence[SpecBase], points: Sequence[Point]) -> list[NewJob]:
-    default = services.settings.default_timeout_s
+    default = timeout_without_one(services.settings, body)
     return [body.new_job(spec, default, point.choice) for spec, point in zip(specs, points, strict=True)]
 
 

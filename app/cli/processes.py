@@ -260,7 +260,7 @@ def prune(
     try:
         database = open_existing(settings)
         try:
-            files = open_files(settings, database, claim=claim_files)
+            files = open_files(settings, database, claim=claim_files, dry=dry_run)
             pruning = Pruning(Slices(database), files, Retention.of(settings))
             echo(("would go: " if dry_run else "gone: ") + (pruning.plan() if dry_run else pruning.run()).in_words())
             if vacuum:

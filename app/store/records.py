@@ -97,6 +97,7 @@ class Claim:
     devices: int
     exclusive_host: bool
     sweep_id: int | None = None
+    submitted_by: str | None = None
 
 
 @dataclass(frozen=True)

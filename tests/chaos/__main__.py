@@ -42,6 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", nargs="+", choices=sorted(LASTS_S), help="kinds of faults")
     parser.add_argument("--stores", choices=sorted(KINDS), default="local", help="what the service uses")
     parser.add_argument("--outage-seconds", type=float, help="length of outages; then each is once in a round")
+    parser.add_argument("--faults-per-second", type=float, default=1.2)
     parser.add_argument("--stale", type=int, default=0, help="workers that read an older schema, beside the others")
     parser.add_argument("--keep", action="store_true", help="keep the folders of rounds that fail")
     options = parser.parse_args(arguments)
@@ -62,7 +63,7 @@ def one_round(seed: int, options: argparse.Namespace) -> bool:
     seconds, kinds = options.round_seconds, options.only or KINDS[options.stores]
     print(f"== seed {seed}, {seconds:g} s, {options.stores}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="flopwatch-chaos-"))
-    plan = faults(seed, seconds, kinds, outage_s=options.outage_seconds)
+    plan = faults(seed, seconds, kinds, per_s=options.faults_per_second, outage_s=options.outage_seconds)
     result = None
     try:
         result = run(folder, seed, seconds, plan, stores=options.stores, stale=options.stale)

@@ -184,11 +184,11 @@ def gather(site: Site, ledger: Ledger) -> Evidence:
 
 
 def server_log_is_clean(site: Site) -> list[str]:
-    """Return the tracebacks in the server's output."""
+    """Return the tracebacks in the server's output, but not those of servers that could not start."""
     return [
         f"{name} has a traceback: …{text[max(0, at - 500) : at + 3000]}"
         for name, text in logs_of(site.service.folder, "server").items()
-        if (at := text.find("Traceback (most recent call last)")) >= 0
+        if (at := text.find("Traceback (most recent call last)")) >= 0 and "startup failed" not in text
     ]
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
+from app.errors import STORE_UNAVAILABLE
 from app.specs._code import codes_of
 from app.specs._schema import SCHEMA
 from app.store.public import rfc3339
@@ -100,11 +101,12 @@ def _origin(claim: Claim) -> object:
 class Fitness:
     """Knows whether one worker is fit. Threads of runs may ask `blame`; the rest is for the worker's own thread.
 
-    `clock` returns the time in seconds, from any beginning.
+    `clock` returns the time in seconds, from any beginning; `has_several_users`, whether several users submit jobs.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], has_several_users: Callable[[], bool] = lambda: False) -> None:
         self._clock = clock
+        self._has_several_users = has_several_users
         self._guard = threading.Lock()
         self.unfit: Unfit | None = None
         self._since = utc_now()
@@ -165,7 +167,8 @@ class Fitness:
         """Blame the host for a failure if different jobs fail alike; None if it is the job's, as far as one can tell.
 
         A sweep and equal specs count as one job, and so does all uploaded code, of which each version may have the
-        mistake of the one before.
+        mistake of the one before. Where there are several users, one alone cannot stop the worker: another's job must
+        have failed alike, too.
         """
         words = failure.detail.partition("\n")[0]
         way = f"{failure.code}: {_VARIES.sub('#', words)}"
@@ -175,7 +178,7 @@ class Fitness:
             if not may_be_the_hosts(failure):
                 return None
             self._alike.setdefault(_origin(claim), claim)
-            if len(self._alike) < SAME and self._began is None:
+            if self._began is None and (len(self._alike) < SAME or self._are_of_one_among_several()):
                 return None
             now = self._clock()
             self._began = now if self._began is None else self._began
@@ -187,6 +190,17 @@ class Fitness:
             if not self._is_excused(claim, now):
                 return None
             return Unfit("same_failures", f"{SAME} different jobs failed the same way: {failure.code}: {words}")
+
+    def _are_of_one_among_several(self) -> bool:
+        if len({claim.submitted_by for claim in self._alike.values()}) > 1:
+            return False
+        try:
+            if not self._has_several_users():
+                return False
+        except STORE_UNAVAILABLE:
+            return False
+        del self._alike[next(iter(self._alike))]  # as many as may be excused are kept
+        return True
 
     def _is_excused(self, claim: Claim, now: float) -> bool:
         return now - self._blamed_since.setdefault(claim.job_id, now) <= BLAMED_S

@@ -95,7 +95,7 @@ class Serving(ABC, Generic[RunT]):
         claimed again before the run of its earlier attempt has ended.
         """
         self._next_beat = self._next_poll = self._claim_after = 0.0
-        self.fitness = Fitness(clock)
+        self.fitness = Fitness(clock, self._queue.has_several_users)
         self._next_glance = 0.0
         self._examination: Examination | None = None
         self._grace_s = settings.grace_s

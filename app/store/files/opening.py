@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def open_files(settings: Settings, database: Database, *, claim: bool = False) -> FileStore:
-    """Return the store of FLOPWATCH_ARTIFACTS_URL, for the files of this database; `claim` makes it their owner.
+def open_files(settings: Settings, database: Database, *, claim: bool = False, dry: bool = False) -> FileStore:
+    """Return the store of FLOPWATCH_ARTIFACTS_URL, for the files of this database; `claim` makes it their owner. With
+    `dry` nothing is written, not even a first note of the owner.
 
     Raises CannotRunHere when it cannot be used here, or belongs to another database. An object store that does not
     answer is not asked whose it is.
@@ -29,7 +30,7 @@ def open_files(settings: Settings, database: Database, *, claim: bool = False) -
     if claim:
         files.claim(database)
     with suppress(StoreUnreachable):
-        files.refuse_foreign(database)
+        files.refuse_foreign(database, dry=dry)
     return files
 
 

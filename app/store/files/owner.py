@@ -86,10 +86,11 @@ class OwnedFiles(ABC):
         """Make the database the files' owner, whoever was."""
         self.write_note(json.dumps(asdict(self.owner_for(database)), indent=1).encode())
 
-    def refuse_foreign(self, database: Database) -> None:
+    def refuse_foreign(self, database: Database, *, dry: bool = False) -> None:
         """Raise CannotRunHere if the files belong to another database. Files that belong to none yet may be read and
-        added to; the log says that none is removed."""
-        why, is_owned = self._refusal(database)
+        added to; the log says that none is removed. The first database to know all files becomes their owner, but not
+        with `dry`."""
+        why, is_owned = self._refusal(database, dry=dry)
         if why and is_owned:
             raise CannotRunHere(why)
         self._say(why)
@@ -106,12 +107,13 @@ class OwnedFiles(ABC):
             logger.warning("no file is removed: %s", why)
         self._said = why
 
-    def _refusal(self, database: Database) -> tuple[str, bool]:
+    def _refusal(self, database: Database, *, dry: bool = False) -> tuple[str, bool]:
         """Return why the database may not remove files, "" if it may; and whether there is an owner."""
         try:
             note = self.read_note()
             if note is None and not self.has_unknown(database):
-                self.claim(database)
+                if not dry:
+                    self.claim(database)
                 return "", True
         except (OSError, DiskFull) as error:
             return f"{self}: the note of the files' owner, {NOTE}, cannot be read or written: {error}", False

@@ -16,6 +16,8 @@ from flopwatch.text.times import duration
 
 logger = logging.getLogger(__name__)
 
+MOST_LINES = 20
+"""Ends of one transaction that are logged one by one."""
 _ENDED = "flopwatch jobs that ended"
 
 
@@ -49,8 +51,10 @@ def logging_ends(database: Database) -> Iterator[Connection]:
         ended: list[Ended] = []
         connection.info[_ENDED] = ended
         yield connection
-    for one in ended:
+    for one in ended[:MOST_LINES]:
         one.log()
+    if more := ended[MOST_LINES:]:  # only a cancel ends so many
+        logger.info("%d more jobs were cancelled, up to job %d", len(more), more[-1].job_id)
 
 
 def note(connection: Connection, ended: Ended) -> None:

@@ -24,6 +24,7 @@ from app.store.database.engine import Database
 from app.store.tables import utc_now
 
 _SETTING = "sharing"
+CPU = "CPU"
 NOBODY = ""
 """Stands for jobs of nobody that is known, where a name is stored."""
 
@@ -40,8 +41,16 @@ _SHARES = select(
 ).select_from(select(literal_column("1")).subquery().outerjoin(tables.fair_share, true()))
 # The jobs that are claimed, with those that wait in a cluster's queue.
 _RUNNING = (
-    select(_job.submitted_by, _job.device_type, _job.devices, _job.requirements, _job.started_at)
+    select(
+        _job.submitted_by,
+        _job.device_type,
+        _job.devices,
+        _job.requirements,
+        _job.started_at,
+        _worker.devices.label("worker_devices"),
+    )
     .join_from(tables.attempt, tables.job, _attempt.job_id == _job.id)
+    .outerjoin(tables.worker, _attempt.worker_id == _worker.id)
     .where(_attempt.state == literal_column("'running'"))
 )
 _ENDED = (
@@ -191,8 +200,17 @@ def charge(connection: Connection, attempt_id: int) -> None:
 
 
 def number_of_devices(job: Mapping[Any, Any]) -> int:
-    """Return how many devices a job holds; one without a GPU counts as one, as it has the CPU of its host."""
+    """Return how many devices a job holds; one without a GPU counts as one, as it has the CPU of its host.
+
+    The devices of its worker, `worker_devices`, tell whether a job of type "auto" has GPUs; without them it may.
+    """
     if job["device_type"] in ("cpu", "none"):
+        return 1
+    if (
+        job["device_type"] == "auto"
+        and job.get("worker_devices")
+        and _device_name("auto", job["worker_devices"]) == CPU
+    ):
         return 1
     nodes = (name.partition(f"{NODES}:")[2] for name in job["requirements"])
     return max(1, int(job["devices"])) * next((int(number) for number in nodes if number.isdecimal()), 1)
@@ -209,6 +227,6 @@ def _seconds(start: datetime | None, end: datetime) -> float:
 def _device_name(device_type: str, worker_devices: Any) -> str:
     """Name the device that a job of this type got from a worker with these devices."""
     if device_type in ("cpu", "none"):
-        return "CPU" if device_type == "cpu" else "none"
+        return CPU if device_type == "cpu" else "none"
     found = [one for one in worker_devices or () if isinstance(one, dict) and one.get("type") in ("cuda", "slurm")]
-    return str(found[0].get("name") or "GPU") if found else "CPU"
+    return str(found[0].get("name") or "GPU") if found else CPU

@@ -74,7 +74,8 @@ def _full_reason(job: Mapping[Any, Any], of_users: Shares | None) -> str | None:
     held, most = of_users.devices.get(job["submitted_by"] or NOBODY, 0), of_users.most_devices
     whose = f"{job['submitted_by']}'s running jobs" if job["submitted_by"] else "running jobs of unknown users"
     needed = number_of_devices(job)
-    return f"{whose} hold {held} devices, of at most {most}, and it needs {needed} (FLOPWATCH_MAX_RUNNING_DEVICES)"
+    devices = "device" if held == 1 else "devices"
+    return f"{whose} hold {held} {devices}, of at most {most}, and it needs {needed} (FLOPWATCH_MAX_RUNNING_DEVICES)"
 
 
 def _reasons(connection: Connection) -> Callable[[Needs], str | None]:

@@ -38,7 +38,7 @@ class Snapshot:
     pending: int
     """Queued jobs that wait in a cluster's queue."""
     devices: Sequence[tuple[str, str, int, int]]
-    """Of each living worker with devices of its own: id, name of its host, their number, and how many are in use."""
+    """Of each host with devices of its own: id of its first living worker, name, their number, how many are in use."""
     workers_readings: Sequence[tuple[str, str, Mapping[str, Any]]]
     """Of each living worker: id, name of its host, readings of its devices."""
 
@@ -93,13 +93,17 @@ def _devices(connection: Connection) -> list[tuple[str, str, int, int]]:
     query = select(*columns).where(_job.state == "running", _job.device_type != "none")
     for job in connection.execute(query).mappings():
         running.setdefault(job["worker_id"], []).append(job)
-    found = []
+    found: dict[str, tuple[str, set[object], list[RowMapping]]] = {}
     living = select(_worker.id, _worker.hostname, _worker.devices).where(_worker.state.in_(ALIVE))
     for row in connection.execute(living.order_by(_worker.id)):
-        types = [one.get("type") for one in row.devices if isinstance(one, dict)]
-        if "slurm" not in types:
-            total, jobs = max(types.count("cuda"), 1), running.get(row.id, [])
-            takes_all = any(job["device_type"] == "cpu" or job["exclusive_host"] for job in jobs)
-            busy = total if takes_all else sum(map(number_of_devices, jobs))
-            found.append((row.id, row.hostname, total, min(busy, total)))
-    return found
+        devices = [one for one in row.devices if isinstance(one, dict)]
+        if not any(one.get("type") == "slurm" for one in devices):
+            _, gpus, jobs = found.setdefault(row.hostname, (row.id, set(), []))  # workers of one host share its devices
+            gpus.update(one.get("uuid") or place for place, one in enumerate(devices) if one.get("type") == "cuda")
+            jobs += running.get(row.id, [])
+    return [(worker, host, *_of_host(max(len(gpus), 1), jobs)) for host, (worker, gpus, jobs) in found.items()]
+
+
+def _of_host(total: int, jobs: Sequence[RowMapping]) -> tuple[int, int]:
+    takes_all = any(job["device_type"] == "cpu" or job["exclusive_host"] for job in jobs)
+    return total, min(total, total if takes_all else sum(map(number_of_devices, jobs)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +42,18 @@ class TestDefaultTimeout:
         [error] = response.json()["errors"]
         assert error["pointer"] == "/timeout_s"
         assert hint in error["detail"]
+
+    def test_none_is_longer_than_the_ceiling(self, serve: Any, tmp_path: Path) -> None:
+        bodies = {"/jobs": {"spec": TINY}, "/sweeps": {"base": TINY, "grid": {"seed": [1]}}}
+        with serve(tmp_path, max_timeout_s=100) as site:
+            for (path, body), sent in itertools.product(bodies.items(), (100.5, "none")):
+                refused = site.http.post(path, json={**body, "timeout_s": sent})
+                assert refused.status_code == 422
+                assert refused.json()["errors"][0]["pointer"] == "/timeout_s"
+                assert "FLOPWATCH_MAX_TIMEOUT_S" in refused.json()["detail"]
+            for (path, body), allowed in itertools.product(bodies.items(), ({}, {"timeout_s": 100})):
+                site.http.post(path, json={**body, **allowed}).raise_for_status()
+            assert {job["timeout_s"] for job in site.http.get("/jobs").json()["data"]} == {100}
 
     @pytest.mark.parametrize(("setting", "default"), [("none", None), (" None ", None), ("60", 60.0), (None, 3600.0)])
     def test_the_setting(self, monkeypatch: pytest.MonkeyPatch, setting: str | None, default: float | None) -> None:

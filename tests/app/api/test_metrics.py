@@ -140,6 +140,19 @@ def test_promtool_has_nothing_to_say(fresh_site: Any) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+def test_workers_of_one_host_share_its_devices(fresh_site: Any) -> None:
+    site = fresh_site
+    site.worker.register()
+    gpus = [{"type": "cuda", "uuid": f"GPU-{number}"} for number in range(2)]
+    for name, host, devices in (("a", "gpus", gpus[:1]), ("b", "gpus", gpus), ("c", "host", [{"type": "cpu"}])):
+        site.services.registration.register_worker(name, host, 2, KINDS, CAPABILITIES, devices, {})
+    series = [
+        (sample.labels["hostname"], sample.value)
+        for sample in families(site.http.get("/metrics").text)["flopwatch_devices"].samples
+    ]
+    assert sorted(series) == [("gpus", 2), ("host", 1)]
+
+
 def test_times_devices_and_disk(fresh_site: Any) -> None:
     site = fresh_site
     site.worker.register()

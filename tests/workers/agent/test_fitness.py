@@ -25,6 +25,7 @@ from app.store.queue.registration import Registration, announce_server
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import Claim, NewJob
+from app.store.tokens import Tokens
 from tests.clock import Clock
 from tests.databases import put_database
 from tools.waiting import wait_until
@@ -268,6 +269,18 @@ class TestSameFailures:
             spec: dict[str, Any] = {"step": {"sha256": f"{number:064}", "function": "step"}} if is_uploaded else {}
             blamed.append(fit.blame(claim_of(number, {"kind": "benchmark", "seed": number, **spec}), failure))
         assert any(blamed) == (not is_uploaded and words != WRONG_KERNEL)
+
+    @pytest.mark.parametrize("users", [1, 2])
+    def test_one_user_of_several_does_not_stop_the_worker(self, lab: Lab, users: int) -> None:
+        """Where there are tokens of several users; the lab's other tests are the control: there is one user."""
+        for name in ("ada", "bob"):
+            Tokens(lab.database).create(name, "submit", None)
+        for number in range(2 * SAME):
+            lab.submit(CRASH, max_attempts=1, submitted_by=("ada", "bob")[number % users])
+        lab.serve()
+        assert (lab.unfit is None, lab.states) == (
+            (True, ["failed"] * 2 * SAME) if users == 1 else (False, ["queued"] * 2 * SAME)
+        )
 
     def test_excused_jobs_are_queued_again_once_the_store_can_be_written(
         self, lab: Lab, monkeypatch: pytest.MonkeyPatch

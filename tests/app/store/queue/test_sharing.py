@@ -6,11 +6,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from app.errors import job_problem
 from app.specs import spec_adapter
@@ -19,6 +20,7 @@ from app.store.database.engine import Database
 from app.store.keeping.deleting import delete_job
 from app.store.queue import sharing, transitions
 from app.store.queue.claims import ON_CPU_HOST
+from app.store.queue.registration import Registration
 from app.store.queue.sharing import Policy, put_policy
 from app.store.queue.transitions import Queue
 from app.store.records import Finish, HandedOver, NewJob
@@ -153,6 +155,28 @@ def test_a_lost_attempt_is_charged_and_one_given_back_is_not(
     queue.recover(queue.running()[0])
     (share,) = rows(database, tables.fair_share)
     assert (share.submitted_by, share.device_s) == ("ada", pytest.approx(100))
+
+
+@pytest.mark.parametrize(
+    ("devices", "charged"), [([{"type": "cpu"}], 10.0), ([{"type": "cuda", "name": "H100"}], 40.0)]
+)
+def test_a_job_that_takes_what_is_there_is_charged_for_what_it_got(
+    shop: Any, database: Database, queue: Queue, clock: Any, devices: list[Any], charged: float
+) -> None:
+    with_tokens(database)
+    jobs(shop, "ada", 1)
+    with database.write() as connection:
+        connection.execute(update(tables.job).values(device_type="auto", devices=4))
+    Registration(database).register_worker("w", "host", 1, [], [], devices, {})
+    claim = queue.claim("w", replace(shop.offer(), total_gpus=4, free_gpus=4))
+    assert claim is not None
+    clock(10)
+    with database.read() as connection:
+        shares = sharing.shares(connection)
+    assert shares is not None
+    assert (shares.of("ada"), shares.devices["ada"]) == (charged, charged // 10)
+    queue.finish(claim, Finish("succeeded"))
+    assert [share.device_s for share in rows(database, tables.fair_share)] == [charged]
 
 
 @pytest.mark.parametrize("end", ["give_up", "finish"])
