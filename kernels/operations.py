@@ -131,15 +131,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=4)
-def _angles(positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    cos, sin = rotary_angles(positions, HEAD_DIM, THETA)
+def _angles(positions: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    cos, sin = rotary_angles(positions, head_dim, THETA)
     return cos.to(device), sin.to(device)
 
 
 def _rope(turn: Function) -> Function:
-    """The operation on x (positions, heads, HEAD_DIM), in whose memory a position's heads follow each other."""
+    """The operation on x (positions, heads, head_dim), in whose memory a position's heads follow each other."""
     # squeeze, not [0]: the gradient of an index is a copy into zeros, which takes longer than the kernel.
-    return lambda x: turn(x.transpose(0, 1)[None], *_angles(len(x), x.device)).squeeze(0).transpose(0, 1)
+    return lambda x: turn(x.transpose(0, 1)[None], *_angles(len(x), x.shape[-1], x.device)).squeeze(0).transpose(0, 1)
 
 
 rope = Kernel(

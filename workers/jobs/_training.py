@@ -27,6 +27,7 @@ from workers.torch_host import as_runner_error, choose_device, load, seed_everyt
 if TYPE_CHECKING:
     import torch
 
+    from kernels.registry import Implementation
     from workers.measure.busy import Busy
     from workers.measure.check import Check
     from workers.measure.memory import MemoryMeter
@@ -173,14 +174,11 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
         InvalidEnvironment: an installed model or attention is broken.
         BrokenCode: the job's uploaded one is broken.
     """
-    from kernels.registry import ATTENTION
     from workers.model.precision import PRECISIONS
     from workers.model.registry import MODELS
 
     model_class = load(MODELS, spec.model.name) if spec.code is None else uploaded.load(spec.code)
-    attention = (
-        load(ATTENTION, spec.attention) if spec.attention_code is None else uploaded.implementation(spec.attention_code)
-    )
+    attention = attention_of(spec)
     dtype = str(PRECISIONS[spec.precision].compute_dtype).removeprefix("torch.")
     problem = shape_of(spec.model, spec.longest).problem
     if reason := attention.why_not(device.type, dtype, backward=spec.mode in WITH_BACKWARD, problem=problem):
@@ -207,6 +205,20 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
         return model
 
     return build
+
+
+def attention_of(spec: TrainingSpec) -> Implementation:
+    """Return the model's attention: an installed one, or the job's own code.
+
+    Raises:
+        Unsupported, InvalidEnvironment, BrokenCode: it does not exist here, or is broken.
+    """
+    from kernels.registry import ATTENTION
+
+    if spec.attention_code is not None:
+        return uploaded.implementation(spec.attention_code)
+    implementation: Implementation = load(ATTENTION, spec.attention)
+    return implementation
 
 
 def check_fused(device: torch.device) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.specs.benchmark import BenchmarkSpec
-from workers.jobs import _training
+from workers.jobs import _reference, _training
 from workers.jobs._base import Unit
 from workers.jobs._generated import prompt_of, report_generated
 from workers.jobs._values import Metric, Values
@@ -69,19 +69,19 @@ def measure(
 ) -> tuple[Values, dict[str, Any]]:
     """Return the values of each metric and the verdict. Without samples, the verdict still reports other processes on
     the device."""
-    from workers.measure.memory import OutOfMemory
+    from workers.measure.errors import NotMeasured
 
     report.progress(0, spec.measure_steps or _training.STEPS, "making the model")
     try:
+        parts = _reference.check_parts(spec, device)
         training = _training.build(spec, device, build_model, prompt)
         values, checks = _training.measure(training, monitor, report, pacing=spec.pacing)
         report_generated(spec, training, report)
-    except OutOfMemory as error:
+    except NotMeasured as error:
         monitor.watch(last=True)
-        values = Values(_training.metrics(spec, spec.pacing))
-        values.set_missing("oom", str(error))
-        return values, monitor.conclude([])
-    checks += _training.add_rates(values, training, report.ceilings)
+        values, checks = _reference.not_measured(_training.metrics(spec, spec.pacing), error)
+        return values, monitor.conclude(checks)
+    checks += parts + _training.add_rates(values, training, report.ceilings)
     return values, monitor.conclude(checks)
 
 

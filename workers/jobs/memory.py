@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from app.specs.memory import DEFAULT_WARMUP_STEPS, MemorySpec
-from workers.jobs import _training
+from workers.jobs import _reference, _training
 from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
 from workers.reporter import Reporter
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from workers.measure.allocations.ledger import Allocation, Point, Stretch
     from workers.measure.allocations.recording import RecordedStretch, Recording
     from workers.measure.check import Check
+    from workers.measure.judging import WrongResult
     from workers.measure.saved import SavedTensor
     from workers.measure.timing import StepPosition
     from workers.model.steps import BackwardStep
@@ -117,6 +118,10 @@ class Session:
     initialisation: RecordedStretch | None = None
     steps: list[list[RecordedStretch]] = field(default_factory=list)
     """The stretches of each recorded step: its preparation and its phases."""
+    parts: list[Check] = field(default_factory=list)
+    """The checks of what the model takes in place of plain PyTorch."""
+    wrong: WrongResult | None = None
+    """Why nothing was recorded: one of these is wrong."""
     lacked: RecordedStretch | None = None
     """The stretch in which memory ran out; None if it did not."""
     reason: str = ""
@@ -144,10 +149,17 @@ class Session:
 def record(spec: MemorySpec, device: torch.device, build_model: _training.Maker, report: Reporter) -> Session:
     """Record initialisation and steps, and save the snapshots."""
     from workers.measure.allocations import make_recording
+    from workers.measure.judging import WrongResult
     from workers.measure.memory import OutOfMemory
     from workers.measure.timing import StepPosition
 
-    session, recording, where = Session(spec), make_recording(device, spec.history_entries), StepPosition()
+    session = Session(spec)
+    try:
+        session.parts = _reference.check_parts(spec, device)
+    except WrongResult as error:
+        session.wrong = error
+        return session
+    recording, where = make_recording(device, spec.history_entries), StepPosition()
     where.phase = INITIALISATION
     owners: Callable[[], Owners] = dict
     recording.begin({})
@@ -282,12 +294,14 @@ def results(session: Session) -> tuple[Values, list[Check]]:
     """Return the values of each metric, and the checks of the recording."""
     phases = session.phases()
     named = session.spec.step_phases() or [recorded.stretch.phase for recorded in phases]
+    if session.wrong is not None:
+        return _reference.not_measured(metrics(session.spec, named), session.wrong)
     values = Values(metrics(session.spec, named))
     if session.initialisation is not None:
         add_phase(values, session.initialisation, INITIALISATION)
     if session.lacked is not None:
         values.set_missing("oom", session.reason)
-        return values, [check_history([session.lacked])]
+        return values, [*session.parts, check_history([session.lacked])]
     for recorded in phases:
         add_phase(values, recorded, recorded.stretch.phase)
     add_whole(values, session)
@@ -296,7 +310,7 @@ def results(session: Session) -> tuple[Values, list[Check]]:
     everything = [recorded for step in session.steps for recorded in step]
     if session.initialisation is not None:
         everything = [session.initialisation, *everything]
-    checks = [check_history(everything), *check_accounted(everything)]
+    checks = [*session.parts, check_history(everything), *check_accounted(everything)]
     percent = values.samples("unknown_percent", None)
     if percent is not None:
         checks.append(check_unknown(percent[0], max(phases, key=height).stretch))

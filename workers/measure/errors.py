@@ -9,6 +9,12 @@ LIMIT = 4000
 """Most characters of an error's text."""
 
 
+class NotMeasured(Exception):
+    """A case has an outcome instead of values; the message is the reason."""
+
+    outcome: str
+
+
 def text_of(error: BaseException) -> str:
     """Return `str(error)`, cut if it is long; if that raises, what it raises."""
     try:

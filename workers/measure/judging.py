@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from kernels.tolerance import Error, error
-from workers.measure.errors import text_of
+from workers.measure.errors import NotMeasured, text_of
 from workers.measure.operations import Operation
 
 UNFIT_GRADIENT = re.compile("returned an (invalid gradient|incorrect number of gradients)")
@@ -39,6 +39,12 @@ MIX = 0xBF58476D1CE4E5B9 - (1 << 64)
 
 class Unfit(Exception):
     """The result is not a tensor of the required shape, dtype and device."""
+
+
+class WrongResult(NotMeasured):
+    """Something computes other results than its reference, so that its times mean nothing."""
+
+    outcome = "wrong"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from workers.measure.errors import text_of
+from workers.measure.errors import NotMeasured, text_of
 
 MIB = 2**20
 OUT_OF_MEMORY_MESSAGES = (
@@ -22,8 +22,10 @@ OUT_OF_MEMORY_MESSAGES = (
 """Parts of the messages of RuntimeErrors that libraries raise when out of memory, instead of torch's own class."""
 
 
-class OutOfMemory(Exception):
+class OutOfMemory(NotMeasured):
     """The case does not fit into the device's memory; the message says in which phase."""
+
+    outcome = "oom"
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 from kernels.clock import now_s
 from workers.jobs._base import Unit
 from workers.jobs._values import FAULTS, Metric, Values
-from workers.measure.errors import print_traceback, with_type
+from workers.measure.errors import NotMeasured, print_traceback, with_type
 from workers.outcome import Failed, RunnerError, Unsupported
 from workers.reporter import Reporter
 from workers.torch_host import (
@@ -210,7 +210,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         self, spec: GridSpec, cell: GridCell, context: ContextT, values: Values, tell: Callable[[str], None]
     ) -> dict[str, Any]:
         """Measure one cell, turn any error into its outcome, and return its verdict."""
-        from workers.measure.memory import OutOfMemory, is_out_of_memory, short_message
+        from workers.measure.memory import is_out_of_memory, short_message
         from workers.measure.validity import Monitor, verdict
 
         reset_process()
@@ -218,8 +218,8 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         try:
             self._set_precision(cell, context.devices)
             self.measure(spec, cell, context, trial)
-        except OutOfMemory as error:
-            values.set_missing("oom", str(error))
+        except NotMeasured as error:
+            values.set_missing(error.outcome, str(error))
         except RunnerError as error:
             values.set_missing(error.code, str(error))
         except Exception as error:  # noqa: BLE001 - a user's own kernel may raise anything

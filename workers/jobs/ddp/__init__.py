@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from app.specs.ddp import FULLY_SHARDED, DdpSpec
+from workers.jobs import _reference
 from workers.jobs._base import Unit
 from workers.jobs._ranks import RankReports, job_failure
 from workers.jobs._values import Values
 from workers.jobs.ddp.buckets import predicts, report_buckets
 from workers.jobs.ddp.tables import report_snapshots, report_tables, report_traces
 from workers.jobs.ddp.values import add_values, metrics, turns_of
+from workers.measure.check import Check
+from workers.measure.errors import NotMeasured
 from workers.measure.host_memory import bound_memory
 from workers.outcome import InvalidEnvironment, RunnerError, Unsupported
 from workers.reporter import Reporter
@@ -25,7 +28,6 @@ from workers.torch_host import MARK, set_precision, why_no_precision
 if TYPE_CHECKING:
     import torch
 
-    from workers.measure.check import Check
     from workers.measure.validity import Monitor
 
 LOOK_S = 0.5
@@ -63,14 +65,14 @@ class DdpRunner:
         monitor = Monitor(devices)
         case = spec.case()
         found = run_ranks(spec, monitor, report)
-        values = Values(metrics(spec, () if isinstance(found, str) else found[0]["phases"]))
-        if isinstance(found, str):
+        values = Values(metrics(spec, () if isinstance(found, NotMeasured) else found[0]["phases"]))
+        if isinstance(found, NotMeasured):
             monitor.watch(last=True)
-            values.set_missing("oom", found)
-            checks: list[Check] = []
+            values, checks = _reference.not_measured(values.metrics, found)
         else:
             values.set("device_memory_mib", None, *monitor.device_memory_mib())
             checks = add_values(values, spec, devices, found, report.ceilings)
+            checks += [Check(**check) for check in found[0]["parts"]]
             if spec.trace:
                 report_traces(spec, found, report)
             if spec.snapshot:
@@ -118,8 +120,8 @@ def let_memory_grow(spec: DdpSpec) -> None:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
-def run_ranks(spec: DdpSpec, monitor: Monitor, report: Reporter) -> list[dict[str, Any]] | str:
-    """Start the ranks, and return each rank's results; or the reason why the memory did not suffice.
+def run_ranks(spec: DdpSpec, monitor: Monitor, report: Reporter) -> list[dict[str, Any]] | NotMeasured:
+    """Start the ranks, and return each rank's results; or why there are none.
 
     Raises:
         Crashed: a rank died or made no step in time.
@@ -148,8 +150,8 @@ def run_ranks(spec: DdpSpec, monitor: Monitor, report: Reporter) -> list[dict[st
             blamed = error.rank if isinstance(error, RanksFailed) else None
             failure = job_failure(error, started=ranks.reported)
             ranks.report_logs(report, failure, blamed)
-            if reason := out_of_memory(failures):
-                return reason
+            if not_measured := why_not_measured(failures):
+                return not_measured
             raise known_failure(failures, blamed) or failure from error
         if report_of_rank is None:
             continue
@@ -170,11 +172,17 @@ def run_ranks(spec: DdpSpec, monitor: Monitor, report: Reporter) -> list[dict[st
     return [found[rank] for rank in range(spec.world_size)]
 
 
-def out_of_memory(failures: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """Return a sentence on the rank that lacked memory; errors of other ranks may be consequences. None if no rank
-    did."""
-    short = [f"rank {rank}: {failure['detail']}" for rank, failure in failures.items() if failure["failed"] == "oom"]
-    return next(iter(short), None)
+def why_not_measured(failures: Mapping[int, Mapping[str, Any]]) -> NotMeasured | None:
+    """Return what a rank says about its memory or about wrong results; errors of other ranks may be consequences. None
+    if no rank does."""
+    from workers.measure.judging import WrongResult
+    from workers.measure.memory import OutOfMemory
+
+    for error in (WrongResult, OutOfMemory):
+        for rank, failure in failures.items():
+            if failure["failed"] == error.outcome:
+                return error(f"rank {rank}: {failure['detail']}")
+    return None
 
 
 def known_failure(failures: Mapping[int, Mapping[str, Any]], blamed: int | None) -> RunnerError | None:

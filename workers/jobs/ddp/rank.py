@@ -22,7 +22,7 @@ from app.specs.ddp import DdpSpec
 from parallel.process_group import Rank
 from parallel.silent_group import silent_group
 from workers import uploaded
-from workers.jobs import _training
+from workers.jobs import _reference, _training
 from workers.jobs._base import parse_spec
 from workers.jobs.ddp import strategies
 from workers.jobs.ddp.buckets import predicts, time_all_reduces
@@ -33,6 +33,7 @@ from workers.jobs.ddp.parity import ParityCheck
 from workers.jobs.ddp.strategies import NO_COMMUNICATION, Trained
 from workers.jobs.ddp.timing import StepTimer, Turn, measure_steps
 from workers.measure.busy import measure_busy
+from workers.measure.judging import WrongResult
 from workers.measure.memory import OutOfMemory, is_out_of_memory, memory_meter, short_message
 from workers.measure.own_step import KINDS
 from workers.measure.timing import run_step
@@ -68,13 +69,16 @@ def measure_rank(rank: Rank, spec: dict[str, Any], folder: str) -> dict[str, Any
         folder: The folder in which ranks leave traces and snapshots.
 
     Returns:
-        The result of `RankRun.run`. An error whose meaning is known is reported as {"failed": code, "detail": …} before
-        it ends this rank.
+        The result of `RankRun.run`, and "parts": the checks of the model's parts, by rank 0. An error whose meaning is
+        known is reported as {"failed": code, "detail": …} before it ends this rank.
     """
     parsed = parse_spec(spec)
     assert isinstance(parsed, DdpSpec)
     with report_known_errors(rank):
-        return RankRun(RankContext(rank, parsed), Path(folder)).run()
+        context = RankContext(rank, parsed)
+        set_precision(parsed.precision)
+        parts = _reference.check_parts(parsed, context.device) if rank.index == 0 else []
+        return {**RankRun(context, Path(folder)).run(), "parts": [asdict(check) for check in parts]}
 
 
 @contextmanager
@@ -90,9 +94,12 @@ def report_known_errors(rank: Rank) -> Iterator[None]:
         if cure := uploaded.lacking_file(error):
             rank.report({"failed": RunnerError.code, "detail": describe_error(error) + cure})
         raise
+    except WrongResult as error:
+        rank.report({"failed": error.outcome, "detail": str(error)})
+        raise
     except (OutOfMemory, RuntimeError, MemoryError) as error:
         if isinstance(error, OutOfMemory) or is_out_of_memory(error):
-            rank.report({"failed": "oom", "detail": short_message(error)})
+            rank.report({"failed": OutOfMemory.outcome, "detail": short_message(error)})
         raise
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from app.specs.profile import NcuSpec, ProfileSpec
 from workers import tools
-from workers.jobs import _training
+from workers.jobs import _reference, _training
 from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
 from workers.measure.check import Check
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 NAMES = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
 REPORTS = {"nsys": "report.nsys-rep", "ncu": "report.ncu-rep"}
 """The file that each tool writes to its unit's scratch folder, which is also the artifact's name."""
-OUT_OF_MEMORY = "out-of-memory.txt"
+NOT_MEASURED = "not-measured.txt"
 """File in the scratch folder that says why a unit ran no steps."""
 STARTED = "started"
 """File in the scratch folder of a unit that its tool has started."""
@@ -170,11 +170,11 @@ def tool_of(unit: Unit) -> str | None:
 def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
     """Run the steps that the Nsight tool watches. Their times are no measurements.
 
-    If there is no memory for them the unit succeeds and leaves a note: that is a result, which the job's first unit
-    reports.
+    If there is no memory for them, or a part of the model is wrong, the unit succeeds and leaves a note: that is a
+    result, which the job's first unit reports.
     """
     from workers.measure import environment
-    from workers.measure.memory import OutOfMemory
+    from workers.measure.errors import NotMeasured
 
     (report.scratch / STARTED).touch()
     device, build_model = _training.prepare(spec)
@@ -182,11 +182,12 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
     report.environment({**facts, "software": {**facts["software"], unit.params["tool"]: unit.params["version"]}})
     with _training.known_errors():
         try:
+            _reference.check_parts(spec, device)
             training = _training.build(spec, device, build_model)
             _run_steps(training, spec, report)
             (report.scratch / PHASES).write_text(json.dumps(["graph"] if spec.cuda_graph else training.phases))
-        except OutOfMemory as error:
-            (report.scratch / OUT_OF_MEMORY).write_text(str(error))
+        except NotMeasured as error:
+            (report.scratch / NOT_MEASURED).write_text(str(error))
 
 
 def _run_steps(training: Training, spec: ProfileSpec, report: Reporter) -> None:
@@ -240,7 +241,7 @@ def error_of(spec: ProfileSpec, unit: Unit, scratch: Path, output: str, *, succe
     Tools often exit with 0 when they could read nothing, and the program under them continues or fails on its own.
     """
     tool = tool_of(unit)
-    if tool is None or (scratch / OUT_OF_MEMORY).exists():
+    if tool is None or (scratch / NOT_MEASURED).exists():
         return None
     if tool == "ncu" and (errors := list(dict.fromkeys(NCU_ERROR.findall(output)))):
         return f"{NAMES[tool]} could not measure: {' '.join(errors)[:LAST_WORDS]}"
@@ -269,8 +270,8 @@ def collect(spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter) -> N
         InvalidEnvironment: the report has no figures, or cannot be read.
     """
     tool = unit.params["tool"]
-    if (out_of_memory := scratch / OUT_OF_MEMORY).exists():
-        _note(report, Check("profiled", False, out_of_memory.read_text(), "note"))
+    if (why_not := scratch / NOT_MEASURED).exists():
+        _note(report, Check("profiled", False, why_not.read_text(), "note"))
         return
     if tool == "nsys":
         _collect_nsys(unit, scratch, report)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.specs.profile import ProfileSpec
-from workers.jobs import _training
+from workers.jobs import _reference, _training
 from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
 from workers.jobs.profile import own_lines
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from workers.measure.check import Check
+    from workers.measure.errors import NotMeasured
     from workers.measure.profiling.attention import Part, Roofline
     from workers.measure.profiling.attribution import Attribution, RecordedWork
     from workers.measure.profiling.lines import LineTrace, OwnCode
@@ -94,7 +95,7 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
             except AnotherProfiler as error:
                 raise BrokenCode(str(error)) from error
         else:
-            values.set_missing("oom", timed)
+            values, _ = _reference.not_measured(values.metrics, timed)
     values.report(case, device_key, report)
 
 
@@ -124,12 +125,11 @@ def scopes_of(spec: ProfileSpec, phases: Sequence[str]) -> dict[str, tuple[str, 
     return scopes
 
 
-def timing_metrics(named: Sequence[str] = ()) -> list[Metric]:
-    """Return the metrics that are measured before the profiler starts; `named` are the phases that a step of the user's
-    own has named."""
+def timing_metrics(phases: Sequence[str]) -> list[Metric]:
+    """Return the metrics that are measured before the profiler starts, of a step with these phases."""
     return [
         Metric("unprofiled_step_ms", None, "ms"),
-        *(Metric("unprofiled_ms", phase, "ms") for phase in named if phase != WHOLE_STEP),
+        *(Metric("unprofiled_ms", phase, "ms") for phase in phases if phase != WHOLE_STEP),
         Metric("host_bound", None, "boolean"),
     ]
 
@@ -222,34 +222,33 @@ class Timed:
 
 def time_unprofiled(
     spec: ProfileSpec, unit: Unit, device: torch.device, build_model: _training.Maker, report: Reporter
-) -> Timed | str:
+) -> Timed | NotMeasured:
     """Build the model, time its steps without a profiler, and report their times and the verdict on them.
 
     Returns:
-        The timed model, or the reason why the memory did not suffice.
+        The timed model, or why there is none: memory did not suffice, or a part of it is wrong.
     """
     from workers.measure.environment import device_key
-    from workers.measure.memory import OutOfMemory
+    from workers.measure.errors import NotMeasured
     from workers.measure.validity import Monitor
 
-    monitor = Monitor(device)
-    values, case = Values(timing_metrics()), spec.case()
+    monitor, case = Monitor(device), spec.case()
     report.progress(0, spec.measure_steps or _training.STEPS, "making the model")
-    timed: Timed | str
+    timed: Timed | NotMeasured
     try:
+        parts = _reference.check_parts(spec, device)
         training = _training.build(spec, device, build_model)
         times, checks = _training.measure(training, monitor, report)
-    except OutOfMemory as error:
+    except NotMeasured as error:
         monitor.watch(last=True)
-        timed, checks = str(error), []
-        values.set_missing("oom", timed)
+        timed = error.with_traceback(None)  # its frames hold the model
+        values, checks = _reference.not_measured(timing_metrics(spec.step_phases()), error)
     else:
+        checks += parts
         samples = times.samples("step_ms", "step") or ()
-        if training.own is not None:
-            values = Values(timing_metrics(training.phases))
-            for phase in training.phases:
-                if phase != WHOLE_STEP:
-                    values.set("unprofiled_ms", phase, times.samples(f"{phase}_ms", phase))
+        values = Values(timing_metrics(training.phases))
+        for phase in training.phases:
+            values.set("unprofiled_ms", phase, *unprofiled(training, phase, times))
         (host_bound,) = [check for check in checks if check.name == "host_bound"]
         timed = Timed(spec, training, statistics.median(samples), host_bound)
         values.set("unprofiled_step_ms", None, samples)
@@ -258,6 +257,15 @@ def time_unprofiled(
     report.validity(monitor.conclude(checks), case.key, unit.title)
     values.report(case, device_key(device), report)
     return timed
+
+
+def unprofiled(training: _training.Training, phase: str, times: Values) -> tuple[Sequence[float] | None, str]:
+    """Return a phase's times in ms without a profiler, or None and the reason why they are unknown."""
+    found = times.samples(_training.phase_metric(training.spec, phase), phase)
+    if found is not None and phase == "decode" and training.own is None:
+        found = [sample * (training.spec.new_tokens - 1) for sample in found]  # profiled times are not per token
+    why_not = None if training.graphed is None else training.graphed.why_no_phases
+    return found, why_not or "not every step has this phase"
 
 
 @dataclass
