@@ -220,6 +220,9 @@ def run_here(arguments: list[str]) -> int:
             return EXIT_CODES[why]
     result = results.result()
     _show(spec, result, as_json=options.json)
+    if (failure := results.spool.failure()) is not None:
+        sys.stderr.write(f"flopwatch run: failed: {failure}\n")
+        return EXIT_CODES["failed"]
     return WRONG if (result["validity"] or {}).get("verdict") == "wrong" else 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from app.specs._base import (
     Cell,
@@ -27,6 +27,11 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 
 DEVICE_TYPES: dict[str, Literal["cpu", "cuda"]] = {"gloo": "cpu", "nccl": "cuda"}
 """The type of device that each backend's ranks run on."""
+
+
+def _integral(size: float) -> float:
+    """Return 1 for 1.0: they are one size, and have one case and one text everywhere."""
+    return int(size) if size == int(size) else size
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class CollectiveSpec(SpecBase):
     )
     """Operations. Reductions are sums (`all_reduce`, `reduce_scatter`), rank 0 broadcasts, and with `send_receive` each
     rank sends its tensor to the next one while it receives another."""
-    size_mb: list[Annotated[float, Field(ge=0.001, le=16_384)]] = Field(
+    size_mb: list[Annotated[float, Field(ge=0.001, le=16_384), AfterValidator(_integral)]] = Field(
         default=[1, 10, 100], min_length=1, max_length=100
     )
     """Sizes of the full tensor in MB of 2**20 bytes: the tensor that every rank reduces, broadcasts or sends, the
@@ -107,8 +112,7 @@ class CollectiveSpec(SpecBase):
 
     def _cells(self) -> Iterator[CollectiveCell]:
         for operation, dtype, size in itertools.product(self.operations, self.dtypes, sorted(self.size_mb)):
-            # 1 and 1.0 are one size, and have one case.
-            yield CollectiveCell(operation, dtype, int(size) if size == int(size) else size)
+            yield CollectiveCell(operation, dtype, size)
 
     def resources(self) -> Resources:
         devices = self.world_size // self.nodes

@@ -67,7 +67,35 @@ def drawn(page: Page, caption: str) -> Any:
     figure = page.locator("figure", has_text=caption).first
     figure.scroll_into_view_if_needed()
     expect(figure).to_have_attribute("data-drawn", "yes")
+    assert_stays_here(page, figure)
     return figure
+
+
+def assert_stays_here(page: Page, figure: Locator) -> None:
+    """No button of a plot offers to upload it, and none opens a window or a dialog. The watch knows all requests."""
+    buttons = figure.locator(".modebar-btn")
+    titles = [button.get_attribute("data-title") or "" for button in buttons.all()]
+    assert titles
+    assert not [title for title in titles if re.search("share|cloud|chart studio|upload|send", title, re.IGNORECASE)]
+
+
+def test_no_button_of_a_plot_reaches_another_host(site: PlayedSite, page: Page) -> None:
+    submit_sweep(site, LENGTHS[:2])
+    jobs = [finish(site) for _ in range(4)]
+    page.goto(f"/ui/jobs/{jobs[0]}")
+    figure = drawn(page, "Median time of each phase")
+    figure.hover()
+    for button in figure.locator(".modebar-btn:not([data-title*=Download])").all():
+        button.click()
+        assert figure.locator("[class*=dialog]").count() == 0
+    assert len(page.context.pages) == 1
+    # The control: Plotly's own default is what this forbids.
+    offered = page.evaluate("""async () => {
+        const other = document.body.appendChild(document.createElement("div"));
+        await Plotly.newPlot(other, [{ y: [1, 2] }]);
+        return [...other.querySelectorAll(".modebar-btn")].map((button) => button.dataset.title);
+    }""")
+    assert any("Share" in title for title in offered), offered
 
 
 def test_the_life_of_a_sweep(site: PlayedSite, page: Page) -> None:

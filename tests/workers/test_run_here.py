@@ -324,6 +324,12 @@ def test_a_wrong_result_has_an_exit_code_of_its_own(tmp_path: Path, run: Run) ->
     assert (code, out.endswith("\nvalidity: wrong\n")) == (8, True), err
     assert run({**spec, "code": None})[0] == 0
 
+    file.write_text("def unmasked(q, k, v, is_causal):\n    raise LookupError('no kernel today')\n")
+    spec["code"] = {**spec["code"], "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert run(spec, "--code", str(file))[0] == 0, "the right one beside it is a result"
+    code, out, err = run({**spec, "implementations": []}, "--code", str(file))
+    assert (code, "flopwatch run: failed: no case was measured" in err) == (1, True), err
+
 
 def test_the_command_passes_the_exit_code_on(tmp_path: Path) -> None:
     done = command(tmp_path, "{")

@@ -319,7 +319,8 @@ class JobRun:
         if len(units) > 1:
             self._progress(len(units), len(units), units[-1].title)
             self._flush()
-        return Succeeded()
+        failure = self._spool.failure()
+        return Succeeded() if failure is None else Failed("failed", failure)
 
     def _fetch_code(self) -> None:
         """Read the uploaded files that the spec names, of which each unit gets copies of its own.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -31,6 +32,9 @@ MAX_TABLES_BYTES = 32 << 20
 """Most bytes of all tables of one job together, as JSON."""
 ARTIFACT_NAME = re.compile(r"[\w-][\w.-]{0,199}", re.ASCII)
 MAX_ARTIFACTS = 10_000
+FAILURES = ("crashed", "failed", "invalid_environment")
+ANSWERS = ("ok", "oom", "wrong")
+"""Outcomes of cases; others, such as "unsupported", are neither."""
 MAX_VERDICT_BYTES = 64 << 20
 """Most bytes of all verdicts of one job."""
 
@@ -50,8 +54,8 @@ class _UnitResults:
     kept: set[tuple[str, str | None, str]] = field(default_factory=set)
     """(case key, phase, metric) of the measurements that crashed processes sent: later processes do not replace
     them."""
-    measured: set[str] = field(default_factory=set)
-    """Keys of the cases that have measurements."""
+    outcomes: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    """Outcome and reason of each case that has measurements, by its key."""
     judged: set[str] = field(default_factory=set)
     """Keys of the cases on which those processes gave a verdict."""
 
@@ -134,6 +138,17 @@ class Spool:
             case Validity():
                 self._add_validity(message)
 
+    def failure(self) -> str | None:
+        """Return why the job has failed although its units have not: no case has an answer, and some failed. None if
+        that is not so; a lack of memory and a wrong result are answers."""
+        outcomes = [each for unit in self._units for each in unit.outcomes.values()]
+        reasons = [reason for outcome, reason in outcomes if outcome in FAILURES]
+        counts = Counter(outcome for outcome, _ in outcomes)
+        if not reasons or counts.keys() & ANSWERS:
+            return None
+        each = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+        return f"no case was measured ({each}): {reasons[0]}"
+
     def so_far(self) -> str:
         """Say what both sides of a comparison took so far; see `Replicates.so_far`."""
         return self._replicates.so_far()
@@ -143,7 +158,9 @@ class Spool:
         self._sizes.add(record)
         if (record.case_key, record.phase, record.metric) not in self._unit.kept:
             self._measurements.append(record)
-            self._unit.measured.add(record.case_key)
+            known, _ = self._unit.outcomes.get(record.case_key, ("", None))
+            if _weight(record.outcome) > _weight(known):
+                self._unit.outcomes[record.case_key] = record.outcome, record.reason
             self._replicates.add(message, self._unit.index, self._unit.side)
 
     def _add_table(self, message: TableMade) -> None:
@@ -284,7 +301,7 @@ class Spool:
         disagreements, found = self._disagreements(), {}
         for unit in self._units:
             verdicts = _joined(unit, disagreements)
-            others, alone = len(unit.measured - verdicts.keys()), len(verdicts) == 1
+            others, alone = len(unit.outcomes.keys() - verdicts.keys()), len(verdicts) == 1
             found[unit.index] = [
                 verdict if key is not None else replace(verdict, cases=max(others, 1) if alone else others)
                 for key, verdict in verdicts.items()
@@ -307,6 +324,11 @@ def public_name(name: str, unit_index: int) -> str:
     return name if unit_index == 0 else f"{stem}-unit-{unit_index}{dot}{suffixes}"
 
 
+def _weight(outcome: str) -> int:
+    """Return which outcome of its metrics is a case's: a failure, or else an answer, or else any."""
+    return 3 if outcome in FAILURES else 2 if outcome in ANSWERS else 1 if outcome else 0
+
+
 def _stored(table: Table, rows: bytes, unit_index: int) -> TableRecord:
     columns = [asdict(column) for column in table.columns]
     return TableRecord(unit_index, table.name, columns, len(table.rows), zlib.compress(rows))
@@ -318,7 +340,7 @@ def _joined(unit: _UnitResults, disagreements: Mapping[tuple[int, str], Check]) 
     for (index, case_key), check in disagreements.items():
         if index != unit.index:
             continue
-        key = None if case_key not in verdicts and None in verdicts and len(unit.measured) == 1 else case_key
+        key = None if case_key not in verdicts and None in verdicts and len(unit.outcomes) == 1 else case_key
         earlier = verdicts.get(key) or verdicts.get(None)
         of_check = CaseVerdict(unit.title, key, "", "suspect", [check])
         verdicts[key] = of_check if earlier is None else replace(earlier.joined(of_check), case_key=key)

@@ -111,6 +111,8 @@ async function draw(figure) {
   await Plotly.newPlot(picture, data, layout, {
     responsive: true,
     displaylogo: false,
+    showSendToCloud: false, // Plotly's own "Share chart" uploads the plot
+    plotlyServerURL: "",
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
     toImageButtonOptions: { format: "svg", filename: document.title },
   });

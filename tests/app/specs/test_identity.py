@@ -595,3 +595,23 @@ def test_a_step_of_ones_own_needs_no_strategy_of_ddp() -> None:
     spec = validated({"kind": "ddp", "step_code": CODE})
     assert spec.model_dump()["strategy"] == "none"
     assert validated(spec.model_dump(mode="json")) == spec
+
+
+SIZES = {"size_mb"}
+"""Axes of numbers that need not be whole."""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PLAIN_KINDS if KINDS[kind].axes])
+def test_a_job_without_results_has_the_coordinates_of_its_cases(kind: str) -> None:
+    """In value and type: 1.0 beside 1 would be another row of a table, and another column of a heat map."""
+    example = json.loads(KINDS[kind].example().model_dump_json())
+    for at in range(3):
+        fields = {name: values[at : at + 1] or values[:1] for name in KINDS[kind].axes if (values := example.get(name))}
+        written = {name: [float(value) for value in values] for name, values in fields.items() if name in SIZES}
+        for given in (fields, {**fields, **written}):
+            spec = spec_adapter.validate_json(json.dumps({**example, **given}))
+            overview = spec.overview()
+            for case in spec.cases():
+                for name, value in case.coordinates.items():
+                    if name in KINDS[kind].axes.values() and value is not None:
+                        assert (name, overview[name], type(overview[name])) == (name, value, type(value))

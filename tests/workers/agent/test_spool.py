@@ -693,3 +693,30 @@ class TestReplicates:
             add_validity(spool, verdict("valid", "clocks"), None, "")
         assert spool.validity is not None
         assert spool.validity["verdict"] == "valid"
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "failure"),
+    [
+        (["failed", "failed"], "no case was measured (2 failed): it raised"),
+        (["failed", "crashed", "unsupported"], "no case was measured (1 crashed, 1 failed, 1 unsupported): it raised"),
+        (["invalid_environment"], "no case was measured (1 invalid_environment): it raised"),
+        (["failed", "ok"], None),
+        (["failed", "oom"], None),
+        (["failed", "wrong"], None),
+        (["oom", "oom"], None),
+        (["unsupported"], None),
+        (["unknown"], None),
+        ([], None),
+    ],
+)
+def test_a_job_of_failures_alone_has_failed(outcomes: list[str], failure: str | None) -> None:
+    """A lack of memory, a device that refuses and a wrong result are answers; of a failed case, one metric is none."""
+    spool = begun()
+    for key, outcome in enumerate(outcomes):
+        reason, samples = (None, [1.0]) if outcome == "ok" else ("it raised", None)
+        if outcome == "failed":
+            add_measurement(spool, measured(str(key), metric="output_error"))
+        one = Measurement(CASE, str(key), "1x GPU", None, "forward_ms", "ms", outcome, reason, samples=samples)
+        add_measurement(spool, one.to_wire())
+    assert spool.failure() == failure

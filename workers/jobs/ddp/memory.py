@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from workers.jobs.ddp.strategies import Trained
-from workers.measure.memory import MIB, MemoryMeter
+from workers.measure.memory import MIB, CudaMemory, MemoryMeter
 
 
 @dataclass
 class Memory:
-    """Memory of one rank in MiB at three moments, and its parts; None if it is unknown."""
+    """Memory of one rank in MiB at three moments (see `memory_now`), and its parts; None if it is unknown."""
 
     after_init_mib: float | None = None
     after_init_peak_mib: float | None = None
@@ -59,9 +61,30 @@ class MemoryMarks:
 
     def _now(self) -> tuple[float | None, float | None]:
         """Return the memory, and the peak since the last call."""
-        found = self._meter.now_mib(), self._meter.peak_mib()[0]
+        found = memory_now(self._meter)
         self._meter.reset()
         return found
+
+
+def memory_now(meter: MemoryMeter) -> tuple[float | None, float | None]:
+    """Return the memory of this rank's tensors now, and its peak since the meter's reset, in MiB.
+
+    On a GPU torch's allocator knows both. On a CPU nobody knows the peak, and the process keeps what is freed, so what
+    counts there are the storages of the tensors that live.
+    """
+    if isinstance(meter, CudaMemory):
+        return meter.now_mib(), meter.peak_mib()[0]
+    return live_bytes() / MIB, None
+
+
+def live_bytes() -> int:
+    """Return the bytes of the storages on the CPU of all tensors that Python can reach, and of their gradients. Objects
+    that `gc.freeze` has hidden do not count."""
+    found = [one for one in gc.get_objects() if type(one) in (Tensor, torch.nn.Parameter)]
+    tensors = [*found, *(one.grad for one in found if one.is_leaf and one.grad is not None)]
+    strided = (one for one in tensors if one.layout == torch.strided and one.device.type == "cpu")
+    storages = (one.untyped_storage() for one in strided)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}.values())
 
 
 def local_bytes(tensor: Any) -> int:

@@ -27,7 +27,7 @@ from workers.jobs._base import parse_spec
 from workers.jobs.ddp import strategies
 from workers.jobs.ddp.buckets import predicts, time_all_reduces
 from workers.jobs.ddp.context import DoesNotFit, RankContext
-from workers.jobs.ddp.memory import Memory, MemoryMarks
+from workers.jobs.ddp.memory import Memory, MemoryMarks, memory_now
 from workers.jobs.ddp.overlap import record_operations, record_snapshot, record_step_overlap, why_no_profiler
 from workers.jobs.ddp.parity import ParityCheck
 from workers.jobs.ddp.strategies import NO_COMMUNICATION, Trained
@@ -197,7 +197,7 @@ class RankRun:
         )
         if not self.built:
             self.built = True
-            self.memory.after_init_mib, self.memory.after_init_peak_mib = self.meter.now_mib(), self.meter.peak_mib()[0]
+            self.memory.after_init_mib, self.memory.after_init_peak_mib = memory_now(self.meter)
         return trained
 
     def _busy(self, trained: Trained) -> dict[str, Any] | str | None:
