@@ -199,12 +199,9 @@ class _Drawing:
             by_kind.setdefault(trace["type"], []).append(trace)
         for kind, own in by_kind.items():
             unknown = set().union(*own) - UNSEEN - set(SEEN.get(kind, "").split())
-            if kind in known and unknown:
-                raise ClientError(f"This version of Flopwatch does not draw {', '.join(sorted(unknown))} of {kind}.")
-            if kind not in known:
-                raise ClientError(
-                    f"This version of Flopwatch draws no traces of type {kind!r}; format html shows them."
-                )
+            if kind not in known or unknown:
+                what = f"{', '.join(sorted(unknown))} of {kind}" if kind in known else f"traces of type {kind!r}"
+                raise ClientError(f"This version of Flopwatch does not draw {what}; the format html does.")
             known[kind](own)
         self._set_axis("x")
         self._set_axis("y")
@@ -274,9 +271,9 @@ class _Drawing:
             self._set_log(letter)
         else:
             mine.set_major_formatter(lambda value, _: si(value))
-            lowest = (axes.get_xlim() if letter == "x" else axes.get_ylim())[0]
-            if axis.get("rangemode") == "tozero" and "range" not in axis:
-                set_limits(min(0.0, lowest) if lowest < -1e-9 and self._has_negative(letter) else 0.0, None)
+            least = axes.dataLim.x0 if letter == "x" else axes.dataLim.y0
+            if axis.get("rangemode") == "tozero" and "range" not in axis and least >= 0:
+                set_limits(0.0, None)
         if axis.get("tickvals") is not None and letter not in self.places:
             mine.set_ticks(axis["tickvals"], [words(text) for text in axis.get("ticktext", axis["tickvals"])])
             mine.set_minor_locator(_no_ticks())
@@ -304,10 +301,6 @@ class _Drawing:
         mine.set_major_locator(locator)
         mine.set_major_formatter(ConciseDateFormatter(locator))
 
-    def _has_negative(self, letter: str) -> bool:
-        limits = self.axes.dataLim
-        return bool((limits.x0 if letter == "x" else limits.y0) < 0)
-
     def _set_log(self, letter: str) -> None:
         from matplotlib.ticker import LogLocator
 
@@ -318,10 +311,6 @@ class _Drawing:
         mine.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.5 else (1,), numticks=12))
         mine.set_major_formatter(lambda value, _: si(value))
         mine.set_minor_locator(_no_ticks())
-
-    def _y(self, trace: Mapping[str, Any]) -> Axes | None:
-        """Return None for a trace on the hidden second axis, whose values are heights between 0 and 1."""
-        return None if trace.get("yaxis") == "y2" else self.axes
 
     # Scatter
 

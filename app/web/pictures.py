@@ -300,7 +300,10 @@ def compared(
 
 
 def _named(plots: Sequence[Plot], name: str, whose: str) -> Plot:
-    plot = next((plot for plot in plots if plot.name == name), None)
+    """Return the plot of this name, or the first of several that have it with a number: `timeline` is `timeline-1`."""
+    numbered = re.compile(rf"{re.escape(name)}-\d+")
+    found = [plot for plot in plots if plot.name == name] or [plot for plot in plots if numbered.fullmatch(plot.name)]
+    plot = next(iter(found), None)
     if plot is None:
         names = ", ".join(plot.name for plot in plots) or "none"
         raise NotFound(NOT_FOUND.format(whose=whose, name=name, names=names))

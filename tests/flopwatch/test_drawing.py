@@ -247,7 +247,7 @@ def test_the_area_of_a_category_reaches_its_value() -> None:
 
 
 def test_what_cannot_be_drawn_is_an_error() -> None:
-    with pytest.raises(ClientError, match="draws no traces of type 'pie'; format html shows them"):
+    with pytest.raises(ClientError, match="does not draw traces of type 'pie'; the format html does"):
         draw({"data": [{"type": "pie", "values": [1]}], "layout": {}}, "svg")
     of_line = {"type": "scatter", "mode": "lines", "x": [1], "y": [1]}
     with pytest.raises(ClientError, match="does not draw fill 'tozeroy'"):

@@ -167,6 +167,13 @@ def test_every_plot_of_a_profile(
         validity=validity,
     )
     pytest.importorskip("matplotlib", reason="pip install -e .[dev]")
+    spans = [[step, 0, "compute", 0.0, 1.0] for step in (1, 2)]
+    columns = {"step": "integer", "rank": "integer", "stream": "string", "start_ms": "number", "end_ms": "number"}
+    timed = finished(
+        site,
+        {"kind": "ddp", "model": {"size": "tiny"}, "device": "cpu"},
+        tables=[reported("timeline", spans, **columns)],
+    )
     listed = [plot["name"] for plot in get(site, f"/jobs/{job}/plots").json()["data"]]
     assert listed[:2] == ["classes", "flame-graph"]
     for name in listed:
@@ -174,6 +181,8 @@ def test_every_plot_of_a_profile(
             svg = flopwatch.plot(job, name)
         words = re.findall(r"<!-- (.*?) -->", svg.decode(), flags=re.DOTALL)
         assert any(f"Job {job} (profile); " in text and "suspect: variation" in text for text in words), words
+    for number in ("", "-1"):
+        assert get(site, f"/jobs/{timed}/plots/timeline{number}").json()["title"].endswith("profiled step 1")
     flames = get(site, f"/jobs/{job}/plots/flame-graph").json()["data"][0]
     shown = list(zip(flames["y"], flames["base"], flames["x"], flames["text"], strict=True))
     assert shown == [
