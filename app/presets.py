@@ -30,8 +30,9 @@ VOCABULARY_SIZES: Final[dict[str, int]] = {"8b": 151_936}
 """Vocabulary sizes of the presets that do not have VOCABULARY_SIZE."""
 
 ATTENTION_PRESETS: Final[dict[str, dict[str, Any]]] = {
-    # CS336's leaderboard problem: one forward and backward pass.
+    # CS336's leaderboard problem: one forward and backward pass, by its stopwatch, too.
     "leaderboard": {
+        "do_bench": True,
         "implementations": ["triton", "flex", "sdpa_flash", "sdpa_cudnn"],
         "batch_size": 1,
         "num_heads": 16,

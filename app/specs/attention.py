@@ -132,6 +132,9 @@ class AttentionSpec(SpecBase):
     """Calls of each pass before measuring starts; null: until their times are steady, at least 5."""
     measure_steps: int = Field(default=20, ge=1, le=10_000)
     """Calls of each pass measured."""
+    do_bench: bool = False
+    """On a GPU, also time the mode's whole work with triton.testing.do_bench, for 10 s after 1 s: the stopwatch of
+    CS336's leaderboard."""
     profile: bool = False
     """After its times, run each cell once more under torch's profiler (table `profile`), and on a CPU also count cache
     misses and lines from DRAM."""
@@ -140,7 +143,7 @@ class AttentionSpec(SpecBase):
     seed: Seed = 0
     """Seed of the random inputs."""
 
-    unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {"profile"}
+    unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {"profile", "do_bench"}
     presets: ClassVar[dict[str, dict[str, Any]]] = ATTENTION_PRESETS
     added: ClassVar[dict[str, Scalar]] = {"autotune": False, "bottom_right": False}
     """An implementation that becomes tunable later keeps the keys of its earlier results."""
@@ -174,6 +177,7 @@ class AttentionSpec(SpecBase):
         "forward_ms",
         "backward_ms",
         "forward_backward_ms",
+        "do_bench_ms",
         "host_us",
         "tflops",
         "peak_memory_mib",
@@ -188,6 +192,10 @@ class AttentionSpec(SpecBase):
             raise field_error("arguments", "are those of a function of your own: give code, or leave them out")
         if self.threads is not None and self.device != "cpu":
             raise field_error("threads", "are those of a CPU: set device to cpu, or leave them out")
+        if self.device == "cpu" and self.do_bench:
+            raise field_error(
+                "do_bench", "triton.testing.do_bench times GPUs only: leave it out, or choose device cuda"
+            )
         if self.device == "cpu" and "tf32" in self.dtypes:
             raise field_error("dtypes", "tf32 is a GPU format: leave it out, or choose device cuda")
         if self.query_length is not None and True in self.causal and not self.bottom_right:

@@ -46,15 +46,20 @@ class AttentionRunner(OperationRunner):
             load(ATTENTION, spec.implementations[0])
 
     def metrics(self, spec: Any, cell: Any) -> list[Metric]:
-        return [*super().metrics(spec, cell), *(COUNTERS if spec.profile else [])]
+        stopwatch = [Metric("do_bench_ms", None, "ms")] if spec.do_bench else []
+        return [*super().metrics(spec, cell), *stopwatch, *(COUNTERS if spec.profile else [])]
 
     def measure(self, spec: Any, cell: AttentionCell, context: OperationContext, trial: Trial) -> None:
         """Measure a cell with its number of threads, and profile it if the job asks for that."""
         with computing_threads(cell.threads, trial):
             super().measure(spec, cell, context, trial)
             # Of a wrong implementation there are no times, either.
-            if spec.profile and context.reference is not None and trial.values.samples("forward_ms", "forward"):
-                operation = self.operation(spec, cell, context.reference[1], context.device)
+            if context.reference is None or not trial.values.samples("forward_ms", "forward"):
+                return
+            operation = self.operation(spec, cell, context.reference[1], context.device)
+            if spec.do_bench:
+                time_by_do_bench(spec, operation, context.device, trial.values)
+            if spec.profile:
                 take_profile(spec, cell, operation, context, trial)
 
     def close(self, spec: Any, context: OperationContext) -> None:
@@ -226,6 +231,19 @@ def check_arguments(implementation: Implementation, spec: AttentionSpec) -> None
     except TypeError as error:
         called = ", ".join(["q, k, v, is_causal", *(f"{name}=" for name in own)])
         raise uploaded.BrokenCode(f"{implementation.name} is called as ({called}): {error}") from error
+
+
+def time_by_do_bench(spec: AttentionSpec, operation: Operation, device: torch.device, values: Values) -> None:
+    """Set the mean time of the mode's whole work as `triton.testing.do_bench` finds it: on a GPU whose L2 cache it
+    overwrites before each call, warm-up 1000 ms, calls for 10 000 ms."""
+    backward = spec.mode == "forward_backward"
+    if device.type != "cuda":
+        values.set("do_bench_ms", None, None, "triton.testing.do_bench times GPUs only")
+    elif not backward or operation.grad_out is not None:
+        from triton.testing import do_bench
+
+        work = (lambda: operation.backward(operation.forward())) if backward else operation.forward
+        values.set("do_bench_ms", None, [do_bench(work, warmup=1000, rep=10_000)])
 
 
 @contextlib.contextmanager

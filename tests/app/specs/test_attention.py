@@ -193,6 +193,7 @@ def test_autotuning_is_asked_for_and_tells_results_apart() -> None:
         ({"head_dims": [64, 64]}, "64 is there twice"),
         ({"dtypes": ["float32"]}, "'fp32', 'tf32', 'bf16' or 'fp16'"),
         ({"dtypes": ["tf32"], "device": "cpu"}, "tf32 is a GPU format"),
+        ({"do_bench": True, "device": "cpu"}, "times GPUs only"),
         ({"causal": [1]}, "valid boolean"),
         ({"autotune": "yes"}, "valid boolean"),
         ({"query_length": 0, "causal": [False]}, "greater than or equal to 1"),

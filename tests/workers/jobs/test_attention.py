@@ -938,3 +938,18 @@ def test_memory_on_a_gpu_is_the_cells_own(run) -> None:
     }
     weights = 4 * (1024**2 - 512**2) / 2**20  # eager keeps the weights, one float32 per pair
     assert before[1024] - before[512] == pytest.approx(weights, rel=0.3)
+
+
+def test_do_bench_says_that_it_times_gpus_only(run, no_gpu: None) -> None:
+    measured = run(do_bench=True, mode="forward").cell(implementation="eager")
+    assert measured["do_bench_ms", None]["reason"] == "triton.testing.do_bench times GPUs only"
+    assert ("do_bench_ms", None) not in run(mode="forward").cell(implementation="eager")
+
+
+@pytest.mark.gpu
+def test_do_bench_finds_the_time_of_both_passes(run) -> None:
+    """At a size that keeps the device busy for longer than the host issues it."""
+    measured = run(do_bench=True, device="cuda", sequence_lengths=[4096], batch_size=8).cell(implementation="eager")
+    assert measured["do_bench_ms", None]["median"] == pytest.approx(
+        measured["forward_backward_ms", "forward_backward"]["median"], rel=0.3
+    )
