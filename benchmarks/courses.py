@@ -52,7 +52,7 @@ class Section:
 
 def flopwatch(*words: str) -> tuple[int, str]:
     """Run the command, and return its exit code and what it prints: also its errors if it fails."""
-    done = subprocess.run(["flopwatch", *words], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "app.cli", *words], capture_output=True, text=True, check=False)
     return done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr
 
 
