@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from app.results.sheet import Cell
@@ -57,6 +58,7 @@ def draw(rows: list[Row], points: dict[float, float]) -> Figure:
     curve, (best,) = [row for row in rows if row["what"] == "curve"], [row for row in rows if row["what"] == "best"]
     x = [row[OF_ROW] for row in curve]
     around = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False, "type": "scatter"}
+    hidden = {size: ms for size, ms in points.items() if ms <= 0}
     at_best, low, high = (float(best[name] or 0) for name in (OF_ROW, "low_mb", "high_mb"))
     return {
         "data": [
@@ -93,6 +95,7 @@ def draw(rows: list[Row], points: dict[float, float]) -> Figure:
             "yaxis": {"title": {"text": "Exposed communication (ms)"}, "type": "log"},
             "showlegend": True,
         },
+        "note": f"Measured and not above zero, so not on this axis: {listed(hidden)}" if hidden else "",
         "table": {
             "columns": [OF_ROW, PREDICTED, EXPOSED],
             "rows": [
@@ -101,3 +104,8 @@ def draw(rows: list[Row], points: dict[float, float]) -> Figure:
             ],
         },
     }
+
+
+def listed(points: Mapping[float, float]) -> str:
+    """Write points for people."""
+    return ", ".join(f"{ms:.3g} ms at {size:g} MB" for size, ms in sorted(points.items()))

@@ -101,6 +101,8 @@ def test_measured_points_stand_beside_the_predicted_line() -> None:
     assert (low["y"], line["y"], high["y"]) == ([7, 6], [8, 7], [9, 8])
     assert (best["x"], best["error_x"]["arrayminus"], best["error_x"]["array"]) == ([4], [2], [5])
     assert (points["x"], points["y"]) == ([5.0, 25.0], [7.5, 6.5])
+    assert _buckets.draw(rows, {5.0: 7.5})["note"] == ""
+    assert _buckets.draw(rows, {5.0: 7.5, 1.0: -0.25})["note"].endswith("on this axis: -0.25 ms at 1 MB")
 
 
 def test_points_are_of_jobs_that_differ_by_their_buckets_only() -> None:
