@@ -224,6 +224,15 @@ def test_a_script_that_fails_says_why(site: Site) -> None:
     assert "there is no such module" in error["detail"]
 
 
+def test_a_script_that_ends_without_a_word_is_started_again(site: Site) -> None:
+    """Its agent may have been killed."""
+    count = site.folder / "starts"
+    site.start_worker(setup=f"echo >> {count}; [ $(wc -l < {count}) -ge 2 ] || exit 3")
+    job_id = submit(site.client, plain_job("counted"))
+    job = wait_for_job(site.client, job_id, timeout_s=2 * ENDS_S)
+    assert (job["state"], job["attempt"]) == ("succeeded", 2), job["error"]
+
+
 @pytest.mark.long
 def test_control_of_jobs_that_never_began(site: Site) -> None:
     site.service.environment.update(plain_kind("ended_allocations"))

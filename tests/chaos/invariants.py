@@ -21,8 +21,8 @@ NEXT: dict[str, set[str]] = {
 RETRIED = {"failed", "cancelled"}
 """The final states from which a client can queue a job again."""
 
-OF_KILLED = {"crashed", "timeout", "worker_lost"}
-"""Codes of failures by what this run itself does to processes."""
+OF_FAULTS = {"crashed", "timeout", "worker_lost", "storage_full"}
+"""Codes of failures by what this run itself does to a job's processes, and to their disk for three seconds at most."""
 
 
 def check(evidence: Evidence) -> list[str]:
@@ -291,7 +291,7 @@ def none_failed_for_anothers_fault(evidence: Evidence) -> Iterator[str]:
     """A job without a fault of its own fails only if its processes or workers were killed or stopped."""
     asked = "SELECT id, json_extract(spec, '$.behaviour'), error FROM job WHERE state = 'failed' AND error IS NOT NULL"
     for job_id, behaviour, error in evidence.ask(asked):
-        if behaviour not in NEVER_SUCCEED and json.loads(error)["code"] not in OF_KILLED:
+        if behaviour not in NEVER_SUCCEED and json.loads(error)["code"] not in OF_FAULTS:
             yield f"job {job_id}, which is {behaviour}, has failed: {error[:500]}"
 
 

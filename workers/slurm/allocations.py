@@ -334,8 +334,8 @@ class Allocations(threading.Thread):
         words = self._folder.last_words(allocation.mark, LAST_WORDS_BYTES)
         detail = f"Slurm job {allocation.slurm_id} ended before it began with the job: {state}"
         detail += f"; its last words: {words}" if words else ", and it said nothing"
-        if listed is not None and listed.state in ("COMPLETED", "FAILED"):
-            # Its script has ended by itself: it would do so again, here.
+        if words and listed is not None and listed.state in ("COMPLETED", "FAILED"):
+            # Its script has ended by itself: it would do so again, here. One that says nothing may have been killed.
             unfit = self._blame(allocation.claim, Failed("invalid_environment", detail))
             if unfit is not None:
                 self._give_back(allocation, unfit)

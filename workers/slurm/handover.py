@@ -67,11 +67,12 @@ class HandOverFolder:
         return self.file_of(mark).exists()
 
     def last_words(self, mark: str, size: int) -> str:
-        """Return the end of an allocation's output, at most `size` bytes."""
+        """Return the end of an allocation's output, at most `size` bytes, without what Slurm's own daemon wrote."""
         try:
-            return self.output_of(mark).read_bytes()[-size:].decode(errors="replace").strip()
+            lines = self.output_of(mark).read_bytes()[-size:].decode(errors="replace").splitlines()
         except OSError:
             return ""
+        return "\n".join(line for line in lines if not line.startswith("slurmstepd")).strip()
 
     def tidy(self, kept: Container[str]) -> None:
         """Remove the files of all claims but those with the marks `kept`."""

@@ -38,6 +38,7 @@ from app.store.database.engine import Database
 from app.store.public import NO_PROGRESS, checked_id, job_dict, sweep_dict
 from app.store.queue import ends, fence, fitting, sharing, staging, submission, sweeps, tallies, webhooks
 from app.store.queue.claims import UNCLAIMED, next_job
+from app.store.queue.pausing import pause_reason, paused_kinds
 from app.store.queue.registration import beat, server
 from app.store.queue.waiting import waiting_reasons
 from app.store.records import (
@@ -279,7 +280,8 @@ class Queue:
         """Take a claim over from the worker that handed it over: from now on only the returned claim's token counts.
 
         The job starts now: it has only waited until here. A call whose answer was lost can be repeated with the same
-        new token. Raises LeaseLost if the attempt is over, or was taken over with another one.
+        new token. Raises LeaseLost if the attempt is over, or was taken over with another one, or if the job's kind is
+        paused: then it goes back.
         """
         with self._database.write() as connection:
             now = utc_now()
@@ -289,13 +291,20 @@ class Queue:
             job = _job_row(connection, handed.job_id)
             if job.state not in ("queued", "running"):  # a server of 0.1.0 ends a queued job, and not its attempt
                 raise LeaseLost(f"Job {handed.job_id} is {job.state}.")
-            if job.state == "queued":
-                _observe_waiting(connection, job, now)
-            began = {"state": "running", "waiting_reason": None, "worker_id": worker_id, "started_at": now}
-            _change_job(connection, handed.job_id, **began)
-            _record_event(
-                connection, handed.job_id, handed.attempt, "state", {"state": "running", "worker_id": worker_id}
-            )
+            paused = pause_reason(job.kind, paused_kinds(connection)) if job.state == "queued" else None
+            if paused is not None:
+                _end_attempt(connection, attempt_id, "given_back")
+                _requeue(connection, handed.job_id, handed.attempt, "given_back", counted=False)
+            else:
+                if job.state == "queued":
+                    _observe_waiting(connection, job, now)
+                began = {"state": "running", "waiting_reason": None, "worker_id": worker_id, "started_at": now}
+                _change_job(connection, handed.job_id, **began)
+                _record_event(
+                    connection, handed.job_id, handed.attempt, "state", {"state": "running", "worker_id": worker_id}
+                )
+        if paused is not None:
+            raise LeaseLost(f"Job {handed.job_id} went back: {paused}.")
         return Claim(
             job_id=handed.job_id,
             attempt=handed.attempt,

@@ -24,6 +24,7 @@ from app.store.database import postgresql, sqlite
 from app.store.database.engine import Database
 from app.store.keeping.deleting import delete_job
 from app.store.queue import fence, submission, transitions
+from app.store.queue.pausing import Pausing
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import (
@@ -627,6 +628,22 @@ class TestHandingOver:
         assert again.attempt == claim.attempt
         with pytest.raises(LeaseLost):
             queue.take_over(self.handed(claim), "new", "other")
+
+    def test_a_job_whose_kind_was_paused_meanwhile_goes_back(
+        self, shop: Any, queue: Queue, database: Database, reading: Reading
+    ) -> None:
+        job_id = shop.submit()
+        claim = queue.claim("worker-1", shop.offer(), waits_for="its allocation")
+        assert claim is not None
+        Pausing(database).pause("all")
+        with pytest.raises(LeaseLost, match="went back: the queue is paused"):
+            queue.take_over(self.handed(claim), "new", "other")
+        assert (job(reading, job_id)["state"], job(reading, job_id)["attempt"]) == ("queued", 0)
+        Pausing(database).pause([])
+        again = queue.claim("worker-1", shop.offer(), waits_for="its allocation")
+        assert queue.take_over(self.handed(again), "new", "other").attempt == 1
+        Pausing(database).pause("all")
+        assert queue.take_over(self.handed(again), "new", "other"), "a lost answer is repeated: it runs already"
 
     def test_a_job_that_a_former_server_has_ended_does_not_start(
         self, shop: Any, queue: Queue, database: Database, reading: Reading
