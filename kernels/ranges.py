@@ -7,10 +7,13 @@ Both cost the host microseconds, so parts are named only while ranges are being 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
+from torch.cuda.nvtx import range_pop as _pop
+from torch.cuda.nvtx import range_push as _push
 
 OUTSIDE_PROFILER_VARIABLE = "NVTX_INJECTION64_PATH"
 """Environment variable that outside profilers (nsys, ncu) set for the programs that they start."""
@@ -50,10 +53,40 @@ def named(name: str) -> AbstractContextManager[None]:
 def _named_range(name: str) -> Iterator[None]:
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if on_gpu:
-        torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
+        _push(name)  # type: ignore[no-untyped-call]
     try:
         with torch.profiler.record_function(name):
             yield
     finally:
         if on_gpu:
-            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+            _pop()  # type: ignore[no-untyped-call]
+
+
+def follow_nvtx() -> None:
+    """Make this process's ranges of `torch.cuda.nvtx` known to torch's profiler, too, which does not see them itself.
+
+    A torch without NVTX, which is for CPUs alone, then takes them instead of raising. `torch.cuda.nvtx.range` calls
+    what is replaced here; code that has imported `range_push` by name before is not followed.
+    """
+    opened = threading.local()
+
+    def range_push(message: str) -> int:
+        stack: list[ExitStack] = opened.__dict__.setdefault("stack", [])
+        stack.append(one := ExitStack())
+        if _recorders and not torch.compiler.is_compiling():
+            one.enter_context(torch.profiler.record_function(str(message)))
+        try:
+            return int(_push(message))  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            return len(stack) - 1
+
+    def range_pop() -> int:
+        stack: list[ExitStack] = opened.__dict__.setdefault("stack", [])
+        if stack:
+            stack.pop().close()
+        try:
+            return int(_pop())  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            return len(stack)
+
+    torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop = range_push, range_pop

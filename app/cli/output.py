@@ -222,6 +222,7 @@ def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
     whole step, or of the phases that the job profiled; False if there are no kernels."""
     job_id, phases = job["id"], job["spec"].get("phases")
     names = [table["name"] for table in server.list_tables(job_id) if table["name"].startswith("kernels-")]
+    names = [name for name in names if name != "kernels-step"] or names  # it has the kernels of the others
     rows = [row for name in names for row in server.job_table_rows(job_id, name)]
     if not any(row.get("total_ms") for row in rows):
         return False

@@ -59,6 +59,14 @@ RelativeTo = Annotated[
         metavar="COORDINATE=VALUE", help="Say how many times faster each row is than the one with this coordinate."
     ),
 ]
+InRange = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--range",
+        metavar="PART",
+        help="Only rows whose range contains this, or is like this pattern (*, ?): --name kernels --range softmax.",
+    ),
+]
 Where = Annotated[
     list[str] | None,
     typer.Option(
@@ -118,6 +126,7 @@ def table(
     pivot: Pivot = None,
     relative_to: RelativeTo = None,
     where: Where = None,
+    in_range: InRange = None,
     rename: Rename = None,
     separate: Separate = False,
     best: Best = False,
@@ -147,7 +156,7 @@ def table(
     }
     both: dict[str, Any] = {
         "columns": columns and [columns],  # the server parts names at commas
-        "where": values_of(where),
+        "where": values_of([*(where or []), *(f"range={_anywhere(one)}" for one in in_range or [])]),
         "rename": dict(map(split_pair, rename or [])) or None,
     }
     both |= {"sort": sort, "limit": limit, "caption": caption, "latex_label": latex_label}
@@ -173,6 +182,11 @@ def _own_table(
         return server.job_table_text((job or [0])[0], name, format_, **own)
     own["limit_per_job"] = own.pop("limit")
     return server.sweep_table_text(sweep[0], name, format_, **own)
+
+
+def _anywhere(part: str) -> str:
+    """Return the pattern of texts that contain a part; a pattern stays."""
+    return part if "*" in part or "?" in part else f"*{part}*"
 
 
 def values_of(words: Sequence[str] | None) -> dict[str, list[str]] | None:

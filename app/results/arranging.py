@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.errors import FieldError, InvalidRequest
@@ -188,18 +189,23 @@ def chosen_rows(sheet: Sheet, where: Pairs) -> Sheet:
 
 
 def _with_values(items: Sequence[T], values: Sequence[Mapping[str, Any]], where: Pairs) -> list[T]:
-    """Return the items whose values are among those asked for; all of them if there are none to choose from."""
+    """Return the items whose values are among those asked for, which may be patterns such as "*softmax*"; all of them
+    if there are none to choose from."""
     wanted: dict[str, set[str]] = {}
     for name, value in where:
         wanted.setdefault(name, set()).add(value)
     chosen = [
         item
         for item, own in zip(items, values, strict=True)
-        if all(value_text(own.get(name)) in texts for name, texts in wanted.items())
+        if all(_is_wanted(value_text(own.get(name)), texts) for name, texts in wanted.items())
     ]
     if not chosen and items:
         raise _no_such_row(values, where, "where")
     return chosen
+
+
+def _is_wanted(text: str, wanted: Collection[str]) -> bool:
+    return text in wanted or any(fnmatchcase(text, one) for one in wanted if "*" in one or "?" in one)
 
 
 def _no_such_row(rows: Sequence[Mapping[str, Any]], wanted: Pairs, option: str) -> InvalidRequest:
@@ -211,7 +217,7 @@ def _no_such_row(rows: Sequence[Mapping[str, Any]], wanted: Pairs, option: str) 
             detail += f"{', '.join(known)}."
             break
         values = list(dict.fromkeys(value_text(row.get(name)) for row in rows))
-        if value not in values:
+        if not any(_is_wanted(one, {value}) for one in values):
             detail = f"No row has {name}={value}; there is {', '.join(values[:20])}{'…' if len(values) > 20 else ''}."
             break
     else:

@@ -15,6 +15,7 @@ from app.store.database.engine import Snapshot
 
 JOINED = {"classes": ("scope", "class"), "kernels": ("name", "class"), "operators": ("name", "class")}
 """Tables that are compared, by the part of their names before "-", and the columns that identify a row."""
+RANGE = "range"
 TIMES = ("total_ms", "device_ms", "host_ms")
 """Columns of time per step. The first that both sides have values of is compared."""
 CALLS = "calls"
@@ -133,7 +134,8 @@ def _names(snapshot: Snapshot, side: Side) -> list[str]:
         table["name"]
         for table in tables_of(snapshot, side.jobs[0].id)
         if (needed := JOINED.get(table["name"].partition("-")[0])) is not None
-        and {*needed} <= {column["name"] for column in table["columns"]}
+        and {*needed} <= (columns := {column["name"] for column in table["columns"]})
+        and RANGE not in columns  # the same work as the tables of phases have
         and (side.units is None or side.units & {*table["units"]})
     ]
 

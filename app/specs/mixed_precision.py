@@ -89,7 +89,7 @@ class MixedPrecisionSpec(SpecBase):
     first_tables: ClassVar[tuple[str, ...]] = ("accumulations", "kept-in-float32", "dtypes")
     first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
         "accumulations": ("accumulation", "device", "sum", "error", "rounding_error", "adding_error"),
-        "dtypes": ("model", "autocast", "tensor", "name", "module_class", "dtype", "kept_in_float32"),
+        "dtypes": ("model", "autocast", "tensor", "name", "module_class", "dtype", "cuda_dtype", "kept_in_float32"),
     }
     table_columns: ClassVar[tuple[str, ...]] = ("sum", "error", "modules", "modules_in_float32")
     first_plotted: ClassVar[str | None] = "error"

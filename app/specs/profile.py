@@ -73,7 +73,7 @@ class ProfileSpec(TrainingSpec):
             *("device_self_ms", "device_total_ms", "calls", "code"),
         ),
         "kernels": ("name", "class", "total_ms", "share_percent", "calls", "median_us"),
-        "operators": ("name", "class", "device_ms", "host_ms", "share_percent", "calls"),
+        "operators": ("name", "class", "device_ms", "host_ms", "host_total_ms", "cpu_mib", "share_percent", "calls"),
         "attention": ("part", "phase", "total_ms", "share_percent", "tflops", "limit_percent", "bound", "note"),
         "products": ("phase", "operator", "product", "dtype", "calls", "total_ms", "tflops", "limit_percent", "bound"),
     }

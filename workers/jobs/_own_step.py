@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from flopwatch import steps
@@ -57,6 +58,30 @@ def _check_arguments(make_step: Any, code: CodeSpec, device: torch.device, argum
     except TypeError as error:
         call = ", ".join(["device", *(f"{name}=" for name in arguments)])
         raise BrokenCode(f"{code.label()} is called as {code.function}({call}): {error}") from error
+
+
+class RangesAlone:
+    """Handles, in a kind with our step, `flopwatch.phase` of the user's model or attention: each is a range."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Name the work inside while ranges are recorded."""
+        from kernels.ranges import named
+
+        return named(str(name))
+
+    def work(self, *, flops: float | None, tokens: float | None, items: float | None) -> None:
+        """Do nothing: the work of our own step is known."""
+
+    def measure(self, step: Callable[[], object], *, warmup_steps: int | None, measure_steps: int | None) -> None:
+        """Do nothing: the job measures its own step."""
+
+
+def hear_ranges() -> None:
+    """Let all ranges that code of this process names be known to torch's profiler."""
+    from kernels.ranges import follow_nvtx
+
+    follow_nvtx()
+    listen(RangesAlone())
 
 
 class Listener:

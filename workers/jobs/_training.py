@@ -156,6 +156,7 @@ def prepare(spec: TrainingSpec) -> tuple[torch.device, Maker]:
         InvalidEnvironment: something is wrong with this host.
     """
     device = choose_device(spec.device, spec.precision)
+    _own_step.hear_ranges()
     if spec.step_code is not None:
         set_precision(spec.precision)
         return device, _own_step.maker(spec.step_code, device, spec.arguments)

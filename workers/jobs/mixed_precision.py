@@ -53,6 +53,7 @@ DTYPE_COLUMNS = (
     Column("name", "string"),
     Column("module_class", "string"),
     Column("dtype", "string"),
+    Column("cuda_dtype", "string"),
     Column("kept_in_float32", "boolean"),
     Column("reason", "string"),
 )
@@ -171,10 +172,10 @@ def audit(spec: MixedPrecisionSpec, cell: MixedPrecisionCell, context: MixedPrec
             watched.run(forward, step.backward, None if step.scaler is None else step.scaler.scale)
     except Exception as error:
         why = str(as_runner_error(error) or with_type(error, short_message(error)))
-        add_rows(watched.tensors(scaled=scaled, error=why), cell, context)
+        add_rows(model, watched.tensors(scaled=scaled, error=why), cell, context)
         raise
     tensors = watched.tensors(scaled=scaled)
-    add_rows(tensors, cell, context)
+    add_rows(model, tensors, cell, context)
     set_counts(tensors, trial)
 
 
@@ -218,7 +219,23 @@ def build_toy(
     return model, BackwardStep(model, batches, DEFINED[PRECISIONS[cell.autocast]], model)
 
 
-def add_rows(tensors: Sequence[TypedTensor], cell: MixedPrecisionCell, context: MixedPrecisionContext) -> None:
+def cuda_dtype(
+    model: torch.nn.Module, tensor: TypedTensor, cell: MixedPrecisionCell, device: torch.device
+) -> str | None:
+    """Return the data type that a tensor has under CUDA's autocast; None for what has none by itself."""
+    from workers.measure.dtypes import under_cudas_autocast
+    from workers.model.precision import PRECISIONS as DEFINED
+
+    found = tensor.dtype
+    if device.type != "cuda" and cell.autocast != "none" and tensor.role in ("module_output", "logits"):
+        module = model.get_submodule(tensor.name)
+        found = under_cudas_autocast(module, DEFINED[PRECISIONS[cell.autocast]].compute_dtype)
+    return None if found is None else dtype_name(found)
+
+
+def add_rows(
+    model: torch.nn.Module, tensors: Sequence[TypedTensor], cell: MixedPrecisionCell, context: MixedPrecisionContext
+) -> None:
     """Add the cell's tensors to the table of data types, and those that autocast keeps in float32 to the other
     table."""
     from workers.measure.dtypes import kept_in_float32
@@ -229,9 +246,10 @@ def add_rows(tensors: Sequence[TypedTensor], cell: MixedPrecisionCell, context: 
     for tensor in tensors:
         dtype = None if tensor.dtype is None else dtype_name(tensor.dtype)
         judged = tensor.leaf and tensor.dtype is not None and cell.autocast != "none"
+        on_cuda = cuda_dtype(model, tensor, cell, context.device)
         is_kept = tensor in among_kept if judged else None
         context.dtypes.append(
-            (*where, tensor.role, tensor.name, tensor.module_class, dtype, is_kept, tensor.reason),
+            (*where, tensor.role, tensor.name, tensor.module_class, dtype, on_cuda, is_kept, tensor.reason),
         )
     if cell.autocast != "none":
         context.kept += [(*where, tensor.name, tensor.module_class) for tensor in kept]

@@ -9,8 +9,40 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 
 Role = Literal["parameter", "module_output", "logits", "loss", "scaled_loss", "gradient"]
+
+
+OPERATORS: Mapping[type[nn.Module], Callable[[Tensor, Tensor], Tensor]] = {
+    nn.Linear: functional.linear,
+    nn.LayerNorm: lambda x, _weight: functional.layer_norm(x, x.shape[-1:]),
+    nn.RMSNorm: lambda x, _weight: functional.rms_norm(x, x.shape[-1:]),
+    nn.Softmax: lambda x, _weight: functional.softmax(x, -1),
+    nn.LogSoftmax: lambda x, _weight: functional.log_softmax(x, -1),
+}
+"""Modules that are one operator for which autocast has a rule; others pass types on."""
+
+
+def under_cudas_autocast(module: nn.Module, dtype: torch.dtype) -> torch.dtype | None:
+    """Return the type that CUDA's autocast to `dtype` gives a module's output; None for a module without a rule.
+
+    Torch's own rule, without a GPU: fake tensors take the operators' path, and hold no data.
+    """
+    function = next((one for kind, one in OPERATORS.items() if isinstance(module, kind)), None)
+    if function is None:
+        return None
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    with FakeTensorMode():
+        inputs = torch.empty(2, 2, dtype=dtype, device="cuda"), torch.empty(2, 2, device="cuda")
+        torch.set_autocast_enabled("cuda", True)
+        torch.set_autocast_dtype("cuda", dtype)
+        try:
+            return function(*inputs).dtype
+        finally:
+            torch.set_autocast_enabled("cuda", before[0])
+            torch.set_autocast_dtype("cuda", before[1])
 
 
 @dataclass(frozen=True)

@@ -226,6 +226,10 @@ def test_a_table_of_each_job_of_a_sweep(site: Any, flopwatch: Any, reported: Any
     assert [line.split(",")[1:4:2] for line in rows.splitlines()] == [["T", "name"], ["8", "add"], ["16", "add"]]
     forward = ended(flopwatch(*of_sweep, "--where", "phase=forward", "--where", "context_length=16"))
     assert [line.split(",")[3] for line in forward.splitlines()] == ["name", "gemm", "softmax"]
+    parts = ended(flopwatch(*of_sweep, "--range", "max", "--where", "context_length=*"), 1)
+    assert "'range' is none of these results' columns" in parts
+    part = ended(flopwatch(*of_sweep, "--where", "name=*max", "--where", "context_length=1?"))
+    assert [line.split(",")[3] for line in part.splitlines()] == ["name", "softmax"]
     one = ("table", "--job", rows.splitlines()[1].split(",")[0], "--name", "kernels-step", "--format", "csv")
     assert len(ended(flopwatch(*one, "--where", "phase=forward", "--limit", "1")).splitlines()) == 2
 

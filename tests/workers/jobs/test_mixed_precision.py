@@ -107,6 +107,8 @@ def test_the_toy_under_the_cpus_autocast(run, autocast: str) -> None:
     assert dtypes(report, **where, tensor="loss") == {"": "float32"}
     assert dtypes(report, **where, tensor="scaled_loss") == ({"": "float32"} if autocast == "fp16" else {})
     assert dtypes(report, **where, tensor="gradient") == dict.fromkeys(weights, "float32")
+    on_cuda = {row["name"]: row["cuda_dtype"] for row in report.table_rows("dtypes", **where, tensor="module_output")}
+    assert on_cuda == {"fc1": narrow, "relu": None, "ln": "float32", "fc2": narrow}, "as CUDA's test below finds"
     assert report.table_rows("kept-in-float32") == []
     without = report.table_rows("dtypes", autocast="none")
     assert {(row["dtype"], row["kept_in_float32"]) for row in without} == {("float32", None)}

@@ -22,7 +22,7 @@ from app.specs.ddp import DdpSpec
 from parallel.process_group import Rank
 from parallel.silent_group import silent_group
 from workers import uploaded
-from workers.jobs import _reference, _training
+from workers.jobs import _own_step, _reference, _training
 from workers.jobs._base import parse_spec
 from workers.jobs.ddp import strategies
 from workers.jobs.ddp.buckets import predicts, time_all_reduces
@@ -77,6 +77,7 @@ def measure_rank(rank: Rank, spec: dict[str, Any], folder: str) -> dict[str, Any
     with report_known_errors(rank):
         context = RankContext(rank, parsed)
         set_precision(parsed.precision)
+        _own_step.hear_ranges()
         parts = _reference.check_parts(parsed, context.device) if rank.index == 0 else []
         return {**RankRun(context, Path(folder)).run(), "parts": [asdict(check) for check in parts]}
 

@@ -163,6 +163,7 @@ def profile_metrics(spec: ProfileSpec, named: Sequence[str] = ()) -> list[Metric
                     Metric(f"{part}_tflops", phase, "TFLOP/s"),
                     Metric(f"{part}_gb_per_s", phase, "GB/s"),
                 ]
+            metrics += [Metric(f"softmax_to_products_{what}", phase, "ratio") for what in ("time", "flops")]
     if spec.compile:
         metrics += [
             Metric("graphs_compiled", None, "graphs"),
@@ -513,7 +514,8 @@ class Profiling:
         from workers.measure.profiling import classes, tables, usage
 
         steps = len(attribution.steps)
-        for phase in self.spec.phases or self.phases:
+        phases = self.spec.phases or self.phases
+        for phase in phases:
             class_of = (lambda _name: classes.OPTIMIZER) if phase == classes.OPTIMIZER else classes.class_of_operator
             kernels = usage.kernels(usage.in_phases(attribution.work, [phase]), steps)
             calls = [call for call in attribution.calls if call.phase == phase]
@@ -525,6 +527,14 @@ class Profiling:
                 operator.host_ms if operator.device_ms is None else operator.device_ms for operator in operators
             ]
             self._tell_cut(f"operators-{phase}", times_ms)
+        work = usage.in_phases(attribution.work, phases)
+        if len(phases) > 1:
+            kernels = usage.kernels(work, steps)
+            self.report.table(f"kernels-{WHOLE_STEP}", tables.KERNELS, tables.kernel_rows(kernels))
+            self._tell_cut(f"kernels-{WHOLE_STEP}", [kernel.total_ms for kernel in kernels])
+        in_ranges = usage.by_range_and_name(work, steps)
+        self.report.table("kernels", tables.KERNELS_BY_RANGE, tables.kernel_rows_by_range(in_ranges))
+        self._tell_cut("kernels", [one.total_ms for _, _, one in in_ranges])
         if not self.on_gpu:
             self._tell("kernels", None, None, "a CPU has none: operators play their part, each with its own time")
         first = self.phases[0]
@@ -587,6 +597,7 @@ class Profiling:
         line = roofline(Ceilings(self.report.ceilings).read(self.timed.training.device), self.spec.precision)
         rows: list[list[Scalar]] = []
         for phase in self.of_step:
+            parts: dict[str, Part] = {}
             for name in PARTS if phase != "optimizer" else ():
                 if reason is not None:
                     rows.append(tables.missing_row(name, phase, reason))
@@ -598,11 +609,27 @@ class Profiling:
                 cost, note = cost_of(self.spec, name, phase, calls, on_gpu=self.on_gpu)
                 work, per_step = work_in(attribution.work, name, phase), 1e-6 / steps
                 part = Part(name, phase, per_step * time_of(work), per_step * time_of(work, MATMUL), cost)
+                parts[name] = part
                 rows.append(
                     self._attention_row(part, per_step * time_of(in_phases(attribution.work, [phase])), line, note)
                 )
+            if phase != "optimizer":
+                self._add_ratios(phase, parts, reason)
         self.attention = rows
         self.report.table("attention", tables.ATTENTION, rows)
+
+    def _add_ratios(self, phase: str, parts: Mapping[str, Part], reason: str | None) -> None:
+        """Set time and FLOPs of the softmax as shares of those of the two products of attention."""
+        softmax, products = parts.get("softmax"), [part for name, part in parts.items() if name != "softmax"]
+        time = flops = None
+        if softmax is not None:
+            time_ms = sum(part.product_ms for part in products)
+            time = softmax.time_ms / time_ms if time_ms else None
+            if softmax.cost is not None:
+                flops = softmax.cost.flops / sum(part.cost.flops for part in products if part.cost is not None)
+        for what, ratio in (("time", time), ("flops", flops)):
+            why = reason or "what the parts of attention compute is not known"
+            self.values.set(f"softmax_to_products_{what}", phase, None if ratio is None else [ratio], why)
 
     def _attention_row(self, part: Part, phase_ms: float, line: Roofline | str, note: str) -> list[Scalar]:
         from workers.measure.profiling import tables

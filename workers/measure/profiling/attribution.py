@@ -22,8 +22,11 @@ from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recordin
 
 WorkKind = Literal["kernel", "copy", "fill", "operator"]
 STEP = re.compile(r"step_(\d+)")
-RANGE = re.compile(r"[a-z][a-z0-9_]*(\.\d+)?")
-"""Names of our ranges. Torch's have blanks, capitals or punctuation: "Optimizer.step#AdamW.step"."""
+OF_TORCH = re.compile(
+    r"(Optimizer\.\w+#|ProfilerStep#|Torch-Compiled Region|TorchDynamo |AOTDispatcher |Pregraph |CompiledFunction|## |"
+    r"DistributedDataParallel\.|FSDP::|nccl:|gloo:|c10d::|inductor|autograd::|dynamo)"
+)
+"""Heads of the names of ranges that torch opens itself; every other one somebody has written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,13 @@ class Call:
     """Time on the host, without that of the operators that it calls."""
     device_ns: int
     """Time of the device work that it launched itself."""
+    total_ns: int = 0
+    """Time on the host with that of the operators that it calls; 0 inside a call of the same operator."""
+    device_total_ns: int = 0
+    """The same of the device's work."""
+    cpu_bytes: int = 0
+    """Allocated less released by the call and what it calls; 0 inside a call of the same operator."""
+    device_bytes: int = 0
     product: Product | None = None
     """The product that it computes; None if it is not a matrix product or the shapes are unknown."""
 
@@ -79,14 +89,13 @@ class Attribution:
         recording: The profiler's recording.
         phases: Names of the phases of a step.
         on_gpu: Whether the work is that of a GPU, or the operators of a CPU.
-        every_range: Take all ranges, also those that torch and the user's own code name, such as
-            `Optimizer.step#AdamW.step`.
+        every_range: Take all ranges, also those that torch opens itself, such as `Optimizer.step#AdamW.step`.
     """
 
     def __init__(
         self, recording: Recording, phases: Collection[str], *, on_gpu: bool, every_range: bool = False
     ) -> None:
-        self._device = recording.device
+        self._device, self._memory = recording.device, recording.memory
         self._on_gpu = on_gpu
         self._every_range = every_range
         self._events = [event for event in recording.host if event.kind not in ("launch", "python")]
@@ -139,13 +148,37 @@ class Attribution:
             operator = self._operator_of(work)
             if operator is not None:
                 launched[operator] += work.end_ns - work.begin_ns
+        cpu, gpu = Counter[int](), Counter[int]()
+        for one in self._memory:
+            at = self._around(one.thread, one.at_ns, one.at_ns)
+            if at is not None:
+                (gpu if one.on_gpu else cpu)[at] += one.bytes
+        device_ns, cpu, gpu = map(self._with_called, (launched, cpu, gpu))
         calls = []
         for index, event in enumerate(self._events):
             phase = None if event.kind == "range" else self.phase_at(event.begin_ns)
-            if phase is not None:
-                own = self._self_times[index]
-                calls.append(Call(event.name, phase.step, phase.name, own, launched[index], event.product))
+            if phase is None:
+                continue
+            own, whole = self._self_times[index], (0, 0, 0, 0)
+            if not self._is_inside_itself(index):
+                whole = event.end_ns - event.begin_ns, device_ns[index], cpu[index], gpu[index]
+            calls.append(Call(event.name, phase.step, phase.name, own, launched[index], *whole, event.product))
         return calls
+
+    def _with_called(self, own: Counter[int]) -> Counter[int]:
+        """Return the sums for events and all that they enclose, from those of each event alone."""
+        sums = own.copy()
+        for index in range(len(self._events) - 1, -1, -1):
+            parent = self._parents[index]
+            if parent is not None and sums[index]:
+                sums[parent] += sums[index]
+        return sums
+
+    def _is_inside_itself(self, index: int) -> bool:
+        name, parent = self._events[index].name, self._parents[index]
+        while parent is not None and self._events[parent].name != name:
+            parent = self._parents[parent]
+        return parent is not None
 
     def phase_at(self, time_ns: int) -> Interval | None:
         """Return the phase that the host was in; None: outside the steps, or between two phases."""
@@ -154,10 +187,10 @@ class Attribution:
     def count_ranges(self) -> Counter[tuple[str, str]]:
         """Return how often each named range was entered in each phase of all steps, by (phase, name)."""
         counts = Counter[tuple[str, str]]()
-        for event in self._events:
+        for index, event in enumerate(self._events):
             if (
                 self._is_named_range(event)
-                and not self._is_step_or_phase(event)
+                and not self._is_step_or_phase(index)
                 and (phase := self.phase_at(event.begin_ns))
             ):
                 counts[phase.name, event.name] += 1
@@ -228,10 +261,13 @@ class Attribution:
 
     def _enclosing(self, launch: HostEvent) -> int | None:
         """Return the index of the innermost event around a launch on its thread."""
-        indices, begins = self._threads.get(launch.thread, ([], []))
-        place = bisect.bisect_right(begins, launch.begin_ns) - 1
+        return self._around(launch.thread, launch.begin_ns, launch.end_ns)
+
+    def _around(self, thread: int, begin_ns: int, end_ns: int) -> int | None:
+        indices, begins = self._threads.get(thread, ([], []))
+        place = bisect.bisect_right(begins, begin_ns) - 1
         index: int | None = indices[place] if place >= 0 else None
-        while index is not None and self._events[index].end_ns < launch.end_ns:
+        while index is not None and self._events[index].end_ns < end_ns:
             index = self._parents[index]
         return index
 
@@ -257,10 +293,15 @@ class Attribution:
         }
 
     def _is_named_range(self, event: HostEvent) -> bool:
-        return event.kind == "range" and (self._every_range or RANGE.fullmatch(event.name) is not None)
+        return event.kind == "range" and (self._every_range or OF_TORCH.match(event.name) is None)
 
-    def _is_step_or_phase(self, event: HostEvent) -> bool:
-        return event.name in self._phase_names or STEP.fullmatch(event.name) is not None
+    def _is_step_or_phase(self, index: int) -> bool:
+        """Return True for a range that a step or a phase of one is. Another range inside may have a phase's name."""
+        event, parent = self._events[index], self._parents[index]
+        if STEP.fullmatch(event.name):
+            return True
+        in_step = parent is not None and STEP.fullmatch(self._events[parent].name) is not None
+        return in_step and event.name in self._phase_names
 
     def _path(self, index: int) -> tuple[str, ...]:
         """Return the names of the ranges that an event belongs to, below the phase, the outermost first."""
@@ -271,7 +312,7 @@ class Attribution:
                 seen.add(at)
                 event = self._events[at]
                 if self._is_named_range(event):
-                    if self._is_step_or_phase(event):
+                    if self._is_step_or_phase(at):
                         break
                     names.append(event.name)
                 maker = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +31,12 @@ BACKWARD_SCOPE = 1
 """Number of the scope `BACKWARD_FUNCTION` of torch's RecordFunction: the node's own function."""
 LAUNCH = re.compile(r"(cuda|cu)[A-Z]\w+")
 """Names of calls of the CUDA runtime and driver."""
-OVERHEAD = re.compile(r"Activity Buffer Request|Instrumentation|Lazy Function Loading|Command Buffer Full|.* Sync")
-"""Names of CUPTI's own events, which are neither operators nor work."""
+MEMORY = "[memory]"
+"""Name of the event of an allocation or a release."""
+OVERHEAD = re.compile(
+    r"\[memory\]|Activity Buffer Request|Instrumentation|Lazy Function Loading|Command Buffer Full|.* Sync"
+)
+"""Names of the profiler's own events, which are neither operators nor work."""
 ANOTHER_PROFILER = (
     "the step opens a torch.profiler of its own, and torch runs one at a time: leave it out for this job (open it only "
     "where the script runs by itself), or measure the step with it by kind benchmark"
@@ -75,12 +79,24 @@ class DeviceEvent:
     """The `id` of the operator or range that launched it; 0: none is known."""
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryEvent:
+    """An allocation, or with a negative size a release, by torch's allocator."""
+
+    thread: int
+    at_ns: int
+    bytes: int
+    on_gpu: bool
+
+
 @dataclass(frozen=True)
 class Recording:
     """Everything that the profiler saw, in the order in which it began."""
 
     host: list[HostEvent]
     device: list[DeviceEvent]
+    memory: Sequence[MemoryEvent] = ()
+    """Empty with Python's functions."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +151,9 @@ def record(work: Callable[[], None], *, on_gpu: bool, python: bool = False, shap
         warnings.simplefilter("ignore")  # the profiler's warnings are about its use over several cycles
         # Only stacks need the tree of Python's functions.
         shapes = shapes and not python
-        with torch.profiler.profile(activities=activities, with_stack=python, record_shapes=shapes) as profiler:
+        with torch.profiler.profile(
+            activities=activities, with_stack=python, record_shapes=shapes, profile_memory=not python
+        ) as profiler:
             with refused_to_others():
                 work()
             if on_gpu:
@@ -148,6 +166,11 @@ def record(work: Callable[[], None], *, on_gpu: bool, python: bool = False, shap
     recording = Recording(
         sorted(host, key=lambda event: (event.begin_ns, -event.end_ns)),
         sorted(device_events(events), key=lambda event: event.begin_ns),
+        [
+            MemoryEvent(one.start_thread_id(), one.start_ns(), one.nbytes(), one.device_type() == DeviceType.CUDA)
+            for one in events
+            if one.name() == MEMORY
+        ],
     )
     return Profile(recording, lambda path: results.save(str(path)))
 

@@ -32,11 +32,16 @@ KERNELS = (
     *_SPREAD,
     Column("launch_to_start_us", "number", "µs"),
 )
+KERNELS_BY_RANGE = (Column("phase", "string"), Column("range", "string"), *KERNELS)
 OPERATORS = (
     Column("name", "string"),
     Column("class", "string"),
     Column("device_ms", "number", "ms"),
     Column("host_ms", "number", "ms"),
+    Column("device_total_ms", "number", "ms"),
+    Column("host_total_ms", "number", "ms"),
+    Column("cpu_mib", "number", "MiB"),
+    Column("device_mib", "number", "MiB"),
     Column("share_percent", "number", "%"),
     Column("calls", "number", "calls"),
     *_SPREAD,
@@ -144,11 +149,17 @@ def kernel_rows(usages: Sequence[Usage]) -> Rows:
     ]
 
 
+def kernel_rows_by_range(usages: Sequence[tuple[str, str, Usage]]) -> Rows:
+    """Return the rows of the table of kernels by phase and range."""
+    return [[phase, short(path), *row] for phase, path, one in usages[:MAX_ROWS] for row in kernel_rows([one])]
+
+
 def operator_rows(usages: Sequence[OperatorUsage]) -> Rows:
     """Return the rows of a table of operators."""
     return [
         [
-            *(short(one.name), one.class_name, one.device_ms, one.host_ms, one.share_percent, one.calls),
+            *(short(one.name), one.class_name, one.device_ms, one.host_ms),
+            *(one.device_total_ms, one.host_total_ms, one.cpu_mib, one.device_mib, one.share_percent, one.calls),
             *(one.mean_us, one.median_us, one.min_us, one.max_us, one.std_us),
         ]
         for one in usages[:MAX_ROWS]

@@ -17,6 +17,8 @@ from workers.model.accounting import Cost
 
 Key = TypeVar("Key", bound=Hashable)
 LAYER = re.compile(r"\w+\.\d+")
+OUTSIDE = "outside"
+"""The range of work outside all ranges."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Usage:
 
 @dataclass(frozen=True)
 class OperatorUsage:
-    """An operator's own time and calls over several steps, without the operators that it calls."""
+    """An operator's own time and calls over several steps, without the operators that it calls, and what it takes with
+    them."""
 
     name: str
     class_name: str
@@ -51,6 +54,12 @@ class OperatorUsage:
     """Per step, of the device work that it launched itself; None on a CPU."""
     host_ms: float
     """Per step, its own time on the host."""
+    device_total_ms: float | None
+    """Per step, with the operators that it calls; so are the following."""
+    host_total_ms: float
+    cpu_mib: float
+    """Allocated on the host, less what was released."""
+    device_mib: float | None
     share_percent: float | None
     """Of the device's time in the phase; on a CPU, of the operators' own times."""
     calls: float
@@ -84,10 +93,10 @@ class ProductUsage:
     """Their time, and what they compute and move, together."""
 
 
-def kernels(work: Iterable[RecordedWork], steps: int) -> list[Usage]:
-    """Return the usage of each name and class, the largest first."""
+def kernels(work: Iterable[RecordedWork], steps: int, total_ns: int | None = None) -> list[Usage]:
+    """Return the usage of each name and class, the largest first; shares are of `total_ns`, or of all this work."""
     groups = grouped(work, lambda one: (one.name, classify(one)))
-    total = sum(one.time_ns for group in groups.values() for one in group)
+    total = sum(one.time_ns for group in groups.values() for one in group) if total_ns is None else total_ns
     usages = []
     for (name, class_name), group in groups.items():
         times = [one.time_ns for one in group]
@@ -106,6 +115,23 @@ def kernels(work: Iterable[RecordedWork], steps: int) -> list[Usage]:
     return sorted(usages, key=lambda one: -one.total_ms)
 
 
+def by_range_and_name(work: Iterable[RecordedWork], steps: int) -> list[tuple[str, str, Usage]]:
+    """Return (phase, range, usage) of the kernels of each name in each range, the largest first.
+
+    The ranges around work are joined, and layers are one: `layers.*/softmax`. Shares are of the whole phase.
+    """
+    found = []
+    for phase, of_phase in grouped(work, lambda one: one.phase).items():
+        total = time_of(of_phase)
+        for path, group in grouped(of_phase, lambda one: "/".join(map(_any_layer, one.ranges)) or OUTSIDE).items():
+            found += [(phase, path, usage) for usage in kernels(group, steps, total)]
+    return sorted(found, key=lambda one: -one[2].total_ms)
+
+
+def _any_layer(name: str) -> str:
+    return f"{name.rpartition('.')[0]}.*" if LAYER.fullmatch(name) else name
+
+
 def operators(
     calls: Iterable[Call], steps: int, class_of: Callable[[str], str], *, on_gpu: bool
 ) -> list[OperatorUsage]:
@@ -117,8 +143,21 @@ def operators(
         times = [call.device_ns if on_gpu else call.self_ns for call in group]
         host_ms = 1e-6 * sum(call.self_ns for call in group) / steps
         device_ms = 1e-6 * sum(times) / steps if on_gpu else None
-        rest = (share(sum(times), total), len(times) / steps, *spread_us(times))
-        usages.append(OperatorUsage(name, class_of(name), device_ms, host_ms, *rest))
+        usages.append(
+            OperatorUsage(
+                name,
+                class_of(name),
+                device_ms,
+                host_ms,
+                1e-6 * sum(call.device_total_ns for call in group) / steps if on_gpu else None,
+                1e-6 * sum(call.total_ns for call in group) / steps,
+                sum(call.cpu_bytes for call in group) / 2**20 / steps,
+                sum(call.device_bytes for call in group) / 2**20 / steps if on_gpu else None,
+                share(sum(times), total),
+                len(times) / steps,
+                *spread_us(times),
+            )
+        )
     return sorted(usages, key=lambda one: (-(one.device_ms or 0.0), -one.host_ms))
 
 
@@ -173,7 +212,7 @@ def by_range(work: Iterable[RecordedWork], phases: Sequence[str], steps: int) ->
 def range_names(path: Sequence[str]) -> list[str]:
     """Return the names under which work with this path of ranges is summed up."""
     if not path:
-        return ["outside"]
+        return [OUTSIDE]
     names = ["/".join(path[: depth + 1]) for depth in range(len(path))]
     names += [part for part in dict.fromkeys(path) if not LAYER.fullmatch(part) and part not in names]
     return names
@@ -225,7 +264,7 @@ def spread_us(times_ns: Sequence[int]) -> tuple[float, float, float, float, floa
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
     """Sort by the numbers in names: layers.2 before layers.10; layers first, `outside` last."""
-    if name == "outside":
+    if name == OUTSIDE:
         return [(2, 0, "")]
     if not LAYER.match(name):
         return [(1, 0, name)]

@@ -91,7 +91,8 @@ def test_every_mode_has_its_tables_and_metrics(run: Any, mode: str, device: str)
     assert set(report.tables) == {
         *(f"kernels-{phase}" for phase in phases),
         *(f"operators-{phase}" for phase in phases),
-        *("classes", "ranges", "attention", "products", "ceilings", "summary", "values"),
+        *(["kernels-step"] if len(phases) > 1 else []),
+        *("classes", "kernels", "ranges", "attention", "products", "ceilings", "summary", "values"),
     }
     for phase in phases:
         kernels = report.table_rows(f"kernels-{phase}")
@@ -101,7 +102,7 @@ def test_every_mode_has_its_tables_and_metrics(run: Any, mode: str, device: str)
     spec = ProfileSpec(**{**FIELDS, "mode": mode})
     expected = [
         (metric.name, metric.phase)
-        for metric in [*torch_profiler.timing_metrics(), *torch_profiler.profile_metrics(spec)]
+        for metric in [*torch_profiler.timing_metrics(PHASES[mode]), *torch_profiler.profile_metrics(spec)]
     ]
     assert [(row["metric"], row["phase"]) for row in report.rows] == expected
     gpu_only = {"gpu_busy_percent", "profiled_idle_ms", "largest_gap_ms", "launches", "host_bound"}
@@ -110,6 +111,11 @@ def test_every_mode_has_its_tables_and_metrics(run: Any, mode: str, device: str)
             assert (row["outcome"], row["reason"]) == ("unknown", "known on GPUs only")
         elif metric != "gpu_busy_percent":  # steps this small may keep a GPU busier under the profiler than without
             assert row["outcome"] == "ok", row
+    parts = {row["part"]: row for row in report.table_rows("attention", phase=phases[0])}
+    for what, of_softmax, of_product in (("time", "total_ms", "product_ms"), ("flops", "gflop", "gflop")):
+        ratio = metrics(report)[f"softmax_to_products_{what}", phases[0]]["median"]
+        products = sum(parts[name][of_product] for name in ("scores", "values"))
+        assert ratio == pytest.approx(parts["softmax"][of_softmax] / products)
     assert metrics(report)["profiled_step_ms", None]["n"] == 2
     assert metrics(report)["unprofiled_step_ms", None]["n"] == 3
 
@@ -128,7 +134,10 @@ def test_the_profilers_cost_is_not_in_the_step(run: Any, device: str) -> None:
 def test_profiled_times_have_other_names_than_benchmarks(tmp_path: Path) -> None:
     for mode in PHASES:
         spec = ProfileSpec(**{**FIELDS, "mode": mode, "compile": True})
-        names = {metric.name for metric in [*torch_profiler.timing_metrics(), *torch_profiler.profile_metrics(spec)]}
+        names = {
+            metric.name
+            for metric in [*torch_profiler.timing_metrics(PHASES[mode]), *torch_profiler.profile_metrics(spec)]
+        }
         # The busy share is defined as in `benchmark`: the device's time by the wall time without a profiler.
         assert names & {metric.name for metric in _training.metrics(spec)} == {"gpu_busy_percent"}
     assert BENCHMARK.kind != RUNNER.kind
@@ -401,7 +410,8 @@ def test_a_failed_profile_keeps_its_times(run: Any, report: Report, monkeypatch:
     monkeypatch.setattr(recording, "record", break_down)
     with pytest.raises(RuntimeError, match="broke down"):
         run()
-    assert [row["metric"] for row in report.rows] == ["unprofiled_step_ms", "host_bound"]
+    kept = ["unprofiled_step_ms", *["unprofiled_ms"] * len(PHASES[ProfileSpec(**FIELDS).mode]), "host_bound"]
+    assert [row["metric"] for row in report.rows] == kept
     assert metrics(report)["unprofiled_step_ms", None]["outcome"] == "ok"
     assert report.verdict_on()["verdict"] in {"valid", "suspect"}
 
@@ -531,8 +541,9 @@ def test_tables_that_are_cut_say_so_and_by_what_rule(run: Any, monkeypatch: pyte
     assert tables.left_out([2.0, 1.0]) is None
     report = run(mode="forward", device="cpu")
     notes = {row["what"]: row for row in report.table_rows("summary") if row["what"].startswith("rows of")}
-    assert set(notes) == {"rows of kernels-forward", "rows of operators-forward", "rows of products, forward"}
-    for table in ("kernels-forward", "operators-forward", "products"):
+    in_all = {f"rows of {name}" for name in ("kernels-forward", "operators-forward", "products, forward", "kernels")}
+    assert set(notes) == in_all
+    for table in ("kernels-forward", "operators-forward", "products", "kernels"):
         assert len(report.table_rows(table)) == 2
     kernels = report.table_rows("kernels-forward")
     row = notes["rows of kernels-forward"]

@@ -1,0 +1,102 @@
+"""Ranges that people write in their attention, by any of three means and with any name, and kernels by range."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic", reason="the service's dependencies are not installed")
+
+import torch
+
+from app.specs import spec_adapter
+from tests.workers.reporting import Report
+from workers import uploaded
+from workers.jobs.profile import RUNNER
+from workers.measure.ceilings import Ceilings
+
+SOURCE = """
+import math
+
+import torch
+from torch.cuda import nvtx
+
+import flopwatch
+
+
+@nvtx.range("scaled dot product attention")
+def attention(q, k, v, is_causal):
+    with flopwatch.phase("computing attention scores"):
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+        scores = scores.masked_fill(~mask, -torch.inf)
+    with torch.profiler.record_function("softmax"):
+        weights = scores.softmax(-1)
+    with nvtx.range("final matmul"), torch.profiler.record_function("forward"):
+        return weights @ v
+"""
+OUTER = "scaled dot product attention"
+ALL = (OUTER, "computing attention scores", "softmax", "final matmul", "forward")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
+    folder = tmp_path_factory.mktemp("ranges")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [*sys.path])
+        for name, value in uploaded.write(folder / "code", [SOURCE.encode()]).items():
+            patch.setenv(name, value)
+        code = {"sha256": hashlib.sha256(SOURCE.encode()).hexdigest(), "function": "attention", "file": "mine.py"}
+        model = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 31}
+        fields: dict[str, Any] = {"model": model, "batch_size": 2, "context_length": 12, "device": "cpu"}
+        fields |= {"mode": "forward_backward", "warmup_steps": 1, "measure_steps": 3, "profile_steps": 2}
+        spec = spec_adapter.validate_json(
+            json.dumps({"kind": "profile", "attention_code": code, "stacks": False, **fields})
+        )
+        found = Report(folder)
+        Ceilings(found.ceilings).record(torch.device("cpu"), {"fp32": 100.0}, 1e5)
+        RUNNER.run(spec, RUNNER.plan(spec)[0], found)
+        yield found
+
+
+def test_any_name_is_a_range_also_that_of_a_phase(report: Report) -> None:
+    for phase in ("forward", "backward"):
+        names = {row["range"] for row in report.table_rows("ranges", phase=phase)}
+        assert set(ALL) <= names
+        assert f"layers.1/{OUTER}/computing attention scores" in names
+        assert not [name for name in names if "Optimizer" in name or "ProfilerStep" in name]
+
+
+def test_kernels_are_listed_by_phase_and_range(report: Report) -> None:
+    found = {(row["phase"], row["range"], row["name"]) for row in report.table_rows("kernels")}
+    assert ("forward", f"layers.*/{OUTER}/softmax", "aten::_softmax") in found
+    assert ("backward", f"layers.*/{OUTER}/softmax", "aten::_softmax_backward_data") in found
+    assert ("forward", f"layers.*/{OUTER}/final matmul/forward", "aten::bmm") in found
+    rows = report.table_rows("kernels")
+    assert [row["total_ms"] for row in rows] == sorted((row["total_ms"] for row in rows), reverse=True)
+    for phase in ("forward", "backward"):
+        assert sum(row["share_percent"] for row in rows if row["phase"] == phase) == pytest.approx(100)
+
+
+def test_operators_have_torchs_own_columns(report: Report) -> None:
+    """Total time holds that of called operators, and memory that of their allocations."""
+    rows = {row["name"]: row for row in report.table_rows("operators-forward")}
+    matmul, bmm, softmax = rows["aten::matmul"], rows["aten::bmm"], rows["aten::_softmax"]
+    assert matmul["host_total_ms"] > matmul["host_ms"]
+    assert matmul["host_total_ms"] >= bmm["host_total_ms"]
+    assert softmax["cpu_mib"] == pytest.approx(2 * 4 * 2 * 2 * 12 * 12 / 2**20)
+    assert softmax["device_mib"] is softmax["device_total_ms"] is None
+
+
+def test_times_without_the_profiler_stand_beside_those_with_it(report: Report) -> None:
+    rows = report.cell()
+    step = rows["unprofiled_step_ms", None]["mean"]
+    parts = [rows["unprofiled_ms", phase]["mean"] for phase in ("forward", "backward")]
+    assert min(parts) > 0
+    assert sum(parts) <= step
+    assert {rows["profiled_ms", phase]["outcome"] for phase in ("forward", "backward")} == {"ok"}
