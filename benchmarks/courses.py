@@ -157,8 +157,8 @@ def ended(work: Work, server: Flopwatch) -> list[int]:
 def report(arguments: argparse.Namespace, server: Flopwatch) -> Path:
     """Submit the chosen sections, and write each when its jobs are done. Returns the report's path."""
     values = {name: value.split(",") for name, _, value in (word.partition("=") for word in arguments.values)}
-    counts = [device for worker in server.list_workers(state="active") for device in worker["devices"]]
-    gpus = max((device["count"] for device in counts if device["type"] == "cuda"), default=0)
+    workers = server.list_workers(state="active")
+    gpus = max((sum(device["type"] == "cuda" for device in worker["devices"]) for worker in workers), default=0)
     folder = Path(arguments.output)
     folder.mkdir(parents=True, exist_ok=True)
     path, lines = folder / "report.md", [f"# {arguments.course.upper()}", ""]
@@ -180,7 +180,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("values", nargs="*", metavar="field=values", help="take the place of the page's values")
     parser.add_argument("--only", help="words of the sections to run; by default all")
     parser.add_argument("--output", default="report", help="the report's folder")
-    return parser.parse_args(words)
+    return parser.parse_intermixed_args(words)
 
 
 if __name__ == "__main__":
