@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
@@ -189,7 +190,9 @@ def _axis(spec: SpecBase, axis: str) -> tuple[Any, int]:
     value: Any = spec.model_dump(mode="json")
     for part in axis.split("."):
         place = schema["$defs"][place["$ref"].rpartition("/")[2]] if "$ref" in place else place
-        place = place.get("properties", {}).get(part)
+        # `arguments` take any name.
+        named = (its for name, its in place.get("patternProperties", {}).items() if re.search(name, part))
+        place = place.get("properties", {}).get(part) or next(named, None)
         if place is None:
             raise _wrong(("fit", "axis"), f"Kind {spec.kind} has no such field")
         value = value.get(part) if isinstance(value, dict) else None

@@ -163,6 +163,8 @@ def parse_sweep(
     for argument in arguments:
         key, text = _field(argument)
         values = _entries(text) if key in lists else parse_values(text)
+        if values in ([], [[]], [""]) and key not in lists:
+            raise typer.BadParameter(f"{argument}: {key} has no value; give one, or several (key=v1,v2).")
         if len(values) == 1:
             fields.set(key, values[0])
         else:

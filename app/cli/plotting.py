@@ -12,7 +12,7 @@ from app.cli import completing
 from app.cli.arguments import split_pair
 from app.cli.common import with_server
 from app.cli.results import values_of, write_new
-from app.cli.terminal import echo
+from app.cli.terminal import echo, echo_bytes
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
@@ -88,7 +88,7 @@ def plot(
     }
     content = server.plot(job, name, sweep=sweep, against=against, format=written.value, **options)  # type: ignore[arg-type]
     if str(output) == "-":
-        typer.echo(content, nl=False)
+        echo_bytes(content)
         return
     of = f"job-{job}" if sweep is None else f"sweep-{sweep}"
     target = output or Path(f"{of}-{name}.{written}")

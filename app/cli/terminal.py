@@ -93,6 +93,11 @@ def echo_json(text: str) -> None:
     typer.echo(in_json(text), nl=not text.endswith("\n"))
 
 
+def echo_bytes(content: bytes) -> None:
+    """Print a file as it is."""
+    typer.echo(content, nl=False)
+
+
 def fail(message: str, code: int = 1) -> NoReturn:
     """Print an error and exit."""
     echo(f"error: {message}", err=True)

@@ -7,6 +7,7 @@ label represents. If two rows still look the same, they also show the coordinate
 from __future__ import annotations
 
 import base64
+import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -586,5 +587,7 @@ def _missing(cases: Sequence[CaseOfJob], coordinates: Sequence[str], metrics: Co
 def _refuse_unknown(what: str, requested: Sequence[str], known: Sequence[str], *, there_is_something: bool) -> None:
     unknown = [name for name in requested if name not in known]
     if unknown and there_is_something:
-        detail = f"{unknown[0]!r} is none of these results' {what}: {', '.join(known)}."
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f": {', '.join(known)}."
+        detail = f"{unknown[0]!r} is none of these results' {what}{hint}"
         raise InvalidRequest(detail, errors=(FieldError(f"/{what}", detail),))

@@ -26,8 +26,8 @@ class FitBody(StrictModel):
     """A search for the largest value of a field, up to a limit, with which the job does not run out of memory."""
 
     axis: GridPath
-    """Dotted path of the field: `context_length`, `batch_size`, `model.num_layers`. An integer, or a list of integers,
-    which then has one value in each job."""
+    """Dotted path of the field: `context_length`, `batch_size`, `model.num_layers`, or an argument of a step of one's
+    own, `arguments.context`. An integer, or a list of integers, which then has one value in each job."""
     upto: int = Field(ge=1, le=MAX_VALUE)
     """The largest value to try."""
     step: int = Field(default=1, ge=1, le=MAX_VALUE)

@@ -99,7 +99,7 @@ def _choices(
         of_path[:] = [mask | silent for mask in of_path]
     for indices in itertools.product(*(range(len(values)) for values in grid.values())):
         choice = dict(zip(grid, indices, strict=True))
-        if not functools.reduce(operator.and_, (masks[path][index] for path, index in choice.items())):
+        if not functools.reduce(operator.and_, (masks[path][index] for path, index in choice.items()), every):
             yield choice
 
 

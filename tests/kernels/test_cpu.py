@@ -93,6 +93,19 @@ def test_no_accessor_leaves_its_tensor(tensor: Tensor, at: tuple[int, ...], erro
         cpu.write(tensor, at, 1.0)
 
 
+def test_autograd_knows_of_a_write() -> None:
+    weight = torch.ones(1, 1, 2, 2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="needs a gradient"):
+        cpu.write(weight, (0, 0, 0, 0), 3.0)
+    with torch.no_grad():
+        cpu.write(weight, (0, 0, 0, 0), 3.0)
+    saved = torch.ones(1, 1, 2, 2)
+    product = (weight * saved).sum()
+    cpu.write(saved, (0, 0, 0, 0), 3.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
 def test_block_sizes_default_to_the_librarys_own() -> None:
     """32 queries by 128 keys for `flash`, 32 for `blocked`: also under the registry's names, which jobs call."""
     tensors = drawn(150, 300, 33, seed=11)

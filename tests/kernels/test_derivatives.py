@@ -29,8 +29,8 @@ from tests.kernels.beside import DEVICES
 Function = Callable[..., Tensor]
 ROWS, COLUMNS, VOCABULARY = 3, 8, 11
 QKV = ((1, 1, 3, 16),) * 3
-NO_OPERATIONS = {"BuildError", "CompilerMissing", "ForwardMemory", "memory"}
-"""Exports that compute nothing of tensors."""
+NO_OPERATIONS = {"BuildError", "CompilerMissing", "ForwardMemory", "memory", "read", "write"}
+"""Exports that compute nothing of tensors, or one number as `Tensor.item` does (tests/kernels/attention/cpu)."""
 THEIRS = {"compiled", "flash_attn", "flash_attn_3", "flash_attn_4", "flex", "liger"}
 """Implementations whose derivatives are those of torch.compile or of other libraries."""
 

@@ -46,8 +46,11 @@ def read(tensor: Tensor, at: Sequence[int]) -> float:
 
 
 def write(tensor: Tensor, at: Sequence[int], value: float) -> None:
-    """Set the number at four indices; errors as `read`."""
+    """Set the number at four indices; errors as `read`, and RuntimeError for a tensor that needs a gradient."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError("the tensor needs a gradient, and autograd does not see this write: use torch.no_grad()")
     library().write_element(*_place(tensor, at), value)
+    torch.autograd.graph.increment_version(tensor)
 
 
 def _place(tensor: Tensor, at: Sequence[int]) -> tuple[int, ctypes.Array[ctypes.c_int64], ctypes.Array[ctypes.c_int64]]:

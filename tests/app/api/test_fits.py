@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -125,6 +126,22 @@ def test_a_deleted_job_is_measured_again(fresh_site: Any, measured: Any) -> None
     fresh_site.http.post(f"/sweeps/{sweep['id']}/resume").raise_for_status()
     assert finish(fresh_site, measured, {"tiny": 300}) == 1
     assert sweep_of(fresh_site, sweep)["searches"][0]["too_large"] == 350
+
+
+def test_an_argument_of_ones_own_step_is_searched(fresh_site: Any, measured: Any) -> None:
+    code = {"sha256": upload(fresh_site), "function": "make_step", "file": "train.py"}
+    base = {"kind": "benchmark", "step_code": code, "arguments": {"context": 64}, "device": "cpu"}
+    body = {"base": base, "fit": {"axis": "arguments.context", "upto": 256, "step": 64}}
+    sweep = fresh_site.http.post("/sweeps", json=body).raise_for_status().json()
+    for context, outcome in ((64, "ok"), (128, "ok"), (256, "oom"), (192, "ok")):
+        able = frozenset({"attention:eager", "model:transformer_lm", RUNS_CODE})
+        claim = fresh_site.services.queue.claim(fresh_site.worker.id, replace(offer(), capabilities=able))
+        assert claim is not None
+        assert claim.spec["arguments"] == {"context": context}
+        value = 1.0 if outcome == "ok" else None
+        fresh_site.worker.finish(claim, measurements=[measured("step_ms", value, outcome, size=context)])
+    (search,) = sweep_of(fresh_site, sweep)["searches"]
+    assert (search["largest"], search["too_large"]) == (192, 256)
 
 
 def test_a_value_that_the_spec_does_not_take_stops_the_search(fresh_site: Any, measured: Any) -> None:

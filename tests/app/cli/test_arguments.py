@@ -186,3 +186,9 @@ def test_a_file_in_place_of_a_name_is_told_its_option(argument: str) -> None:
     assert arguments.parse_spec("benchmark", ["attention=triton"])["attention"] == "triton"
     with pytest.raises(typer.BadParameter, match="goes in by --model"):
         arguments.parse_spec("benchmark", ["model=mine.py"])
+
+
+@pytest.mark.parametrize("argument", ["model.size=", "model.size=[]"])
+def test_a_key_without_a_value_is_named(argument: str) -> None:
+    with pytest.raises(typer.BadParameter, match=r"model\.size has no value; give one"):
+        arguments.parse_sweep("benchmark", [argument, "context_length=32,64"])

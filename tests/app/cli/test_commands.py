@@ -437,6 +437,8 @@ def test_a_dry_run_stores_nothing_and_guesses_the_time(serve: Any, flopwatch: An
         assert "no finished job of this kind" in ended(run("submit", "attention"))
         search = ("sweep", "benchmark", "model.size=tiny", "seed=1,2", "--fit", "batch_size=64", "--multiple-of", "8")
         assert ended(run(*search)) == f"2 searches, one job at a time each\n{tiny}{nobody}"
+        without_grid = [word for word in search if word != "seed=1,2"]
+        assert ended(run(*without_grid)).startswith("1 search, one job at a time")
         assert "/grid/context_length/1" in ended(run("sweep", *TINY, "context_length=8,-8"), 1)
         assert "/spec/context_lenght: Unknown field" in ended(run("submit", *TINY, "context_lenght=8"), 1)
         site.worker.register()
@@ -1011,7 +1013,9 @@ def test_specs(flopwatch: Any) -> None:
         r"^xl +model.size=xl batch_size=4 +d_model 1600, d_ff 6400, num_layers 48, num_heads 25$", fields, re.MULTILINE
     )
     presets = ended(flopwatch("specs", "attention"))
-    assert re.search(r"^leaderboard +implementations=triton,flex,\S+ .*causal=true device=cuda$", presets, re.MULTILINE)
+    assert re.search(
+        r"^leaderboard +do_bench=true implementations=triton,flex,\S+ .*causal=true device=cuda$", presets, re.MULTILINE
+    )
     assert "--preset" not in ended(flopwatch("specs", "ceiling")), "it has none"
     compared = ended(flopwatch("specs", "compare"))
     assert "{" not in compared

@@ -76,7 +76,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
 def unaware(settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Open the files in a process that the refusal at the start has missed, as of one that runs already."""
     with monkeypatch.context() as patch:
-        patch.setattr(owner.OwnedFiles, "refuse_foreign", lambda *_: None)
+        patch.setattr(owner.OwnedFiles, "refuse_foreign", lambda *_, **_options: None)
         return open_files(settings, database)
 
 
