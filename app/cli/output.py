@@ -27,6 +27,8 @@ MOST_KERNELS = 10
 """Number of kernels that are printed when a profile has ended."""
 MOST_LINES = 15
 """Number of lines of the user's own code that are printed of a profile."""
+MOST_ALLOCATIONS = 3
+"""Number of allocations that are printed of a memory's peak."""
 MOST_COMPARED = 5
 """Number of rows that are printed when a comparison has ended."""
 
@@ -139,6 +141,7 @@ def print_results(server: Flopwatch, job: dict[str, Any], statistic: str | None 
     succeed, the table has its earlier measurements, marked, and why the other cells are empty.
     """
     _print_lines(server, job)
+    _print_peak(server, job)
     tables = server.list_tables(job)
     if server.has_measurements(job):
         echo()
@@ -207,7 +210,7 @@ def _print_lines(server: Flopwatch, job: Mapping[str, Any]) -> None:
             (
                 NOTHING if row["file"] is None else f"{row['file']}:{row['line']}",
                 row["function"],
-                NOTHING if row["self_percent"] is None else f"{row['self_percent']:.1f} %",
+                _share(row),
                 *(row[name] for name in columns),
                 NOTHING if row["code"] is None else cut(row["code"]),
             )
@@ -215,6 +218,42 @@ def _print_lines(server: Flopwatch, job: Mapping[str, Any]) -> None:
         ],
     )
     echo(f"`{shlex.join(['flopwatch', 'table', '--job', str(job_id), '--name', 'lines'])}` prints all")
+
+
+def _share(row: Mapping[str, Any]) -> str:
+    """Return a line's share of a step, with the margin of the samples (earlier versions told none)."""
+    if row["self_percent"] is None:
+        return NOTHING
+    margin = row.get("self_margin_percent")
+    return f"{row['self_percent']:.1f} {'' if margin is None else f'± {margin:.1f} '}%"
+
+
+def _print_peak(server: Flopwatch, job: Mapping[str, Any]) -> None:
+    """Print of kind `memory` the phase with the highest peak, and the largest allocations there with their lines."""
+    job_id = job["id"]
+    if job["kind"] != "memory" or "allocations" not in {table["name"] for table in server.list_tables(job_id)}:
+        return
+    rows = server.job_table_rows(job_id, "allocations")
+    if not rows:
+        return
+    phase = rows[0]["at_peak_of"]
+    at_peak = sorted((row for row in rows if row["at_peak_of"] == phase), key=lambda row: -row["total_mib"])
+    checks = {check["name"]: check["ok"] for check in (job["validity"] or {}).get("checks", ())}
+    echo()
+    if phase == "oom":
+        echo("memory ran out; the largest allocations then:")
+    elif checks.get("history", True):
+        echo(f"the peak of memory is in phase {phase}; the largest allocations there, equal ones together:")
+    else:
+        echo(f"largest allocations at the peak of phase {phase} (the history is cut: the step's peak may be another):")
+    print_columns(
+        ("MiB", "count", "category", "name", "made in", "line"),
+        [
+            [row[name] for name in ("total_mib", "count", "category", "name", "made_in", "site")]
+            for row in at_peak[:MOST_ALLOCATIONS]
+        ],
+    )
+    echo(f"`{shlex.join(['flopwatch', 'table', '--job', str(job_id), '--name', 'allocations'])}` prints more")
 
 
 def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:

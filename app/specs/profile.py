@@ -69,7 +69,8 @@ class ProfileSpec(TrainingSpec):
     )
     first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
         "lines": (
-            *("file", "line", "function", "self_ms", "self_percent", "total_ms", "python_ms"),
+            *("file", "line", "function", "self_ms", "self_percent", "self_margin_percent"),
+            *("total_ms", "python_ms"),
             *("device_self_ms", "device_total_ms", "calls", "code"),
         ),
         "kernels": ("name", "class", "total_ms", "share_percent", "calls", "median_us"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -68,6 +69,8 @@ MAX_DIFFERENCE = 1e-3
 MAX_POINTS = 1000
 """Largest number of rows of the timeline."""
 NO_CACHE = "known on GPUs only: a CPU's allocator gives back what is released"
+KEPT = "made before the first step"
+"""Name of the tensors that a step of the user's own keeps from its beginning."""
 PREPARATION = "preparation"
 """Name of all that precedes the phases of a step in a recording (workers.measure.allocations.recording)."""
 PEAK_LOST = "the history's beginning is lost, and with it the peak: raise history_entries"
@@ -189,15 +192,24 @@ def warmup_steps(spec: MemorySpec) -> int:
 
 
 def owners_in(training: Training) -> Callable[[], Owners]:
-    """Return a function that returns the present owners of storages."""
-    from workers.measure.allocations.categories import owners_of
+    """Return a function that returns the present owners of storages.
+
+    Tensors that a step of the user's own has now, before it runs, and that nothing else owns are its input.
+    """
+    import torch
+
+    from workers.measure.allocations.categories import add, owners_of
 
     step: Any = training.step
+    found = [] if training.own is None else [one for one in gc.get_objects() if type(one) is torch.Tensor]
+    # Of a tensor that requires gradients the purpose is another, and is not known.
+    kept = [weakref.ref(one) for one in found if one.layout is torch.strided and not one.requires_grad]
+    del found
 
     def owners() -> Owners:
         present = [getattr(step, name, None) for name in ("inputs", "targets", "loss")]
         inputs, losses = present[:2], present[2:]
-        return owners_of(
+        known = owners_of(
             training.device,
             training.modules,
             [one for one in (getattr(step, "optimizer", None),) if one is not None] or getattr(step, "optimizers", ()),
@@ -205,6 +217,9 @@ def owners_in(training: Training) -> Callable[[], Owners]:
             [tensor for tensor in inputs if tensor is not None],
             [loss for loss in losses if loss is not None],
         )
+        still = ((KEPT, tensor) for one in kept if (tensor := one()) is not None)
+        add(known, training.device, "input", still)
+        return known
 
     return owners
 

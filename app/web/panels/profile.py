@@ -101,6 +101,8 @@ def draw_lines(rows: Sequence[Row]) -> Figure:
     figure = bars_of(parts, bars, "Own time per step (ms)", "ms")
     columns = ["file", "line", "function", "self_ms", "self_percent", "total_ms", "python_ms", "device_self_ms"]
     columns += ["device_total_ms", "calls", "code"]
+    if rows and "self_margin_percent" in rows[0]:  # profiles of earlier versions have none
+        columns.insert(columns.index("self_percent") + 1, "self_margin_percent")
     figure["table"] = {"columns": columns, "rows": [[row[name] for name in columns] for row in rows]}
     return figure
 

@@ -110,8 +110,36 @@ def test_the_lines_of_ones_own_code_come_first(capsys: pytest.CaptureFixture[str
     assert "train.py:49" in lines[2]
     assert "80.0 %" in lines[2]
     assert lines[2].endswith("a = b")
+    answers.tables["lines"][0]["self_margin_percent"] = 2.13
+    assert "80.0 ± 2.1 %" in printed(capsys, "profile", answers)[2]
     assert "flopwatch table --job 7 --name lines" in lines[4]
     assert any("1 of 1 kernels" in line for line in lines[5:])
+
+
+def allocation(phase: str, mib: float, count: int, line: int) -> dict[str, Any]:
+    site = f"train.py:{line} step"
+    row = {"at_peak_of": phase, "size_mib": mib, "count": count, "total_mib": mib * count, "site": site}
+    return row | {"category": "activation", "name": None, "made_in": "forward"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "complete", "said"),
+    [
+        ("backward", True, "the peak of memory is in phase backward; "),
+        ("backward", False, "(the history is cut: "),
+        ("oom", True, "memory ran out; "),
+    ],
+)
+def test_a_memorys_peak_names_its_phase_and_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, phase: str, complete: bool, said: str
+) -> None:
+    rows = [allocation(phase, 9.0, 1, 1), allocation(phase, 8.0, 1, 2), allocation(phase, 7.0, 1, 3)]
+    rows += [allocation(phase, 3.0, 4, 4), allocation("initialisation", 99.0, 1, 5)]
+    monkeypatch.setitem(DISTURBED, "checks", [{"name": "history", "ok": complete, "detail": "truncated"}])
+    lines = printed(capsys, "memory", Answers({"allocations": rows}))
+    assert said in lines[0]
+    assert [line.split("train.py:")[1][0] for line in lines[2:5]] == ["4", "1", "2"]
+    assert "flopwatch table --job 7 --name allocations" in lines[5]
 
 
 def test_processes_are_averaged(capsys: pytest.CaptureFixture[str]) -> None:

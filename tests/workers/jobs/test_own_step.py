@@ -57,6 +57,19 @@ def make_plain_step(device):
     return lambda: model(torch.randn(2, 8, device=device)).sum().backward()
 
 
+def make_kept_step(device):
+    model = torch.nn.Linear(64, 8).to(device)
+    x = torch.randn(256, 64, device=device)
+    weights = torch.randn(256, 64, device=device, requires_grad=True)
+    held = [torch.randn(256, 64, device=device)]
+
+    def step():
+        held.clear()
+        (model(x).sum() + weights.sum()).backward()
+
+    return step
+
+
 def make_lacking_step(device):
     def step():
         with flopwatch.phase("forward"):
@@ -280,6 +293,19 @@ def test_memory_has_the_categories_of_the_codes_own_tensors(run: Run, device: st
 def test_memory_of_a_step_without_phases_is_that_of_the_step(run: Run) -> None:
     report = run("memory", "make_plain_step", measure_steps=1)
     assert set(report.files) == {"snapshot-initialisation.pickle", "snapshot-step.pickle"}
+
+
+def test_what_a_step_keeps_from_its_beginning_is_its_input(run: Run) -> None:
+    report = run("memory", "make_kept_step", warmup_steps=1, measure_steps=1)
+    kept = 256 * 64 * 4
+    for phase, tensors in (("initialisation", 2), ("step", 1)):
+        end = {row["category"]: row["end_bytes"] for row in report.table_rows(f"categories-{phase}")}
+        assert end["input"] == tensors * kept, phase
+    (row,) = [
+        row for row in report.table_rows("allocations") if (row["at_peak_of"], row["category"]) == ("step", "input")
+    ]
+    assert (row["name"], row["made_in"]) == ("made before the first step", "initialisation")
+    assert "make_kept_step" in row["site"]
 
 
 @pytest.mark.parametrize("kind", ["profile", "memory"])

@@ -7,11 +7,11 @@ torch's profiler records while Python's own tracing follows the lines.
 from __future__ import annotations
 
 import linecache
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from app.specs.profile import ProfileSpec
+from kernels.clock import now_s
 from workers import uploaded
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from workers.measure.profiling.sampling import Samples
     from workers.reporter import Reporter
 
-SAMPLED_MS = 1000.0
-"""For how long steps are sampled."""
+SAMPLES = 1000
+"""After so many samples no further step begins."""
+MAX_SAMPLED_S = 2.0
+"""Nor after so long: on a busy host samples come late."""
 MAX_LATE = 0.05
 """Largest share of the time by which samples may be late without a note."""
-MAX_SAMPLED_STEPS = 100
-"""Most steps that are sampled: a step of the user's own may not have batches for very many."""
 
 
 def own_code(spec: ProfileSpec) -> OwnCode | None:
@@ -38,29 +38,38 @@ def own_code(spec: ProfileSpec) -> OwnCode | None:
     return OwnCode(lambda file: uploaded.own_name(file, codes), linecache.getlines)
 
 
-def sample(training: Training, step_ms: float, report: Reporter) -> Samples:
-    """Sample about a second of steps, at least one, without a profiler.
+def sample(training: Training, report: Reporter) -> tuple[Samples, bool]:
+    """Sample steps without a profiler until there are about SAMPLES samples. Call it when nothing else needs steps.
+
+    Returns:
+        The samples, and whether an iterator in the step has ended before.
 
     Raises:
         OutOfMemory: the memory did not suffice.
     """
     from workers.measure.memory import translate_oom
+    from workers.measure.own_step import StepStopped
     from workers.measure.profiling.sampling import Sampler
     from workers.measure.timing import make_clock, run_step
 
-    steps = max(1, min(MAX_SAMPLED_STEPS, math.ceil(SAMPLED_MS / max(step_ms, 1e-3))))
     sampler, clock = Sampler(), make_clock(training.device)
+    report.progress(0, SAMPLES, "sampling")
+    until = now_s() + MAX_SAMPLED_S
     with translate_oom("the sampled steps"), sampler.running():
-        for number in range(steps):
+        while not sampler.samples.steps or (sampler.samples.count < SAMPLES and now_s() < until):
             training.step.prepare()
-            run_step(training.step.phases, [sampler, clock])
-            if number in (0, steps - 1):
-                report.progress(number + 1, steps, "sampling")
-    return sampler.samples
+            try:
+                run_step(training.step.phases, [sampler, clock])
+            except StepStopped:
+                return sampler.samples, True
+    report.progress(SAMPLES, SAMPLES, "sampling")
+    return sampler.samples, False
 
 
-def summary_of(samples: Samples, found: Sequence[Use], trace: LineTrace) -> list[list[str | int | float | bool | None]]:
-    """Return the rows of the table `summary` about the lines."""
+def summary_of(
+    samples: Samples, found: Sequence[Use], trace: LineTrace, *, ended: bool = False
+) -> list[list[str | int | float | bool | None]]:
+    """Return the rows of the table `summary` about the lines; `ended`: an iterator in the step ended the sampling."""
     from workers.measure.profiling.lines import MAX_EVENTS
 
     note = "sampled without a profiler; lines have their shares of an unprofiled step"
@@ -72,7 +81,13 @@ def summary_of(samples: Samples, found: Sequence[Use], trace: LineTrace) -> list
         note += "lines before them"
     if not trace.complete:
         note += f"; calls are unknown, since a step runs more than {MAX_EVENTS} lines"
+    exact = "none: the lines have no times"
+    if (margin := samples.margin(0.1)) is not None:
+        exact = f"a line with 10 % of the step is known to ± {100 * margin:.2g} % of the step (95 %)"
+    if ended:
+        exact += "; an iterator in the step, such as a loader, has ended: let it begin again for more samples"
     rows: list[list[str | int | float | bool | None]] = [["sampled steps", samples.steps, "steps", note]]
+    rows.append(["samples", samples.count, "samples", exact])
     if found and found[0].python_ms is not None:
         python_ms = sum(use.python_ms or 0.0 for use in found)
         rows.append(["Python itself", python_ms, "ms", "about, per step: time in which no operator ran, nor a wait"])

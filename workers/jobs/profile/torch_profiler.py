@@ -320,8 +320,6 @@ class Profiling:
         slow = 1e-3 * self.timed.step_ms * (1 + self.spec.profile_steps) > MAX_PROFILED_S
         self.sparing = slow or (alone is not None and alone.suffices)
         self.steps = 1 if self.sparing else self.spec.profile_steps
-        if own is not None or (self.sparing and self.spec.stacks):
-            self._sample(own, alone)
         profile = self._record(alone)
         attribution = Attribution(
             profile.recording, self.phases, on_gpu=self.on_gpu, every_range=self.spec.step_code is not None
@@ -339,11 +337,17 @@ class Profiling:
         self._add_products(attribution)
         self._add_trace(profile)
         del profile, attribution
-        if self.spec.stacks:
+        with_stacks: Profile | None = None
+        if self.spec.stacks and not self.sparing:
             try:
-                self._add_stacks()
+                with_stacks, _, _ = self._profiled(1, python=True, warm=True)
             except OutOfMemory as error:
                 self._tell("stacks", None, None, str(error))
+        # Last, since it may take the batches that an iterator in the step has left.
+        if own is not None or (self.sparing and self.spec.stacks):
+            self._sample(own, alone)
+        if self.spec.stacks and (self.sparing or with_stacks is not None):
+            self._add_stacks(with_stacks)
         self._tell_limits()
         self.report.table("summary", tables.SUMMARY, self.summary)
 
@@ -389,7 +393,7 @@ class Profiling:
         from workers.measure.profiling import tables
         from workers.measure.profiling.lines import uses
 
-        self.samples = own_lines.sample(self.timed.training, self.timed.step_ms, self.report)
+        self.samples, ended = own_lines.sample(self.timed.training, self.report)
         if own is None or alone is None or alone.trace is None:
             return
         (begun,) = [event.begin_ns for event in alone.profile.recording.host if event.name == "step_1"]
@@ -397,7 +401,7 @@ class Profiling:
         found = uses(self.samples, own, self.timed.step_ms, alone.trace, launched, on_gpu=self.on_gpu)
         if any(use.place is not None for use in found):
             self.report.table("lines", tables.LINES, tables.line_rows(found, self.timed.step_ms))
-            self.summary += own_lines.summary_of(self.samples, found, alone.trace)
+            self.summary += own_lines.summary_of(self.samples, found, alone.trace, ended=ended)
 
     def _record(self, alone: Alone | None) -> Profile:
         """Run the steps under the profiler, after a warm-up step, and set their times. A step that was recorded alone
@@ -697,17 +701,17 @@ class Profiling:
         self._tell("steps in the trace", kept.steps, "steps", note)
         self.report.artifact(target, name=TRACE, kind="trace", media_type="application/gzip")
 
-    def _add_stacks(self) -> None:
-        """Save stacks, folded and as a flame graph: of one more step with Python's stacks; of a step for which that
-        would take too long, the sampled ones."""
+    def _add_stacks(self, profile: Profile | None) -> None:
+        """Save stacks, folded and as a flame graph: of one more step with Python's stacks; without a profile of it,
+        since that would take too long, the sampled ones."""
         from workers.measure.profiling import flame_graph, stacks
 
         on_gpu = self.on_gpu
-        if self.sparing and self.samples is not None:
+        if profile is None:
+            assert self.samples is not None
             folded, on_gpu = stacks.sampled(self.samples, self.timed.step_ms), False
             how = "sampled without a profiler"
         else:
-            profile, _, _ = self._profiled(1, python=True, warm=True)
             self.report.progress(1, 1, "drawing the flame graph")
             folded = stacks.fold(profile.recording, self.phases, on_gpu=on_gpu)
             if self.samples is not None and not on_gpu:

@@ -51,6 +51,8 @@ class Use:
     code: str = ""
     """The text of the line."""
     self_ms: float = 0.0
+    margin_ms: float | None = None
+    """By how much `self_ms` may be wrong, since it is from samples (95 %)."""
     total_ms: float = 0.0
     python_ms: float | None = None
     """Of `self_ms`, the processor's time in which Python itself ran, and no operator, about; None: the system does not
@@ -332,7 +334,9 @@ def uses(
     found = []
     took = [place for place, did in launched.items() if did.device_total_ns]
     for place in dict.fromkeys([*total, *took]):
-        use = Use(place, "" if place is None else own.text(place), scale * wall[place], scale * total[place])
+        use = Use(place, "" if place is None else own.text(place), scale * wall[place], total_ms=scale * total[place])
+        if (margin := samples.margin(use.self_ms / step_ms)) is not None:
+            use.margin_ms = margin * step_ms
         did = launched.get(place, Launched())
         if trace.complete:
             use.calls, use.operators = None if place is None else own.calls(place, trace.calls[place]), did.operators

@@ -14,6 +14,7 @@ Other threads count by the processor's time that they take: those that wait take
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import sys
@@ -35,6 +36,8 @@ LATE_S = 1e-3
 """A sample that comes later than this is late, and so may stand for time of the lines before."""
 MOST_READINGS = 5
 """How often a stack is read until the step's thread has stood still meanwhile."""
+Z = 1.96
+"""Of the standard normal distribution, 95 % lie within so many standard deviations."""
 MAX_DEPTH = 200
 """Most frames of a stack, the innermost ones."""
 Frames = tuple[tuple[str, str, int], ...]
@@ -60,6 +63,10 @@ class Samples:
     others_ns: dict[tuple[str, Frames], int] = field(default_factory=lambda: defaultdict(int))
     """The processor's time of other threads, by their names and all of their frames."""
     steps: int = 0
+    count: int = 0
+    """How many samples there were."""
+    squares: int = 0
+    """Sum of the squares of the times, in ns, that they stand for."""
     prompt: bool = False
     """Whether the sampling thread went before all others: the system lets privileged processes ask for that. Else, on a
     busy host, it waits until the step's thread has used up its turn."""
@@ -67,6 +74,18 @@ class Samples:
     """By how much samples came too late, in all."""
     knows_processor: bool = TELLS_PROCESSOR
     """Whether the system tells a thread's time on the processor."""
+
+    def margin(self, share: float) -> float | None:
+        """Return by how much a share of the time, from 0 to 1, may be wrong: half of Wilson's 95 % interval of a
+        binomial proportion, which is above 0 for shares of 0 and 1, too. None without samples.
+
+        Samples that stand for very different times tell less than their number (Kish's effective sample size).
+        """
+        if not self.squares:
+            return None
+        number = sum(sample.wall_ns for sample in self.stacks.values()) ** 2 / self.squares
+        spread = share * (1 - share) / number + (Z / (2 * number)) ** 2
+        return Z * math.sqrt(spread) / (1 + Z**2 / number)
 
 
 class Sampler:
@@ -145,6 +164,8 @@ class Sampler:
         wall = reached - self._sampled_ns
         self._sampled_ns = reached
         sample.wall_ns += wall
+        self.samples.count += 1
+        self.samples.squares += wall**2
         me = threading.get_ident()
         for thread, other in running.items():
             if thread not in (me, self._thread) and gained[thread]:

@@ -65,6 +65,7 @@ LINES = (
     Column("function", "string"),
     Column("self_ms", "number", "ms"),
     Column("self_percent", "number", "%"),
+    Column("self_margin_percent", "number", "%"),
     Column("total_ms", "number", "ms"),
     Column("python_ms", "number", "ms"),
     Column("device_self_ms", "number", "ms"),
@@ -201,7 +202,9 @@ def line_rows(uses: Sequence[Use], step_ms: float) -> Rows:
     return [
         [
             *((use.place.file, use.place.line, short(use.place.function)) if use.place else (None, None, OUTSIDE)),
-            *(use.self_ms, 100 * use.self_ms / step_ms, use.total_ms, use.python_ms),
+            *(use.self_ms, 100 * use.self_ms / step_ms),
+            None if use.margin_ms is None else 100 * use.margin_ms / step_ms,
+            *(use.total_ms, use.python_ms),
             *(use.device_self_ms, use.device_total_ms, use.calls, use.operators, use.code or None),
         ]
         for use in [*uses[: min(MAX_ROWS, len(uses) - len(others))], *others]

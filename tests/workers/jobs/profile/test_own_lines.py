@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from workers.uploaded import BrokenCode
 
 SOURCE = """\
 import threading
+import time
 
 import torch
 
@@ -65,6 +67,34 @@ def make_step(device):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+
+    return step
+
+
+def spin(ms):
+    until = time.perf_counter() + 1e-3 * ms
+    while time.perf_counter() < until:
+        pass
+
+
+def make_short_step(device):
+    x = torch.ones(2, device=device)
+
+    def step():
+        spin(0.6)
+        spin(0.3)
+        spin(0.1)
+        x.add(1)
+
+    return step
+
+
+def make_ending_step(device, batches=40):
+    short, numbers = make_short_step(device), iter(range(batches))
+
+    def step():
+        next(numbers)
+        short()
 
     return step
 
@@ -133,6 +163,32 @@ def test_the_lines_that_take_the_time_are_named(run: Run) -> None:
     summary = {row["what"]: row for row in report.table_rows("summary")}
     assert next(iter(summary)) == "unprofiled step"
     assert 0 < summary["Python itself"]["value"] <= step_ms
+
+
+def test_lines_of_a_short_step_are_as_exact_as_they_say(run: Run) -> None:
+    report = run("make_short_step", stacks=False)
+    summary = {row["what"]: row for row in report.table_rows("summary")}
+    samples, seconds = summary["samples"]["value"], 1e-3 * summary["unprofiled step"]["value"]
+    # Enough, or as many as a busy host allows in the time.
+    assert samples >= own_lines.SAMPLES or summary["sampled steps"]["value"] * seconds > 0.5 * own_lines.MAX_SAMPLED_S
+    rows = {row["code"]: row for row in report.table_rows("lines")}
+    for ms in (0.6, 0.3, 0.1):
+        row = rows[f"spin({ms})"]
+        share = row["total_ms"] / (1e3 * seconds)
+        assert share == pytest.approx(ms, abs=0.05), "a share of 30 % is known to 3 %, and processors are taken away"
+        assert row["self_margin_percent"] > 0
+    told = re.search(r"10 % of the step is known to ± (\S+) %", summary["samples"]["note"])
+    assert told is not None
+    assert float(told[1]) > 0.9 * 100 * 1.96 * (0.1 * 0.9 / samples) ** 0.5, "all samples alike would tell most"
+
+
+def test_an_iterator_that_ends_leaves_fewer_samples(run: Run) -> None:
+    report = run("make_ending_step")
+    summary = {row["what"]: row for row in report.table_rows("summary")}
+    assert 0 < summary["sampled steps"]["value"] < 40
+    assert summary["samples"]["value"] < own_lines.SAMPLES / 4
+    assert "an iterator in the step, such as a loader, has ended" in summary["samples"]["note"]
+    assert {"stacks.txt", "trace.json.gz"} <= set(report.files)
 
 
 def test_parts_of_the_step_are_ranges(run: Run) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from workers.measure.profiling import stacks
-from workers.measure.profiling.sampling import Sampler, Samples
+from workers.measure.profiling.sampling import Sample, Sampler, Samples
 from workers.measure.timing import run_step
 
 
@@ -71,6 +71,26 @@ def test_samples_belong_to_their_phase_and_to_the_step_alone() -> None:
         assert frames[0][1].endswith("<lambda>"), "what drives the step is left out"
     assert times["phase_1"] / sum(times.values()) == pytest.approx(0.75, abs=0.1)
     assert samples.steps == 1
+
+
+def test_the_margin_is_of_the_samples_that_there_were() -> None:
+    """Half of Wilson's interval: of 10 among 100 it is known to be 5.52 to 17.44 %."""
+    samples = Samples(count=100, squares=100)
+    samples.stacks["step", ()] = Sample(wall_ns=100)
+    assert samples.margin(0.1) == pytest.approx((0.1744 - 0.0552) / 2, abs=1e-4)
+    few = Samples(count=100, squares=50**2 + 50)  # one of them stands for half of the time
+    few.stacks["step", ()] = Sample(wall_ns=100)
+    margin = few.margin(0.1)
+    assert margin is not None
+    assert margin > 0.2
+    assert Samples().margin(0.1) is None
+
+
+def test_a_sampler_counts_its_samples() -> None:
+    samples = sampled(0.1)
+    wall = sum(sample.wall_ns for sample in samples.stacks.values())
+    assert 1 < samples.count <= 250
+    assert wall**2 / samples.count <= samples.squares * (1 + 1e-9) <= wall**2
 
 
 def test_the_interpreter_is_as_before() -> None:
