@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from workers.measure.profiling.sampling import Samples
     from workers.reporter import Reporter
 
+MAX_SLOWDOWN = 1.25
+"""How many times a measured step's time the sampled ones may take without a note; sampling takes some itself."""
 SAMPLES = 1000
 """After so many samples no further step begins."""
 MAX_SAMPLED_S = 2.0
@@ -67,18 +69,32 @@ def sample(training: Training, report: Reporter) -> tuple[Samples, bool]:
 
 
 def summary_of(
-    samples: Samples, found: Sequence[Use], trace: LineTrace, *, ended: bool = False
+    samples: Samples, found: Sequence[Use], step_ms: float, trace: LineTrace, *, ended: bool = False
 ) -> list[list[str | int | float | bool | None]]:
-    """Return the rows of the table `summary` about the lines; `ended`: an iterator in the step ended the sampling."""
+    """Return the rows of the table `summary` about the lines.
+
+    Args:
+        samples: Of steps without a profiler.
+        found: The lines.
+        step_ms: Median time of the steps that were measured before.
+        trace: Of one step.
+        ended: Whether an iterator in the step has ended the sampling.
+    """
     from workers.measure.profiling.lines import MAX_EVENTS
 
     note = "sampled without a profiler; lines have their shares of an unprofiled step"
-    late = samples.late_ns / (sum(sample.wall_ns for sample in samples.stacks.values()) or 1)
+    wall_ns = sum(sample.wall_ns for sample in samples.stacks.values())
+    late = samples.late_ns / (wall_ns or 1)
     if late > MAX_LATE and not samples.prompt:
         note += (
             f"; the host is busy and samples came late, by {late:.0%} of the time: lines may have some of the time of "
         )
         note += "lines before them"
+    sampled_ms = 1e-6 * wall_ns / max(1, samples.steps)
+    if sampled_ms > MAX_SLOWDOWN * step_ms:
+        note += (
+            f"; they took {sampled_ms:.3g} ms each, so the host was busy, and shares are of such steps: profile again"
+        )
     if not trace.complete:
         note += f"; calls are unknown, since a step runs more than {MAX_EVENTS} lines"
     exact = "none: the lines have no times"

@@ -401,7 +401,8 @@ class Profiling:
         found = uses(self.samples, own, self.timed.step_ms, alone.trace, launched, on_gpu=self.on_gpu)
         if any(use.place is not None for use in found):
             self.report.table("lines", tables.LINES, tables.line_rows(found, self.timed.step_ms))
-            self.summary += own_lines.summary_of(self.samples, found, alone.trace, ended=ended)
+            step_ms = self.timed.step_ms
+            self.summary += own_lines.summary_of(self.samples, found, step_ms, alone.trace, ended=ended)
 
     def _record(self, alone: Alone | None) -> Profile:
         """Run the steps under the profiler, after a warm-up step, and set their times. A step that was recorded alone

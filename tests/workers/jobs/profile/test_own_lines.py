@@ -275,6 +275,15 @@ def test_late_samples_are_told(prompt: bool, said: bool) -> None:
     samples = Samples(steps=3, prompt=prompt, late_ns=30)
     samples.stacks["forward", (("train.py", "step", 4),)] = Sample(100, 90)
     trace = LineTrace(OwnCode(lambda name: name, lambda name: []))
-    (row, *_) = own_lines.summary_of(samples, [], trace)
+    (row, *_) = own_lines.summary_of(samples, [], 1e-3, trace)
     assert row[:3] == ["sampled steps", 3, "steps"]
     assert ("samples came late, by 30% of the time" in str(row[3])) == said
+
+
+@pytest.mark.parametrize(("times", "said"), [(1.1, False), (2.0, True)])
+def test_sampled_steps_that_were_slower_are_told(times: float, said: bool) -> None:
+    samples = Samples(steps=10, count=10)
+    samples.stacks["forward", (("train.py", "step", 4),)] = Sample(round(10 * times * 1e6))
+    trace = LineTrace(OwnCode(lambda name: name, lambda name: []))
+    (row, *_) = own_lines.summary_of(samples, [], 1.0, trace)
+    assert ("they took 2 ms each, so the host was busy" in str(row[3])) == said
