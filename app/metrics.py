@@ -204,3 +204,9 @@ def readable(name: str, unit: str | None = None) -> str:
     text = " ".join(words)
     text = text[:1].upper() + text[1:]
     return text if unit in (None, "1", "fraction", text.lower()) else f"{text} ({unit})"
+
+
+def in_a_sentence(name: str) -> str:
+    """Write the name of a column within a sentence: "bucket size (MB)", "GPU memory"."""
+    text = readable(name)
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]

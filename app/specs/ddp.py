@@ -101,7 +101,6 @@ class DdpSpec(TrainingSpec):
         *("trace", "trace_max_mib", "snapshot", "step_timeout_s", "new_tokens")
     }
     added: ClassVar[Mapping[str, Scalar]] = {**TrainingSpec.added, "reshard_after_forward": True, "nodes": 1}
-    first_plotted: ClassVar[str | None] = "exposed_communication_ms"
     first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
         "kernels": ("rank", "name", "class", "total_ms", "share_percent", "calls", "median_us"),
     }

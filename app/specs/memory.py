@@ -55,6 +55,10 @@ class MemorySpec(TrainingSpec):
     first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
         "categories": ("category", "peak_mib", "peak_percent", "end_mib", "end_percent"),
         "allocations": ("at_peak_of", "size_mib", "count", "total_mib", "category", "name", "site"),
+        "timeline": (
+            *("entry", "step", "phase", "total_mib", "parameter_mib", "gradient_mib", "optimizer_state_mib"),
+            *("activation_mib", "input_mib", "temporary_mib", "unknown_mib", "change_mib", "category", "name"),
+        ),
     }
     table_columns: ClassVar[tuple[str, ...]] = (
         "peak_memory_mib",

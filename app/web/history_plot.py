@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, Literal
 
 from app.metrics import readable
@@ -10,7 +11,7 @@ from app.results.history import History, Point
 from app.states import VERDICTS
 from app.web.plots import LEGEND, OTHER_OUTCOME, OUTCOMES, PALETTE, SYMBOLS, Figure, escaped, legend_of_doubt
 from flopwatch.text.numbers import number
-from flopwatch.text.times import moment
+from flopwatch.text.times import moment, parsed_time
 
 Along = Literal["time", "version"]
 UNKNOWN = "unknown"
@@ -34,6 +35,10 @@ def figure(history: History, along: Along) -> Figure:
     x: dict[str, Any] = {"type": "date"}
     if along == "version":
         x = {"type": "category", "categoryorder": "array", "categoryarray": versions, "nticks": 12}
+    elif len(times := {point.finished_at for point in history.points if point.finished_at}) == 1:
+        # Plotly would draw 2 ms around the only time.
+        only = parsed_time(times.pop())
+        x["range"] = [(only + hours).isoformat() for hours in (timedelta(hours=-6), timedelta(hours=6))]
     layout = {
         "xaxis": {**x, "title": {"text": "Finished (UTC)" if along == "time" else "Version"}},
         "yaxis": {"title": {"text": readable(history.metric, history.unit)}, "rangemode": "normal"},

@@ -26,7 +26,7 @@ from app.api.schemas import NamedPlot, Page, Picture
 from app.api.services import CurrentServices, Services
 from app.api.tables import split
 from app.errors import Conflict, FieldError, InvalidRequest, NotFound
-from app.metrics import readable
+from app.metrics import in_a_sentence, readable
 from app.specs import KINDS
 from app.specs._base import flat
 from app.states import FINISHED_STATES, VERDICTS
@@ -223,7 +223,7 @@ def plots_of_job(services: Services, own: JobResults, query: PictureQuery) -> li
         plots.append(Plot(FLAMES, "Flame graph", lambda: draw_flames(tree(own.head(STACKS, MAX_BYTES)))))
     if job["state"] not in FINISHED_STATES:
         return plots
-    if job["state"] == "succeeded" and job["kind"] in KINDS and KINDS[job["kind"]].holds_specs:
+    if job["kind"] in KINDS and KINDS[job["kind"]].holds_specs:
         sides = results.compare_sides(services.database, job_id)
         plots += compared(services, sides, ("baseline", "candidate"), query.metric)
     cases = results.cases_of_job(services.database, job_id)
@@ -271,10 +271,10 @@ def drawn_panel(services: Services, query: panel.PlotsQuery) -> list[Plot]:
     view = panel.drawn(services, panel.versions(services, query), query.model_dump_json())
     if view["chart"] is None:
         return []
-    x = readable(view["x"]).lower()
+    x = in_a_sentence(view["x"])
     plots = [Plot(CHART, f"{view['title']} along {x}", partial(json.loads, view["chart"]["json"]), log="x y")]
     for number, one in enumerate(view["maps"], start=1):
-        title = f"{view['title']} over {x} and {readable(view['y']).lower()}" + (f": {one['of']}" if one["of"] else "")
+        title = f"{view['title']} over {x} and {in_a_sentence(view['y'])}" + (f": {one['of']}" if one["of"] else "")
         name = HEAT_MAP if number == 1 else f"{HEAT_MAP}-{number}"
         plots.append(Plot(name, title, partial(json.loads, one["json"])))
     return plots

@@ -25,7 +25,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, Literal, Protocol
 
-from app.metrics import Direction, readable
+from app.metrics import Direction, in_a_sentence, readable
 from app.results.sheet import Cell, Sheet
 from app.specs import Scalar
 from app.states import VERDICTS
@@ -267,7 +267,7 @@ def chart(
         shown = _at_places(every, axes.x, places[:fitting])
     notes = [f"{len(shown)} of {len(series)} series"] if len(shown) < len(series) else []
     if fitting < len(places):
-        notes.append(f"the first {fitting} of {len(places)} values of {readable(axes.x).lower()}")
+        notes.append(f"the first {fitting} of {len(places)} values of {in_a_sentence(axes.x)}")
         places = places[:fitting]
     counts = [sum(len(group) for _, group in groups) for groups in (shown, every)]
     if numeric and counts[0] < counts[1]:
@@ -471,6 +471,7 @@ def _ratio_axis(compared: Sequence[Ratio]) -> dict[str, Any]:
     # The ticks beside 1 are always in sight, so that the scale can be read.
     low = min(low, max(tick for tick in ticks if tick < 1))
     high = max(high, min(tick for tick in ticks if tick > 1))
+    room = 0.06 * math.log10(high / low)
     directions = frozenset(ratio.better for ratio in compared)
     sides: dict[frozenset[Direction | None], str] = {
         frozenset({"less"}): "<br>left of 1 is better",
@@ -481,7 +482,8 @@ def _ratio_axis(compared: Sequence[Ratio]) -> dict[str, Any]:
     return {
         "title": {"text": title},
         "type": "log",
-        "range": [math.log10(low / 1.02), math.log10(high * 1.02)],
+        # Room for the dots at both ends, however far apart these are.
+        "range": [math.log10(low) - room, math.log10(high) + room],
         "tickvals": list(ticks),
         "ticktext": [number(tick) for tick in ticks],
     }

@@ -17,7 +17,7 @@ from fastapi.templating import Jinja2Templates
 from markupsafe import Markup, escape
 
 from app import results
-from app.metrics import readable
+from app.metrics import in_a_sentence, readable
 from app.states import FIRST_IN_QUEUE
 from flopwatch.table_options import FORMATS
 from flopwatch.text.numbers import NOTHING, number
@@ -64,6 +64,7 @@ def _templates() -> Jinja2Templates:
         "plain": plain,
         "commands": commands,
         "readable": readable,
+        "in_a_sentence": in_a_sentence,
         "kind": kind_title,
     }
     templates.env.globals["formats_of_tables"] = FORMATS

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.metrics import better, gain, gain_name, headline, readable
+from app.metrics import better, gain, gain_name, headline, in_a_sentence, readable
 
 
 @pytest.mark.parametrize(
@@ -86,3 +86,10 @@ def test_headline() -> None:
 )
 def test_names_for_print(name: str, unit: str | None, text: str) -> None:
     assert readable(name, unit) == text
+
+
+def test_names_within_a_sentence_keep_units_and_abbreviations() -> None:
+    names = ("bucket_size_mb", "context_length", "gpu_busy_percent", "mfu", "step_ms")
+    assert [in_a_sentence(name) for name in names] == [
+        *("bucket size (MB)", "context length", "GPU busy (%)", "MFU", "step (ms)")
+    ]

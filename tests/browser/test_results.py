@@ -222,6 +222,7 @@ def test_no_column_of_a_comparison_is_cut(site: PlayedSite, page: Page) -> None:
         job = site.submit(spec={"context_length": 256})["id"]
         case = {"model": "d8-f8-l1-h1", "context_length": 256}
         metrics = {"first_step_ms": "ms", "peak_memory_mib": "MiB", "tokens_per_s": "tokens/s"}
+        metrics |= {f"{name}_ms": "ms" for name in ("forward", "backward", "optimizer", "step")}
         rows = [measured(name, factor * 2.123e-7, validity="suspect", **case) for name in metrics]
         rows = [replace(row, unit=metrics[row.metric]) for row in rows]
         site.worker.finish(site.worker.claim_job(job), measurements=rows)
@@ -230,6 +231,12 @@ def test_no_column_of_a_comparison_is_cut(site: PlayedSite, page: Page) -> None:
     table = page.get_by_role("region", name="Metrics compared")
     expect(table.locator(".finding-inconclusive").first).to_be_visible()
     assert table.evaluate("region => region.scrollWidth - region.clientWidth") == 0
+    expect(table.locator("tbody tr").first).to_contain_text("Step (ms)")
+    page.set_viewport_size({"width": WIDTHS[1], "height": 900})
+    assert table.evaluate("region => region.scrollHeight - region.clientHeight") == 0, "all cards are in sight"
+    table.evaluate("region => region.style.maxHeight = '36rem'")
+    assert table.evaluate("region => region.scrollHeight - region.clientHeight") > 0, "the control: a box for tables"
+    page.set_viewport_size({"width": WIDTHS[0], "height": 900})
     page.goto(f"/compare/export?baseline={jobs[0]}&candidate={jobs[1]}")
     assert table.evaluate("region => region.scrollWidth - region.clientWidth") == 0
 

@@ -176,6 +176,7 @@ def shown(comparison: results.Comparison, sides: tuple[str, str]) -> dict[str, A
     sheet = results.sheet_of(comparison, SHOWN_OF_PROFILES)
     names = short_names(list(dict.fromkeys(case_text(row.place) for row in comparison.rows)))
     rows = [{**row.values(), "case": names[case_text(row.place)]} for row in comparison.rows] if is_judged else []
+    rows.sort(key=lambda row: row["metric"] != comparison.judgement.headline)  # it stands first, of all cases
     shared = [word for word in next(iter(names), "").split(", ") if all(word in case.split(", ") for case in names)]
     return {
         "sides": sides,

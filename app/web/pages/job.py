@@ -70,6 +70,8 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     progress = services.reading.progress(job_id) if job["state"] == "running" else []
     spec = job["spec"] if job["broken"] is None else {}
     metrics = set(KINDS[job["kind"]].table_columns) if job["kind"] in KINDS else set()
+    of_results = _results(services, job)
+    is_ended = job["state"] == "succeeded" or (job["state"] in FINISHED_STATES and of_results["measurements"]["rows"])
     again = resubmission(job, services.settings.default_timeout_s)
     return tagged(
         tag,
@@ -80,7 +82,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
         case=case_text(job["summary"] or {}),
         finished=job["state"] in FINISHED_STATES,
         retried=job["state"] in RETRIED_STATES,
-        compared=job["state"] == "succeeded" and job["kind"] in KINDS and KINDS[job["kind"]].holds_specs,
+        compared=is_ended and job["kind"] in KINDS and KINDS[job["kind"]].holds_specs,
         headline=headline_of(job["kind"], services.reading.first_values([job_id], metrics).get(job_id, ())),
         labels_text=separated.joined(f"{key}={value}" for key, value in job["labels"].items()),
         place=place,
@@ -95,7 +97,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
         log=log[-SHOWN_LOG_CHARACTERS:],
         log_is_cut=len(log) > SHOWN_LOG_CHARACTERS,
         last_event=last_event,
-        **_results(services, job),
+        **of_results,
     )
 
 

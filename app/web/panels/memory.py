@@ -23,8 +23,8 @@ CATEGORIES = {
 }
 """Categories from the bottom of the stacked areas to the top, with their colours: the longest-lived lowest."""
 HEAD = "categories-"
-MIN_NAMED_SHARE = 0.06
-"""Share of the history that a phase must have for its name to be written above it."""
+SHARE_OF_A_LETTER = 0.012
+"""Share of the history that a phase must have for each letter of its name above it, in a picture as wide as a page."""
 CAUSE = ("change_mib", "category", "name", "stack")
 """Columns of what an entry allocated or released."""
 MEMORY_VIZ = "https://pytorch.org/memory_viz"
@@ -129,7 +129,9 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
             "xaxis": {"title": {"text": "Entry of the history"}, "showgrid": False},
             "yaxis": {"title": {"text": "Memory (MiB)"}, "rangemode": "tozero"},
             "shapes": [boundary(stretch[0]) for _, stretch in stretches[1:]],
-            "annotations": [label(phase, stretch[0]) for (_, phase), stretch in stretches if is_wide(stretch, entries)],
+            "annotations": [
+                label(phase, stretch[0]) for (_, phase), stretch in stretches if is_wide(phase, stretch, entries)
+            ],
             "margin": {"l": 56, "r": 16, "t": 34, "b": 44},
             "legend": {"orientation": "h", "y": 1.1, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
         },
@@ -144,9 +146,10 @@ def boundary(entry: Any) -> dict[str, Any]:
     return {"type": "line", "xref": "x", "yref": "paper", "x0": entry, "x1": entry, "y0": 0, "y1": 1, "line": line}
 
 
-def is_wide(stretch: Sequence[Any], entries: Sequence[Any]) -> bool:
-    """Return True if a stretch of the history has room for its name."""
-    return bool(stretch[-1] - stretch[0] > MIN_NAMED_SHARE * (entries[-1] - entries[0]))
+def is_wide(phase: Any, stretch: Sequence[Any], entries: Sequence[Any]) -> bool:
+    """Return True if a stretch of the history has room for the name of its phase, and a space behind it."""
+    share = SHARE_OF_A_LETTER * (len(str(phase)) + 1)
+    return bool(stretch[-1] - stretch[0] > share * (entries[-1] - entries[0]))
 
 
 def label(phase: Any, entry: Any) -> dict[str, Any]:

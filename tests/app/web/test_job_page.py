@@ -263,7 +263,10 @@ def test_every_kind_has_a_form(fresh_site: Any) -> None:
             page(fresh_site, f"/ui/new?kind={kind}&preset={preset}")
 
 
-def test_a_comparison_has_its_sentence_on_the_page_of_its_job(site: Any, measured: Any) -> None:
+@pytest.mark.parametrize("ended", ["succeeded", "failed", "cancelled"])
+def test_a_comparison_has_its_sentence_on_the_page_of_its_job(fresh_site: Any, measured: Any, ended: str) -> None:
+    """What was measured until somebody ended it is shown, too."""
+    site = fresh_site
     site.worker.register(frozenset({"compare", "benchmark"}))
     sides = {side: {**TINY, "seed": seed} for seed, side in enumerate(("baseline", "candidate"))}
     body = {"spec": {"kind": "compare", **sides}, "priority": 99}
@@ -271,13 +274,23 @@ def test_a_comparison_has_its_sentence_on_the_page_of_its_job(site: Any, measure
     offer = Offer(frozenset({"compare"}), CAPABILITIES, 0, 0, idle=True)
     claim = site.services.queue.claim(site.worker.id, offer)
     assert claim.job_id == job
-    rows = [measured("step_ms", float(unit), unit_index=unit, side=side) for unit, side in enumerate(sides)]
-    site.worker.finish(claim, measurements=rows)
+    rows = [measured("step_ms", 1.0 + unit, unit_index=unit, model="tiny") for unit in range(2)]
+    units = [UnitRecord(unit, "", "succeeded", side=side) for unit, side in enumerate(sides)]
+    site.worker.finish(claim, ended, measurements=rows, units=units)
     found = page(site, f"/ui/jobs/{job}")
     assert f"/ui/compare?job={job}" in found.references
+    assert '<details id="measurements" >' in site.http.get(f"/ui/jobs/{job}").text, "folded"
     compared = site.http.get(f"/ui/compare?job={job}").text
     assert compared.index('id="sentences"') < compared.index("both sides"), "the sentence stands on top"
-    assert f'<a href="/ui/compare?job={job}">comparison</a>' in site.http.get("/ui").text
+    assert (f"job {job} ended before its time" in compared) == (ended != "succeeded")
+    assert (f'<a href="/ui/compare?job={job}">comparison</a>' in site.http.get("/ui").text) == (ended == "succeeded")
+
+
+def test_a_comparison_that_measured_nothing_has_none(fresh_site: Any) -> None:
+    spec = {"kind": "compare", "baseline": TINY, "candidate": {**TINY, "seed": 1}}
+    job = fresh_site.http.post("/jobs", json={"spec": spec}).raise_for_status().json()["id"]
+    fresh_site.http.post(f"/jobs/{job}/cancel").raise_for_status()
+    assert f"/ui/compare?job={job}" not in page(fresh_site, f"/ui/jobs/{job}").references
 
 
 def test_columns_that_vary_distinguish_measurements() -> None:

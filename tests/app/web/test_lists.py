@@ -174,6 +174,13 @@ def test_what_several_groups_wait_for_stands_once(fresh_site: Any) -> None:
     assert all(f"Job {number}" in text for number in (1, 2, 3))
 
 
+def test_what_a_waiting_job_needs_is_said(fresh_site: Any) -> None:
+    fresh_site.submit(spec={"attention": "eager"})
+    text = page(fresh_site, "/ui/workers").text
+    assert "or the CPU of a host without GPUs" in text
+    assert "a worker with attention:eager" in text
+
+
 def test_notes_of_a_long_table_stand_outside_of_what_scrolls(fresh_site: Any) -> None:
     site = fresh_site
     site.worker.register()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -372,6 +373,7 @@ def test_an_axis_of_ratios_has_several_ticks_in_sight(ratio: float) -> None:
     low, high = (10**end for end in axis["range"])
     assert low < ratio < high
     assert sum(low < tick < high for tick in axis["tickvals"]) >= 3
+    assert min(math.log(ratio / low), math.log(high / ratio)) > 0.05 * math.log(high / low), "a dot is not cut"
 
 
 def test_twelve_series_have_colours_of_their_own() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from app.web.panels.memory import CATEGORIES, draw_peaks, draw_timeline, entry_text, snapshots
 
 
@@ -40,6 +42,13 @@ def test_categories_are_stacked_below_the_total() -> None:
 def test_names_of_short_phases_are_left_out() -> None:
     rows = [point(0, "preparation"), point(1, "preparation"), *(point(entry) for entry in range(2, 100))]
     assert [note["text"] for note in draw_timeline(rows)["layout"]["annotations"]] == ["forward"]
+
+
+@pytest.mark.parametrize(("share", "named"), [(8, []), (30, ["forward"])])
+def test_a_name_has_room_for_its_letters(share: int, named: list[str]) -> None:
+    rows = [point(entry, "forward" if entry < share else "") for entry in range(100)]
+    notes = draw_timeline(rows)["layout"]["annotations"]
+    assert [note["text"] for note in notes if note["text"]] == named
 
 
 def test_an_empty_history_draws_nothing() -> None:
