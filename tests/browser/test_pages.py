@@ -151,8 +151,10 @@ def test_a_comparison_is_filled_in_by_fields(site: Site, page: Page, watch: Watc
 
 
 def test_docs_need_no_other_host(site: Site, page: Page) -> None:
+    page.emulate_media(color_scheme="dark")
     page.goto("/docs")
     expect(page.locator(".opblock").first).to_be_visible()
+    expect(page.locator("html")).to_have_css("color-scheme", "dark")
     operations = page.locator(".opblock-summary-path").all_text_contents()
     assert "/jobs/{job_id}/cancel" in [operation.replace("\u200b", "") for operation in operations]
 

@@ -71,7 +71,9 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     spec = job["spec"] if job["broken"] is None else {}
     metrics = set(KINDS[job["kind"]].table_columns) if job["kind"] in KINDS else set()
     of_results = _results(services, job)
-    is_ended = job["state"] == "succeeded" or (job["state"] in FINISHED_STATES and of_results["measurements"]["rows"])
+    is_measured = job["state"] == "succeeded" or (
+        job["state"] in FINISHED_STATES and of_results["measurements"]["rows"]
+    )
     again = resubmission(job, services.settings.default_timeout_s)
     return tagged(
         tag,
@@ -82,7 +84,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
         case=case_text(job["summary"] or {}),
         finished=job["state"] in FINISHED_STATES,
         retried=job["state"] in RETRIED_STATES,
-        compared=is_ended and job["kind"] in KINDS and KINDS[job["kind"]].holds_specs,
+        compared=is_measured and job["kind"] in KINDS and KINDS[job["kind"]].holds_specs,
         headline=headline_of(job["kind"], services.reading.first_values([job_id], metrics).get(job_id, ())),
         labels_text=separated.joined(f"{key}={value}" for key, value in job["labels"].items()),
         place=place,

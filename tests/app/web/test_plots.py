@@ -11,6 +11,7 @@ import pytest
 
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.web import plots
+from app.web.pages.plots import first_metric
 from app.web.plots import Axes, Point, Samples
 
 
@@ -374,6 +375,15 @@ def test_an_axis_of_ratios_has_several_ticks_in_sight(ratio: float) -> None:
     assert low < ratio < high
     assert sum(low < tick < high for tick in axis["tickvals"]) >= 3
     assert min(math.log(ratio / low), math.log(high / ratio)) > 0.05 * math.log(high / low), "a dot is not cut"
+
+
+def test_a_sweep_opens_on_the_metric_by_which_its_best_is_chosen() -> None:
+    measured = ["exposed_communication_ms", "peak_memory_mib", "step_ms"]
+    first = [
+        first_metric({"base": {"kind": kind}, "fit": fit}, measured)
+        for kind, fit in (("ddp", None), ("benchmark", None), ("benchmark", {"axis": "batch_size"}))
+    ]
+    assert first == ["step_ms", "step_ms", "peak_memory_mib"]
 
 
 def test_twelve_series_have_colours_of_their_own() -> None:
