@@ -71,10 +71,14 @@ def make_step(device):
     return step
 
 
+SPENT = {}
+
+
 def spin(ms):
-    until = time.perf_counter() + 1e-3 * ms
-    while time.perf_counter() < until:
+    begin = time.perf_counter()
+    while time.perf_counter() < begin + 1e-3 * ms:
         pass
+    SPENT[ms] = SPENT.get(ms, 0) + time.perf_counter() - begin
 
 
 def make_short_step(device):
@@ -169,13 +173,16 @@ def test_lines_of_a_short_step_are_as_exact_as_they_say(run: Run) -> None:
     report = run("make_short_step", stacks=False)
     summary = {row["what"]: row for row in report.table_rows("summary")}
     samples, seconds = summary["samples"]["value"], 1e-3 * summary["unprofiled step"]["value"]
-    # Enough, or as many as a busy host allows in the time.
-    assert samples >= own_lines.SAMPLES or summary["sampled steps"]["value"] * seconds > 0.5 * own_lines.MAX_SAMPLED_S
     rows = {row["code"]: row for row in report.table_rows("lines")}
-    for ms in (0.6, 0.3, 0.1):
-        row = rows[f"spin({ms})"]
-        share = row["total_ms"] / (1e3 * seconds)
-        assert share == pytest.approx(ms, abs=0.05), "a share of 30 % is known to 3 %, and processors are taken away"
+    # Others may take the processor away: nearly all of these steps were sampled.
+    (spent,) = [vars(module)["SPENT"] for name, module in sys.modules.items() if name.startswith("uploaded_")]
+    # Enough, or as many as a busy host allows in the time.
+    assert samples >= own_lines.SAMPLES or sum(spent.values()) > 0.5 * own_lines.MAX_SAMPLED_S
+    whole_ms = sum(rows[f"spin({ms})"]["total_ms"] for ms in spent)
+    assert whole_ms > 0.8e3 * seconds
+    for ms, time_s in spent.items():
+        row, share = rows[f"spin({ms})"], time_s / sum(spent.values())
+        assert row["total_ms"] / whole_ms == pytest.approx(share, abs=0.06), "a thousand samples: 4 standard deviations"
         assert row["self_margin_percent"] > 0
     told = re.search(r"10 % of the step is known to ± (\S+) %", summary["samples"]["note"])
     assert told is not None
