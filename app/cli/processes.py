@@ -248,6 +248,7 @@ def prune(
     Works on the database itself, with or without a server.
     """
     from app.errors import FlopwatchError
+    from app.server.access import refuse_second_server
     from app.store.database.engine import open_existing
     from app.store.database.slices import Slices
     from app.store.files.opening import open_files
@@ -258,6 +259,8 @@ def prune(
     use_data_dir(data_dir)
     settings = _settings()
     try:
+        if claim_files:
+            refuse_second_server(settings)
         database = open_existing(settings)
         try:
             files = open_files(settings, database, claim=claim_files, dry=dry_run)

@@ -28,6 +28,7 @@ def open_files(settings: Settings, database: Database, *, claim: bool = False, d
     """
     files = _opened(settings, database)
     if claim:
+        files.refuse_empty(database)
         files.claim(database)
     with suppress(StoreUnreachable):
         files.refuse_foreign(database, dry=dry)

@@ -14,8 +14,10 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sqlalchemy import select
+
 from app.errors import CannotRunHere, DiskFull
-from app.store import service_settings
+from app.store import service_settings, tables
 from app.store.database.engine import Database
 
 logger = logging.getLogger(__name__)
@@ -85,6 +87,16 @@ class OwnedFiles(ABC):
     def claim(self, database: Database) -> None:
         """Make the database the files' owner, whoever was."""
         self.write_note(json.dumps(asdict(self.owner_for(database)), indent=1).encode())
+
+    def refuse_empty(self, database: Database) -> None:
+        """Raise CannotRunHere if the database has no job, and there are files: as their owner it would remove all."""
+        with database.read() as connection:
+            has_jobs = connection.execute(select(tables.job.c.id).limit(1)).first() is not None
+        if not has_jobs and self.has_unknown(database):
+            raise CannotRunHere(
+                f"{database.backend.place} has no job, and would remove every file of {self}: set "
+                "FLOPWATCH_DATABASE_URL as it was; or, if nobody needs these files, delete them by hand."
+            )
 
     def refuse_foreign(self, database: Database, *, dry: bool = False) -> None:
         """Raise CannotRunHere if the files belong to another database. Files that belong to none yet may be read and

@@ -120,6 +120,7 @@ def test_a_copy_of_the_database_removes_no_file(
         if remove is not upkeep or isinstance(files, ArtifactFiles):
             assert "no file is removed" in caplog.text
         # The control: as the owner, it removes what it does not know, and the living one removes nothing more.
+        Shop(Queue(database), Registration(database)).submit()
         files = open_files(copy, database, claim=True)
         upkeep(files, database, job)
         with pytest.raises(NotFound):
@@ -138,6 +139,8 @@ def test_two_databases_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(CannotRunHere, match="belongs to the database"):
             open_files(other, database)
         upkeep(unaware(other, database, monkeypatch), database, 0)
+        with pytest.raises(CannotRunHere, match="has no job, and would remove every file"):
+            open_files(other, database, claim=True)
         assert world.files.read(sha256) == b"its own"
 
 
