@@ -66,28 +66,32 @@ def parts(spec: TrainingSpec, device: torch.device) -> dict[str, Callable[[], st
         return found
     if spec.attention_code is not None or spec.attention != "eager":
         name = f"attention {attention_of(spec).name!r}"
-        found[name] = lambda: attention_fault(spec, device, decode=False)
+        found[name] = lambda: attention_fault(spec, device)
         if spec.mode == "generate":
-            found[f"{name} of a single query"] = lambda: attention_fault(spec, device, decode=True)
+            # The first and the last token: tiles may fit the one, and not the other.
+            for keys in sorted({spec.context_length + 1, spec.longest}):
+                of_one = f"{name} of a single query and {keys} keys"
+                found[of_one] = lambda keys=keys: attention_fault(spec, device, decoded=keys)  # type: ignore[misc]
     for kernel in spec.fused:
         found[f"fused {kernel}"] = lambda kernel=kernel: kernel_fault(spec, kernel, device)  # type: ignore[misc]
     return found
 
 
-def attention_fault(spec: TrainingSpec, device: torch.device, *, decode: bool) -> str | None:
+def attention_fault(spec: TrainingSpec, device: torch.device, *, decoded: int | None = None) -> str | None:
     """Return the fault of the model's attention, or None.
 
     Args:
         spec: The job's spec.
         device: Where it runs.
-        decode: Check the call that generates one more token, whose single query sees all keys.
+        decoded: Check the call that generates one more token, whose single query sees so many keys.
     """
     from kernels.attention.problem import AttentionProblem
     from workers.measure.references import attention_reference
     from workers.model.precision import PRECISIONS
 
     shape, function, precision = shape_of(spec.model, spec.longest), attention_of(spec).function, spec.precision
-    keys = spec.longest if decode or spec.mode != "generate" else spec.context_length
+    decode = decoded is not None
+    keys = decoded or (spec.longest if spec.mode != "generate" else spec.context_length)
     problem = shape_of(spec.model, keys).problem
     if decode:
         keys = min(keys, shape.window or keys)

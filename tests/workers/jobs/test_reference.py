@@ -133,15 +133,22 @@ def test_a_wrong_attention_is_found(put: Any, how: str) -> None:
 def test_a_right_attention_is_right(put: Any, fields: dict[str, Any]) -> None:
     code = put("return plain(q, k, v, is_causal)")
     checks = _reference.check_parts(parsed("benchmark", attention_code=code, **fields), CPU)
-    assert [check.ok for check in checks] == [True] * (2 if fields.get("mode") == "generate" else 1)
+    assert [check.ok for check in checks] == [True] * (3 if fields.get("mode") == "generate" else 1)
 
 
 def test_a_lone_query_of_generation_is_checked_too(put: Any) -> None:
     """It sees all keys: an attention that takes every call for a causal one hides all but the first."""
     code = put("return plain(q, k, v, True)")
     _reference.check_parts(parsed("benchmark", attention_code=code, mode="forward"), CPU)
-    with pytest.raises(WrongResult, match="of a single query is wrong"):
+    with pytest.raises(WrongResult, match="of a single query and 13 keys is wrong"):
         _reference.check_parts(parsed("benchmark", attention_code=code, mode="generate", new_tokens=3), CPU)
+
+
+def test_a_length_that_no_tile_fits_is_checked(put: Any) -> None:
+    code = put("n = k.shape[-2] // 16 * 16; return plain(q, k[..., :n, :], v[..., :n, :], is_causal)")
+    spec = parsed("benchmark", attention_code=code, mode="generate", context_length=64, new_tokens=16)
+    with pytest.raises(WrongResult, match="of a single query and 65 keys is wrong"):
+        _reference.check_parts(spec, CPU)
 
 
 @pytest.mark.parametrize(("kind", "fields"), [

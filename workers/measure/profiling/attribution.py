@@ -23,8 +23,9 @@ from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recordin
 WorkKind = Literal["kernel", "copy", "fill", "operator"]
 STEP = re.compile(r"step_(\d+)")
 OF_TORCH = re.compile(
-    r"(Optimizer\.\w+#|ProfilerStep#|Torch-Compiled Region|TorchDynamo |AOTDispatcher |Pregraph |CompiledFunction|## |"
-    r"DistributedDataParallel\.|FSDP::|nccl:|gloo:|c10d::|inductor|autograd::|dynamo)"
+    r"(Optimizer\.\w+#|ProfilerStep#|Torch-Compiled Region|TorchDynamo |AOTDispatcher |Pregraph |CompiledFunction|"
+    r"## Call Compiled|DistributedDataParallel\.|FSDP::|nccl:|gloo:|c10d::|autograd::|"
+    r"inductor::|inductor_(?:compile|codecache)|dynamo::|dynamo_timed)"
 )
 """Heads of the names of ranges that torch opens itself; every other one somebody has written."""
 
