@@ -199,7 +199,8 @@ def _name_of(thread: int) -> str:
 def _frames_of(frame: FrameType | None, until: CodeType | None = None) -> Frames:
     """Return a thread's innermost frames, down to that of `until`, which is left out."""
     frames: list[tuple[str, str, int]] = []
-    while frame is not None and len(frames) < MAX_DEPTH and frame.f_code is not until:
+    # CPython 3.11 once returned a tuple as `f_back`, of a frame whose thread had continued meanwhile.
+    while isinstance(frame, FrameType) and len(frames) < MAX_DEPTH and frame.f_code is not until:
         code = frame.f_code
         frames.append((code.co_filename, code.co_qualname, frame.f_lineno or code.co_firstlineno))
         frame = frame.f_back
