@@ -134,7 +134,7 @@ CHOICES = {
     128: KernelChoice(_128, _128, Backward(64, 128)),
     256: KernelChoice(_256, _256, TwoPasses(64, 64)),
 }
-"""The build parameters by width, each compared with the oracle and timed on an H200 (docs/kernel-experiments.md)."""
+"""The build parameters by width, each compared with the oracle and timed on an H200 (docs/decisions/0013)."""
 
 
 class Bounded(NamedTuple):

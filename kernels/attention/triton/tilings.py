@@ -58,7 +58,7 @@ LARGE_HALF = {
 """Half precision on Hopper, where a multiprocessor has 227 KiB of shared memory, by width."""
 CAPPED_QUERIES = 64
 """Most queries of a tile in the pass over keys with a soft cap, on Hopper, from width 64 on: with 128, ptxas spills 1.2
-KB of each thread's registers, with 64 none, and the backward pass takes 0.82 of the time (docs/measurements.md)."""
+KB of each thread's registers, with 64 none, and the backward pass takes 0.82 of the time (docs/decisions/0011)."""
 
 _UP_TO_64 = Tilings(Tiling(128, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2))
 SMALL_HALF = {
