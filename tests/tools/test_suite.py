@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.suite import exit_code_of
+from tools.suite import MOST_AGAIN, exit_code_of
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
@@ -38,7 +38,10 @@ def test_together(number, rng):
 def test_alone(number):
     with open("ran", "a") as file:
         file.write(f"alone {os.getpid()}\\n")
-    assert number != FAILS
+    if number == FAILS:
+        failed = os.path.exists("failed")
+        os.close(os.open("failed", os.O_CREAT))
+        assert ONCE and failed
 """
 
 NO_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -57,10 +60,13 @@ def suite(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write(folder: Path, killed: int | None = None, fails: int | None = None, processes: int = 1) -> None:
-    """Write the tests: which one kills its process or fails, and for how many processes the first one waits."""
-    text = TESTS.replace("KILLED", str(killed)).replace("FAILS", str(fails)).replace("PROCESSES", str(processes))
-    (folder / "test_small.py").write_text(text)
+def write(
+    folder: Path, killed: int | None = None, fails: int | None = None, once: bool = False, processes: int = 1
+) -> None:
+    """Write the tests: which one kills its process or fails, perhaps but once, and for how many processes the first
+    one waits."""
+    text = TESTS.replace("KILLED", str(killed)).replace("FAILS", str(fails)).replace("ONCE", str(once))
+    (folder / "test_small.py").write_text(text.replace("PROCESSES", str(processes)))
 
 
 def run(folder: Path, module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -114,9 +120,25 @@ def test_failures_in_either_run_count(suite: Path) -> None:
     write(suite / "tests", killed=3, fails=1)
     done = run(suite, "tools.suite", *TWO_WORKERS)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert (counted(done, "passed"), counted(done, "failed")) == ([6, 3], [1, 1])
+    assert (counted(done, "passed"), counted(done, "failed")) == ([6, 3], [1, 1, 2])
     assert "FAILED tests/test_small.py::test_together[3]" in done.stdout
     assert "FAILED tests/test_small.py::test_alone[1]" in done.stdout
+    assert "UNSTABLE" not in done.stdout
+
+
+def test_what_passes_when_it_runs_once_more_is_named(suite: Path) -> None:
+    write(suite / "tests", fails=1, once=True)
+    done = run(suite, "tools.suite", *TWO_WORKERS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (counted(done, "passed"), counted(done, "failed")) == ([7, 3, 1], [1])
+    assert done.stdout.endswith("passed alone:\n  tests/test_small.py::test_alone[1]\n")
+
+
+def test_many_failures_are_no_chance(suite: Path) -> None:
+    each = f"@__import__('pytest').mark.parametrize('number', range({MOST_AGAIN + 1}))"
+    (suite / "tests/test_plain.py").write_text(f"{each}\ndef test_plain(number): assert False\n")
+    done = run(suite, "tools.suite", *TWO_WORKERS, "tests/test_plain.py")
+    assert (counted(done, "failed"), done.returncode) == ([MOST_AGAIN + 1], 1), done.stdout + done.stderr
 
 
 def test_a_file_without_tests_that_run_alone(suite: Path) -> None:

@@ -379,6 +379,8 @@ def make(device):
             forked.append(os.fork())
             if forked == [0]:
                 os.setsid()
+            else:
+                os.waitpid(forked[0], 0)
     return step
 """
 
