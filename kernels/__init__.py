@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import attention, chunked_cross_entropy, operations, registry  # noqa: F401 - of _PLAIN
+    from . import attention, chunked_cross_entropy, derivatives, operations, registry  # noqa: F401 - of _PLAIN
     from .adamw_triton import adamw
     from .attention.flash_triton import flash_attention
     from .linear_cross_entropy_triton import linear_cross_entropy
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _TRITON = ("adamw", "linear_cross_entropy", "rms_norm", "rope", "weighted_sum")
 _HOMES = {"flash_attention": ".attention.flash_triton", **{name: f".{name}_triton" for name in _TRITON}}
-_PLAIN = ("chunked_cross_entropy", "operations")
+_PLAIN = ("chunked_cross_entropy", "derivatives", "operations")
 """Modules that errors and pages name: what computes the same as a kernel, on every device."""
 
 __all__ = [

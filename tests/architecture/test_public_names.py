@@ -47,7 +47,7 @@ def test_every_name_of_a_page_can_be_imported(root: Path, page: str) -> None:
     # In Python code `flopwatch` is mostly a variable, a client.
     names = {name for name in ours((root / page).read_text(encoding="utf-8")) if not is_method_of_the_client(name)}
     assert names
-    for name in names:
+    for name in sorted(names):
         imported(name)
 
 
