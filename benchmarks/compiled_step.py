@@ -28,7 +28,7 @@ from scipy import stats
 
 from app.specs.benchmark import BenchmarkSpec
 from benchmarks.run import SPECS
-from workers.jobs import _training
+from workers.jobs._training import building
 from workers.measure.timing import run_step
 
 OURS = "triton"
@@ -100,8 +100,8 @@ def _serve(spec: Mapping[str, Any], connection: Connection) -> None:
 def _take_turns(spec: Mapping[str, Any], connection: Connection) -> None:
     """Build a spec's step and warm it up, then measure as many steps as each message asks for, in ms per step."""
     checked = BenchmarkSpec.model_validate(spec)
-    device, build_model = _training.prepare(checked)
-    training = _training.build(checked, device, build_model)
+    device, build_model = building.prepare(checked)
+    training = building.build(checked, device, build_model)
 
     def run(steps: int) -> None:
         for _ in range(steps):

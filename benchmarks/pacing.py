@@ -20,7 +20,7 @@ import torch
 
 from app.specs.benchmark import BenchmarkSpec
 from app.summaries import median_interval
-from workers.jobs import _training
+from workers.jobs._training import building
 from workers.measure.timing import make_clock, make_marks, time_loop, time_steps
 from workers.model.loss import cross_entropy
 from workers.model.steps import TrainStep
@@ -55,8 +55,8 @@ def plain_loop(step: TrainStep) -> Callable[[int], float]:
 
 def row(spec: BenchmarkSpec, rounds: int, steps: int) -> list[str]:
     """Measure one spec and return its row of the table."""
-    device, build_model = _training.prepare(spec)
-    step = cast("TrainStep", _training.build(spec, device, build_model).step)
+    device, build_model = building.prepare(spec)
+    step = cast("TrainStep", building.build(spec, device, build_model).step)
     train, clock, marks = plain_loop(step), make_clock(device), make_marks(device)
     isolated: list[float] = []
     looped: list[float] = []

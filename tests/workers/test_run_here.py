@@ -21,8 +21,8 @@ import torch
 
 from flopwatch import steps
 from workers import run_here as run_here_module
-from workers.jobs import _training
 from workers.jobs._base import Unit
+from workers.jobs._training import building
 from workers.reporter import Reporter
 from workers.run_here import run_here
 
@@ -118,16 +118,16 @@ def test_replicates_are_said_to_share_the_process_and_leave_nothing_to_the_next(
 ) -> None:
     models: list[weakref.ref[Any]] = []
     alive: list[int] = []
-    build = _training.build
+    build = building.build
 
-    def watched(*arguments: Any) -> _training.Training:
+    def watched(*arguments: Any) -> building.Training:
         alive.append(sum(model() is not None for model in models))
         training = build(*arguments)
         vars(training.model)["itself"] = training.model  # a cycle, as compiled models have: only the collector frees it
         models.append(weakref.ref(training.model))
         return training
 
-    monkeypatch.setattr(_training, "build", watched)
+    monkeypatch.setattr(building, "build", watched)
     code, out, err = run({**SPEC, "replicates": 3})
     assert code == 0, err
     assert alive == [0, 0, 0]

@@ -10,7 +10,7 @@ from workers.outcome import Unsupported
 from workers.reporter import Reporter
 
 if TYPE_CHECKING:
-    from workers.jobs._training import Training
+    from workers.jobs._training.building import Training
     from workers.measure.table import Scalar
 
 ENCODING = "gpt2"

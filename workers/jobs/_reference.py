@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.specs._training import WITH_BACKWARD, TrainingSpec
 from workers.jobs._grid import check_measured
-from workers.jobs._training import attention_of, shape_of
+from workers.jobs._training.building import attention_of, shape_of
 from workers.jobs._values import Metric, Values
 from workers.torch_host import load, reset_process, trim_free_memory
 

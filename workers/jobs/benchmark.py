@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.specs.benchmark import BenchmarkSpec
-from workers.jobs import _reference, _training
+from workers.jobs import _reference
 from workers.jobs._base import Unit
 from workers.jobs._generated import prompt_of, report_generated
+from workers.jobs._training import building, measuring, metrics
 from workers.jobs._values import Metric, Values
 from workers.reporter import Reporter
 
@@ -46,10 +47,10 @@ class BenchmarkRunner:
         case, prompt = spec.case(), prompt_of(spec)
         if prompt is not None:
             spec = spec.model_copy(update={"context_length": len(prompt)})
-        device, build_model = _training.prepare(spec)
+        device, build_model = building.prepare(spec)
         report.environment(environment.fingerprint(device))
         monitor = Monitor(device)
-        with _training.known_errors():
+        with building.known_errors():
             values, verdict = measure(spec, device, build_model, monitor, report, prompt)
         report.validity(verdict, case.key, unit.title)
         values.report(case, environment.device_key(device), report)
@@ -62,7 +63,7 @@ RUNNER = BenchmarkRunner()
 def measure(
     spec: BenchmarkSpec,
     device: torch.device,
-    build_model: _training.Maker,
+    build_model: building.Maker,
     monitor: Monitor,
     report: Reporter,
     prompt: Sequence[int] | None = None,
@@ -71,17 +72,17 @@ def measure(
     the device."""
     from workers.measure.errors import NotMeasured
 
-    report.progress(0, spec.measure_steps or _training.STEPS, "making the model")
+    report.progress(0, spec.measure_steps or building.STEPS, "making the model")
     try:
         parts = _reference.check_parts(spec, device)
-        training = _training.build(spec, device, build_model, prompt)
-        values, checks = _training.measure(training, monitor, report, pacing=spec.pacing)
+        training = building.build(spec, device, build_model, prompt)
+        values, checks = measuring.measure(training, monitor, report, pacing=spec.pacing)
         report_generated(spec, training, report)
     except NotMeasured as error:
         monitor.watch(last=True)
-        values, checks = _reference.not_measured(_training.metrics(spec, spec.pacing), error)
+        values, checks = _reference.not_measured(metrics.metrics_of(spec, spec.pacing), error)
         return values, monitor.conclude(checks)
-    checks += parts + _training.add_rates(values, training, report.ceilings)
+    checks += parts + metrics.add_rates(values, training, report.ceilings)
     return values, monitor.conclude(checks)
 
 
@@ -105,5 +106,5 @@ def is_phase_of_own_step(metric: Metric) -> bool:
     return metric.phase != "first_step" and metric.name == f"{metric.phase}_ms"
 
 
-EACH_STEP = {*_training.PHASE_METRICS.values(), "step_ms", "isolated_step_ms", "host_us"}
+EACH_STEP = {*metrics.PHASE_METRICS.values(), "step_ms", "isolated_step_ms", "host_us"}
 """Metrics with a sample for each measured step."""

@@ -162,7 +162,7 @@ RUNNER = EstimateRunner()
 
 def sizes(spec: EstimateSpec, *, on_gpu: bool = True) -> tuple[Shape | FeedForwardStack, StepMemory]:
     """Return the model's sizes, and the choices of the step that change its memory."""
-    from workers.jobs._training import shape_of
+    from workers.jobs._training.building import shape_of
     from workers.model.accounting import FeedForwardStack, StepMemory
 
     step = StepMemory(

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from app.specs.memory import DEFAULT_WARMUP_STEPS, MemorySpec
-from workers.jobs import _reference, _training
+from workers.jobs import _reference
 from workers.jobs._base import Unit
+from workers.jobs._training import building
 from workers.jobs._values import Metric, Values
 from workers.reporter import Reporter
 
 if TYPE_CHECKING:
     import torch
 
-    from workers.jobs._training import Training
+    from workers.jobs._training.building import Training
     from workers.measure.allocations.categories import Owners
     from workers.measure.allocations.ledger import Allocation, Point, Stretch
     from workers.measure.allocations.recording import RecordedStretch, Recording
@@ -90,9 +91,9 @@ class MemoryRunner:
         from workers.measure import environment
         from workers.measure.validity import verdict
 
-        device, build_model = _training.prepare(spec)
+        device, build_model = building.prepare(spec)
         report.environment(environment.fingerprint(device))
-        with _training.known_errors():
+        with building.known_errors():
             session = record(spec, device, build_model, report)
         values, checks = results(session)
         case = spec.case()
@@ -149,7 +150,7 @@ class Session:
         return [*highest.values()]
 
 
-def record(spec: MemorySpec, device: torch.device, build_model: _training.Maker, report: Reporter) -> Session:
+def record(spec: MemorySpec, device: torch.device, build_model: building.Maker, report: Reporter) -> Session:
     """Record initialisation and steps, and save the snapshots."""
     from workers.measure.allocations import make_recording
     from workers.measure.judging import WrongResult
@@ -168,7 +169,7 @@ def record(spec: MemorySpec, device: torch.device, build_model: _training.Maker,
     recording.begin({})
     report.progress(0, warmup_steps(spec) + spec.measure_steps, "making the model")
     try:
-        training = _training.build(spec, device, build_model)
+        training = building.build(spec, device, build_model)
         owners = owners_in(training)
         recording.mark(INITIALISATION, owners(), keep=True)
         (session.initialisation,) = recording.end()

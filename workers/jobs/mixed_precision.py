@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from app.specs._training import TrainingSpec
 from app.specs.mixed_precision import MixedPrecisionCell, MixedPrecisionSpec
-from workers.jobs import _reference, _training
+from workers.jobs import _reference
 from workers.jobs._grid import Context, GridRunner, Trial
+from workers.jobs._training import building
 from workers.jobs._values import Metric
 from workers.measure.table import Column, Scalar, first_rows
 from workers.reporter import Reporter
@@ -196,9 +197,9 @@ def build(
         device=spec.device,
         seed=spec.seed,
     )
-    build_model = _training.choose_model(training_spec, device)
+    build_model = building.choose_model(training_spec, device)
     _reference.check_parts(training_spec, device)
-    training = _training.build(training_spec, device, build_model)
+    training = building.build(training_spec, device, build_model)
     return training.model, cast("BackwardStep", training.step)
 
 

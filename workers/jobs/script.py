@@ -11,8 +11,9 @@ from app.specs._code import CodeSpec
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.script import ScriptSpec
 from workers import uploaded
-from workers.jobs import _own_step, _training
+from workers.jobs import _own_step
 from workers.jobs._base import Unit
+from workers.jobs._training import building, measuring, metrics
 from workers.jobs._values import Values
 from workers.outcome import RunnerError
 from workers.reporter import Reporter
@@ -60,7 +61,7 @@ class ScriptRunner:
         set_precision(spec.precision)
         report.environment(environment.fingerprint(device))
         measuring = Measuring(spec, device, Monitor(device), report)
-        with _training.known_errors():
+        with building.known_errors():
             measuring.run_script()
         verdict = measuring.monitor.conclude(measuring.checks)
         case = spec.case()
@@ -132,17 +133,17 @@ class Measuring:
             self._step.make(lambda: step)
         except NoStep as error:
             raise RunnerError(f"flopwatch.measure(step) takes a function that does one step: {error}") from error
-        training = _training.Training(
+        training = building.Training(
             as_benchmark, self._device, self._step.model, self._step, self._meter, own=self._step
         )
         try:
-            self.values, self.checks = _training.measure(training, self.monitor, self._report)
+            self.values, self.checks = measuring.measure(training, self.monitor, self._report)
         except OutOfMemory as error:
             self._out_of_memory(error)
             raise SystemExit(0) from error
-        self.checks += _training.add_rates(self.values, training, self._report.ceilings)
+        self.checks += metrics.add_rates(self.values, training, self._report.ceilings)
 
     def _out_of_memory(self, error: Exception) -> None:
         self.monitor.watch(last=True)
-        self.values = Values(_training.metrics(BenchmarkSpec(step_code=ANY_CODE)))
+        self.values = Values(metrics.metrics_of(BenchmarkSpec(step_code=ANY_CODE)))
         self.values.set_missing("oom", str(error))

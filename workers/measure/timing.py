@@ -190,7 +190,6 @@ def time_steps(
     phases: Work,
     clock: Clock,
     *,
-    observers: Sequence[Observer] = (),
     prepare: Callable[[], None] = lambda: None,
     inner_times_ms: Callable[[], Mapping[str, float]] = dict,
     warmup_steps: int | None,
@@ -206,7 +205,6 @@ def time_steps(
     Args:
         phases: The work of a step.
         clock: Times the steps.
-        observers: Further observers of warm-up and measured steps.
         prepare: Runs before each step, outside its time.
         inner_times_ms: Returns, after each step, times of phases inside its phases: those of a CUDA graph.
         warmup_steps: Exact number of steps without samples; None: as many as it takes until the step's time is steady.
@@ -222,12 +220,11 @@ def time_steps(
     times, where = StepTimes(), StepPosition()
     warming = WarmUp(warmup_steps, window_s=window_s)
     progress = ProgressReports(on_progress)
-    everybody: list[Observer] = [where, *observers, clock]
 
     def step() -> StepTime:
         where.preparation_begins()
         prepare()
-        run_step(phases, everybody)
+        run_step(phases, (where, clock))
         times.first_step = times.first_step or clock.last.wall_ms
         return clock.last
 

@@ -25,7 +25,9 @@ from kernels.building import CompilerMissing
 from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation, Registry
 from tests.address_space import little_left
 from tests.workers.reporting import Report
-from workers.jobs import _generated, _training
+from workers.jobs import _generated
+from workers.jobs._training import building
+from workers.jobs._training.metrics import add_busy, metrics_of
 from workers.jobs._values import Values
 from workers.jobs.benchmark import RUNNER
 from workers.measure import memory
@@ -93,8 +95,8 @@ def metrics(report: Report) -> dict[str, dict[str, Any]]:
     ],
 )
 def test_device_time_has_its_share_of_wall_time(busy: Any, device_ms: Any, percent: Any) -> None:
-    values = Values(_training.metrics(BenchmarkSpec(mode="forward")))
-    _training.add_busy(values, 10.0, busy)
+    values = Values(metrics_of(BenchmarkSpec(mode="forward")))
+    add_busy(values, 10.0, busy)
     values.set_missing("failed", "not asked")
     report = Report(Path())
     values.report(Case("benchmark", {}), "1x GPU", report)
@@ -335,7 +337,7 @@ def test_every_implementation_serves_in_the_model(run, name: str, monkeypatch: p
 
 def test_the_same_seed_gives_the_same_weights_and_batches(run, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = []
-    build_step = _training.build_step
+    build_step = building.build_step
 
     def spy(*arguments: Any) -> Any:
         step = build_step(*arguments)
@@ -348,7 +350,7 @@ def test_the_same_seed_gives_the_same_weights_and_batches(run, monkeypatch: pyte
         step.phases["forward"] = recorded
         return step
 
-    monkeypatch.setattr(_training, "build_step", spy)
+    monkeypatch.setattr(building, "build_step", spy)
     for seed in (1, 1, 2):
         run(seed=seed, mode="forward_backward")
     assert losses[0:4] == losses[4:8]
@@ -402,7 +404,7 @@ def test_what_a_graph_cannot_hold_is_unsupported(run, monkeypatch: pytest.Monkey
     def fail(*_arguments: Any) -> Any:
         raise CannotCapture("a CUDA graph cannot hold this step: it asks the host")
 
-    monkeypatch.setattr(_training, "build_step", fail)
+    monkeypatch.setattr(building, "build_step", fail)
     with pytest.raises(Unsupported, match="cuda_graph: a CUDA graph cannot hold this step: it asks the host"):
         run()
 
@@ -413,7 +415,7 @@ def test_parameters_in_bfloat16_take_half_the_memory(run) -> None:
     trained = []
     for dtype in ("fp32", "bf16"):
         spec = BenchmarkSpec(**{"context_length": 8, "batch_size": 1, **fields, "parameter_dtype": dtype})
-        training = _training.build(spec, *_training.prepare(spec))
+        training = building.build(spec, *building.prepare(spec))
         trained.append(sum(one.numel() * one.element_size() for one in training.model.parameters()))
     assert trained[0] == 2 * trained[1]
     assert metrics(run(**fields, parameter_dtype="bf16"))["step_ms"]["outcome"] == "ok"
@@ -421,7 +423,7 @@ def test_parameters_in_bfloat16_take_half_the_memory(run) -> None:
 
 @pytest.mark.parametrize("phase", ["making the model", "forward", "backward", "optimizer"])
 def test_running_out_of_memory_is_a_result(run, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    build_step = _training.build_step
+    build_step = building.build_step
 
     def fail() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
@@ -433,7 +435,7 @@ def test_running_out_of_memory_is_a_result(run, phase: str, monkeypatch: pytest.
         step.phases[phase] = fail
         return step
 
-    monkeypatch.setattr(_training, "build_step", sabotaged)
+    monkeypatch.setattr(building, "build_step", sabotaged)
     report = run()
     assert [(row["metric"], row["phase"]) for row in report.rows] == METRICS["train_step"]
     for row in report.rows:
@@ -581,16 +583,16 @@ def test_options_a_model_lacks_are_unsupported(run, monkeypatch: pytest.MonkeyPa
 
 def test_fused_parts_need_a_gpu_and_a_model_that_has_them(run, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = BenchmarkSpec(fused=["rope", "rms_norm"])
-    options = _training.options_of(TransformerLM, spec, abs)
+    options = building.options_of(TransformerLM, spec, abs)
     assert options["fused"] == ("rms_norm", "rope")
     with pytest.raises(Unsupported, match="model 'transformer_lm' takes no argument 'fused', which this job sets"):
-        _training.options_of(Older, spec, abs)
-    assert "fused" not in _training.options_of(Older, BenchmarkSpec(), abs)
+        building.options_of(Older, spec, abs)
+    assert "fused" not in building.options_of(Older, BenchmarkSpec(), abs)
     with pytest.raises(Unsupported, match="fused: this worker's process sees no GPU"):
-        _training.check_fused(torch.device("cpu"))
+        building.check_fused(torch.device("cpu"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(Unsupported, match="fused: Triton is not installed: install triton"):
-        _training.check_fused(torch.device("cuda"))
+        building.check_fused(torch.device("cuda"))
 
 
 def test_a_model_gets_the_options_that_it_knows(run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -665,13 +667,13 @@ def test_memory_counts_from_before_the_model(
 
     monkeypatch.setattr(memory, "memory_meter", meter)
     spec = BenchmarkSpec(model=MODEL, context_length=8, device="cpu")
-    device, build_model = _training.prepare(spec)
+    device, build_model = building.prepare(spec)
 
     def build() -> torch.nn.Module:
         events.append("model")
         return build_model()
 
-    training = _training.build(spec, device, build)
+    training = building.build(spec, device, build)
     assert events == ["meter", "model"]
     assert isinstance(training.meter, memory.HostMemory)
 

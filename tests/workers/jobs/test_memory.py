@@ -17,7 +17,8 @@ import torch
 from app.specs.memory import MemorySpec
 from tests.workers.reporting import Report
 from tests.workers.viewer import check_that_the_viewer_reads
-from workers.jobs import _training, memory
+from workers.jobs import memory
+from workers.jobs._training import building
 from workers.jobs.memory import (
     EACH_PHASE,
     RUNNER,
@@ -242,7 +243,7 @@ def test_the_residual_stream_is_as_large_as_its_formula(run, parameter_dtype: st
 
 def test_of_compiled_blocks_the_residual_stream_is_not_seen(run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler itself is left out: it takes too long for every run of the tests."""
-    monkeypatch.setattr(_training, "compiled", lambda _spec, model: model)
+    monkeypatch.setattr(building, "compiled", lambda _spec, model: model)
     report = run(compile=True, mode="forward")
     assert value(report, "residual_stream_seen_mib")["outcome"] == "unknown"
     assert "compiled" in value(report, "residual_stream_seen_mib")["reason"]
@@ -338,7 +339,7 @@ def test_a_history_that_is_too_long_is_told(run, device: str) -> None:
 
 @pytest.mark.parametrize("phase", ["making the model", "forward", "backward", "optimizer"])
 def test_running_out_of_memory_is_a_result_with_a_snapshot(run, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    build_step = _training.build_step
+    build_step = building.build_step
 
     def fail(work: Any) -> None:
         work()
@@ -351,7 +352,7 @@ def test_running_out_of_memory_is_a_result_with_a_snapshot(run, phase: str, monk
         step.phases[phase] = functools.partial(fail, step.phases[phase])
         return step
 
-    monkeypatch.setattr(_training, "build_step", sabotaged)
+    monkeypatch.setattr(building, "build_step", sabotaged)
     report = run()
     for row in report.rows:
         if row["phase"] == "initialisation" and phase != "making the model":

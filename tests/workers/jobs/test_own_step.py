@@ -20,7 +20,7 @@ from flopwatch import steps
 from tests.workers.reporting import Report
 from workers import uploaded
 from workers.jobs import runner_for
-from workers.jobs._training import Training
+from workers.jobs._training.building import Training
 from workers.measure.ceilings import Ceilings
 from workers.measure.own_step import OwnStep
 from workers.measure.returned import STEPS, ReturnedNumbers

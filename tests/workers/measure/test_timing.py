@@ -16,6 +16,7 @@ from workers.measure.timing import (
     StepTime,
     make_clock,
     make_marks,
+    run_step,
     time_loop,
     time_steps,
 )
@@ -101,21 +102,11 @@ def test_warming_up_until_steady_is_over_when_steps_are_even() -> None:
     assert times.first_step == 90.0
 
 
-def test_the_clock_is_the_innermost_observer() -> None:
+def test_the_last_observer_is_the_innermost_one() -> None:
     calls: list[str] = []
-
-    class Clock(Listener):
-        last = StepTime(1.0, None, {"f": 1.0, "b": 1.0})
-
-    time_steps(
-        {"f": lambda: calls.append("F"), "b": lambda: calls.append("B")},
-        Clock("c", calls),
-        observers=[Listener("1", calls), Listener("2", calls)],
-        prepare=lambda: calls.append("P"),
-        warmup_steps=0,
-        measure_steps=1,
-    )
-    assert "".join(calls) == "P1(2(c(1f<2f<cf<Fcf>2f>1f>1b<2b<cb<Bcb>2b>1b>c)2)1)"
+    work = {"f": lambda: calls.append("F"), "b": lambda: calls.append("B")}
+    run_step(work, [Listener(name, calls) for name in "12c"])
+    assert "".join(calls) == "1(2(c(1f<2f<cf<Fcf>2f>1f>1b<2b<cb<Bcb>2b>1b>c)2)1)"
 
 
 def test_phases_inside_a_phase_are_samples_too() -> None:

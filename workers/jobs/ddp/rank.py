@@ -22,8 +22,9 @@ from app.specs.ddp import DdpSpec
 from parallel.process_group import Rank
 from parallel.silent_group import silent_group
 from workers import uploaded
-from workers.jobs import _own_step, _reference, _training
+from workers.jobs import _own_step, _reference
 from workers.jobs._base import parse_spec
+from workers.jobs._training import building, metrics
 from workers.jobs.ddp import strategies
 from workers.jobs.ddp.buckets import predicts, time_all_reduces
 from workers.jobs.ddp.context import DoesNotFit, RankContext
@@ -86,7 +87,7 @@ def measure_rank(rank: Rank, spec: dict[str, Any], folder: str) -> dict[str, Any
 def report_known_errors(rank: Rank) -> Iterator[None]:
     """Report an error whose meaning is known before it ends this rank."""
     try:
-        with _training.known_errors():
+        with building.known_errors():
             yield
     except RunnerError as error:
         rank.report({"failed": error.code, "detail": str(error)})
@@ -214,7 +215,7 @@ class RankRun:
             return None
         if (why_not := why_no_profiler(self.context)) is not None:
             return "", why_not
-        return _training.precision_of_own(StepTimer(self.context, trained).step, self.context.device)
+        return metrics.precision_of_own(StepTimer(self.context, trained).step, self.context.device)
 
     def _record_memory(self, trained: Trained) -> None:
         """Record the memory of one more step."""
@@ -225,7 +226,7 @@ class RankRun:
         spec, own = self.context.spec, trained.own
         return {
             "parameters": sum(size.numel for size in trained.sizes),
-            "flops": _training.step_flops(spec, trained.model) if own is None else own.work_of_step("flops"),
+            "flops": metrics.step_flops(spec, trained.model) if own is None else own.work_of_step("flops"),
             "work": None if own is None else {kind: own.work_of_step(kind) for kind in KINDS},
             "phases": None if own is None else own.phase_names,
             "communication": strategies.communication(spec, trained.sizes),

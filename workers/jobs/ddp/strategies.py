@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 import parallel
 from app.specs.ddp import FULLY_SHARDED, DdpSpec
 from parallel.accounting import step_traffic, traffic_factor
-from workers.jobs import _own_step, _training
+from workers.jobs import _own_step
+from workers.jobs._training import building
 from workers.jobs.ddp.values import SYNCHRONIZATION
 from workers.measure.memory import MIB, translate_oom
 from workers.measure.own_step import OwnStep
@@ -97,14 +98,14 @@ def build(
         if spec.step_code is not None:
             return of_own_step(_own_step.maker(spec.step_code, device, spec.arguments)())
         with device:
-            model = _training.choose_model(spec, device)()
+            model = building.choose_model(spec, device)()
         set_parameter_dtype(model, spec.parameter_dtype)
         sizes = [
             Size(parameter.numel(), parameter.element_size(), parameter.dim(), name.startswith(f"{BLOCKS}."))
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
         ]
-        call = _training.compiled(spec, model, inside_hooks=spec.strategy == "fsdp")
+        call = building.compiled(spec, model, inside_hooks=spec.strategy == "fsdp")
         name = spec.strategy if strategy == SILENT else strategy
         wrapped, finish = wrap(spec, name, call, group)
         step = make_step(spec, name, wrapped, batches, finish, group)

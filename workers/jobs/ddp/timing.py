@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kernels.device_events import synchronize
-from workers.jobs import _training
+from workers.jobs._training import measuring
 from workers.jobs.ddp.context import RankContext
 from workers.jobs.ddp.strategies import NO_COMMUNICATION, SILENT, Trained
 from workers.measure.compilation import compilation
@@ -96,7 +96,7 @@ def measure_steps(context: RankContext, trained: Trained, steps: int, meter: Mem
     elapsed_s = 0.0
     warming = WarmUp(
         context.spec.warmup_steps,
-        window_s=_training.WINDOW_S[context.device.type],
+        window_s=measuring.WINDOW_S[context.device.type],
         clock=lambda: elapsed_s,  # the same on every rank
     )
     timer = StepTimer(context, trained)

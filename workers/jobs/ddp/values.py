@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from app.specs.ddp import DdpSpec
 from app.summaries import FEWEST_FOR_INTERVAL, median_interval
-from workers.jobs import _training
 from workers.jobs._ranks import check_cores
+from workers.jobs._training.metrics import add_shares, not_told
 from workers.jobs._values import Metric, Values
 from workers.jobs.ddp.buckets import PREDICTED, predicts
 
@@ -164,7 +164,7 @@ def add_own_work(values: Values, ranks: Sequence[Mapping[str, float | None]], st
     totals = {kind: sum(work[kind] or 0 for work in ranks) for kind in ranks[0]}
     for kind in ("tokens", "items"):
         rate = [1e3 * totals[kind] / step_ms] if totals[kind] else None
-        values.set(f"{kind}_per_s", None, rate, _training.not_told(kind))
+        values.set(f"{kind}_per_s", None, rate, not_told(kind))
     return totals["flops"] / len(ranks) or None
 
 
@@ -317,7 +317,7 @@ def add_rates(
         tokens = ranks * spec.accumulation_steps * spec.batch_size * spec.context_length
         values.set("tokens_per_s", None, [tokens / seconds])
     if flops is None:
-        own = _training.not_told("flops") if spec.step_code is not None else None
+        own = not_told("flops") if spec.step_code is not None else None
         unknown = own or f"model {spec.model.name!r} does not tell its FLOPs"
         for name in ("tflops", "mfu", "ceiling_percent"):
             values.set(name, None, None, unknown)
@@ -326,7 +326,7 @@ def add_rates(
     # All processes share a CPU; each GPU belongs to one rank.
     devices = ranks if spec.backend == "nccl" else 1
     values.set("tflops", None, [rate])
-    return _training.add_shares(values, rate / devices, precision, device, ceilings)
+    return add_shares(values, rate / devices, precision, device, ceilings)
 
 
 def tolerance(spec: DdpSpec, name: str) -> float:

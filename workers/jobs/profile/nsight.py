@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING
 
 from app.specs.profile import NcuSpec, ProfileSpec
 from workers import tools
-from workers.jobs import _reference, _training
+from workers.jobs import _reference
 from workers.jobs._base import Unit
+from workers.jobs._training import building
 from workers.jobs._values import Metric, Values
 from workers.measure.check import Check
 from workers.measure.table import Column, Scalar
@@ -34,7 +35,7 @@ from workers.reporter import Reporter
 if TYPE_CHECKING:
     import torch
 
-    from workers.jobs._training import Training
+    from workers.jobs._training.building import Training
 
 NAMES = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
 REPORTS = {"nsys": "report.nsys-rep", "ncu": "report.ncu-rep"}
@@ -177,13 +178,13 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
     from workers.measure.errors import NotMeasured
 
     (report.scratch / STARTED).touch()
-    device, build_model = _training.prepare(spec)
+    device, build_model = building.prepare(spec)
     facts = environment.fingerprint(device)
     report.environment({**facts, "software": {**facts["software"], unit.params["tool"]: unit.params["version"]}})
-    with _training.known_errors():
+    with building.known_errors():
         try:
             _reference.check_parts(spec, device)
-            training = _training.build(spec, device, build_model)
+            training = building.build(spec, device, build_model)
             _run_steps(training, spec, report)
             (report.scratch / PHASES).write_text(json.dumps(["graph"] if spec.cuda_graph else training.phases))
         except NotMeasured as error:

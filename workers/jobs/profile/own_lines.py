@@ -15,7 +15,7 @@ from kernels.clock import now_s
 from workers import uploaded
 
 if TYPE_CHECKING:
-    from workers.jobs._training import Training
+    from workers.jobs._training.building import Training
     from workers.measure.profiling.lines import LineTrace, OwnCode, Use
     from workers.measure.profiling.sampling import Samples
     from workers.reporter import Reporter

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.specs.profile import ProfileSpec
-from workers.jobs import _reference, _training
+from workers.jobs import _reference
 from workers.jobs._base import Unit
+from workers.jobs._training import building, measuring, metrics
 from workers.jobs._values import Metric, Values
 from workers.jobs.profile import own_lines
 from workers.outcome import InvalidEnvironment, RunnerError
@@ -80,11 +81,11 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
     from workers.measure.memory import OutOfMemory
     from workers.measure.profiling.recording import AnotherProfiler
 
-    device, build_model = _training.prepare(spec)
+    device, build_model = building.prepare(spec)
     report.environment(environment.fingerprint(device))
     refused = measure_missing_ceilings(spec, device, report) if has_roofline(spec) else {}
     case, device_key = spec.case(), environment.device_key(device)
-    with _training.known_errors():
+    with building.known_errors():
         timed = time_unprofiled(spec, unit, device, build_model, report)
         values = Values(profile_metrics(spec, timed.training.phases if isinstance(timed, Timed) else ()))
         if isinstance(timed, Timed):
@@ -197,7 +198,7 @@ def measure_missing_ceilings(spec: ProfileSpec, device: torch.device, report: Re
     for cell in measured.cells():
         if known and (known.copy_gb_per_s is not None if cell.dtype is None else cell.dtype in known.tflops):
             continue
-        report.progress(0, spec.measure_steps or _training.STEPS, f"measuring this device's ceiling: {cell.title}")
+        report.progress(0, spec.measure_steps or building.STEPS, f"measuring this device's ceiling: {cell.title}")
         trial = Trial(Values(CEILING.metrics(measured, cell)), Monitor(device), tell=lambda _line: None)
         try:
             context = CEILING.open(measured, [device], report)
@@ -215,14 +216,14 @@ class Timed:
     """A model and its step, with the measurements before the profiler started."""
 
     spec: ProfileSpec
-    training: _training.Training
+    training: building.Training
     step_ms: float
     """Median wall time of a step."""
     host_bound: Check
 
 
 def time_unprofiled(
-    spec: ProfileSpec, unit: Unit, device: torch.device, build_model: _training.Maker, report: Reporter
+    spec: ProfileSpec, unit: Unit, device: torch.device, build_model: building.Maker, report: Reporter
 ) -> Timed | NotMeasured:
     """Build the model, time its steps without a profiler, and report their times and the verdict on them.
 
@@ -234,12 +235,12 @@ def time_unprofiled(
     from workers.measure.validity import Monitor
 
     monitor, case = Monitor(device), spec.case()
-    report.progress(0, spec.measure_steps or _training.STEPS, "making the model")
+    report.progress(0, spec.measure_steps or building.STEPS, "making the model")
     timed: Timed | NotMeasured
     try:
         parts = _reference.check_parts(spec, device)
-        training = _training.build(spec, device, build_model)
-        times, checks = _training.measure(training, monitor, report)
+        training = building.build(spec, device, build_model)
+        times, checks = measuring.measure(training, monitor, report)
     except NotMeasured as error:
         monitor.watch(last=True)
         timed = error.with_traceback(None)  # its frames hold the model
@@ -260,9 +261,9 @@ def time_unprofiled(
     return timed
 
 
-def unprofiled(training: _training.Training, phase: str, times: Values) -> tuple[Sequence[float] | None, str]:
+def unprofiled(training: building.Training, phase: str, times: Values) -> tuple[Sequence[float] | None, str]:
     """Return a phase's times in ms without a profiler, or None and the reason why they are unknown."""
-    found = times.samples(_training.phase_metric(training.spec, phase), phase)
+    found = times.samples(metrics.phase_metric(training.spec, phase), phase)
     if found is not None and phase == "decode" and training.own is None:
         found = [sample * (training.spec.new_tokens - 1) for sample in found]  # profiled times are not per token
     why_not = None if training.graphed is None else training.graphed.why_no_phases
@@ -506,7 +507,7 @@ class Profiling:
         busy: Busy | str = GPU_ONLY
         if uses:
             busy = Busy(statistics.median(use.busy_ms for use in uses), uses[-1].launches)
-        _training.add_busy(self.values, self.timed.step_ms, busy)
+        metrics.add_busy(self.values, self.timed.step_ms, busy)
         self._tell("profiled steps", steps, "steps", self._why_sparing())
 
     def _why_sparing(self) -> str | None:
@@ -811,7 +812,7 @@ def useful_flops(spec: ProfileSpec, part: str, phase: str) -> int:
     whole = sum(attention_part(part, shape, 1, backward=backward).flops for shape in shapes_of(spec, phase)) * layers
     if phase == "decode":
         return whole
-    problem = _training.shape_of(spec.model, spec.context_length).problem
+    problem = building.shape_of(spec.model, spec.context_length).problem
     return int(whole * visible_share(problem, spec.context_length, spec.context_length))
 
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from app.specs.ddp import DdpSpec
 from parallel.process_group import Rank
-from workers.jobs import _training
 from workers.jobs._base import parse_spec
+from workers.jobs._training import building
 from workers.jobs.ddp import parity as parity_module
 from workers.jobs.ddp import rank as rank_module
 from workers.jobs.ddp import strategies
@@ -81,7 +81,7 @@ def parity(spec: dict[str, Any]) -> dict[str, Any] | None:
     parsed = parse_spec(spec)
     assert isinstance(parsed, DdpSpec)
     with pytest.MonkeyPatch.context() as patch, ours, theirs:
-        patch.setattr(_training, "choose_model", lambda spec, device: WithNorms)
+        patch.setattr(building, "choose_model", lambda spec, device: WithNorms)
         rank = Rank(dist.get_rank(), dist.get_world_size(), "gloo", torch.device("cpu"), ours)
         return parity_module.ParityCheck(RankContext(rank, parsed)).run()
 
@@ -208,7 +208,7 @@ def round_otherwise(patch: pytest.MonkeyPatch, rank: Rank) -> None:
         module.rounds_otherwise = strategy != strategies.NO_COMMUNICATION
         return wrap(spec, strategy, module, group)
 
-    patch.setattr(_training, "choose_model", lambda spec, device: WithKeyBias)
+    patch.setattr(building, "choose_model", lambda spec, device: WithKeyBias)
     patch.setattr(strategies, "wrap", wrapped)
 
 

@@ -21,8 +21,8 @@ from kernels import device_events
 from tests.plugins.profilers import NO_PERMISSION, install
 from tests.workers.reporting import Report
 from workers import tools
-from workers.jobs import _training
 from workers.jobs._base import Unit, Wrapping
+from workers.jobs._training import building
 from workers.jobs.profile import RUNNER, nsight
 from workers.measure.memory import OutOfMemory
 from workers.outcome import InvalidEnvironment, Unsupported
@@ -137,7 +137,7 @@ class TestRun:
         def build(*_: Any) -> Any:
             raise OutOfMemory("out of memory in making the model")
 
-        monkeypatch.setattr(_training, "build", build)
+        monkeypatch.setattr(building, "build", build)
         report = Report(tmp_path)
         nsight.run(spec, unit, report)
         output, _ = wrapped(unit, tmp_path)

@@ -24,7 +24,9 @@ from app.specs.profile import ProfileSpec
 from kernels.registry import ATTENTION
 from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report
-from workers.jobs import _training, ceiling
+from workers.jobs import ceiling
+from workers.jobs._training import building
+from workers.jobs._training.metrics import metrics_of
 from workers.jobs._values import Values
 from workers.jobs.benchmark import RUNNER as BENCHMARK
 from workers.jobs.profile import RUNNER, torch_profiler
@@ -139,7 +141,7 @@ def test_profiled_times_have_other_names_than_benchmarks(tmp_path: Path) -> None
             for metric in [*torch_profiler.timing_metrics(PHASES[mode]), *torch_profiler.profile_metrics(spec)]
         }
         # The busy share is defined as in `benchmark`: the device's time by the wall time without a profiler.
-        assert names & {metric.name for metric in _training.metrics(spec)} == {"gpu_busy_percent"}
+        assert names & {metric.name for metric in metrics_of(spec)} == {"gpu_busy_percent"}
     assert BENCHMARK.kind != RUNNER.kind
 
 
@@ -442,7 +444,7 @@ def test_memory_that_does_not_suffice_is_a_result(run: Any, monkeypatch: pytest.
     def too_large(*_: Any) -> Any:
         raise OutOfMemory("out of memory in making the model: 1 TiB")
 
-    monkeypatch.setattr(_training, "build", too_large)
+    monkeypatch.setattr(building, "build", too_large)
     report = run()
     assert {row["outcome"] for row in report.rows} == {"oom"}
     assert metrics(report)["matmul_share_percent", "step"]["median"] is None
@@ -522,14 +524,14 @@ def test_without_a_ceiling_the_side_is_null_with_the_reason(tmp_path: Path, monk
 
 def test_nothing_of_the_naming_stays_behind(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[torch.nn.Module] = []
-    build = _training.build
+    build = building.build
 
     def kept(*args: Any) -> Any:
         training = build(*args)
         built.append(training.model)
         return training
 
-    monkeypatch.setattr(_training, "build", kept)
+    monkeypatch.setattr(building, "build", kept)
     run(mode="forward")
     for layer in built[0].modules():
         assert not layer._forward_hooks

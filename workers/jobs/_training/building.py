@@ -1,0 +1,329 @@
+"""Builds the model and its step from a spec, or the step of the user's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from app.specs._training import WITH_BACKWARD, ModelSpec, TrainingSpec
+from workers import uploaded
+from workers.jobs import _own_step
+from workers.outcome import Unsupported
+from workers.torch_host import as_runner_error, choose_device, load, seed_everything, set_precision
+
+if TYPE_CHECKING:
+    import torch
+
+    from kernels.registry import Implementation
+    from workers.measure.memory import MemoryMeter
+    from workers.measure.own_step import OwnStep
+    from workers.measure.returned import ReturnedNumbers
+    from workers.model.accounting import Shape
+    from workers.model.generation import CachedModel
+    from workers.model.graphed import GraphableStep, GraphedStep
+    from workers.model.steps import Step
+
+Maker = Callable[[], Any]
+"""Builds the model that a spec names, or the user's own step (workers.measure.own_step.OwnStep)."""
+STEPS = 10
+"""Steps that are measured by default, on a CPU at least."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model on its device, and the step that is repeated."""
+
+    spec: TrainingSpec
+    device: torch.device
+    model: torch.nn.Module
+    step: Step
+    meter: MemoryMeter
+    """Measures from before the model was made."""
+    graphed: GraphedStep | None = None
+    """The step, if it is a CUDA graph."""
+    own: OwnStep | None = None
+    """The step, if it is the user's own."""
+
+    @property
+    def modules(self) -> torch.nn.Module:
+        """The model; of a step of the user's own, what has parameters or buffers so far."""
+        return self.model if self.own is None else self.own.model
+
+    def returned(self) -> object:
+        """Return what the last step has returned, or our own step's loss."""
+        if self.own is not None:
+            return self.own.returned
+        loss = getattr(self.step, "loss", None)
+        return None if loss is None else {"loss": loss}
+
+    def take_returned(self, numbers: ReturnedNumbers, *, last: bool = False) -> None:
+        """Let `numbers` read what the last step has returned, between steps, and then drop it."""
+        numbers.take()
+        if self.own is not None:
+            self.own.returned, self.own.keeps_returned = None, numbers.wants_next and not last
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The phases of a step, in order; those of a step of the user's own once it has run."""
+        return self.spec.step_phases() if self.own is None else self.own.phase_names
+
+
+def prepare(spec: TrainingSpec) -> tuple[torch.device, Maker]:
+    """Make this process ready for a spec. Returns its device, and a function that builds the model or the step there.
+
+    Raises:
+        Unsupported: the device, model or attention does not exist here, or cannot run this spec.
+        InvalidEnvironment: something is wrong with this host.
+    """
+    device = choose_device(spec.device, spec.precision)
+    _own_step.hear_ranges()
+    if spec.step_code is not None:
+        set_precision(spec.precision)
+        return device, _own_step.maker(spec.step_code, device, spec.arguments)
+    if spec.cuda_graph and device.type != "cuda":
+        raise Unsupported("cuda_graph: this worker's process sees no GPU, and a CPU has no CUDA graphs")
+    build_model = choose_model(spec, device)
+    set_precision(spec.precision)
+    return device, build_model
+
+
+def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch.nn.Module]:
+    """Return a function that builds the spec's model with its attention on the current default device.
+
+    Raises:
+        Unsupported: the model or attention does not exist here, or does not support the spec's options.
+        InvalidEnvironment: an installed model or attention is broken.
+        BrokenCode: the job's uploaded one is broken.
+    """
+    from workers.model.precision import PRECISIONS
+    from workers.model.registry import MODELS
+
+    model_class = load(MODELS, spec.model.name) if spec.code is None else uploaded.load(spec.code)
+    attention = attention_of(spec)
+    dtype = str(PRECISIONS[spec.precision].compute_dtype).removeprefix("torch.")
+    problem = shape_of(spec.model, spec.longest).problem
+    if reason := attention.why_not(device.type, dtype, backward=spec.mode in WITH_BACKWARD, problem=problem):
+        raise Unsupported(reason)
+    if spec.fused:
+        check_fused(device)
+    arguments: dict[str, Any] = {
+        "vocab_size": spec.model.vocab_size,
+        "context_length": spec.longest,
+        **spec.model.shape(),
+        **options_of(model_class, spec, attention.function),
+    }
+
+    def make() -> torch.nn.Module:
+        model: torch.nn.Module = model_class(**arguments)
+        if spec.mode == "generate" and not hasattr(model, "new_cache"):
+            raise Unsupported(f"model {name_of(spec)!r} has no key-value cache, which mode generate needs")
+        if spec.model_has_loss and "targets" not in inspect.signature(model.forward).parameters:
+            field = "fused_linear_cross_entropy" if spec.fused_linear_cross_entropy else "fused linear_cross_entropy"
+            raise Unsupported(
+                f"model {name_of(spec)!r} does not compute its loss: its forward() takes no argument 'targets', which "
+                f"{field} needs"
+            )
+        return model
+
+    return make
+
+
+def attention_of(spec: TrainingSpec) -> Implementation:
+    """Return the model's attention: an installed one, or the job's own code.
+
+    Raises:
+        Unsupported, InvalidEnvironment, BrokenCode: it does not exist here, or is broken.
+    """
+    from kernels.registry import ATTENTION
+
+    if spec.attention_code is not None:
+        return uploaded.implementation(spec.attention_code)
+    implementation: Implementation = load(ATTENTION, spec.attention)
+    return implementation
+
+
+def check_fused(device: torch.device) -> None:
+    """Check that Triton's kernels run on a device.
+
+    Raises:
+        Unsupported: they do not.
+    """
+    if device.type != "cuda":
+        raise Unsupported("fused: this worker's process sees no GPU, and Triton has no kernels for a CPU: leave it out")
+    if importlib.util.find_spec("triton") is None:
+        raise Unsupported("fused: Triton is not installed: install triton, or leave fused out")
+
+
+def shape_of(model: ModelSpec, tokens: int) -> Shape:
+    """Return the sizes of a model for sequences of so many tokens, as `workers.model.accounting` takes them."""
+    from workers.model.accounting import Shape
+
+    window, documents = model.masks(tokens)
+    return Shape(
+        vocab_size=model.vocab_size,
+        **model.shape(),
+        num_kv_heads=model.num_kv_heads,
+        window=window,
+        document_lengths=None if documents is None else tuple(documents),
+    )
+
+
+def name_of(spec: TrainingSpec) -> str:
+    """Return the name of the model's class, for messages."""
+    return spec.model.name if spec.code is None else spec.code.label()
+
+
+def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: Callable[..., Any]) -> dict[str, Any]:
+    """Return the optional constructor arguments that a model takes, with the spec's values.
+
+    A model that was written before an option existed lacks it, and still works if the spec does not set that option.
+
+    Raises:
+        Unsupported: the spec needs an option that the model lacks.
+    """
+    fields, shape = type(spec).model_fields, shape_of(spec.model, spec.longest)
+    options = {
+        "rope_theta": (
+            spec.model.rope_theta,
+            spec.model.rope_theta == type(spec.model).model_fields["rope_theta"].default,
+        ),
+        **{
+            name: (getattr(shape, name), getattr(shape, name) is None)
+            for name in ("num_kv_heads", "window", "document_lengths")
+        },
+        "attention": (attention, spec.attention_code is None and spec.attention == fields["attention"].default),
+        "activation_checkpointing": (spec.activation_checkpointing, not spec.activation_checkpointing),
+        "checkpoint_scope": (
+            spec.checkpoint_scope,
+            not spec.activation_checkpointing or spec.checkpoint_scope == fields["checkpoint_scope"].default,
+        ),
+        "checkpoint_layers": (
+            spec.checkpoint_layers,
+            not spec.activation_checkpointing or spec.checkpoint_layers is None,
+        ),
+        "checkpoint_blocks": (spec.checkpoint_blocks, not spec.activation_checkpointing or spec.checkpoint_blocks == 1),
+        "fused": (tuple(sorted(spec.fused)), not spec.fused),
+    }
+    try:
+        parameters = inspect.signature(model_class).parameters
+    except (TypeError, ValueError):  # a constructor in another language has no signature
+        return {name: value for name, (value, _) in options.items()}
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    for name, (_, left_alone) in options.items():
+        if not (takes_all or name in parameters or left_alone):
+            raise Unsupported(f"model {name_of(spec)!r} takes no argument {name!r}, which this job sets")
+    return {name: value for name, (value, _) in options.items() if takes_all or name in parameters}
+
+
+def build(
+    spec: TrainingSpec, device: torch.device, build_model: Maker, prompt: Sequence[int] | None = None
+) -> Training:
+    """Build the model and its step, in mode generate for a prompt of these tokens; None: random ones.
+
+    Raises:
+        OutOfMemory: the model does not fit.
+        Unsupported: the model does not expose its blocks, which compiling them needs.
+    """
+
+    from workers.measure.memory import memory_meter, translate_oom
+    from workers.model.graphed import GraphedStep
+    from workers.model.precision import set_parameter_dtype
+
+    if device.type == "cpu" and (spec.mode == "train_step" or spec.activation_checkpointing):
+        # Optimizers and checkpointing import it: 70 MiB that do not belong to the model. Forks of the warm parent have
+        # it already.
+        importlib.import_module("torch._dynamo")
+    meter = memory_meter(device)
+    with translate_oom("making the model"):
+        seed_everything(spec.seed)
+        if spec.step_code is not None:
+            own: OwnStep = build_model()
+            return Training(spec, device, own.model, own, meter, own=own)
+        with device:
+            model = build_model()
+        set_parameter_dtype(model, spec.parameter_dtype)
+        step = build_step(spec, device, model, prompt)
+    if not spec.cuda_graph:
+        return Training(spec, device, model, step, meter)
+    graphed = GraphedStep(cast("GraphableStep", step))
+    return Training(spec, device, model, graphed, meter, graphed)
+
+
+def build_step(
+    spec: TrainingSpec, device: torch.device, model: torch.nn.Module, prompt: Sequence[int] | None = None
+) -> Step:
+    """Build the step that is repeated, not yet captured in a CUDA graph; `prompt` as for `build`."""
+    import torch
+
+    from workers.measure.warmup import min_calls
+    from workers.model import steps
+    from workers.model.batches import FixedPrompt, RandomBatches
+    from workers.model.optimizer import make_optimizer
+    from workers.model.precision import PRECISIONS
+
+    call: Any = compiled(spec, model)
+    fused, micro_batches = spec.model_has_loss, spec.accumulation_steps
+    sequences = micro_batches * spec.batch_size
+    batches = RandomBatches(spec.model.vocab_size, sequences, spec.context_length, device, spec.seed)
+    precision = PRECISIONS[spec.precision]
+    match spec.mode:
+        case "forward":
+            return steps.ForwardStep(call, batches, precision, model_has_loss=fused)
+        case "forward_backward":
+            return steps.BackwardStep(
+                call, batches, precision, model, model_has_loss=fused, micro_batches=micro_batches
+            )
+        case "train_step":
+            rate = torch.tensor(steps.MAX_LEARNING_RATE, device=device) if spec.cuda_graph else steps.MAX_LEARNING_RATE
+            options = {"capturable": spec.cuda_graph, "master_weights": spec.master_weights}
+            optimizer = make_optimizer(spec.optimizer, model, rate, **options)
+            # The steps of the schedule affect only the learning rate, so further steps do no harm.
+            total = min_calls(spec.warmup_steps) + (spec.measure_steps or STEPS)
+            clip = spec.gradient_clip_norm
+            return steps.TrainStep(
+                *(call, batches, precision, model, optimizer, total, clip),
+                model_has_loss=fused,
+                micro_batches=micro_batches,
+            )
+        case "generate":
+            prompts = batches if prompt is None else FixedPrompt(prompt, spec.batch_size, device)
+            return steps.GenerateStep(
+                call, cast("CachedModel", model), prompts, precision, spec.new_tokens, **spec.sampling()
+            )
+
+
+def compiled(spec: TrainingSpec, model: torch.nn.Module, *, inside_hooks: bool = False) -> Any:
+    """Return the model for the step to call, compiled if the spec asks for it; see `compile_blocks` for the hooks."""
+    from workers.model.compiled import NoBlocks, compile_blocks, compile_model
+
+    if not spec.compile:
+        return model
+    if spec.compile_scope == "model":
+        return compile_model(model)
+    try:
+        return compile_blocks(model, inside_hooks=inside_hooks)
+    except NoBlocks as error:
+        raise Unsupported(f"model {name_of(spec)!r}: {error}") from error
+
+
+@contextmanager
+def known_errors() -> Iterator[None]:
+    """Turn known errors of torch and of our steps into the errors that decide the job's outcome.
+
+    Raises:
+        Unsupported, InvalidEnvironment: the meaning of the error that occurred inside.
+    """
+    from workers.model.graphed import CannotCapture
+
+    try:
+        yield
+    except CannotCapture as error:
+        raise Unsupported(f"cuda_graph: {error}") from error
+    except RuntimeError as error:
+        if meaning := as_runner_error(error):
+            raise meaning from error
+        raise

@@ -1,0 +1,175 @@
+"""Times the steps of a model, and checks that the samples are valid."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from app.specs._training import TrainingSpec
+from flopwatch.steps import MOST_STEPS, steps_of_a_second
+from workers.jobs._training.building import STEPS, Training
+from workers.jobs._training.metrics import GPU_ONLY, ISOLATED, Pacing, add_memory, add_times, metrics_of, work_of_step
+from workers.jobs._values import Values
+from workers.reporter import Reporter
+
+if TYPE_CHECKING:
+    import torch
+
+    from workers.measure.busy import Busy
+    from workers.measure.check import Check
+    from workers.measure.returned import ReturnedNumbers
+    from workers.measure.timing import StepTimes
+    from workers.measure.validity import Monitor
+
+LOOP_S = 2.0
+"""Seconds that a loop of slow steps lasts, and it has at least MIN_LOOP_STEPS. The monitor reads the device between
+loops."""
+MIN_LOOP_STEPS = 10
+WINDOW_S = {"cpu": 0.2, "cuda": 0.5}
+"""Shortest window in seconds of a warm-up that lasts until times are steady. A GPU that multiplies large matrices takes
+seconds to settle at its power limit."""
+
+
+def measure(
+    training: Training, monitor: Monitor, report: Reporter, pacing: Pacing = "step"
+) -> tuple[Values, list[Check]]:
+    """Time the steps. Returns the values, and the checks of the samples' validity.
+
+    Args:
+        pacing: `step`: phases and the whole step are timed in isolated steps. `loop`: phases are timed in isolated
+            steps, and the whole step in a loop of as many steps that follows.
+
+    Raises:
+        OutOfMemory: the memory did not suffice in some phase.
+    """
+    from workers.measure.busy import measure_busy
+    from workers.measure.own_step import KINDS
+    from workers.measure.returned import COLUMNS, VALUES, ReturnedNumbers, work_rows
+    from workers.measure.timing import run_step
+
+    step, numbers = training.step, ReturnedNumbers(training.returned)
+    times = time_isolated(training, monitor, report, numbers, loops=pacing == "loop")
+    work = work_rows({kind: work_of_step(training, kind) for kind in KINDS})
+    report.table(VALUES, COLUMNS, [*numbers.rows, *work])
+    step_ms = times.step if pacing == "step" else time_loops(training, times, monitor, report)
+    values = Values(metrics_of(training.spec, pacing, training.phases))
+    add_memory(values, training, monitor)
+    busy: Busy | str = GPU_ONLY
+    if training.device.type == "cuda":
+        busy = measure_busy(lambda: run_step(step.phases, ()), step.prepare)
+    add_times(values, training, times, step_ms, busy)
+    if pacing == "loop":
+        values.set("isolated_step_ms", ISOLATED, times.step)
+    return values, check_times(training, times, step_ms, busy, monitor)
+
+
+def time_isolated(
+    training: Training, monitor: Monitor, report: Reporter, numbers: ReturnedNumbers, *, loops: bool
+) -> StepTimes:
+    """Warm up, and time steps that each begin on an idle device.
+
+    `numbers` takes what steps return; `loops` says that loops of as many steps follow.
+
+    Raises:
+        OutOfMemory: the memory did not suffice in some phase.
+    """
+    from workers.measure.timing import make_clock, time_steps
+    from workers.measure.warmup import min_calls
+
+    spec, step, graphed = training.spec, training.step, training.graphed
+    least = min_calls(spec.warmup_steps)
+    if training.own is not None:
+        training.own.takes = _number_of_steps(spec, training.device, loops=loops)
+
+    planned = spec.measure_steps or STEPS
+
+    def measuring(steps: int) -> None:
+        nonlocal planned
+        planned = steps
+        training.meter.reset()
+        monitor.start(warm=least > 0)
+
+    def prepare() -> None:
+        training.take_returned(numbers)
+        step.prepare()
+
+    def on_progress(warmed_up: int, measured: int) -> None:
+        if measured:
+            monitor.watch(last=measured == planned and not loops)
+        total = max(least, warmed_up) + (1 + loops) * planned
+        report.progress(warmed_up + measured, total, "measuring" if measured else "warming up")
+
+    by_default = steps_of_a_second if training.device.type == "cpu" else STEPS
+    times = time_steps(
+        step.phases,
+        make_clock(training.device),
+        prepare=prepare,
+        inner_times_ms=dict if graphed is None else graphed.inner_times_ms,
+        warmup_steps=spec.warmup_steps,
+        window_s=WINDOW_S[training.device.type],
+        measure_steps=by_default if spec.measure_steps is None else spec.measure_steps,
+        measuring=measuring,
+        on_progress=on_progress,
+    )
+    training.take_returned(numbers, last=True)
+    return times
+
+
+def _number_of_steps(spec: TrainingSpec, device: torch.device, *, loops: bool) -> str:
+    """Return how many steps a job takes, in words."""
+    from workers.measure.warmup import MIN_CALLS
+
+    warm = f"at least {MIN_CALLS}" if spec.warmup_steps is None else str(spec.warmup_steps)
+    measured = str(spec.measure_steps or STEPS)
+    if spec.measure_steps is None and device.type == "cpu":
+        measured = f"{STEPS} to {MOST_STEPS}"
+    return f"{warm} steps to warm up, {measured} measured ones{', as many in a loop' if loops else ''} and a few more"
+
+
+def time_loops(training: Training, isolated: StepTimes, monitor: Monitor, report: Reporter) -> Sequence[float]:
+    """Return the times in ms of steps that follow each other.
+
+    Args:
+        isolated: The times of the isolated steps before.
+
+    Raises:
+        OutOfMemory: the memory did not suffice in some phase.
+    """
+    from workers.measure.timing import LOOP_STEPS, make_marks, time_loop
+
+    steps, step = len(isolated.step), training.step
+    done = isolated.warmup + steps
+
+    def on_progress(measured: int) -> None:
+        monitor.watch(last=measured == steps)
+        report.progress(done + measured, done + steps, "measuring in a loop")
+
+    fitting = int(1e3 * LOOP_S / max(statistics.median(isolated.step), 1e-3))
+    return time_loop(
+        step.phases,
+        make_marks(training.device),
+        prepare=step.prepare,
+        measure_steps=steps,
+        loop_steps=min(LOOP_STEPS, max(MIN_LOOP_STEPS, fitting)),
+        on_progress=on_progress,
+    )
+
+
+def check_times(
+    training: Training, times: StepTimes, step_ms: Sequence[float], busy: Busy | str, monitor: Monitor
+) -> list[Check]:
+    """Return the checks of the validity of the steps' times, of which `step_ms` are the samples."""
+    from workers.measure.compilation import compilation
+    from workers.measure.validity import check_kernels, check_stability, check_steady, check_waiting
+
+    spec, device = training.spec, training.device
+    checks = [
+        check_steady(times.steady, times.warmup, too_slow=times.too_slow, hidden=times.hidden),
+        *check_stability(step_ms, on_gpu=device.type == "cuda"),
+    ]
+    if spec.compile or (spec.step_code is not None and compilation().graphs):
+        checks += monitor.compilation_checks(warmup_steps=times.warmup)
+    host_us = statistics.median(times.host_us) if times.host_us else None
+    checks.append(check_waiting(statistics.median(step_ms), host_us, busy))
+    return checks + check_kernels(device) if spec.attention == "triton" else checks

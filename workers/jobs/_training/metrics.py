@@ -1,0 +1,229 @@
+"""The metrics of a step: their names, and their values from its times, its memory and its work."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from app.specs._training import ACCUMULATION, TrainingSpec
+from workers.jobs._limits import check_rate
+from workers.jobs._training.building import Training, name_of
+from workers.jobs._values import Metric, Values
+
+if TYPE_CHECKING:
+    import torch
+
+    from workers.measure.busy import Busy
+    from workers.measure.check import Check
+    from workers.measure.timing import StepTimes
+    from workers.measure.validity import Monitor
+
+PHASE_METRICS = {
+    ACCUMULATION: "accumulation_ms",
+    "forward": "forward_ms",
+    "backward": "backward_ms",
+    "optimizer": "optimizer_ms",
+    "prefill": "prefill_ms",
+    "decode": "decode_ms_per_token",
+}
+WHOLE = (
+    ("tokens_per_s", "tokens/s"),
+    ("tflops", "TFLOP/s"),
+    ("mfu", "fraction"),
+    ("ceiling_percent", "%"),
+    ("host_us", "µs"),
+    ("gpu_busy_percent", "%"),
+    ("peak_memory_mib", "MiB"),
+    ("memory_reserved_mib", "MiB"),
+    ("device_memory_mib", "MiB"),
+    ("parameters", "parameters"),
+)
+"""Metrics without a phase, of the whole step, with their units."""
+OWN_WHOLE = ("items_per_s", "items/s")
+"""A further metric of a step of the user's own."""
+Pacing = Literal["step", "loop"]
+ISOLATED = "isolated_step"
+GPU_ONLY = "known on GPUs only"
+MAX_BUSY_PERCENT = 101.0
+"""The largest valid share. Steps vary, so a device that never waits may seem busy for a little longer than the median
+step; a larger number cannot be a share."""
+
+
+def metrics_of(spec: TrainingSpec, pacing: Pacing = "step", phases: Sequence[str] | None = None) -> list[Metric]:
+    """Return the metrics of a spec in the order of the report.
+
+    Args:
+        spec: The job's spec.
+        pacing: `loop` has one metric more.
+        phases: The phases that a step of the user's own has named; None: those of the spec.
+    """
+    whole = WHOLE if spec.step_code is None else (*WHOLE, OWN_WHOLE)
+    known = spec.step_phases() if phases is None else phases
+    return [
+        *(Metric(phase_metric(spec, phase), phase, "ms") for phase in known if phase != "step"),
+        Metric("step_ms", "step", "ms"),
+        *([Metric("isolated_step_ms", ISOLATED, "ms")] if pacing == "loop" else []),
+        Metric("first_step_ms", "first_step", "ms"),
+        Metric("device_ms", "step", "ms"),
+        *(Metric(name, None, unit) for name, unit in whole),
+    ]
+
+
+def phase_metric(spec: TrainingSpec, phase: str) -> str:
+    """Return the metric of a phase's time."""
+    return f"{phase}_ms" if spec.step_code is not None else PHASE_METRICS[phase]
+
+
+def add_times(values: Values, training: Training, times: StepTimes, step_ms: Sequence[float], busy: Busy | str) -> None:
+    """Set the measured times of the phases, of the host, and of the whole step, whose samples are `step_ms`."""
+    spec = training.spec
+    values.set("step_ms", "step", step_ms)
+    values.set("first_step_ms", "first_step", [times.first_step])
+    for phase in training.phases:
+        samples: Sequence[float] | None = times.phases.get(phase)
+        if samples is not None and phase == "decode" and training.own is None:
+            # The prefill yields the first new token.
+            samples = [sample / (spec.new_tokens - 1) for sample in samples]
+        why_not = None if training.graphed is None else training.graphed.why_no_phases
+        if samples is not None and (timed := len(samples)) < len(times.step):
+            samples, why_not = None, f"{timed} of {len(times.step)} steps have this phase"
+        values.set(phase_metric(spec, phase), phase, samples, why_not or "the phase was not timed")
+    values.set("host_us", None, times.host_us or None, "known on GPUs only: a CPU does the work itself")
+    add_busy(values, statistics.median(step_ms), busy)
+    trainable = sum(parameter.numel() for parameter in training.modules.parameters() if parameter.requires_grad)
+    values.set("parameters", None, [trainable])
+
+
+def add_memory(values: Values, training: Training, monitor: Monitor) -> None:
+    """Set the peak of the memory, and what the allocator and the device hold."""
+    meter, graphed = training.meter, training.graphed
+    peak, how = meter.peak_mib() if graphed is None else (graphed.peak_mib, "")
+    values.set("peak_memory_mib", None, None if peak is None else [peak], how)
+    reserved = meter.reserved_mib()
+    values.set("memory_reserved_mib", None, None if reserved is None else [reserved], GPU_ONLY)
+    values.set("device_memory_mib", None, *monitor.device_memory_mib())
+
+
+def add_busy(values: Values, step_ms: float, busy: Busy | str) -> None:
+    """Set the device's time in a step, and its share of the wall time, which other steps measured.
+
+    Args:
+        values: Takes the two metrics.
+        step_ms: Median wall time of the measured steps.
+        busy: The device's work in a step, or the reason why it is unknown.
+    """
+    if isinstance(busy, str):
+        values.set("device_ms", "step", None, busy)
+        values.set("gpu_busy_percent", None, None, busy)
+        return
+    values.set("device_ms", "step", [busy.busy_ms])
+    share = 100 * busy.busy_ms / step_ms
+    if share > MAX_BUSY_PERCENT:
+        why = (
+            f"a profiled step kept the device busy for {busy.busy_ms:.4g} ms, and the measured ones took {step_ms:.4g}"
+        )
+        values.set("gpu_busy_percent", None, None, why)
+    else:
+        values.set("gpu_busy_percent", None, [share])
+
+
+def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]:
+    """Set the rates of the median step: tokens and FLOPs per second, MFU, and the share of the measured ceiling.
+
+    Returns the check that the device can reach them, where the FLOPs are known.
+    """
+    from workers.measure.timing import run_step
+
+    spec, device = training.spec, training.device
+    seconds = 1e-3 * statistics.median(values.samples("step_ms", "step") or ())
+    for kind in ("tokens", "items"):
+        amount = work_of_step(training, kind)
+        values.set(f"{kind}_per_s", None, None if amount is None else [amount / seconds], not_told(kind))
+    flops = work_of_step(training, "flops")
+    if flops is None:
+        why = not_told("flops") if training.own else f"model {name_of(spec)!r} does not tell its FLOPs"
+        values.set_missing("unknown", why)
+        return []
+    rate = 1e-12 * flops / seconds
+    values.set("tflops", None, [rate])
+    precision: tuple[str, str] = spec.precision, ""
+    if training.own is not None:
+        training.step.prepare()
+        precision = precision_of_own(lambda: run_step(training.step.phases, ()), device)
+    return add_shares(values, rate, precision, device, ceilings)
+
+
+def add_shares(
+    values: Values, rate: float, of_products: tuple[str, str], device: torch.device, ceilings: Path
+) -> list[Check]:
+    """Set the shares of a rate in the device's peak and in its measured ceiling.
+
+    Args:
+        values: Get the metrics `mfu` and `ceiling_percent`.
+        rate: TFLOP/s of one device.
+        of_products: The precision of the matrix products, or the reason why no peak belongs to them.
+        device: The device.
+        ceilings: The folder of measured ceilings.
+
+    Returns:
+        The check that the device can reach the rate.
+    """
+    from workers.measure.ceilings import Ceilings
+    from workers.measure.environment import device_name
+    from workers.model.accounting import peak_tflops
+
+    precision, why_not = of_products
+    if why_not:
+        values.set("mfu", None, None, why_not)
+        values.set("ceiling_percent", None, None, why_not)
+        return []
+    peak, source = peak_tflops(device_name(device), precision)
+    values.set("mfu", None, None if peak is None else [rate / peak], source)
+    ceiling, source = Ceilings(ceilings).tflops(device, precision)
+    values.set("ceiling_percent", None, None if ceiling is None else [100 * rate / ceiling], source)
+    return [check_rate(rate, precision, device, ceilings)]
+
+
+def precision_of_own(run: Callable[[], object], device: torch.device) -> tuple[str, str]:
+    """Return the precision of the matrix products in one more step of the user's own, or the reason why no peak belongs
+    to it."""
+    from workers.measure.product_precision import precision_of_products
+
+    precision, why_not = precision_of_products(run, device)
+    if precision == "fp64":
+        return precision, "the step's products are fp64, of which no peak is on record"
+    return precision or "", why_not
+
+
+def not_told(kind: str) -> str:
+    """Return why a rate of a step of the user's own is unknown."""
+    return f"the step does not tell its {kind}: flopwatch.work({kind}=…)"
+
+
+def work_of_step(training: Training, kind: str) -> float | None:
+    """Return the "flops", "tokens" or "items" of one step; None if nobody tells them."""
+    if training.own is not None:
+        return training.own.work_of_step(kind)
+    spec = training.spec
+    if kind == "flops":
+        return step_flops(spec, training.model)
+    if kind == "items":
+        return None
+    length = spec.new_tokens if spec.mode == "generate" else spec.context_length
+    return spec.accumulation_steps * spec.batch_size * length
+
+
+def step_flops(spec: TrainingSpec, model: torch.nn.Module) -> int | None:
+    """Return the FLOPs of one step, all its micro-batches included; None for a model that does not report them."""
+    from workers.model import accounting
+
+    if spec.mode == "generate":
+        tell = getattr(model, "generate_flops", None)
+        return None if tell is None else int(tell(spec.batch_size, spec.context_length, spec.new_tokens))
+    tell = getattr(model, "forward_flops", None)
+    if tell is None:
+        return None
+    forward = spec.accumulation_steps * int(tell(spec.batch_size, spec.context_length))
+    return forward if spec.mode == "forward" else accounting.training_flops(forward)
