@@ -55,10 +55,12 @@ def _small_tiles_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _without_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The Triton kernels, also on a device that has others."""
-    from kernels.attention.hopper import launch, native
+    from kernels.attention.hopper import native, plans, rules
 
-    remembered = launch._forward_plan, launch._backward_plan, launch._forward_launch, launch._backward_launches
-    monkeypatch.setattr(launch, "runs_on", lambda _device: False)
+    remembered = (
+        plans.unchecked_forward, plans.unchecked_backward, plans.forward_launch, plans.backward_launches
+    )  # fmt: skip
+    monkeypatch.setattr(rules, "runs_on", lambda _device: False)
     monkeypatch.setattr(native, "_loaded", None)
     for one in remembered:
         one.cache_clear()

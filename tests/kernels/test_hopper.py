@@ -24,13 +24,13 @@ pytest.importorskip("triton")
 
 from benchmarks import attention_stress as stress
 from kernels.attention.flash_triton import flash_attention
-from kernels.attention.hopper import backward, forward, native, tune, visible
+from kernels.attention.hopper import backward, forward, native, plans, rules, tune, visible
 from kernels.attention.hopper import launch as hopper
 from kernels.attention.masks import visible_keys
 from kernels.attention.problem import AttentionProblem
 from kernels.attention.triton import inputs as triton_inputs
 from kernels.attention.triton.kernels import finish_kernel
-from kernels.attention.triton.launch import Scoring
+from kernels.attention.triton.launch import ROW_TILE, Kind, Scoring, kind
 from kernels.attention.triton.tilings import padded_width
 from kernels.launching import Launch, Window
 from kernels.registry import ATTENTION
@@ -48,14 +48,14 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     class Properties:
         multi_processor_count = 132
 
-    monkeypatch.setattr(hopper, "runs_on", lambda _device: True)
+    monkeypatch.setattr(rules, "runs_on", lambda _device: True)
     monkeypatch.setattr(triton_inputs, "capability", lambda _device: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: Properties)
 
 
 @pytest.fixture
 def h200() -> None:
-    if not torch.cuda.is_available() or not hopper.runs_on(torch.device("cuda", 0)):
+    if not torch.cuda.is_available() or not rules.runs_on(torch.device("cuda", 0)):
         pytest.skip("needs compute capability 9.0 and the Triton that the kernels are for")
 
 
@@ -64,6 +64,15 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+def kind_of(*shape: int) -> Kind:
+    return kind(torch.empty(shape, dtype=torch.bfloat16))
+
+
+def backward_launches(one: Kind, scale: float, bounded: rules.Bounded | None = None) -> plans.BackwardLaunches | None:
+    """Those of a causal backward pass all of whose tensors are of one kind."""
+    return plans.backward_launches(plans.BackwardProblem((one,) * 7, one.strides, False, True, scale, bounded))
 
 
 @contextmanager
@@ -88,7 +97,7 @@ def launches_seen() -> Iterator[list[str]]:
 def _nothing_remembered() -> Iterator[None]:
     yield
     for cached in (
-        hopper._forward_plan, hopper._backward_plan, hopper._forward_launch, hopper._backward_launches
+        plans.unchecked_forward, plans.unchecked_backward, plans.forward_launch, plans.backward_launches
     ):  # fmt: skip
         cached.cache_clear()
     if native._loaded is not None:
@@ -110,9 +119,9 @@ def walk(tiles: int, planes: int, programs: int, span: int, is_causal: bool) -> 
 def work_of(shape: tuple[int, int, int, int], is_causal: bool = True) -> tuple[list[int], int, float]:
     """(tiles of keys of each tile of queries, planes, bytes of keys and values of a head)."""
     batches, heads, length, head_dim = shape
-    choice = hopper.CHOICES[padded_width(head_dim)]
-    how = choice.forward_long if length >= hopper.LONG else choice.forward
-    return hopper.key_tiles(how, length, length, is_causal), batches * heads, 4.0 * length * head_dim
+    choice = rules.CHOICES[padded_width(head_dim)]
+    how = choice.forward_long if length >= rules.LONG else choice.forward
+    return rules.key_tiles(how, length, length, is_causal), batches * heads, 4.0 * length * head_dim
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -128,7 +137,7 @@ def test_each_unit_of_work_is_somebodys_turn(
     shape: tuple[int, int, int, int], multiprocessors: int, is_causal: bool
 ) -> None:
     lengths, planes, head_bytes = work_of(shape, is_causal)
-    programs, span = hopper.order_of_work(lengths, planes, head_bytes, multiprocessors, is_causal)
+    programs, span = rules.order_of_work(lengths, planes, head_bytes, multiprocessors, is_causal)
     tiles = len(lengths)
     assert 1 <= programs <= tiles * planes
     assert 1 <= span <= planes
@@ -147,27 +156,27 @@ def test_each_unit_of_work_is_somebodys_turn(
 def test_programs_share_causal_work_evenly(shape: tuple[int, int, int, int], multiprocessors: int) -> None:
     """The most that a program of the kernel gets is what the host adds up, and close to the mean."""
     lengths, planes, head_bytes = work_of(shape)
-    programs, span = hopper.order_of_work(lengths, planes, head_bytes, multiprocessors, True)
+    programs, span = rules.order_of_work(lengths, planes, head_bytes, multiprocessors, True)
     assert programs == multiprocessors
     loads = [
-        sum(hopper.UNIT_COST + lengths[tile] for tile, _ in units)
+        sum(rules.UNIT_COST + lengths[tile] for tile, _ in units)
         for units in walk(len(lengths), planes, programs, span, True)
     ]
-    assert max(loads) == hopper.heaviest_load(lengths, planes, span, programs)
+    assert max(loads) == rules.heaviest_load(lengths, planes, span, programs)
     assert max(loads) < LARGEST_SHARE * sum(loads) / programs
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(515, 515), (300, 1111), (1111, 300), (1, 1), (8200, 128)])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_tiles_of_keys_are_those_that_the_kernel_counts(queries: int, keys: int, is_causal: bool) -> None:
-    how = hopper.CHOICES[64].forward_long
+    how = rules.CHOICES[64].forward_long
     rows = how.consumers * how.queries
     with on_the_host():
         right = [
             forward.key_tiles.fn(start, queries, keys, None, rows, how.keys, is_causal)
             for start in range(0, queries, rows)
         ]
-    assert [(0, number) for number in hopper.key_tiles(how, queries, keys, is_causal)] == right
+    assert [(0, number) for number in rules.key_tiles(how, queries, keys, is_causal)] == right
 
 
 visible_span, visible_tile = visible.span.fn, visible.span_of_tile.fn
@@ -207,19 +216,19 @@ MASKS = [
 ]
 
 
-def bounds_of(problem: AttentionProblem, queries: int, keys: int) -> tuple[hopper.Bounded, Tensor | None, Tensor]:
+def bounds_of(problem: AttentionProblem, queries: int, keys: int) -> tuple[rules.Bounded, Tensor | None, Tensor]:
     """The mask as the kernels get it, the documents' bounds, and who sees whom: (queries, keys), by the definition."""
     ends = problem.options(CPU).get("document_ends")
     scoring = Scoring.of(
         torch.empty(queries, 64), torch.empty(keys, 64), problem.is_causal, window=problem.window,
         bottom_right=problem.bottom_right, documents=ends is not None,
     )  # fmt: skip
-    bounded = hopper.Bounded.of(scoring, queries, keys, ends is not None)
+    bounded = rules.Bounded.of(scoring, queries, keys, ends is not None)
     options = {"window": problem.window, "bottom_right": problem.bottom_right, "document_ends": ends}
     hidden = visible_keys(queries, keys, CPU, problem.is_causal, **options).hidden(slice(0, keys))
     seen = torch.ones(queries, keys, dtype=torch.bool) if hidden is None else ~hidden
     if bounded is None:  # for these lengths
-        bounded = hopper.Bounded(-queries, keys if not problem.is_causal else 0, False)
+        bounded = rules.Bounded(-queries, keys if not problem.is_causal else 0, False)
     documents = None
     if ends is not None:
         whole = visible_keys(queries, keys, CPU, False, document_ends=ends)
@@ -229,7 +238,7 @@ def bounds_of(problem: AttentionProblem, queries: int, keys: int) -> tuple[hoppe
     return bounded, documents, seen
 
 
-def arguments_of(bounded: hopper.Bounded) -> tuple[int, int, int | None]:
+def arguments_of(bounded: rules.Bounded) -> tuple[int, int, int | None]:
     """`band` of the kernels; an address of 0 is the first of the numbers that `on_the_host` loads."""
     return bounded.lower, bounded.upper, 0 if bounded.has_documents else None
 
@@ -314,10 +323,10 @@ def test_masks_that_are_not_plain_have_bounds(
     options: dict[str, Any], lengths: tuple[int, int], bounded: tuple[int, int, bool] | None
 ) -> None:
     scoring = Scoring.of(*(torch.empty(length, 64) for length in lengths), **options)
-    assert hopper.Bounded.of(scoring, *lengths, bool(options.get("documents"))) == bounded
-    assert hopper.takes(scoring._replace(scale=0.5))
+    assert rules.Bounded.of(scoring, *lengths, bool(options.get("documents"))) == bounded
+    assert rules.takes(scoring._replace(scale=0.5))
     for other in (scoring._replace(scale=-0.5), scoring._replace(softcap=3.0)):
-        assert not hopper.takes(other)
+        assert not rules.takes(other)
 
 
 @pytest.mark.usefixtures("here")
@@ -356,8 +365,7 @@ def test_inputs_that_the_kernels_take(rng: random.Random) -> None:
         why = taken(*inputs)
         assert (why is None) == (reason is None)
         assert reason is None or reason in (why or "")
-        strides = [one.stride() for one in (*inputs, inputs[0])]
-        launch = hopper._forward_launch(CPU, torch.bfloat16, inputs[0].shape, inputs[1].shape, *strides, True, 0.5)
+        launch = plans.forward_launch(*map(kind, (*inputs, inputs[0])), True, 0.5)
         assert (launch is None) == (reason is not None)
     q, k, v = draw_inputs(Shape(1, 2, 1, 9, 17, 64), rng, torch.float32)
     assert "not torch.float32" in (taken(q, k, v) or "")
@@ -371,8 +379,7 @@ def test_plans_are_for_what_needs_no_check(rng: random.Random) -> None:
     """Anything else goes the longer way, or is refused there."""
 
     def plan(q: Tensor, k: Tensor, v: Tensor) -> object:
-        key = [*(one.device for one in (q, k, v)), *(one.dtype for one in (q, k, v))]
-        return hopper._forward_plan(*key, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), True)
+        return plans.unchecked_forward(kind(q), kind(k), kind(v), True)
 
     q, k, v = draw_inputs(Shape(1, 4, 2, 200, 300, 64), rng, torch.bfloat16)
     assert plan(q, k, v) is not None
@@ -390,31 +397,27 @@ def test_plans_are_for_what_needs_no_check(rng: random.Random) -> None:
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("width", hopper.CHOICES)
+@pytest.mark.parametrize("width", rules.CHOICES)
 def test_every_tuned_choice_can_be_launched(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches name every argument of their kernels, and tiles fit the buffers."""
     names = [name for name, _ in tune.candidates(width)]
     assert len(set(names)) == len(names) > 1
     for _, choice in tune.candidates(width):
-        monkeypatch.setitem(hopper.CHOICES, width, choice)
+        monkeypatch.setitem(rules.CHOICES, width, choice)
         for length in (100, 9000):
-            hopper._forward_launch.cache_clear()
-            hopper._backward_launches.cache_clear()
-            shape = 2, 3, length, width
-            steps = torch.empty(shape, device="meta").stride()
-            for bounded in (None, hopper.Bounded(-9, 0, False), hopper.Bounded(-9, 0, True)):
-                passed = shape, shape, *[steps] * 4, True, 0.5, bounded
-                one = hopper._forward_launch(CPU, torch.bfloat16, *passed)
-                others = hopper._backward_launches(
-                    CPU, torch.bfloat16, shape, shape, *[steps] * 8, False, True, 0.5, bounded
-                )
+            plans.forward_launch.cache_clear()
+            plans.backward_launches.cache_clear()
+            one_kind = kind_of(2, 3, length, width)
+            for bounded in (None, rules.Bounded(-9, 0, False), rules.Bounded(-9, 0, True)):
+                one = plans.forward_launch(*[one_kind] * 4, True, 0.5, bounded)
+                others = backward_launches(one_kind, 0.5, bounded)
                 assert one is not None
                 assert others is not None
                 for launch in (one, others.rows, others.keys, others.queries):
                     arguments = launch._in_order()
                     assert len(arguments) == len(launch._kernel.arg_names)
                     rows = {each.block[2] for each in arguments if isinstance(each, Window) and each.place != 4}
-                    assert all(hopper.ROW_TILE % each == 0 for each in rows)
+                    assert all(ROW_TILE % each == 0 for each in rows)
                     if "CAUSAL" in launch._options:
                         assert launch._options["CAUSAL"] == (None if bounded else True)
                 keys = dict(zip(others.keys._kernel.arg_names, others.keys._in_order(), strict=True))
@@ -430,7 +433,7 @@ def test_every_tuned_choice_can_be_launched(width: int, monkeypatch: pytest.Monk
     ("head_dim", "rest"), [(40, 16), (56, 0), (64, 0), (72, 16), (80, 16), (96, 32), (104, 0), (160, 32), (256, 0)]
 )
 def test_columns_that_are_multiplied_hold_the_head(head_dim: int, rest: int) -> None:
-    assert hopper.rest(head_dim) == rest
+    assert rules.rest(head_dim) == rest
     assert rest == 0 or head_dim <= padded_width(head_dim) // 2 + rest < padded_width(head_dim)
 
 
@@ -444,12 +447,9 @@ def test_columns_that_are_multiplied_hold_the_head(head_dim: int, rest: int) -> 
 )  # fmt: skip
 def test_kernels_of_the_backward_pass_agree_on_the_sum_of_dq(head_dim: int, columns: int, halves: bool) -> None:
     length = 100
-    shape = 2, 3, length, head_dim
-    launches = hopper._backward_launches(
-        CPU, torch.bfloat16, shape, shape, *[torch.empty(shape, device="meta").stride()] * 8, False, True, 1.0
-    )
+    launches = backward_launches(kind_of(2, 3, length, head_dim), 1.0)
     assert launches is not None
-    padded = -(-length // hopper.ROW_TILE) * hopper.ROW_TILE
+    padded = -(-length // ROW_TILE) * ROW_TILE
     assert launches.size == (2 + columns) * 2 * 3 * padded
     assert launches.rows._options["SUM"] == launches.queries._options["SUM"] == columns
     assert launches.keys._options["HALVES"] == halves
@@ -469,7 +469,7 @@ def test_dq_is_read_in_the_order_in_which_threads_store_its_sum(
     head_dim: int, queries: int, rng: random.Random
 ) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    padded, columns = -(-queries // hopper.ROW_TILE) * hopper.ROW_TILE, hopper.sum_columns(head_dim)
+    padded, columns = -(-queries // ROW_TILE) * ROW_TILE, rules.sum_columns(head_dim)
     total = torch.randn(2, 3, padded, columns, generator=torch.Generator().manual_seed(rng.randrange(1 << 30)))
     parts = [part for tile in total.flatten(0, 2).split(64) for part in tile.split([64, columns - 64], dim=1)]
     stored = torch.cat([backward.by_thread.fn(part).flatten() for part in parts if part.numel()]).to(device)
@@ -510,7 +510,7 @@ def test_the_stress_tests_watchdog_ends_a_process_that_hangs() -> None:
 @pytest.mark.usefixtures("h200")
 @pytest.mark.parametrize("head_dim", [40, 64, 80, 96, 128, 256])
 def test_results_agree_with_the_oracle(head_dim: int, rng: random.Random) -> None:
-    for dtype in hopper.DTYPES:
+    for dtype in rules.DTYPES:
         for sizes in ((2, 3, 3, 515, 515), (1, 6, 2, 300, 1111), (2, 4, 1, 1111, 300), (1, 2, 2, 8200, 128)):
             for is_causal in (False, True):
                 check(*draw_inputs(Shape(*sizes, head_dim), rng, dtype, "cuda"), is_causal, rng, only_hopper=True)

@@ -61,18 +61,18 @@ def test_the_interpreter(host: pytest.MonkeyPatch) -> None:
 
 def test_a_caller_is_warned_once(host: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from kernels.attention.hopper import launch
+    from kernels.attention.hopper import rules
 
     host.setattr(versions, "_triton_version", lambda: "3.8.0")
-    launch.runs_on.cache_clear()
+    rules.runs_on.cache_clear()
     try:
         with pytest.warns(UserWarning, match=r"1\.2 to 1\.4 times as long"):
-            assert not launch.runs_on(GPU)
+            assert not rules.runs_on(GPU)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert not launch.runs_on(GPU)
+            assert not rules.runs_on(GPU)
     finally:
-        launch.runs_on.cache_clear()
+        rules.runs_on.cache_clear()
 
 
 @pytest.mark.parametrize(("version", "held"), [("3.7.1", True), ("3.8.0", False)])

@@ -30,9 +30,10 @@ from ...tolerance import TOLERANCES, error
 from ..flash_triton import flash_attention
 from ..library import sdpa_cudnn
 from ..reference import attention
+from ..triton.launch import kind
 from ..triton.tilings import padded_width
-from . import launch
-from .launch import CHOICES, Backward, KernelChoice, TwoPasses
+from . import plans, rules
+from .rules import CHOICES, Backward, KernelChoice, TwoPasses
 
 CUDNN = "cuDNN"
 ODD_SHAPES = (
@@ -130,9 +131,8 @@ def time_one(
 
 def backward_kernels(q: Tensor, gradient: Tensor, is_causal: bool) -> list[Callable[[], object]]:
     """Return one call for each kernel of the backward pass; the tensors' values are arbitrary."""
-    steps = q.stride()
-    launches = launch._backward_launches(
-        q.device, q.dtype, q.shape, q.shape, *[steps] * 8, False, is_causal, q.shape[-1] ** -0.5
+    launches = plans.backward_launches(
+        plans.BackwardProblem((kind(q),) * 7, q.stride(), False, is_causal, q.shape[-1] ** -0.5)
     )
     assert launches is not None
     buffer, numbers = torch.empty(launches.size, device="cuda"), torch.zeros(q.shape[:3], device="cuda")
@@ -222,7 +222,7 @@ def main() -> None:
     if options.candidate:
         serve(options)
         return
-    if not torch.cuda.is_available() or not launch.runs_on(torch.device("cuda", 0)):
+    if not torch.cuda.is_available() or not rules.runs_on(torch.device("cuda", 0)):
         raise SystemExit("this tunes kernels for compute capability 9.0, with the Triton that they are for")
     began = time.monotonic()
     names = [CUDNN, *(name for name, _ in candidates(padded_width(options.head_dim)))]
