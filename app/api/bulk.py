@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
@@ -12,10 +12,10 @@ from pydantic import Field
 from app.api.access import Sender, own_name
 from app.api.guard import Access
 from app.api.parameters import Id, Json, Label, StrictQuery, Text
-from app.api.schemas import BulkCancelled, BulkDeleted
 from app.api.services import CurrentServices
 from app.errors import FieldError, InsufficientScope, InvalidRequest
 from app.states import JobState
+from app.store.keeping.bulk import BulkCancelled, BulkDeleted
 from app.store.reading.filters import JobFilter
 from app.store.records import MAX_LABELS
 
@@ -57,7 +57,7 @@ async def cancel(services: CurrentServices, sender: Sender, query: Annotated[Can
     Repeating the request does no harm.
     """
     chosen = _filter(sender, query, query.state, "cancel")
-    return Json(asdict(await services.writes.run_long(lambda: services.bulk.cancel(chosen))), status_code=202)
+    return Json(await services.writes.run_long(lambda: services.bulk.cancel(chosen)), status_code=202)
 
 
 @router.delete(
@@ -71,7 +71,7 @@ async def delete(services: CurrentServices, sender: Sender, query: Annotated[Del
     because baselines need them.
     """
     chosen = _filter(sender, query, query.state, "delete")
-    return Json(asdict(await services.writes.run_long(lambda: services.bulk.delete(chosen))))
+    return Json(await services.writes.run_long(lambda: services.bulk.delete(chosen)))
 
 
 def _filter(sender: Access, query: _Chosen, state: JobState | None, verb: str) -> JobFilter:

@@ -12,8 +12,8 @@ from pydantic_core import PydanticCustomError
 
 from app import results
 from app.api.parameters import Coordinate, Id, Json, StrictQuery, Text
-from app.api.schemas import History
 from app.api.services import CurrentServices
+from app.results import History
 from app.results.history import MAX_POINTS
 
 router = APIRouter(prefix="/history", tags=["results"])
@@ -57,7 +57,6 @@ async def history(services: CurrentServices, query: Annotated[HistoryQuery, Quer
     404 if nothing has measured it, 422 with the cases' keys if several match."""
 
     def make() -> Response:
-        whole = results.history(services.database, query.choice, query.metric, query.device, query.limit)
-        return Json(whole.as_json())
+        return Json(results.history(services.database, query.choice, query.metric, query.device, query.limit))
 
     return await run_sync(make, limiter=services.tables)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
@@ -15,11 +14,12 @@ from typing_extensions import TypedDict
 from app.api.access import ADMIN
 from app.api.bodies import Body, json_body, request_body
 from app.api.parameters import NO_QUERY, Id, Json, StrictQuery
-from app.api.schemas import Page, Place
+from app.api.schemas import Page
 from app.api.services import CurrentServices
 from app.specs import KINDS
 from app.specs._base import StrictModel
 from app.store.queue.pausing import ALL
+from app.store.reading.places import Place
 
 router = APIRouter(prefix="/queue", tags=["queue"])
 
@@ -77,9 +77,8 @@ def places(services: CurrentServices, query: Annotated[PlacesQuery, Query()]) ->
     `about_s` is a guess in how many seconds it starts: null while no worker is connected, or before any job has ended.
     Jobs that have to wait for other devices, or whose kind is paused, have a place too; later ones may start first.
     """
-    places = sorted(services.reading.places(query.job).items(), key=lambda item: item[1].place)
-    data = [{"id": job_id, **asdict(place)} for job_id, place in places]
-    return Json({"data": data, "next": None})
+    places = sorted(services.reading.places(query.job).values(), key=lambda job: job.place)
+    return Json({"data": places, "next": None})
 
 
 @router.get(

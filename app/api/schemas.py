@@ -1,15 +1,16 @@
-"""The shapes of answers, for /openapi.json; the store builds the values."""
+"""The shapes of answers that are no dataclasses of the store or the results, for /openapi.json."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
+from app.results.environments import Difference, EnvironmentDifference
+from app.results.findings import Conclusion, Gate
 from app.states import JobState
-
-Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
+from app.store.public import Time
+from app.store.queue.fitting import TriedValue
 
 
 class Progress(TypedDict):
@@ -60,17 +61,6 @@ class Notification(TypedDict):
     next_try_at: str | None
     error: str | None
     """Why the last try failed."""
-
-
-class BulkCancelled(TypedDict):
-    cancelled: int
-    requested: int
-
-
-class BulkDeleted(TypedDict):
-    deleted: int
-    unfinished: int
-    in_baselines: int
 
 
 class Attempt(TypedDict):
@@ -133,16 +123,6 @@ class ComparedSide(TypedDict):
     url: str | None
 
 
-class Difference(TypedDict):
-    name: str
-    baseline: str | int | float | bool | None
-    candidate: str | int | float | bool | None
-
-
-class EnvironmentDifference(Difference):
-    decisive: bool
-
-
 class ComparedProcesses(TypedDict):
     row: int
     baseline: list[float]
@@ -160,29 +140,9 @@ class Agreement(TypedDict):
     sentence: str
 
 
-class Gate(TypedDict):
-    fail_above_percent: float | None
-    metrics: list[str]
-    outcome: Literal[
-        "passed", "slower", "not_confirmed", "inconclusive", "invalid", "missing", "not_comparable", "wrong"
-    ]
-    sentence: str
-
-
 class Comparison(Measurements):
     sentence: str
-    conclusion: Literal[
-        "better",
-        "worse",
-        "changed",
-        "mixed",
-        "no_difference",
-        "inconclusive",
-        "invalid",
-        "wrong",
-        "missing",
-        "not_comparable",
-    ]
+    conclusion: Conclusion
     headline: str | None
     agreement: Agreement | None
     alternated: bool
@@ -230,38 +190,6 @@ class PutBaseline(Baseline):
     suspect: list[JobAndWhy]
 
 
-class HistoryPoint(TypedDict):
-    job: int
-    side: str | None
-    finished_at: Time | None
-    device_key: str
-    value: float | None
-    low: float | None
-    high: float | None
-    n: int | None
-    outcome: str | None
-    validity: str | None
-    version: str | None
-    short_version: str | None
-    commit: str | None
-    revision: str | None
-    baselines: list[str]
-
-
-class History(TypedDict):
-    case_key: str
-    kind: str
-    case: str
-    coordinates: dict[str, Any]
-    metric: str
-    unit: str | None
-    better: Literal["less", "more"] | None
-    metrics: list[str]
-    devices: list[str]
-    points: list[HistoryPoint]
-    is_cut: bool
-
-
 class ReportedTable(TypedDict):
     name: str
     answers: bool
@@ -303,13 +231,6 @@ class Unit(TypedDict):
     artifacts: list[FileOfUnit]
 
 
-class TriedValue(TypedDict):
-    value: int
-    job: int
-    state: JobState
-    outcome: str | None
-
-
 class Search(TypedDict):
     point: dict[str, Any]
     axis: str
@@ -343,12 +264,6 @@ class CodeFile(TypedDict):
     sha256: str
     size: int
     url: str
-
-
-class Place(TypedDict):
-    id: int
-    place: int
-    about_s: float | None
 
 
 class Used(TypedDict):

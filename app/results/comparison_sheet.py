@@ -57,14 +57,14 @@ def sheet_of(comparison: Comparison, limit: int | None = None) -> Sheet:
 def _about(comparison: Comparison, notes: Sequence[str]) -> dict[str, Any]:
     """Return the facts that JSON has beside columns and rows."""
     return {
-        **comparison.judgement.as_json(),
+        **vars(comparison.judgement),
         "alternated": comparison.alternated,
         "agreement": comparison.agreement,
         "baseline": comparison.baseline.as_json(),
         "candidate": comparison.candidate.as_json(),
-        "differences": [difference.as_json() for difference in comparison.differences],
-        "spec_differences": [difference.as_json() for difference in comparison.spec_differences],
-        "environment_differences": [difference.as_json() for difference in comparison.environment_differences],
+        "differences": comparison.differences,
+        "spec_differences": comparison.spec_differences,
+        "environment_differences": comparison.environment_differences,
         "distributions": [] if comparison.profiles is not None else _distributions(comparison),
         "notes": list(notes),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from app.specs import Scalar
@@ -39,10 +39,6 @@ class Difference:
     name: str
     baseline: Scalar
     candidate: Scalar
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the difference as JSON has it."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

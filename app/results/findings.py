@@ -550,33 +550,15 @@ class Gate:
     outcome: GateOutcome
     sentence: str
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the gate as JSON has it."""
-        return {
-            "fail_above_percent": self.fail_above_percent,
-            "metrics": list(self.metrics),
-            "outcome": self.outcome,
-            "sentence": self.sentence,
-        }
-
 
 @dataclass(frozen=True)
 class Judgement:
     """A comparison as a whole."""
 
-    headline: str | None
-    conclusion: Conclusion
     sentence: str
+    conclusion: Conclusion
+    headline: str | None
     gate: Gate | None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the judgement as JSON has it."""
-        return {
-            "sentence": self.sentence,
-            "conclusion": self.conclusion,
-            "headline": self.headline,
-            "gate": None if self.gate is None else self.gate.as_json(),
-        }
 
 
 def conclude(
@@ -613,7 +595,7 @@ def conclude(
         gate = _gate(chosen, metrics, obstacles, sentence, fail_above_percent, unconfirmed)
     if same is not None and gate is not None and gate.outcome in ("passed", "inconclusive"):
         gate = replace(gate, sentence=f"{gate.outcome}: {same}")
-    return Judgement(headline, conclusion, sentence, gate)
+    return Judgement(sentence, conclusion, headline, gate)
 
 
 def cut_short(judgement: Judgement, rows: Sequence[Row], job: int, stopped: str, planned: int) -> Judgement:

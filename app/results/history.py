@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.metrics import Direction, better, column_name, headline, is_rate
@@ -13,7 +12,7 @@ from app.results.versions import commit_of, revision_of, revision_text, short_ve
 from app.specs import KINDS, Scalar
 from app.states import worst
 from app.store.database.engine import Database, Snapshot
-from app.store.public import rfc3339
+from app.store.public import Time, rfc3339
 from app.store.reading import history as stored
 from app.store.reading import measurements
 from app.store.reading.history import HistoricJob, Row
@@ -39,12 +38,12 @@ class CaseChoice:
 
 
 @dataclass(frozen=True)
-class Point:
+class HistoryPoint:
     """The value of the metric in one job, on one device, and in a comparison on one side."""
 
     job: int
     side: str | None
-    finished_at: str | None
+    finished_at: Time | None
     device_key: str
     value: float | None
     low: float | None
@@ -78,20 +77,13 @@ class History:
     """All metrics of the case."""
     devices: Sequence[str]
     """The devices of the points."""
-    points: Sequence[Point]
     is_cut: bool
     """True if older points are left out."""
+    case: str
+    """The case in words."""
+    points: Sequence[HistoryPoint]
 
-    @property
-    def case(self) -> str:
-        """The case in words."""
-        return case_text(KINDS[self.kind].displayed(self.coordinates) if self.kind in KINDS else self.coordinates)
-
-    def as_json(self) -> dict[str, Any]:
-        facts = {name: value for name, value in vars(self).items() if name != "points"}
-        return {**facts, "case": self.case, "points": [asdict(point) for point in self.points]}
-
-    def between(self, jobs: Collection[int]) -> list[Point]:
+    def between(self, jobs: Collection[int]) -> list[HistoryPoint]:
         """Return the points from the first to the last of these jobs, both included, on their devices. Raises NotFound
         if one of the jobs has no point."""
         ends = [at for at, point in enumerate(self.points) if point.job in jobs]
@@ -135,17 +127,19 @@ def history(
         where = f" on {device!r}" if device is not None else ""
         raise NotFound(f"No finished job has measured {name} of case {key}{where}.")
     points = _points(rows, jobs, sides, baselines, coordinates, rate=is_rate(name, rows[0].unit))
+    kind = _kind(jobs[rows[-1].job_id], sides.get(rows[-1][:3]))
     return History(
         case_key=key,
-        kind=_kind(jobs[rows[-1].job_id], sides.get(rows[-1][:3])),
+        kind=kind,
         coordinates=coordinates,
         metric=name,
         unit=rows[-1].unit,
         better=better(name, rows[-1].unit),
         metrics=list(known),
         devices=sorted({point.device_key for point in points}),
-        points=points[-limit:],
         is_cut=is_cut or len(points) > limit,
+        case=case_text(KINDS[kind].displayed(coordinates) if kind in KINDS else coordinates),
+        points=points[-limit:],
     )
 
 
@@ -219,7 +213,7 @@ def _points(
     coordinates: Mapping[str, Scalar],
     *,
     rate: bool,
-) -> list[Point]:
+) -> list[HistoryPoint]:
     """Return a point for each job, device and side."""
     gathered: dict[tuple[int, str, str | None], list[Row]] = {}
     for row in rows:
@@ -233,7 +227,7 @@ def _points(
         version = version_of(spec, job.environment, coordinates)
         revision = revision_of(spec, coordinates)
         points.append(
-            Point(
+            HistoryPoint(
                 job=job_id,
                 side=side,
                 finished_at=rfc3339(job.finished_at),

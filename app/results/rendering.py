@@ -61,7 +61,7 @@ def _json(sheet: Sheet, _base_url: str | None) -> str:
         answer |= {"missing": list(sheet.missing), "notes": list(sheet.notes)}
     if sheet.about is not None:
         answer |= sheet.about
-    return json.dumps(answer, allow_nan=False)
+    return json.dumps(answer, allow_nan=False, default=vars)  # of dataclasses
 
 
 def _csv(sheet: Sheet, _base_url: str | None) -> str:

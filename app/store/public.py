@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
+from pydantic import WithJsonSchema
 from sqlalchemy import RowMapping
 
 from app.errors import NotFound
@@ -41,6 +42,9 @@ def checked_id(number: int, what: str) -> int:
     if not 0 < number <= MAX_ID:
         raise NotFound(f"There is no {what} {number}.")
     return number
+
+
+Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
 
 
 def rfc3339(time: datetime | None) -> str | None:

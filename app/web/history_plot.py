@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from app.metrics import readable
-from app.results.history import History, Point
+from app.results.history import History, HistoryPoint
 from app.states import VERDICTS
 from app.web.plots import LEGEND, OTHER_OUTCOME, OUTCOMES, PALETTE, SYMBOLS, Figure, escaped, legend_of_doubt
 from flopwatch.text.numbers import number
@@ -70,7 +70,7 @@ def figure(history: History, along: Along) -> Figure:
     }
 
 
-def _line(name: str, points: Sequence[Point], index: int, along: Along, unit: str | None) -> dict[str, Any]:
+def _line(name: str, points: Sequence[HistoryPoint], index: int, along: Along, unit: str | None) -> dict[str, Any]:
     values = [(point, point.value) for point in points if point.value is not None]
     symbol, color = SYMBOLS[index % len(SYMBOLS)], PALETTE[index % len(PALETTE)]
     symbols = [f"{symbol}-open" if point.validity in VERDICTS[1:] else symbol for point in points]
@@ -95,7 +95,7 @@ def _line(name: str, points: Sequence[Point], index: int, along: Along, unit: st
     }
 
 
-def _marks(points: Sequence[Point], along: Along, unit: str | None) -> dict[str, Any]:
+def _marks(points: Sequence[HistoryPoint], along: Along, unit: str | None) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers+text",
@@ -110,7 +110,7 @@ def _marks(points: Sequence[Point], along: Along, unit: str | None) -> dict[str,
 
 
 def _outcomes(history: History, along: Along) -> list[dict[str, Any]]:
-    by_outcome: dict[str, list[Point]] = {}
+    by_outcome: dict[str, list[HistoryPoint]] = {}
     for point in history.points:
         if point.value is None:
             by_outcome.setdefault(point.outcome if point.outcome not in (None, "ok") else UNKNOWN, []).append(point)
@@ -130,15 +130,15 @@ def _outcomes(history: History, along: Along) -> list[dict[str, Any]]:
     ]
 
 
-def _places(points: Sequence[Point], along: Along) -> list[str | None]:
+def _places(points: Sequence[HistoryPoint], along: Along) -> list[str | None]:
     return [point.finished_at if along == "time" else _version(point) for point in points]
 
 
-def _version(point: Point) -> str:
+def _version(point: HistoryPoint) -> str:
     return point.short_version or UNKNOWN
 
 
-def _hovers(points: Sequence[Point], unit: str | None) -> dict[str, Any]:
+def _hovers(points: Sequence[HistoryPoint], unit: str | None) -> dict[str, Any]:
     """Return the texts that stand beside points, and the pages of their jobs, to which a click leads."""
     return {
         "customdata": [[_text(point, unit), f"/ui/jobs/{point.job}"] for point in points],
@@ -146,7 +146,7 @@ def _hovers(points: Sequence[Point], unit: str | None) -> dict[str, Any]:
     }
 
 
-def _text(point: Point, unit: str | None) -> str:
+def _text(point: HistoryPoint, unit: str | None) -> str:
     ends = "" if point.low is None or point.high is None else f" ({number(point.low)} – {number(point.high)})"
     value = f"{number(point.value)} {unit or ''}{ends}" if point.value is not None else point.outcome or UNKNOWN
     side = f", {point.side}" if point.side else ""

@@ -13,8 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from app.results.history import History
-from app.results.history import Point as Moment
+from app.results.history import History, HistoryPoint
 from app.web.history_plot import figure as history_figure
 from app.web.panels._bars import bars_of
 from app.web.panels._buckets import draw as draw_buckets
@@ -85,13 +84,13 @@ def roofline() -> dict[str, Any]:
 
 def moments() -> dict[str, Any]:
     own = [
-        Moment(
+        HistoryPoint(
             *(job, None, f"2026-03-0{job}T10:00:00Z", "cpu", 2.0 * job, job - 0.1, 2.0 * job + 3, 9, "ok", "valid"),
             *("v1", "v1", None, None, ["main"] if job == 2 else []),
         )
         for job in (1, 2, 3)
     ]
-    return history_figure(History("k", "benchmark", {}, "step_ms", "ms", "less", [], ["cpu"], own, False), "time")
+    return history_figure(History("k", "benchmark", {}, "step_ms", "ms", "less", [], ["cpu"], False, "", own), "time")
 
 
 def buckets() -> dict[str, Any]:

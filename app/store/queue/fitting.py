@@ -21,6 +21,7 @@ from app.specs import spec_adapter
 from app.specs._code import codes_of
 from app.specs._fit import Fit
 from app.specs._sweep import Point, expand, member_name
+from app.states import JobState
 from app.store import tables
 from app.store.files.uploads import existing_files, missing_file_message
 from app.store.queue import submission, sweeps
@@ -35,12 +36,12 @@ FITS, TOO_LARGE, UNKNOWN = "fits", "oom", "unknown"
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedValue:
     """One value of a search. `outcome` is None as long as its job has not ended."""
 
     value: int
     job: int
-    state: str
+    state: JobState
     outcome: str | None
 
 
@@ -112,7 +113,7 @@ def _submit_next_job(
     sweep: Mapping[Any, Any],
     fit: Fit,
     point: Point,
-    tried: Mapping[frozenset[tuple[str, int]], Sequence[Tried]],
+    tried: Mapping[frozenset[tuple[str, int]], Sequence[TriedValue]],
 ) -> tuple[bool, str | None]:
     """Submit a search's next job; returns whether it did, and the reason if it could not."""
     value = _next_value(fit, tried.get(sweeps.point_key(point.choice), ()))
@@ -130,7 +131,7 @@ def _submit_next_job(
     return True, None
 
 
-def _next_value(fit: Fit, tried: Sequence[Tried]) -> int | None:
+def _next_value(fit: Fit, tried: Sequence[TriedValue]) -> int | None:
     """Return the value to try next; None at the end, while a job is queued or running, and if a job has left the search
     open."""
     if any(trial.outcome not in (FITS, TOO_LARGE) for trial in tried):
@@ -138,11 +139,11 @@ def _next_value(fit: Fit, tried: Sequence[Tried]) -> int | None:
     return fit.next_value(*_fitting_and_too_large(tried))
 
 
-def _fitting_and_too_large(tried: Sequence[Tried]) -> tuple[list[int], list[int]]:
+def _fitting_and_too_large(tried: Sequence[TriedValue]) -> tuple[list[int], list[int]]:
     return tuple([trial.value for trial in tried if trial.outcome == outcome] for outcome in (FITS, TOO_LARGE))  # type: ignore[return-value]
 
 
-def _tried(connection: Connection, sweep_id: int, fit: Fit) -> dict[frozenset[tuple[str, int]], list[Tried]]:
+def _tried(connection: Connection, sweep_id: int, fit: Fit) -> dict[frozenset[tuple[str, int]], list[TriedValue]]:
     """Return the values that were tried, in order, by the key of their search's point (sweeps.point_key)."""
     query = select(_job.id, _job.state, _job.point, _job.attempt).where(_job.id.in_(sweeps.latest_jobs([sweep_id])))
     jobs = connection.execute(query.order_by(_job.id)).all()
@@ -152,13 +153,13 @@ def _tried(connection: Connection, sweep_id: int, fit: Fit) -> dict[frozenset[tu
         distinct.where(_measurement.job_id.in_([job.id for job in jobs]))
     ):
         outcomes.setdefault((job_id, attempt), set()).add(outcome)
-    tried: dict[frozenset[tuple[str, int]], list[Tried]] = {}
+    tried: dict[frozenset[tuple[str, int]], list[TriedValue]] = {}
     for job in jobs:
         if not isinstance(job.point, dict) or fit.axis not in job.point:
             continue
         key = sweeps.point_key({path: index for path, index in job.point.items() if path != fit.axis})
         outcome = _outcome(job.state, outcomes.get((job.id, job.attempt), set()))
-        tried.setdefault(key, []).append(Tried(job.point[fit.axis], job.id, job.state, outcome))
+        tried.setdefault(key, []).append(TriedValue(job.point[fit.axis], job.id, job.state, outcome))
     return tried
 
 
@@ -174,7 +175,7 @@ def _outcome(state: str, outcomes: set[str]) -> str | None:
 
 
 def _public(
-    connection: Connection, sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[Tried]
+    connection: Connection, sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[TriedValue]
 ) -> dict[str, Any]:
     fitted, too_large = _fitting_and_too_large(tried)
     first_too_large = min(too_large, default=None)
@@ -189,7 +190,7 @@ def _public(
         "largest_job": jobs.get(largest) if largest is not None else None,
         "too_large": first_too_large,
         "too_large_job": jobs.get(first_too_large) if first_too_large is not None else None,
-        "tried": [vars(trial) for trial in tried],
+        "tried": tried,
     }
 
 
@@ -204,7 +205,7 @@ class _Status:
 
 
 def _status(
-    connection: Connection, sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[Tried]
+    connection: Connection, sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[TriedValue]
 ) -> _Status:
     fitted, too_large = _fitting_and_too_large(tried)
     if any(trial.outcome is None for trial in tried):
@@ -225,7 +226,7 @@ def _status(
     return _Status("done", None if fitted else f"Not even the smallest value, {fit.lowest}, fits.")
 
 
-def _undecided(fit: Fit, trial: Tried) -> _Status:
+def _undecided(fit: Fit, trial: TriedValue) -> _Status:
     which = f"Job {trial.job} ({fit.axis} {trial.value})"
     if trial.state == "succeeded":
         # Resuming repeats only what has failed or was cancelled.

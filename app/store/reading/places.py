@@ -26,6 +26,7 @@ class Place:
     """A queued job's place, counted from 1. `about_s`: seconds until it starts, if jobs take as long as others of their
     kind did; None while no connected worker can run it, its kind is paused, or no job has ended yet."""
 
+    id: int
     place: int
     about_s: float | None
 
@@ -63,7 +64,7 @@ def places(connection: Connection, job_ids: Collection[int]) -> dict[int, Place]
     jobs = connection.execute(select(*CONSIDERED).where(_job.id.in_(job_ids), QUEUED)).mappings()
     stuck_ones = stuck(connection, jobs)
     found = connection.execute(select(queue).where(queue.c.id.in_(job_ids)))
-    return {row.id: Place(row.place, about_s(row)) for row in found}
+    return {row.id: Place(row.id, row.place, about_s(row)) for row in found}
 
 
 def _use_before(of_users: Shares, mean_device_s: float) -> ColumnElement[Any]:

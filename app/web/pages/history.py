@@ -13,7 +13,7 @@ from pydantic import Field
 from app import results
 from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
-from app.results.history import Point
+from app.results.history import HistoryPoint
 from app.web import history_plot
 from app.web.history_plot import Along
 from app.web.pages.compare import short_names
@@ -96,7 +96,7 @@ def _history(
     )
 
 
-def _rows(points: Sequence[Point]) -> list[dict[str, Any]]:
+def _rows(points: Sequence[HistoryPoint]) -> list[dict[str, Any]]:
     """Return the points, newest first, each with the address of its comparison with the one before on its device."""
     rows: list[dict[str, Any]] = []
     latest: dict[str, int] = {}
@@ -114,7 +114,7 @@ def _between(whole: results.History, ends: Sequence[int]) -> dict[str, Any]:
     """Return the versions that were measured from the oldest to the newest of these jobs, each with its points, in
     order; and the command that lists the commits between, if both ends have one."""
     points = whole.between(ends)
-    versions: dict[str | None, list[Point]] = {}
+    versions: dict[str | None, list[HistoryPoint]] = {}
     for point in points:
         versions.setdefault(point.version, []).append(point)
     first, last = points[0].commit, points[-1].commit

@@ -178,7 +178,7 @@ def test_a_number_that_the_candidate_lacks_is_missing() -> None:
     assert "only the candidate returns norm of the baseline" in added.sentence()
 
 
-FASTER = Judgement("step_ms", "better", "step_ms: candidate is 1.78× faster", None)
+FASTER = Judgement("step_ms: candidate is 1.78× faster", "better", "step_ms", None)
 
 
 def test_the_sentence_says_it_and_a_tolerance_makes_it_wrong() -> None:
@@ -195,7 +195,7 @@ def test_the_sentence_says_it_and_a_tolerance_makes_it_wrong() -> None:
 
 @pytest.mark.parametrize(("outcome", "worst"), [("passed", "wrong"), ("slower", "wrong"), ("not_confirmed", "wrong")])
 def test_a_gate_answers_by_the_worst(outcome: Any, worst: str) -> None:
-    judgement = Judgement("step_ms", "worse", "…", Gate(5.0, ["step_ms"], outcome, "so it is"))
+    judgement = Judgement("…", "worse", "step_ms", Gate(5.0, ["step_ms"], outcome, "so it is"))
     for found, expected in ((compare(side([2.0]), side([1.0])), worst), (compare(side([2.0]), side([2.0])), outcome)):
         gate = applied(judgement, found, 1e-4).gate
         assert gate is not None
@@ -210,7 +210,7 @@ def test_a_gate_answers_by_the_worst(outcome: Any, worst: str) -> None:
 @pytest.mark.parametrize("has_gate", [True, False])
 def test_sides_that_are_not_comparable_have_no_wrong_numbers(conclusion: Any, has_gate: bool) -> None:
     """Another release of torch may return another loss, and so may a step that did other work."""
-    judgement = Judgement("step_ms", conclusion, "so it is", Gate(5.0, [], conclusion, "so") if has_gate else None)
+    judgement = Judgement("so it is", conclusion, "step_ms", Gate(5.0, [], conclusion, "so") if has_gate else None)
     found = compare(side([2.0]), side([1.0]))
     judged = applied(judgement, found.under(judgement), 1e-4)
     assert (judged.conclusion, judged.sentence) == (conclusion, "so it is")
@@ -225,7 +225,7 @@ def test_other_seeds_hide_no_slowdown() -> None:
     found = compare(side([2.0]), side([1.0], seed=1))
     for outcome, worst in (("passed", "not_comparable"), ("inconclusive", "not_comparable"), ("slower", "slower")):
         gate: Any = Gate(5.0, ["step_ms"], outcome, "so it is")  # type: ignore[arg-type]
-        judged = applied(Judgement("step_ms", "worse", "…", gate), found, 1e-4)
+        judged = applied(Judgement("…", "worse", "step_ms", gate), found, 1e-4)
         assert judged.gate is not None
         assert (judged.gate.outcome, judged.conclusion) == (worst, "worse")
         assert "the seeds differ (0 → 1)" in judged.gate.sentence
