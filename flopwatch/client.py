@@ -57,7 +57,9 @@ from flopwatch.progress import Show, progress_bar
 from flopwatch.queries import (
     Description,
     JobFilter,
+    OwnCodeOptions,
     PlotOptions,
+    SubmissionOptions,
     TableOptions,
     Thing,
     comparison_query,
@@ -65,6 +67,7 @@ from flopwatch.queries import (
     id_of,
     pairs,
     plot_query,
+    refuse_unknown,
     table_query,
 )
 from flopwatch.table_options import Format
@@ -86,9 +89,11 @@ __all__ = [
     "Job",
     "JobFailed",
     "JobFilter",
+    "OwnCodeOptions",
     "PlotOptions",
     "Refused",
     "Show",
+    "SubmissionOptions",
     "Submitted",
     "TableOptions",
     "Thing",
@@ -174,38 +179,17 @@ class Flopwatch(Connection):
         self,
         spec: Mapping[str, Any],
         *,
-        preset: str | None = None,
-        name: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        priority: int = 0,
-        timeout_s: float | str | None = None,
-        max_attempts: int = 2,
-        notify_url: str | None = None,
         unique_key: str | None = None,
-        idempotency_key: str | None = None,
         wait_s: int = 0,
-        implementation: str | None = None,
-        model: str | None = None,
-        step: str | None = None,
-        code: str | os.PathLike[str] | None = None,
-        dry_run: bool = False,
+        **options: Unpack[SubmissionOptions],
     ) -> Job:
         """Submit one job.
 
         Args:
             spec: the job's spec with its `kind`; fields that are left out have defaults.
-            preset: one of the kind's presets, which `spec` then changes.
-            implementation: attention or a kernel of your own, "my_attention.py:attention"; the file goes up first. In a
-                comparison it is the candidate's.
-            model: likewise, a model class of your own, for training kinds.
-            step: likewise, a training step of your own ("my_train.py:make_step"), for training kinds.
-            code: the folder of your project, which goes along, so that imports work.
-            timeout_s: end the job after so many seconds; "none": never; None: the server's default.
-            notify_url: the address that the server tells the job's end, signed as a webhook.
             unique_key: refused while another job with this key is queued or runs.
-            idempotency_key: submitting again with this key gives the first answer and changes nothing.
             wait_s: hold the answer for at most so many seconds (60 is the most), until the job is done.
-            dry_run: only let the server check it: no job is stored, and the answer is {"jobs": 1, "spec": …}.
+            options: `SubmissionOptions` describes them. With `dry_run` the answer is {"jobs": 1, "spec": …}.
 
         Returns:
             The job; done if it ended within `wait_s`. Its attribute `replayed` is True if an earlier request with this
@@ -222,13 +206,23 @@ class Flopwatch(Connection):
             >>> job["state"], job["spec"]["model"]["size"]
             ('succeeded', 'tiny')
         """
-        chosen = self.with_code(
-            self._with_preset(spec, preset), implementation=implementation, model=model, step=step, code=code
-        )
-        options = _options(name, labels, priority, timeout_s, max_attempts)
-        body = {"spec": chosen, **options, "unique_key": unique_key, **_notified(notify_url)}
-        answer = self.post_once("/jobs", body, idempotency_key, wait_s=wait_s, dry_run=dry_run)
-        return Job({**answer, "spec": chosen} if dry_run else answer, replayed=answer.replayed)
+        chosen, body, once = self._prepared(spec, options)
+        answer = self.post_once("/jobs", {"spec": chosen, **body, "unique_key": unique_key}, wait_s=wait_s, **once)
+        return Job({**answer, "spec": chosen} if once["dry_run"] else answer, replayed=answer.replayed)
+
+    def _prepared(
+        self, spec: Mapping[str, Any], options: SubmissionOptions, swept: Iterable[str] = ()
+    ) -> tuple[Answer, Answer, Answer]:
+        """Upload the code that the options name; return the spec with it, the body's other fields, and what the request
+        is told beside its body."""
+        refuse_unknown(options, SubmissionOptions)
+        rest: Answer = {"name": None, "priority": 0, "timeout_s": None, "max_attempts": 2, **options}
+        own_code: Any = {name: rest.pop(name, None) for name in ("implementation", "model", "step", "code")}
+        chosen = self.with_code(self._with_preset(spec, rest.pop("preset", None)), swept=swept, **own_code)
+        once = {"idempotency_key": rest.pop("idempotency_key", None), "dry_run": rest.pop("dry_run", False)}
+        if rest.get("notify_url") is None:
+            rest.pop("notify_url", None)  # a server of before notifications would refuse a null
+        return chosen, {**rest, "labels": dict(rest.get("labels") or {})}, once
 
     def versus(
         self,
@@ -237,13 +231,10 @@ class Flopwatch(Connection):
         spec: Mapping[str, Any],
         *,
         preset: str | None = None,
-        implementation: str | None = None,
-        model: str | None = None,
-        step: str | None = None,
-        code: str | os.PathLike[str] | None = None,
         replicates: int = 8,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
+        **own_code: Unpack[OwnCodeOptions],
     ) -> Job:
         """Submit a comparison of two versions of your own code: fresh processes measure both in turns.
 
@@ -252,25 +243,24 @@ class Flopwatch(Connection):
             new: the version that is compared; "." is the working tree.
             spec: the spec of both sides, with its `kind`.
             preset: one of the kind's presets, which `spec` then changes.
-            implementation: "my_attention.py:attention", the file and its function in both versions. Where a version is
-                a file itself, that file has the function.
-            model: likewise, a model class, for training kinds.
-            step: likewise, a training step, for training kinds.
-            code: the folder that goes along, with everything that the file imports; "." of versions that are folders.
             replicates: fresh processes of each version.
             name: of the job; None: both versions.
+            own_code: `implementation`, `model` or `step`: the file and its function in both versions; where a version
+                is a file itself, that file has the function. `code`: "." of versions that are folders.
 
         Raises:
             ClientError: a version has no such file or function, both have the same code, or no code is named.
             Refused, Unreachable: as `submit`.
         """
-        if not any((implementation, model, step)):
+        refuse_unknown(own_code, OwnCodeOptions)
+        named: dict[str, Any] = {name: own_code.get(name) for name in ("implementation", "model", "step")}
+        code = own_code.get("code")
+        if not any(named.values()):
             raise ClientError("Name the code of which these are versions: implementation, model or step.")
         plain = self._with_preset(spec, preset)
-        named = {"implementation": implementation, "model": model, "step": step}
         (before, ones), (after, others) = (self._read_code(plain, named, code, version) for version in (old, new))
         if alternating.versions(before) == alternating.versions(after):
-            raise ClientError(_same_code(old, new, implementation or model or step, code))
+            raise ClientError(_same_code(old, new, next(filter(None, named.values())), code))
         self._upload(ones, named, code, old)
         self._upload(others, named, code, new)
         sides = {"baseline": before, "candidate": after}
@@ -284,19 +274,7 @@ class Flopwatch(Connection):
         *,
         fit: Mapping[str, Any] | None = None,
         exclude: Iterable[Mapping[str, Any]] = (),
-        preset: str | None = None,
-        name: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        priority: int = 0,
-        timeout_s: float | str | None = None,
-        max_attempts: int = 2,
-        notify_url: str | None = None,
-        idempotency_key: str | None = None,
-        implementation: str | None = None,
-        model: str | None = None,
-        step: str | None = None,
-        code: str | os.PathLike[str] | None = None,
-        dry_run: bool = False,
+        **options: Unpack[SubmissionOptions],
     ) -> Submitted:
         """Submit one job per combination of the grid's values: all, or none if one of them is not valid.
 
@@ -307,9 +285,7 @@ class Flopwatch(Connection):
                 {"axis": "context_length", "upto": 65536, "step": 64}. `start` is the value to try first. The sweep's
                 `searches` tell where it stands.
             exclude: points to leave out, such as {"model.size": "xl", "context_length": 1024}.
-            dry_run: only let the server check it: no job is stored; the answer has the number of `jobs`, and `base`.
-
-        The other arguments are those of `submit`.
+            options: those of `submit`. With `dry_run` the answer has the number of `jobs`, and `base`.
 
         Example:
             >>> sweep = flopwatch.sweep(
@@ -319,23 +295,16 @@ class Flopwatch(Connection):
             >>> sum(sweep["counts"].values())
             3
         """
+        chosen, rest, once = self._prepared(base, options, swept=grid or {})
         body = {
-            "base": self.with_code(
-                self._with_preset(base, preset),
-                implementation=implementation,
-                model=model,
-                step=step,
-                code=code,
-                swept=grid or {},
-            ),
+            "base": chosen,
             "grid": {path: list(values) for path, values in (grid or {}).items()},
             "fit": None if fit is None else dict(fit),
             "exclude": [dict(point) for point in exclude],
-            **_options(name, labels, priority, timeout_s, max_attempts),
-            **_notified(notify_url),
+            **rest,
         }
-        made = self.post_once("/sweeps", body, idempotency_key, dry_run=dry_run)
-        return Submitted({**made, "base": body["base"]}, replayed=False) if dry_run else made
+        made = self.post_once("/sweeps", body, **once)
+        return Submitted({**made, "base": chosen}, replayed=False) if once["dry_run"] else made
 
     def rerun(
         self,
@@ -381,15 +350,11 @@ class Flopwatch(Connection):
         self,
         spec: Answer,
         *,
-        implementation: str | None = None,
-        model: str | None = None,
-        step: str | None = None,
-        code: str | os.PathLike[str] | None = None,
         script: str | None = None,
-        version: str | None = None,
         swept: Iterable[str] = (),
+        **own_code: Unpack[OwnCodeOptions],
     ) -> Answer:
-        """Upload the files of code of one's own, and return the spec with it; see `submit`, and for `version` `versus`.
+        """Upload the files of code of one's own, and return the spec with it.
 
         swept: dotted paths of fields that a sweep sets.
 
@@ -397,9 +362,10 @@ class Flopwatch(Connection):
             ClientError: a file cannot be read, a job could not call what is named in it, it imports other files of
                 yours that do not go along, or specs of this kind take no such code.
         """
-        named = {"implementation": implementation, "model": model, "step": step, "script": script}
-        changed, files = self._read_code(spec, named, code, version, swept)
-        self._upload(files, named, code, version)
+        named: dict[str, Any] = {"script": script, **own_code}
+        code = named.pop("code", None)
+        changed, files = self._read_code(spec, named, code, swept=swept)
+        self._upload(files, named, code)
         return changed
 
     def _read_code(
@@ -1355,23 +1321,6 @@ def _same_code(old: str, new: str, named: str | None, code: str | os.PathLike[st
         f"name other versions (`git log --oneline -- {file}` lists them); {cure}. In folders, a file is named as from "
         "inside of them."
     )
-
-
-def _options(
-    name: str | None, labels: Mapping[str, str] | None, priority: int, timeout_s: float | str | None, max_attempts: int
-) -> Answer:
-    return {
-        "name": name,
-        "labels": dict(labels or {}),
-        "priority": priority,
-        "timeout_s": timeout_s,
-        "max_attempts": max_attempts,
-    }
-
-
-def _notified(url: str | None) -> Answer:
-    """Return the field of a body; a server of before notifications would refuse a null."""
-    return {} if url is None else {"notify_url": url}
 
 
 def _job_table_path(job: Thing, name: str) -> str:

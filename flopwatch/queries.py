@@ -1,7 +1,8 @@
-"""The query parameters that the client sends: filters of jobs, tables, and the sides of comparisons."""
+"""The options of the client's methods, and the query parameters that it makes of them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
@@ -11,6 +12,40 @@ from flopwatch.text.values import value_text
 
 Thing: TypeAlias = int | Mapping[str, Any]
 """A job or a sweep: its id, or what the server answered."""
+
+
+class OwnCodeOptions(TypedDict, total=False):
+    """Code of one's own. The files go up first."""
+
+    implementation: str | None
+    """Attention or a kernel, "my_attention.py:attention"; in a comparison, the candidate's."""
+    model: str | None
+    """Likewise, a model class, for training kinds."""
+    step: str | None
+    """Likewise, a training step ("my_train.py:make_step"), for training kinds."""
+    code: str | os.PathLike[str] | None
+    """The folder of the project, which goes along, so that imports work."""
+
+
+class SubmissionOptions(OwnCodeOptions, total=False):
+    """The options of a job, or of a sweep's jobs."""
+
+    preset: str | None
+    """One of the kind's presets, which the spec then changes."""
+    name: str | None
+    labels: Mapping[str, str] | None
+    priority: int
+    """0 by default; higher runs first."""
+    timeout_s: float | str | None
+    """End the job after so many seconds; "none": never; None: the server's default."""
+    max_attempts: int
+    """2 by default: how often it may be started when workers are lost."""
+    notify_url: str | None
+    """The address that the server tells the end, signed as a webhook."""
+    idempotency_key: str | None
+    """Submitting again with this key gives the first answer and changes nothing."""
+    dry_run: bool
+    """Only let the server check it: no job is stored."""
 
 
 class JobFilter(TypedDict, total=False):
@@ -91,7 +126,7 @@ class PlotOptions(TypedDict, total=False):
 
 def plot_query(options: PlotOptions) -> Answer:
     """Return the query parameters of a plot."""
-    _refuse_unknown(options, PlotOptions)
+    refuse_unknown(options, PlotOptions)
     query: Answer = dict(options)
     return {**query, "where": pairs(query.get("where")), "relative_to": pairs(query.get("relative_to"))}
 
@@ -111,7 +146,7 @@ def label_filter(labels: Mapping[str, str] | None) -> list[str] | None:
 
 def filter_query(filters: JobFilter) -> Answer:
     """Return the query parameters of a filter of jobs."""
-    _refuse_unknown(filters, JobFilter)
+    refuse_unknown(filters, JobFilter)
     sweep = filters.get("sweep")
     return {
         "state": filters.get("state"),
@@ -125,7 +160,7 @@ def filter_query(filters: JobFilter) -> Answer:
 
 def table_query(options: TableOptions) -> Answer:
     """Return the query parameters that choose the jobs of a table, and lay it out."""
-    _refuse_unknown(options, TableOptions)
+    refuse_unknown(options, TableOptions)
     query: Answer = dict(options)
     labels, kind = query.pop("labels", None), query.get("kind")
     return {
@@ -146,7 +181,7 @@ def pairs(values: Mapping[str, Any] | None) -> list[str] | None:
     return [f"{name}={value_text(one)}" for name, its in lists.items() for one in its] or None
 
 
-def _refuse_unknown(arguments: Mapping[str, Any], options: type) -> None:
+def refuse_unknown(arguments: Mapping[str, Any], options: type) -> None:
     """Raise TypeError for an option that there is not, as a call with an unknown argument does."""
     unknown = [name for name in arguments if name not in options.__annotations__]
     if unknown:

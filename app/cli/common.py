@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import enum
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar, cast, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -113,20 +115,6 @@ AsText = Annotated[
     typer.Option("--format", help="brief: at most 60 lines with stable keys, for programs; JSON with --json."),
 ]
 BriefJson = Annotated[bool, typer.Option("--json", help="Print the document of --format brief as JSON.")]
-Better = enum.StrEnum("Better", {"better": "better"})
-KeepIf = Annotated[
-    Better | None,
-    typer.Option(
-        help="Exit with 0 only if the candidate is better, in turns, worse in no case, and returns the same numbers; "
-        "with 10 if it is not better."
-    ),
-]
-FailAbove = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PERCENT", help="Exit with 3 if the candidate is worse by more than this, such as 5%; see the docs."
-    ),
-]
 MetricOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -135,7 +123,6 @@ MetricOption = Annotated[
         help="Judge this metric, such as step_ms; may be repeated. By default the first one.",
     ),
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done; exit code 0 only when it succeeded.")]
 WaitAtMost = Annotated[
     float | None,
     typer.Option(
@@ -143,10 +130,6 @@ WaitAtMost = Annotated[
     ),
 ]
 TableStatistic = enum.StrEnum("TableStatistic", {name: name for name in get_args(Statistic)})  # type: ignore[misc]
-WithStatistic = Annotated[
-    TableStatistic | None,
-    typer.Option("--statistic", help="With --wait: print this statistic of the samples; by default the median."),
-]
 ExpectEqual = Annotated[
     float | None,
     typer.Option(
@@ -173,21 +156,6 @@ Preset = Annotated[
         autocompletion=completing.presets,
     ),
 ]
-Implementation = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE.py:FUNCTION",
-        help="Attention of your own, or a kernel, beside the others or in the model; in a comparison, the candidate's.",
-    ),
-]
-Model = Annotated[str | None, typer.Option(metavar="FILE.py:CLASS", help="A model of your own, for training kinds.")]
-Step = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE.py:FUNCTION",
-        help="A training step of your own: FUNCTION(device, **arguments) returns a function that does one step.",
-    ),
-]
 Code = Annotated[
     Path | None,
     typer.Option(
@@ -201,11 +169,87 @@ DataDir = Annotated[
     typer.Option(metavar="FOLDER", help="The data folder, in which a server leaves its address (FLOPWATCH_DATA_DIR)."),
 ]
 
+
+@dataclass(frozen=True)
+class OwnCodeOptions:
+    """Options that name code of the user's own; those of `flopwatch.client.OwnCodeOptions`."""
+
+    implementation: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:FUNCTION",
+            help="Attention of your own, or a kernel, beside the others or in the model; in a comparison, the "
+            "candidate's.",
+        ),
+    ] = None
+    model: Annotated[
+        str | None, typer.Option(metavar="FILE.py:CLASS", help="A model of your own, for training kinds.")
+    ] = None
+    step: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:FUNCTION",
+            help="A training step of your own: FUNCTION(device, **arguments) returns a function that does one step.",
+        ),
+    ] = None
+    code: Code = None
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Options of commands that may wait for what they submit, and print its result."""
+
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it is done; exit code 0 only when it succeeded.")] = (
+        False
+    )
+    wait_at_most: WaitAtMost = None
+    statistic: Annotated[
+        TableStatistic | None,
+        typer.Option("--statistic", help="With --wait: print this statistic of the samples; by default the median."),
+    ] = None
+    as_json: AsJson = False
+
+    @property
+    def waits(self) -> bool:
+        return self.wait or self.wait_at_most is not None
+
+
 WRONG = 8
 """Exit code of commands whose jobs succeeded, if a result is not that of the reference."""
 
 before_command: ContextVar[Mapping[str, Any]] = ContextVar("before_command", default=MappingProxyType({}))
 """The options --url and --data-dir that were given before the command."""
+
+
+def with_groups(command: Callable[P, R]) -> Callable[P, R]:
+    """Let a parameter that is a dataclass stand for one option for each of its fields."""
+    signature = inspect.signature(command, eval_str=True, locals={"Flopwatch": object})
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        if dataclasses.is_dataclass(parameter.annotation):
+            groups[name] = group = cast("type[Any]", parameter.annotation)
+            fields = inspect.signature(group, eval_str=True).parameters.values()
+            parameters += [field.replace(kind=inspect.Parameter.KEYWORD_ONLY) for field in fields]
+        else:
+            parameters.append(parameter)
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> R:
+        made = {
+            name: group(**{field.name: kwargs.pop(field.name) for field in dataclasses.fields(group)})
+            for name, group in groups.items()
+        }
+        return command(*args, **kwargs, **made)
+
+    _show(wrapped, parameters)
+    return wrapped
+
+
+def _show(command: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> None:
+    """Let typer, which reads the parameters off the function, see these."""
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
 def with_server(command: Callable[Concatenate[Flopwatch, P], R]) -> Callable[P, R]:
@@ -231,13 +275,11 @@ def with_server(command: Callable[Concatenate[Flopwatch, P], R]) -> Callable[P, 
                 answer(of_error(str(error), exit_code, outcome))
             fail(str(error), exit_code)
 
-    # Typer reads the parameters off the function, and must not see the first.
-    signature = inspect.signature(command, eval_str=True, locals={"Flopwatch": object})
-    _, *parameters = signature.parameters.values()
+    command = with_groups(command)
+    _, *parameters = inspect.signature(command).parameters.values()
     for name, annotation in (("url", Url), ("data_dir", DataDir)):
         parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
-    wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    _show(wrapped, parameters)
     return wrapped
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,8 +18,6 @@ from app.cli.common import (
     AsText,
     BriefJson,
     ExpectEqual,
-    FailAbove,
-    KeepIf,
     Label,
     MetricOption,
     of_jobs,
@@ -78,7 +78,29 @@ ComparedSweeps = Annotated[
         autocompletion=completing.sweep_ids,
     ),
 ]
+Better = enum.StrEnum("Better", {"better": "better"})
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The baseline's name.")]
+
+
+@dataclass(frozen=True)
+class Judging:
+    """Options that ask whether a comparison is good enough."""
+
+    metric: MetricOption = None
+    fail_above: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PERCENT", help="Exit with 3 if the candidate is worse by more than this, such as 5%; see the docs."
+        ),
+    ] = None
+    expect_equal: ExpectEqual = None
+    keep_if: Annotated[
+        Better | None,
+        typer.Option(
+            help="Exit with 0 only if the candidate is better, in turns, worse in no case, and returns the same "
+            "numbers; with 10 if it is not better."
+        ),
+    ] = None
 
 
 @with_server
@@ -88,10 +110,7 @@ def compare(
     candidate: Compared = None,
     *,
     sweep_id: ComparedSweeps = None,
-    metric: MetricOption = None,
-    fail_above: FailAbove = None,
-    expect_equal: ExpectEqual = None,
-    keep_if: KeepIf = None,
+    judging: Judging,
     alternate: Annotated[
         bool, typer.Option("--alternate", help="Measure the specs of both jobs again, in turns, and compare that.")
     ] = False,
@@ -112,45 +131,40 @@ def compare(
     if alternate:
         quiet = as_json or output_format == BRIEF
         compared = _again_in_turns(server, *compared, replicates, show=(lambda *_: None) if quiet else None), None
-    if as_json or output_format == BRIEF or keep_if is not None:
-        judged = judge(server, *compared, metric, fail_above, expect_equal, keep_if)
+    metrics, expect_equal = judging.metric, judging.expect_equal
+    if as_json or output_format == BRIEF or judging.keep_if is not None:
+        judged = judge(server, *compared, judging)
         if as_json or output_format == BRIEF:
             answer(judged, as_json=as_json)
-        print_table(server.compare_text(*compared, format=format_of(output_format), metrics=metric).text, output_format)
+        print_table(
+            server.compare_text(*compared, format=format_of(output_format), metrics=metrics).text, output_format
+        )
         echo(judged.sentence or "", err=True)
         raise typer.Exit(judged.exit_code)
     comparison = server.compare_text(
         *compared,
         format=format_of(output_format),
-        metrics=metric,
-        fail_above_percent=_percent(fail_above),
+        metrics=metrics,
+        fail_above_percent=_percent(judging.fail_above),
         expect_equal=expect_equal,
         limit=limit,
     )
     print_table(comparison.text, output_format)
-    _exit(comparison, output_format, is_judged=fail_above is not None or expect_equal is not None)
+    _exit(comparison, output_format, is_judged=judging.fail_above is not None or expect_equal is not None)
 
 
-def judge(
-    server: Flopwatch,
-    baseline: str | list[int],
-    candidate: list[int] | None,
-    metrics: list[str] | None,
-    fail_above: str | None,
-    expect_equal: float | None,
-    keep_if: str | None,
-) -> Brief:
+def judge(server: Flopwatch, baseline: str | list[int], candidate: list[int] | None, judging: Judging) -> Brief:
     """Return the document of a comparison, with the answer of the gate or to `--keep-if`, if one is asked for, or a
     wrong result as its outcome."""
     from flopwatch.queries import comparison_query
 
-    limit = _percent(fail_above)
-    if keep_if is not None:
+    limit, expect_equal = _percent(judging.fail_above), judging.expect_equal
+    if judging.keep_if is not None:
         limit = DEFAULT_LIMIT_PERCENT if limit is None else limit
         if expect_equal is None and not _has_reference(server, baseline, candidate):
             expect_equal = EQUAL
-    compared = server.get("/compare", **comparison_query(baseline, candidate, metrics, limit, expect_equal))
-    if keep_if is not None:
+    compared = server.get("/compare", **comparison_query(baseline, candidate, judging.metric, limit, expect_equal))
+    if judging.keep_if is not None:
         outcome, sentence = _keep(compared)
     elif compared["gate"] is not None:
         outcome, sentence = compared["gate"]["outcome"], compared["gate"]["sentence"]

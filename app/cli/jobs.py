@@ -6,8 +6,9 @@ import contextlib
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,26 +23,20 @@ from app.cli.common import (
     BriefJson,
     Code,
     DryRun,
-    ExpectEqual,
-    FailAbove,
     Fields,
-    Implementation,
     JobId,
-    KeepIf,
     Kind,
     Label,
-    MetricOption,
-    Model,
+    OwnCodeOptions,
     Preset,
-    Step,
-    Wait,
     WaitAtMost,
-    WithStatistic,
+    Waiting,
     of_fields,
     of_jobs,
     of_sweep,
     with_server,
 )
+from app.cli.comparing import Judging, judge
 from app.cli.terminal import echo, echo_table, raw
 
 if TYPE_CHECKING:
@@ -53,13 +48,6 @@ MAX_LOOKED_AT = 500
 """Number of a sweep's jobs whose reason to wait is printed; the others mostly wait for the same reason."""
 
 JobIds = Annotated[list[int] | None, of_jobs("[ID…]", "The jobs' ids.")]
-OfKind = Annotated[str | None, typer.Option("--kind", help="All jobs of this kind.", autocompletion=completing.kinds)]
-OfSweep = Annotated[int | None, of_sweep("All jobs of this sweep.")]
-WithLabel = Annotated[
-    list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="All jobs with this label; may be repeated.")
-]
-Mine = Annotated[bool, typer.Option("--mine", help="All jobs that you submitted: your token's, or your user's.")]
-SubmittedBy = Annotated[str | None, typer.Option(metavar="USER", help="All jobs that this user submitted.")]
 AsItIs = Annotated[
     bool,
     typer.Option("--raw", help="Send control characters to the terminal, which obeys them; not for strangers' jobs."),
@@ -72,28 +60,59 @@ Source = Annotated[
         autocompletion=completing.kinds,
     ),
 ]
-Name = Annotated[str | None, typer.Option(help="A name, for people.")]
-Priority = Annotated[int, typer.Option(help="Higher runs first.")]
-TimeoutS = Annotated[
-    str | None,
-    typer.Option(metavar="SECONDS|none", help="End the job after this time; else after the server's default."),
-]
-MaxAttempts = Annotated[int, typer.Option(help="How often it may be started when workers are lost.")]
-NotifyUrl = Annotated[str | None, typer.Option(help="Address that the server tells the end, signed.", metavar="URL")]
 Key = Annotated[str | None, typer.Option("--idempotency-key", help="Submitting again with this key changes nothing.")]
-Fit = Annotated[
-    str | None,
-    typer.Option(
-        metavar="KEY=UPTO",
-        help="Search for the largest value up to this one with which the job fits into memory.",
-        autocompletion=completing.fields,
-    ),
-]
-Exclude = Annotated[
-    list[str] | None, typer.Option(metavar="KEY=VALUE,…", help="Leave these combinations out; may be repeated.")
-]
 SUBMITTED_BEFORE = "(submitted before with this --idempotency-key; this is the answer of then)"
-State = Annotated[str | None, typer.Option(help="Only jobs in this state.", autocompletion=completing.job_states)]
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Options that choose jobs by what they are, beside their state."""
+
+    kind: Annotated[str | None, typer.Option(help="All jobs of this kind.", autocompletion=completing.kinds)] = None
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="All jobs with this label; may be repeated.")
+    ] = None
+    sweep_id: Annotated[int | None, of_sweep("All jobs of this sweep.")] = None
+    submitted_by: Annotated[str | None, typer.Option(metavar="USER", help="All jobs that this user submitted.")] = None
+    mine: Annotated[bool, typer.Option("--mine", help="All jobs that you submitted: your token's, or your user's.")] = (
+        False
+    )
+
+
+@dataclass(frozen=True)
+class Described:
+    """Options that say what a submission is."""
+
+    name: Annotated[str | None, typer.Option(help="A name, for people.")] = None
+    label: Label = None
+
+    def given(self) -> dict[str, Any]:
+        """Return these options as the client takes them."""
+        given = {**vars(self), "labels": arguments.parse_labels(self.label or [])}
+        if (timeout_s := given.get("timeout_s")) is not None:
+            given["timeout_s"] = arguments.parse_timeout(timeout_s)
+        return {name: value for name, value in given.items() if name != "label"}
+
+
+@dataclass(frozen=True)
+class Queued(Described):
+    """Options that say how a submission waits and runs, too."""
+
+    priority: Annotated[int, typer.Option(help="Higher runs first.")] = 0
+    timeout_s: Annotated[
+        str | None,
+        typer.Option(metavar="SECONDS|none", help="End the job after this time; else after the server's default."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Submission(Queued):
+    """All options of a submission; those of `flopwatch.client.SubmissionOptions`."""
+
+    max_attempts: Annotated[int, typer.Option(help="How often it may be started when workers are lost.")] = 2
+    notify_url: Annotated[
+        str | None, typer.Option(help="Address that the server tells the end, signed.", metavar="URL")
+    ] = None
 
 
 @with_server
@@ -103,20 +122,9 @@ def submit(
     fields: Fields = None,
     *,
     preset: Preset = None,
-    implementation: Implementation = None,
-    model: Model = None,
-    step: Step = None,
-    code: Code = None,
-    wait: Wait = False,
-    wait_at_most: WaitAtMost = None,
-    statistic: WithStatistic = None,
-    as_json: AsJson = False,
-    name: Name = None,
-    label: Label = None,
-    priority: Priority = 0,
-    timeout_s: TimeoutS = None,
-    max_attempts: MaxAttempts = 2,
-    notify_url: NotifyUrl = None,
+    own_code: OwnCodeOptions,
+    waiting: Waiting,
+    submission: Submission,
     unique_key: Annotated[str | None, typer.Option(help="Refused while another job with it is queued or runs.")] = None,
     idempotency_key: Key = None,
     dry_run: DryRun = False,
@@ -126,33 +134,28 @@ def submit(
     from app.cli.output import print_dry_run
     from app.cli.specs import chosen
 
-    prints_table = (wait or wait_at_most is not None) and not as_json and output_format == TEXT and not dry_run
-    _check_statistic(statistic, prints_table)
-    options = _options(name, label, priority, timeout_s, max_attempts, notify_url)
+    _check_statistic(waiting, prints_table=output_format == TEXT and not dry_run)
+    options = submission.given()
     kind, under, lists = chosen(server, source, preset)
     spec = arguments.parse_spec(kind, fields or [], preset=under, lists=lists)
     job = server.submit(
         spec,
         **options,
-        implementation=implementation,
-        model=model,
-        step=step,
-        code=code,
+        **vars(own_code),
         unique_key=unique_key,
         idempotency_key=idempotency_key,
         dry_run=dry_run,
     )
     if dry_run:
-        if not as_json:
+        if not waiting.as_json:
             _tell_without_effect(spec)
-        print_dry_run(server, [job["spec"]], job["jobs"], searches=False, as_json=as_json)
+        print_dry_run(server, [job["spec"]], job["jobs"], searches=False, as_json=waiting.as_json)
         return
     note = f" {SUBMITTED_BEFORE}" if job.replayed else ""
     if output_format == "brief":
-        waits = wait or wait_at_most is not None
-        done, exit_code = _wait_quietly(server, job, at_most=wait_at_most) if waits else (job, 0)
-        answer(of_job(server, done, exit_code), as_json=as_json)
-    _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json, note=note, statistic=statistic)
+        done, exit_code = _wait_quietly(server, job, at_most=waiting.wait_at_most) if waiting.waits else (job, 0)
+        answer(of_job(server, done, exit_code), as_json=waiting.as_json)
+    _go_on(server, job, waiting, note=note)
 
 
 @with_server
@@ -167,10 +170,7 @@ def run_script(
     wait: Annotated[bool, typer.Option("--wait", hidden=True)] = True,
     wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
-    name: Name = None,
-    label: Label = None,
-    priority: Priority = 0,
-    timeout_s: TimeoutS = None,
+    submission: Queued,
 ) -> None:
     """Run a training script through the queue, and wait: its output, then what flopwatch.measure(step) measured."""
     spec = server.with_code(
@@ -178,46 +178,43 @@ def run_script(
         script=f"{script}:__main__",
         code=code,
     )
-    job = server.submit(spec, **_options(name, label, priority, timeout_s, 2, None))
-    _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json, follow=True)
+    job = server.submit(spec, **submission.given())
+    _go_on(server, job, Waiting(wait, wait_at_most, as_json=as_json), follow=True)
 
 
 def _go_on(
     server: Flopwatch,
     job: dict[str, Any],
+    waiting: Waiting,
     *,
-    wait: bool,
-    at_most: float | None,
-    as_json: bool,
     note: str = "",
     follow: bool = False,
-    statistic: str | None = None,
 ) -> None:
     """Print the result of a submission and, if asked, wait for the job, and meanwhile print its output; exits with 1
     unless it succeeded, or with WRONG."""
     from app.cli.output import output_display, print_answer, print_answers, print_job, print_json, progress_display
 
-    wait = wait or at_most is not None
+    wait, as_json = waiting.waits, waiting.as_json
     if not as_json:
         echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}{note}", err=wait)
         _tell_without_effect(job["spec"])
     if job["waiting"] is not None:
         if not wait:
             echo(f"job {job['id']} waits: {job['waiting']}", err=True)
-        elif at_most is None:
+        elif waiting.wait_at_most is None:
             echo("Ctrl-C ends the waiting, and the job stays; --wait-at-most sets a limit", err=True)
     if wait:
         with (
             _going_on_when_interrupted(lambda: _how_it_goes_on(server, job["id"])),
             output_display() if follow and not as_json else progress_display() as show,
         ):
-            job = server.wait(job, timeout_s=at_most, show=show, check=False)
+            job = server.wait(job, timeout_s=waiting.wait_at_most, show=show, check=False)
     if as_json:
         print_json(job)
     elif wait:
         print_answers(server, job)
         print_job(job)
-        print_answer(server, job, statistic)
+        print_answer(server, job, waiting.statistic)
     if wait and (code := _code_of(job)):
         raise typer.Exit(code)
 
@@ -231,48 +228,28 @@ def versus(
     fields: Fields = None,
     *,
     preset: Preset = None,
-    implementation: Implementation = None,
-    model: Model = None,
-    step: Step = None,
-    code: Code = None,
+    own_code: OwnCodeOptions,
     replicates: Annotated[int, typer.Option(min=1, max=100, help="Fresh processes of each version.")] = 8,
-    metric: MetricOption = None,
-    fail_above: FailAbove = None,
-    expect_equal: ExpectEqual = None,
-    keep_if: KeepIf = None,
-    name: Name = None,
-    label: Label = None,
+    judging: Judging,
+    submission: Described,
     wait_at_most: WaitAtMost = None,
     as_json: BriefJson = False,
     output_format: AsText = TEXT,
 ) -> None:
     """Compare two versions of your own code, which fresh processes measure in turns."""
-    from app.cli.comparing import judge
     from app.cli.specs import chosen
 
     kind, under, lists = chosen(server, source, preset)
     spec = arguments.parse_spec(kind, fields or [], preset=under, lists=lists)
-    labels = arguments.parse_labels(label or [])
-    job = server.versus(
-        old,
-        new,
-        spec,
-        implementation=implementation,
-        model=model,
-        step=step,
-        code=code,
-        replicates=replicates,
-        name=name,
-        labels=labels,
-    )
+    job = server.versus(old, new, spec, replicates=replicates, **vars(own_code), **submission.given())
     if as_json or output_format == "brief":
         done, exit_code = _wait_quietly(server, job, at_most=wait_at_most)
         if done["state"] != "succeeded":
             answer(of_job(server, done, exit_code), as_json=as_json)
-        answer(judge(server, [job["id"]], None, metric, fail_above, expect_equal, keep_if), as_json=as_json)
-    _go_on(server, job, wait=True, at_most=wait_at_most, as_json=False)
-    if any(option is not None for option in (metric, fail_above, expect_equal, keep_if)):
-        judged = judge(server, [job["id"]], None, metric, fail_above, expect_equal, keep_if)
+        answer(judge(server, [job["id"]], None, judging), as_json=as_json)
+    _go_on(server, job, Waiting(True, wait_at_most))
+    if judging != Judging():
+        judged = judge(server, [job["id"]], None, judging)
         echo(judged.sentence or "", err=True)
         raise typer.Exit(judged.exit_code)
 
@@ -288,8 +265,8 @@ def _wait_quietly(server: Flopwatch, job: dict[str, Any], *, at_most: float | No
     return job, _code_of(job)
 
 
-def _check_statistic(statistic: str | None, prints_table: bool) -> None:
-    if statistic is not None and not prints_table:
+def _check_statistic(waiting: Waiting, *, prints_table: bool = True) -> None:
+    if waiting.statistic is not None and (waiting.as_json or not (waiting.waits and prints_table)):
         why = "is of the table that --wait prints: wait for the job, without --json, --dry-run and --format brief"
         raise typer.BadParameter(why, param_hint="--statistic")
 
@@ -309,24 +286,22 @@ def sweep(
         list[str] | None, of_fields("Fields; those with several values make the grid.", metavar="KEY=V1,V2…")
     ] = None,
     *,
-    fit: Fit = None,
+    fit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY=UPTO",
+            help="Search for the largest value up to this one with which the job fits into memory.",
+            autocompletion=completing.fields,
+        ),
+    ] = None,
     multiple_of: Annotated[int, typer.Option(min=1, help="With --fit: try multiples of this only.")] = 1,
-    exclude: Exclude = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE,…", help="Leave these combinations out; may be repeated.")
+    ] = None,
     preset: Preset = None,
-    implementation: Implementation = None,
-    model: Model = None,
-    step: Step = None,
-    code: Code = None,
-    wait: Wait = False,
-    wait_at_most: WaitAtMost = None,
-    statistic: WithStatistic = None,
-    as_json: AsJson = False,
-    name: Name = None,
-    label: Label = None,
-    priority: Priority = 0,
-    timeout_s: TimeoutS = None,
-    max_attempts: MaxAttempts = 2,
-    notify_url: NotifyUrl = None,
+    own_code: OwnCodeOptions,
+    waiting: Waiting,
+    submission: Submission,
     idempotency_key: Key = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -334,7 +309,7 @@ def sweep(
     from app.cli.output import print_dry_run
     from app.cli.specs import chosen
 
-    _check_statistic(statistic, (wait or wait_at_most is not None) and not as_json and not dry_run)
+    _check_statistic(waiting, prints_table=not dry_run)
     kind, under, lists = chosen(server, source, preset)
     search = None if fit is None else arguments.parse_fit(fit, multiple_of)
     base, grid = arguments.parse_sweep(kind, fields or [], preset=under, lists=lists, needs_grid=search is None)
@@ -344,21 +319,17 @@ def sweep(
         grid,
         fit=search,
         exclude=left_out,
-        **_options(name, label, priority, timeout_s, max_attempts, notify_url),
-        implementation=implementation,
-        model=model,
-        step=step,
-        code=code,
+        **submission.given(),
+        **vars(own_code),
         idempotency_key=idempotency_key,
         dry_run=dry_run,
     )
     if dry_run:
-        print_dry_run(
-            server, _points(made["base"], grid, left_out), made["jobs"], searches=search is not None, as_json=as_json
-        )
+        specs = _points(made["base"], grid, left_out)
+        print_dry_run(server, specs, made["jobs"], searches=search is not None, as_json=waiting.as_json)
         return
     note = f" {SUBMITTED_BEFORE}" if made.replayed else ""
-    _follow_sweep(server, made, wait=wait, at_most=wait_at_most, as_json=as_json, note=note, statistic=statistic)
+    _follow_sweep(server, made, waiting, note)
 
 
 def _points(
@@ -370,20 +341,11 @@ def _points(
     return [point.spec for point in expand(base, grid, exclude)]
 
 
-def _follow_sweep(
-    server: Flopwatch,
-    made: dict[str, Any],
-    *,
-    wait: bool,
-    at_most: float | None,
-    as_json: bool,
-    note: str,
-    statistic: str | None,
-) -> None:
+def _follow_sweep(server: Flopwatch, made: dict[str, Any], waiting: Waiting, note: str) -> None:
     """Print the result of a sweep's submission and, if asked, wait for it; exits with 1 unless all jobs succeeded."""
     from app.cli.output import counts_text, print_json, print_searches, progress_display
 
-    wait = wait or at_most is not None
+    wait, as_json = waiting.waits, waiting.as_json
     if not as_json:
         total = sum(made["counts"].values())
         what = (
@@ -401,11 +363,11 @@ def _follow_sweep(
             ),
             progress_display() as show,
         ):
-            made = server.wait_for_sweep(made, timeout_s=at_most, show=show)
+            made = server.wait_for_sweep(made, timeout_s=waiting.wait_at_most, show=show)
     if as_json:
         print_json(made)
     elif wait:
-        echo_table(server.table_text(sweep=made["id"], statistic=statistic))  # type: ignore[arg-type]  # its choices
+        echo_table(server.table_text(sweep=made["id"], statistic=waiting.statistic))  # type: ignore[arg-type]  # its choices
         echo()
         echo(counts_text(made["counts"]))
         print_searches(made)
@@ -431,29 +393,26 @@ def rerun(
     job_id: JobId,
     fields: Annotated[list[str] | None, of_fields("Fields to change.")] = None,
     *,
-    implementation: Implementation = None,
-    model: Model = None,
-    step: Step = None,
-    code: Code = None,
-    wait: Wait = False,
-    wait_at_most: WaitAtMost = None,
-    statistic: WithStatistic = None,
-    as_json: AsJson = False,
+    own_code: OwnCodeOptions,
+    waiting: Waiting,
 ) -> None:
     """Submit a new job with the spec and options of an old one, and new values for some fields."""
-    _check_statistic(statistic, (wait or wait_at_most is not None) and not as_json)
+    _check_statistic(waiting)
     kind = server.job(job_id)["kind"]
     lists = next((arguments.list_fields(spec["schema"]) for spec in server.specs() if spec["kind"] == kind), ())
     changes = arguments.parse_changes(fields or [], lists)
-    job = server.rerun(job_id, changes, implementation=implementation, own_model=model, step=step, code=code)
-    _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json, statistic=statistic)
+    code = {**vars(own_code), "own_model": own_code.model}
+    del code["model"]  # a field of specs
+    _go_on(server, server.rerun(job_id, changes, **code), waiting)
 
 
 @with_server
 def jobs(
     server: Flopwatch,
     *,
-    state: State = None,
+    state: Annotated[
+        str | None, typer.Option(help="Only jobs in this state.", autocompletion=completing.job_states)
+    ] = None,
     kind: Kind = None,
     label: Label = None,
     sweep_id: Annotated[int | None, of_sweep("Only jobs of this sweep.")] = None,
@@ -545,22 +504,16 @@ def cancel(
     job_ids: JobIds = None,
     *,
     state: Annotated[str | None, typer.Option(help="All jobs in this state: queued or running.")] = None,
-    kind: OfKind = None,
-    label: WithLabel = None,
-    sweep_id: OfSweep = None,
-    submitted_by: SubmittedBy = None,
-    mine: Mine = False,
+    filters: Filters,
 ) -> None:
     """Cancel jobs, queued or running: those named, or all that match every filter;
     without the scope admin, only your own.
 
     If one cannot be cancelled, the others still are.
     """
-    chosen = _chosen(
-        job_ids, state=state, kind=kind, label=label, sweep=sweep_id, submitted_by=submitted_by, mine=mine or None
-    )
+    chosen = _chosen(job_ids, state, filters)
     if chosen is not None:
-        _check_kind(server, kind)
+        _check_kind(server, filters.kind)
         done = server.cancel_jobs(**chosen)
         echo(f"jobs cancelled: {done['cancelled']}; being cancelled: {done['requested']}")
         return
@@ -600,22 +553,16 @@ def delete(
     job_ids: JobIds = None,
     *,
     state: Annotated[str | None, typer.Option(help="All jobs in this state: succeeded, failed or cancelled.")] = None,
-    kind: OfKind = None,
-    label: WithLabel = None,
-    sweep_id: OfSweep = None,
-    submitted_by: SubmittedBy = None,
-    mine: Mine = False,
+    filters: Filters,
 ) -> None:
     """Delete finished jobs with their results and files: those named, or all that match every filter;
     without the scope admin, only your own.
 
     If one cannot be deleted, the others still are.
     """
-    chosen = _chosen(
-        job_ids, state=state, kind=kind, label=label, sweep=sweep_id, submitted_by=submitted_by, mine=mine or None
-    )
+    chosen = _chosen(job_ids, state, filters)
     if chosen is not None:
-        _check_kind(server, kind)
+        _check_kind(server, filters.kind)
         done = server.delete_jobs(**chosen)
         not_deleted = f"; queued or running, so not deleted: {done['unfinished']}" if done["unfinished"] else ""
         needed = f"; in baselines, so not deleted: {done['in_baselines']}" if done["in_baselines"] else ""
@@ -662,14 +609,22 @@ def label(
 COMMANDS = (submit, versus, sweep, rerun, run_script, jobs, show, label, logs, cancel, delete, retry)
 
 
-def _chosen(job_ids: list[int] | None, label: list[str] | None, **filters: Any) -> JobFilter | None:
+def _chosen(job_ids: list[int] | None, state: str | None, filters: Filters) -> JobFilter | None:
     """Return the filters, or None where jobs are named by their ids."""
-    filters["labels"] = arguments.parse_labels(label or []) or None
-    is_filter = any(value is not None for value in filters.values())
+    is_filter = state is not None or filters != Filters()
     if bool(job_ids) == is_filter:
         options = "--state, --kind, --label, --sweep, --submitted-by and --mine"
         raise typer.BadParameter(f"give ids, or at least one of {options}, and not both")
-    return cast("JobFilter", filters) if is_filter else None
+    if not is_filter:
+        return None
+    return {
+        "state": state,
+        "kind": filters.kind,
+        "labels": arguments.parse_labels(filters.label or []),
+        "sweep": filters.sweep_id,
+        "submitted_by": filters.submitted_by,
+        "mine": filters.mine,
+    }
 
 
 def _check_kind(server: Flopwatch, kind: str | None) -> None:
@@ -716,24 +671,6 @@ def _tell_without_effect(spec: dict[str, Any]) -> None:
         words = ("changes", "it does") if len(idle) == 1 else ("change", "they do")
         when = f"`flopwatch specs {spec['kind']}` tells when {words[1]}"
         echo(f"note: {', '.join(idle)} {words[0]} nothing here; {when}", err=True)
-
-
-def _options(
-    name: str | None,
-    label: list[str] | None,
-    priority: int,
-    timeout_s: str | None,
-    max_attempts: int,
-    notify_url: str | None,
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "labels": arguments.parse_labels(label or []),
-        "priority": priority,
-        "timeout_s": None if timeout_s is None else arguments.parse_timeout(timeout_s),
-        "max_attempts": max_attempts,
-        "notify_url": notify_url,
-    }
 
 
 def _how_it_goes_on(server: Flopwatch, job_id: int) -> str:

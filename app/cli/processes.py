@@ -19,15 +19,13 @@ import typer
 
 from app.cli import completing
 from app.cli.common import (
-    Code,
     DataDir,
     Fields,
-    Implementation,
-    Model,
+    OwnCodeOptions,
     Preset,
-    Step,
     use_data_dir,
     warn_of_unknown_settings,
+    with_groups,
 )
 from app.cli.terminal import echo, fail
 from app.importing import program, without_collector
@@ -100,6 +98,7 @@ def worker(
     _become_workers("agent")
 
 
+@with_groups
 def run(
     source: Annotated[
         str,
@@ -112,10 +111,7 @@ def run(
     fields: Fields = None,
     *,
     preset: Preset = None,
-    implementation: Implementation = None,
-    model: Model = None,
-    step: Step = None,
-    code: Code = None,
+    own_code: OwnCodeOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, not a table.")] = False,
     output: Annotated[Path, typer.Option(help="Folder for the job's files; none is overwritten.")] = Path(),
     data_dir: DataDir = None,
@@ -125,8 +121,8 @@ def run(
 
     use_data_dir(data_dir)
     warn_of_unknown_settings()
-    named = {"implementation": implementation, "model": model, "step": step}
-    spec, uploads = local(source, fields or [], preset, named, code)
+    named = {name: value for name, value in vars(own_code).items() if name != "code"}
+    spec, uploads = local(source, fields or [], preset, named, own_code.code)
     files = [word for file in uploads for word in ("--code", _as_file(file.content))]
     _become_workers("run", _as_file(spec.encode()), "--output", str(output), *files, *(["--json"] if as_json else []))
 
