@@ -9,7 +9,7 @@ from typing import Any, Literal
 from app.metrics import readable
 from app.results.history import History, HistoryPoint
 from app.states import VERDICTS
-from app.web.plots import LEGEND, OTHER_OUTCOME, OUTCOMES, PALETTE, SYMBOLS, Figure, escaped, legend_of_doubt
+from app.web.plots.drawing import LEGEND, OTHER_OUTCOME, OUTCOMES, PALETTE, SYMBOLS, Figure, escaped, legend_of_doubt
 from flopwatch.text.numbers import number
 from flopwatch.text.times import moment, parsed_time
 

@@ -37,7 +37,8 @@ from app.web.pages import plots as panel
 from app.web.pages.panels import results_of
 from app.web.panels import JobResults, panels_of
 from app.web.panels.profile import STACKS
-from app.web.plots import Figure, Point, varying
+from app.web.plots.drawing import Figure
+from app.web.plots.points import Point, varying
 from app.web.samples import over_steps
 from app.web.stacks import MAX_BYTES, draw_flames, tree
 from app.web.templates import STATIC, embedded

@@ -10,7 +10,8 @@ from typing import Any
 
 from app.metrics import readable
 from app.web import thinning
-from app.web.plots import DASHES, LEGEND, PALETTE, Figure, escaped, hover_unit
+from app.web.plots.chart import DASHES
+from app.web.plots.drawing import LEGEND, PALETTE, Figure, escaped, hover_unit
 
 MAX_MARKERS = 2000
 """Largest number of points of a line that are drawn with markers."""

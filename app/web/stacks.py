@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from app.web.plots import PALETTE, Figure, escaped
+from app.web.plots.drawing import PALETTE, Figure, escaped
 
 MIN_SHARE = 0.0005
 """Frames with a smaller share of the time are left out."""

@@ -23,7 +23,11 @@ from app.web.panels.memory import CATEGORIES
 from app.web.panels.memory import draw_timeline as draw_memory
 from app.web.panels.profile import draw_roofline
 from app.web.pictures import light
-from app.web.plots import Axes, Point, Ratio, Samples, chart, distributions, heat_map, ratios
+from app.web.plots.chart import draw_chart
+from app.web.plots.distributions import Samples, draw_distributions
+from app.web.plots.heat_map import draw_heat_map
+from app.web.plots.points import Axes, Point
+from app.web.plots.ratios import Ratio, draw_ratios
 from app.web.samples import over_steps
 from app.web.stacks import draw_flames, tree
 from flopwatch import ClientError
@@ -105,34 +109,37 @@ def buckets() -> dict[str, Any]:
 
 def sides() -> dict[str, Any]:
     of = [Samples(side, "step", [], [1.0 + at, 2.0, 3.5, 2.5]) for at, side in enumerate(("baseline", "candidate"))]
-    return distributions(of, "step_ms", "ms", of="processes")
+    return draw_distributions(of, "step_ms", "ms", of="processes")
 
 
 FIGURES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
     "chart": (
-        lambda: chart(points(), Axes("length", ("precision",)), "step_ms", "ms"),
+        lambda: draw_chart(points(), Axes("length", ("precision",)), "step_ms", "ms"),
         ["fp32", "bf16", "suspect", "oom", "Step (ms)", "Length"],
     ),
-    "bars": (lambda: chart(points(), Axes("precision", ("length",)), "step_ms", "ms"), ["length=4", "oom", "suspect"]),
+    "bars": (
+        lambda: draw_chart(points(), Axes("precision", ("length",)), "step_ms", "ms"),
+        ["length=4", "oom", "suspect"],
+    ),
     "heat map": (
-        lambda: heat_map(points(), "length", "precision", "step_ms", "ms"),
+        lambda: draw_heat_map(points(), "length", "precision", "step_ms", "ms"),
         ["Step (ms)", "7.5", "oom", "bf16"],
     ),
     "large heat map": (
-        lambda: heat_map(
+        lambda: draw_heat_map(
             [Point({"a": a, "b": b}, a * b + 1.0) for a in range(90) for b in range(90)], "a", "b", "x", None
         ),
         ["A", "B"],
     ),
     "distributions": (sides, ["baseline", "candidate", "Step (ms)"]),
     "ratios": (
-        lambda: ratios(
+        lambda: draw_ratios(
             [Ratio("step_ms, $x$ <b>", 0.5, 0.4, 0.6, "better", "less"), Ratio("b", 2, 1, 3, "worse", "more")]
         ),
         ["better", "worse", "step_ms, $x$ <b> ←", "arrows point to the better side of 1"],
     ),
     "long names": (
-        lambda: ratios(
+        lambda: draw_ratios(
             [
                 Ratio(
                     f"step_ms, case {at}: " + "implementation=of_a_very_long_name, " * 5,

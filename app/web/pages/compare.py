@@ -20,8 +20,9 @@ from app.errors import Conflict, FieldError, InvalidRequest
 from app.metrics import better
 from app.results.findings import Row
 from app.specs import KINDS
-from app.web import plots
 from app.web.parameters import NONE_IF_EMPTY
+from app.web.plots.distributions import Samples, draw_distributions
+from app.web.plots.ratios import Ratio, draw_ratios
 from app.web.templates import Entry, embedded, render, table
 from flopwatch.table_options import FORMATS
 from flopwatch.text.cases import case_text
@@ -197,7 +198,7 @@ def shown(comparison: results.Comparison, sides: tuple[str, str]) -> dict[str, A
 def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
     """Return a figure of the medians of each side's processes, case by case, or of all samples if a side has few
     processes; None if nothing was measured."""
-    medians: dict[tuple[str, str], plots.Samples] = {}
+    medians: dict[tuple[str, str], Samples] = {}
     unit, by = None, ""
     for shown in comparisons:
         comparison: results.Comparison | None = shown["comparison"]
@@ -209,7 +210,7 @@ def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], 
             unit, by = row.judged.unit, _by(row.judged)
             case = case_text(row.place) or "the case"
             for name, processes in zip(shown["sides"], (row.judged.baseline, row.judged.candidate), strict=True):
-                medians.setdefault((name, case), plots.Samples(name, case, (), processes=processes))
+                medians.setdefault((name, case), Samples(name, case, (), processes=processes))
     cases = list(dict.fromkeys(case for _, case in medians))[:DRAWN_CASES]
     chosen = [group for (_, case), group in medians.items() if case in cases]
     has_few = any(0 < len(group.processes) < ENOUGH_PROCESSES for group in chosen)
@@ -218,7 +219,7 @@ def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], 
     if not groups:
         return None
     of: Literal["samples", "processes"] = "samples" if samples else "processes"
-    return {"of": of, "by": by, **embedded(plots.distributions(groups, metric, unit, of=of))}
+    return {"of": of, "by": by, **embedded(draw_distributions(groups, metric, unit, of=of))}
 
 
 def _by(row: Row) -> str:
@@ -228,7 +229,7 @@ def _by(row: Row) -> str:
     )
 
 
-def _with_short_names(groups: Sequence[plots.Samples], cases: Sequence[str]) -> list[plots.Samples]:
+def _with_short_names(groups: Sequence[Samples], cases: Sequence[str]) -> list[Samples]:
     """Return the groups with the short names of their cases: long ones along x would leave no room above."""
     names = short_names(cases)
     return [replace(group, case=names[group.case]) for group in groups]
@@ -245,7 +246,7 @@ def short_names(cases: Sequence[str]) -> Mapping[str, str]:
 
 def _samples(
     services: Services, comparisons: Sequence[Mapping[str, Any]], metric: str, cases: Collection[str]
-) -> list[plots.Samples]:
+) -> list[Samples]:
     """Return the samples of these cases on each side, those of several jobs together."""
     by_side: dict[tuple[str, str], dict[int, Sequence[float]]] = {}
     for shown in comparisons:
@@ -260,7 +261,7 @@ def _samples(
             name, case = shown["sides"][is_candidate], samples.case or "the case"
             if case in cases:
                 by_side.setdefault((name, case), {})[samples.job] = samples.values
-    return [plots.Samples(name, case, list(chain(*of_jobs.values()))) for (name, case), of_jobs in by_side.items()]
+    return [Samples(name, case, list(chain(*of_jobs.values()))) for (name, case), of_jobs in by_side.items()]
 
 
 def ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -282,5 +283,5 @@ def ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
             label = ", ".join(word for word in words if word)
             direction = better(row["metric"], row.get("unit"))
             ends = (row["ratio_low"], row["ratio_high"])
-            drawn.append(plots.Ratio(label, row["ratio"], *ends, row["finding"], direction))
-    return embedded(plots.ratios(drawn[:DRAWN_CASES])) if drawn else None
+            drawn.append(Ratio(label, row["ratio"], *ends, row["finding"], direction))
+    return embedded(draw_ratios(drawn[:DRAWN_CASES])) if drawn else None

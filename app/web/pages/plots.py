@@ -20,9 +20,12 @@ from app.errors import FieldError, InvalidRequest
 from app.metrics import gain_name, headline, readable
 from app.specs import KINDS, Scalar
 from app.store.reading import members
-from app.web import plots
 from app.web.live import page_tag, tagged, unchanged
 from app.web.parameters import NONE_IF_EMPTY
+from app.web.plots.chart import draw_chart
+from app.web.plots.heat_map import draw_heat_map
+from app.web.plots.points import Axes, Point, axes_of, points_of, values_along, varying
+from app.web.plots.ratios import REFERENCE
 from app.web.templates import embedded
 from flopwatch.text.cases import case_text, in_use
 from flopwatch.text.values import value_text
@@ -132,7 +135,7 @@ def drawn(services: Services, version: str, query_json: str) -> dict[str, Any]:
     return {**NO_PLOTS, "metrics": titles, "metric": metric, "title": title, **shown}
 
 
-def related_points(services: Services, query: PlotsQuery, metric: str, name: str) -> list[plots.Point]:
+def related_points(services: Services, query: PlotsQuery, metric: str, name: str) -> list[Point]:
     """Return the points of the column `name`, which relates the metric to the reference of the query.
 
     A point without a value has the outcome of its own measurement, or NO_REFERENCE if the reference has no value.
@@ -144,7 +147,7 @@ def related_points(services: Services, query: PlotsQuery, metric: str, name: str
         replace(point, outcome=own.outcome if own.value is None else NO_REFERENCE)
         if point.value is None and point.outcome is None
         else point
-        for own, point in zip(plots.points_of(sheet, metric), plots.points_of(sheet, name), strict=True)
+        for own, point in zip(points_of(sheet, metric), points_of(sheet, name), strict=True)
     ]
 
 
@@ -153,7 +156,7 @@ def pair(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def where(points: Sequence[plots.Point], wanted: Sequence[str]) -> Sequence[plots.Point]:
+def where(points: Sequence[Point], wanted: Sequence[str]) -> Sequence[Point]:
     """Return the points at these values of coordinates.
 
     Raises InvalidRequest if there is none.
@@ -167,7 +170,7 @@ def where(points: Sequence[plots.Point], wanted: Sequence[str]) -> Sequence[plot
         if all(address_text(point.place.get(name)) in texts for name, texts in alternatives.items())
     ]
     if points and not chosen:
-        known = {name: plots.values_along(points, name) for point in points[:1] for name in point.place}
+        known = {name: values_along(points, name) for point in points[:1] for name in point.place}
         name = next((name for name in alternatives if name not in known), None) or next(iter(alternatives))
         there_is = ", ".join(map(address_text, known[name][:20])) if name in known else ", ".join(known)
         detail = (
@@ -210,23 +213,21 @@ def versions(services: Services, query: PlotsQuery) -> str:
     return " ".join(parts)
 
 
-def read_points(
-    services: Services, sweep: Mapping[str, Any] | None, query: PlotsQuery, metric: str
-) -> list[plots.Point]:
+def read_points(services: Services, sweep: Mapping[str, Any] | None, query: PlotsQuery, metric: str) -> list[Point]:
     """Return the points of a metric: as tables have them, or of a large sweep by its grid, which takes less time."""
     is_large = sweep is not None and sum(sweep["counts"].values()) > MANY_POINTS
     if sweep is not None and is_large and not query.job and members.has_one_case_each(sweep):
         return [_point(point) for point in results.sweep_points(services.database, sweep, metric)]
     choice = results.JobChoice(sweep=query.sweep, jobs=query.job)
     sheet = results.metric_table(services.database, choice, [metric])
-    return plots.points_of(sheet, metric)
+    return points_of(sheet, metric)
 
 
-def _point(point: results.SweepPoint) -> plots.Point:
+def _point(point: results.SweepPoint) -> Point:
     place = {
         path: value_text(value) if isinstance(value, dict | list) else value for path, value in point.values.items()
     }
-    return plots.Point(
+    return Point(
         place,
         point.value,
         point.spread,
@@ -240,10 +241,10 @@ def _point(point: results.SweepPoint) -> plots.Point:
 
 
 def figures(
-    all_points: Sequence[plots.Point], metric: str, unit: str | None, query: PlotsQuery, title: str
+    all_points: Sequence[Point], metric: str, unit: str | None, query: PlotsQuery, title: str
 ) -> dict[str, Any]:
     """Return the figures of a metric, and the choices that the panel offers. `title`: of the chart's axis."""
-    values: Mapping[str, Sequence[Scalar]] = plots.varying(all_points)
+    values: Mapping[str, Sequence[Scalar]] = varying(all_points)
     if query.of not in (None, metric):
         query = without_others(query, values)
     only = chosen_values(query)
@@ -251,24 +252,24 @@ def figures(
         if name is not None and name not in values:
             detail = f"{name!r} does not vary here; what varies: {', '.join(values) or 'nothing'}."
             raise InvalidRequest(detail, errors=(FieldError(f"/{field}", detail),))
-    points, varying = all_points, values
+    points, several = all_points, values
     if only:
         points = [
             point
             for point in all_points
             if all(address_text(point.place.get(name)) == text for name, text in only.items())
         ]
-        varying = plots.varying(points)
-    axes = plots.axes_of(points, query.x if query.x in varying else None, varying)
+        several = varying(points)
+    axes = axes_of(points, query.x if query.x in several else None, several)
     if query.group:
         axes = replace(axes, by=series(points, axes, query.group))
-    downwards = [name for name in axes.by if name in varying]
-    y = query.y if query.y in axes.by else max(downwards, key=lambda name: len(varying[name]), default=None)
+    downwards = [name for name in axes.by if name in several]
+    y = query.y if query.y in axes.by else max(downwards, key=lambda name: len(several[name]), default=None)
     groups = {} if y is None else grouped(points, [name for name in axes.by if name != y])
-    chart = plots.chart(points, axes, metric, unit)
+    chart = draw_chart(points, axes, metric, unit)
     chart["layout"]["yaxis"]["title"] = {"text": title}
     if query.relative_to:
-        chart["layout"]["shapes"] = [plots.REFERENCE]
+        chart["layout"]["shapes"] = [REFERENCE]
     return {
         "chart": embedded(chart) if points else None,
         "maps": [] if y is None else maps(points, groups, axes.x, y, metric, unit),
@@ -280,7 +281,7 @@ def figures(
     }
 
 
-def series(points: Sequence[plots.Point], axes: plots.Axes, group: Sequence[str]) -> tuple[str, ...]:
+def series(points: Sequence[Point], axes: Axes, group: Sequence[str]) -> tuple[str, ...]:
     """Return the coordinates that make series, as asked for.
 
     Raises InvalidRequest if there is no such coordinate, or if another one varies: a series would have several values
@@ -329,8 +330,8 @@ def filters(values: Mapping[str, Sequence[Scalar]], only: Mapping[str, str]) -> 
 
 
 def maps(
-    points: Sequence[plots.Point],
-    groups: Mapping[str, Sequence[plots.Point]],
+    points: Sequence[Point],
+    groups: Mapping[str, Sequence[Point]],
     x: str,
     y: str,
     metric: str,
@@ -339,15 +340,15 @@ def maps(
     """Return a heat map for each of the first groups of points. `points`: those of all groups."""
     heat_maps = []
     for place, group in list(groups.items())[:MAX_MAPS]:
-        heat_maps.append({"of": place, **embedded(plots.heat_map(group, x, y, metric, unit, points))})
+        heat_maps.append({"of": place, **embedded(draw_heat_map(group, x, y, metric, unit, points))})
     return heat_maps
 
 
-def grouped(points: Sequence[plots.Point], others: Sequence[str]) -> Mapping[str, Sequence[plots.Point]]:
+def grouped(points: Sequence[Point], others: Sequence[str]) -> Mapping[str, Sequence[Point]]:
     """Return the points of each heat map, by the coordinates that no map shows."""
     if not others:
         return {"": points}
-    groups: dict[str, list[plots.Point]] = {}
+    groups: dict[str, list[Point]] = {}
     for point in points:
         place = case_text({name: value for name in others if (value := in_use(point.place.get(name))) is not None})
         groups.setdefault(place, []).append(point)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from app.web.plots import PALETTE, Figure, escaped
+from app.web.plots.drawing import PALETTE, Figure, escaped
 
 BAR = 34
 """Height of a bar with its gap, in pixels."""

@@ -8,7 +8,7 @@ from typing import Any
 from app.results.sheet import Cell
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults, Row
-from app.web.plots import Figure
+from app.web.plots.drawing import Figure
 
 TABLE = "bucket-size"
 OF_BUCKET, OF_ROW = "bucket_size_mb", "size_mb"

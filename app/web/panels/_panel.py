@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.web.plots import Figure
+from app.web.plots.drawing import Figure
 
 
 @dataclass(frozen=True)

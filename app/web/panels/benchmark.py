@@ -9,7 +9,7 @@ from typing import Any
 from app.web.panels._bars import bars_of
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults
-from app.web.plots import Figure
+from app.web.plots.drawing import Figure
 
 PHASES = ("accumulation", "forward", "backward", "optimizer", "prefill")
 """Phases in the order of a step; those that the user's own code names follow them."""

@@ -7,7 +7,7 @@ from functools import partial
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults
 from app.web.panels.cells import draw, known, measured, title
-from app.web.plots import Axes
+from app.web.plots.points import Axes
 
 TEXTS = {
     "tflops": "Products of square matrices, with the 95 % interval of the median if there are several samples.",

@@ -17,7 +17,9 @@ from app.results.sheet import Sheet
 from app.specs import Scalar
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults
-from app.web.plots import Axes, Figure, Point, axes_of, chart, points_of
+from app.web.plots.chart import draw_chart
+from app.web.plots.drawing import Figure
+from app.web.plots.points import Axes, Point, axes_of, points_of
 from flopwatch.text.cases import case_text
 
 Place = Mapping[str, Scalar]
@@ -102,7 +104,7 @@ def charts(
 
 def draw(sheet: Sheet, metric: str, points: Sequence[Point], axes: Axes) -> Figure:
     """Draw one chart."""
-    return chart(points, axes, metric, unit_of(sheet, metric))
+    return draw_chart(points, axes, metric, unit_of(sheet, metric))
 
 
 def draw_lines(
@@ -118,9 +120,9 @@ def draw_lines(
     unit = unit_of(sheet, metric)
     first, *others = axes.by
     if len({point.place.get(axes.x) for point in points}) == 1 < len({point.place.get(first) for point in points}):
-        figure, titles = chart(points, Axes(first, tuple(others)), metric, unit), (readable(first), titles[1])
+        figure, titles = draw_chart(points, Axes(first, tuple(others)), metric, unit), (readable(first), titles[1])
     else:
-        figure = chart(points, axes, metric, unit, log_x=True, log_y=log_y)
+        figure = draw_chart(points, axes, metric, unit, log_x=True, log_y=log_y)
     for axis, title in zip(("xaxis", "yaxis"), titles, strict=True):
         figure["layout"][axis]["title"] = {"text": title}
     return figure

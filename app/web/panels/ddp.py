@@ -13,7 +13,7 @@ from app.web.panels._bars import bars_of
 from app.web.panels._buckets import bucket_panels
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults, Row
-from app.web.plots import Figure, escaped
+from app.web.plots.drawing import Figure, escaped
 from flopwatch.text.cases import case_text, in_use
 
 STREAMS = {"compute": "computation", "communication": "communication", "exposed": "exposed communication"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from app.web.panels._bars import bars_of
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults
-from app.web.plots import Figure
+from app.web.plots.drawing import Figure
 
 TABLE = "per-device"
 SUFFIX = "_gib"

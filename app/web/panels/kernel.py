@@ -7,7 +7,7 @@ from functools import partial
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults
 from app.web.panels.cells import draw, known, measured, title
-from app.web.plots import Axes, varying
+from app.web.plots.points import Axes, varying
 
 METRICS = {
     "forward_backward_ms": "Time of one call of both passes, with its 95 % interval.",

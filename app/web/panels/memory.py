@@ -10,7 +10,7 @@ from typing import Any
 from app.web.panels._bars import bars_of
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults, Row
-from app.web.plots import Figure, escaped
+from app.web.plots.drawing import Figure, escaped
 
 CATEGORIES = {
     "parameter": "var(--plot-1)",

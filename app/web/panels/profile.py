@@ -9,7 +9,7 @@ from typing import Any
 from app.web.panels._bars import bars_of
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults, Row
-from app.web.plots import PALETTE, SYMBOLS, Figure, escaped
+from app.web.plots.drawing import PALETTE, SYMBOLS, Figure, escaped
 
 CLASSES = {
     "matmul": "var(--plot-1)",

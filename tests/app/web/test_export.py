@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
-from app.web import export, plots
+from app import web
+from app.web import export
 from app.web.export import DRAWING, PLOTLY, STYLES
+from app.web.plots.drawing import PALETTE
 from workers.measure.profiling import flame_graph
 
-WEB = Path(plots.__file__).parent
+WEB = Path(web.__file__).parent
 Measured = Callable[..., Any]
 
 
@@ -160,9 +162,9 @@ def test_only_tags_of_our_drawings_may_stand_in_an_export() -> None:
 
 
 def test_exports_define_every_colour_that_figures_name() -> None:
-    sources = [WEB / "plots.py", WEB / "samples.py", *WEB.glob("panels/*.py")]
+    sources = [*WEB.glob("plots/*.py"), WEB / "samples.py", *WEB.glob("panels/*.py")]
     named = {name for path in sources for name in re.findall(r"var\((--[a-z0-9-]+)[,)]", path.read_text())}
-    named |= {name[4:-1] for name in plots.PALETTE}
+    named |= {name[4:-1] for name in PALETTE}
     styles = "".join((WEB / "static" / name).read_text() for name in STYLES)
     assert "--good" in named
     assert named <= set(re.findall(r"^  (--[a-z0-9-]+):", styles, flags=re.MULTILINE))

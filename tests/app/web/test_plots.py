@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
-from app.web import plots
 from app.web.pages.plots import first_metric
-from app.web.plots import Axes, Point, Samples
+from app.web.plots.chart import DASHES, MAX_BARS, MAX_SERIES, _styles, draw_chart
+from app.web.plots.distributions import MAX_STRIP, SIDES, Samples, draw_distributions
+from app.web.plots.drawing import EMPTY, OUTCOMES, PALETTE
+from app.web.plots.heat_map import draw_heat_map
+from app.web.plots.points import Axes, Point, axes_of, points_of, varying
+from app.web.plots.ratios import Ratio, draw_ratios
 
 
 def sheet(rows: Sequence[Sequence[Any]]) -> Sheet:
@@ -61,7 +65,7 @@ def drawn(figure: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_points_have_coordinates_verdict_and_job() -> None:
-    found = plots.points_of(
+    found = points_of(
         sheet(
             [
                 ["eager", 256, 7, Cell(1.5, 0.1, 10, "ok"), "valid"],
@@ -82,33 +86,33 @@ def test_points_have_coordinates_verdict_and_job() -> None:
     )
     assert (found[2].outcome, found[2].url) == (None, None)
     with pytest.raises(KeyError, match="sequence_length"):
-        plots.points_of(sheet([]), "sequence_length")
+        points_of(sheet([]), "sequence_length")
 
 
 def test_the_number_with_most_values_goes_along_x() -> None:
-    assert plots.axes_of(grid()) == Axes("sequence_length", ("implementation",), ("implementation", "sequence_length"))
-    assert plots.axes_of(grid(), "implementation").by == ("sequence_length",)
+    assert axes_of(grid()) == Axes("sequence_length", ("implementation",), ("implementation", "sequence_length"))
+    assert axes_of(grid(), "implementation").by == ("sequence_length",)
     with pytest.raises(KeyError, match="causal"):
-        plots.axes_of(grid(), "causal")
+        axes_of(grid(), "causal")
 
 
 def test_an_error_bar_has_the_ends_of_the_interval() -> None:
     """A median of 1662 ms with 814 to 3715 ms was drawn down to -391 ms."""
     point = Point({"x": 1}, 1662.0, spread=2053.0, low=814.0, high=3715.0)
-    (trace,) = plots.chart([point], Axes("x"), "step_ms", "ms")["data"]
+    (trace,) = draw_chart([point], Axes("x"), "step_ms", "ms")["data"]
     assert (trace["error_y"]["array"], trace["error_y"]["arrayminus"]) == ([2053.0], [848.0])
 
 
 def test_one_point_has_axes_too() -> None:
     point = Point({"model": "tiny", "context_length": 8}, 1.0)
-    axes = plots.axes_of([point])
+    axes = axes_of([point])
     assert axes == Axes("context_length")
-    assert drawn(plots.chart([point], axes, "step_ms", "ms"))[""]["y"] == [1.0]
-    assert plots.chart([], plots.axes_of([]), "step_ms", "ms")["data"] == []
+    assert drawn(draw_chart([point], axes, "step_ms", "ms"))[""]["y"] == [1.0]
+    assert draw_chart([], axes_of([]), "step_ms", "ms")["data"] == []
 
 
 def test_lines_in_order_with_error_bars_log_axes_and_units() -> None:
-    figure = plots.chart(grid(), plots.axes_of(grid()), "forward_ms", "ms")
+    figure = draw_chart(grid(), axes_of(grid()), "forward_ms", "ms")
     eager = drawn(figure)["eager"]
     assert eager["x"] == [256, 512, 1024, 4096]
     assert eager["y"] == [64, 128, 256, 1024]
@@ -124,27 +128,27 @@ def test_lines_in_order_with_error_bars_log_axes_and_units() -> None:
 
 
 def test_axes_are_linear_on_request_and_for_few_values() -> None:
-    figure = plots.chart(grid(), plots.axes_of(grid()), "forward_ms", "ms", log_x=False, log_y=False)
+    figure = draw_chart(grid(), axes_of(grid()), "forward_ms", "ms", log_x=False, log_y=False)
     assert (figure["layout"]["xaxis"]["type"], figure["layout"]["yaxis"]["type"]) == ("linear", "linear")
     with_zero = [*grid(), Point({"implementation": "eager", "sequence_length": 0, "causal": True}, 0.0)]
-    figure = plots.chart(with_zero, plots.axes_of(with_zero), "forward_ms", "ms", log_x=True, log_y=True)
+    figure = draw_chart(with_zero, axes_of(with_zero), "forward_ms", "ms", log_x=True, log_y=True)
     assert (figure["layout"]["xaxis"]["type"], figure["layout"]["yaxis"]["type"]) == ("linear", "linear")
 
 
 def test_points_without_a_value_are_marked() -> None:
     points = grid({("eager", 4096): "oom", ("eager", 1024): "oom", ("flash", 256): "wrong"})
-    traces = drawn(plots.chart(points, plots.axes_of(points), "forward_ms", "ms"))
+    traces = drawn(draw_chart(points, axes_of(points), "forward_ms", "ms"))
     assert traces["eager"]["x"] == [256, 512]
     assert traces["oom"]["x"] == [1024, 4096]
     assert traces["oom"]["yaxis"] == "y2"
-    assert traces["oom"]["marker"]["color"] == plots.OUTCOMES["oom"] != traces["wrong"]["marker"]["color"]
+    assert traces["oom"]["marker"]["color"] == OUTCOMES["oom"] != traces["wrong"]["marker"]["color"]
     assert "oom" in traces["oom"]["customdata"][0][0]
 
 
 def test_texts_make_bars_that_start_at_zero() -> None:
     points = [Point({"precision": name, "batch_size": 4}, value) for name, value in (("fp32", 90.0), ("bf16", 60.0))]
     points += [Point({"precision": "fp16", "batch_size": 4}, None, outcome="unsupported")]
-    figure = plots.chart(points, plots.axes_of(points), "step_ms", "ms")
+    figure = draw_chart(points, axes_of(points), "step_ms", "ms")
     bars = figure["data"][0]
     assert (bars["type"], bars["x"], bars["y"]) == ("bar", ["fp32", "bf16"], [90.0, 60.0])
     assert figure["layout"]["yaxis"]["rangemode"] == "tozero"
@@ -158,7 +162,7 @@ def test_doubtful_points_are_open() -> None:
         Point({"length": 2}, 2.0, validity="suspect"),
         Point({"length": 2}, 3.0),
     ]
-    trace = plots.chart(points, Axes("length"), "step_ms", "ms")["data"][0]
+    trace = draw_chart(points, Axes("length"), "step_ms", "ms")["data"][0]
     assert trace["marker"]["symbol"] == ["circle", "circle-open", "circle"]
     assert trace["mode"] == "markers"
     assert trace["customdata"][1][0].endswith("suspect")
@@ -166,26 +170,26 @@ def test_doubtful_points_are_open() -> None:
 
 def test_left_out_series_are_reported() -> None:
     points = [Point({"x": x, "series": f"s{at}"}, 1.0) for at in range(30) for x in (1, 2, 3)]
-    figure = plots.chart(points, plots.axes_of(points), "m", None)
-    assert len(figure["data"]) == plots.MAX_SERIES
+    figure = draw_chart(points, axes_of(points), "m", None)
+    assert len(figure["data"]) == MAX_SERIES
     assert "of 30 series" in figure["note"]
 
 
 def test_flags_are_named_in_the_legend() -> None:
     points = [Point({"x": x, "compile": flag}, 1.0) for flag in (True, False) for x in (1, 2, 3)]
-    assert set(drawn(plots.chart(points, plots.axes_of(points), "m", None))) == {"compile", "no compile"}
+    assert set(drawn(draw_chart(points, axes_of(points), "m", None))) == {"compile", "no compile"}
 
 
 def test_markup_in_names_is_text() -> None:
     points = [Point({"x": x, "name": name}, 1.0) for name in ("<b>a</b>", "b") for x in (1, 2)]
-    figure = plots.chart(points, Axes("x", ("name",)), "m", None)
+    figure = draw_chart(points, Axes("x", ("name",)), "m", None)
     assert "<b>" not in json.dumps([figure["data"], figure["layout"]])
     assert figure["table"]["rows"][0][0] == "<b>a</b>", "the table's cells are set as text"
 
 
 def test_heat_map_with_outcomes_in_their_own_colours() -> None:
     points = grid({("eager", 4096): "oom", ("flash", 256): "wrong"})
-    figure = plots.heat_map(points, "sequence_length", "implementation", "forward_ms", "ms")
+    figure = draw_heat_map(points, "sequence_length", "implementation", "forward_ms", "ms")
     values = figure["data"][0]
     assert values["x"] == ["256", "512", "1024", "4096"]
     assert values["y"] == ["eager", "flash"]
@@ -196,12 +200,12 @@ def test_heat_map_with_outcomes_in_their_own_colours() -> None:
     cells = drawn(figure)
     assert cells["oom"]["z"] == [[None, None, None, 1], [None] * 4]
     assert cells["oom"]["text"][0][3] == "oom"
-    assert cells["oom"]["colorscale"][0][1] == plots.OUTCOMES["oom"]
+    assert cells["oom"]["colorscale"][0][1] == OUTCOMES["oom"]
     assert cells["wrong"]["z"][1][0] == 1
 
 
 def test_colours_of_a_wide_range_are_logarithmic() -> None:
-    values = plots.heat_map(grid(), "sequence_length", "implementation", "forward_ms", "ms")["data"][0]
+    values = draw_heat_map(grid(), "sequence_length", "implementation", "forward_ms", "ms")["data"][0]
     assert values["z"][0][3] == pytest.approx(3.0103, abs=1e-4)
     assert (values["colorbar"]["ticktext"][0], values["colorbar"]["ticktext"][-1]) == ("32", "1,024")
 
@@ -209,20 +213,20 @@ def test_colours_of_a_wide_range_are_logarithmic() -> None:
 def test_figures_have_their_numbers_as_a_table() -> None:
     points = grid({("eager", 4096): "oom"})
     for figure in (
-        plots.chart(points, plots.axes_of(points), "forward_ms", "ms"),
-        plots.heat_map(points, "implementation", "sequence_length", "forward_ms", "ms"),
+        draw_chart(points, axes_of(points), "forward_ms", "ms"),
+        draw_heat_map(points, "implementation", "sequence_length", "forward_ms", "ms"),
     ):
         table = figure["table"]
         assert table["columns"][:2] == ["Implementation", "Sequence length"]
         assert ["eager", 256, 64, 0.5, 8, "ok", None] in table["rows"]
         assert ["eager", 4096, None, None, 8, "oom", None] in table["rows"]
-    empty = plots.heat_map([], "a", "b", "m", None)
-    assert (empty["data"], empty["empty"]) == ([], plots.EMPTY)
+    empty = draw_heat_map([], "a", "b", "m", None)
+    assert (empty["data"], empty["empty"]) == ([], EMPTY)
 
 
 def test_a_large_heat_map_has_no_texts() -> None:
     points = [Point({"a": a, "b": b}, float(a + b + 1)) for a in range(30) for b in range(30) if (a, b) != (3, 4)]
-    values = plots.heat_map(points, "a", "b", "m", None)["data"][0]
+    values = draw_heat_map(points, "a", "b", "m", None)["data"][0]
     assert "texttemplate" not in values
     assert values["z"][4][3] is None
     assert values["customdata"][4][3] == []
@@ -234,22 +238,22 @@ def test_distributions_stand_side_by_side() -> None:
         for side in ("baseline", "candidate")
         for case in ("tiny", "small")
     ]
-    figure = plots.distributions(groups, "step_ms", "ms", of="samples")
+    figure = draw_distributions(groups, "step_ms", "ms", of="samples")
     traces = drawn(figure)
     assert figure["layout"]["boxmode"] == "group"
     assert traces["baseline"]["x"] == ["tiny"] * 3 + ["small"] * 3
     assert traces["baseline"]["boxpoints"] == "all"
-    assert traces["baseline"]["marker"]["color"] == plots.SIDES["baseline"]
-    of_processes = drawn(plots.distributions(groups, "step_ms", "ms", of="processes"))
+    assert traces["baseline"]["marker"]["color"] == SIDES["baseline"]
+    of_processes = drawn(draw_distributions(groups, "step_ms", "ms", of="processes"))
     assert of_processes["candidate"]["y"] == [2.0, 2.0]
-    many = [Samples("baseline", "tiny", [1.0] * (plots.MAX_STRIP + 1))]
-    assert drawn(plots.distributions(many, "step_ms", "ms", of="samples"))["baseline"]["boxpoints"] != "all"
+    many = [Samples("baseline", "tiny", [1.0] * (MAX_STRIP + 1))]
+    assert drawn(draw_distributions(many, "step_ms", "ms", of="samples"))["baseline"]["boxpoints"] != "all"
 
 
 class TestMorePointsThanPixels:
     def test_long_lines_draw_extremes_and_say_so(self) -> None:
         points = curve(10_000)
-        figure = plots.chart(points, plots.axes_of(points), "step_ms", "ms")
+        figure = draw_chart(points, axes_of(points), "step_ms", "ms")
         traces = drawn(figure)
         line = traces[""]
         assert len(line["x"]) == len(line["y"]) < 4000
@@ -260,26 +264,26 @@ class TestMorePointsThanPixels:
 
     def test_few_are_all_drawn(self) -> None:
         points = curve(1000)
-        figure = plots.chart(points, plots.axes_of(points), "step_ms", "ms")
+        figure = draw_chart(points, axes_of(points), "step_ms", "ms")
         assert len(drawn(figure)[""]["x"]) == 999
         assert figure["note"] == ""
 
     def test_the_numbers_below_a_figure_are_the_first_ones_of_all(self) -> None:
         points = curve(10_000)
-        table = plots.chart(points, plots.axes_of(points), "step_ms", "ms")["table"]
+        table = draw_chart(points, axes_of(points), "step_ms", "ms")["table"]
         assert [row[0] for row in table["rows"]] == list(range(2000))
         assert table["number"] == 10_000
 
     def test_a_large_heat_map_says_what_it_leaves_out(self) -> None:
         points = [Point({"a": a, "b": b}, float(a + b)) for a in range(200) for b in range(100)]
-        figure = plots.heat_map(points, "a", "b", "step_ms", "ms")
+        figure = draw_heat_map(points, "a", "b", "step_ms", "ms")
         shown = figure["data"][0]
         assert (len(shown["x"]), len(shown["y"])) == (100, 100)
         assert shown["z"][1][1] == 3.0  # at a = 2, b = 1
         assert figure["note"] == "Drawn: 1 in 2 values of A"
         assert figure["table"]["number"] == 20_000
 
-    @pytest.mark.parametrize(("series", "drawn_places"), [(1, plots.MAX_BARS), (3, plots.MAX_BARS // 3), (20, 4)])
+    @pytest.mark.parametrize(("series", "drawn_places"), [(1, MAX_BARS), (3, MAX_BARS // 3), (20, 4)])
     def test_left_out_bars_are_reported(self, series: int, drawn_places: int) -> None:
         points = [
             Point(
@@ -290,7 +294,7 @@ class TestMorePointsThanPixels:
             for at in range(500)
             for number in range(series)
         ]
-        figure = plots.chart(points, plots.axes_of(points, "name"), "step_ms", "ms")
+        figure = draw_chart(points, axes_of(points, "name"), "step_ms", "ms")
         names = [f"n{at}" for at in range(drawn_places)]
         traces = drawn(figure)
         assert figure["layout"]["xaxis"]["categoryarray"] == names
@@ -303,20 +307,20 @@ class TestMorePointsThanPixels:
 
     def test_only_series_that_are_drawn_take_room(self) -> None:
         points = [Point({"name": f"n{at}", "kind": f"k{at:03}"}, 1.0) for at in range(100)]
-        figure = plots.chart(points, plots.axes_of(points, "name"), "step_ms", "ms")
+        figure = draw_chart(points, axes_of(points, "name"), "step_ms", "ms")
         assert [trace["x"] for trace in drawn(figure).values()] == [[f"n{at}"] for at in range(7)]
         assert figure["note"] == "Drawn: 7 of 100 series; the first 7 of 100 values of name"
 
     def test_bars_that_fit_are_all_drawn(self) -> None:
-        points = [Point({"name": f"n{at}"}, 1.0) for at in range(plots.MAX_BARS)]
-        figure = plots.chart(points, plots.axes_of(points), "step_ms", "ms")
-        assert len(drawn(figure)[""]["x"]) == plots.MAX_BARS
+        points = [Point({"name": f"n{at}"}, 1.0) for at in range(MAX_BARS)]
+        figure = draw_chart(points, axes_of(points), "step_ms", "ms")
+        assert len(drawn(figure)[""]["x"]) == MAX_BARS
         assert figure["note"] == ""
 
 
 def test_a_series_without_a_name_is_not_in_the_legend() -> None:
-    points = [plots.Point({"dtype": "fp32"}, 1.0), plots.Point({"dtype": "tf32"}, None, outcome="unsupported")]
-    series, marks = plots.chart(points, plots.axes_of(points), "tflops", "TFLOP/s")["data"]
+    points = [Point({"dtype": "fp32"}, 1.0), Point({"dtype": "tf32"}, None, outcome="unsupported")]
+    series, marks = draw_chart(points, axes_of(points), "tflops", "TFLOP/s")["data"]
     assert (series["name"], series["showlegend"]) == ("", False)
     assert (marks["name"], marks.get("showlegend", True)) == ("unsupported", True)
 
@@ -330,11 +334,11 @@ def strategies(**sizes: int | None) -> list[Point]:
 
 
 def test_a_field_that_follows_from_another_is_no_axis() -> None:
-    assert list(plots.varying(strategies(bucketed=25, fsdp=None, flat=None))) == ["strategy", "batch_size"]
+    assert list(varying(strategies(bucketed=25, fsdp=None, flat=None))) == ["strategy", "batch_size"]
     two = [*strategies(bucketed=25, fsdp=None), *strategies(bucketed=50)]
-    assert list(plots.varying(two)) == ["strategy", "bucket_size_mb", "batch_size"], "it varies by itself"
+    assert list(varying(two)) == ["strategy", "bucket_size_mb", "batch_size"], "it varies by itself"
     both = [Point({"compile": flag, "compile_scope": scope}, 1.0) for flag, scope in ((True, "blocks"), (False, None))]
-    assert list(plots.varying(both)) == ["compile"]
+    assert list(varying(both)) == ["compile"]
 
 
 @pytest.mark.parametrize("numeric", [True, False])
@@ -343,34 +347,34 @@ def test_the_legend_names_the_verdicts_of_open_and_hatched_marks(numeric: bool) 
     points = [
         Point({"x": place}, 1.0, validity=v) for place, v in zip(places, ("valid", "suspect", "invalid"), strict=True)
     ]
-    traces = drawn(plots.chart(points, Axes("x"), "step_ms", "ms"))
+    traces = drawn(draw_chart(points, Axes("x"), "step_ms", "ms"))
     assert "suspect or invalid" in traces
     entry = traces["suspect or invalid"]["marker"]
     assert entry.get("symbol") == "circle-open" or entry["pattern"] == {"shape": "x"}
-    assert "suspect" not in "".join(drawn(plots.chart(points[:1], Axes("x"), "step_ms", "ms")))
+    assert "suspect" not in "".join(drawn(draw_chart(points[:1], Axes("x"), "step_ms", "ms")))
 
 
 def test_error_bars_have_the_colour_of_text() -> None:
-    (trace,) = plots.chart([Point({"x": "a"}, 1.0, spread=0.1)], Axes("x"), "step_ms", "ms")["data"]
+    (trace,) = draw_chart([Point({"x": "a"}, 1.0, spread=0.1)], Axes("x"), "step_ms", "ms")["data"]
     assert trace["error_y"]["color"] == "var(--text)"
 
 
 def test_ratios_have_a_logarithmic_axis_with_the_better_side_named() -> None:
-    times = [plots.Ratio("a", 0.5, 0.4, 0.6, "better", "less"), plots.Ratio("b", 2.0, None, None, "worse", "less")]
-    axis = plots.ratios(times)["layout"]["xaxis"]
+    times = [Ratio("a", 0.5, 0.4, 0.6, "better", "less"), Ratio("b", 2.0, None, None, "worse", "less")]
+    axis = draw_ratios(times)["layout"]["xaxis"]
     assert axis["type"] == "log"
     assert axis["title"]["text"].endswith("left of 1 is better")
     assert {0.5, 1, 2} <= set(axis["tickvals"])
-    near = plots.ratios([plots.Ratio("a", 1.01, 0.99, 1.03, "no_difference", "less")])["layout"]["xaxis"]
+    near = draw_ratios([Ratio("a", 1.01, 0.99, 1.03, "no_difference", "less")])["layout"]["xaxis"]
     assert {0.98, 1, 1.02} <= set(near["tickvals"])
-    mixed = plots.ratios([*times, plots.Ratio("c", 1.1, 1.0, 1.2, "better", "more")])
+    mixed = draw_ratios([*times, Ratio("c", 1.1, 1.0, 1.2, "better", "more")])
     assert mixed["layout"]["xaxis"]["title"]["text"].endswith("arrows point to the better side of 1")
     assert mixed["layout"]["yaxis"]["categoryarray"] == ["c →", "b ←", "a ←"]
 
 
 @pytest.mark.parametrize("ratio", [1.0, 1.0001, 0.93, 1.3, 3.0, 60.0, 0.004, 500.0])
 def test_an_axis_of_ratios_has_several_ticks_in_sight(ratio: float) -> None:
-    axis = plots.ratios([plots.Ratio("a", ratio, None, None, "differs", "less")])["layout"]["xaxis"]
+    axis = draw_ratios([Ratio("a", ratio, None, None, "differs", "less")])["layout"]["xaxis"]
     low, high = (10**end for end in axis["range"])
     assert low < ratio < high
     assert sum(low < tick < high for tick in axis["tickvals"]) >= 3
@@ -388,7 +392,7 @@ def test_a_sweep_opens_on_the_metric_by_which_its_best_is_chosen() -> None:
 
 def test_twelve_series_have_colours_of_their_own() -> None:
     points = [Point({"x": x, "by": f"s{index:02}"}, 1.0) for index in range(12) for x in (1, 2)]
-    colours = [trace["line"]["color"] for trace in plots.chart(points, Axes("x", ("by",)), "step_ms", "ms")["data"]]
+    colours = [trace["line"]["color"] for trace in draw_chart(points, Axes("x", ("by",)), "step_ms", "ms")["data"]]
     assert len(set(colours)) == 12
 
 
@@ -399,8 +403,8 @@ def test_beyond_the_palette_no_two_series_look_alike() -> None:
         for number in range(20)
         for precision in precisions
     ]
-    styles = plots._styles(points, ["model", "precision"])
-    looks = {(colour % len(plots.PALETTE), dash % len(plots.DASHES)) for colour, dash in styles}
+    styles = _styles(points, ["model", "precision"])
+    looks = {(colour % len(PALETTE), dash % len(DASHES)) for colour, dash in styles}
     assert len(looks) == len(points)
-    few = plots._styles(points[:8], ["model", "precision"])
+    few = _styles(points[:8], ["model", "precision"])
     assert few[:2] == [(0, 0), (0, 1)], "the precisions of one model have one colour"

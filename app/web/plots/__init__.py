@@ -1,0 +1,1 @@
+"""Figures of results, as Plotly's JSON: pure functions of points; standard library."""

@@ -1,0 +1,293 @@
+"""Lines or bars: a metric along one coordinate, in series by the others."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any
+
+from app.metrics import in_a_sentence, readable
+from app.specs import Scalar
+from app.states import VERDICTS
+from app.web import thinning
+from app.web.plots.drawing import (
+    EMPTY,
+    LEGEND,
+    OTHER_OUTCOME,
+    OUTCOMES,
+    PALETTE,
+    SYMBOLS,
+    Figure,
+    Hover,
+    escaped,
+    label_of,
+    legend_of_doubt,
+    table_of,
+)
+from app.web.plots.points import (
+    LOG_X_RATIO,
+    LOG_Y_RATIO,
+    Axes,
+    Point,
+    is_numeric,
+    is_positive,
+    is_wide,
+    key_of,
+    keys_of,
+    ranks_of,
+    values_along,
+    values_of,
+)
+from flopwatch.text.cases import case_text, in_use
+
+DASHES = ("solid", "dash", "dot", "dashdot")
+BAR_PATTERNS = ("", "/", "-", ".")
+MAX_SERIES = 24
+"""Largest number of series of one figure: a longer legend is unreadable."""
+MAX_BARS = 60
+"""Largest number of bars of one figure: on a phone, which is 300 pixels wide, more would run together."""
+MIN_PLACES = 4
+"""Number of values along x whose bars are drawn however many series there are."""
+MAX_TICKS = 12
+"""Largest number of values of an axis that each have a tick."""
+
+
+def draw_chart(
+    points: Sequence[Point],
+    axes: Axes,
+    metric: str,
+    unit: str | None,
+    *,
+    log_x: bool | None = None,
+    log_y: bool | None = None,
+) -> Figure:
+    """Draw a metric along one coordinate, with the 95 % interval of each median as error bars.
+
+    Numbers along x make lines, everything else bars. `log_x` and `log_y` set the axes; None: logarithmic where values
+    span a wide range. Marks at the top show cases with an outcome but no number.
+    """
+    series = _series(points, axes)
+    places = values_along(points, axes.x)
+    numeric = is_numeric(places)
+    log_x = is_wide(places, LOG_X_RATIO) if log_x is None else log_x and is_positive(places)
+    every = list(series.items())[:MAX_SERIES]
+    if numeric:
+        fitting, shown = len(places), _thinned(every, axes.x, log=log_x)
+    else:
+        fitting = _number_of_places(every, axes.x, places)
+        shown = _at_places(every, axes.x, places[:fitting])
+    notes = [f"{len(shown)} of {len(series)} series"] if len(shown) < len(series) else []
+    if fitting < len(places):
+        notes.append(f"the first {fitting} of {len(places)} values of {in_a_sentence(axes.x)}")
+        places = places[:fitting]
+    counts = [sum(len(group) for _, group in groups) for groups in (shown, every)]
+    if numeric and counts[0] < counts[1]:
+        notes.append(f"{counts[0]} of {counts[1]} points: the least and greatest of each stretch")
+    styles = _styles([group[0] for _, group in shown], axes.by)
+    traces = [
+        _trace(name, group, axes.x, style, lines=numeric) for (name, group), style in zip(shown, styles, strict=True)
+    ]
+    of_shown = [point for _, group in shown for point in group]
+    traces += [*legend_of_doubt(of_shown, lines=numeric), *_outcome_marks(of_shown, axes.x, numeric=numeric)]
+    values = [point.value for point in of_shown if point.value is not None]
+    layout = {
+        "xaxis": _x_axis(axes.x, places, log=log_x),
+        "yaxis": {
+            "title": {"text": readable(metric, unit)},
+            **_y_scale(
+                values,
+                log=is_wide(values, LOG_Y_RATIO) if log_y is None else log_y and is_positive(values),
+                bars=not numeric,
+            ),
+        },
+        "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
+        "barmode": "group",
+        "hovermode": "closest",
+        "showlegend": len(traces) > 1,
+        **LEGEND,
+    }
+    names = (*axes.by, axes.x)
+    table = table_of(names, [point for _, group in every for point in group])
+    note = f"Drawn: {'; '.join(notes)}" if notes else ""
+    return {"data": traces, "layout": layout, "table": table, "note": note, "empty": EMPTY}
+
+
+def _series(points: Sequence[Point], axes: Axes) -> dict[str, list[Point]]:
+    """Return the points of each series, in order of its values, by its name."""
+    ranks = {name: ranks_of(points, name, values_along(points, name)) for name in (*axes.by, axes.x)}
+    series = zip(*(ranks[name] for name in axes.by), strict=True) if axes.by else [()] * len(points)
+    groups: dict[tuple[int, ...], list[tuple[int, Point]]] = {}
+    for place, along, point in zip(series, ranks[axes.x], points, strict=True):
+        groups.setdefault(place, []).append((along, point))
+    return {
+        _name(group[0][1], axes.by): [point for _, point in sorted(group, key=itemgetter(0))]
+        for _, group in sorted(groups.items())
+    }
+
+
+def _number_of_places(series: Sequence[tuple[str, list[Point]]], x: str, places: Sequence[Scalar]) -> int:
+    """Return how many values along x have room for their bars: at each, every series that is drawn takes some."""
+    begin = {key: at for at, key in reversed(list(enumerate(keys_of(places))))}
+    begins = sorted(min(begin.get(key_of(point.place.get(x)), 0) for point in group) for _, group in series)
+    fitting = MIN_PLACES
+    while fitting < len(places) and bisect.bisect_right(begins, fitting) * (fitting + 1) <= MAX_BARS:
+        fitting += 1
+    return min(fitting, len(places))
+
+
+def _at_places(
+    series: Sequence[tuple[str, list[Point]]], x: str, places: Sequence[Scalar]
+) -> list[tuple[str, list[Point]]]:
+    """Return the series' points with these values along x, without the series that have none there."""
+    keys = set(keys_of(places))
+    cut = [(name, [point for point in group if key_of(point.place.get(x)) in keys]) for name, group in series]
+    return [(name, group) for name, group in cut if group]
+
+
+def _thinned(series: Sequence[tuple[str, list[Point]]], x: str, *, log: bool) -> list[tuple[str, list[Point]]]:
+    """Return series without the points that others hide. Those without a value along x are always drawn."""
+    number_of_points = sum(len(group) for _, group in series)
+    thinned = []
+    for name, group in series:
+        kept = thinning.drawn_indexes(
+            [float(place) if isinstance(place, int | float) else None for place in map(in_use, values_of(group, x))],
+            [point.value for point in group],
+            [point.outcome for point in group],
+            [point.validity if point.validity in VERDICTS[1:] else None for point in group],
+            share=len(group) / max(1, number_of_points),
+            number_of_points=number_of_points,
+            log=log,
+        )
+        thinned.append((name, [group[index] for index in kept]))
+    return thinned
+
+
+def _name(point: Point, by: Sequence[str]) -> str:
+    """Return a series' name, made of its values. None and False are written with the coordinate's name: `not
+    compiled`."""
+    words = []
+    for name in by:
+        value = point.place.get(name)
+        words.append(f"no {name.replace('_', ' ')}" if in_use(value) is None else case_text({name: value}))
+    return ", ".join(words)
+
+
+def _styles(firsts: Sequence[Point], by: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the numbers of colour and dash of each series, given by its first point.
+
+    The last coordinate, if it has few values, makes the dash, so that the two precisions of one model have one colour.
+    """
+    apart = [(index, index // len(PALETTE)) for index in range(len(firsts))]
+    last = values_along(firsts, by[-1]) if len(by) > 1 else []
+    if not 1 < len(last) <= len(DASHES):
+        return apart
+    dashes = {key_of(value): index for index, value in enumerate(last)}
+    colours: dict[tuple[str, ...], int] = {}
+    styles = []
+    for point in firsts:
+        colour = colours.setdefault(tuple(key_of(point.place.get(name)) for name in by[:-1]), len(colours))
+        styles.append((colour, dashes[key_of(point.place.get(by[-1]))]))
+    # Beyond the palette's end the colours begin anew: then the dash tells those series apart.
+    return styles if len(colours) <= len(PALETTE) else apart
+
+
+def _error(point: Point) -> tuple[float, float]:
+    """Return how far the error bar of a point with a value reaches up and down: no time is drawn below zero."""
+    if point.value is None or point.low is None or point.high is None:
+        return point.spread or 0.0, point.spread or 0.0
+    return point.high - point.value, point.value - point.low
+
+
+def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *, lines: bool) -> dict[str, Any]:
+    measured = [point for point in points if point.value is not None]
+    places = [in_use(point.place.get(x)) for point in measured]
+    hover = Hover()
+    index, dash = style
+    color = PALETTE[index % len(PALETTE)]
+    doubtful = [point.validity in VERDICTS[1:] for point in measured]
+    trace: dict[str, Any] = {
+        "name": escaped(name),
+        "x": places if lines else [label_of(place) for place in places],
+        "y": [point.value for point in measured],
+        "customdata": [hover(point) for point in measured],
+        "hovertemplate": "%{customdata[0]}<extra></extra>",
+    }
+    if not name:  # the only series; the legend is for the marks of cells without a number
+        trace["showlegend"] = False
+    if any(point.spread or point.low is not None for point in measured):
+        above, below = zip(*map(_error, measured), strict=True)
+        trace["error_y"] = {
+            "type": "data",
+            "symmetric": False,
+            "array": list(above),
+            "arrayminus": list(below),
+            "thickness": 1.2,
+            "width": 4,
+            "color": "var(--text)",
+        }
+    if not lines:
+        shape = BAR_PATTERNS[dash % len(BAR_PATTERNS)]
+        pattern = {"shape": ["x" if doubt else shape for doubt in doubtful]}
+        return {**trace, "type": "bar", "marker": {"color": color, "pattern": pattern}}
+    symbol = SYMBOLS[index % len(SYMBOLS)]
+    # Two values at one place, as of two jobs with the same case, have no line through them.
+    mode = "lines+markers" if len(set(places)) == len(places) else "markers"
+    return {
+        **trace,
+        "type": "scatter",
+        "mode": mode,
+        "line": {"color": color, "width": 2, "dash": DASHES[dash % len(DASHES)]},
+        "marker": {"color": color, "size": 8, "symbol": [f"{symbol}-open" if doubt else symbol for doubt in doubtful]},
+    }
+
+
+def _outcome_marks(points: Sequence[Point], x: str, *, numeric: bool) -> list[dict[str, Any]]:
+    """Return a trace for each outcome without a number: crosses along the top of the figure."""
+    by_outcome: dict[str, list[Point]] = {}
+    for point in points:
+        if point.value is None and point.missing is not None:
+            by_outcome.setdefault(point.missing, []).append(point)
+    hover = Hover()
+    traces = []
+    for index, (outcome, group) in enumerate(by_outcome.items()):
+        places = [in_use(point.place.get(x)) for point in group]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": escaped(outcome),
+                "yaxis": "y2",
+                "x": places if numeric else [label_of(place) for place in places],
+                "y": [max(0.97 - 0.05 * index, 0.5)] * len(group),
+                "marker": {"symbol": "x", "size": 10, "color": OUTCOMES.get(outcome, OTHER_OUTCOME)},
+                "customdata": [hover(point) for point in group],
+                "hovertemplate": "%{customdata[0]}<extra></extra>",
+                "cliponaxis": False,
+            }
+        )
+    return traces
+
+
+def _x_axis(name: str, places: Sequence[Scalar], *, log: bool) -> dict[str, Any]:
+    axis: dict[str, Any] = {"title": {"text": readable(name)}}
+    if not is_numeric(places):
+        return {
+            **axis,
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": [label_of(value) for value in places],
+        }
+    axis["type"] = "log" if log else "linear"
+    if len(places) <= MAX_TICKS:
+        axis |= {"tickmode": "array", "tickvals": list(places), "ticktext": [label_of(value) for value in places]}
+    return axis
+
+
+def _y_scale(values: Sequence[float], *, log: bool, bars: bool) -> dict[str, Any]:
+    if not values:
+        return {"type": "linear"}
+    if log:
+        return {"type": "log", "dtick": "D2" if max(values) / min(values) < 1000 else 1}
+    # A bar that does not start at 0 would mislead about the value.
+    return {"type": "linear", "rangemode": "tozero" if bars or min(values) >= 0 else "normal"}
