@@ -87,7 +87,7 @@ def report_tables(spec: EstimateSpec, moments: Mapping[str, Moment], report: Rep
     }
     report.table(
         "symbols",
-        [Column("symbol", "string"), Column("meaning", "string"), Column("value", "integer")],
+        Column.parse("symbol, meaning, value: integer"),
         [[symbol, meaning, value] for symbol, (meaning, value) in meanings.items()],
     )
 

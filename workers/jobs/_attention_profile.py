@@ -24,9 +24,7 @@ COUNTERS = (
 """The processor's counts of one call, as `workers.measure.hardware_counters` names them."""
 ON_GPU = "a processor's counter: kind profile with ncu=true counts a GPU's"
 PLACE = (
-    Column("implementation", "string"),
-    Column("dtype", "string"),
-    Column("causal", "boolean"),
+    *Column.parse("implementation, dtype, causal: boolean"),
     *(Column(name, "integer") for name in ("head_dim", "sequence_length", "br", "bc", "query_length", "threads")),
     Column("pass", "string"),
 )
@@ -38,11 +36,7 @@ ACCESSES = 4
 ACCESSOR = (
     Column("access", "string"),
     *(Column(name, "integer") for name in ("b", "h", "i", "j")),
-    Column("formula", "string"),
-    Column("offset", "integer"),
-    Column("expected", "number"),
-    Column("result", "number"),
-    Column("equal", "boolean"),
+    *Column.parse("formula, offset: integer, expected: number, result: number, equal: boolean"),
 )
 """Columns of the table `accessor`."""
 

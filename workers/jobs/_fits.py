@@ -261,15 +261,9 @@ def columns() -> list[Any]:
     """Return the columns of the table `fits`."""
     from workers.measure.table import Column
 
-    return [
-        Column("strategy", "string"),
-        Column("devices", "integer"),
-        Column("device_gib", "number", "GiB"),
-        Column("fits", "boolean"),
-        Column("what_helps", "string"),
-        Column("fewest_devices", "integer"),
-        Column("note", "string"),
-    ]
+    return Column.parse(
+        "strategy, devices: integer, device_gib: number GiB, fits: boolean, what_helps, fewest_devices: integer, note"
+    )
 
 
 def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str]:

@@ -13,18 +13,10 @@ if TYPE_CHECKING:
 
 Times = dict[tuple[str, str], dict[int, list[float]]]
 """Seconds of the calls of each operation and data type, by bytes of the full tensor, on the slowest rank."""
-FIT_COLUMNS = (
-    Column("operation", "string"),
-    Column("dtype", "string"),
-    Column("sizes", "integer"),
-    Column("latency_us", "number", "µs"),
-    Column("latency_low_us", "number", "µs"),
-    Column("latency_high_us", "number", "µs"),
-    Column("gb_per_s", "number", "GB/s"),
-    Column("gb_per_s_low", "number", "GB/s"),
-    Column("gb_per_s_high", "number", "GB/s"),
-    Column("largest_error_percent", "number", "%"),
-    Column("note", "string"),
+FIT_COLUMNS = Column.parse(
+    "operation, dtype, sizes: integer, latency_us: number µs, latency_low_us: number µs, "
+    "latency_high_us: number µs, gb_per_s: number GB/s, gb_per_s_low: number GB/s, gb_per_s_high: number GB/s, "
+    "largest_error_percent: number %, note"
 )
 """Latency and algorithm bandwidth with their 95 % intervals, and the largest relative error of the line at a size."""
 BENT = 0.25

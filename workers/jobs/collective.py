@@ -33,18 +33,10 @@ LOOK_S = 0.5
 STEP_TIMEOUT_S = 60.0
 SLOWEST_BYTES_PER_S = 1e8
 """Ranks that make, send or check their tensors more slowly than this count as hanging."""
-RANKS_COLUMNS = (
-    Column("operation", "string"),
-    Column("dtype", "string"),
-    Column("size_mb", "number", "MB"),
-    Column("rank", "integer"),
-    Column("device", "string"),
-    Column("threads", "integer"),
-    Column("warmup_steps", "integer", "steps"),
-    Column("median_ms", "number", "ms"),
-    Column("min_ms", "number", "ms"),
-    Column("max_ms", "number", "ms"),
-    Column("slowest_steps", "integer", "steps"),
+RANKS_COLUMNS = Column.parse(
+    "operation, dtype, size_mb: number MB, rank: integer, device, threads: integer, "
+    "warmup_steps: integer steps, median_ms: number ms, min_ms: number ms, max_ms: number ms, "
+    "slowest_steps: integer steps"
 )
 """Columns of the table `ranks`; `slowest_steps` counts the steps in which this rank was the slowest."""
 

@@ -310,13 +310,10 @@ def report_devices(rows: list[list[Scalar]], report: Reporter) -> None:
             Column("strategy", "string"),
             Column("devices", "integer"),
             *(Column(name, "number", "GiB") for name in PARTS),
-            Column("workspaces_gib", "number", "GiB"),
-            Column("total_gib", "number", "GiB"),
-            Column("share_percent", "number", "%"),
-            Column("fits", "boolean"),
-            Column("formula", "string"),
-            Column("moment", "string"),
-            Column("note", "string"),
+            *Column.parse(
+                "workspaces_gib: number GiB, total_gib: number GiB, share_percent: number %, fits: boolean, "
+                "formula, moment, note"
+            ),
         ],
         rows,
     )
@@ -481,16 +478,10 @@ def _report_batch(rows: list[list[Scalar]], report: Reporter) -> None:
 
     report.table(
         "batch",
-        [
-            Column("way", "string"),
-            Column("devices", "integer"),
-            Column("device_tokens", "number", "tokens"),
-            Column("global_tokens", "number", "tokens"),
-            Column("global_sequences", "number", "sequences"),
-            Column("this_batch_hides", "boolean"),
-            Column("formula", "string"),
-            Column("note", "string"),
-        ],
+        Column.parse(
+            "way, devices: integer, device_tokens: number tokens, global_tokens: number tokens, "
+            "global_sequences: number sequences, this_batch_hides: boolean, formula, note"
+        ),
         rows,
     )
 
@@ -512,13 +503,7 @@ def report_memory(sheet: Sheet, shape: Shape | FeedForwardStack, step: StepMemor
     for what, formula, saved in saved_for_backward(shape, step) if sheet.symbols["A"] else []:
         size = Fraction(saved)
         rows.append(["of the activations", what, pretty(formula), number(size), number(size, GIB)])
-    columns = [
-        Column("category", "string"),
-        Column("what", "string"),
-        Column("formula", "string"),
-        Column("bytes", "number", "bytes"),
-        Column("gib", "number", "GiB"),
-    ]
+    columns = Column.parse("category, what, formula, bytes: number bytes, gib: number GiB")
     report.table("memory", columns, rows)
 
 
@@ -550,18 +535,11 @@ def report_formulas(sheet: Sheet, report: Reporter) -> None:
     """Report the tables `formulas` and, with the values that the spec sets, `symbols`."""
     from workers.measure.table import Column
 
-    columns = [
-        Column("quantity", "string"),
-        Column("formula", "string"),
-        Column("value", "number"),
-        Column("unit", "string"),
-        Column("source", "string"),
-        Column("note", "string"),
-    ]
+    columns = Column.parse("quantity, formula, value: number, unit, source, note")
     report.table("formulas", columns, sheet.rows)
     report.table(
         "symbols",
-        [Column("symbol", "string"), Column("meaning", "string"), Column("value", "number"), Column("unit", "string")],
+        Column.parse("symbol, meaning, value: number, unit"),
         [
             [symbol, meaning, number(Fraction(repr(sheet.symbols[symbol]))), unit]
             for symbol, (meaning, unit) in MEANINGS.items()

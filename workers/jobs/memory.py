@@ -501,17 +501,10 @@ def report_allocations(session: Session, recorded: dict[str, RecordedStretch], r
     """Report the largest allocations alive at each phase's peak, the step's peak first; equal ones are one row."""
     from workers.measure.table import Column
 
-    columns = [
-        Column("at_peak_of", "string"),
-        Column("size_mib", "number", "MiB"),
-        Column("count", "integer", "allocations"),
-        Column("total_mib", "number", "MiB"),
-        Column("category", "string"),
-        Column("name", "string"),
-        Column("made_in", "string"),
-        Column("site", "string"),
-        Column("stack", "string"),
-    ]
+    columns = Column.parse(
+        "at_peak_of, size_mib: number MiB, count: integer allocations, total_mib: number MiB, category, name, "
+        "made_in, site, stack"
+    )
     rows: list[list[Any]] = [
         [name, *row]
         for name, phase in sorted(recorded.items(), key=lambda item: (item[0] == INITIALISATION, -height(item[1])))
@@ -586,14 +579,9 @@ def report_snapshots(session: Session, recorded: dict[str, RecordedStretch], rep
     """Report the content of each snapshot."""
     from workers.measure.table import Column
 
-    columns = [
-        Column("snapshot", "string"),
-        Column("phase", "string"),
-        Column("of", "string"),
-        Column("history_entries", "integer", "entries"),
-        Column("complete", "boolean"),
-        Column("size_mib", "number", "MiB"),
-    ]
+    columns = Column.parse(
+        "snapshot, phase, of, history_entries: integer entries, complete: boolean, size_mib: number MiB"
+    )
     rows: list[list[Any]] = [
         [
             *(f"snapshot-{name}.pickle", phase.stretch.phase, work_of(session, name)),
@@ -615,15 +603,9 @@ def report_timeline(session: Session, report: Reporter) -> None:
     from workers.measure.table import Column
 
     columns = [
-        Column("entry", "integer"),
-        Column("step", "integer"),
-        Column("phase", "string"),
-        Column("total_mib", "number", "MiB"),
+        *Column.parse("entry: integer, step: integer, phase, total_mib: number MiB"),
         *(Column(f"{category}_mib", "number", "MiB") for category in CATEGORIES),
-        Column("change_mib", "number", "MiB"),
-        Column("category", "string"),
-        Column("name", "string"),
-        Column("stack", "string"),
+        *Column.parse("change_mib: number MiB, category, name, stack"),
     ]
     count = sum(len(step) for step in session.steps)
     rows: list[list[Any]] = []

@@ -29,34 +29,14 @@ if TYPE_CHECKING:
 
 PRECISIONS: dict[str | None, Literal["fp32", "fp16", "bf16"]] = {"none": "fp32", "fp16": "fp16", "bf16": "bf16"}
 """The training precision that corresponds to each autocast."""
-ACCUMULATION_COLUMNS = (
-    Column("accumulation", "string"),
-    Column("device", "string"),
-    Column("addend_dtype", "string"),
-    Column("sum_dtype", "string"),
-    Column("additions", "integer", "additions"),
-    Column("sum", "number", "1"),
-    Column("error", "number", "1"),
-    Column("rounding_error", "number", "1"),
-    Column("adding_error", "number", "1"),
-    Column("right_sum", "string"),
-    Column("sum_digits", "string"),
-    Column("error_digits", "string"),
+ACCUMULATION_COLUMNS = Column.parse(
+    "accumulation, device, addend_dtype, sum_dtype, additions: integer additions, sum: number 1, "
+    "error: number 1, rounding_error: number 1, adding_error: number 1, right_sum, sum_digits, error_digits"
 )
-AUDITED = (
-    Column("model", "string"),
-    Column("autocast", "string"),
-    Column("device", "string"),
-)
+AUDITED = Column.parse("model, autocast, device")
 DTYPE_COLUMNS = (
     *AUDITED,
-    Column("tensor", "string"),
-    Column("name", "string"),
-    Column("module_class", "string"),
-    Column("dtype", "string"),
-    Column("cuda_dtype", "string"),
-    Column("kept_in_float32", "boolean"),
-    Column("reason", "string"),
+    *Column.parse("tensor, name, module_class, dtype, cuda_dtype, kept_in_float32: boolean, reason"),
 )
 KEPT_COLUMNS = (*AUDITED, Column("name", "string"), Column("module_class", "string"))
 

@@ -14,16 +14,9 @@ from workers.measure.profiling.recording import refused_to_others
 from workers.measure.table import Column, Scalar
 
 MIB = 2**20
-COLUMNS = (
-    Column("name", "string"),
-    Column("self_ms", "number", "ms"),
-    Column("total_ms", "number", "ms"),
-    Column("share_percent", "number", "%"),
-    Column("device_self_ms", "number", "ms"),
-    Column("device_total_ms", "number", "ms"),
-    Column("calls", "integer", "calls"),
-    Column("memory_mib", "number", "MiB"),
-    Column("self_memory_mib", "number", "MiB"),
+COLUMNS = Column.parse(
+    "name, self_ms: number ms, total_ms: number ms, share_percent: number %, device_self_ms: number ms, "
+    "device_total_ms: number ms, calls: integer calls, memory_mib: number MiB, self_memory_mib: number MiB"
 )
 """Time on the host without and with what an operator calls, the share of the former, the same on a GPU (null without
 one), calls, and memory of the device: allocated less freed, with and without what it calls."""

@@ -28,13 +28,7 @@ MAX_NUMBERS = 20
 MAX_NAME = 100
 VALUES = "values"
 """The table of what steps returned, of the number of steps, and of the work of a step."""
-COLUMNS = (
-    Column("what", "string"),
-    Column("step", "integer"),
-    Column("name", "string"),
-    Column("value", "number"),
-    Column("not_finite", "string"),
-)
+COLUMNS = Column.parse("what, step: integer, name, value: number, not_finite")
 """`what` is RETURNED, MADE or WORK; `step` counts from 1, null but for RETURNED; `not_finite` is "nan", "inf" or
 "-inf", or null."""
 RETURNED, MADE, WORK = "returned", "steps", "work"

@@ -42,6 +42,22 @@ class Column:
     type: Type
     unit: str | None = None
 
+    @classmethod
+    def parse(cls, text: str) -> list[Column]:
+        """Return the columns of a text such as "name, calls: integer, total_ms: number ms"; without a type: strings.
+
+        Raises:
+            ValueError: there is no such type.
+        """
+        columns = []
+        for name, _, rest in (part.strip().partition(":") for part in text.split(",")):
+            kind, _, unit = rest.strip().partition(" ")
+            known = next((one for one in _PYTHON_TYPES if one == (kind or "string")), None)
+            if known is None:
+                raise ValueError(f"column {name!r} has no type {kind!r}: {', '.join(_PYTHON_TYPES)}")
+            columns.append(cls(name, known, unit or None))
+        return columns
+
 
 @dataclass(frozen=True)
 class Table:

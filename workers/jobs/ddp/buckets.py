@@ -30,17 +30,12 @@ SMALLEST, LARGEST = 2**12, 2**27
 POINTS = 24
 """Bucket sizes of the table, evenly on a logarithmic scale."""
 COLUMNS = (
-    Column("what", "string"),
-    Column("size_mb", "number", "MB"),
-    Column("low_mb", "number", "MB"),
-    Column("high_mb", "number", "MB"),
-    Column("buckets", "number"),
-    Column("communication_ms", "number", "ms"),
-    Column("hidden_ms", "number", "ms"),
+    *Column.parse(
+        "what, size_mb: number MB, low_mb: number MB, high_mb: number MB, buckets: number, "
+        "communication_ms: number ms, hidden_ms: number ms"
+    ),
     Column(PREDICTED, "number", "ms"),
-    Column("predicted_low_ms", "number", "ms"),
-    Column("predicted_high_ms", "number", "ms"),
-    Column("exposed_communication_ms", "number", "ms"),
+    *Column.parse("predicted_low_ms: number ms, predicted_high_ms: number ms, exposed_communication_ms: number ms"),
 )
 """Columns of the table `bucket-size`; MB are 2²⁰ bytes, as in `bucket_size_mb`."""
 

@@ -456,10 +456,7 @@ def ncu_launches(printed: str) -> tuple[list[Launch], dict[str, str]]:
 def _report_ncu_tables(launches: Sequence[Launch], metric_units: Mapping[str, str], report: Reporter) -> list[Check]:
     """Report a table with a row per launch, and one with a row per launch and metric. Returns checks with notes."""
     summary = [
-        Column("launch", "integer"),
-        Column("function", "string"),
-        Column("grid", "string"),
-        Column("block", "string"),
+        *Column.parse("launch: integer, function, grid, block"),
         *(Column(counter.name, "number", counter.unit) for counter in (DURATION, *COUNTERS)),
         Column("kernel", "string"),
     ]
@@ -468,14 +465,7 @@ def _report_ncu_tables(launches: Sequence[Launch], metric_units: Mapping[str, st
         values = [launch.value(counter) for counter in (DURATION, *COUNTERS)]
         rows.append([launch.number, launch.function, launch.grid, launch.block, *values, launch.kernel])
     report.table("ncu-launches", summary, rows)
-    columns = [
-        Column("launch", "integer"),
-        Column("function", "string"),
-        Column("metric", "string"),
-        Column("unit", "string"),
-        Column("value", "number"),
-        Column("text", "string"),
-    ]
+    columns = Column.parse("launch: integer, function, metric, unit, value: number, text")
     rows, checks = [], []
     for done, launch in enumerate(launches):
         # Facts about the device are in the environment.

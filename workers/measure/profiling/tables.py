@@ -16,111 +16,42 @@ MAX_ROWS = 2000
 MAX_NAME = 1000
 """Most characters of a kernel's name; templates may write kilobytes."""
 
-_SPREAD = (
-    Column("mean_us", "number", "µs"),
-    Column("median_us", "number", "µs"),
-    Column("min_us", "number", "µs"),
-    Column("max_us", "number", "µs"),
-    Column("std_us", "number", "µs"),
+_SPREAD = Column.parse(
+    "mean_us: number µs, median_us: number µs, min_us: number µs, max_us: number µs, std_us: number µs"
 )
 KERNELS = (
-    Column("name", "string"),
-    Column("class", "string"),
-    Column("total_ms", "number", "ms"),
-    Column("share_percent", "number", "%"),
-    Column("calls", "number", "calls"),
+    *Column.parse("name, class, total_ms: number ms, share_percent: number %, calls: number calls"),
     *_SPREAD,
     Column("launch_to_start_us", "number", "µs"),
 )
 KERNELS_BY_RANGE = (Column("phase", "string"), Column("range", "string"), *KERNELS)
 OPERATORS = (
-    Column("name", "string"),
-    Column("class", "string"),
-    Column("device_ms", "number", "ms"),
-    Column("host_ms", "number", "ms"),
-    Column("device_total_ms", "number", "ms"),
-    Column("host_total_ms", "number", "ms"),
-    Column("cpu_mib", "number", "MiB"),
-    Column("device_mib", "number", "MiB"),
-    Column("share_percent", "number", "%"),
-    Column("calls", "number", "calls"),
+    *Column.parse(
+        "name, class, device_ms: number ms, host_ms: number ms, device_total_ms: number ms, "
+        "host_total_ms: number ms, cpu_mib: number MiB, device_mib: number MiB, share_percent: number %, "
+        "calls: number calls"
+    ),
     *_SPREAD,
 )
-CLASS_SHARES = (
-    Column("scope", "string"),
-    Column("class", "string"),
-    Column("total_ms", "number", "ms"),
-    Column("share_percent", "number", "%"),
-    Column("calls", "number", "calls"),
+CLASS_SHARES = Column.parse("scope, class, total_ms: number ms, share_percent: number %, calls: number calls")
+RANGES = Column.parse("range, phase, total_ms: number ms, share_percent: number %")
+LINES = Column.parse(
+    "file, line: integer, function, self_ms: number ms, self_percent: number %, self_margin_percent: number %, "
+    "total_ms: number ms, python_ms: number ms, device_self_ms: number ms, device_total_ms: number ms, "
+    "calls: integer calls, operators: integer calls, code"
 )
-RANGES = (
-    Column("range", "string"),
-    Column("phase", "string"),
-    Column("total_ms", "number", "ms"),
-    Column("share_percent", "number", "%"),
+ATTENTION = Column.parse(
+    "part, phase, total_ms: number ms, product_ms: number ms, share_percent: number %, gflop: number GFLOP, "
+    "useful_gflop: number GFLOP, traffic_mib: number MiB, tflops: number TFLOP/s, gb_per_s: number GB/s, "
+    "intensity: number FLOP/byte, ridge: number FLOP/byte, limit_percent: number %, bound, note"
 )
-LINES = (
-    Column("file", "string"),
-    Column("line", "integer"),
-    Column("function", "string"),
-    Column("self_ms", "number", "ms"),
-    Column("self_percent", "number", "%"),
-    Column("self_margin_percent", "number", "%"),
-    Column("total_ms", "number", "ms"),
-    Column("python_ms", "number", "ms"),
-    Column("device_self_ms", "number", "ms"),
-    Column("device_total_ms", "number", "ms"),
-    Column("calls", "integer", "calls"),
-    Column("operators", "integer", "calls"),
-    Column("code", "string"),
+PRODUCTS = Column.parse(
+    "phase, operator, product, dtype, calls: number calls, total_ms: number ms, share_percent: number %, "
+    "gflop: number GFLOP, traffic_mib: number MiB, tflops: number TFLOP/s, gb_per_s: number GB/s, "
+    "intensity: number FLOP/byte, ridge: number FLOP/byte, limit_percent: number %, bound"
 )
-ATTENTION = (
-    Column("part", "string"),
-    Column("phase", "string"),
-    Column("total_ms", "number", "ms"),
-    Column("product_ms", "number", "ms"),
-    Column("share_percent", "number", "%"),
-    Column("gflop", "number", "GFLOP"),
-    Column("useful_gflop", "number", "GFLOP"),
-    Column("traffic_mib", "number", "MiB"),
-    Column("tflops", "number", "TFLOP/s"),
-    Column("gb_per_s", "number", "GB/s"),
-    Column("intensity", "number", "FLOP/byte"),
-    Column("ridge", "number", "FLOP/byte"),
-    Column("limit_percent", "number", "%"),
-    Column("bound", "string"),
-    Column("note", "string"),
-)
-PRODUCTS = (
-    Column("phase", "string"),
-    Column("operator", "string"),
-    Column("product", "string"),
-    Column("dtype", "string"),
-    Column("calls", "number", "calls"),
-    Column("total_ms", "number", "ms"),
-    Column("share_percent", "number", "%"),
-    Column("gflop", "number", "GFLOP"),
-    Column("traffic_mib", "number", "MiB"),
-    Column("tflops", "number", "TFLOP/s"),
-    Column("gb_per_s", "number", "GB/s"),
-    Column("intensity", "number", "FLOP/byte"),
-    Column("ridge", "number", "FLOP/byte"),
-    Column("limit_percent", "number", "%"),
-    Column("bound", "string"),
-)
-CEILINGS = (
-    Column("limit", "string"),
-    Column("precision", "string"),
-    Column("value", "number"),
-    Column("unit", "string"),
-    Column("source", "string"),
-)
-SUMMARY = (
-    Column("what", "string"),
-    Column("value", "number"),
-    Column("unit", "string"),
-    Column("note", "string"),
-)
+CEILINGS = Column.parse("limit, precision, value: number, unit, source")
+SUMMARY = Column.parse("what, value: number, unit, note")
 
 
 LIMITS = {"compute-bound": "products", "memory-bound": "copies"}
