@@ -14,6 +14,7 @@ The errors:
     ClientError
     ├── Unreachable     no Flopwatch server answers at that address, or the connection broke
     ├── Refused         the server answered with a problem: its type, status, pointer and cure
+    ├── InvalidArgument  a file, folder or option that the client refuses by itself (a ValueError, too)
     ├── JobFailed       a job that was waited for failed or was cancelled
     ├── WaitTimeout     it was not done in time; it goes on (a TimeoutError, too)
     └── DownloadFailed  a downloaded file is damaged, or a file of that name exists already
@@ -42,6 +43,7 @@ from flopwatch.connection import (
     Connection,
     DownloadFailed,
     Event,
+    InvalidArgument,
     Job,
     Refused,
     Submitted,
@@ -86,6 +88,7 @@ __all__ = [
     "DownloadFailed",
     "Event",
     "Flopwatch",
+    "InvalidArgument",
     "Job",
     "JobFailed",
     "JobFilter",
@@ -249,14 +252,15 @@ class Flopwatch(Connection):
                 is a file itself, that file has the function. `code`: "." of versions that are folders.
 
         Raises:
-            ClientError: a version has no such file or function, both have the same code, or no code is named.
+            InvalidArgument: a version has no such file or function, or no code is named.
+            ClientError: both have the same code.
             Refused, Unreachable: as `submit`.
         """
         refuse_unknown(own_code, OwnCodeOptions)
         named: dict[str, Any] = {name: own_code.get(name) for name in ("implementation", "model", "step")}
         code = own_code.get("code")
         if not any(named.values()):
-            raise ClientError("Name the code of which these are versions: implementation, model or step.")
+            raise InvalidArgument("Name the code of which these are versions: implementation, model or step.")
         plain = self._with_preset(spec, preset)
         (before, ones), (after, others) = (self._read_code(plain, named, code, version) for version in (old, new))
         if alternating.versions(before) == alternating.versions(after):
@@ -359,7 +363,7 @@ class Flopwatch(Connection):
         swept: dotted paths of fields that a sweep sets.
 
         Raises:
-            ClientError: a file cannot be read, a job could not call what is named in it, it imports other files of
+            InvalidArgument: a file cannot be read, a job could not call what is named in it, it imports other files of
                 yours that do not go along, or specs of this kind take no such code.
         """
         named: dict[str, Any] = {"script": script, **own_code}
@@ -383,7 +387,7 @@ class Flopwatch(Connection):
         try:
             return changed, put_into(changed, self.specs(), named, None if code is None else Path(code), version, swept)
         except ValueError as error:
-            raise ClientError(str(error)) from error
+            raise InvalidArgument(str(error)) from error
 
     def _upload(
         self,
@@ -397,12 +401,12 @@ class Flopwatch(Connection):
             self._check_own_modules(files, [value for value in named.values() if value], version)
         for file in files:
             if clash := clash_in(file.content, file.name):
-                raise ClientError(clash)
+                raise InvalidArgument(clash)
             self.send("PUT", f"/files/{file.sha256}", content=file.content)
 
     @staticmethod
     def _check_own_modules(files: Iterable[OwnCode], named: Iterable[str], version: str | None) -> None:
-        """Raise ClientError if a file imports other files of its folder, which would not go along."""
+        """Raise InvalidArgument if a file imports other files of its folder, which would not go along."""
         if version is not None and Path(version).is_file():
             return  # it stands in for a file elsewhere, and no folder can go along
         here = Path(version).resolve() if version is not None and Path(version).is_dir() else Path.cwd()
@@ -412,7 +416,7 @@ class Flopwatch(Connection):
                 continue
             modules, root = found
             shown = os.path.relpath(root, here) if root.is_relative_to(here) else root
-            raise ClientError(
+            raise InvalidArgument(
                 f"{path} imports {', '.join(map(repr, modules))} of the folder {root}, and only the file would go "
                 f"along: send the folder, too: --code {shlex.quote(str(shown))}"
             )
@@ -461,7 +465,7 @@ class Flopwatch(Connection):
             >>> flopwatch.wait(job, timeout_s=600)["state"]
             'succeeded'
         """
-        job_id = id_of(job)
+        job_id, deadline = id_of(job), deadline_of(timeout_s)
         with contextlib.ExitStack() as stack:
             display = show or stack.enter_context(progress_bar())
             tell, log = getattr(display, "tell", None), getattr(display, "log", None)
@@ -472,7 +476,7 @@ class Flopwatch(Connection):
                     queued, reason = event.data["state"] == "queued", None
                     display(0, 0, event.data["state"])
                 # What the reason depends on, such as the workers, makes no event of the job.
-                if queued and (latest := self._in_queue(job_id)) != reason:
+                if queued and (latest := self.patiently(lambda: self._in_queue(job_id), deadline)) != reason:
                     reason = latest
                     display(0, 0, latest)
                 if event is not None and event.type == "log" and log is not None:
@@ -486,7 +490,7 @@ class Flopwatch(Connection):
                         if tell is not None:
                             tell(f"{done}/{total} {message}")
                     display(done, total, message)
-        done = self.job(job_id)
+        done = self.patiently(lambda: self.job(job_id), deadline)
         if check and done["state"] != "succeeded":
             raise JobFailed(done)
         return done
@@ -516,19 +520,24 @@ class Flopwatch(Connection):
         with contextlib.ExitStack() as stack:
             display = show or stack.enter_context(progress_bar())
             while True:
-                current = self.sweep_state(sweep_id)
+                current, waiting = self.patiently(lambda: self._look_at_sweep(sweep_id), deadline)
                 counts = current["counts"]
                 total, done = sum(counts.values()), sum(counts[current] for current in FINISHED)
-                message = f"{counts['running']} running, {counts['failed']} failed{_largest_that_fits(current)}"
-                if counts["queued"] and not counts["running"]:
-                    first = self.list_jobs(sweep=sweep_id, state="queued", limit=1)
-                    message += "".join(f"; waits: {job['waiting']}" for job in first if job["waiting"])
-                display(done, total, message)
+                state = f"{counts['running']} running, {counts['failed']} failed{_largest_that_fits(current)}"
+                display(done, total, state + waiting)
                 if done >= total:
                     return current
                 if time.monotonic() >= deadline:
                     raise WaitTimeout(f"Sweep {sweep_id} was not done after {timeout_s:g} s; it goes on.")
                 time.sleep(POLL_S)
+
+    def _look_at_sweep(self, sweep_id: int) -> tuple[Answer, str]:
+        """Return a sweep, and what it waits for if nothing of it runs."""
+        sweep = self.sweep_state(sweep_id)
+        if not sweep["counts"]["queued"] or sweep["counts"]["running"]:
+            return sweep, ""
+        first = self.list_jobs(sweep=sweep_id, state="queued", limit=1)
+        return sweep, "".join(f"; waits: {job['waiting']}" for job in first if job["waiting"])
 
     def events(self, job: Thing, *, timeout_s: float | None = None) -> Iterator[Event]:
         """Yield a job's events from the first on, until it is done; after a lost connection, resume where it broke.
@@ -878,7 +887,7 @@ class Flopwatch(Connection):
         if against is None:
             path = f"{_plots_path(job, sweep)}/{quote(name, safe='')}"
         elif job is None:
-            raise ClientError("Name the job that is compared with the one of `against`.")
+            raise InvalidArgument("Name the job that is compared with the one of `against`.")
         else:
             path = f"/compare/plots/{quote(name, safe='')}"
             query |= {"baseline": id_of(against), "candidate": id_of(job)}
@@ -1095,7 +1104,7 @@ class Flopwatch(Connection):
             `jobs` are those that were checked, and `comparisons` has the server's answer for each kind of job.
 
         Raises:
-            ClientError: `jobs` is empty.
+            InvalidArgument: `jobs` is empty.
 
         Example:
             >>> kept = flopwatch.set_baseline("nightly", job=job)
@@ -1149,7 +1158,7 @@ class Flopwatch(Connection):
     def _checked(self, baseline: str, jobs: Sequence[Answer], judged: Judged) -> Answer:
         """Compare finished jobs with a baseline, kind by kind; see `check`."""
         if not jobs:
-            raise ClientError(
+            raise InvalidArgument(
                 f"There is no job to check: name some, or leave them out to run those of {baseline} again."
             )
         by_kind: dict[str, list[int]] = {}
@@ -1204,7 +1213,8 @@ class Flopwatch(Connection):
 
         Raises:
             DownloadFailed: a file of that name with other content is there, which is noticed before anything is
-                written; or one came damaged.
+                written; or one came damaged, or cannot be written.
+            InvalidArgument: the folder cannot be made.
 
         Example:
             >>> [path.name for path in flopwatch.download(job, to=folder)]
@@ -1218,8 +1228,11 @@ class Flopwatch(Connection):
         folder = Path(f"job-{job_id}" if to is None else to)
         targets = [(file, folder / Path(file["name"]).name) for file in chosen]
         wanted = [(file, target) for file, target in targets if not _is_there(target, file["sha256"])]
-        if wanted:
-            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            if wanted:
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidArgument(f"{folder}: {error.strerror}: choose another folder.") from error
         for file, target in wanted:
             self.download_file(file, target)
         return [target for _, target in targets]
@@ -1333,7 +1346,7 @@ def _sweep_table_path(sweep: Thing, name: str) -> str:
 
 def _plots_path(job: Thing | None, sweep: Thing | None) -> str:
     if (job is None) == (sweep is None):
-        raise ClientError("Name a job or a sweep, whose plot it is, and not both.")
+        raise InvalidArgument("Name a job or a sweep, whose plot it is, and not both.")
     return f"/jobs/{id_of(job)}/plots" if job is not None else f"/sweeps/{id_of(sweep or 0)}/plots"
 
 
@@ -1356,7 +1369,7 @@ def _set(spec: Answer, path: str, value: Any) -> None:
     for parent in parents:
         inside = spec.setdefault(parent, {})
         if not isinstance(inside, dict):
-            raise ClientError(f"{path}: {parent} is no object, so nothing can be set inside it.")
+            raise InvalidArgument(f"{path}: {parent} is no object, so nothing can be set inside it.")
         spec = inside
     spec[last] = value
 
@@ -1378,14 +1391,15 @@ def _frame(answer: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def _is_there(target: Path, sha256: str) -> bool:
-    """Return True if the file is there already; raises DownloadFailed if another one is in its place."""
+    """Return True if the file is there already. Raises DownloadFailed if another one is in its place, and
+    InvalidArgument if none can be."""
     try:
         with target.open("rb") as opened:
             same = hashlib.file_digest(opened, "sha256").hexdigest() == sha256
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise DownloadFailed(f"{target}: {error.strerror}: choose another folder.") from error
+        raise InvalidArgument(f"{target}: {error.strerror}: choose another folder.") from error
     if not same:
         raise DownloadFailed(f"{target} exists with other content, and is not overwritten: choose another folder.")
     return True

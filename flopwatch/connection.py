@@ -11,10 +11,10 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 from urllib.parse import quote
 from urllib.request import getproxies
 
@@ -23,6 +23,7 @@ import httpx
 from flopwatch import address, defaults
 from flopwatch.text.times import parsed_time, set_clock
 
+T = TypeVar("T")
 Answer: TypeAlias = dict[str, Any]
 """An answer of the server: a job, a sweep, a comparison, …"""
 CONNECT_TIMEOUT_S = 30.0
@@ -43,6 +44,10 @@ MAX_ANSWER_BYTES = 256 << 20
 
 class ClientError(Exception):
     """Base of all errors of the client; the message is for people."""
+
+
+class InvalidArgument(ClientError, ValueError):
+    """The client refuses it without asking the server: a file is missing, or `make_step` does not take an argument."""
 
 
 class Unreachable(ClientError):
@@ -288,6 +293,19 @@ class Connection:
         finally:
             response.close()
 
+    def patiently(self, ask: Callable[[], T], deadline: float) -> T:
+        """Return what `ask` answers; while the server is away, ask again as often as a lost stream is resumed."""
+        failures = 0
+        while True:
+            try:
+                return ask()
+            except Unreachable as error:
+                failures += 1
+                is_away = isinstance(error.__cause__, httpx.TransportError)
+                if not is_away or failures > MAX_RECONNECTS or time.monotonic() >= deadline:
+                    raise
+                time.sleep(RECONNECT_S)
+
     def stream(self, path: str, what: str, timeout_s: float | None = None) -> Iterator[Event | None]:
         """Yield a route's events from the first to the last, and None for each sign of life between them; after a lost
         connection, resume where it stopped.
@@ -358,8 +376,11 @@ class Connection:
             if size != file["size"] or digest.hexdigest() != file["sha256"]:
                 raise DownloadFailed(f"{file['name']} arrived damaged; try again.")
             _move(partial, target)
+        except OSError as error:
+            raise DownloadFailed(f"{target}: {error.strerror}.") from error
         finally:
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:

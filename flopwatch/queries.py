@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
-from flopwatch.connection import Answer, ClientError
+from flopwatch.connection import Answer, InvalidArgument
 from flopwatch.table_options import Statistic
 from flopwatch.text.values import value_text
 
@@ -203,10 +203,10 @@ def comparison_query(
     sides: Answer
     if candidate is None:
         if isinstance(baseline, str):
-            raise ClientError(f"Say which job is compared with the baseline {baseline!r}.")
+            raise InvalidArgument(f"Say which job is compared with the baseline {baseline!r}.")
         jobs = ids(baseline)
         if len(jobs) != 1:
-            raise ClientError("Say which jobs are compared with these; or pass one job of kind compare.")
+            raise InvalidArgument("Say which jobs are compared with these; or pass one job of kind compare.")
         sides = {"job": jobs[0]}
     elif isinstance(baseline, str):
         sides = {"baseline_name": baseline, "candidate": ids(candidate)}

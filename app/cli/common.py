@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import enum
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,18 +56,27 @@ class Commands(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         pairs = zip(["", *args], args, strict=False)
         ctx.meta[BRIEF] = any(f"{one}={other}".endswith("--format=brief") for one, other in pairs)
-        return super().parse_args(ctx, args)
+        with refusing(ctx):
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. With `--format brief`, mistakes on its command line have that form, too."""
-        try:
+        with refusing(ctx):
             return super().invoke(ctx)
-        except UsageError as error:
-            if not ctx.meta[BRIEF]:
-                raise
+
+
+@contextlib.contextmanager
+def refusing(ctx: Any) -> Iterator[None]:
+    """Give mistakes on the command line the form of other errors, also with `--format brief`."""
+    try:
+        yield
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command prints its help
+            raise
+        if ctx.meta[BRIEF]:
             from app.cli.brief import answer, of_error
 
             answer(of_error(error.format_message(), 2))
+        fail(f"{error.format_message()}\n{(error.ctx or ctx).get_usage()}", 2)
 
 
 class FieldsCommand(TyperCommand):
@@ -255,12 +265,13 @@ def _show(command: Callable[..., Any], parameters: Sequence[inspect.Parameter]) 
 def with_server(command: Callable[Concatenate[Flopwatch, P], R]) -> Callable[P, R]:
     """Give the command a connection to the server, and the options --url and --data-dir, which choose the server.
 
-    A problem of the server becomes a message and exit code 1; what was not done in time, GOES_ON.
+    A problem of the server becomes a message and exit code 1, a mistake that the client refuses by itself 2, and what
+    was not done in time GOES_ON.
     """
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        from flopwatch import ClientError, Flopwatch, WaitTimeout
+        from flopwatch import ClientError, Flopwatch, InvalidArgument, WaitTimeout
 
         url, data_dir = _given("url", kwargs.pop("url", None)), _given("data_dir", kwargs.pop("data_dir", None))
         warn_of_unknown_settings()
@@ -268,7 +279,8 @@ def with_server(command: Callable[Concatenate[Flopwatch, P], R]) -> Callable[P, 
             with Flopwatch(url, data_dir=data_dir) as server:
                 return command(server, *args, **kwargs)
         except ClientError as error:
-            outcome, exit_code = ("running", GOES_ON) if isinstance(error, WaitTimeout) else ("error", 1)
+            outcome = "running" if isinstance(error, WaitTimeout) else "error"
+            exit_code = 2 if isinstance(error, InvalidArgument) else GOES_ON if outcome == "running" else 1
             if kwargs.get("output_format") == "brief":
                 from app.cli.brief import answer, of_error
 

@@ -279,14 +279,15 @@ def export(
 
 
 def write_new(target: Path, content: bytes) -> None:
-    """Write a file that is not there yet; else print why not, and exit with 1."""
+    """Write a file that is not there yet; else print why not, and exit."""
+    opened = None
     try:
         with target.open("xb") as opened:
             opened.write(content)
     except FileExistsError:
-        fail(f"{target} is there already, and is not overwritten: choose another file with --output.")
+        fail(f"{target} is there already, and is not overwritten: choose another file with --output.", 2)
     except OSError as error:
-        fail(f"{target}: {error.strerror}: choose another file with --output.")
+        fail(f"{target}: {error.strerror}: choose another file with --output.", 2 if opened is None else 1)
 
 
 @with_server

@@ -13,7 +13,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from flopwatch import (
     ClientError,
     DownloadFailed,
     Flopwatch,
+    InvalidArgument,
     Job,
     JobFailed,
     Refused,
@@ -470,6 +471,10 @@ class TestDownloads:
             flopwatch.download(job)
         assert [path.name for path in folder.iterdir()] == ["b"], "noticed before anything is written"
         assert (folder / "b").read_text() == "mine"
+        with pytest.raises(InvalidArgument, match=r"b/below/a: Not a directory: choose another folder"):
+            flopwatch.download(job, to=folder / "b" / "below")
+        with pytest.raises(DownloadFailed, match=r"^/proc/a: "):
+            flopwatch.download(job, "a", to="/proc")
 
     @pytest.mark.parametrize("links", [True, False], ids=["links", "no-links"])
     def test_a_file_that_comes_up_meanwhile(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
@@ -571,6 +576,30 @@ def test_the_client_is_imported_without_pandas() -> None:
     code = "import sys, flopwatch.client; print(*{'pandas', 'pydantic', 'fastapi', 'sqlalchemy'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout == "\n"
+
+
+@pytest.mark.parametrize("what", ["job", "sweep"])
+@pytest.mark.parametrize("away", [2, connection.MAX_RECONNECTS + 1])
+def test_waiting_outlasts_a_restart_of_the_server(
+    flopwatch: Flopwatch, monkeypatch: pytest.MonkeyPatch, what: str, away: int
+) -> None:
+    """The stream is resumed; so is every other request."""
+    monkeypatch.setattr(connection, "RECONNECT_S", 0.001)
+    sweep = flopwatch.sweep(TINY, {"seed": [1]})
+    job = flopwatch.jobs_of_sweep(sweep)[0]
+    flopwatch.cancel(job)
+    send, refused = flopwatch._http.send, []
+
+    def restarting(request: httpx.Request, **options: Any) -> httpx.Response:
+        if not request.url.path.endswith("/events") and len(refused) < away:
+            refused.append(request.url.path)
+            raise httpx.ConnectError("[Errno 111] Connection refused", request=request)
+        return send(request, **options)
+
+    monkeypatch.setattr(flopwatch._http, "send", restarting)
+    with pytest.raises(Unreachable) if away > connection.MAX_RECONNECTS else nullcontext():
+        flopwatch.wait(job, check=False) if what == "job" else flopwatch.wait_for_sweep(sweep)
+    assert len(refused) == away
 
 
 def test_an_unknown_option_is_refused(flopwatch: Flopwatch) -> None:

@@ -31,7 +31,7 @@ def test_the_plots_of_a_job_and_one_as_a_file(
     file = tmp_path / f"job-{job}-phases.svg"
     assert told == f"job-{job}-phases.svg: {file.stat().st_size} bytes\n"
     assert file.read_text().startswith("<?xml")
-    assert "is there already" in ended(flopwatch("plot", job, "phases"), 1)
+    assert "is there already" in ended(flopwatch("plot", job, "phases"), 2)
     for name, start in (
         ("a.png", b"\x89PNG"),
         ("b.pdf", b"%PDF"),
@@ -61,4 +61,4 @@ def test_the_plots_of_a_job_and_one_as_a_file(
 )
 def test_mistakes(flopwatch: Any, job: str, arguments: tuple[str, ...], code: int, words: str) -> None:
     told = ended(flopwatch("plot", *(job if word == "JOB" else word for word in arguments)), code)
-    assert words in " ".join(re.sub("[│╭╰─]", " ", told).split())
+    assert words in told
