@@ -13,7 +13,7 @@ from tests.chaos.run import run
 
 pytestmark = pytest.mark.acceptance
 
-SECONDS = 7.5
+SECONDS = 6.0
 """Of attack: every kind of fault happens once."""
 WORKERS = 2
 

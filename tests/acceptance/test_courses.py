@@ -58,6 +58,7 @@ def test_every_job_of_the_page_is_accepted(ran: Ran, course: str, gpus: int) -> 
     assert [(command, output) for command, code, output in ran if code] == []
 
 
+@pytest.mark.long
 def test_the_report_has_the_pages_text_with_tables_and_pictures(site: Any, tmp_path: Path, ran: Ran) -> None:
     text = make_report(site, tmp_path, "cs336", "--only", QUICK)
     check(text, tmp_path, ran)

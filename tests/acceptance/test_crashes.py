@@ -8,7 +8,6 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,7 +17,6 @@ import pytest
 from tests.acceptance.conftest import Site, short_job
 from tests.acceptance.sabotage import (
     attempt_states,
-    cleaned_up,
     plain_job,
     plain_kind,
     wait_for_start,
@@ -81,27 +79,15 @@ def test_control_a_process_that_says_nothing_has_succeeded(
         tells_how_jobs_died(start_beside(**plain_kind("crashes")), rng)
 
 
-def survives_a_killed_keeper(site: Site, start: str, *, gone_s: float = GONE_S) -> None:
+@STARTS
+def test_nothing_is_left_of_a_killed_keepers_job(site: Site, start: str) -> None:
     """Kill the keeper of a job that ends by no signal but SIGKILL, and whose daemon is an orphan."""
     client = site.client
     job_id = submit(client, plain_job("stubborn", start=start))
     child, daemon = wait_for_start(site.folder)
     os.kill(psutil.Process(child).ppid(), signal.SIGKILL)
-    wait_until_gone(child, daemon, timeout_s=gone_s)
+    wait_until_gone(child, daemon, timeout_s=GONE_S)
     assert failed(client, job_id)["code"] == "crashed"
     assert wait_for_job(client, submit(client, plain_job("counted")))["state"] == "succeeded", (
         "the devices must be free"
     )
-
-
-@STARTS
-def test_nothing_is_left_of_a_killed_keepers_job(site: Site, start: str) -> None:
-    survives_a_killed_keeper(site, start)
-
-
-def test_control_orphans_of_keepers_are_left_alone(start_beside: Callable[..., Site], misbehave_folder: Path) -> None:
-    site = start_beside(**plain_kind("orphans_of_keepers"))
-    for start in ("exec", "fork"):
-        with cleaned_up(misbehave_folder), pytest.raises(TimeoutError, match="to be gone"):
-            survives_a_killed_keeper(site, start, gone_s=CONTROL_S)
-        (misbehave_folder / "started").unlink()

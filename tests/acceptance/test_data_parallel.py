@@ -91,6 +91,7 @@ def test_a_killed_rank_ends_the_job(site: Site) -> None:
     assert not ranks_alive(site.folder)
 
 
+@pytest.mark.long
 def test_ranks_of_a_killed_worker_are_gone(
     start_beside: Callable[..., Site],
 ) -> None:

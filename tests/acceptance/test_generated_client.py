@@ -53,6 +53,7 @@ def api(site: Site, generator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         del sys.modules[name]
 
 
+@pytest.mark.long
 def test_a_generated_client_submits_a_job_and_reads_its_table(site: Site, api: Any) -> None:
     client = api("client").Client(base_url=str(site.client.base_url))
     models = api("models")

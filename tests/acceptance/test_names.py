@@ -40,7 +40,9 @@ def flopwatch(site: Any) -> Iterator[Flopwatch]:
         yield client
 
 
-@pytest.mark.parametrize("entrance", ENTRANCES)
+@pytest.mark.parametrize(
+    "entrance", [pytest.param(one, marks=[pytest.mark.long] if one == "ddp" else []) for one in ENTRANCES]
+)
 def test_the_users_own_is_measured(flopwatch: Flopwatch, entrance: str) -> None:
     check_entrance(flopwatch, entrance)
 
@@ -64,6 +66,7 @@ def check_entrance(flopwatch: Flopwatch, entrance: str, timeout_s: float = 120) 
         assert {row["implementation"].partition("@")[0] for row in rows} == {"eager", "tiled", "attention"}
 
 
+@pytest.mark.long
 def test_the_command_run_measures_the_users_own(tmp_path: Path) -> None:
     command = [sys.executable, "-P", START, "app.cli", "run", "benchmark", "--step", "train.py:make_step"]
     command += ["--code", ".", "device=cpu", "warmup_steps=1", "measure_steps=2", "--output", str(tmp_path)]

@@ -286,8 +286,13 @@ def submit_to_a_locked_database(service: Service, program: str, end: int | None)
 
 @pytest.mark.parametrize(
     ("program", "end"),
-    [(OURS, None), (OURS, signal.SIGCONT), (OURS, signal.SIGKILL), (FOREIGN, None), (FOREIGN, signal.SIGKILL)],
-    ids=["ours", "ours stopped", "ours stopped and killed", "foreign", "foreign stopped and killed"],
+    [
+        pytest.param(OURS, None, id="ours"),
+        pytest.param(OURS, signal.SIGCONT, id="ours stopped", marks=pytest.mark.long),
+        pytest.param(OURS, signal.SIGKILL, id="ours stopped and killed"),
+        pytest.param(FOREIGN, None, id="foreign", marks=pytest.mark.long),
+        pytest.param(FOREIGN, signal.SIGKILL, id="foreign stopped and killed", marks=pytest.mark.long),
+    ],
 )
 def test_a_locked_database_refuses_writes_and_answers_reads(
     impatient_service: Service, program: str, end: int | None

@@ -110,7 +110,13 @@ def run(flopwatch: Flopwatch, kind: str, file: Path, code: Path | None) -> list[
     return [json.loads(line.partition(" ")[2]) for line in lines if line.startswith("found ")]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.long] if kind in ("compare", "script", "attention") else [])
+        for kind in KINDS
+    ],
+)
 def test_jobs_start_in_a_fresh_copy_of_their_folder(
     flopwatch: Flopwatch, site: Site, started_service: tuple[Service, Any], kind: str, tmp_path: Path
 ) -> None:

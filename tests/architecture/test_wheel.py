@@ -111,6 +111,7 @@ def test_an_environment_gets_one_name(site: Path) -> None:
     assert names == {"flopwatch", "bin"}
 
 
+@pytest.mark.long
 def test_the_command_runs_in_a_project_with_our_names(site: Path) -> None:
     """And the client and the libraries beside an `app` that is not ours."""
 

@@ -14,6 +14,7 @@ def percent(text: str) -> float:
     return float(text.rstrip("%"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [*false_findings.NOISE])
 def test_equal_sides_are_seldom_found_to_differ(kind: str) -> None:
     """By five processes and 50 cases, 77 % of comparisons had a finding."""

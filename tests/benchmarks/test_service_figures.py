@@ -193,6 +193,7 @@ def test_run_prints_the_table_of_a_file(
     assert len(re.findall(r"^\| tiny", printed, re.MULTILINE)) == 3
 
 
+@pytest.mark.long
 def test_rates_of_the_store_on_postgresql(tmp_path: Path, postgres: Any) -> None:
     made = store._made(postgres.url("postgres"), tmp_path)
     rates = {row["what"]: row["measured"] for row in store._rates(made, 20, 20)}
@@ -201,6 +202,7 @@ def test_rates_of_the_store_on_postgresql(tmp_path: Path, postgres: Any) -> None
     assert postgres.execute("SELECT datname FROM pg_database WHERE datname LIKE 'flopwatch_benchmark%'") == []
 
 
+@pytest.mark.long
 def test_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store.main(tmp_path, submissions=20, claims=20, queued=[50], measurements=[1500], swept=[100])
     _, rows = parsed(capsys.readouterr().out)

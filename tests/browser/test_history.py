@@ -54,6 +54,7 @@ def site(played: PlayedSite) -> PlayedSite:
     return played
 
 
+@pytest.mark.long
 def test_the_history_of_many_versions(site: PlayedSite, page: Page) -> None:
     finish_versions(site)
     page.goto(f"/ui/jobs/{VERSIONS}")

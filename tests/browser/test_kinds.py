@@ -144,6 +144,7 @@ def test_a_memory_job_with_its_timeline_and_allocations(site: Site, page: Page) 
     assert_readable(page)
 
 
+@pytest.mark.long
 def test_a_data_parallel_job_with_its_timeline(site: Site, page: Page) -> None:
     shown(site, page, "ddp", measure_steps=2, world_size=2, strategy="bucketed")
     timeline = drawn(page, "timeline-1")

@@ -60,6 +60,7 @@ def test_jobs_are_listed_followed_and_cancelled(site: Site, page: Page) -> None:
     assert_readable(page)
 
 
+@pytest.mark.long
 def test_the_list_keeps_what_a_reader_did_while_it_refreshes(site: Site, page: Page) -> None:
     ids = [site.client.post("/jobs", json=short_job("gated", name=f"job {n}")).json()["id"] for n in range(2)]
     page.goto("/ui")
@@ -113,6 +114,7 @@ def test_a_form_shows_problems_and_commands_and_submits(site: Site, page: Page, 
     assert sweep["base"] == {"kind": "benchmark", "model": {"size": "tiny"}, "batch_size": 1}
 
 
+@pytest.mark.long
 def test_a_comparison_is_filled_in_by_fields(site: Site, page: Page, watch: Watch) -> None:
     page.goto("/ui/new?kind=compare")
     expect(page.locator("#new textarea:visible")).to_have_count(0)

@@ -157,6 +157,7 @@ def test_the_life_of_a_sweep(site: PlayedSite, page: Page) -> None:
     expect(page).to_have_url(re.compile(r"/ui/jobs/\d+$"))
 
 
+@pytest.mark.long
 def test_cells_of_a_heat_map_have_numbers_where_these_fit(site: PlayedSite, page: Page) -> None:
     lengths = [1000 + 8 * number for number in range(12)]
     sweep = submit_sweep(site, lengths)
@@ -216,6 +217,7 @@ def test_jobs_are_compared_and_the_first_is_the_baseline(site: PlayedSite, page:
     expect(page.locator("main")).to_contain_text("Add at least one job")
 
 
+@pytest.mark.long
 def test_no_column_of_a_comparison_is_cut(site: PlayedSite, page: Page) -> None:
     jobs = []
     for factor in (1.0, 5.0):
@@ -353,7 +355,7 @@ def test_workers_with_their_devices_and_waiting_jobs(site: PlayedSite, page: Pag
     expect(main).to_contain_text("old-host")
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", [WIDTHS[1], pytest.param(WIDTHS[0], marks=pytest.mark.long)])
 def test_nothing_moves_while_a_page_loads(site: PlayedSite, page: Page, width: int) -> None:
     site.worker.register()
     sweep = submit_sweep(site)
@@ -373,6 +375,7 @@ def test_nothing_moves_while_a_page_loads(site: PlayedSite, page: Page, width: i
     assert page.evaluate("moved") < 0.1
 
 
+@pytest.mark.long
 def test_without_scripts_no_room_is_kept_for_plots(site: PlayedSite, chromium: Browser) -> None:
     site.worker.register()
     sweep = submit_sweep(site)

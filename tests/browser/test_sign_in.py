@@ -83,6 +83,7 @@ def test_signing_in_and_out(guarded: Site, page: Page, seen: Watch) -> None:
     assert page.context.cookies() == []
 
 
+@pytest.mark.long
 def test_a_page_that_follows_a_job_asks_to_sign_in_again(guarded: Site, page: Page, seen: Watch) -> None:
     token = made(guarded, "bob", "read")
     page.goto("/ui")
@@ -116,6 +117,7 @@ def test_a_foreign_origin_changes_nothing(guarded: Site, page: Page, seen: Watch
     assert attack(guarded, page, seen) == 0
 
 
+@pytest.mark.long
 def test_control_of_the_foreign_origin(guarded: Site, page: Page, seen: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "is_cross_site", lambda *_, **__: False)
     assert attack(guarded, page, seen) == 1

@@ -2,13 +2,14 @@
 
     python -m tests.chaos [--minutes 10] [--seed N] [--only FAULT …] [--keep]
     python -m tests.chaos --stores remote|slurm [--outage-seconds 120] [--stale 1]
+    python -m tests.chaos --soak --minutes 30
 
 A server, three workers and seven clients run hostile jobs, while processes are killed and stopped, the disk is full,
 the write lock is held and clocks jump (plan.py); PostgreSQL and an object store are away for a while; the daemons of a
 Slurm cluster die; workers of an older schema of specs want jobs. When everything has come to rest, the API, the
 database, the files and the processes are checked (invariants.py, run.py). The seed is printed: it gives the same faults
 at the same times again, and each client the same choices. What they meet depends on how fast the machine is: a failure
-may need several runs.
+may need several runs. A soak is one round of clients and small jobs alone: no process may grow.
 Exits with 1 if something is wrong. tests/acceptance/test_chaos.py runs the same for seconds.
 """
 
@@ -25,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from tests.chaos.plan import LASTS_S, LOCAL, REMOTE, SLURM, faults
+from tests.chaos.plan import BEHAVIOURS, LASTS_S, LOCAL, REMOTE, SLURM, SMALL, faults
 from tests.chaos.run import run
 
 KINDS = {"local": LOCAL, "remote": REMOTE, "slurm": SLURM}
@@ -44,10 +45,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--outage-seconds", type=float, help="length of outages; then each is once in a round")
     parser.add_argument("--faults-per-second", type=float, default=1.2)
     parser.add_argument("--stale", type=int, default=0, help="workers that read an older schema, beside the others")
+    parser.add_argument("--soak", action="store_true", help="one round without faults, in which memory must stay flat")
     parser.add_argument("--keep", action="store_true", help="keep the folders of rounds that fail")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _end)
     first = secrets.randbelow(2**32) if options.seed is None else options.seed
+    if options.soak:
+        options.round_seconds = 60 * options.minutes
     rounds = max(1, round(60 * options.minutes / options.round_seconds))
     failed = [seed for seed in range(first, first + rounds) if not one_round(seed, options)]
     print(f"{rounds - len(failed)} of {rounds} rounds were clean" + (f"; failed: seeds {failed}" if failed else ""))
@@ -63,10 +67,13 @@ def one_round(seed: int, options: argparse.Namespace) -> bool:
     seconds, kinds = options.round_seconds, options.only or KINDS[options.stores]
     print(f"== seed {seed}, {seconds:g} s, {options.stores}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="flopwatch-chaos-"))
-    plan = faults(seed, seconds, kinds, per_s=options.faults_per_second, outage_s=options.outage_seconds)
+    behaviours = SMALL if options.soak else BEHAVIOURS
+    often, outage_s = options.faults_per_second, options.outage_seconds
+    plan = [] if options.soak else faults(seed, seconds, kinds, per_s=often, outage_s=outage_s)
     result = None
     try:
-        result = run(folder, seed, seconds, plan, stores=options.stores, stale=options.stale)
+        stores, stale = options.stores, options.stale
+        result = run(folder, seed, seconds, plan, stores=stores, stale=stale, behaviours=behaviours)
     finally:
         if options.keep and (result is None or result.wrong):
             print(f"kept: {folder}")

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from tests.chaos.evidence import Ledger
-from tests.chaos.plan import BATCH, ENDLESS, KIND, batch_of, job_body
+from tests.chaos.plan import BATCH, ENDLESS, KIND, Behaviours, batch_of, job_body
 from tools.service import FINAL_STATES
 
 UNAVAILABLE = (503, 507)
@@ -39,8 +39,9 @@ OF_A_JOB = ("", "/events", "/logs", "/attempts", "/measurements", "/tables", "/a
 class Clients:
     """The threads; use it as a context. `settle` lets them finish what they have begun."""
 
-    def __init__(self, url: str, seed: int, ledger: Ledger) -> None:
+    def __init__(self, url: str, seed: int, ledger: Ledger, behaviours: Behaviours) -> None:
         self.url = url
+        self._behaviours = behaviours
         self.ledger = ledger
         self._seed = seed
         self._stopping = threading.Event()
@@ -100,7 +101,7 @@ class Clients:
         if waiting is None or len(waiting.json()["data"]) >= MOST_WAITING:
             return
         number = next(self._numbers)
-        body = job_body(rng, number)
+        body = job_body(rng, number, self._behaviours)
         if rng.random() < 0.2:
             self._submit_once(session, body)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,8 @@ def faults(
     return sorted(found, key=lambda fault: fault.at_s)
 
 
-BEHAVIOURS: dict[str, tuple[int, dict[str, Any]]] = {
+Behaviours = Mapping[str, tuple[int, Mapping[str, Any]]]
+BEHAVIOURS: Behaviours = {
     "stops_keeper": (2, {}),
     "daemon": (4, {}),
     "garbage": (6, {}),
@@ -113,6 +114,9 @@ BEHAVIOURS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 """The behaviours of hostile jobs (tests/plugins/hostile_kind), with their weights and parameters. The first ones occur
 in every run."""
+
+SMALL = {name: value for name, value in BEHAVIOURS.items() if not value[1] and name != "kills_agent"}
+"""Those that end no worker, and hand nothing large over: its memory stays flat."""
 
 NEVER_SUCCEED = frozenset(BEHAVIOURS) - {
     "good",
@@ -141,10 +145,10 @@ def batch_of(number: int) -> str:
     return str(number // BATCH)
 
 
-def job_body(rng: random.Random, number: int) -> dict[str, Any]:
+def job_body(rng: random.Random, number: int, behaviours: Behaviours = BEHAVIOURS) -> dict[str, Any]:
     """Return the body of job `number`, which its name and its labels contain. Every other number takes the next
     behaviour in turn."""
-    names, weights = list(BEHAVIOURS), [weight for weight, _ in BEHAVIOURS.values()]
+    names, weights = list(behaviours), [weight for weight, _ in behaviours.values()]
     behaviour = names[number // 2 % len(names)] if number % 2 else rng.choices(names, weights)[0]
     spec = {
         "kind": KIND,
@@ -154,7 +158,7 @@ def job_body(rng: random.Random, number: int) -> dict[str, Any]:
         "units": rng.choice([1, 1, 1, 2, 3]) if behaviour == "good" else 1,
         "start": rng.choice(["fork", "fork", "fork", "exec"]),
         "device": rng.choice(["none", "none", "cpu"]),
-        **BEHAVIOURS[behaviour][1],
+        **behaviours[behaviour][1],
     }
     body = {
         "spec": spec,

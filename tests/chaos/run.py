@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import resource
 import sqlite3
+import statistics
 import threading
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ import httpx
 from tests.chaos import invariants
 from tests.chaos.clients import Clients
 from tests.chaos.evidence import Evidence, Ledger, read_marks
-from tests.chaos.plan import Fault
+from tests.chaos.plan import BEHAVIOURS, Behaviours, Fault
 from tests.chaos.site import Site, logs_of
 from tools.service import FINAL_STATES
 from tools.waiting import wait_until
@@ -28,6 +29,8 @@ REST_S = 180.0
 """Seconds within which all jobs must end after the last fault."""
 MEMORY_BYTES = 400 << 20
 """Largest memory in bytes that the server or an agent may take."""
+GROWTH_BYTES, STEADY_S = 32 << 20, 1200
+"""Largest growth of a process that ran for so many seconds or longer."""
 SLACK_FILES = 40
 """Descriptors that a member may have open at the end beyond those at its start: connections to the database, kept."""
 TIDY_S = 20.0
@@ -51,16 +54,20 @@ def run(
     workers: int = 3,
     stores: str = "local",
     stale: int = 0,
+    behaviours: Behaviours = BEHAVIOURS,
     say: Callable[[str], None] = print,
 ) -> Result:
-    """Attack a service in `folder` for so many seconds; `workers`, `stores` and `stale` as Site has them."""
+    """Attack a service in `folder` for so many seconds; `workers`, `stores` and `stale` as Site has them.
+
+    behaviours: those of the jobs, with their weights and parameters.
+    """
     ledger, began = Ledger(), time.monotonic()
 
     def tell(what: str) -> None:
         say(f"after {time.monotonic() - began:.1f} s: {what}")
 
     with Site(folder, workers, stores, stale) as site:
-        with Clients(site.service.url, seed, ledger) as clients, watch(site, ledger):
+        with Clients(site.service.url, seed, ledger, behaviours) as clients, watch(site, ledger):
             tell("it runs, and is attacked")
             attack(site, seconds, plan, say)
             site.undo_all()
@@ -193,12 +200,21 @@ def server_log_is_clean(site: Site) -> list[str]:
 
 
 def memory_is_bounded(site: Site) -> list[str]:
-    """Return the members that have taken too much memory."""
+    """Return the members that have taken too much memory, or ever more."""
     return [
-        f"{member.name} took {member.peak_bytes >> 20} MiB"
+        f"{member.name} took {member.peak_bytes >> 20} MiB, and grew by {growth(member.sizes) >> 20} MiB"
         for member in site.members
-        if member.peak_bytes > MEMORY_BYTES
+        if member.peak_bytes > MEMORY_BYTES or growth(member.sizes) > GROWTH_BYTES
     ]
+
+
+def growth(sizes: Sequence[int]) -> int:
+    """Return the median of the last third less that of the first third after the warm-up, which is a tenth. Bytes; 0 of
+    a process that did not run for long."""
+    warm = sizes[len(sizes) // 10 :]
+    third = len(warm) // 3
+    long = len(sizes) >= STEADY_S
+    return int(statistics.median(warm[-third:]) - statistics.median(warm[:third])) if long else 0
 
 
 def errors_in(log: str) -> list[str]:
@@ -230,6 +246,7 @@ def summary(site: Site, ledger: Ledger) -> dict[str, Any]:
         "acts": dict(sorted(ledger.acts.items())),
         "answers": dict(sorted(ledger.answers.items())),
         "peak_mib": {member.name: member.peak_bytes >> 20 for member in site.members},
+        "growth_mib": {member.name: growth(member.sizes) >> 20 for member in site.members},
         "faults": dict(sorted(site.struck.items())),
         "starts": len(site.service.processes),
         "cpu_s": {"harness": cpu_s(resource.RUSAGE_SELF), "service": cpu_s(resource.RUSAGE_CHILDREN)},

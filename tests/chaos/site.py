@@ -63,6 +63,9 @@ class Member:
     """Descriptors that it had open when it was ready."""
     peak_bytes: int = 0
     """The largest resident set that any of its processes had."""
+    sizes: list[int] = field(default_factory=list)
+    """Resident set of its process, every second."""
+    next_size_at: float = 0.0
 
     @property
     def alive(self) -> bool:
@@ -78,7 +81,11 @@ class Member:
         """Record its memory."""
         assert self.process is not None
         with contextlib.suppress(psutil.NoSuchProcess):
-            self.peak_bytes = max(self.peak_bytes, psutil.Process(self.process.pid).memory_info().rss)
+            size = psutil.Process(self.process.pid).memory_info().rss
+            self.peak_bytes = max(self.peak_bytes, size)
+            if (now := time.monotonic()) >= self.next_size_at:
+                self.next_size_at = now + 1.0
+                self.sizes.append(size)
 
 
 class Site:
@@ -184,7 +191,7 @@ class Site:
         return self.folder / f"clock of {name}"
 
     def _ready(self, member: Member, process: subprocess.Popen[bytes]) -> None:
-        member.process = process
+        member.process, member.sizes = process, []
         with contextlib.suppress(psutil.NoSuchProcess):
             member.files_at_start = psutil.Process(process.pid).num_fds()
 

@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 
 from tests.chaos.plan import BEHAVIOURS, ENDLESS, LASTS_S, NEVER_SUCCEED, OUTAGES, SLURM, faults, job_body
+from tests.chaos.run import growth
 from tests.plugins.hostile_kind.jobs.hostile import BEHAVIOURS as RUN
 from tests.plugins.hostile_kind.specs.hostile import Behaviour, HostileSpec
 
@@ -46,3 +47,9 @@ def test_every_behaviour_is_submitted_and_has_an_end() -> None:
     assert set(BEHAVIOURS) >= NEVER_SUCCEED | ENDLESS
     for body in bodies[:100]:
         HostileSpec.model_validate(body["spec"])
+
+
+def test_growth_leaves_the_warm_up_out() -> None:
+    assert growth([10] * 120 + [50] * 1080) == 0
+    assert growth([*range(1200)]) > 150
+    assert growth([*range(1199)]) == 0, "it did not run for long"

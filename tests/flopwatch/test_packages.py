@@ -76,6 +76,7 @@ def test_both_are_imported_in_one_process(theirs: Path, run: Run, theirs_first: 
     assert found[3] == []
 
 
+@pytest.mark.long
 def test_builtins_that_users_replace_reach_theirs_and_not_ours(theirs: Path, run: Run) -> None:
     (theirs / "mine.py").write_text("def count(): return len([1, 2, 3])\n")
     code = (

@@ -18,7 +18,13 @@ SERVER = (
 )
 
 
-@pytest.mark.parametrize("program", [["-c", SERVER], ["-m", "flopwatch", "--version"]], ids=["server", "command"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(["-c", SERVER], id="server", marks=pytest.mark.long),
+        pytest.param(["-m", "flopwatch", "--version"], id="command"),
+    ],
+)
 def test_a_checkout_that_is_not_installed_has_its_version(tmp_path: Path, program: list[str]) -> None:
     """`flopwatch up` ended with PackageNotFoundError there, and `flopwatch doctor` found no fault."""
     installed = Path(fastapi.__file__).parents[1]

@@ -312,6 +312,7 @@ COMPILED = ("chunked none", "flash_attention", "linear_cross_entropy", "rms_norm
 """One of each kind, since compiling takes long."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
 def test_compiled_derivatives_are_right_or_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch's compiler traces, without making code of it."""

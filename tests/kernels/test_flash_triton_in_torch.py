@@ -389,6 +389,7 @@ def found_afresh() -> dict[str, Any]:
     return dict(json.loads(line) for line in done.stdout.splitlines())
 
 
+@pytest.mark.long
 def test_a_call_does_not_even_import_the_search(found_afresh: dict[str, Any]) -> None:
     assert found_afresh["searched"] is False
 

@@ -500,6 +500,7 @@ def test_stress_processes_share_shapes_and_no_kind() -> None:
     assert len(stress.shares(shapes[:2], 12)) <= 2
 
 
+@pytest.mark.long
 def test_the_stress_tests_watchdog_ends_a_process_that_hangs() -> None:
     code = "import time; from benchmarks import attention_stress as s\nwith s.watchdog('a shape', 0.1): time.sleep(60)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -101,6 +101,7 @@ def test_flex_refuses_narrow_heads() -> None:
         ATTENTION.load("flex").function(q, q, q)
 
 
+@pytest.mark.long
 def test_every_size_is_compiled_and_none_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """More sizes than torch compiles by default. The backend is a stub: what is counted is who asks for kernels."""
     compiled = []

@@ -49,6 +49,7 @@ def test_an_error_closes_the_range_and_ends_the_listening() -> None:
     assert not has_recorder()
 
 
+@pytest.mark.long
 def test_an_outside_profiler_listens_from_the_start() -> None:
     code = "from kernels.ranges import has_recorder; raise SystemExit(not has_recorder())"
     environment = {**os.environ, ranges.OUTSIDE_PROFILER_VARIABLE: "/opt/injection.so"}

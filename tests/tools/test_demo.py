@@ -79,6 +79,7 @@ def test_it_prints_a_table(demo: subprocess.Popen[str], tmp_path: Path) -> None:
     assert not list(tmp_path.glob("flopwatch-demo-*"))
 
 
+@pytest.mark.long
 @pytest.mark.acceptance
 @pytest.mark.parametrize(
     ("moment", "processes", "signum", "code"),

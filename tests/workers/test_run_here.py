@@ -398,8 +398,12 @@ def own(folder: Path, source: str) -> tuple[dict[str, Any], list[str]]:
     ("end", "called"),
     [
         ("posix._exit(8)", "_exit"),
-        ("threading.Thread(target=os._exit, args=(0,)).start(); threading.Event().wait(9)", "_exit"),
-        ("os.fork() and os._exit(0)", "_exit"),
+        pytest.param(
+            "threading.Thread(target=os._exit, args=(0,)).start(); threading.Event().wait(9)",
+            "_exit",
+            marks=pytest.mark.long,
+        ),
+        pytest.param("os.fork() and os._exit(0)", "_exit", marks=pytest.mark.long),
         ("os.execlp('true', 'true')", "execv"),
         ("os.kill(os.getpid(), signal.SIGTERM)", "kill"),
     ],

@@ -530,7 +530,9 @@ class TestLimits:
             assert submit(ada).status_code == 201
             refused(site.http.post(f"/jobs/{first}/retry", headers=bearer(ada)), 429, "queue_full")
 
-    @pytest.mark.parametrize("path", ["/jobs", "/sweeps", "/jobs/{job}/retry"])
+    @pytest.mark.parametrize(
+        "path", ["/jobs", *(pytest.param(one, marks=pytest.mark.long) for one in ("/sweeps", "/jobs/{job}/retry"))]
+    )
     def test_many_at_once_do_not_exceed_the_limit(self, serve: Any, tmp_path: Path, path: str) -> None:
         with serve(tmp_path, api_token=BOOTSTRAP, max_queued_jobs=5) as site:
             ada = bearer(made(site, "ada", "submit"))

@@ -109,6 +109,7 @@ def scraped(serve: Any, tmp_path: Path) -> Iterator[tuple[Any, httpx.Client]]:
             process.wait()
 
 
+@pytest.mark.long
 @NEEDED
 def test_a_real_prometheus_scrapes_it_and_the_dashboard_asks_for_what_there_is(scraped: Any) -> None:
     site, api = scraped

@@ -161,7 +161,11 @@ def test_a_receiver_that_never_takes_it(serve: Any, tmp_path: Path, receiver: Re
 
 
 @pytest.mark.parametrize(
-    ("status", "tries", "error"), [(302, 4, "Redirects are not followed"), (410, 1, "The receiver answered 410.")]
+    ("status", "tries", "error"),
+    [
+        pytest.param(302, 4, "Redirects are not followed", marks=pytest.mark.long),
+        (410, 1, "The receiver answered 410."),
+    ],
 )
 def test_redirects_and_gone(
     serve: Any, tmp_path: Path, receiver: Receiver, status: int, tries: int, error: str

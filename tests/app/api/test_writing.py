@@ -114,6 +114,7 @@ def test_waiting_writes_delay_no_reads(serve: Any, tmp_path: Path) -> None:
     assert found == []
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_control_of_the_writers_threads(serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Writes, "run", lambda _self, work: run_sync(work))

@@ -96,6 +96,7 @@ def test_a_host_as_it_is_to_which_foreign_packages_do_no_harm(examine: Any, tmp_
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.long
 def test_no_compiler_and_a_wrong_triton(examine: Any, tmp_path: Path) -> None:
     folder = tmp_path / "other" / "triton-2.1.0.dist-info"
     folder.mkdir(parents=True)

@@ -118,7 +118,10 @@ def test_every_row_comes_along_and_the_folder_keeps_them(folder: Path, url: str)
     open_existing(Settings(data_dir=folder)).close()  # a move that fails leaves no mark
 
 
-@pytest.mark.parametrize("entrance", ["serve", "worker", "prune", "lease", "move", "backup"])
+@pytest.mark.parametrize(
+    "entrance",
+    ["serve", "worker", *(pytest.param(one, marks=pytest.mark.long) for one in ("prune", "lease", "move", "backup"))],
+)
 def test_no_process_uses_a_database_that_has_moved(folder: Path, url: str, entrance: str) -> None:
     arguments = {"lease": ["lease", "20"], "move": ["move", "--to", url], "serve": ["serve", "--port", "0"]}
     arguments["backup"] = ["backup", str(folder / "copy")]

@@ -394,6 +394,7 @@ def test_html_marks_texts_that_need_a_wide_column() -> None:
     assert '<td class="long">why why' in text
 
 
+@pytest.mark.long
 def test_no_format_needs_pandas() -> None:
     """Its import takes half a second."""
     program = (

@@ -187,6 +187,7 @@ def test_half_open_connections_do_not_affect_others(run: Any) -> None:
     assert flood(server) == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("many_files")
 def test_control_of_the_connections(run: Any) -> None:
     def refused(found: list[str]) -> bool:
@@ -198,6 +199,7 @@ def test_control_of_the_connections(run: Any) -> None:
     assert not any(line.startswith("log") for line in found), "its errors are of one kind"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("many_files")
 def test_control_of_the_log(run: Any) -> None:
     server = run(f"{NO_CAP}; {NO_RATE_LIMIT}")

@@ -29,6 +29,18 @@ ON_SQLITE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 """Marks tests of what only SQLite has; all others run on both engines."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On PostgreSQL, of a test with many cases the first one runs; the others do before a release."""
+    seen = set()
+    for item in items:
+        values = getattr(getattr(item, "callspec", None), "params", {})
+        if values.get("engine") == "postgresql" and len(values) > 1:
+            test = item.nodeid.partition("[")[0]
+            if test in seen:
+                item.add_marker(pytest.mark.long)
+            seen.add(test)
+
+
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
     """The engine of the test's database."""

@@ -184,19 +184,6 @@ def ended_allocations() -> None:
     replace(Allocations, "_never_began", lambda *_: None)
 
 
-def takeover_of_ended_claims() -> None:
-    """An agent may take over a claim that was taken over already, and has ended."""
-    from sqlalchemy import bindparam, update
-
-    from flopwatch.app.store import tables
-    from flopwatch.app.store.queue import fence
-
-    attempt = tables.attempt
-    of_claim = (attempt.c.job_id == bindparam("of_job"), attempt.c.number == bindparam("of_number"))
-    values = {"token": bindparam("new_token"), "worker_id": bindparam("by"), "state": "running", "finished_at": None}
-    replace(fence, "_TAKE_OVER", update(attempt).where(*of_claim).values(values).returning(attempt.c.id))
-
-
 def end_of_lost_claims() -> None:
     """A claim counts although its attempt was given up."""
     from sqlalchemy import update
@@ -219,34 +206,6 @@ def cancel_of_queued() -> None:
             return job_dict(_job_row(connection, job_id)._mapping, waiting=None)
 
     replace(Queue, "cancel", cancel)
-
-
-def cancel_wins() -> None:
-    """A finish overwrites a cancel that was asked for."""
-    from flopwatch.app.store.queue.transitions import Queue
-
-    original = Queue.finish
-
-    def finish(self: Queue, claim: Any, finish: Any) -> str:
-        with self._database.write() as connection:
-            connection.exec_driver_sql("UPDATE job SET cancel_requested_at = NULL WHERE id = ?", (claim.job_id,))
-        return original(self, claim, finish)
-
-    replace(Queue, "finish", finish)
-
-
-def notice_of_cancels() -> None:
-    """A worker does not hear that a job is to be cancelled."""
-    from flopwatch.workers.agent.unit_run import StopSignal
-    from flopwatch.workers.outcome import Cancelled
-
-    original = StopSignal.set
-
-    def set_unless_cancelled(self: StopSignal, reason: Any) -> None:
-        if not isinstance(reason, Cancelled):
-            original(self, reason)
-
-    replace(StopSignal, "set", set_unless_cancelled)
 
 
 def crashes() -> None:
@@ -285,14 +244,6 @@ def watched_pipe() -> None:
         return order
 
     replace(keeper, "_receive", receive)
-
-
-def orphans_of_keepers() -> None:
-    """What a killed keeper leaves behind is left alone."""
-    from flopwatch.workers.processes import launch, warm
-
-    replace(launch, "kill_all", lambda *_spare: None)
-    replace(warm, "kill_all", lambda *_spare, **_named: None)
 
 
 def capped_log() -> None:
@@ -360,16 +311,12 @@ MECHANISMS = {
         settling,
         scancel,
         ended_allocations,
-        takeover_of_ended_claims,
         end_of_lost_claims,
         cancel_of_queued,
-        cancel_wins,
-        notice_of_cancels,
         crashes,
         subreaper,
         kill_after_terminate,
         watched_pipe,
-        orphans_of_keepers,
         capped_log,
         draining,
         doubts_of_ceilings,

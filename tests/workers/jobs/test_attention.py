@@ -288,7 +288,9 @@ def test_a_mask_that_hides_nothing_needs_and_costs_nothing(run, fields: dict[str
     assert flops == pytest.approx(4 * 2 * 16 * 48 * 48 / 2)
 
 
-@pytest.mark.parametrize("name", ["wrong", "wrong_element", "wrong_gradient"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(one, marks=pytest.mark.long) for one in ("wrong", "wrong_element")), "wrong_gradient"]
+)
 def test_a_wrong_kernels_time_is_shown_as_wrong(run, name: str) -> None:
     report = run(implementations=[name, "own"], sequence_lengths=[1500], causal=[False], batch_size=1)
     cell = report.cell(implementation=name)
@@ -663,7 +665,7 @@ def test_nothing_compiled_survives_a_cell(run, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.skipif("cpu_flash" not in ATTENTION.names(), reason="the C++ family is not registered")
 def test_the_cpu_family_takes_block_sizes(run) -> None:
     names = ["cpu_naive", "cpu_blocked", "cpu_fused", "cpu_flash"]
-    fields = {"batch_size": 1, "num_heads": 4, "head_dims": [32], "sequence_lengths": [1024], "device": "cpu"}
+    fields = {"batch_size": 1, "num_heads": 4, "head_dims": [32], "sequence_lengths": [256], "device": "cpu"}
     steps = {"warmup_steps": 0, "measure_steps": 1, "causal": [False]}
     report = run(implementations=names, mode="forward", br=[16, 64], bc=[32], **fields, **steps)
 
@@ -671,9 +673,9 @@ def test_the_cpu_family_takes_block_sizes(run) -> None:
         return float(report.cell(**coordinates)[metric, None]["median"])
 
     for block in (16, 64):
-        assert mib("intermediates_mib", implementation="cpu_blocked", br=block) == 4.5
-    assert mib("intermediates_mib", implementation="cpu_naive") == 4.5
-    assert mib("working_memory_mib", implementation="cpu_fused") == torch.get_num_threads() * 4 / 1024
+        assert mib("intermediates_mib", implementation="cpu_blocked", br=block) == 0.375
+    assert mib("intermediates_mib", implementation="cpu_naive") == 0.375
+    assert mib("working_memory_mib", implementation="cpu_fused") == torch.get_num_threads() / 1024
     small, large = (mib("working_memory_mib", implementation="cpu_flash", br=block, bc=32) for block in (16, 64))
     assert small < large < 1
     assert {row["outcome"] for row in report.rows if row["metric"] == "forward_ms"} == {"ok"}

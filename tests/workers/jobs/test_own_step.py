@@ -314,6 +314,7 @@ def test_out_of_memory_is_a_result_of_every_kind(run: Run, kind: str) -> None:
     assert {row["outcome"] for row in report.rows if row["phase"] != "initialisation"} == {"oom"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_each_rank_of_ddp_calls_the_step_which_does_its_own_parallelism(
     run: Run, world_size: int, monkeypatch: pytest.MonkeyPatch

@@ -211,6 +211,7 @@ def test_a_gpu_that_does_not_compute_is_found(run_forked: Run) -> None:
     assert found[2:] == [None, []], "a job on the CPU needs none, and nothing is left"
 
 
+@pytest.mark.long
 def test_so_does_a_unit_in_an_interpreter_of_its_own(tmp_path: Path) -> None:
     units = [("counted", "benchmark"), ("segfault", "plain")]
     ends = run_script(tmp_path, "exec", ENDS.replace("UNITS", repr(units)))

@@ -198,6 +198,7 @@ def test_every_strategy_equals_one_process_on_the_whole_batch(run: Any, name: st
         assert "changes no parameters" in found["parameter_error"]["reason"]
 
 
+@pytest.mark.long
 def test_three_ranks_average_as_one_process_does() -> None:
     """A third of a loss would be rounded otherwise in 8 bits than a third of its gradients: by more than is allowed."""
     pool = Pool(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import sys
@@ -127,30 +128,45 @@ def make_scheduled_step(device):
 Run = Callable[..., Report]
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    def run(function: str = "make_step", **fields: Any) -> Report:
-        for name, value in uploaded.write(tmp_path / "code", [SOURCE.encode()]).items():
-            monkeypatch.setenv(name, value)
-        code = {"sha256": hashlib.sha256(SOURCE.encode()).hexdigest(), "function": function, "file": "train.py"}
-        fields = {"device": "cpu", "warmup_steps": 1, "measure_steps": 3, "profile_steps": 2, **fields}
-        spec, report = ProfileSpec(**{"step_code": code, **fields}), Report(tmp_path)
-        Ceilings(report.ceilings).record(torch.device("cpu"), {"fp32": 100.0}, 1e5)
-        RUNNER.run(spec, RUNNER.plan(spec)[0], report)
-        return report
+@contextlib.contextmanager
+def runs(folder: Path) -> Iterator[Run]:
+    """Run steps of the code above; their files are in the folder."""
+    with pytest.MonkeyPatch.context() as patch:
 
-    yield run
+        def run(function: str = "make_step", **fields: Any) -> Report:
+            for name, value in uploaded.write(folder / "code", [SOURCE.encode()]).items():
+                patch.setenv(name, value)
+            code = {"sha256": hashlib.sha256(SOURCE.encode()).hexdigest(), "function": function, "file": "train.py"}
+            fields = {"device": "cpu", "warmup_steps": 1, "measure_steps": 3, "profile_steps": 2, **fields}
+            spec, report = ProfileSpec(**{"step_code": code, **fields}), Report(folder)
+            Ceilings(report.ceilings).record(torch.device("cpu"), {"fp32": 100.0}, 1e5)
+            RUNNER.run(spec, RUNNER.plan(spec)[0], report)
+            return report
+
+        yield run
     steps.listen(None)
     for name in [name for name in sys.modules if name.startswith("uploaded_")]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    with runs(tmp_path) as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    with runs(tmp_path_factory.mktemp("profiled")) as run:
+        return run(measure_steps=5)
 
 
 def line_of(code: str) -> int:
     return next(number for number, line in enumerate(SOURCE.splitlines(), 1) if line.strip().startswith(code))
 
 
-def test_the_lines_that_take_the_time_are_named(run: Run) -> None:
-    report = run(measure_steps=5)
+def test_the_lines_that_take_the_time_are_named(profiled: Report) -> None:
+    report = profiled
     rows = report.table_rows("lines")
     step_ms = next(row["median"] for row in report.rows if row["metric"] == "unprofiled_step_ms")
     assert sum(row["self_ms"] for row in rows) == pytest.approx(step_ms)
@@ -198,19 +214,17 @@ def test_an_iterator_that_ends_leaves_fewer_samples(run: Run) -> None:
     assert {"stacks.txt", "trace.json.gz"} <= set(report.files)
 
 
-def test_parts_of_the_step_are_ranges(run: Run) -> None:
-    report = run(stacks=False)
-    names = {row["range"] for row in report.table_rows("ranges")}
+def test_parts_of_the_step_are_ranges(profiled: Report) -> None:
+    names = {row["range"] for row in profiled.table_rows("ranges")}
     assert {"My Loss", "My Loss/Linear.0", "My Loss/Linear.1", "outside"} <= names
     assert any(name.startswith("Optimizer.step#SlowSGD.step") for name in names)
-    times = {row["phase"]: row["median"] for row in report.rows if row["metric"] == "unprofiled_ms"}
+    times = {row["phase"]: row["median"] for row in profiled.rows if row["metric"] == "unprofiled_ms"}
     assert set(times) == {"data", "forward", "rest"}
     assert times["rest"] > times["forward"]
 
 
-def test_waiting_threads_are_in_no_phase(run: Run) -> None:
-    report = run()
-    lines = report.files["stacks.txt"].read_text().splitlines()
+def test_waiting_threads_are_in_no_phase(profiled: Report) -> None:
+    lines = profiled.files["stacks.txt"].read_text().splitlines()
     assert {line.partition(";")[0].partition(" ")[0] for line in lines} <= {"data", "forward", "rest", "other threads"}
     assert not any("wait" in line for line in lines if "threading" in line)
 
@@ -237,6 +251,7 @@ def test_a_step_with_many_operators_is_profiled_once(run: Run, monkeypatch: pyte
     assert total_ms == pytest.approx(summary["unprofiled step"]["value"], rel=0.02)
 
 
+@pytest.mark.long
 def test_a_slow_step_is_profiled_once_with_its_products(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_profiler, "MAX_PROFILED_S", 0.0)
     report = run()

@@ -172,7 +172,7 @@ def test_products_share_falls_from_inference_to_training(run: Any) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("activation_checkpointing", [False, True])
+@pytest.mark.parametrize("activation_checkpointing", [pytest.param(False, marks=pytest.mark.long), True])
 def test_work_of_both_passes_belongs_to_layers_and_parts(run: Any, device: str, activation_checkpointing: bool) -> None:
     report = run(device=device, activation_checkpointing=activation_checkpointing)
     times = {(row["range"], row["phase"]): row["total_ms"] for row in report.table_rows("ranges")}
@@ -322,7 +322,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
-@pytest.mark.parametrize("scope", ["blocks", "model"])
+@pytest.mark.parametrize("scope", [pytest.param("blocks", marks=pytest.mark.long), "model"])
 def test_naming_compiles_nothing_anew(
     run: Any, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch, scope: str
 ) -> None:
@@ -354,6 +354,7 @@ def test_files_name_neither_the_host_nor_its_folders(run: Any) -> None:
             assert folder not in text, name
 
 
+@pytest.mark.long
 def test_other_programs_see_the_steps(run: Any, readers: Path) -> None:
     trace = run(profile_steps=3, device="cpu").files["trace.json.gz"]
     assert ranks_and_steps(readers, trace) == ([0], [1, 2, 3])
