@@ -6,6 +6,7 @@ tests/app/cli/test_processes.py, tests/tools/test_demo.py and the chaos start th
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import secrets
@@ -70,7 +71,8 @@ class Forkserver:
         else:
             self._socket, theirs = socket.socketpair()
             with theirs:
-                self._process = run_forkserver(theirs)
+                run_forkserver(theirs).returncode = 0  # nobody waits for it
+        atexit.register(self._socket.close)
         self._received = b""
         self._guard = threading.Lock()
         self._started: list[Forked] = []

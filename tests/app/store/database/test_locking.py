@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -226,7 +227,7 @@ class Waits:
 def test_patience_runs_from_the_first_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a request computes before it writes does not count, such as the validation of a large sweep."""
     clock, lock = Clock(), Waits(False, False, True, True)
-    monkeypatch.setattr(locking.time, "monotonic", clock)
+    monkeypatch.setattr(locking, "time", SimpleNamespace(monotonic=clock))  # not in the whole process
     with locking.patience(5):
         for _ in range(4):
             clock.now += 3
