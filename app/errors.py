@@ -271,7 +271,7 @@ class StoreUnreachable(StorageFailed):
 class DatabaseGone(FlopwatchError):
     code = "database_gone"
     status = 503
-    title = "The database is gone or cannot be reached"
+    title = "The database file was removed or the server is unreachable"
 
 
 class Damaged(FlopwatchError):

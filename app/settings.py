@@ -97,9 +97,9 @@ Days = Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)]
 
 PREFIX = "FLOPWATCH_"
 READ_ELSEWHERE = ("FLOPWATCH_URL",)
+"""Variables with the prefix that are read, but are not fields of Settings."""
 SECRETS = ("FLOPWATCH_API_TOKEN", "FLOPWATCH_NOTIFY_SECRET")
 """The variables that a server needs and a worker does not."""
-"""Variables with the prefix that are read, but are not fields of Settings."""
 
 
 class Settings(BaseSettings):
@@ -109,7 +109,7 @@ class Settings(BaseSettings):
 
     data_dir: Annotated[Path, AfterValidator(Path.absolute)] = Field(
         default_factory=defaults.data_dir,
-        description="Folder of the database, artifacts and logs. On a local disk.",
+        description="Folder of the database, artifacts and scratch files. On a local disk.",
     )
     database_url: str | None = Field(default=None, description="SQLAlchemy URL; by default SQLite in the data folder.")
     artifacts_url: Annotated[str, AfterValidator(_is_a_store)] | None = Field(

@@ -528,7 +528,7 @@ class Flopwatch(Connection):
                 if done >= total:
                     return current
                 if time.monotonic() >= deadline:
-                    raise WaitTimeout(f"Sweep {sweep_id} was not done after {timeout_s:g} s; it goes on.")
+                    raise WaitTimeout(f"Sweep {sweep_id} was not done after {timeout_s:g} s; it keeps running.")
                 time.sleep(POLL_S)
 
     def _look_at_sweep(self, sweep_id: int) -> tuple[Answer, str]:

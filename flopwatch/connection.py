@@ -336,7 +336,7 @@ class Connection:
                 raise self._unreachable(error) from error
             except httpx.TransportError as error:
                 if time.monotonic() >= deadline:
-                    raise WaitTimeout(f"{what} was not done after {timeout_s:g} s; it goes on.") from None
+                    raise WaitTimeout(f"{what} was not done after {timeout_s:g} s; it keeps running.") from None
                 failures += 1
                 if failures > MAX_RECONNECTS:
                     raise Unreachable(f"Lost {self.url}: {_sentence(error)}.") from error

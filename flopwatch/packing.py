@@ -107,9 +107,9 @@ def _check_sizes(folder: Path, sizes: Mapping[str, int]) -> None:
     if len(sizes) > MAX_FILES or sum(sizes.values()) > MAX_BYTES:
         largest = max(sizes, key=lambda name: sizes[name])
         raise ValueError(
-            f"--code {folder}: {len(sizes)} files of {sum(sizes.values()) >> 20} MiB would go along, and at most "
+            f"--code {folder}: {len(sizes)} files of {sum(sizes.values()) >> 20} MiB would be uploaded, and at most "
             f"{MAX_FILES} of {MAX_BYTES >> 20} MiB can; the largest is {largest}, of {sizes[largest] >> 20} MiB. Of "
-            "a git repository only tracked files go along"
+            "a git repository only tracked files are uploaded"
         )
 
 

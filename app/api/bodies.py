@@ -200,7 +200,7 @@ async def read_limited(request: Request, limit: int, limited_by: str = "FLOPWATC
             elif size > limit + DRAINED_BYTES:
                 break
     except ClientDisconnect:
-        raise InvalidRequest("The connection ended amid the body.") from None
+        raise InvalidRequest("The connection closed before the whole body arrived.") from None
     if size > limit:
         raise BodyTooLarge(f"The body has more than {limit} bytes ({limited_by}).")
     return b"".join(chunks)

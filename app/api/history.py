@@ -35,7 +35,7 @@ class HistoryQuery(StrictQuery):
     device: Text | None = None
     """Only on this device, as `device_key` has it."""
     limit: Annotated[int, Field(ge=1, le=MAX_POINTS)] = MAX_POINTS
-    """At most so many points, the newest."""
+    """Maximum number of points, the newest ones."""
 
     @model_validator(mode="after")
     def _names_a_case(self) -> HistoryQuery:

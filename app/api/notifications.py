@@ -23,7 +23,7 @@ def check_notify_url(services: Services, url: str | None) -> None:
     if url is None:
         return
     if settings.notify_secret is None:
-        why = "This server signs no notifications: its FLOPWATCH_NOTIFY_SECRET is not set"
+        why = "Webhooks are off: FLOPWATCH_NOTIFY_SECRET is not set on the server"
     else:
         try:
             why = why_refused(ip_address(urlsplit(url).hostname or ""), settings.notify_networks)

@@ -110,7 +110,7 @@ class Notifier:
             try:
                 await self._deliver_due(self._secret)
             except STORE_UNAVAILABLE as error:
-                logger.warning("webhooks have to wait: %s", error)
+                logger.warning("webhook delivery postponed: %s", error)
             except Exception:  # no error may end the deliveries
                 logger.exception("webhooks cannot be delivered now; they will be tried again")
             await asyncio.sleep(POLL_S)

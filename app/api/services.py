@@ -165,7 +165,7 @@ async def _once(note_error: NoteError, work: Callable[[], Any]) -> None:
         await run_sync(work)
     except STORE_UNAVAILABLE as error:
         note_error(error)
-        logger.warning("upkeep of the store has to wait: %s", error)
+        logger.warning("store maintenance postponed: %s", error)
     except Exception:  # no error may end the upkeep
         logger.exception("upkeep of the store failed; it will be tried again")
 

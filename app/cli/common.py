@@ -136,7 +136,10 @@ MetricOption = Annotated[
 WaitAtMost = Annotated[
     float | None,
     typer.Option(
-        "--wait-at-most", min=0, metavar="SECONDS", help="Wait, but no longer than this; exit code 75 if it goes on."
+        "--wait-at-most",
+        min=0,
+        metavar="SECONDS",
+        help="Wait, but no longer than this; exit code 75 if it keeps running.",
     ),
 ]
 TableStatistic = enum.StrEnum("TableStatistic", {name: name for name in get_args(Statistic)})  # type: ignore[misc]
@@ -150,7 +153,7 @@ ExpectEqual = Annotated[
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Submit nothing: say how many jobs it would be, and guess their time.")
+    bool, typer.Option("--dry-run", help="Submit nothing; print the number of jobs and an estimated duration.")
 ]
 GOES_ON = 75
 """Exit code if a job was not done in time (EX_TEMPFAIL of sysexits)."""
@@ -170,13 +173,13 @@ Code = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="The folder of your code, which goes along so that imports work: what git tracks in it.",
+        help="Folder uploaded with the file so that its imports work (files tracked by git).",
     ),
 ]
 Url = Annotated[str | None, typer.Option(metavar="URL", help="The server's address (FLOPWATCH_URL).")]
 DataDir = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="The data folder, in which a server leaves its address (FLOPWATCH_DATA_DIR)."),
+    typer.Option(metavar="FOLDER", help="The data folder, where the server stores its address (FLOPWATCH_DATA_DIR)."),
 ]
 
 

@@ -119,7 +119,7 @@ def compare(
     ] = 8,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="Of profiles: at most so many rows of each table and phase, which changed most."),
+        typer.Option(min=1, help="Profiles only: rows per table and phase, largest changes first."),
     ] = None,
     output_format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = MARKDOWN,
     as_json: BriefJson = False,
@@ -209,7 +209,7 @@ def _exit(comparison: ComparisonText, output_format: TableFormat, *, is_judged: 
         raise typer.Exit(EXIT_CODES[comparison.gate])
     if comparison.wrong_sides:
         sides = comparison.wrong_sides.replace(",", " and the")
-        echo(f"wrong: a result of the {sides} is not that of the reference", err=True)
+        echo(f"wrong: a result of the {sides} differs from the reference", err=True)
         raise typer.Exit(WRONG)
 
 
@@ -328,7 +328,10 @@ def check(
     else:
         _print_checked(checked, baseline)
         if not alternate and server.can_alternate(checked):
-            echo("--alternate measures both versions of your code in turns, which finds more", err=True)
+            echo(
+                "--alternate measures both versions of your code in alternation, which detects smaller differences",
+                err=True,
+            )
     raise typer.Exit(EXIT_CODES[checked["outcome"]])
 
 

@@ -88,7 +88,7 @@ def _server(settings: Settings) -> Iterator[Finding]:
 
     url = os.environ.get("FLOPWATCH_URL") or address.read(settings.data_dir)
     if url is None:
-        yield absent("server", "none runs on this host, and FLOPWATCH_URL names none")
+        yield absent("server", "no server on this host, and FLOPWATCH_URL is not set")
         return
     before, own = datetime.now(UTC), own_version()
     try:

@@ -65,7 +65,7 @@ def guess(server: Flopwatch, kind: str, specs: Iterable[Mapping[str, Any]]) -> G
     alike = [each for each in known if each[3] is None or not wanted or each[3] in wanted]
     if not alike:
         which = f" on a {'/'.join(sorted(wanted))} device" if known else ""
-        return Guess(why=f"no finished job of this kind{which} to guess the time from")
+        return Guess(why=f"no estimate: no finished job of this kind{which} yet")
     own = {_own(spec) for spec in asked} - {None}
     if own:
         same = [each for each in alike if _own(each[1]) in own]

@@ -29,11 +29,11 @@ def history(
     ] = None,
     coordinate: Annotated[
         list[str] | None,
-        typer.Option("--case", metavar="NAME=VALUE", help="Of the job's cases the one with this; may be repeated."),
+        typer.Option("--case", metavar="NAME=VALUE", help="Select the job's case with this value; may be repeated."),
     ] = None,
     metric: Annotated[str | None, typer.Option(metavar="NAME", help="By default the main one.")] = None,
     device: Annotated[str | None, typer.Option(metavar="NAME", help="Only on this device.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=2000, help="At most so many points, the newest.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=2000, help="Maximum number of points, newest first.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """Show one metric of one case over time: in every job that measured it, with the version of the code."""
@@ -68,7 +68,7 @@ def history(
     ]
     print_columns((*head, "baselines"), rows)
     if shown["is_cut"]:
-        echo(f"the newest {len(rows)}; --limit shows more", err=True)
+        echo(f"showing the newest {len(rows)}; use --limit for more", err=True)
     echo(f"{server.url}/ui/history?case={shown['case_key']}&metric={shown['metric']}")
 
 

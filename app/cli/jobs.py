@@ -50,7 +50,7 @@ MAX_LOOKED_AT = 500
 JobIds = Annotated[list[int] | None, of_jobs("[ID…]", "The jobs' ids.")]
 AsItIs = Annotated[
     bool,
-    typer.Option("--raw", help="Send control characters to the terminal, which obeys them; not for strangers' jobs."),
+    typer.Option("--raw", help="Print control characters unescaped (unsafe for untrusted output)."),
 ]
 Source = Annotated[
     str,
@@ -60,8 +60,10 @@ Source = Annotated[
         autocompletion=completing.kinds,
     ),
 ]
-Key = Annotated[str | None, typer.Option("--idempotency-key", help="Submitting again with this key changes nothing.")]
-SUBMITTED_BEFORE = "(submitted before with this --idempotency-key; this is the answer of then)"
+Key = Annotated[
+    str | None, typer.Option("--idempotency-key", help="Repeating the command with this key returns the first job.")
+]
+SUBMITTED_BEFORE = "(submitted before with this --idempotency-key; showing the first response)"
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Filters:
 class Described:
     """Options that say what a submission is."""
 
-    name: Annotated[str | None, typer.Option(help="A name, for people.")] = None
+    name: Annotated[str | None, typer.Option(help="Display name.")] = None
     label: Label = None
 
     def given(self) -> dict[str, Any]:
@@ -101,7 +103,7 @@ class Queued(Described):
     priority: Annotated[int, typer.Option(help="Higher runs first.")] = 0
     timeout_s: Annotated[
         str | None,
-        typer.Option(metavar="SECONDS|none", help="End the job after this time; else after the server's default."),
+        typer.Option(metavar="SECONDS|none", help="Time limit of the job (default: the server's)."),
     ] = None
 
 
@@ -109,9 +111,9 @@ class Queued(Described):
 class Submission(Queued):
     """All options of a submission; those of `flopwatch.client.SubmissionOptions`."""
 
-    max_attempts: Annotated[int, typer.Option(help="How often it may be started when workers are lost.")] = 2
+    max_attempts: Annotated[int, typer.Option(help="Maximum number of starts if workers are lost.")] = 2
     notify_url: Annotated[
-        str | None, typer.Option(help="Address that the server tells the end, signed.", metavar="URL")
+        str | None, typer.Option(help="URL that gets a signed webhook when the job ends.", metavar="URL")
     ] = None
 
 
@@ -125,7 +127,9 @@ def submit(
     own_code: OwnCodeOptions,
     waiting: Waiting,
     submission: Submission,
-    unique_key: Annotated[str | None, typer.Option(help="Refused while another job with it is queued or runs.")] = None,
+    unique_key: Annotated[
+        str | None, typer.Option(help="Refuse while another job with this key is unfinished.")
+    ] = None,
     idempotency_key: Key = None,
     dry_run: DryRun = False,
     output_format: AsText = TEXT,
@@ -164,7 +168,9 @@ def run_script(
     script: Annotated[Path, typer.Argument(help="A script that calls flopwatch.measure(step).")],
     words: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="The script's arguments.")] = None,
     *,
-    precision: Annotated[str, typer.Option(help="For which rates MFU is: fp32, tf32, bf16 or fp16.")] = "fp32",
+    precision: Annotated[
+        str, typer.Option(help="Precision whose peak MFU refers to: fp32, tf32, bf16 or fp16.")
+    ] = "fp32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     code: Code = None,
     wait: Annotated[bool, typer.Option("--wait", hidden=True)] = True,
@@ -202,7 +208,7 @@ def _go_on(
         if not wait:
             echo(f"job {job['id']} waits: {job['waiting']}", err=True)
         elif waiting.wait_at_most is None:
-            echo("Ctrl-C ends the waiting, and the job stays; --wait-at-most sets a limit", err=True)
+            echo("Ctrl-C stops waiting; the job keeps running. Use --wait-at-most to limit the wait.", err=True)
     if wait:
         with (
             _going_on_when_interrupted(lambda: _how_it_goes_on(server, job["id"])),
@@ -223,7 +229,7 @@ def _go_on(
 def versus(
     server: Flopwatch,
     old: Annotated[str, typer.Argument(metavar="OLD", help="A file, a folder, or a git revision, such as main.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="Likewise; . is the working tree.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Like OLD; . is the working tree.")],
     source: Source,
     fields: Fields = None,
     *,
@@ -359,7 +365,7 @@ def _follow_sweep(server: Flopwatch, made: dict[str, Any], waiting: Waiting, not
     else:
         with (
             _going_on_when_interrupted(
-                lambda: f"sweep {made['id']} goes on; `flopwatch cancel --sweep {made['id']}` ends it"
+                lambda: f"sweep {made['id']} is still running; stop it with `flopwatch cancel --sweep {made['id']}`"
             ),
             progress_display() as show,
         ):
@@ -477,8 +483,8 @@ def logs(
     server: Flopwatch,
     job_id: JobId,
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is done.")] = False,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt; else of the last.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job is done.")] = False,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Attempt number (default: the last).")] = None,
     as_it_is: AsItIs = False,
 ) -> None:
     """Print a job's output."""
@@ -668,9 +674,8 @@ def _tell_without_effect(spec: dict[str, Any]) -> None:
     from app.cli.specs import without_effect
 
     if idle := without_effect(spec):
-        words = ("changes", "it does") if len(idle) == 1 else ("change", "they do")
-        when = f"`flopwatch specs {spec['kind']}` tells when {words[1]}"
-        echo(f"note: {', '.join(idle)} {words[0]} nothing here; {when}", err=True)
+        verb = "has" if len(idle) == 1 else "have"
+        echo(f"note: {', '.join(idle)} {verb} no effect here (see `flopwatch specs {spec['kind']}`)", err=True)
 
 
 def _how_it_goes_on(server: Flopwatch, job_id: int) -> str:
@@ -678,7 +683,7 @@ def _how_it_goes_on(server: Flopwatch, job_id: int) -> str:
     job = server.job(job_id)
     if job["state"] == "queued" and job["waiting"] is not None:
         return f"job {job_id} has not started: {job['waiting']}; `flopwatch cancel {job_id}` removes it from the queue"
-    return f"job {job_id} goes on; `flopwatch cancel {job_id}` ends it"
+    return f"job {job_id} is still running; stop it with `flopwatch cancel {job_id}`"
 
 
 @contextlib.contextmanager

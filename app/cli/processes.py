@@ -222,7 +222,7 @@ def lease(
 
 def prune(
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted.")] = False,
     claim_files: Annotated[
         bool,
         typer.Option(
@@ -261,7 +261,10 @@ def prune(
         try:
             files = open_files(settings, database, claim=claim_files, dry=dry_run)
             pruning = Pruning(Slices(database), files, Retention.of(settings))
-            echo(("would go: " if dry_run else "gone: ") + (pruning.plan() if dry_run else pruning.run()).in_words())
+            echo(
+                ("would delete: " if dry_run else "deleted: ")
+                + (pruning.plan() if dry_run else pruning.run()).in_words()
+            )
             if vacuum:
                 database.vacuum()
             if not dry_run:

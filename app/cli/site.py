@@ -98,7 +98,7 @@ def workers(
     if not rows:
         echo("no worker is connected: if none is starting, start one with `flopwatch worker`", err=True)
     if len(listed) > len(chosen):
-        echo(f"and {len(listed) - len(chosen)} that stopped or were lost: --all", err=True)
+        echo(f"{len(listed) - len(chosen)} stopped or lost workers hidden (--all shows them)", err=True)
 
 
 COMMANDS = (sweeps, workers)

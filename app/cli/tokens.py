@@ -35,7 +35,8 @@ def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is; its jobs show this name.")],
     *,
     scope: Annotated[
-        str, typer.Option(help="read, submit, code (upload code, which is a shell) or admin; each includes the former.")
+        str,
+        typer.Option(help="read, submit, code (upload code; equals shell access) or admin; each includes the former."),
     ],
     expires: Annotated[str, typer.Option(metavar="SPAN", help="12h, 90d, 2w or never.")] = "90d",
     as_json: AsJson = False,

@@ -57,7 +57,7 @@ def _common(cells: Iterable[Any], unit: str | None) -> int | None:
     """Return the number of decimals that suits all numbers of a column; None if each needs its own.
 
     It shows three digits of the smallest number and four of the largest, one digit of the smallest standard deviation,
-    and at most two digits of every standard deviation.
+    and at most two digits of every standard deviation, except to show one of the smallest number.
     """
     known = [cell for cell in cells if cell.value is not None]
     sizes = [abs(cell.value) for cell in known if cell.value]
@@ -73,6 +73,7 @@ def _common(cells: Iterable[Any], unit: str | None) -> int | None:
         wanted = min(
             max(wanted, _decimals(min(spreads), 1)), wanted + 2, max(_decimals(spread, 2) for spread in spreads)
         )
+        wanted = max(wanted, _decimals(min(sizes), 1))  # a number that was measured is never shown as 0
     return min(MAX_DECIMALS, max(wanted, PURE_DECIMALS) if unit == "1" else wanted)
 
 
@@ -93,7 +94,7 @@ def cell_text(cell: Cell, unit: str | None = None, decimals: int | None = None) 
     if any(0 < abs(number) < TOO_SMALL for number in (value, spread)):
         return f"{value:.3g} ± {spread:.2g}"
     # The two leading digits of the standard deviation determine the significant digits of the mean.
-    decimals = _decimals(spread, 2) if spread > 0 else _decimals(value, 4)
+    decimals = max(_decimals(spread, 2), _decimals(value, 1)) if spread > 0 else _decimals(value, 4)
     return f"{value:z.{decimals}f} ± {spread:.{decimals}f}"
 
 

@@ -114,7 +114,7 @@ class Row:
 
     @property
     def is_wrong(self) -> bool:
-        """True if the candidate's result is not that of the reference: then its errors are no better or worse."""
+        """True if the candidate's result differs from the reference: then its errors are no better or worse."""
         return self.verdicts[1] == "wrong"
 
     @property
@@ -296,8 +296,8 @@ class Row:
         """Say why it is inconclusive, and how to detect a difference of this many percent."""
         if min(len(self.baseline), len(self.candidate)) < FEWEST:
             return (
-                f"{self._number}, and fewer than {FEWEST} cannot tell a difference from chance; the steps of one "
-                f"process are no independent samples; measure both sides with {DEFAULT_REPLICATES} replicates"
+                f"{self._number}, and at least {FEWEST} per side are needed; the steps of one process are not "
+                f"independent; measure both sides with {DEFAULT_REPLICATES} replicates"
                 f"{self._command(DEFAULT_REPLICATES)}"
             )
         if self.estimate is not None and self._is_drift(self.estimate):
@@ -674,7 +674,7 @@ def _nothing_in_common(rows: Sequence[Row]) -> str:
     row = rows[0]
     without = {side: cell for side, cell in zip(SIDES, row.cells, strict=True) if cell.value is None}
     if not without:
-        return f"the candidate's result is not that of the reference: {_where(row, rows)}"
+        return f"the candidate's result differs from the reference: {_where(row, rows)}"
     which = "either side" if len(without) == len(SIDES) else f"the side of the {next(iter(without))}"
     outcomes = dict.fromkeys(cell.outcome for cell in without.values() if cell.outcome not in (None, "ok"))
     why = f" ({', '.join(map(str, outcomes))})" if outcomes else ""
@@ -797,7 +797,7 @@ def _gate_sentence(
         outcome_of = row.cells[1].outcome
         return f"missing: the candidate has no {where}{f' ({outcome_of})' if outcome_of else ''}{more}"
     if outcome == "wrong":
-        return f"wrong: the candidate's result is not that of the reference: {where}{more}"
+        return f"wrong: the candidate's result differs from the reference: {where}{more}"
     if outcome == "invalid":
         return f"invalid: {where}: {_of_other_work(matching)}{more}"
     if outcome in ("slower", "not_confirmed"):

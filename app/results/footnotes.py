@@ -119,8 +119,8 @@ class Footnotes:
         if self.noise:
             noisy = f"{len(self.noise)} row{'s' if len(self.noise) > 1 else ''}"
             notes.append(
-                f"{NOISY} noisy ({noisy}): medians are known to ±{max(self.noise):.0%} or better, "
-                f"not to ±{MAX_NOISE:.0%}; only replicates or a comparison find small differences here."
+                f"{NOISY} noisy ({noisy}): medians uncertain by up to ±{max(self.noise):.0%}; use replicates or "
+                "`flopwatch compare` to detect small differences."
             )
         if self.stopped:
             codes = "; ".join(code + _named(jobs) for code, jobs in self.stopped.items())

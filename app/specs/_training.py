@@ -317,7 +317,7 @@ class TrainingSpec(SpecBase):
             ("attention_code", self.attention, type(self).model_fields["attention"].default),
         ):
             if getattr(self, field) is not None and name != default:
-                raise field_error(field, f"stands in the place of {name!r}, which this spec names, too: leave one out")
+                raise field_error(field, f"replaces {name!r}; give only one of them")
         return self
 
     def _check_cuda_graph(self) -> None:

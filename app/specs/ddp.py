@@ -129,7 +129,7 @@ class DdpSpec(TrainingSpec):
             return fields
         for name, default in GONE.items():
             if fields.get(name, default) is not default:
-                raise field_error(name, "is gone: buckets are alike, and gradients are views of them; leave it out")
+                raise field_error(name, "was removed: buckets are alike, and gradients are views of them; leave it out")
         return {name: value for name, value in fields.items() if name not in GONE}
 
     @model_validator(mode="before")

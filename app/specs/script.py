@@ -22,7 +22,7 @@ class ScriptSpec(SpecBase):
     arguments: str = Field(default="", max_length=10_000)
     """The script's arguments, as a shell reads them."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """For which rates MFU and ceiling are; `tf32` allows such products. Autocast is the script's."""
+    """Precision whose peak MFU and ceiling refer to; `tf32` allows such products. Autocast is the script's."""
     device: Device = "auto"
     """`auto` takes a GPU where the worker has one. The script sees no other."""
 

@@ -46,7 +46,7 @@ def noisy_host(validities: Iterable[Mapping[str, Any] | None]) -> str | None:
     noisy = sum(bool(validity.get("noisy")) for validity in judged)
     if noisy < FEWEST_NOISY or 2 * noisy <= len(judged):
         return None
-    return f"noisy: the times of {noisy} of {len(judged)} jobs vary by more than 5 %, or others used the processors"
+    return f"noisy host: {noisy} of {len(judged)} recent jobs varied by more than 5 % or shared the CPU"
 
 
 def notes(validity: Mapping[str, Any]) -> list[str]:

@@ -29,7 +29,7 @@ def parse_json(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
     except UnicodeEncodeError as half:
         character = half.object[half.start].encode("unicode_escape").decode()
-        raise ValueError(f"{character} is half of a character: write its other half, too") from None
+        raise ValueError(f"{character} is an unpaired surrogate") from None
     return value
 
 

@@ -40,7 +40,7 @@ def steps() -> Iterator[Step]:
             yield Step(command, tuple(found[2].splitlines()))
 
 
-NOISE = ("- ‡ noisy", "noisy: ")
+NOISE = ("- ‡ noisy", "noisy host: ")
 """Lines that depend on how busy the host is."""
 
 

@@ -102,7 +102,7 @@ def test_the_life_of_a_sweep(site: PlayedSite, page: Page) -> None:
     sweep = submit_sweep(site)
     page.goto("/ui/sweeps")
     page.get_by_role("link", name="lengths").click()
-    expect(page.locator("#plots")).to_contain_text("Nothing is measured yet")
+    expect(page.locator("#plots")).to_contain_text("No results to plot yet")
     page.locator("#sweep-spec summary").click()
     for number in range(5):
         finish(site, outcome="oom" if number == 2 else "ok", validity="suspect" if number == 1 else "valid")
@@ -371,7 +371,7 @@ def test_nothing_moves_while_a_page_loads(site: PlayedSite, page: Page, width: i
         assert page.evaluate("moved") < 0.1, "Lighthouse calls that good"
     waiting = submit_sweep(site)
     page.goto(f"/ui/sweeps/{waiting}")
-    expect(page.get_by_text("Nothing is measured yet that could be drawn")).to_be_visible()
+    expect(page.get_by_text("No results to plot yet")).to_be_visible()
     assert page.evaluate("moved") < 0.1
 
 

@@ -268,7 +268,7 @@ class TestWaiting:
 
     def test_it_ends_in_time(self, flopwatch: Flopwatch) -> None:
         job = flopwatch.submit({**TINY, "device": "cuda"})
-        with pytest.raises(WaitTimeout, match=f"Job {job['id']} was not done after 0.2 s; it goes on"):
+        with pytest.raises(WaitTimeout, match=f"Job {job['id']} was not done after 0.2 s; it keeps running"):
             flopwatch.wait(job, timeout_s=0.2)
         with pytest.raises(TimeoutError):
             flopwatch.wait_for_sweep(flopwatch.sweep({**TINY, "device": "cuda"}, {"seed": [1]}), timeout_s=0.01)

@@ -158,7 +158,7 @@ class AttentionRunner(OperationRunner):
             working, output = tell(*shape_of(spec, cell), **blocks(cell))
             values.set("intermediates_mib", None, [(working + output) / 2**20])
             values.set("working_memory_mib", None, [working / 2**20])
-        values.set_missing("unknown", "the implementation does not tell", self.extras)
+        values.set_missing("unknown", "not reported by the implementation", self.extras)
 
 
 def implementation_of(spec: AttentionSpec, cell: AttentionCell) -> Implementation:

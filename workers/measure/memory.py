@@ -120,7 +120,7 @@ class HostMemory:
     def peak_mib(self) -> tuple[float | None, str]:
         peak = self._anonymous_kib("VmHWM")
         if self._before is None or peak is None:
-            return None, "this system does not tell a process's resident memory"
+            return None, "this system does not report a process's resident memory"
         if self._reset_failed:
             return None, "this system does not let a process reset the peak of its resident memory"
         if peak <= self._before:

@@ -76,7 +76,9 @@ def check_variation(samples: Sequence[float], *, on_gpu: bool) -> Check:
     modes = statistics.modes(samples, share=MODES_SHARE)
     if modes is not None and modes[1] - modes[0] > MAX_DRIFT * median(samples):
         return Check("variation", False, f"two speeds: some samples near {modes[0]:.4g} ms, others near {modes[1]:.4g}")
-    detail = f"the median of {len(samples)} samples is known to ±{error:.1%}, limit {MAX_ERROR:.0%}"
+    detail = (
+        f"median uncertain by ±{error:.1%} ({len(samples)} samples); limit {MAX_ERROR if on_gpu else MAX_ERROR_CPU:.0%}"
+    )
     if error > MAX_ERROR and on_gpu and stdev(samples) <= EVENT_JITTER_MS:
         return Check("variation", True, f"{detail}; no more than {1e3 * EVENT_JITTER_MS:g} µs, as events jitter")
     is_note = not on_gpu and MAX_ERROR < error <= MAX_ERROR_CPU
@@ -90,7 +92,9 @@ def check_drift(samples: Sequence[float]) -> Check:
         return Check("drift", True, f"samples: {len(samples)}, too few to judge")
     change, error = drift
     limit = max(MAX_DRIFT, MAX_DRIFT_ERRORS * error)
-    return Check("drift", abs(change) <= limit, f"last third {change:+.1%} against the first, limit {limit:.0%}")
+    speed = "slower" if change > 0 else "faster"
+    detail = f"last third of the steps {abs(change):.1%} {speed} than the first; limit {limit:.0%}"
+    return Check("drift", abs(change) <= limit, detail)
 
 
 def check_steady(steady: bool | None, warmup: int, *, too_slow: bool = False, hidden: float | None = None) -> Check:
@@ -136,7 +140,7 @@ def check_host_bound(timing: TimedCall) -> Check:
         return Check("host_bound", True, "no device that works beside the host")
     device_us, host_us = 1e3 * median(timing.samples), median(timing.host_us)
     if not timing.host_bound:
-        return Check("host_bound", True, f"no: the host issues in {host_us:.4g} µs what takes {device_us:.4g} µs")
+        return Check("host_bound", True, f"issuing takes {host_us:.4g} µs, the device {device_us:.4g} µs")
     if timing.exposed:
         detail = f"the host takes {host_us:.4g} of {device_us:.4g} µs, and the device waits: the times are the host's"
         return Check("host_bound", False, detail)
@@ -154,7 +158,7 @@ def check_waiting(wall_ms: float, host_us: float | None, busy: Busy | str) -> Ch
     """
     if host_us is None:
         return Check("host_bound", True, "no device that works beside the host")
-    detail = f"the host issues in {1e-3 * host_us:.4g} ms a step of {wall_ms:.4g} ms"
+    detail = f"issuing a step takes {1e-3 * host_us:.4g} of its {wall_ms:.4g} ms"
     # The device cannot wait for longer than the host takes.
     waiting_ms = 1e-3 * host_us
     if not isinstance(busy, str):
@@ -256,7 +260,7 @@ def _why_unknown() -> str:
 def _check_throttling(readings: Sequence[Reading]) -> Check:
     masks = [reading.throttle_reasons for reading in readings if reading.throttle_reasons is not None]
     if not masks:
-        return Check("throttling", False, "the device does not tell")
+        return Check("throttling", False, "not reported by the device")
     seen = {bit: text for bit, text in THROTTLE_REASONS.items() if any(mask & bit for mask in masks)}
     return Check("throttling", not (set(seen) - {POWER_CAP}), ", ".join(seen.values()) or "none")
 
@@ -264,7 +268,7 @@ def _check_throttling(readings: Sequence[Reading]) -> Check:
 def _check_clocks(readings: Sequence[Reading]) -> Check:
     clocks = [reading.sm_clock_mhz for reading in readings if reading.sm_clock_mhz]
     if not clocks:
-        return Check("clocks", False, "the device does not tell")
+        return Check("clocks", False, "not reported by the device")
     drop = 1 - min(clocks) / max(clocks)
     return Check("clocks", drop <= MAX_CLOCK_DROP, f"SM clock {min(clocks)} to {max(clocks)} MHz, drop {drop:.1%}")
 
@@ -272,7 +276,7 @@ def _check_clocks(readings: Sequence[Reading]) -> Check:
 def _check_processes(readings: Sequence[Reading], own_processes: Set[int]) -> Check:
     known = [reading.process_ids for reading in readings if reading.process_ids is not None]
     if not known:
-        return Check("other_processes", False, "the device does not tell")
+        return Check("other_processes", False, "not reported by the device")
     seen = frozenset[int]().union(*known)
     # In a container NVML numbers processes as the host does, so one of ours may be there under another number.
     others = len(seen - own_processes) if seen & own_processes else max(0, len(seen) - 1)
@@ -337,11 +341,11 @@ def check_host_load(before: HostLoad | None, after: HostLoad | None, span_s: flo
     if span_s < MIN_LOAD_SPAN_S:
         return Check("host_load", True, f"measured for {span_s:.2f} s: too short to tell")
     if before is None or after is None or after.available <= before.available:
-        return Check("host_load", not matters, "this system does not tell")
+        return Check("host_load", not matters, "not available on this system")
     available, own = after.available - before.available, after.own - before.own
     others = max(0.0, after.busy - before.busy - own)
     share = others / available
-    detail = f"others used {share:.1%} of the processors, this unit {own / available:.1%}"
+    detail = f"other processes used {share:.1%} of the CPU, this one {own / available:.1%}"
     ok = not matters or share <= MAX_OTHERS_LOAD
     return Check("host_load", ok, detail, "note" if not ok and others <= own else "suspect")
 

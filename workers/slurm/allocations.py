@@ -221,7 +221,7 @@ class Allocations(threading.Thread):
             try:
                 self._client.cancel(self._unwanted)
             except CommandFailed as error:
-                logger.info("some allocations could not be cancelled, maybe since they have ended: %s", error)
+                logger.info("some allocations could not be cancelled; they may have ended already: %s", error)
 
     def _submit(self, allocation: Allocation) -> bool:
         """Submit an allocation; returns False if sbatch failed. Then the look tells whether Slurm has it all the
@@ -374,7 +374,7 @@ class Allocations(threading.Thread):
         except LeaseLost:
             logger.debug("its agent has taken it over, or its claim was lost")
         else:
-            logger.info("it has not begun: %s", why)
+            logger.info("Slurm job not started: %s", why)
             if allocation.slurm_id is not None:
                 self._unwanted.add(allocation.slurm_id)
         self._drop(allocation)

@@ -152,7 +152,7 @@ class PostgreSQL:
             yield connection
 
     def after_write(self) -> None:
-        """Do nothing: the server tends its log."""
+        """Do nothing: PostgreSQL manages its own log."""
 
     def migration(self, timeout_s: float) -> Any:
         return self._writing(timeout_s)
@@ -209,7 +209,7 @@ class PostgreSQL:
             pooled.close()
 
     def checkpoint(self) -> None:
-        """Do nothing: the server tends its log."""
+        """Do nothing: PostgreSQL manages its own log."""
 
     def backup(self, target: Path) -> None:
         raise CannotRunHere(

@@ -95,7 +95,7 @@ class ObjectContent:
         with _store_errors(reading=True):
             size = (await obstore.head_async(self.store, self.name))["size"]
         if size != self.size:
-            raise Damaged(f"The object {self.name} has {size} bytes, and had {self.size} when it was stored.")
+            raise Damaged(f"The object {self.name} is damaged: {size} bytes, expected {self.size}.")
 
     def head(self, limit: int) -> bytes:
         stop = min(limit, self.size)

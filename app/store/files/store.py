@@ -52,7 +52,7 @@ class FolderContent:
     def check(self, size: int) -> None:
         """Raise Damaged if it has not `size` bytes, or is small and not what was stored."""
         if (actual := self.path.stat().st_size) != size:
-            raise Damaged(f"The file {self.sha256} has {actual} bytes, and had {size} when it was stored.")
+            raise Damaged(f"The file {self.sha256} is damaged: {actual} bytes, expected {size}.")
         if size < SMALL_BYTES:
             self.head(SMALL_BYTES)
 

@@ -1,4 +1,4 @@
-"""Webhooks: whom to tell the end of a job or sweep, and how far that is. What is sent, and how, is in
+"""Webhooks: which URL to call when a job or sweep ends, and the delivery's state. What is sent, and how, is in
 app/api/notifying.py.
 
     waiting ─ the job has ended ─→ pending ─→ delivered | failed
@@ -106,7 +106,7 @@ class Webhooks:
             connection.execute(update(tables.webhook).where(same).values(**values))
 
     def public(self, *, job_id: int | None = None, sweep_id: int | None = None) -> dict[str, Any]:
-        """Return how far the telling of this job's or sweep's end is. Raises NotFound if nobody is told."""
+        """Return the webhook's delivery state. Raises NotFound if there is no webhook."""
         with self._database.read() as connection:
             row = connection.execute(select(tables.webhook).where(_of(job_id, sweep_id))).one_or_none()
         if row is None:

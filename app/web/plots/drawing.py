@@ -35,7 +35,7 @@ LEGEND: Mapping[str, Any] = {"legend": {"orientation": "h", "y": 1.02, "yanchor"
 """Where the legend stands: above the plot."""
 MAX_TABLE = 2000
 """Largest number of rows of the table of a figure's numbers; /tables has all."""
-EMPTY = "Nothing is measured yet that could be drawn."
+EMPTY = "No results to plot yet."
 
 
 class Judged(Protocol):

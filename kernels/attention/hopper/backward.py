@@ -158,7 +158,7 @@ def tell_other(token, count, WHO: gl.constexpr):
 
 @gluon.jit
 def hear_other(token, count, WHO: gl.constexpr):
-    """Wait until the other consumer has told so of tile `count`."""
+    """Wait until the other consumer has signalled tile `count`."""
     return wait_at(token, 5 + 2 * WHO + count % 2, 256)
 
 

@@ -75,9 +75,9 @@ def test_fields_that_change_nothing_are_noted(site: Any, flopwatch: Any) -> None
     notes = [re.findall("^note: (.*)$", done.stderr, re.MULTILINE) for done in (used, idle, both, dry)]
     assert notes == [
         [],
-        ["checkpoint_layers changes nothing here; `flopwatch specs benchmark` tells when it does"],
-        ["compile_scope, checkpoint_layers change nothing here; `flopwatch specs benchmark` tells when they do"],
-        ["checkpoint_layers changes nothing here; `flopwatch specs benchmark` tells when it does"],
+        ["checkpoint_layers has no effect here (see `flopwatch specs benchmark`)"],
+        ["compile_scope, checkpoint_layers have no effect here (see `flopwatch specs benchmark`)"],
+        ["checkpoint_layers has no effect here (see `flopwatch specs benchmark`)"],
     ]
     for done in (used, idle, both):
         site.http.post(f"/jobs/{ended(done).split()[1]}/cancel")
@@ -464,7 +464,7 @@ def test_a_dry_run_stores_nothing_and_guesses_the_time(serve: Any, flopwatch: An
         nobody = "no worker is connected: the jobs would wait for one\n"
         grid = ("sweep", *TINY, "context_length=8,16", "seed=1,2", "--exclude", "context_length=16,seed=2")
         done = run(*grid, "--idempotency-key", "dry", "--wait")
-        assert ended(done) == f"3 jobs\nno finished job of this kind to guess the time from\n{nobody}"
+        assert ended(done) == f"3 jobs\nno estimate: no finished job of this kind yet\n{nobody}"
         assert "nothing was submitted" in done.stderr
         for seconds in (10, 20, 90):
             _took(site, seconds)
@@ -521,7 +521,7 @@ def test_a_dry_run_of_ones_own_step_submits_nothing(fresh_site: Any, flopwatch: 
         return flopwatch("submit", "benchmark", *fields, *step, FLOPWATCH_URL=fresh_site.url)
 
     _took(fresh_site, 90)
-    assert "1 job\nno finished job of this code to guess the time from\n" in ended(run())
+    assert "1 job\nno estimate: no finished job of this code yet\n" in ended(run())
     assert "did you mean arguments.width?" in ended(run("arguments.widht=1"), 2)
     assert fresh_site.rows()["job"] == 1
     submitted = ("submit", "benchmark", "arguments.width=2", "--step", f"{file}:make_step", "--json")
@@ -861,7 +861,7 @@ def test_workers(serve: Any, flopwatch: Any, tmp_path: Path) -> None:
         assert re.search(r"^cpus +active +8 CPUs ", rows, re.MULTILINE)
         site.services.registration.set_worker_state(site.worker.id, "stopped")
         left = flopwatch("workers", **here)
-        assert "and 1 that stopped or were lost: --all" in left.stderr
+        assert "1 stopped or lost workers hidden (--all shows them)" in left.stderr
         assert "test-worker" not in left.stdout
         assert "test-worker" in ended(flopwatch("workers", "--all", **here))
         assert len(json.loads(ended(flopwatch("workers", "--all", "--json", **here)))) == 3
@@ -877,7 +877,7 @@ def test_a_noisy_host_is_said_once(serve: Any, flopwatch: Any, tmp_path: Path) -
             site.worker.finish(claim, validity={"verdict": "valid", "noisy": noisy})
         listed = ended(flopwatch("workers", **here))
         assert re.findall("^.*noisy.*$", listed, re.MULTILINE) == [
-            "test-worker: noisy: the times of 3 of 4 jobs vary by more than 5 %, or others used the processors"
+            "test-worker: noisy host: 3 of 4 recent jobs varied by more than 5 % or shared the CPU"
         ]
 
 
@@ -940,7 +940,7 @@ def test_waiting_has_a_limit_and_an_exit_code_of_its_own(flopwatch: Any) -> None
     for command in (["submit", *TINY], ["sweep", *TINY, "seed=1,2"]):
         late = flopwatch(*command, "--wait-at-most", "0.3")
         assert late.returncode == 75, late.stderr
-        ends = r"job \d+ has not started: no worker is connected.*|sweep \d+ goes on"
+        ends = r"job \d+ has not started: no worker is connected.*|sweep \d+ is still running"
         assert re.search(rf"not done in time: ({ends}); `flopwatch cancel", late.stderr)
         assert "waits: no worker is connected" in late.stderr or "wait: no worker is connected" in late.stderr
 

@@ -54,19 +54,19 @@ def test_it_says_what_would_go_and_then_lets_it_go(folder: Path) -> None:
     planned = prune(folder, "--dry-run", FLOPWATCH_KEEP_JOBS_DAYS="30")
     assert planned.exit_code == 0, planned.output
     numbers = "1 jobs, 0 sweeps, 0 events of finished jobs, 1 idempotency keys, 0 workers, "
-    assert planned.stdout.startswith(f"would go: {numbers}")
+    assert planned.stdout.startswith(f"would delete: {numbers}")
     assert jobs(folder) == 1
     size = (folder / "flopwatch.sqlite3").stat().st_size
     done = prune(folder, FLOPWATCH_KEEP_JOBS_DAYS="30")
-    assert done.stdout.startswith(f"gone: {numbers}")
+    assert done.stdout.startswith(f"deleted: {numbers}")
     assert jobs(folder) == 0
     assert (folder / "flopwatch.sqlite3").stat().st_size < size - 900_000
     assert re.search(r"flopwatch\.sqlite3: \d+ bytes\n$", done.stdout)
-    assert prune(folder).stdout.startswith(f"gone: {re.sub('1', '0', numbers)}")
+    assert prune(folder).stdout.startswith(f"deleted: {re.sub('1', '0', numbers)}")
 
 
 def test_jobs_stay_by_default(folder: Path) -> None:
-    assert prune(folder).stdout.startswith("gone: 0 jobs, ")
+    assert prune(folder).stdout.startswith("deleted: 0 jobs, ")
     assert jobs(folder) == 1
 
 

@@ -153,7 +153,7 @@ class TestMetrics:
     def test_text_is_short_where_all_is_well(self, database: Database, measure: Measure) -> None:
         jobs = [measure(("step_ms", {"validity": "valid"})) for _ in range(2)]
         sentence, _, head, *_ = render(compare(database, *jobs), "markdown").splitlines()
-        assert sentence.startswith("step_ms: inconclusive: 1 process each, and fewer than 4 cannot tell")
+        assert sentence.startswith("step_ms: inconclusive: 1 process each, and at least 4 per side are needed")
         names = [name.strip() for name in head.strip("|").split("|")]
         assert names == ["model", "context_length", "metric", "unit", "baseline", "candidate", "change", "ratio"]
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from app.results import Cell, Column
@@ -29,6 +31,13 @@ def test_no_more_decimals_than_deviations_justify() -> None:
     assert texts((231.4, 138.2), (95.2, 40.0)) == ["231 ± 138", "95 ± 40"]
 
 
+def test_a_measured_number_is_never_zero(rng: random.Random) -> None:
+    assert texts((0.123176, 14.0)) == ["0.1 ± 14.0"]
+    for _ in range(200):
+        noisy = [(rng.lognormvariate(0, 3), rng.lognormvariate(2, 3)) for _ in range(rng.randint(1, 3))]
+        assert all(float(text.split(" ")[0]) for text in texts(*noisy)), (noisy, texts(*noisy))
+
+
 def test_decimals_suit_numbers_of_any_size() -> None:
     assert texts(0.01234, 1234.5) == ["0.01234", "1234"]
 
@@ -56,9 +65,9 @@ def test_gains(cell: Cell, text: str) -> None:
     assert column_texts([cell], Column("step_ms_speedup", "number", "1", role="gain")) == [text]
 
 
-def test_what_rounds_to_zero_has_no_sign() -> None:
-    assert texts((-0.3, 60.0)) == ["0 ± 60"]
-    assert texts((-0.3, 60.0), (-20.0, 80.0)) == ["0 ± 60", "-20 ± 80"]
+def test_zero_has_no_sign() -> None:
+    assert texts((-0.3, 60.0)) == ["-0.3 ± 60.0"]
+    assert texts((-0.3, 60.0), (-20.0, 80.0)) == ["-0.3 ± 60.0", "-20.0 ± 80.0"]
     assert texts(-0.0) == ["0"]
 
 

@@ -171,7 +171,7 @@ def test_no_number_of_processes_cures_drift() -> None:
 def test_few_processes_are_inconclusive_however_far_apart(one: int, other: int, words: str) -> None:
     (metric_row,), whole = judged(row(STEADY[:one], times(9.0)[:other]))
     assert metric_row.finding == "inconclusive"
-    assert f"inconclusive: {words}, and fewer than 4 cannot tell" in whole.sentence
+    assert f"inconclusive: {words}, and at least 4 per side are needed" in whole.sentence
     assert "with 8 replicates" in whole.sentence
 
 

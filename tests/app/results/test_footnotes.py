@@ -115,7 +115,7 @@ def test_noisy_rows_share_one_sentence() -> None:
     for noise in (0.06, 0.14):
         footnotes.count_noisy(noise)
     (note,) = footnotes.notes()
-    assert note.startswith("‡ noisy (2 rows): medians are known to ±14% or better, not to ±5%")
+    assert note.startswith("‡ noisy (2 rows): medians uncertain by up to ±14%;")
 
 
 def test_notes_without_reasons_count_rows_by_verdict() -> None:

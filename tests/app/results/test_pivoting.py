@@ -63,7 +63,7 @@ class TestRows:
             measure(("step_ms", numbers), spec={"context_length": length})
         text = render(table(database), "markdown")
         assert text.count("‡") == 2
-        assert "- ‡ noisy (1 row): medians are known to ±10% or better" in text
+        assert "- ‡ noisy (1 row): medians uncertain by up to ±10%" in text
         assert r"\textsuperscript{\textdaggerdbl{}}" in render(table(database), "latex")
 
     def test_rows_and_columns_have_the_order_of_submission(self, database: Database, measure: Measure) -> None:

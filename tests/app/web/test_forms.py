@@ -196,7 +196,7 @@ def test_invalid_labels_are_reported(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"sha256": "\\ud800"}', "\\ud800 is half of a character"),
+        ('{"sha256": "\\ud800"}', "\\ud800 is an unpaired surrogate"),
         ('{"sha256": ', "This is not JSON: Expecting value"),
         ("[" * 20_000, "nested too deeply"),
     ],

@@ -310,7 +310,7 @@ class TestPlots:
         assert "Value error" not in text
 
     def test_nothing_measured(self, filled: Any) -> None:
-        assert "Nothing is measured yet" in filled.http.get("/ui/plots?job=9").text
+        assert "No results to plot yet" in filled.http.get("/ui/plots?job=9").text
 
 
 class TestTables:
@@ -393,7 +393,7 @@ class TestCompare:
         assert text.count("4 processes each") <= 1
 
     def test_without_jobs_it_says_how_to_choose(self, filled: Any) -> None:
-        assert "Of checked ones the oldest is the baseline" in page(filled, "/ui/compare").text
+        assert "The oldest selected job is the baseline" in page(filled, "/ui/compare").text
 
     def test_one_job_is_the_baseline(self, filled: Any) -> None:
         assert "Add at least one job" in page(filled, "/ui/compare?job=1").text
@@ -549,7 +549,7 @@ def test_workers_that_stopped_are_hidden_until_asked_for(filled: Any) -> None:
     text = page(filled, "/ui/workers").text
     assert "old-host" not in text
     assert "Show 1 that stopped or was lost" in text
-    assert "Their turn: a worker could run them" in text
+    assert "Next in line" in text
     assert "old-host" in page(filled, "/ui/workers?gone=true").text
 
 

@@ -57,7 +57,7 @@ def test_of_an_older_flopwatch(stored: dict[str, Any]) -> None:
 def test_a_noisy_host_is_said_once() -> None:
     quiet, noisy = {"verdict": "valid"}, {"verdict": "valid", "noisy": 2}
     assert noisy_host([noisy] * 3 + [quiet] * 2 + [None] * 9) == (
-        "noisy: the times of 3 of 5 jobs vary by more than 5 %, or others used the processors"
+        "noisy host: 3 of 5 recent jobs varied by more than 5 % or shared the CPU"
     )
     assert noisy_host([noisy] * 3 + [quiet] * 3) is None
     assert noisy_host([noisy] * 2) is None

@@ -35,7 +35,7 @@ def test_a_value(text: str, value: Any) -> None:
     ("text", "reason"),
     [
         ("[" * 100_000, "nested too deeply"),
-        (r'"\ud800"', "half of a character"),
+        (r'"\ud800"', "unpaired surrogate"),
         ("[NaN]", "NaN is no number"),
         ("1e999", "1e999 is too large"),
         ("{", "Expecting"),

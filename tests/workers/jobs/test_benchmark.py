@@ -535,7 +535,7 @@ def test_a_users_model_needs_neither_flops_nor_a_cache(run, monkeypatch: pytest.
     report = run()
     assert metrics(report)["step_ms"]["outcome"] == "ok"
     for name in ("tflops", "mfu", "ceiling_percent"):
-        assert metrics(report)[name]["reason"] == "model 'transformer_lm' does not tell its FLOPs"
+        assert metrics(report)[name]["reason"] == "model 'transformer_lm' has no forward_flops()"
     with pytest.raises(Unsupported, match="no key-value cache"):
         run(mode="generate")
     with pytest.raises(Unsupported, match="takes no argument 'targets', which fused_linear_cross_entropy needs"):

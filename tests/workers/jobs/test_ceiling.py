@@ -182,7 +182,7 @@ def test_beside_other_load_there_is_no_ceiling(
     found = ceilings.read(cpu)
     assert found is not None
     assert (found.tflops["fp32"].value, found.copy_gb_per_s) == (123.0, None), "the former ones stay"
-    assert "not recorded as this device's ceiling: something disturbed it: host_load: others used" in (
+    assert "not recorded as this device's ceiling: something disturbed it: host_load: other processes used" in (
         capsys.readouterr().err
     )
 

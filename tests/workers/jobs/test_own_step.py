@@ -204,7 +204,7 @@ def test_a_benchmark_times_the_named_phases_and_the_rest(run: Run, device: str, 
     (tokens,) = [row for row in report.rows if row["metric"] == "tokens_per_s"]
     assert (tokens["outcome"], tokens["reason"]) == (
         "unknown",
-        "the step does not tell its tokens: flopwatch.work(tokens=…)",
+        "the step reports no tokens; call flopwatch.work(tokens=…)",
     )
     assert {check["name"] for check in next(iter(report.verdicts.values()))["checks"]} >= {"variation", "host_bound"}
     assert report.rows[0]["case"]["arguments.batch_size"] == 16

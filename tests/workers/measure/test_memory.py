@@ -84,7 +84,7 @@ def test_host_memory_measures_growth_up_to_the_peak() -> None:
 
 def test_host_memory_that_is_not_known_is_none_with_a_reason(tmp_path: Path) -> None:
     meter = HostMemory(tmp_path)
-    assert meter.peak_mib() == (None, "this system does not tell a process's resident memory")
+    assert meter.peak_mib() == (None, "this system does not report a process's resident memory")
     (tmp_path / "status").write_text("VmHWM:\t 2048 kB\nVmRSS:\t 1024 kB\n")
     meter = HostMemory(tmp_path)
     assert meter.peak_mib() == (1.0, "growth of the process's anonymous memory")

@@ -130,7 +130,7 @@ def test_few_samples_of_white_noise_are_a_note_on_a_processor(rng: random.Random
     checks = [check_stability(run, on_gpu=False)[0] for run in runs]
     noted = [check for check in checks if not check.ok and check.severity == "note"]
     assert len(noted) >= 140
-    assert "the median of 10 samples is known to ±" in noted[0].detail
+    assert "median uncertain by ±" in noted[0].detail
     on_gpu = [verdict(check_stability(run, on_gpu=True))["verdict"] for run in runs]
     assert on_gpu.count("suspect") >= 160
 
@@ -184,7 +184,7 @@ def timing(device_ms: float, host_us: float | None, *, exposed: bool = False) ->
 
 
 def test_a_call_issued_slowly_is_host_bound() -> None:
-    assert check_host_bound(timing(1.0, 50.0)).detail == "no: the host issues in 50 µs what takes 1000 µs"
+    assert check_host_bound(timing(1.0, 50.0)).detail == "issuing takes 50 µs, the device 1000 µs"
     hidden = check_host_bound(timing(0.005, 50.0))
     assert (hidden.ok, hidden.severity) == (False, "note"), "the device was timed by itself"
     assert hidden.detail.startswith("the host takes 50 µs to issue what takes the device 5 µs")
@@ -340,7 +340,7 @@ def test_what_others_took_of_the_processors() -> None:
     assert check_host_load(before, alone, 10, matters=True).ok
     disturbed = check_host_load(before, crowded, 10, matters=True)
     assert (disturbed.ok, disturbed.severity) == (False, "note"), "others used less than the unit"
-    assert disturbed.detail == "others used 25.0% of the processors, this unit 50.0%"
+    assert disturbed.detail == "other processes used 25.0% of the CPU, this one 50.0%"
     outdone = check_host_load(before, HostLoad(busy=118, own=18, available=1020), 10, matters=True)
     assert (outdone.ok, outdone.severity) == (False, "suspect")
     assert check_host_load(before, crowded, 10, matters=False).ok

@@ -143,7 +143,7 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
         values.set(f"{kind}_per_s", None, None if amount is None else [amount / seconds], not_told(kind))
     flops = work_of_step(training, "flops")
     if flops is None:
-        why = not_told("flops") if training.own else f"model {name_of(spec)!r} does not tell its FLOPs"
+        why = not_told("flops") if training.own else f"model {name_of(spec)!r} has no forward_flops()"
         values.set_missing("unknown", why)
         return []
     rate = 1e-12 * flops / seconds
@@ -199,7 +199,7 @@ def precision_of_own(run: Callable[[], object], device: torch.device) -> tuple[s
 
 def not_told(kind: str) -> str:
     """Return why a rate of a step of the user's own is unknown."""
-    return f"the step does not tell its {kind}: flopwatch.work({kind}=…)"
+    return f"the step reports no {kind}; call flopwatch.work({kind}=…)"
 
 
 def work_of_step(training: Training, kind: str) -> float | None:

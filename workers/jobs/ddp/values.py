@@ -217,7 +217,7 @@ def check_exposed(exposed: Sequence[float], step_ms: float) -> Check:
     low, high = interval
     percent = 100 * (high - low) / 2 / step_ms
     known_to = f"{percent:.{1 if percent < 10 else 0}f}%"
-    detail = f"exposed communication is known to ± {known_to} of the step, limit {MAX_ERROR_PERCENT:g}%"
+    detail = f"exposed communication is uncertain by ± {known_to} of the step, limit {MAX_ERROR_PERCENT:g}%"
     if high < 0 and statistics.median(exposed) < -MAX_NEGATIVE * step_ms:
         detail = f"{detail}; the step without communication takes longer: it is the host's time, or the clocks differ"
         return Check("exposed_communication", False, detail)
@@ -318,7 +318,7 @@ def add_rates(
         values.set("tokens_per_s", None, [tokens / seconds])
     if flops is None:
         own = not_told("flops") if spec.step_code is not None else None
-        unknown = own or f"model {spec.model.name!r} does not tell its FLOPs"
+        unknown = own or f"model {spec.model.name!r} has no forward_flops()"
         for name in ("tflops", "mfu", "ceiling_percent"):
             values.set(name, None, None, unknown)
         return []

@@ -99,7 +99,7 @@ def summary_of(
         note += f"; calls are unknown, since a step runs more than {MAX_EVENTS} lines"
     exact = "none: the lines have no times"
     if (margin := samples.margin(0.1)) is not None:
-        exact = f"a line with 10 % of the step is known to ± {100 * margin:.2g} % of the step (95 %)"
+        exact = f"a line with 10 % of the step is uncertain by ± {100 * margin:.2g} % of the step (95 %)"
     if ended:
         exact += "; an iterator in the step, such as a loader, has ended: let it begin again for more samples"
     rows: list[list[str | int | float | bool | None]] = [["sampled steps", samples.steps, "steps", note]]

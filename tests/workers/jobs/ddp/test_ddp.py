@@ -396,15 +396,15 @@ def test_an_uncertain_or_impossible_exposed_time_is_suspect(error_ms: float, sil
 @pytest.mark.parametrize(
     ("rounds", "known_to"),
     [
-        ([4.4, 4.5, 4.6, 4.7, 4.8, 30.0], "known to ± 13% of the step"),  # the table's interval: 4.4 to 30
-        ([4.4, 4.5, 4.6, 4.7, 4.8, 5.4], "known to ± 0.5% of the step"),
+        ([4.4, 4.5, 4.6, 4.7, 4.8, 30.0], "uncertain by ± 13% of the step"),  # the table's interval: 4.4 to 30
+        ([4.4, 4.5, 4.6, 4.7, 4.8, 5.4], "uncertain by ± 0.5% of the step"),
         ([4.4, 4.5, 4.6, 4.7, 4.8], "5 of 6 rounds, of which a median has an interval: raise measure_steps"),
     ],
 )
 def test_the_error_of_the_exposed_time_is_that_of_its_median(rounds: list[float], known_to: str) -> None:
     check = check_exposed(rounds, 100.0)
     assert known_to in check.detail
-    assert check.ok is (known_to == "known to ± 0.5% of the step")
+    assert check.ok is (known_to == "uncertain by ± 0.5% of the step")
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,7 @@ def test_a_device_that_waits_for_its_host_is_seen_without_communication(busy: li
     ]
     check = check_host(parsed(strategy="flat"), [{"turns": turns, "busy": one} for one in busy])
     assert check.ok is is_ok, check.detail
-    assert check.detail.startswith("without communication, the host issues in 40 ms a step of 45 ms")
+    assert check.detail.startswith("without communication, issuing a step takes 40 of its 45 ms")
 
 
 def test_communication_is_seen_beside_computation(run: Any) -> None:

@@ -200,7 +200,7 @@ def test_lines_of_a_short_step_are_as_exact_as_they_say(run: Run) -> None:
         row, share = rows[f"spin({ms})"], time_s / sum(spent.values())
         assert row["total_ms"] / whole_ms == pytest.approx(share, abs=0.06), "a thousand samples: 4 standard deviations"
         assert row["self_margin_percent"] > 0
-    told = re.search(r"10 % of the step is known to ± (\S+) %", summary["samples"]["note"])
+    told = re.search(r"10 % of the step is uncertain by ± (\S+) %", summary["samples"]["note"])
     assert told is not None
     assert float(told[1]) > 0.9 * 100 * 1.96 * (0.1 * 0.9 / samples) ** 0.5, "all samples alike would tell most"
 
