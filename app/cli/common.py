@@ -191,8 +191,7 @@ class OwnCodeOptions:
         str | None,
         typer.Option(
             metavar="FILE.py:FUNCTION",
-            help="Attention of your own, or a kernel, beside the others or in the model; in a comparison, the "
-            "candidate's.",
+            help="Your attention function or kernel: measured next to the built-in ones, or used in the model.",
         ),
     ] = None
     model: Annotated[
