@@ -1331,8 +1331,8 @@ def _same_code(old: str, new: str, named: str | None, code: str | os.PathLike[st
     where = file if code is None else f"the folder {code}"
     return (
         f"{old} and {new} have the same code in {where}, so there is nothing to compare: save your change there, or "
-        f"name other versions (`git log --oneline -- {file}` lists them); {cure}. In folders, a file is named as from "
-        "inside of them."
+        f"name other versions (`git log --oneline -- {file}` lists them); {cure}. Paths are relative to each "
+        "version's folder."
     )
 
 

@@ -368,7 +368,7 @@ def set_(
     for case in kept["left_out"]:
         echo(f"left out: job {case['job']}, {case['why']}", err=True)
     for case in kept["suspect"]:
-        echo(f"note: job {case['job']} is in it, though {case['why']}; its verdict says why", err=True)
+        echo(f"note: includes job {case['job']}: {case['why']} (see `flopwatch show {case['job']}`)", err=True)
 
 
 @baseline.command("list")

@@ -70,7 +70,7 @@ def guess(server: Flopwatch, kind: str, specs: Iterable[Mapping[str, Any]]) -> G
     if own:
         same = [each for each in alike if _own(each[1]) in own]
         if not same:
-            return Guess(why="no finished job of this code to guess the time from")
+            return Guess(why="no estimate: no finished job of this code yet")
         return _unscaled(same, len(asked), "of this code")
     measured = [(job, work(spec), took) for job, spec, took, _ in alike if spec is not None]
     works = [None if spec is None else work(spec) for spec in asked]

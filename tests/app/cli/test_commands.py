@@ -940,8 +940,8 @@ def test_waiting_has_a_limit_and_an_exit_code_of_its_own(flopwatch: Any) -> None
     for command in (["submit", *TINY], ["sweep", *TINY, "seed=1,2"]):
         late = flopwatch(*command, "--wait-at-most", "0.3")
         assert late.returncode == 75, late.stderr
-        ends = r"job \d+ has not started: no worker is connected.*|sweep \d+ is still running"
-        assert re.search(rf"not done in time: ({ends}); `flopwatch cancel", late.stderr)
+        ends = r"job \d+ has not started: no worker is connected.*; |sweep \d+ is still running; stop it with "
+        assert re.search(rf"not done in time: ({ends})`flopwatch cancel", late.stderr)
         assert "waits: no worker is connected" in late.stderr or "wait: no worker is connected" in late.stderr
 
 
