@@ -61,8 +61,7 @@ CHANGED = {
 as the release gave them."""
 REWORDED = [
     (
-        r"medians are known to (±\d+%) or better, not to ±5%; only replicates or a comparison find small differences "
-        "here",
+        r"medians are known to (±\d+%) or better, not to ±5%; only replicates or a comparison find small \w+ here",
         r"medians uncertain by up to \1; use replicates or `flopwatch compare` to detect small differences",
     ),
     (
