@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import random
 import secrets
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SEED] = secrets.randbelow(2**32) if chosen is None else chosen
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): kept by pytest-timeout, which is not installed here")
+    # A shell starts what runs in the background so that it ignores interrupts, and tests interrupt programs.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Each process that a test starts would compile the service anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # The developer's own settings must change no test, and no test may touch the developer's own data.

@@ -28,7 +28,7 @@ DEADLINE_S = 120.0
 NUMBER = re.compile(r"\d+(\.\d+)?( \(\d+(\.\d+)? … \d+(\.\d+)?\))?")
 """412, or 412 (398 … 420)."""
 
-pytestmark = pytest.mark.acceptance
+pytestmark = [pytest.mark.acceptance, pytest.mark.long]
 
 Table = tuple[list[str], list[list[str]]]
 
@@ -81,7 +81,6 @@ def numbers(rows: list[list[str]]) -> list[list[float]]:
     return [[float(cell.split()[0]) for cell in row[1:]] for row in rows]
 
 
-@pytest.mark.long
 def test_throughput(tmp_path: Path) -> None:
     """As a user starts it: it starts a service of its own, and leaves nothing of it."""
     arguments = ("throughput", "--clients", "1", "--clients", "2", "--seconds", "0.1", "--rounds", "2")
@@ -102,7 +101,6 @@ def test_throughput(tmp_path: Path) -> None:
     assert all(rate > 0 for rate, _, _ in numbers(rows))
 
 
-@pytest.mark.long
 def test_latencies(table: Callable[..., Table], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latencies, "Size", lambda: SIZE)
     monkeypatch.setattr(latencies, "NUMBERS", (20, 40))
@@ -132,7 +130,6 @@ def test_followers(table: Callable[..., Table]) -> None:
     assert all(0 < p50 <= p99 for p50, p99, *_ in numbers(rows))
 
 
-@pytest.mark.long
 def test_latencies_of_both_engines(
     postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,7 +190,6 @@ def test_run_prints_the_table_of_a_file(
     assert len(re.findall(r"^\| tiny", printed, re.MULTILINE)) == 3
 
 
-@pytest.mark.long
 def test_rates_of_the_store_on_postgresql(tmp_path: Path, postgres: Any) -> None:
     made = store._made(postgres.url("postgres"), tmp_path)
     rates = {row["what"]: row["measured"] for row in store._rates(made, 20, 20)}
@@ -202,7 +198,6 @@ def test_rates_of_the_store_on_postgresql(tmp_path: Path, postgres: Any) -> None
     assert postgres.execute("SELECT datname FROM pg_database WHERE datname LIKE 'flopwatch_benchmark%'") == []
 
 
-@pytest.mark.long
 def test_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store.main(tmp_path, submissions=20, claims=20, queued=[50], measurements=[1500], swept=[100])
     _, rows = parsed(capsys.readouterr().out)

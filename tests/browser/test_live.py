@@ -23,6 +23,7 @@ def site(played: PlayedSite) -> PlayedSite:
     return played
 
 
+@pytest.mark.long
 def test_a_running_job_is_followed_to_its_end(site: PlayedSite, page: Page) -> None:
     in_front, job_id = (site.submit()["id"] for _ in range(2))
     page.goto(f"/ui/jobs/{job_id}")

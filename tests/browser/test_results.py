@@ -325,6 +325,7 @@ def test_tables_are_chosen_laid_out_and_shown_as_commands(site: PlayedSite, page
     expect(page.locator("main")).to_contain_text("since")
 
 
+@pytest.mark.long
 def test_workers_with_their_devices_and_waiting_jobs(site: PlayedSite, page: Page) -> None:
     services = site.services
     cpu = {"type": "cpu", "count": 8, "memory_mib": 65_536}

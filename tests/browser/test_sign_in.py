@@ -112,6 +112,7 @@ def attack(guarded: Site, page: Page, seen: Watch) -> int:
     return len(jobs(guarded))
 
 
+@pytest.mark.long
 def test_a_foreign_origin_changes_nothing(guarded: Site, page: Page, seen: Watch) -> None:
     seen.expect("403")
     assert attack(guarded, page, seen) == 0

@@ -65,6 +65,7 @@ def test_the_autograd_function_saves_one_logsumexp(device: str, is_causal: bool,
             assert_right("gradient", given, right)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of the copies that torch 2.14 checks with
 def test_operations_pass_opcheck(device: str, rng: random.Random) -> None:

@@ -59,6 +59,7 @@ SILENT = {
 """Series with which none does."""
 
 
+@pytest.mark.long
 @NEEDED
 def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
     names = [rule["alert"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]

@@ -109,11 +109,13 @@ def _fork_until_refused() -> None:
             return
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user who has no process")
 def test_a_fork_bomb_leaves_threads_to_the_agent() -> None:
     assert agent_starts_a_thread_beside_a_fork_bomb(Limits().apply)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user who has no process")
 def test_control_of_the_reserve() -> None:
     assert not agent_starts_a_thread_beside_a_fork_bomb(lambda: None)
