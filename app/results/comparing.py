@@ -21,8 +21,8 @@ from app.metrics import DIFFERENCES, is_rate
 from app.results import agreement, environments, findings
 from app.results.agreement import Agreement
 from app.results.cases import CaseOfJob
+from app.results.choosing import coordinates_of
 from app.results.environments import Difference, EnvironmentDifference
-from app.results.pivoting import coordinates_of
 from app.results.process_values import ProcessValues, process_values
 from app.results.profiles import ComparedProfiles, change_and_ratio
 from app.results.remedies import Remedy

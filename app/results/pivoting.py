@@ -1,16 +1,10 @@
-"""Tables of measurements: one row per case of a job (see `cases`), one column per metric.
-
-Rows show the coordinates that a kind asks for (`table_rows`), then all others that vary, except those that a shown
-label represents. If two rows still look the same, they also show the coordinates in which they differ.
-"""
+"""Tables of measurements: one row per case of a job (see `cases`), one column per metric (see `choosing`)."""
 
 from __future__ import annotations
 
 import base64
-import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +24,16 @@ from app.results.arranging import (
     relate,
 )
 from app.results.cases import OF_THE_JOB, CaseOfJob, MeasuredJobs, cases_of, cell_of
+from app.results.choosing import (
+    UNKNOWN,
+    coordinates_of,
+    kinds_of,
+    known_of,
+    metrics_of,
+    refuse_unknown,
+    table_rows_of,
+    varies,
+)
 from app.results.footnotes import MAX_NOISE, NOISY, Doubt, Footnotes, doubts_of, doubts_text
 from app.results.reasons import Gap, reasons
 from app.results.sheet import Cell, Column, Sheet
@@ -42,13 +46,7 @@ from app.store.reading.measurements import FinishedJob, JobChoice
 from app.store.reading.packed import unpack
 from app.summaries import FEWEST_FOR_INTERVAL, median_interval
 from flopwatch.table_options import DEFAULT_STATISTIC, Statistic
-from flopwatch.text.cases import in_use
 from flopwatch.text.numbers import finite
-
-UNKNOWN = "unknown"
-WHOLE_STEPS = ("step", "first_step", "isolated_step")
-"""Phases that are a whole step."""
-EVERY_METRIC = "all"
 
 Reasons = Callable[[CaseOfJob], Sequence[Doubt]]
 """Tells why a case is not valid."""
@@ -203,30 +201,26 @@ def _sheet(
     """
     rows = layout.rows
     if layout.pivot is not None:
-        _refuse_unknown_pivot(cases, layout.pivot)
+        refuse_unknown("pivot", [layout.pivot], [*known_of(cases), *OF_THE_JOB], there_is_something=bool(cases))
         rows = None if rows is None else [name for name in rows if name != layout.pivot]
     coordinates = coordinates_of(cases, rows, also=layout.pivot)
     if VERSION not in coordinates and any(case.show(VERSION) is not None for case in cases):
         coordinates = [*coordinates, VERSION]
-    metrics = _metrics(_table_columns(cases), units, _outcomes(cases), layout.columns)
-    shown = (
-        metrics
-        if layout.columns is not None or layout.pivot is None
-        else [name for name in [headline(metrics)] if name]
-    )
+    metrics = metrics_of(cases, units, layout.columns)
+    main = [name for name in [headline(metrics)] if name]
+    shown = metrics if layout.columns is not None or layout.pivot is None else main
     lines = _lines(cases, shown, layout, why)
     related = Related()
     if layout.relative_to:
-        of = shown if layout.columns is not None else [name for name in [headline(shown)] if name]
-        in_order = dict.fromkeys([*_table_rows(cases), *_known(cases)])
-        varying = [name for name in in_order if _varies(cases, name)]
+        of = shown if layout.columns is not None else main
+        varying = [name for name in dict.fromkeys([*table_rows_of(cases), *known_of(cases)]) if varies(cases, name)]
         related = relate(lines, layout.relative_to, of, units, varying)
     lines = chosen_lines(lines, layout.where)
     columns = _value_columns(shown, units, related)
     if layout.pivot is None:
         sheet = _unpivoted(lines, coordinates, columns, layout)
     else:
-        fixed = [name for name in coordinates if name in (rows or _table_rows(cases))]
+        fixed = [name for name in coordinates if name in (rows or table_rows_of(cases))]
         sheet = _pivoted(lines, layout, coordinates, fixed, columns)
     if layout.best:
         spread = layout.pivot
@@ -247,15 +241,6 @@ def _sheet(
     )
 
 
-def _value_columns(metrics: Sequence[str], units: Mapping[str, str], related: Related) -> list[Column]:
-    """Return the columns of the metrics, each followed by the one that relates it to a reference."""
-    columns = []
-    for name in metrics:
-        columns.append(Column(name, "number", units.get(name), role="metric"))
-        columns += [Column(gain, "number", "1", role="gain") for gain, of in related.columns.items() if of == name]
-    return columns
-
-
 def _lines(cases: Sequence[CaseOfJob], metrics: Sequence[str], layout: Layout, why: Reasons) -> list[Line]:
     """Return the cells of all cases, with their verdicts."""
     lines = []
@@ -265,8 +250,73 @@ def _lines(cases: Sequence[CaseOfJob], metrics: Sequence[str], layout: Layout, w
         cells = {metric: cell_of(case, metric, layout.statistic) for metric in metrics}
         partial = case.partial and any(cell.value is not None for cell in cells.values())
         reason = doubts_text(list(dict.fromkeys(doubts))) if doubts else None
-        lines.append(Line(_shown(case), cells, case.job, verdict, reason, doubts, case, partial))
+        coordinates = {**case.coordinates, "job": case.job, "kind": case.kind, "case_key": case.key}  # all OF_THE_JOB
+        lines.append(Line(coordinates, cells, case.job, verdict, reason, doubts, case, partial))
     return lines
+
+
+def _value_columns(metrics: Sequence[str], units: Mapping[str, str], related: Related) -> list[Column]:
+    """Return the columns of the metrics, each followed by the one that relates it to a reference."""
+    columns = []
+    for name in metrics:
+        columns.append(Column(name, "number", units.get(name), role="metric"))
+        columns += [Column(gain, "number", "1", role="gain") for gain, of in related.columns.items() if of == name]
+    return columns
+
+
+def _unpivoted(lines: Sequence[Line], coordinates: Sequence[str], columns: Sequence[Column], layout: Layout) -> Sheet:
+    """Return the table with one row per case."""
+    places = [_coordinate(name, (line.coordinates.get(name) for line in lines)) for name in coordinates]
+    about = list(_VERDICT) if lines else []
+    if lines and lines[0].job is not None and "job" not in coordinates:
+        about.append(Column("job", "integer", in_text=layout.links, links=True))
+    rows = [
+        [
+            *(line.coordinates.get(name) for name in coordinates),
+            *(line.cells[column.name] for column in columns),
+            *(line.validity, line.reason, line.partial, line.job)[: len(about)],
+        ]
+        for line in lines
+    ]
+    return Sheet(columns=[*places, *columns, *about], rows=rows, sources=[[line] for line in lines])
+
+
+def _coordinate(name: str, values: Iterable[Scalar]) -> Column:
+    return Column(name, type_of(values), role="coordinate", links=name == "job")
+
+
+_VERDICT = (
+    Column("validity", "string", in_text=False),
+    Column("validity_reason", "string", in_text=False),
+    Column("partial", "boolean", in_text=False),
+)
+"""The columns about the validity of each row."""
+
+
+def _pivoted(
+    lines: Sequence[Line], layout: Layout, coordinates: Sequence[str], fixed: Collection[str], columns: Sequence[Column]
+) -> Sheet:
+    """Return the table whose columns are the values of a coordinate."""
+    assert layout.pivot is not None
+    # Cases that look the same get separate rows below each other, so no further coordinate is needed.
+    plain = [name for name in coordinates if name in fixed or name not in OF_THE_JOB]
+    pivoted = pivot(lines, layout.pivot, plain, fixed, columns)
+    described = [
+        Column(name, type_of(place[index] for place, _, _ in pivoted.rows), role="coordinate")
+        for index, name in enumerate(pivoted.coordinates)
+    ]
+    described += pivoted.columns
+    if lines:
+        described += [*_VERDICT, Column("jobs", "string", in_text=layout.links, links=True)]
+    rows = []
+    for place, cells, inside in pivoted.rows:
+        verdicts = {line.validity for line in inside}
+        verdict = worst(verdicts)
+        why = "; ".join(dict.fromkeys(line.reason for line in inside if line.reason is not None)) or None
+        jobs = ", ".join(map(str, sorted({line.job for line in inside if line.job is not None})))
+        rows.append([*place, *cells, verdict, why, any(line.partial for line in inside), jobs])
+    sources = [inside for _, _, inside in pivoted.rows]
+    return Sheet(columns=described, rows=rows, notes=pivoted.notes, traces=True, sources=sources)
 
 
 def _marks(lines: Sequence[Line], metrics: Sequence[str], layout: Layout) -> tuple[list[str], list[str]]:
@@ -298,10 +348,6 @@ def _noise(cells: Iterable[Cell]) -> float:
         ),
         default=0.0,
     )
-
-
-def _shown(case: CaseOfJob) -> dict[str, Scalar]:
-    return {**case.coordinates, "job": case.job, "kind": case.kind, "case_key": case.key}  # all OF_THE_JOB
 
 
 def _on_statistics(
@@ -346,226 +392,20 @@ def _on_statistics(
     return [f"Cells: {f'; or, where {repeated}, '.join(parts)}."]
 
 
-def _on_coordinates(cases: Sequence[CaseOfJob]) -> list[str]:
-    """Return the sentences that the kinds have for values of coordinates (`SpecBase.table_notes`)."""
-    return [
-        sentence
-        for kind in _kinds(cases)
-        for name, sentences in KINDS[kind].table_notes.items()
-        for value, sentence in sentences.items()
-        if any(kind in case.tabled_as and case.coordinates.get(name) == value for case in cases)
-    ]
-
-
 _INTERVAL = " ± the larger distance to an end of its 95 % interval"
 _RANGE = f" (of fewer than {FEWEST_FOR_INTERVAL}: from the smallest to the largest)"
 _STATISTIC_NAMES = {"min": "minimum", "max": "maximum"}
 
 
-def _unpivoted(lines: Sequence[Line], coordinates: Sequence[str], columns: Sequence[Column], layout: Layout) -> Sheet:
-    """Return the table with one row per case."""
-    described = [
-        *(_coordinate_column(name, (line.coordinates.get(name) for line in lines)) for name in coordinates),
-        *columns,
-    ]
-    if lines:
-        described += _about_rows(None if "job" in coordinates or lines[0].job is None else layout.links)
-    rows = _rows(lines, coordinates, described)
-    return Sheet(columns=described, rows=rows, sources=[[line] for line in lines])
-
-
-def _coordinate_column(name: str, values: Iterable[Scalar]) -> Column:
-    return Column(name, type_of(values), role="coordinate", links=name == "job")
-
-
-def _rows(lines: Sequence[Line], coordinates: Sequence[str], columns: Sequence[Column]) -> list[list[Any]]:
-    """Return the rows with one case each: first its coordinates, then its cells, then its _FACTS."""
-    metrics = [column.name for column in columns if column.role in ("metric", "gain")]
-    facts = [column.name for column in columns[len(coordinates) + len(metrics) :]]
-    about = [attrgetter(_FACTS[name]) for name in facts]
-    rows = []
-    for line in lines:
-        row: list[Any] = [line.coordinates.get(name) for name in coordinates]
-        row += [line.cells[name] for name in metrics]
-        row += [fact(line) for fact in about]
-        rows.append(row)
-    return rows
-
-
-_FACTS = {"validity": "validity", "validity_reason": "reason", "partial": "partial", "job": "job"}
-"""The columns about each row, with the attribute of Line that each comes from."""
-
-
-def _about_rows(links: bool | None) -> list[Column]:
-    """Return the columns about the validity of each row and, unless `links` is None, about its job."""
+def _on_coordinates(cases: Sequence[CaseOfJob]) -> list[str]:
+    """Return the sentences that the kinds have for values of coordinates (`SpecBase.table_notes`)."""
     return [
-        Column("validity", "string", in_text=False),
-        Column("validity_reason", "string", in_text=False),
-        Column("partial", "boolean", in_text=False),
-        *([] if links is None else [Column("job", "integer", in_text=links, links=True)]),
+        sentence
+        for kind in kinds_of(cases)
+        for name, sentences in KINDS[kind].table_notes.items()
+        for value, sentence in sentences.items()
+        if any(kind in case.tabled_as and case.coordinates.get(name) == value for case in cases)
     ]
-
-
-def _pivoted(
-    lines: Sequence[Line], layout: Layout, coordinates: Sequence[str], fixed: Collection[str], columns: Sequence[Column]
-) -> Sheet:
-    """Return the table whose columns are the values of a coordinate."""
-    assert layout.pivot is not None
-    # Cases that look the same get separate rows below each other, so no further coordinate is needed.
-    plain = [name for name in coordinates if name in fixed or name not in OF_THE_JOB]
-    pivoted = pivot(lines, layout.pivot, plain, fixed, columns)
-    described = [
-        *(
-            Column(name, type_of(place[index] for place, _, _ in pivoted.rows), role="coordinate")
-            for index, name in enumerate(pivoted.coordinates)
-        ),
-        *pivoted.columns,
-    ]
-    if lines:
-        described += [*_about_rows(None), Column("jobs", "string", in_text=layout.links, links=True)]
-    rows = []
-    for place, cells, inside in pivoted.rows:
-        verdicts = {line.validity for line in inside}
-        verdict = worst(verdicts)
-        why = "; ".join(dict.fromkeys(line.reason for line in inside if line.reason is not None)) or None
-        jobs = ", ".join(map(str, sorted({line.job for line in inside if line.job is not None})))
-        rows.append([*place, *cells, verdict, why, any(line.partial for line in inside), jobs])
-    sources = [inside for _, _, inside in pivoted.rows]
-    return Sheet(columns=described, rows=rows, notes=pivoted.notes, traces=True, sources=sources)
-
-
-def _known(cases: Iterable[CaseOfJob]) -> list[str]:
-    return list(dict.fromkeys(name for case in cases for name in case.coordinates))
-
-
-def _table_rows(cases: Sequence[CaseOfJob]) -> list[str]:
-    return list(dict.fromkeys(name for kind in _kinds(cases) for name in KINDS[kind].table_rows))
-
-
-def _refuse_unknown_pivot(cases: Sequence[CaseOfJob], name: str) -> None:
-    _refuse_unknown("pivot", [name], [*_known(cases), *OF_THE_JOB], there_is_something=bool(cases))
-
-
-def coordinates_of(
-    cases: Sequence[CaseOfJob], requested: Sequence[str] | None, *, also: str | None = None
-) -> list[str]:
-    """Return the coordinates that the rows show: those asked for (None: the kind's own), and those that vary.
-
-    Args:
-        cases: the cases.
-        requested: the coordinates that were asked for; the kind's own are left out if no case has a value of them.
-        also: a coordinate that the table shows in another place than its rows.
-    """
-    known = _known(cases)
-    if requested is None:
-        used = {name for case in cases for name, value in case.coordinates.items() if value is not None}
-        chosen = [name for name in _table_rows(cases) if name in used]
-        if len({case.kind for case in cases}) > 1:
-            chosen.insert(0, "kind")
-    else:
-        _refuse_unknown("rows", requested, [*known, *OF_THE_JOB], there_is_something=bool(cases))
-        chosen = list(dict.fromkeys(requested))
-    if also is not None and also not in chosen:
-        chosen.append(also)
-    varying = [name for name in known if name not in chosen and _varies(cases, name)]
-    hidden = _represented_by_labels(cases, chosen)
-    chosen += [name for name in varying if name not in hidden]
-    _distinguish(cases, chosen, [*(name for name in varying if name in hidden), "job", "case_key"])
-    return chosen
-
-
-def _varies(cases: Sequence[CaseOfJob], name: str) -> bool:
-    # A job that measured nothing lacks some columns of its case, such as the device; that does not count as a
-    # difference.
-    values = [case.coordinates.get(name) for case in cases if case.processes or name in case.coordinates]
-    first = in_use(values[0]) if values else None
-    others = (in_use(value) for value in values if value is not first)
-    # Types count too: in Python, 1 equals True.
-    return any(value is not first and (value != first or type(value) is not type(first)) for value in others)
-
-
-def _represented_by_labels(cases: Sequence[CaseOfJob], shown: Collection[str]) -> set[str]:
-    """Return the coordinates that a shown label represents in every case that has them."""
-    labels = [item for kind in _kinds(cases) for item in KINDS[kind].labels.items() if item[0] in shown]
-    return {
-        name
-        for label, names in labels
-        for name in names
-        if all(label in case.coordinates for case in cases if name in case.coordinates)
-    }
-
-
-def _distinguish(cases: Sequence[CaseOfJob], chosen: list[str], more: Iterable[str]) -> None:
-    """Add to `chosen`, in place, the coordinates of `more` that differ between rows that look the same."""
-    for name in more:
-        # JSON texts distinguish 1 from true, which Python does not.
-        alike: dict[str, list[CaseOfJob]] = {}
-        for case in cases:
-            alike.setdefault(repr([case.show(shown) for shown in chosen]), []).append(case)
-        if len(alike) == len(cases):
-            return
-        if name not in chosen and any(
-            len({repr(case.show(name)) for case in look}) > 1 for look in alike.values() if len(look) > 1
-        ):
-            chosen.append(name)
-
-
-def _metrics(
-    preferred: Sequence[str],
-    units: Mapping[str, str],
-    outcomes: Mapping[str, Collection[str]],
-    requested: Sequence[str] | None,
-) -> list[str]:
-    """Return the metrics that are columns.
-
-    Args:
-        preferred: those that the kind shows.
-        units: the unit of each that was measured.
-        outcomes: the outcomes of each, in any case.
-        requested: those that were asked for.
-    """
-    every = [*(name for name in preferred if name in units), *(name for name in units if name not in preferred)]
-    if requested is not None:
-        offered = {name for kind in KINDS.values() for name in kind.table_columns}
-        known = [EVERY_METRIC, *units, *sorted(offered - set(units))]
-        _refuse_unknown("columns", requested, known, there_is_something=bool(units))
-        return list(dict.fromkeys(name for word in requested for name in (every if word == EVERY_METRIC else [word])))
-    if not units:  # all jobs failed before they measured anything: their outcomes need a column
-        return list(preferred[:1])
-    # A column is left out if it is "ok" in no cell and unknown in some, even if other cells have a worse outcome.
-    measured = {name for name, its in outcomes.items() if "ok" in its or UNKNOWN not in its}
-    return [name for name in preferred if name in measured] or [name for name in units if name in measured] or every[:1]
-
-
-def _outcomes(cases: Iterable[CaseOfJob]) -> dict[str, set[str]]:
-    outcomes: dict[str, set[str]] = {}
-    for case in cases:
-        for name in case.processes:
-            outcomes.setdefault(name, set()).add(case.outcome(name))
-    return outcomes
-
-
-def _table_columns(cases: Sequence[CaseOfJob]) -> list[str]:
-    of_kinds = [name for kind in _kinds(cases) for name in KINDS[kind].table_columns]
-    return list(dict.fromkeys([*_phases(cases), *of_kinds]))
-
-
-def _phases(cases: Sequence[CaseOfJob]) -> list[str]:
-    """Return the times of the phases that steps of the user's own name, which no kind knows before, in their order."""
-    return [
-        name
-        for case in cases
-        if case.kind in KINDS and KINDS[case.kind].has_own_phases
-        for name, rows in case.processes.items()
-        for row in rows[:1]
-        if row.phase not in (None, *WHOLE_STEPS) and row.metric in (f"{row.phase}_ms", "unprofiled_ms")
-        if name not in KINDS[case.kind].table_columns
-    ]
-
-
-def _kinds(cases: Sequence[CaseOfJob]) -> list[str]:
-    """Return the kinds that the tables of these cases follow. Kinds that this version does not know are left out."""
-    return [kind for kind in dict.fromkeys(kind for case in cases for kind in case.tabled_as) if kind in KINDS]
 
 
 def _missing(cases: Sequence[CaseOfJob], coordinates: Sequence[str], metrics: Collection[str]) -> list[str]:
@@ -582,12 +422,3 @@ def _missing(cases: Sequence[CaseOfJob], coordinates: Sequence[str], metrics: Co
     if not gaps:
         return []
     return reasons([{name: case.show(name) for name in coordinates} for case in cases], measured, gaps)
-
-
-def _refuse_unknown(what: str, requested: Sequence[str], known: Sequence[str], *, there_is_something: bool) -> None:
-    unknown = [name for name in requested if name not in known]
-    if unknown and there_is_something:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else f": {', '.join(known)}."
-        detail = f"{unknown[0]!r} is none of these results' {what}{hint}"
-        raise InvalidRequest(detail, errors=(FieldError(f"/{what}", detail),))
