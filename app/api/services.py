@@ -19,7 +19,8 @@ from app.api.guard import Guard
 from app.api.notifying import Notifier
 from app.api.writing import Writes
 from app.errors import STORE_UNAVAILABLE, FlopwatchError
-from app.settings import Settings
+from app.settings import OF_THE_DATABASE, PREFIX, Settings
+from app.store import service_settings
 from app.store.database.engine import Database, open_database
 from app.store.database.slices import Slices
 from app.store.files.opening import open_files
@@ -87,11 +88,11 @@ async def running(settings: Settings, note_error: NoteError = lambda _: None) ->
     database = await run_sync(open_database, settings)
     try:
         settings = await run_sync(with_agreed_lease, database, settings)
+        files = await run_sync(open_files, settings, database)
         await run_sync(_announce, database, settings)
         access_tokens = Tokens(database)
         guard = Guard(settings, access_tokens)
         await guard.reload()
-        files = await run_sync(open_files, settings, database)
     except BaseException:
         database.close()
         raise
@@ -142,7 +143,9 @@ async def running(settings: Settings, note_error: NoteError = lambda _: None) ->
 
 
 def _announce(database: Database, settings: Settings) -> None:
-    """Store what workers need to know of the server."""
+    """Store what workers need to know of the server, and say what it changes for all."""
+    limits = {f"{PREFIX}{name.upper()}": getattr(settings, name) for name in OF_THE_DATABASE}
+    service_settings.announce(database, limits)
     announce_server(database)
     agree(database, Policy(settings.fair_share_half_life_h * 3600, settings.max_running_devices))
 

@@ -106,6 +106,7 @@ async def submit(
     safe."""
     if query.dry_run:
         jobs, _ = await run_sync(lambda: planned(services, body.model, sender))
+        await run_sync(services.queue.check_room, jobs)
         return Json({"jobs": len(jobs)})
     key = idempotency(request.headers, sender.own("POST /sweeps"), body.sent)
     submitted = await submit_sweep(services, body.model, sender, key)

@@ -176,12 +176,14 @@ def backup(
     included: copy their folder, or their object store, afterwards."""
     from app.errors import FlopwatchError
     from app.store.database.engine import Database
+    from app.store.database.moved import refuse_elsewhere
 
     if path.exists():
         raise typer.BadParameter(f"{path} exists already; backups are never overwritten.")
     use_data_dir(data_dir)
     settings = _settings()
     try:
+        refuse_elsewhere(settings)
         # open_database would migrate, and a backup before an upgrade must not upgrade.
         database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s)
         try:
@@ -373,7 +375,7 @@ def _copy_files(settings: Settings, to: str) -> None:
 
         with closing(open_existing(settings)) as database:
             store = ObjectFiles(to, database)
-            store.refuse_foreign(database)
+            store.refuse_foreign(database, is_copy=True)
             copied = copy_files(ArtifactFiles(settings.artifacts_dir), store, database)
     except FlopwatchError as error:
         fail(f"{error.title}: {error.detail}")

@@ -78,7 +78,7 @@ class Resources(StrictModel):
     """The resources that a job needs on a host, known without torch. The queue keeps them as indexed columns."""
 
     device_type: Device | Literal["none"]
-    """`auto`: a GPU if the worker has one, else the CPU. `none`: the job only estimates, beside others."""
+    """`auto`: a GPU if the worker has one, else the CPU. `none`: the job only estimates, beside jobs on GPUs."""
     devices: int
     """Number of GPUs (of processes, on a CPU), on each node."""
     nodes: int = 1

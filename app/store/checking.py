@@ -14,10 +14,11 @@ from pathlib import Path
 from sqlalchemy import func, select
 
 from app.checkup import Finding, absent, broken, works
-from app.errors import DiskFull, FlopwatchError, StoreUnreachable, is_no_space
+from app.errors import CannotRunHere, DiskFull, FlopwatchError, StoreUnreachable, is_no_space
 from app.settings import Settings
 from app.store.database.engine import Database, open_existing
 from app.store.database.file_systems import refuse_network_file_system
+from app.store.database.moved import refuse_elsewhere
 from app.store.database.private import DATABASE
 from app.store.files.opening import open_files
 from app.store.queue.registration import server
@@ -36,6 +37,11 @@ def examine(settings: Settings) -> Iterator[Finding]:
         folders.append(settings.artifacts_dir)
     for folder in folders:
         yield from _folder(folder, with_sqlite=settings.database_url is None and folder == settings.data_dir)
+    try:
+        refuse_elsewhere(settings)
+    except CannotRunHere as error:
+        yield broken("database", error.detail, "set FLOPWATCH_DATABASE_URL")
+        return
     if settings.database_url is None and not (settings.data_dir / DATABASE).exists():
         yield absent("database", f"none yet in {settings.data_dir}: the first server or worker makes it")
         return

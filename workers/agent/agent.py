@@ -176,7 +176,7 @@ class Agent(Serving[JobRun]):
     def _claim_jobs(self) -> None:
         """Claim until nothing more fits. Tries only if the queue, or the offer, has changed since the last refusal.
 
-        Without a free device the agent still makes an offer to jobs that only estimate.
+        Without a free GPU the agent still makes an offer to jobs that only estimate, unless a job has the host alone.
         """
         while True:
             free = self._locks.take_free()
@@ -218,7 +218,7 @@ class Agent(Serving[JobRun]):
             self._reported_others, self._next_beat = taken, now
 
     def _is_new(self, offer: Offer, free: HeldDevices) -> bool:
-        return offer != self._refused_with and bool(free.descriptors or offer.deviceless)
+        return offer != self._refused_with and bool(free.descriptors)
 
     def _offer(self, free: HeldDevices) -> Offer:
         deviceless = sum(run.claim.device_type == "none" for run in self.runs.values())
@@ -271,12 +271,10 @@ class Agent(Serving[JobRun]):
 
     def _devices_for(self, claim: Claim, free: HeldDevices) -> HeldDevices:
         """Return the job's share of the free devices, and give back the others."""
-        if claim.device_type == "none" and not claim.exclusive_host:
-            free.release()
-            return HeldDevices()
-        on_cpu = claim.device_type in ("cpu", "none") or not self._host.gpus
-        alone = on_cpu or claim.exclusive_host
-        return self._locks.keep_only(free, gpus=0 if on_cpu else claim.devices, alone=alone)
+        without = claim.device_type == "none"
+        on_cpu = not without and (claim.device_type == "cpu" or not self._host.gpus)
+        gpus = 0 if without or on_cpu else claim.devices
+        return self._locks.keep_only(free, gpus=gpus, alone=on_cpu or claim.exclusive_host)
 
 
 def serve(settings: Settings) -> None:

@@ -103,6 +103,12 @@ class OneJobAgent(Agent):
         else:
             self._start(claim, free)
 
+    def _devices_for(self, claim: Claim, free: HeldDevices) -> HeldDevices:
+        if claim.device_type == "none":  # Slurm keeps it from nodes that a job has alone
+            free.release()
+            return HeldDevices()
+        return super()._devices_for(claim, free)
+
     def _units_environment(self) -> dict[str, str]:
         return self._variables
 

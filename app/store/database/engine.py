@@ -11,7 +11,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sqlalchemy import URL, Connection
@@ -23,7 +23,7 @@ from app.errors import CannotRunHere, DatabaseBusy, DatabaseFailed
 from app.settings import Settings
 from app.store.database import migrating
 from app.store.database.backend import Backend, ChangeCounter
-from app.store.database.moved import refuse_moved
+from app.store.database.moved import refuse_elsewhere, refuse_moved
 from app.store.database.private import prepare_data_folder
 
 MIGRATION_TIMEOUT_S = 60.0
@@ -60,8 +60,13 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """Read one consistent snapshot, from the first statement on; the transaction is rolled back on leaving."""
-        with self._translated(), self._reader.connect() as connection:
-            yield connection
+        with self._translated():
+            connection = self._reader.connect()
+            try:
+                yield connection
+            finally:
+                with suppress(DBAPIError):  # cut since; what was read is whole, and the pool drops the connection
+                    connection.close()
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
@@ -202,6 +207,7 @@ def open_database(settings: Settings, connections: int = CONNECTIONS) -> Databas
     Raises NetworkFileSystem, DatabaseNewer or another CannotRunHere when it cannot be used or has moved, and
     DatabaseGone when its server cannot be reached.
     """
+    refuse_elsewhere(settings)
     prepare_data_folder(settings.data_dir)
     database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s, connections=connections)
     try:
@@ -221,6 +227,7 @@ def open_existing(settings: Settings, *, may_have_moved: bool = False) -> Databa
     user's, whose server could not open the files that this process would make; the database is neither made nor
     migrated.
     """
+    refuse_elsewhere(settings)
     database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s)
     try:
         database.backend.refuse_missing()

@@ -1,11 +1,20 @@
-"""The mark of a database that moved to another server: no process uses it from then on (see moving.py)."""
+"""Databases that are at another place: one with the mark of a move (see moving.py), and one that the data folder's
+files belong to. No process uses SQLite in the folder then."""
 
 from __future__ import annotations
+
+import json
+from contextlib import suppress
 
 from sqlalchemy import Connection
 
 from app.errors import CannotRunHere
+from app.settings import Settings
 from app.store import service_settings
+from app.store.database.private import DATABASE
+
+NOTE = "owner.json"
+"""The note that names the database of the files beside it (see files/owner.py)."""
 
 _MARK = "moved_to"
 
@@ -27,4 +36,20 @@ def refuse_moved(connection: Connection, place: str) -> None:
         raise CannotRunHere(
             f"{place} moved to {moved_to}: set FLOPWATCH_DATABASE_URL for this process, too. To go back to this copy, "
             "without what came later: flopwatch move --undo."
+        )
+
+
+def refuse_elsewhere(settings: Settings) -> None:
+    """Raise CannotRunHere where a first SQLite database would be made, or looked for, in a data folder whose files
+    belong to a PostgreSQL database."""
+    if settings.database_url is not None or (settings.data_dir / DATABASE).exists():
+        return
+    place = ""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        note = json.loads((settings.data_dir / "artifacts" / NOTE).read_bytes())
+        place = note["place"] if str(note["database"]).startswith("postgresql") else ""
+    if place:
+        raise CannotRunHere(
+            f"The files of {settings.data_dir} belong to the database {place}: set FLOPWATCH_DATABASE_URL for this "
+            "process, too, or another FLOPWATCH_DATA_DIR."
         )

@@ -33,7 +33,8 @@ from sqlalchemy import Connection
 from app.errors import Damaged, DiskFull, NotFound, StorageFailed, is_no_space
 from app.store.database import byte_locks
 from app.store.database.engine import Database
-from app.store.files.owner import NOTE, OwnedFiles, Owner, owner_of
+from app.store.database.moved import NOTE
+from app.store.files.owner import OwnedFiles, Owner, owner_of
 from app.store.files.store import Check, FolderContent, accept, batches, referenced
 from app.store.records import Claim
 

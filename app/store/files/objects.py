@@ -30,8 +30,9 @@ from app.errors import CannotRunHere, Damaged, LeaseLost, NotFound, StorageFaile
 from app.settings import OBJECT_STORES
 from app.store import tables
 from app.store.database.engine import Database
+from app.store.database.moved import NOTE
 from app.store.files.artifacts import opened
-from app.store.files.owner import NOTE, OwnedFiles, Owner, id_of_files, owner_of
+from app.store.files.owner import OwnedFiles, Owner, id_of_files, owner_of
 from app.store.files.store import BATCH, Check, accept, batches
 from app.store.records import Claim
 from app.store.tables import utc_now

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from contextlib import suppress
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from app.errors import CannotRunHere, StoreUnreachable
 from app.settings import Settings
 from app.store.database.engine import Database
+from app.store.database.moved import NOTE
 from app.store.database.private import prepare_data_folder
 from app.store.files.artifacts import ArtifactFiles
 from app.store.files.store import FileStore
@@ -29,9 +32,14 @@ def open_files(settings: Settings, database: Database, *, claim: bool = False, d
     files = _opened(settings, database)
     if claim:
         files.refuse_empty(database)
-        files.claim(database)
+        files.claim(database, anew=True)
     with suppress(StoreUnreachable):
         files.refuse_foreign(database, dry=dry)
+    folder = settings.data_dir / "artifacts"
+    if not dry and settings.artifacts_url is not None and not (folder / NOTE).exists():
+        # For a process that lacks the database's URL (see moved.py). What the process stores there belongs elsewhere.
+        note = replace(files.owner_for(database), store="elsewhere")
+        ArtifactFiles(folder).write_note(json.dumps(asdict(note)).encode())
     return files
 
 

@@ -3,6 +3,9 @@
 To a database, a file that none of its rows names is rubbish. To another database, which was moved, restored or copied,
 it may be a result. So only the owner removes files, and only the owner's server and workers use the store. A store
 without a note gets one from the first database that knows every file in it.
+
+A database has its files in one store, whose id both hold: a server or worker with another folder would find none of the
+files, and leave its own where nobody looks for them.
 """
 
 from __future__ import annotations
@@ -10,19 +13,23 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+import socket
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
 from app.errors import CannotRunHere, DiskFull
 from app.store import service_settings, tables
 from app.store.database.engine import Database
+from app.store.database.moved import NOTE
 
 logger = logging.getLogger(__name__)
 
-NOTE = "owner.json"
+_STORE = "files_store"
+"""The setting of a database that has its store's {"id", "place"}."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,8 @@ class Owner:
     """The identity that its copies do not have (Backend.identity)."""
     place: str
     """Where it is, for people."""
+    store: str = ""
+    """The id of its store of files; a copy of the store has it, too. Empty in notes that lack it."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -84,9 +93,15 @@ class OwnedFiles(ABC):
     def has_unknown(self, database: Database) -> bool:
         """Return True if there is a file that the database does not know."""
 
-    def claim(self, database: Database) -> None:
-        """Make the database the files' owner, whoever was."""
-        self.write_note(json.dumps(asdict(self.owner_for(database)), indent=1).encode())
+    def claim(self, database: Database, *, anew: bool = False) -> None:
+        """Make the database the files' owner, whoever was; `anew` makes this its store, in place of another."""
+        own = {"id": secrets.token_hex(8), "place": _on_this_host(self)}
+        if anew:
+            with database.write() as connection:
+                if (_store_of(connection) or own)["place"] != own["place"]:
+                    service_settings.put(connection, _STORE, own)
+        store = service_settings.agreed(database, _STORE, _store_of, own)["id"]
+        self.write_note(json.dumps(asdict(replace(self.owner_for(database), store=store)), indent=1).encode())
 
     def refuse_empty(self, database: Database) -> None:
         """Raise CannotRunHere if the database has no job, and there are files: as their owner it would remove all."""
@@ -98,11 +113,11 @@ class OwnedFiles(ABC):
                 "FLOPWATCH_DATABASE_URL as it was; or, if nobody needs these files, delete them by hand."
             )
 
-    def refuse_foreign(self, database: Database, *, dry: bool = False) -> None:
-        """Raise CannotRunHere if the files belong to another database. Files that belong to none yet may be read and
-        added to; the log says that none is removed. The first database to know all files becomes their owner, but not
-        with `dry`."""
-        why, is_owned = self._refusal(database, dry=dry)
+    def refuse_foreign(self, database: Database, *, dry: bool = False, is_copy: bool = False) -> None:
+        """Raise CannotRunHere if the files belong to another database, or the database's are elsewhere (unless this is
+        going to be a copy of them). Files that belong to none yet may be read and added to; the log says that none is
+        removed. The first database to know all files becomes their owner, but not with `dry`."""
+        why, is_owned = self._refusal(database, dry=dry, is_copy=is_copy)
         if why and is_owned:
             raise CannotRunHere(why)
         self._say(why)
@@ -119,11 +134,15 @@ class OwnedFiles(ABC):
             logger.warning("no file is removed: %s", why)
         self._said = why
 
-    def _refusal(self, database: Database, *, dry: bool = False) -> tuple[str, bool]:
+    def _refusal(self, database: Database, *, dry: bool = False, is_copy: bool = False) -> tuple[str, bool]:
         """Return why the database may not remove files, "" if it may; and whether there is an owner."""
+        with database.read() as connection:
+            store = _store_of(connection)
         try:
             note = self.read_note()
             if note is None and not self.has_unknown(database):
+                if store is not None and store["place"] != _on_this_host(self) and not is_copy:
+                    return self._elsewhere(database, store), True
                 if not dry:
                     self.claim(database)
                 return "", True
@@ -138,6 +157,10 @@ class OwnedFiles(ABC):
                 whose = f"has a note of the files' owner, {NOTE}, that cannot be read"
             else:
                 if owner.key == self.owner_for(database).key:
+                    if owner.store and store is not None and owner.store != store["id"] and not is_copy:
+                        return self._elsewhere(database, store), True
+                    if not dry and (store is None or not owner.store):
+                        self.claim(database)
                     return "", True
                 whose = f"belongs to the database {owner.place}"
         return (
@@ -145,3 +168,20 @@ class OwnedFiles(ABC):
             "FLOPWATCH_DATABASE_URL or FLOPWATCH_ARTIFACTS_URL as they were; or, if no other database in use has files "
             "there, run `flopwatch prune --claim-files`."
         ), note is not None
+
+    def _elsewhere(self, database: Database, store: Mapping[str, str]) -> str:
+        return (
+            f"The files of the database {database.backend.place} are in {store['place']}, and not in "
+            f"{_on_this_host(self)}: set FLOPWATCH_DATA_DIR and FLOPWATCH_ARTIFACTS_URL as they were (hosts that share "
+            "no folder need an object store: `flopwatch move --to s3://…`); or, if they have gone, run "
+            "`flopwatch prune --claim-files`."
+        )
+
+
+def _store_of(connection: Connection) -> dict[str, str] | None:
+    found: dict[str, str] | None = service_settings.get(connection, _STORE)
+    return found
+
+
+def _on_this_host(files: OwnedFiles) -> str:
+    return str(files) if "://" in str(files) else f"{files} on {socket.gethostname()}"

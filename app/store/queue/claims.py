@@ -9,8 +9,9 @@ for one like it, and says so (waiting.py). The runner refuses a name that no wor
 with uploaded code waits for a worker that may run it, whether there ever was one or not; and a job of a newer server
 waits for a worker that can read its spec.
 
-A worker claims jobs that need no device first, and runs them beside its other jobs. No worker claims a job of a paused
-kind, and such a job delays no other.
+A worker claims jobs that need no device first, and runs them beside jobs on its GPUs. A job that has the host for
+itself, as one on the CPU has, waits for them, and they for it, in the order of the queue. No worker claims a job of a
+paused kind, and such a job delays no other.
 """
 
 from __future__ import annotations
@@ -145,11 +146,15 @@ def next_job(connection: Connection, worker_id: str, offer: Offer) -> int | None
     if not offer.kinds:
         return None
     of_users = shares(connection)
-    if offer.deviceless:
-        job = _first_runnable(connection, DEVICELESS, worker_id, offer, of_users)
-        if job is not None and (offer.idle or not job.exclusive_host):
-            return int(job.id)
-    job = _first_runnable(connection, ON_GPU_HOST if offer.total_gpus else ON_CPU_HOST, worker_id, offer, of_users)
+    job = _first_runnable(connection, DEVICELESS, worker_id, offer, of_users) if offer.deviceless else None
+    lane = ON_GPU_HOST if offer.total_gpus else ON_CPU_HOST
+    other = _first_runnable(connection, lane, worker_id, offer, of_users)
+    if job is None or (
+        other is not None
+        and (_runs_alone(other, offer) or _runs_alone(job, offer))
+        and _place(other, of_users) < _place(job, of_users)
+    ):
+        job = other
     return int(job.id) if job is not None and _fits_now(job, offer) else None
 
 
@@ -195,8 +200,13 @@ def _in_order(
 
     yield from merge(
         *(jobs_of_user(job) for job in connection.execute(lane.first_of_each, values).all()),
-        key=lambda job: (-job.priority, of_users.rank(job.submitted_by), job.id),
+        key=lambda job: _place(job, of_users),
     )
+
+
+def _place(job: Row[Any], of_users: Shares | None) -> tuple[Any, ...]:
+    """Return what orders jobs: the least is next."""
+    return -job.priority, (0.0, 0) if of_users is None else of_users.rank(job.submitted_by), job.id
 
 
 def _after(connection: Connection, query: Select[Any], last: Row[Any], values: dict[str, Any]) -> Iterator[Row[Any]]:
@@ -217,7 +227,11 @@ def waits_for(name: str) -> bool:
 
 
 def _fits_now(job: Row[Any], offer: Offer) -> bool:
-    on_cpu = job.device_type == "cpu" or offer.total_gpus == 0
-    if (on_cpu or job.exclusive_host) and not offer.idle:
+    if _runs_alone(job, offer) and not offer.idle:
         return False
-    return on_cpu or bool(job.devices <= offer.free_gpus)
+    return job.device_type in ("cpu", "none") or not offer.total_gpus or bool(job.devices <= offer.free_gpus)
+
+
+def _runs_alone(job: Row[Any], offer: Offer) -> bool:
+    on_cpu = job.device_type == "cpu" or (job.device_type != "none" and not offer.total_gpus)
+    return bool(on_cpu or job.exclusive_host)

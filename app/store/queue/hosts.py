@@ -67,7 +67,8 @@ class Host:
 
     def needed_alone(self, job: Needs) -> bool:
         """Return True if the job would run alone on this host."""
-        return job.exclusive_host or self.gpus == 0 or job.device_type in ("cpu", "none")
+        on_cpu = job.device_type == "cpu" or (job.device_type != "none" and self.gpus == 0)
+        return job.exclusive_host or on_cpu
 
     def could_run(self, job: Needs) -> bool:
         """Return True if the host has the job's kind, devices and names."""

@@ -62,6 +62,7 @@ _ENDED = (
         _job.devices,
         _job.requirements,
         _worker.devices.label("worker_devices"),
+        _worker.last_seen_at,
     )
     .select_from(
         tables.attempt.join(tables.job, _attempt.job_id == _job.id).outerjoin(
@@ -168,18 +169,18 @@ def _shares(connection: Connection, rows: Sequence[Any]) -> Shares:
         user = row.submitted_by or NOBODY
         number = number_of_devices(row._mapping)
         used[user] = used.get(user, 0.0) + number * _seconds(row.started_at, now)
-        if row.device_type != "none":
-            devices[user] = devices.get(user, 0) + number
+        devices[user] = devices.get(user, 0) + number
     return Shares(used, devices, policy.most_devices, rows[0].token is not None)
 
 
-def charge(connection: Connection, attempt_id: int) -> None:
-    """Charge an attempt, which ends now, to its job's user, unless it has only waited in a cluster's queue."""
+def charge(connection: Connection, attempt_id: int, *, is_lost: bool = False) -> None:
+    """Charge an attempt, which ends now, to its job's user, unless it has only waited in a cluster's queue. A lost one
+    is charged until its worker's last heartbeat."""
     row, now = connection.execute(_ENDED, {"attempt_id": attempt_id}).one(), utc_now()
     if row.started_at is None:
         return
     user = row.submitted_by or NOBODY
-    ran_s = _seconds(row.started_at, now)
+    ran_s = _seconds(row.started_at, min(now, row.last_seen_at or now) if is_lost else now)
     device_s = ran_s * number_of_devices(row._mapping)
     key = {
         "hour": now.replace(minute=0, second=0, microsecond=0),
@@ -200,11 +201,13 @@ def charge(connection: Connection, attempt_id: int) -> None:
 
 
 def number_of_devices(job: Mapping[Any, Any]) -> int:
-    """Return how many devices a job holds; one without a GPU counts as one, as it has the CPU of its host.
+    """Return how many devices a job holds; one on the CPU counts as one, as it has its host's for itself.
 
     The devices of its worker, `worker_devices`, tell whether a job of type "auto" has GPUs; without them it may.
     """
-    if job["device_type"] in ("cpu", "none"):
+    if job["device_type"] == "none":
+        return 0
+    if job["device_type"] == "cpu":
         return 1
     if (
         job["device_type"] == "auto"

@@ -24,7 +24,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, literal_column, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, exists, func, insert, literal_column, select, update
 
 from app.errors import Conflict, LeaseLost, NotFound, job_problem
 from app.logs import about
@@ -95,6 +95,25 @@ _LOSE_ATTEMPT = (
     update(tables.attempt)
     .where(_attempt.id == bindparam("attempt_id"), _attempt.state == "running", _attempt.beat == bindparam("seen_beat"))
     .values(state="lost")
+    .returning(_attempt.worker_id, _attempt.error)
+)
+# The running jobs of a lost worker, except those that have the host for themselves.
+_LOST_WITH = (
+    select(_attempt.id, _attempt.job_id)
+    .join_from(tables.attempt, tables.job, _attempt.job_id == _job.id)
+    .join(tables.worker, _attempt.worker_id == tables.worker.c.id)
+    .where(
+        _attempt.state == literal_column("'running'"),
+        _attempt.worker_id == bindparam("of_worker"),
+        tables.worker.c.state == "lost",
+        _job.state == "running",
+        _job.exclusive_host.is_(False),
+    )
+)
+_earlier = tables.attempt.alias("earlier").c
+_EXCUSE = update(tables.job).values(
+    max_attempts=_job.max_attempts + 1,
+    exclusive_host=exists().where(_earlier.job_id == _job.id, _earlier.state == "lost", _earlier.number < _job.attempt),
 )
 _RUNNING = (
     select(_attempt.id, _attempt.job_id, _attempt.number, _attempt.beat)
@@ -109,6 +128,11 @@ _OF_JOB = ("kind", "name", "spec", "timeout_s", "device_type", "devices", "exclu
 """Columns of the table `job` that a claim carries."""
 RETRIED_STATES = ("failed", "cancelled")
 """States from which `retry` queues a job again."""
+SILENT = "The worker fell silent for longer than its lease."
+LOST_TOGETHER = (
+    SILENT[:-1] + " while it ran the jobs {}. One of them may have ended it: the attempt does not count, and a job "
+    "that loses a second worker runs alone next."
+)
 CANCELLED_BEFORE = "The job was cancelled before it ran."
 CANCELLED_WHILE = "The job was cancelled while it ran."
 CANCELLED_PENDING = "The job was cancelled while it waited in the cluster's queue; it had not begun."
@@ -191,6 +215,13 @@ class Queue:
                 return sweep_dict({"id": sweep_id, **row}, {"queued": len(jobs)})
 
             return submission.answer_once(connection, idempotency, answer)
+
+    def check_room(self, jobs: Sequence[NewJob]) -> None:
+        """Raise QueueFull if these jobs of one submitter would be refused now, and KeyTaken."""
+        with self._database.read() as connection:
+            submission.check_room(connection, jobs[0].submitted_by, self._max_queued, len(jobs))
+            for unique_key in {job.unique_key for job in jobs}:
+                submission.check_key(connection, unique_key)
 
     def first_answer(self, idempotency: Idempotency | None) -> Submitted | None:
         """Return the answer that a request with this key got before; None when the key is new, or there is no key.
@@ -592,21 +623,24 @@ class Queue:
     def recover(self, running: RunningAttempt) -> str | None:
         """Take a job from a lost worker: queue it again, or fail it as `worker_lost` when no attempts are left.
 
-        Returns the job's new state; None when the attempt has ended or sent a heartbeat since the caller saw it.
+        Any of the jobs that were lost together may have ended the worker. So that costs none of them an attempt, and
+        from its second loss on a job runs alone (decision 24). Returns the job's new state; None when the attempt has
+        ended or sent a heartbeat since the caller saw it.
         """
         with ends.logging_ends(self._database) as connection:
-            error = job_problem("worker_lost", "The worker fell silent for longer than its lease.")
-            seen = {"attempt_id": running.attempt_id, "seen_beat": running.beat}
-            lost = {"error": error, "finished_at": utc_now()}
-            if connection.execute(_LOSE_ATTEMPT, {**seen, **lost}).rowcount == 0:
+            seen = {"attempt_id": running.attempt_id, "seen_beat": running.beat, "finished_at": utc_now()}
+            lost = connection.execute(_LOSE_ATTEMPT, seen).one_or_none()
+            if lost is None:
                 return None
             job = _job_row(connection, running.job_id)
+            error = lost.error or _excuse(connection, lost.worker_id, job) or job_problem("worker_lost", SILENT)
+            connection.execute(_END_ATTEMPT.values(error=error), {"attempt_id": running.attempt_id})
             tallies.add(connection, "lease_losses", job.kind)
             if job.state == "queued":  # it had not begun
                 connection.execute(_END_ATTEMPT.values(state="given_back"), {"attempt_id": running.attempt_id})
                 _requeue(connection, running.job_id, running.attempt, "worker_lost", counted=False)
                 return "queued"
-            sharing.charge(connection, running.attempt_id)
+            sharing.charge(connection, running.attempt_id, is_lost=True)
             return _requeue_or_fail(connection, running.job_id, running.attempt, error, CANCELLED_AND_LOST)
 
 
@@ -732,6 +766,22 @@ def _finish_job(
     if ran_s is not None:
         tallies.observe(connection, "duration", job.kind, outcome, ran_s)
     ends.note(connection, ends.Ended(job_id, attempt, job.kind, state, error, ran_s))
+
+
+def _excuse(connection: Connection, worker_id: str, job: Any) -> dict[str, Any] | None:
+    """Let the loss of a worker cost this job and those beside it no attempt; returns the error of their attempts. None
+    if there were none beside it, or if it ran alone."""
+    if job.exclusive_host or job.state != "running":
+        return None
+    beside = connection.execute(_LOST_WITH, {"of_worker": worker_id}).all()
+    if not beside:
+        return None
+    ids = sorted([job.id, *(one.job_id for one in beside)])
+    error = job_problem("worker_lost", LOST_TOGETHER.format(", ".join(map(str, ids))))
+    connection.execute(_EXCUSE.where(_job.id.in_(ids)))
+    marked = update(tables.attempt).where(_attempt.id.in_([one.id for one in beside]))
+    connection.execute(marked.values(error=error))
+    return error
 
 
 def _requeue_or_fail(

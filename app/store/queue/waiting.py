@@ -13,7 +13,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Connection, func, or_, select
+from sqlalchemy import Connection, func, select
 
 from app.specs._base import NODES
 from app.specs._code import ALLOW_IT, RUNS_CODE
@@ -90,12 +90,12 @@ def _reasons(connection: Connection) -> Callable[[Needs], str | None]:
 
 
 def _running(connection: Connection) -> tuple[dict[str, list[Needs]], dict[str, list[int]]]:
-    """Return the needs of the running jobs that hold devices, and their ids, by the name of their worker's host."""
+    """Return the needs of the running jobs, and their ids, by the name of their worker's host."""
     job, worker = tables.job.c, tables.worker.c
     query = (
         select(job.id, job.kind, job.device_type, job.devices, job.requirements, job.exclusive_host, worker.hostname)
         .join_from(tables.job, tables.worker, job.worker_id == worker.id)
-        .where(job.state == "running", or_(job.device_type != "none", job.exclusive_host))
+        .where(job.state == "running")
     )
     running, ids = defaultdict(list), defaultdict(list)
     for row in connection.execute(query.order_by(job.id)):
@@ -166,10 +166,8 @@ def occupied_for(
 ) -> str | None:
     """Say in words who holds the devices of every one of these workers that could run the job; None when one is free.
 
-    running, ids: the needs of our running jobs that hold devices, and their ids, by the name of their host.
+    running, ids: the needs of our running jobs, and their ids, by the name of their host.
     """
-    if job.device_type == "none" and not job.exclusive_host:
-        return None
     able = [host for host in connected if host.state == "active" and host.could_run(job)]
     if not all(_is_occupied(host, job, running.get(host.hostname, ())) for host in able):
         return None

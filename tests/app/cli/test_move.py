@@ -22,6 +22,7 @@ from app.results.pivoting import table
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
+from app.store.checking import examine
 from app.store.database import moved, moving
 from app.store.database.engine import Database, open_database, open_existing
 from app.store.files.artifacts import ArtifactFiles
@@ -118,6 +119,13 @@ def test_every_row_comes_along_and_the_folder_keeps_them(folder: Path, url: str)
     open_existing(Settings(data_dir=folder)).close()  # a move that fails leaves no mark
 
 
+def flopwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "flopwatch", *arguments]
+    return subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
 @pytest.mark.parametrize(
     "entrance",
     ["serve", "worker", *(pytest.param(one, marks=pytest.mark.long) for one in ("prune", "lease", "move", "backup"))],
@@ -126,12 +134,27 @@ def test_no_process_uses_a_database_that_has_moved(folder: Path, url: str, entra
     arguments = {"lease": ["lease", "20"], "move": ["move", "--to", url], "serve": ["serve", "--port", "0"]}
     arguments["backup"] = ["backup", str(folder / "copy")]
     assert move(folder, url).exit_code == 0
-    environment = {"FLOPWATCH_DATA_DIR": str(folder)}
-    command = [sys.executable, "-m", "flopwatch", *arguments.get(entrance, [entrance])]
-    done = subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = flopwatch(*arguments.get(entrance, [entrance]), FLOPWATCH_DATA_DIR=str(folder))
     assert (done.returncode != 0, "flopwatch move --undo" in done.stderr) == (True, True), done.stderr
+
+
+@pytest.mark.parametrize("files", [None, "elsewhere"])
+def test_no_database_is_made_in_a_folder_of_postgresql(tmp_path: Path, url: str, files: str | None) -> None:
+    folder, copy = tmp_path / "data", tmp_path / "copy"
+    bare = Settings(data_dir=folder, artifacts_url=None if files is None else str(tmp_path / files))
+    settings = bare.model_copy(update={"database_url": url})
+    with closing(open_database(settings)) as database:
+        open_files(settings, database)
+        open_files(settings, database)
+    for enter in (open_database, open_existing):
+        with pytest.raises(CannotRunHere, match=r"belong to the database .*set FLOPWATCH_DATABASE_URL"):
+            enter(bare)
+    assert [one.cure for one in examine(bare) if one.name == "database"] == ["set FLOPWATCH_DATABASE_URL"]
+    backup = CliRunner().invoke(cli, ["backup", str(copy)], env={"FLOPWATCH_DATA_DIR": str(folder)})
+    assert (backup.exit_code, "set FLOPWATCH_DATABASE_URL" in backup.stderr) == (1, True)
+    assert not [*folder.glob("flopwatch.sqlite3*"), *tmp_path.glob("copy*")]
+    (folder / "artifacts" / "owner.json").unlink()
+    open_database(bare).close()  # control: the note is what keeps it from being made
 
 
 @pytest.mark.parametrize("dies", ["before the copy's commit", "after it"])

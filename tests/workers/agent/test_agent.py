@@ -160,13 +160,20 @@ def test_the_store_learns_what_others_hold_for_a_while_and_not_what_this_agent_h
     assert reported("host", "GPU-1", "GPU-2", after_s=STEADY_S) == {"GPU-2"}
 
 
-def test_a_job_without_a_device_locks_nothing(tmp_path: Path) -> None:
-    locks = DeviceLocks(HOST, tmp_path)
-    devices = Agent._devices_for(agent_with(locks=locks), claim_of("none"), locks.take_free())
-    assert (devices.descriptors, devices.alone) == ([], False)
+@pytest.mark.parametrize("gpus", [(), (Gpu(uuid="GPU-1", name="H200", memory_mib=1),)])
+def test_a_job_without_a_device_shares_the_host(tmp_path: Path, gpus: tuple[Gpu, ...]) -> None:
+    host = Host(gpus=gpus, cpu_count=2, memory_mib=1)
+    locks = DeviceLocks(host, tmp_path)
+    agent = agent_with(locks=locks)
+    agent._host = host
+    papers = [Agent._devices_for(agent, claim_of("none"), locks.take_free()) for _ in range(2)]
+    assert [(len(paper.descriptors), paper.alone, paper.gpus) for paper in papers] == [(1, False, ())] * 2
     free = locks.take_free()
-    assert free.alone, "others may still have the host alone"
-    alone = Agent._devices_for(agent_with(locks=locks), claim_of("none", exclusive_host=True), free)
-    assert alone.alone
-    assert not locks.take_free().alone
-    alone.release()
+    assert (free.alone, free.gpus) == (False, gpus), "no job may have the host alone now"
+    for held in (free, *papers):
+        held.release()
+    for claim in (claim_of("none", exclusive_host=True), claim_of("cpu")):
+        alone = Agent._devices_for(agent, claim, locks.take_free())
+        assert alone.alone
+        assert not locks.take_free().descriptors, "it runs beside none"
+        alone.release()

@@ -32,7 +32,7 @@ from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
 from app.store.database import postgresql
-from app.store.database.engine import Database, open_database, open_existing
+from app.store.database.engine import CONNECTIONS, Database, open_database, open_existing
 from app.store.queue import fence
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
@@ -283,6 +283,16 @@ class TestNoServer:
             connection.execute(insert(tables.setting), {"name": "two", "value": 1})
         postgres.execute(f"{ends} '{database.backend.engine.url.database}'")
         assert names(database) == ["one"]
+
+    def test_a_connection_that_is_cut_after_the_answer_is_closed_quietly(
+        self, database: Database, postgres: Server
+    ) -> None:
+        for number in range(CONNECTIONS + 5):  # none stays taken
+            with database.read() as connection:
+                pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+                postgres.execute(f"SELECT pg_terminate_backend({pid}, 5000)")
+            with database.read() as connection:
+                assert connection.exec_driver_sql(f"SELECT {number}").scalar_one() == number
 
     @pytest.mark.parametrize("words", ["connection", "does not exist"])
     def test_it_is_not_there(self, postgres: Server, tmp_path: Path, words: str) -> None:

@@ -271,3 +271,32 @@ def forget_note(world: World) -> None:
         (Path(str(world.files)) / owner.NOTE).unlink()
     else:
         world.files._delete([owner.NOTE])
+
+
+@pytest.mark.parametrize("first", ["folder", "objects"])
+def test_a_database_has_its_files_in_one_store(
+    tmp_path: Path, first: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server with another folder would find no file of the jobs, and keep its own where no other looks."""
+    url = f"sqlite:///{tmp_path / 'one.sqlite3'}"
+    places: dict[str, Any] = {"folder": {}, "objects": {"artifacts_url": request.getfixturevalue("bucket").url}}
+    at_home = Settings(data_dir=tmp_path / "home", database_url=url, **places[first])
+    others = [
+        Settings(data_dir=tmp_path / "other", database_url=url),
+        Settings(data_dir=tmp_path / "home", database_url=url, artifacts_url=str(tmp_path / "files")),
+    ]
+    if first == "folder":
+        others.append(Settings(data_dir=tmp_path / "home", database_url=url, **places["objects"]))
+    with closing(open_database(at_home)) as database:
+        Shop(Queue(database), Registration(database)).submit()
+        open_files(at_home, database)
+        for settings in others:
+            with pytest.raises(CannotRunHere, match=r"files of the database .*one.sqlite3 are in .*, and not in "):
+                open_files(settings, database)
+        open_files(at_home, database)
+        open_files(others[1], database, claim=True)  # as prune --claim-files does
+        open_files(others[1], database)
+        with pytest.raises(CannotRunHere, match="and not in"):
+            open_files(at_home, database)
+        monkeypatch.setattr(owner, "_store_of", lambda _connection: None)
+        open_files(others[0], database)  # control: without the store's id

@@ -15,6 +15,7 @@ from app.store.database.engine import Database
 from app.store.queue import claims
 from app.store.queue.transitions import Queue
 from app.store.records import NewJob
+from app.store.tokens import Tokens
 from tests.app.store.conftest import ON_SQLITE
 
 CPU = {"device": "cpu"}
@@ -166,6 +167,25 @@ class TestWithoutDevices:
         submit_needing(device_type="none", devices=0, exclusive_host=True)
         assert shop.try_claim(idle=False) is None
         assert shop.try_claim() is not None
+
+    @pytest.mark.parametrize("gpus", [0, 2])
+    @pytest.mark.parametrize("users", [False, True])
+    def test_it_passes_no_earlier_job_that_runs_alone(
+        self, shop: Any, submit_needing: Any, gpus: int, users: bool, database: Database
+    ) -> None:
+        if users:
+            Tokens(database).create("ada", "submit", None)
+        on_cpu, paper = submit_needing(device_type="cpu", devices=1), submit_needing(device_type="none", devices=0)
+        busy = {"total_gpus": gpus, "free_gpus": 0, "idle": False}
+        assert shop.try_claim(**busy) is None, "else one paper after another would keep it waiting for ever"
+        assert shop.claim(total_gpus=gpus, free_gpus=gpus).job_id == on_cpu
+        assert shop.claim(**busy).job_id == paper, "a worker makes no offer while the host is locked"
+
+    def test_an_exclusive_one_is_passed_by_none(self, shop: Any, submit_needing: Any) -> None:
+        alone = submit_needing(device_type="none", devices=0, exclusive_host=True)
+        submit_needing(device_type="cuda", devices=1)
+        assert shop.try_claim(total_gpus=2, free_gpus=1, idle=False) is None
+        assert shop.claim(total_gpus=2, free_gpus=2).job_id == alone
 
     def test_priority_then_submission(self, shop: Any, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(BenchmarkSpec, "resources", lambda self: Resources(device_type="none", devices=0))

@@ -347,3 +347,69 @@ class TestWorkers:
         (worker,) = reading.workers()
         assert worker["capabilities"] == ["attention:new"]
         assert len(worker["devices"]) == 3
+
+
+Deaths = list[list[int]]
+
+
+def until_all_have_ended(
+    shop: Any, watcher: Watcher, clock: Clock, jobs: int, culprits: set[int]
+) -> tuple[list[int], Deaths]:
+    """Let workers with eight GPUs, one after another, run the jobs; those in `culprits` kill the one that runs them.
+    Returns the ids, and the places of the jobs that died at once."""
+    ids = [shop.submit(max_attempts=2) for _ in range(jobs)]
+    deaths: Deaths = []
+    for number in range(4 * jobs):
+        worker, claims = f"w{number}", list[Any]()
+        shop.register(worker, gpus=2)
+        while not any(claim.exclusive_host for claim in claims):
+            offer = {"total_gpus": 8, "free_gpus": 8 - len(claims), "idle": not claims}
+            if (claim := shop.try_claim(worker, **offer)) is None:
+                break
+            claims.append(claim)
+        places = sorted(ids.index(claim.job_id) for claim in claims)
+        if culprits.intersection(places):
+            deaths.append(places)
+            pass_time(watcher, clock, LEASE_S + 3)
+        else:
+            for claim in claims:
+                shop.queue.finish(claim, Finish("succeeded"))
+            shop.queue.renew([], (worker, "active"))
+    return ids, deaths
+
+
+@pytest.mark.parametrize("culprits", [{0}, {2}, {4}, {0, 3}, {1, 2, 4}])
+def test_jobs_that_are_lost_with_a_culprit_succeed(
+    shop: Any, watcher: Watcher, clock: Clock, reading: Reading, culprits: set[int]
+) -> None:
+    ids, deaths = until_all_have_ended(shop, watcher, clock, 5, culprits)
+    for place, job_id in enumerate(ids):
+        job = reading.job(job_id)[0]
+        if place in culprits:
+            assert (job["state"], job["error"]["code"]) == ("failed", "worker_lost")
+        else:
+            assert job["state"] == "succeeded"
+    assert deaths[:2] == [[0, 1, 2, 3, 4]] * 2, "one loss may be the host's: it costs nobody a thing"
+    assert sorted(deaths[2:]) == sorted([place] for place in culprits for _ in range(2)), "then they run alone"
+    told = reading.attempts(ids[0])[0]["error"]["detail"]
+    assert f"while it ran the jobs {', '.join(map(str, ids))}." in told
+
+
+def test_control_of_jobs_that_are_lost_with_a_culprit(
+    shop: Any, watcher: Watcher, clock: Clock, reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transitions, "_excuse", lambda *_: None)
+    ids, _ = until_all_have_ended(shop, watcher, clock, 5, {2})
+    assert {reading.job(job_id)[0]["state"] for job_id in ids} == {"failed"}
+
+
+def test_a_job_that_a_living_worker_has_lost_charges_nobody_else(
+    shop: Any, watcher: Watcher, clock: Clock, queue: Queue, reading: Reading
+) -> None:
+    shop.register("w", gpus=2)
+    ids = [shop.submit(max_attempts=1) for _ in range(2)]
+    lost, kept = (shop.claim("w", total_gpus=2, free_gpus=free, idle=free == 2) for free in (2, 1))
+    pass_time(watcher, clock, LEASE_S + 2, lambda: queue.renew([kept], ("w", "active")))
+    assert [reading.job(job_id)[0]["state"] for job_id in ids] == ["failed", "running"]
+    assert lost.job_id == ids[0]
+    assert reading.job(ids[1])[0]["max_attempts"] == 1

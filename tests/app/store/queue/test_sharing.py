@@ -18,7 +18,7 @@ from app.specs import spec_adapter
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.keeping.deleting import delete_job
-from app.store.queue import sharing, transitions
+from app.store.queue import registration, sharing, transitions
 from app.store.queue.claims import ON_CPU_HOST
 from app.store.queue.registration import Registration
 from app.store.queue.sharing import Policy, put_policy
@@ -39,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     def now() -> datetime:
         return passed[0]
 
-    for module in (sharing, transitions):
+    for module in (sharing, transitions, registration):
         monkeypatch.setattr(module, "utc_now", now)
 
     def move(seconds: float) -> None:
@@ -150,11 +150,36 @@ def test_a_lost_attempt_is_charged_and_one_given_back_is_not(
     clock(100)
     queue.give_back(claim)
     assert rows(database, tables.fair_share) == []
+    shop.register()
     shop.claim()
     clock(100)
+    queue.renew([], ("worker", "active"))
+    clock(30)  # the lease, in which nothing ran
     queue.recover(queue.running()[0])
     (share,) = rows(database, tables.fair_share)
     assert (share.submitted_by, share.device_s) == ("ada", pytest.approx(100))
+
+
+@ON_SQLITE
+def test_a_job_without_a_device_takes_no_device_time_and_is_not_limited(
+    shop: Any, database: Database, queue: Queue, clock: Any
+) -> None:
+    with_tokens(database)
+    with database.write() as connection:
+        sharing.put_policy(connection, sharing.Policy(most_devices=1))
+    jobs(shop, "ada", 2)
+    with database.write() as connection:
+        connection.execute(update(tables.job).values(device_type="none", devices=0))
+    first, second = (shop.claim(idle=idle) for idle in (True, False))
+    clock(100)
+    with database.read() as connection:
+        shares = sharing.shares(connection)
+    assert shares is not None
+    assert (shares.of("ada"), shares.devices["ada"]) == (0.0, 0)
+    for claim in (first, second):
+        queue.finish(claim, Finish("succeeded"))
+    (use,) = rows(database, tables.device_use)
+    assert (use.attempts, use.ran_s, use.device_s, use.device) == (2, pytest.approx(200), 0.0, "none")
 
 
 @pytest.mark.parametrize(
