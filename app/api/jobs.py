@@ -92,8 +92,8 @@ async def submit(
     409 with that job's `job_id` and `Location`.
     """
     if query.dry_run:
-        job = await run_sync(lambda: new_job(services, body.model, sender))
-        await run_sync(services.queue.check_room, [job])
+        new = await run_sync(lambda: new_job(services, body.model, sender))
+        await run_sync(services.queue.check_room, [new])
         return Json({"jobs": 1})
     seconds = wait_seconds(request.headers)
     key = idempotency(request.headers, sender.own("POST /jobs"), body.sent, awaits=seconds is not None)

@@ -524,7 +524,11 @@ class TestLimits:
             assert full.headers["retry-after"].isdigit()
             assert submit(ada, **{"Idempotency-Key": "first"}).json()["id"] == first, "the first answer stands"
             sweep = {"base": TINY, "grid": {"seed": [1, 2, 3]}}
-            refused(site.http.post("/sweeps", json=sweep, headers=bearer(bob)), 429, "queue_full")
+            for path in ("/sweeps", "/sweeps?dry_run=true"):
+                refused(site.http.post(path, json=sweep, headers=bearer(bob)), 429, "queue_full")
+            for token, code in ((ada, 429), (bob, 200)):
+                dry = site.http.post("/jobs?dry_run=true", json={"spec": TINY}, headers=bearer(token))
+                assert dry.status_code == code, dry.text
             assert submit(bob).status_code == 201
             site.http.post(f"/jobs/{first}/cancel", headers=bearer(ada)).raise_for_status()
             assert submit(ada).status_code == 201

@@ -348,3 +348,20 @@ def test_lost_workers_are_noticed(serve: Any, tmp_path: Any) -> None:
         wait_until(lambda: site.job(job["id"])["state"] == "failed", "the watcher", 10)
         assert site.job(job["id"])["error"]["code"] == "worker_lost"
         wait_until(lambda: site.http.get("/workers").json()["data"][0]["state"] == "lost", "the worker's loss", 10)
+
+
+def test_a_server_says_which_limits_of_all_it_changes(
+    serve: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def said(**settings: Any) -> list[str]:
+        caplog.clear()
+        with serve(tmp_path, **settings):
+            return [record.getMessage() for record in caplog.records if "for all servers" in record.getMessage()]
+
+    assert said(max_running_devices=4) == [], "there was no other"
+    assert said(max_running_devices=4) == []
+    changed = said(keep_jobs_days=30.0)
+    assert [text.partition(" now,")[0] for text in changed] == [
+        "FLOPWATCH_MAX_RUNNING_DEVICES was 4 and is unset",
+        "FLOPWATCH_KEEP_JOBS_DAYS was unset and is 30.0",
+    ]
