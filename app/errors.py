@@ -34,7 +34,7 @@ A job that fails raises no exception in the service: its `error` is a value, a p
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -166,8 +166,10 @@ class InBaseline(Conflict):
     code = "in_baseline"
     title = "A baseline needs this job"
 
-    def __init__(self, job_id: int, baselines: Sequence[str]) -> None:
-        named = f"baseline{'s' if len(baselines) > 1 else ''} {', '.join(baselines)}"
+    def __init__(self, job_id: int, baselines: Mapping[str, str | None]) -> None:
+        """`baselines`: their names, each with the user who set it."""
+        names = [name if user is None else f"{name} (set by {user})" for name, user in baselines.items()]
+        named = f"baseline{'s' if len(names) > 1 else ''} {', '.join(names)}"
         super().__init__(f"Job {job_id} is in the {named}: set another job in its place, or delete the baseline first.")
         self.baselines = list(baselines)
 

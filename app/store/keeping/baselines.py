@@ -155,10 +155,11 @@ class Baselines:
             connection.execute(delete(tables.baseline).where(_baseline.name == name))
 
 
-def baselines_of(connection: Connection, job_id: int) -> list[str]:
-    """Return the names of the baselines that a job is in."""
-    query = select(_case.baseline).where(_case.job_id == job_id).distinct().order_by(_case.baseline)
-    return list(connection.execute(query).scalars())
+def baselines_of(connection: Connection, job_id: int) -> dict[str, str | None]:
+    """Return the names of the baselines that a job is in, each with the user who set it."""
+    of_job = select(_case.baseline).where(_case.job_id == job_id)
+    query = select(_baseline.name, _baseline.set_by).where(_baseline.name.in_(of_job)).order_by(_baseline.name)
+    return {row.name: row.set_by for row in connection.execute(query)}
 
 
 def cases_of_baseline(connection: Connection, name: str) -> list[BaselineCase]:

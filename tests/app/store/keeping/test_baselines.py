@@ -195,9 +195,9 @@ def test_a_job_in_a_baseline_cannot_be_deleted(
     baselines: Baselines, done: Callable[..., int], queue: Queue, database: Database, tmp_path: Any
 ) -> None:
     kept, other = done("a", labels={"of": "test"}), done("b", labels={"of": "test"})
-    for name in ("main", "release"):
-        baselines.put(name, job=kept)
-    with pytest.raises(InBaseline, match=f"Job {kept} is in the baselines main, release") as raised:
+    for name, user in (("main", None), ("release", "bob")):
+        baselines.put(name, job=kept, set_by=user)
+    with pytest.raises(InBaseline, match=rf"Job {kept} is in the baselines main, release \(set by bob\): ") as raised:
         delete_job(database, kept)
     assert raised.value.extensions == {"baselines": ["main", "release"]}
     bulk = Bulk(Slices(database), queue, ArtifactFiles(tmp_path / "artifacts"))
