@@ -12,11 +12,10 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
-from app.columns import ColumnType
 from app.errors import InvalidRequest
 from app.metrics import readable
 from app.results.digits import column_texts
-from app.results.heads import GAIN_ENDS, SPREADS, separated
+from app.results.heads import more_columns, name_beside, separated
 from app.results.sheet import Cell, Column, Sheet
 from flopwatch.table_options import FORMATS, Format
 from flopwatch.text.markdown_tables import escaped, escaped_line
@@ -93,32 +92,14 @@ def _scalars(sheet: Sheet) -> tuple[list[Column], list[list[Any]]]:
     """For each column of the sheet the function that gives the scalars of a cell; None if its cells are scalars."""
     for column in sheet.columns:
         columns.append(column)
-        more = _more_columns(column, sheet)
-        for suffix, _, type_, unit in more:
-            name = column.name + suffix if column.group is None else f"{column.group}{suffix}, {column.head}"
-            columns.append(Column(name, type_, unit))
+        more = more_columns(column, sheet)
+        columns += [Column(name_beside(column, suffix), type_, unit) for suffix, _, type_, unit in more]
         parts.append(attrgetter("value", *(attribute for _, attribute, _, _ in more)) if more else None)
     rows = [
         [part for value, of in zip(row, parts, strict=True) for part in ((value,) if of is None else of(value))]
         for row in sheet.rows
     ]
     return columns, rows
-
-
-def _more_columns(column: Column, sheet: Sheet) -> list[tuple[str, str, ColumnType, str | None]]:
-    """Return the columns that JSON and CSV have beside the value of a metric: the end of the column's name, the
-    attribute of Cell, the type and the unit. None for a column of scalars."""
-    more: list[tuple[str, str, ColumnType, str | None]] = []
-    if column.role == "metric":
-        more += [(suffix, attribute, "number", column.unit) for suffix, attribute in SPREADS.get(sheet.statistic, ())]
-        more.append(("_n", "n", "integer", None))
-    if column.role == "gain":
-        more += [(suffix, attribute, "number", "1") for suffix, attribute in GAIN_ENDS]
-    if column.role in ("metric", "gain"):
-        more.append(("_outcome", "outcome", "string", None))
-        if sheet.traces:
-            more += [("_job", "job", "integer", None), ("_validity", "validity", "string", None)]
-    return more
 
 
 class _Texts:

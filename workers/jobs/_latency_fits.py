@@ -21,6 +21,7 @@ FIT_COLUMNS = Column.parse(
 """Latency and algorithm bandwidth with their 95 % intervals, and the largest relative error of the line at a size."""
 BENT = 0.25
 """The largest relative error of a line that says what calls take."""
+NO_LINE = "no line goes through these times: calls of small and of large tensors work in other ways"
 
 
 def fit_rows(times: Times, seed: int) -> list[list[Scalar]]:
@@ -39,7 +40,7 @@ def fitted(times: Mapping[int, Sequence[float]], seed: int) -> list[Scalar]:
     latencies = [1e6 * one for one in found.interval(lambda line: line.latency_s)]
     note = None
     if found.largest_error > BENT:
-        note = "no line goes through these times: calls of small and of large tensors work in other ways"
+        note = NO_LINE
     elif found.line.latency_s == 0:
         note = "the sizes are too large to show a latency: add small ones"
     low, high = found.interval(lambda line: line.s_per_byte)

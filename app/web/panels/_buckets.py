@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.results.sheet import Cell
@@ -59,6 +60,7 @@ def draw(rows: list[Row], points: dict[float, float]) -> Figure:
     x = [row[OF_ROW] for row in curve]
     around = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False, "type": "scatter"}
     hidden = {size: ms for size, ms in points.items() if ms <= 0}
+    zero = [f"Measured and not above zero, so not on this axis: {listed(hidden)}"] if hidden else []
     at_best, low, high = (float(best[name] or 0) for name in (OF_ROW, "low_mb", "high_mb"))
     return {
         "data": [
@@ -95,7 +97,7 @@ def draw(rows: list[Row], points: dict[float, float]) -> Figure:
             "yaxis": {"title": {"text": "Exposed communication (ms)"}, "type": "log"},
             "showlegend": True,
         },
-        "note": f"Measured and not above zero, so not on this axis: {listed(hidden)}" if hidden else "",
+        "note": ". ".join([*doubts(best, curve, points), *zero]),
         "table": {
             "columns": [OF_ROW, PREDICTED, EXPOSED],
             "rows": [
@@ -104,6 +106,24 @@ def draw(rows: list[Row], points: dict[float, float]) -> Figure:
             ],
         },
     }
+
+
+def doubts(best: Row, curve: Sequence[Row], points: Mapping[float, float]) -> list[str]:
+    """Return why the prediction may be wrong: its own note, and that measured steps prefer another size."""
+    found = [f"The prediction may be wrong: {best['note']}"] if best.get("note") else []
+    if len(points) > 1 and curve:
+
+        def predicted(size: float) -> float:
+            return float(min(curve, key=lambda row: abs(math.log(float(row[OF_ROW] or 0) / size)))[PREDICTED] or 0)
+
+        measured_best, expected = min(points, key=points.__getitem__), min(points, key=predicted)
+        if measured_best != expected:
+            found.append(
+                f"Prediction and measurement disagree: of the measured sizes {measured_best:g} MB is best "
+                f"({points[measured_best]:.3g} ms), not {expected:g} MB ({points[expected]:.3g} ms). "
+                "Take the measured one: the prediction leaves out the host's work"
+            )
+    return found
 
 
 def listed(points: Mapping[float, float]) -> str:

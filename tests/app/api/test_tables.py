@@ -131,6 +131,14 @@ def test_columns_get_other_names(site: Any, measured_jobs: list[int]) -> None:
     for wrong, words in (
         ("forward=x", "no column 'forward'"),
         ("step_ms=model", "Two columns would be called 'model'"),
+        ("context_length=step_ms_n", "Two columns would be called 'step_ms_n'"),
+        ("context_length=step_ms_low", "Two columns would be called 'step_ms_low'"),
+        ("context_length=model_n&rename=step_ms=model", "Two columns would be called 'model'"),
+        ("context_length=T std&rename=step_ms=T&statistic=mean", "Two columns would be called 'T std'"),
+        ("step_ms=", "new name of 'step_ms' is blank"),
+        ("step_ms=%20", "new name of 'step_ms' is blank"),
+        ("step_ms_low=low", "'step_ms_low' is named after 'step_ms': rename that one"),
+        ("step_ms_low=low&pivot=precision", "'step_ms_low' is named after 'step_ms': rename that one"),
     ):
         problem = get(site, f"/tables?label=table:tables&columns=step_ms&rename={wrong}", 422).json()
         assert words in problem["detail"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.specs.ddp import WITH_BUCKETS, DdpSpec
-from workers.jobs._latency_fits import FIT_COLUMNS, fit_rows
+from workers.jobs._latency_fits import BENT, FIT_COLUMNS, NO_LINE, fit_rows
 from workers.jobs._values import Values
 from workers.measure.table import Column
 from workers.reporter import Reporter
@@ -35,7 +35,7 @@ COLUMNS = (
         "communication_ms: number ms, hidden_ms: number ms"
     ),
     Column(PREDICTED, "number", "ms"),
-    *Column.parse("predicted_low_ms: number ms, predicted_high_ms: number ms, exposed_communication_ms: number ms"),
+    *Column.parse("predicted_low_ms: number ms, predicted_high_ms: number ms, exposed_communication_ms: number ms, note"),
 )
 """Columns of the table `bucket-size`; MB are 2²⁰ bytes, as in `bucket_size_mb`."""
 
@@ -100,14 +100,20 @@ def report_buckets(
     backward_s = 1e-3 * statistics.median(time_ms for rank in ranks for time_ms in rank["phases_ms"]["backward"])
     total = sum(row[1] for row in found[0]["communication"] if row[0] == "all_reduce")
     rows = bucket_rows(spec, line, total, backward_s, values.samples("exposed_communication_ms", None))
-    values.set(PREDICTED, None, [float(rows[0][7] or 0)])
+    if line.largest_error > BENT:
+        values.set(PREDICTED, None, None, f"all-reduces: {NO_LINE}")
+    else:
+        values.set(PREDICTED, None, [float(rows[0][7] or 0)])
     report.table("bucket-size", COLUMNS, rows)
 
 
 def bucket_rows(
     spec: DdpSpec, line: Fit, total: int, backward_s: float, measured: Sequence[float] | None
 ) -> list[list[Scalar]]:
-    """Return the rows of `bucket-size`: this job's bucket, the best one, and a curve."""
+    """Return the rows of `bucket-size`: this job's bucket, the best one, and a curve.
+
+    The first two say in their notes why the prediction may be wrong.
+    """
     from parallel.bucket_size import best_bucket
 
     # Below the smallest size nothing was timed.
@@ -125,10 +131,24 @@ def bucket_rows(
         ("best", best_of(line.line), low / MB, high / MB, None),
         *(("curve", least * ratio**number, None, None, None) for number in range(POINTS)),
     ]
-    return [
+    rows = [
         [what, size / MB, low_mb, high_mb, *predicted(line, total, size, backward_s), known_ms]
         for what, size, low_mb, high_mb, known_ms in sizes
     ]
+    note = doubt(line, exposed_ms, *map(float, rows[0][-3:-1]))  # type: ignore[arg-type]
+    return [[*row, None if row[0] == "curve" else note] for row in rows]
+
+
+def doubt(line: Fit, measured_ms: float | None, low_ms: float, high_ms: float) -> str | None:
+    """Return why a prediction may be wrong: no line fits, or this job's steps contradict it."""
+    if line.largest_error > BENT:
+        return NO_LINE
+    if measured_ms is not None and not (1 - BENT) * low_ms <= measured_ms <= (1 + BENT) * high_ms:
+        return (
+            f"this job's steps leave {measured_ms:.3g} ms exposed, not {low_ms:.3g} to {high_ms:.3g}: calls cost more "
+            "or less than the wires alone, such as the host's work; compare measured sizes by a sweep"
+        )
+    return None
 
 
 def predicted(line: Fit, total: int, bucket: float, backward_s: float) -> list[Scalar]:

@@ -105,6 +105,15 @@ def test_measured_points_stand_beside_the_predicted_line() -> None:
     assert _buckets.draw(rows, {5.0: 7.5, 1.0: -0.25})["note"].endswith("on this axis: -0.25 ms at 1 MB")
 
 
+def test_a_prediction_that_measured_sizes_contradict_is_called_so() -> None:
+    rows = [bucket_row("this job", 5, 7), {**bucket_row("best", 5, 3, 2, 9), "note": "no line"}]
+    rows += [bucket_row("curve", 1, 8), bucket_row("curve", 5, 7), bucket_row("curve", 40, 9)]
+    note = _buckets.draw(rows, {1.0: 6.0, 6.0: 7.5, 50.0: 2.5})["note"]
+    assert note.startswith("The prediction may be wrong: no line. Prediction and measurement disagree: of the measured")
+    assert "50 MB is best (2.5 ms), not 6 MB (7.5 ms)" in note
+    assert "disagree" not in _buckets.draw(rows, {1.0: 6.0, 6.0: 4.5, 50.0: 8.5})["note"]
+
+
 def test_points_are_of_jobs_that_differ_by_their_buckets_only() -> None:
     def of(*rows: tuple[str, float | None, float]) -> Sheet:
         columns = [

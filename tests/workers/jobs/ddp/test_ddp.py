@@ -24,13 +24,16 @@ from app.specs import spec_adapter
 from app.specs.ddp import DdpSpec
 from app.summaries import median_interval
 from parallel import process_group
+from parallel.bucket_size import fit
 from parallel.process_group import RanksFailed, RanksTimedOut, launch
 from tests.parallel.pool import Pool
 from tests.workers.jobs.ddp.ranks import FORGOTTEN, SLOWER_MS, dtypes_in_blocks, parity, run_all
 from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report
+from workers.jobs._latency_fits import BENT, NO_LINE
 from workers.jobs._values import Values
 from workers.jobs.ddp import RUNNER, choose_devices
+from workers.jobs.ddp.buckets import bucket_rows
 from workers.jobs.ddp.memory import Memory, MemoryMarks, live_bytes, memory_now
 from workers.jobs.ddp.parity import SMALL_SHARE, gradient_errors, largest_error, relative_error, small_gradients
 from workers.jobs.ddp.rank import rounds_of, run_rank
@@ -332,13 +335,30 @@ def test_buckets_have_a_prediction_beside_the_measured_time(run: Any, name: str)
     assert fit["latency_low_us"] <= fit["latency_us"] <= fit["latency_high_us"]
     own, best, *curve = report.table_rows("bucket-size")
     values = {row["metric"]: row["median"] for row in report.rows}
-    assert own["predicted_exposed_ms"] == values["predicted_exposed_ms"]
+    is_bent = fit["largest_error_percent"] > 100 * BENT
+    assert values["predicted_exposed_ms"] == (None if is_bent else own["predicted_exposed_ms"])
+    assert (own["note"] == NO_LINE) is is_bent
+    assert (best["note"], {row["note"] for row in curve}) == (own["note"], {None})
     assert own["exposed_communication_ms"] == values["exposed_communication_ms"]
     assert own["size_mb"] == pytest.approx(SPECS[name]["bucket_size_mb"] or total)
     assert own["communication_ms"] == pytest.approx(own["hidden_ms"] + own["predicted_exposed_ms"])
     assert best["low_mb"] <= best["size_mb"] <= best["high_mb"] <= total * 1.0001
     assert best["predicted_exposed_ms"] <= min(row["predicted_exposed_ms"] for row in curve) * 1.0001
     assert curve[-1]["size_mb"] == pytest.approx(total)
+
+
+@pytest.mark.parametrize(
+    ("bend", "measured_ms", "note"),
+    [(1.0, None, None), (1.0, 6.0, None), (1.0, 80.0, "80 ms exposed, not"), (1.0, -1.0, "-1 ms"), (9.0, 6.0, NO_LINE)],
+)
+def test_a_prediction_that_may_be_wrong_says_so(bend: float, measured_ms: float | None, note: str | None) -> None:
+    """All-reduces of 1 ms and 1 GB/s, the middle ones `bend` times as long: a bucket of 4 MB leaves 5.19 ms exposed."""
+    times = {4096: [1.004e-3] * 3, 2**16: [bend * 1.066e-3] * 3, 2**22: [5.19e-3] * 3}
+    spec = parsed(strategy="bucketed", bucket_size_mb=None)
+    measured = None if measured_ms is None else [measured_ms]
+    own, best, *_ = bucket_rows(spec, fit(times), 2**22, 1e-3, measured)
+    assert best[-1] == own[-1]
+    assert own[-1] is None if note is None else note in str(own[-1])
 
 
 def test_what_has_no_buckets_has_no_prediction(run: Any) -> None:
