@@ -10,6 +10,7 @@ ten to a hundred kilobytes, and its peaks.
 
 from __future__ import annotations
 
+import bisect
 import html
 import io
 import itertools
@@ -17,6 +18,7 @@ import math
 import re
 import textwrap
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -106,7 +108,7 @@ def draw(figure: Mapping[str, Any], picture: Picture) -> bytes:
 
     Raises:
         ClientError: matplotlib is not installed, there is nothing to draw, or the figure has a trace that this version
-            does not know.
+            does not know, or with values that it cannot draw.
     """
     try:
         import matplotlib as mpl
@@ -122,13 +124,21 @@ def draw(figure: Mapping[str, Any], picture: Picture) -> bytes:
         paper = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
         axes = paper.add_subplot()
         drawing = _Drawing(axes, layout)
-        drawing.draw(figure["data"])
+        try:
+            drawing.draw(figure["data"])
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            what = f"{figure.get('title', 'This plot')}: this version of Flopwatch cannot draw these values"
+            raise ClientError(f"{what} ({type(error).__name__}: {error}); the format html may.") from error
         entries = [*zip(*axes.get_legend_handles_labels(), strict=True), *drawing.entries]
-        caption = " ".join(filter(None, [figure.get("caption"), *sorted(drawing.notes)]))
+        caption = " ".join(filter(None, [figure.get("caption"), *sorted(drawing.notes), *drawing.left_out()]))
         around = _frame(paper, entries, {**figure, "caption": caption})
         written = io.BytesIO()
         undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(picture, {})
-        about = {"Title": figure.get("title"), "Creator" if picture != "png" else "Software": "Flopwatch", **undated}
+        about = {
+            "Title": figure.get("title", ""),
+            "Creator" if picture != "png" else "Software": "Flopwatch",
+            **undated,
+        }
         paper.savefig(
             written,
             format=picture,
@@ -181,6 +191,8 @@ class _Drawing:
     """Entries of the legend whose traces have no artist to stand for them."""
     notes: set[str] = field(default_factory=set)
     """What the picture leaves out: sentences for the caption."""
+    no_place: Counter[str] = field(default_factory=Counter)
+    """How many numbers have no place on each axis: infinite ones, and on a logarithmic axis those not above zero."""
     whole: set[str] = field(default_factory=set)
     """The axes whose numbers are whole, such as those of steps: they have no ticks between."""
 
@@ -241,7 +253,19 @@ class _Drawing:
             from matplotlib.dates import date2num
 
             return [math.nan if value is None else float(date2num(datetime.fromisoformat(value))) for value in values]
-        return [math.nan if value is None else float(value) for value in values]
+        least = 0.0 if self._axis(letter).get("type") == "log" else -math.inf
+        numbers = [math.nan if value is None else float(value) for value in values]
+        self.no_place[letter] += sum(number <= least or number == math.inf for number in numbers)
+        return [number if least < number < math.inf else math.nan for number in numbers]
+
+    def left_out(self) -> list[str]:
+        """Return a sentence for each axis that some numbers have no place on."""
+        found = [(letter, count, self._axis(letter).get("type") == "log") for letter, count in self.no_place.items()]
+        return [
+            f"Values along {letter} that are {'not above zero, or ' if is_log else ''}infinite, and left out: {count}."
+            for letter, count, is_log in found
+            if count
+        ]
 
     def _set_axis(self, letter: str) -> None:
         axis, axes = self._axis(letter), self.axes
@@ -551,19 +575,21 @@ class _Drawing:
         for number, trace in enumerate(traces):
             groups: dict[float, list[float]] = {}
             for place, value in zip(self.at("x", trace["x"]), trace["y"], strict=True):
-                groups.setdefault(place, []).append(float(value))
+                if value is not None:
+                    groups.setdefault(place, []).append(float(value))
             thickness, color = 0.7 / len(traces), trace["line"]["color"]
             offset = (number - (len(traces) - 1) / 2) * thickness
             lines = {"color": color, "linewidth": 1.0}
             places = [place + offset for place in groups]
-            self.axes.boxplot(
-                list(groups.values()),
-                positions=places,
-                widths=0.8 * thickness,
-                showfliers=False,
-                manage_ticks=False,
-                **{f"{part}props": lines for part in ("box", "median", "whisker", "cap")},
-            )
+            if groups:
+                self.axes.boxplot(
+                    list(groups.values()),
+                    positions=places,
+                    widths=0.8 * thickness,
+                    showfliers=False,
+                    manage_ticks=False,
+                    **{f"{part}props": lines for part in ("box", "median", "whisker", "cap")},
+                )
             for place, values in zip(places, groups.values(), strict=True):
                 # Dots beside each other, always in the same way.
                 spread = [place + thickness * 0.25 * math.sin(2.4 * index) for index in range(len(values))]
@@ -658,7 +684,8 @@ def _no_ticks() -> Any:
 
 
 def _kept(x: Sequence[float], y: Sequence[float]) -> list[int]:
-    """Return the indexes of the points that are drawn: of each column the first, the least and the greatest."""
+    """Return the indexes of the points that are drawn: of each column the first, the least and the greatest, and one of
+    each gap between two of these."""
     if len(x) <= 3 * COLUMNS:
         return list(range(len(x)))
     size = math.ceil(len(x) / COLUMNS)
@@ -667,7 +694,9 @@ def _kept(x: Sequence[float], y: Sequence[float]) -> list[int]:
         column = [index for index in range(start, min(start + size, len(x))) if not math.isnan(y[index])]
         if column:
             kept |= {column[0], min(column, key=y.__getitem__), max(column, key=y.__getitem__)}
-    return sorted(kept)
+    drawn = sorted(kept)
+    between = {bisect.bisect_left(drawn, index): index for index, height in enumerate(y) if math.isnan(height)}
+    return sorted({*drawn, *between.values()})
 
 
 def _frame(paper: Figure, entries: Sequence[tuple[Any, str]], figure: Mapping[str, Any]) -> list[Any]:

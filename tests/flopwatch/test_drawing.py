@@ -237,6 +237,76 @@ def test_peaks_stay_where_a_line_has_too_many_points() -> None:
     assert _kept(range(90), values[:90]) == list(range(90)), "a short line keeps all"
 
 
+def test_a_gap_stays_where_a_line_has_too_many_points() -> None:
+    values = [math.sin(at / 50) for at in range(10_000)]
+    values[4000:6000] = [math.nan] * 2000
+    values[7001] = math.nan
+    kept = _kept(range(len(values)), values)
+    drawn = [index for index in kept if not math.isnan(values[index])]
+    for gap in (5000, 7001):
+        before, after = max(at for at in drawn if at < gap), min(at for at in drawn if at > gap)
+        assert any(before < index < after for index in kept), gap
+    assert len(_kept(range(10_000), [math.nan if at % 2 else 1.0 for at in range(10_000)])) <= 6 * COLUMNS + 4
+
+
+SCATTER = {"type": "scatter", "mode": "lines+markers", "line": {"color": "#111111"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "note"),
+    [
+        ([1, 10.0, 0, -3], "log", "Values along y that are not above zero, or infinite, and left out: 2."),
+        ([0, -1, 0, 0], "log", "left out: 4."),
+        ([1, math.inf, -math.inf, None], "linear", "Values along y that are infinite, and left out: 2."),
+        ([1, None, 0, -3], "linear", ""),
+        ([1, None, 2, 3], "log", ""),
+    ],
+)
+def test_a_number_without_a_place_is_named(values: list[float], kind: str, note: str) -> None:
+    figure = {"data": [{**SCATTER, "x": [1, 2, 3, 4], "y": values}], "layout": {"yaxis": {"type": kind}}}
+    found = " ".join(words(draw({**figure, "caption": "Job 1."}, "svg")))
+    assert note in found
+    assert ("left out" in found) == bool(note)
+
+
+BOX = {"type": "box", "name": "a", "line": {"color": "#111111"}}
+AREA = {"type": "scatter", "name": "a", "stackgroup": "one", "line": {"color": "#111111"}, "fillcolor": "#222222"}
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        {**BOX, "x": ["a", "a", "b"], "y": [1.0, None, 2.0]},
+        {**BOX, "x": ["a", "b"], "y": [None, None]},
+        {**BOX, "x": [], "y": []},
+        {**AREA, "x": [], "y": []},
+        {**AREA, "x": [1, 2, 3], "y": [None, 2.0, None]},
+        {**AREA, "x": [1], "y": [2.0]},
+    ],
+)
+def test_boxes_and_areas_may_have_gaps(trace: dict[str, Any]) -> None:
+    axis = {"type": "category"} if trace["type"] == "box" else {}
+    assert draw({"data": [trace], "layout": {"xaxis": axis}}, "svg").lstrip().startswith(b"<?xml")
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        {**BOX, "x": ["a"], "y": [1.0, 2.0]},
+        {**BOX, "y": [1.0]},
+        {"type": "box", "name": "a", "x": ["a"], "y": [1.0]},
+        {**BOX, "x": ["a"], "y": ["many"]},
+        {**AREA, "x": [1, 2], "y": [1.0]},
+        {**SCATTER, "x": [1, 2], "y": [1.0]},
+        {**SCATTER, "x": [1], "y": [1.0], "marker": {"symbol": "cross"}},
+    ],
+)
+def test_values_that_cannot_be_drawn_are_an_error(trace: dict[str, Any]) -> None:
+    axis = {"type": "category"} if trace["type"] == "box" else {}
+    with pytest.raises(ClientError, match=r"A: this version of Flopwatch cannot draw these values .*; the format html"):
+        draw({"data": [trace], "layout": {"xaxis": axis}, "title": "A"}, "svg")
+
+
 def test_the_area_of_a_category_reaches_its_value() -> None:
     """The areas are drawn behind each other: the one of the category on top is the largest."""
     figure = titled(memory(60))

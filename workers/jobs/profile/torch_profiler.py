@@ -322,9 +322,7 @@ class Profiling:
         self.sparing = slow or (alone is not None and alone.suffices)
         self.steps = 1 if self.sparing else self.spec.profile_steps
         profile = self._record(alone)
-        attribution = Attribution(
-            profile.recording, self.phases, on_gpu=self.on_gpu, every_range=self.spec.step_code is not None
-        )
+        attribution = Attribution(profile.recording, self.phases, on_gpu=self.on_gpu)
         if len(attribution.steps) != self.steps or not attribution.work:
             seen, work = len(attribution.steps), len(attribution.work)
             raise RuntimeError(f"the profiler saw {seen} of {self.steps} steps, and {work} kernels in them")
@@ -392,12 +390,13 @@ class Profiling:
             OutOfMemory: the memory did not suffice.
         """
         from workers.measure.profiling import tables
+        from workers.measure.profiling.attribution import Attribution
         from workers.measure.profiling.lines import uses
 
         self.samples, ended = own_lines.sample(self.timed.training, self.report)
         if own is None or alone is None or alone.trace is None:
             return
-        (begun,) = [event.begin_ns for event in alone.profile.recording.host if event.name == "step_1"]
+        begun = Attribution(alone.profile.recording, self.phases, on_gpu=self.on_gpu).steps[0].begin_ns
         launched = alone.trace.launched(alone.profile.recording, begun)
         found = uses(self.samples, own, self.timed.step_ms, alone.trace, launched, on_gpu=self.on_gpu)
         if any(use.place is not None for use in found):

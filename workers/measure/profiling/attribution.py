@@ -10,6 +10,7 @@ On a CPU there are no kernels; the work is the operators, each with its self tim
 from __future__ import annotations
 
 import bisect
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
@@ -21,13 +22,11 @@ from workers.measure.profiling.products import Product
 from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording
 
 WorkKind = Literal["kernel", "copy", "fill", "operator"]
-STEP = re.compile(r"step_(\d+)")
-OF_TORCH = re.compile(
-    r"(Optimizer\.\w+#|ProfilerStep#|Torch-Compiled Region|TorchDynamo |AOTDispatcher |Pregraph |CompiledFunction|"
-    r"## Call Compiled|DistributedDataParallel\.|FSDP::|nccl:|gloo:|c10d::|autograd::|"
-    r"inductor::|inductor_(?:compile|codecache)|dynamo::|dynamo_timed)"
-)
-"""Heads of the names of ranges that torch opens itself; every other one somebody has written."""
+STEP = re.compile(r"step_(\d+)|warmup")
+"""Names of the ranges of steps (workers.measure.ranges). Code in a step may use them, too: see `own_steps`."""
+OUTSIDE = "outside"
+"""The range of work outside all ranges."""
+MAX_NAME = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +89,15 @@ class Attribution:
         recording: The profiler's recording.
         phases: Names of the phases of a step.
         on_gpu: Whether the work is that of a GPU, or the operators of a CPU.
-        every_range: Take all ranges, also those that torch opens itself, such as `Optimizer.step#AdamW.step`.
     """
 
-    def __init__(
-        self, recording: Recording, phases: Collection[str], *, on_gpu: bool, every_range: bool = False
-    ) -> None:
+    def __init__(self, recording: Recording, phases: Collection[str], *, on_gpu: bool) -> None:
         self._device, self._memory = recording.device, recording.memory
         self._on_gpu = on_gpu
-        self._every_range = every_range
         self._events = [event for event in recording.host if event.kind not in ("launch", "python")]
         self._launches = {event.id: event for event in recording.host if event.kind == "launch"}
         self._parents = parents(self._events)
+        self._steps = own_steps(self._events, self._parents)
         self._phase_names = frozenset(phases)
         self._by_id = {event.id: index for index, event in enumerate(self._events)}
         self._makers = self._find_makers()
@@ -110,18 +106,17 @@ class Attribution:
     @cached_property
     def steps(self) -> list[Interval]:
         """The steps, without the warm-up."""
-        matches = ((STEP.fullmatch(event.name), event) for event in self._events if event.kind == "range")
-        return [Interval(e.name, int(match[1]), e.begin_ns, e.end_ns) for match, e in matches if match]
+        found = ((self._events[index], number) for index, number in self._steps.items() if number)
+        return [Interval(event.name, number, event.begin_ns, event.end_ns) for event, number in found]
 
     @cached_property
     def phases(self) -> list[Interval]:
         """The phases of all steps, in order."""
         phases = []
         for event, parent in zip(self._events, self._parents, strict=True):
-            if event.kind != "range" or event.name not in self._phase_names or parent is None:
-                continue
-            if match := STEP.fullmatch(self._events[parent].name):
-                phases.append(Interval(event.name, int(match[1]), event.begin_ns, event.end_ns))
+            number = None if parent is None else self._steps.get(parent)
+            if number and event.kind == "range" and event.name in self._phase_names:
+                phases.append(Interval(event.name, number, event.begin_ns, event.end_ns))
         return phases
 
     @property
@@ -189,12 +184,9 @@ class Attribution:
         """Return how often each named range was entered in each phase of all steps, by (phase, name)."""
         counts = Counter[tuple[str, str]]()
         for index, event in enumerate(self._events):
-            if (
-                self._is_named_range(event)
-                and not self._is_step_or_phase(index)
-                and (phase := self.phase_at(event.begin_ns))
-            ):
-                counts[phase.name, event.name] += 1
+            is_inside = event.kind == "range" and not self._is_step_or_phase(index)
+            if is_inside and (phase := self.phase_at(event.begin_ns)):
+                counts[phase.name, shown(event.name)] += 1
         return counts
 
     @cached_property
@@ -293,16 +285,10 @@ class Attribution:
             if event.kind == "operator" and event.sequence >= 0
         }
 
-    def _is_named_range(self, event: HostEvent) -> bool:
-        return event.kind == "range" and (self._every_range or OF_TORCH.match(event.name) is None)
-
     def _is_step_or_phase(self, index: int) -> bool:
-        """Return True for a range that a step or a phase of one is. Another range inside may have a phase's name."""
-        event, parent = self._events[index], self._parents[index]
-        if STEP.fullmatch(event.name):
-            return True
-        in_step = parent is not None and STEP.fullmatch(self._events[parent].name) is not None
-        return in_step and event.name in self._phase_names
+        """Return True for a range that a step or a phase of one is. Another range inside may have such a name, too."""
+        parent = self._parents[index]
+        return index in self._steps or (parent in self._steps and self._events[index].name in self._phase_names)
 
     def _path(self, index: int) -> tuple[str, ...]:
         """Return the names of the ranges that an event belongs to, below the phase, the outermost first."""
@@ -312,10 +298,10 @@ class Attribution:
             while at is not None and at not in seen:
                 seen.add(at)
                 event = self._events[at]
-                if self._is_named_range(event):
+                if event.kind == "range":
                     if self._is_step_or_phase(at):
                         break
-                    names.append(event.name)
+                    names.append(shown(event.name))
                 maker = None
                 if event.kind == "backward" and not names and event.sequence >= 0:
                     maker = self._makers.get((event.forward_thread, event.sequence))
@@ -339,6 +325,27 @@ def parents(events: Sequence[HostEvent]) -> list[int | None]:
         parent_of.append(stack[-1] if stack else None)
         stack.append(index)
     return parent_of
+
+
+def shown(name: str) -> str:
+    """Return a range's name as tables have it: on one line, neither empty nor endless, and not that of no range."""
+    line = " ".join(name.split())
+    line = line if len(line) <= MAX_NAME else f"{line[: MAX_NAME - 1]}…"
+    return {"": "(unnamed)", OUTSIDE: f"{OUTSIDE} (named so)"}.get(line, line)
+
+
+def own_steps(events: Sequence[HostEvent], above: Sequence[int | None]) -> dict[int, int]:
+    """Return the number of each step's range by its index, 0 for the warm-up: ranges of a step's name that no other one
+    encloses, on the thread of the first of them. Code in the steps may call its own ranges so."""
+    inside, steps = set[int](), dict[int, int]()
+    for index, (event, parent) in enumerate(zip(events, above, strict=True)):
+        if parent in inside:
+            inside.add(index)
+        elif event.kind == "range" and (match := STEP.fullmatch(event.name)):
+            inside.add(index)
+            if all(events[first].thread == event.thread for first in itertools.islice(steps, 1)):
+                steps[index] = int(match[1] or 0)
+    return steps
 
 
 def _at(intervals: Sequence[Interval], begins: Sequence[int], time_ns: int) -> Interval | None:

@@ -80,7 +80,8 @@ def record_overlap(
     events = results.events()
     host = sorted(host_events(events), key=lambda event: (event.begin_ns, -event.end_ns))
     device = sorted(device_events(events), key=lambda event: event.begin_ns)
-    ranges = {event.name: (event.begin_ns, event.end_ns) for event in host if event.kind == "range"}
+    attribution = Attribution(Recording(host, device), phases, on_gpu=on_gpu)
+    ranges = {step.name: (step.begin_ns, step.end_ns) for step in attribution.steps}
     if missing := [name for name in steps if name not in ranges]:
         raise RuntimeError(f"the profiler did not see {', '.join(missing)}")
     if on_gpu:
@@ -90,7 +91,7 @@ def record_overlap(
         operators = [e for e in host if e.kind in OPERATORS and not e.name.startswith((NODE, "c10d::"))]
         spans = [((e.begin_ns, e.end_ns), False) for e in operators] + [(span, True) for span in gloo_spans(events)]
     overlaps = [overlap_of(spans, ranges[name]) for name in steps]
-    recorded = Attribution(Recording(host, device), phases, on_gpu=on_gpu).work
+    recorded = attribution.work
     if not on_gpu:
         recorded += [one for name in steps for one in gloo_work(events, name, ranges[name])]
     return OverlapRecording(overlaps, recorded, lambda path: results.save(str(path)))

@@ -182,13 +182,13 @@ def host_events(events: Iterable[Any]) -> Iterator[HostEvent]:
             continue
         if event.start_thread_id() != event.end_thread_id() or _is_python(event):
             continue
-        name, linked = event.name(), event.linked_correlation_id()
-        if OVERHEAD.fullmatch(name):
+        name, linked, is_range = event.name(), event.linked_correlation_id(), event.is_user_annotation()
+        if OVERHEAD.fullmatch(name) and not is_range:
             continue
         kind: HostKind = "operator"
-        if linked > 0 or LAUNCH.fullmatch(name):
+        if linked > 0 or (LAUNCH.fullmatch(name) and not is_range):
             kind = "launch"
-        elif event.is_user_annotation():
+        elif is_range:
             kind = "range"
         elif event.scope() == BACKWARD_SCOPE or name.startswith(NODE):
             kind = "backward"
@@ -201,7 +201,7 @@ def host_events(events: Iterable[Any]) -> Iterator[HostEvent]:
             event.correlation_id(),
             event.sequence_nr(),
             event.fwd_thread_id(),
-            product_of(name, event.shapes(), event.dtypes()) if name in FACTORS else None,
+            product_of(name, event.shapes(), event.dtypes()) if name in FACTORS and not is_range else None,
         )
 
 

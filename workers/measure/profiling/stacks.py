@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 
 from workers.measure.paths import without_folders
-from workers.measure.profiling.attribution import STEP, parents
+from workers.measure.profiling.attribution import own_steps, parents
 from workers.measure.profiling.recording import HostEvent, Recording
 from workers.measure.profiling.sampling import Frames, Samples
 
@@ -38,10 +38,11 @@ def fold(recording: Recording, phases: Collection[str], *, on_gpu: bool) -> Stac
     events = [event for event in recording.host if event.kind != "launch"]
     above = parents(events)
     times = _device_times(recording, events) if on_gpu else _self_times(events, above)
+    steps = {index for index, number in own_steps(events, above).items() if number}
     in_steps = {
         index
         for index, event in enumerate(events)
-        if event.kind == "range" and event.name in phases and _is_in_a_step(events, above, index)
+        if event.kind == "range" and event.name in phases and _is_in_a_step(events, above, index, steps)
     }
     stacks = Counter[tuple[str, ...]]()
     for (index, leaf), time in times.items():
@@ -79,11 +80,11 @@ def _self_times(events: Sequence[HostEvent], above: Sequence[int | None]) -> Cou
     return Counter({(index, ()): time for index, time in enumerate(times)})
 
 
-def _is_in_a_step(events: Sequence[HostEvent], above: Sequence[int | None], index: int) -> bool:
+def _is_in_a_step(events: Sequence[HostEvent], above: Sequence[int | None], index: int, steps: Collection[int]) -> bool:
     at = above[index]
     while at is not None and events[at].kind == "python":
         at = above[at]
-    return at is not None and STEP.fullmatch(events[at].name) is not None
+    return at in steps
 
 
 def _frames(

@@ -63,8 +63,8 @@ class _Events:
     """The offset behind each event."""
     time_us: array[float] = field(default_factory=lambda: array("d"))
     """ALWAYS for an event without a time."""
-    step_ends_us: list[float] = field(default_factory=list)
-    """End times of the steps' ranges."""
+    steps_us: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Duration and end of each step's range: of several with its name, the longest one encloses the others."""
 
 
 def write(raw: Path, target: Path, max_bytes: int, steps: Sequence[str]) -> Kept:
@@ -92,14 +92,14 @@ def write(raw: Path, target: Path, max_bytes: int, steps: Sequence[str]) -> Kept
         while size > max_bytes:
             share *= MARGIN * max_bytes / size
             former, until = until, times[int(share * (len(times) - 1))] if times else until
-            until = max((end for end in events.step_ends_us if end <= until), default=until)
+            until = max((end for _, end in events.steps_us.values() if end <= until), default=until)
             if until >= former:  # only the very first events are left
                 target.unlink()
                 raise TooSmall(f"{max_bytes} bytes hold nothing of the trace")
             share = bisect.bisect_right(times, until) / len(times)
             _write_part(source, events, until, target)
             size = target.stat().st_size
-    return Kept(sum(end <= until for end in events.step_ends_us), 100 * share)
+    return Kept(sum(end <= until for _, end in events.steps_us.values()), 100 * share)
 
 
 def _write_part(source: BinaryIO, events: _Events, until_us: float, target: Path) -> None:
@@ -158,7 +158,8 @@ def _add(events: _Events, event: dict[str, Any], first: int, last: int, steps: f
     events.last.append(last)
     events.time_us.append(ALWAYS if time_us is None else time_us)
     if event.get("name") in steps and event.get("cat") == "user_annotation":
-        events.step_ends_us.append(event["ts"] + event["dur"])
+        found = event["dur"], event["ts"] + event["dur"]
+        events.steps_us[event["name"]] = max(found, events.steps_us.get(event["name"], found))
 
 
 def _start(source: BinaryIO) -> int:

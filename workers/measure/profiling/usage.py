@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from workers.measure.profiling.attention import Part
-from workers.measure.profiling.attribution import Call, RecordedWork
+from workers.measure.profiling.attribution import OUTSIDE, Call, RecordedWork
 from workers.measure.profiling.classes import CLASSES, classify
 from workers.measure.profiling.products import Product
 from workers.model.accounting import Cost
 
 Key = TypeVar("Key", bound=Hashable)
 LAYER = re.compile(r"\w+\.\d+")
-OUTSIDE = "outside"
-"""The range of work outside all ranges."""
 
 
 @dataclass(frozen=True)

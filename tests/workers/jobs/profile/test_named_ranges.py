@@ -21,6 +21,7 @@ from workers.jobs.profile import RUNNER
 from workers.measure.ceilings import Ceilings
 
 SOURCE = """
+import contextlib
 import math
 
 import torch
@@ -37,9 +38,31 @@ def attention(q, k, v, is_causal):
         scores = scores.masked_fill(~mask, -torch.inf)
     with torch.profiler.record_function("softmax"):
         weights = scores.softmax(-1)
+    with contextlib.ExitStack() as ranges:
+        for name in TAKEN:
+            ranges.enter_context(torch.profiler.record_function(name))
+        weights = weights * 1.0
     with nvtx.range("final matmul"), torch.profiler.record_function("forward"):
         return weights @ v
 """
+TAKEN = (
+    *("step_1", "step_2", "step_7", "warmup", "ProfilerStep#2", "backward", "forward", "optimizer", "step", "layers.0"),
+    *(
+        "",
+        " ",
+        "two\nlines",
+        "x" * 5000,
+        "outside",
+        "π; | / ‡",
+        "cudaLaunchKernel",
+        "[memory]",
+        "aten::mm",
+        "nccl:mine",
+    ),
+    *("Optimizer.step#mine", "autograd::engine::evaluate_function: mine", "Torch-Compiled Region: mine", "-"),
+)
+"""Names that our steps, phases and layers have, or events of the profiler."""
+SOURCE += f"TAKEN = {TAKEN!r}\n"
 OUTER = "scaled dot product attention"
 ALL = (OUTER, "computing attention scores", "softmax", "final matmul", "forward")
 
@@ -69,7 +92,17 @@ def test_any_name_is_a_range_also_that_of_a_phase(report: Report) -> None:
         names = {row["range"] for row in report.table_rows("ranges", phase=phase)}
         assert set(ALL) <= names
         assert f"layers.1/{OUTER}/computing attention scores" in names
-        assert not [name for name in names if "Optimizer" in name or "ProfilerStep" in name]
+
+
+def test_names_that_the_profiler_or_we_have_are_ranges_inside_the_step(report: Report) -> None:
+    (path,) = {row["range"] for row in report.table_rows("kernels", phase="forward") if "ProfilerStep" in row["range"]}
+    shown = [" ".join(name.split()) for name in TAKEN]
+    changed = {"": "(unnamed)", "outside": "outside (named so)", "x" * 5000: "x" * 199 + "…", "layers.0": "layers.*"}
+    assert path == "/".join(["layers.*", OUTER, *(changed.get(name, name) for name in shown)])
+    rows = report.table_rows("kernels", phase="forward", range=path)
+    assert {row["name"]: row["calls"] for row in rows}["aten::mul"] == 2, "one in each of two layers"
+    assert {row["phase"] for row in report.table_rows("kernels")} == {"forward", "backward"}
+    assert report.cell()["profiled_step_ms", None]["n"] == 2
 
 
 def test_kernels_are_listed_by_phase_and_range(report: Report) -> None:

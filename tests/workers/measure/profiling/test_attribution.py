@@ -14,6 +14,7 @@ from tests.workers.measure.profiling.events import host, kernel, recording
 from workers.measure.profiling.attribution import Attribution, parents
 from workers.measure.profiling.classes import MATMUL, classify
 from workers.measure.profiling.recording import NODE, record
+from workers.measure.profiling.stacks import fold
 from workers.measure.ranges import Ranges, named_layers
 from workers.measure.timing import run_step
 
@@ -142,17 +143,28 @@ def test_a_range_in_the_backward_pass_comes_first() -> None:
     }
 
 
-def test_ranges_of_torch_are_no_names_of_ours() -> None:
+def test_only_the_outermost_ranges_of_the_steps_thread_are_steps() -> None:
+    """Code in a step may name ranges as steps and phases are named, on any thread."""
     events = [
-        host("step_1", "range", 0, 100),
-        host("forward", "range", 0, 90),
-        host("Optimizer.step#AdamW.step", "range", 10, 50),
-        host("norm", "range", 12, 40),
-        host("aten::mul_", "operator", 20, 30, id=1),
+        host("warmup", "range", 0, 90),
+        host("step_1", "range", 10, 80),
+        host("forward", "range", 20, 70),
+        host("step_3", "range", 95, 190, thread=2),
+        host("ProfilerStep#1", "range", 99, 201),
+        host("step_1", "range", 100, 200),
+        host("forward", "range", 100, 190),
+        host("step_2", "range", 110, 150),
+        host("forward", "range", 112, 140),
+        host("aten::mul_", "operator", 120, 130, id=1),
     ]
-    attribution = Attribution(recording(events), PHASES, on_gpu=False)
-    assert [one.ranges for one in attribution.work] == [("norm",)]
-    assert attribution.count_ranges() == {("forward", "norm"): 1}
+    made = recording(events)
+    attribution = Attribution(made, PHASES, on_gpu=False)
+    assert [(step.step, step.begin_ns) for step in attribution.steps] == [(1, 100)]
+    assert [(phase.name, phase.begin_ns) for phase in attribution.phases] == [("forward", 100)]
+    assert [one.ranges for one in attribution.work] == [("step_2", "forward")]
+    assert attribution.count_ranges() == {("forward", "step_2"): 1, ("forward", "forward"): 1}
+    assert {stack[0] for stack in fold(made, PHASES, on_gpu=False)} == {"forward"}
+    assert ("forward", "step_2", "forward", "aten::mul_") in fold(made, PHASES, on_gpu=False)
 
 
 class Chain(nn.Module):
