@@ -152,7 +152,7 @@ def submit(
     )
     if dry_run:
         if not waiting.as_json:
-            _tell_without_effect(spec)
+            _tell_without_effect([spec])
         print_dry_run(server, [job["spec"]], job["jobs"], searches=False, as_json=waiting.as_json)
         return
     note = f" {SUBMITTED_BEFORE}" if job.replayed else ""
@@ -203,7 +203,7 @@ def _go_on(
     wait, as_json = waiting.waits, waiting.as_json
     if not as_json:
         echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}{note}", err=wait)
-        _tell_without_effect(job["spec"])
+        _tell_without_effect([job["spec"]])
     if job["waiting"] is not None:
         if not wait:
             echo(f"job {job['id']} waits: {job['waiting']}", err=True)
@@ -330,9 +330,11 @@ def sweep(
         idempotency_key=idempotency_key,
         dry_run=dry_run,
     )
+    points = _points(made["base"], grid, left_out)
+    if not waiting.as_json:
+        _tell_without_effect(points)
     if dry_run:
-        specs = _points(made["base"], grid, left_out)
-        print_dry_run(server, specs, made["jobs"], searches=search is not None, as_json=waiting.as_json)
+        print_dry_run(server, points, made["jobs"], searches=search is not None, as_json=waiting.as_json)
         return
     note = f" {SUBMITTED_BEFORE}" if made.replayed else ""
     _follow_sweep(server, made, waiting, note)
@@ -670,12 +672,22 @@ def _say_what_waits(server: Flopwatch, sweep_id: int) -> None:
         echo(f"{many}: {reason}", err=True)
 
 
-def _tell_without_effect(spec: dict[str, Any]) -> None:
+def _tell_without_effect(specs: Sequence[Mapping[str, Any]]) -> None:
+    """Print which fields change nothing: in all jobs that set them to such a value, or in some of these."""
     from app.cli.specs import without_effect
+    from app.specs._base import flat
 
-    if idle := without_effect(spec):
-        verb = "has" if len(idle) == 1 else "have"
-        echo(f"note: {', '.join(idle)} {verb} no effect here (see `flopwatch specs {spec['kind']}`)", err=True)
+    first = [(flat(spec), without_effect(spec)) for spec in specs[:MAX_LOOKED_AT]]
+    told: dict[str, list[str]] = {}
+    for field in dict.fromkeys(field for _, idle in first for field in idle):
+        values = [values.get(field) for values, idle in first if field in idle]
+        setting = sum(own.get(field) in values for own, _ in first)
+        where = "here" if len(values) == setting else f"in {len(values)} of {len(first)} jobs"
+        told.setdefault(where, []).append(field)
+    for where, fields in told.items():
+        verb = "has" if len(fields) == 1 else "have"
+        kind = specs[0]["kind"]
+        echo(f"note: {', '.join(fields)} {verb} no effect {where} (see `flopwatch specs {kind}`)", err=True)
 
 
 def _how_it_goes_on(server: Flopwatch, job_id: int) -> str:

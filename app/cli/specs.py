@@ -78,7 +78,7 @@ def paths_of(name: str, words: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(path for path in paths if name in (path, path.rpartition(".")[2])))
 
 
-def without_effect(spec: dict[str, Any]) -> list[str]:
+def without_effect(spec: Mapping[str, Any]) -> list[str]:
     """Return the fields of a spec that change nothing; none if it is of another version than this command."""
     from pydantic import ValidationError
 

@@ -228,6 +228,10 @@ class SpecBase(StrictModel):
             idle = [name for name in idle if not _is_used(self.axes.get(name, name), identity)]
         return idle
 
+    def changed(self, *names: str) -> list[str]:
+        """Return those of the fields that are not as by default."""
+        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
+
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Return the identity, with presets spelled out and null for fields without effect, and labels for people."""
         return identity, {}

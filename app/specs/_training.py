@@ -336,6 +336,9 @@ class TrainingSpec(SpecBase):
         num_layers = self.model.shape()["num_layers"]
         if self.checkpoint_layers is not None and self.checkpoint_layers > num_layers:
             raise field_error("checkpoint_layers", f"the model has {num_layers} layers: choose that many at most")
+        recomputed = num_layers if self.checkpoint_layers is None else self.checkpoint_layers
+        if self._has_blocks and self.checkpoint_blocks > recomputed:
+            raise field_error("checkpoint_blocks", f"{recomputed} blocks are recomputed: choose that many at most")
         if self.fused_linear_cross_entropy and self.mode == "generate":
             raise field_error(
                 "fused_linear_cross_entropy",
@@ -360,6 +363,12 @@ class TrainingSpec(SpecBase):
                 "fused_linear_cross_entropy",
                 "fused has linear_cross_entropy, which does the same: leave one of them out",
             )
+
+    @property
+    def _has_blocks(self) -> bool:
+        """True if whole blocks are recomputed."""
+        is_on = self.activation_checkpointing and self.mode in WITH_BACKWARD and self.checkpoint_layers != 0
+        return is_on and self.checkpoint_scope == "block"
 
     @property
     def longest(self) -> int:
@@ -407,7 +416,7 @@ class TrainingSpec(SpecBase):
             identity |= {"checkpoint_scope": None, "checkpoint_layers": None, "checkpoint_blocks": None}
         elif self.checkpoint_layers == self.model.shape()["num_layers"]:
             identity["checkpoint_layers"] = None  # which means all of them
-        if self.checkpoint_scope != "block":
+        if not self._has_blocks:
             identity["checkpoint_blocks"] = None
         if self.mode != "train_step":
             identity |= {"optimizer": None, "master_weights": None, "gradient_clip_norm": None}

@@ -210,6 +210,9 @@ class DdpSpec(TrainingSpec):
         device_type: Literal["cuda", "cpu"] = "cuda" if self.backend == "nccl" else "cpu"
         return Resources(device_type=device_type, devices=self.world_size // self.nodes, nodes=self.nodes)
 
+    def without_effect(self) -> list[str]:
+        return [*super().without_effect(), *self.changed("new_tokens", *([] if self.trace else ["trace_max_mib"]))]
+
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Normalise as other training kinds do, and set fields that the strategy or the mode does not use to null."""
         identity, labels = super().normalised(identity)

@@ -199,11 +199,13 @@ class EstimateSpec(SpecBase):
         idle = {field for architecture, field in sizes.items() if architecture != self.architecture}
         identity["shard_limit_gb"] = self.limit_gb
         if self.architecture == "feed_forward_stack":
-            idle |= {"attention", "mode", "fused_linear_cross_entropy"}
+            idle |= {"attention", "fused_linear_cross_entropy", "optimizer"}
         if self.architecture == "attention":
             idle |= OF_A_STEP
             identity["mode"] = "forward" if self.mode == "forward" else "forward_backward"
-        if self.architecture == "feed_forward_stack" or self.mode != "train_step":
+        if self.mode != "train_step":
             idle |= {"optimizer", "master_weights"}
+        if self.mode == "forward":
+            idle.add("activation_checkpointing")
         identity |= dict.fromkeys(name for name in identity if name.partition(".")[0] in idle)
         return identity, {"model": self.label()}

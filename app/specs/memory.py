@@ -78,6 +78,9 @@ class MemorySpec(TrainingSpec):
         "kind benchmark"
     )
 
+    def without_effect(self) -> list[str]:
+        return [*super().without_effect(), *self.changed("new_tokens")]
+
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Normalise as other training kinds do, and spell out the length of the warm-up."""
         identity, labels = super().normalised(identity)

@@ -221,12 +221,13 @@ def add_memory(
     adamw = "Loshchilov & Hutter, 2019, algorithm 2"
     with_gradients, trained = spec.mode != "forward", spec.mode == "train_step"
     moments = f"{accounting.MOMENTS} * {each} * n"
-    if spec.master_weights:
+    has_masters = trained and spec.master_weights
+    if has_masters:
         moments = f"{accounting.MOMENTS} * 4 * n + 4 * n"
     count = sheet.add(Formula("parameters", shape.parameters_formula, "parameters", of_model), "n")
     sheet.add(Formula("parameters", f"{each} * n", "bytes", of_model), "P")
     sheet.add(Formula("accumulated gradients", f"{each} * n" if with_gradients else "0", "bytes", of_model), "G")
-    named = "AdamW's two moments and master weights" if spec.master_weights else "AdamW's two moments"
+    named = "AdamW's two moments and master weights" if has_masters else "AdamW's two moments"
     sheet.add(Formula(named, moments if trained else "0", "bytes", adamw), "O")
     sheet.add(Formula("16-bit copies of weights", copies, "bytes", of_model), "K")
     sheet.add(Formula("saved for the backward pass", saved if with_gradients else "0", "bytes", of_model), "A")

@@ -100,6 +100,25 @@ def sample(
     return token_ids.gather(-1, torch.multinomial(probabilities, 1, generator=generator))
 
 
+def filled_up(drawn: Tensor, before: Tensor | None, end_token_id: int | None) -> Tensor:
+    """Return the drawn tokens, (batch, 1), and the end token in rows that have drawn it `before`.
+
+    Args:
+        drawn: Token ids.
+        before: What was drawn before them; None at first: a prompt's tokens end nothing.
+        end_token_id: None: nothing ends a row.
+    """
+    if before is None or end_token_id is None:
+        return drawn
+    return drawn.masked_fill(before == end_token_id, end_token_id)
+
+
+def number_made(token_ids: Tensor, end_token_id: int) -> Tensor:
+    """Return how many of the new tokens (batch, new) were made: of each row those up to the end token."""
+    is_end = (token_ids == end_token_id).long()
+    return (is_end.cumsum(dim=-1) == is_end).sum()
+
+
 @torch.no_grad()
 def generate(
     model: CachedModel,
@@ -145,14 +164,12 @@ def generate(
         raise ValueError(f"{length} + {max_new_tokens} tokens exceed the context length ({model.context_length})")
     cache = model.new_cache(batch_size, length + max_new_tokens) if use_cache else None
     tokens = new = prompt
-    ended = torch.zeros(batch_size, 1, dtype=torch.bool, device=prompt.device)
+    made = None
     for _ in range(max_new_tokens):
         logits = model(tokens if cache is None else new, cache=cache, last_only=True)[:, -1]
-        new = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-        if end_token_id is not None:
-            new = new.masked_fill(ended, end_token_id)
-            ended = new == end_token_id
+        drawn = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+        made = new = filled_up(drawn, made, end_token_id)
         tokens = torch.cat((tokens, new), dim=-1)
-        if end_token_id is not None and bool(ended.all()):
+        if end_token_id is not None and bool((new == end_token_id).all()):
             break
     return tokens

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from workers.model.batches import Batches
-from workers.model.generation import CachedModel, sample
+from workers.model.generation import CachedModel, filled_up, number_made, sample
 from workers.model.loss import cross_entropy
 from workers.model.optimizer import clip_gradients
 from workers.model.precision import Precision
@@ -234,6 +234,9 @@ class GenerateStep:
         self.device_type = batches.device.type
         self.first: Tensor | None = None
         """The first prompt."""
+        self.made: list[Tensor] = []
+        self.numbers: list[Tensor] = []
+        """Of each step before, how many tokens it made, without those after an end."""
         self.phases: dict[str, Callable[[], None]] = {"prefill": self.prefill, "decode": self.decode}
 
     def prepare(self) -> None:
@@ -243,7 +246,9 @@ class GenerateStep:
         """Forget what was generated, and take a prompt, (batch, tokens)."""
         self.prompt = prompt
         self.first = prompt if self.first is None else self.first
-        self.made: list[Tensor] = []
+        if self.end_token is not None and self.made:
+            self.numbers.append(number_made(torch.cat(self.made, dim=-1), self.end_token))
+        self.made = []
         batch_size, length = prompt.shape
         with self.precision.autocast(self.device_type):
             self.cache = self.module.new_cache(batch_size, length + self.new_tokens)
@@ -254,6 +259,13 @@ class GenerateStep:
     def decode(self) -> None:
         for _ in range(self.new_tokens - 1):
             self._draw(self.made[-1])
+
+    def tokens(self) -> float:
+        """Return how many tokens a step makes, on average: those after a sequence's end are none."""
+        if self.end_token is None:
+            return float(self.prompt.shape[0] * self.new_tokens)
+        last = number_made(torch.cat(self.made, dim=-1), self.end_token)
+        return float(torch.stack([*self.numbers, last]).double().mean())
 
     def first_again(self) -> tuple[Tensor, Tensor]:
         """Continue the first prompt once more, with the first draws; return it and the new tokens, (batch, tokens)."""
@@ -269,6 +281,5 @@ class GenerateStep:
         with torch.no_grad(), self.precision.autocast(self.device_type):
             logits = self.model(token_ids, cache=self.cache, last_only=True)[:, -1]
             drawn = self.sample(logits, generator=self.generator)
-            if self.end_token is not None and self.made:
-                drawn = drawn.masked_fill(self.made[-1] == self.end_token, self.end_token)
+            drawn = filled_up(drawn, self.made[-1] if self.made else None, self.end_token)
         self.made.append(drawn)

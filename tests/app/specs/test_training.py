@@ -36,6 +36,16 @@ MASTER = {"master_weights": True, "precision": "bf16", "parameter_dtype": "bf16"
         ({"master_weights": True}, "master_weights", "needs parameter_dtype bf16 and precision bf16"),
         ({**MASTER, "optimizer": "torch_adamw"}, "master_weights", "choose optimizer adamw or triton_adamw"),
         ({**MASTER, "optimizer": "torch_fused_adamw"}, "master_weights", "choose optimizer adamw or triton_adamw"),
+        (
+            {"activation_checkpointing": True, "checkpoint_blocks": 13},
+            "checkpoint_blocks",
+            "12 blocks are recomputed: choose that many at most",
+        ),
+        (
+            {"activation_checkpointing": True, "checkpoint_layers": 2, "checkpoint_blocks": 3},
+            "checkpoint_blocks",
+            "2 blocks are recomputed",
+        ),
         ({"checkpoint_layers": 13}, "checkpoint_layers", "the model has 12 layers: choose that many at most"),
         ({"fused_linear_cross_entropy": True, "mode": "generate"}, "fused_linear_cross_entropy", "needs logits"),
         ({"fused": ["rope"], "device": "cpu"}, "fused", "leave it out, or choose device cuda"),

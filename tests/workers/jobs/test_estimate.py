@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -423,3 +424,40 @@ def test_sums_are_there_with_and_without_activations(run) -> None:
         found["total_gib"],
         found["without_activations_gib"],
     )
+
+
+EVERYTHING: dict[str, Any] = {
+    "model.size": "tiny",
+    "stack.d_ff": 512,
+    "attention_layer.num_heads": 4,
+    "optimizer": "triton_adamw",
+    "master_weights": True,
+    "parameter_dtype": "bf16",
+    "activation_checkpointing": True,
+    "attention": "fused",
+    "fused_linear_cross_entropy": True,
+    "communication_dtype": "fp32",
+    "mesh.fsdp": 2,
+    "shard_limit_gb": 3.0,
+}
+"""A value of each field that is not its default."""
+
+
+@pytest.mark.parametrize("mode", ["forward", "forward_backward", "train_step"])
+@pytest.mark.parametrize("architecture", ["transformer", "feed_forward_stack", "attention"])
+def test_exactly_the_fields_without_effect_change_no_answer(run, architecture: str, mode: str) -> None:
+    def answer(paths: Collection[str]) -> tuple[EstimateSpec, Any]:
+        fields: dict[str, Any] = {"architecture": architecture, "mode": mode, "device": "cpu"}
+        for path in paths:
+            *parent, name = path.split(".")
+            (fields.setdefault(parent[0], {}) if parent else fields)[name] = EVERYTHING[path]
+        report = run(**fields)
+        values = [(row["metric"], row["median"], row["reason"]) for row in report.rows]
+        return EstimateSpec.model_validate(fields), (report.tables, values)
+
+    spec, whole = answer(EVERYTHING)
+    idle = set(spec.without_effect()) - {"mode"}
+    assert answer([path for path in EVERYTHING if path not in idle])[1] == whole
+    for path in EVERYTHING:
+        if path not in {*idle, "parameter_dtype", "optimizer"}:
+            assert answer([other for other in EVERYTHING if other != path])[1] != whole, path

@@ -183,6 +183,10 @@ def plainly_generated(
     return tokens[:, prompt.shape[1] :]
 
 
+def until(tokens: list[int], end: int) -> list[int]:
+    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+
+
 @torch.no_grad()
 def test_generate_draws_what_a_plain_loop_draws() -> None:
     model = small_model()
@@ -192,7 +196,11 @@ def test_generate_draws_what_a_plain_loop_draws() -> None:
     end = int(free.made[1][0])  # the second token of the first sequence
     step = GenerateStep(model, model, batches(), PRECISIONS["fp32"], new_tokens=6, seed=3, end_token=end, **how)
     run(step, times=3)
+    numbers = [*map(int, step.numbers), sum(len(until(row, end)) for row in torch.cat(step.made, dim=1).tolist())]
+    assert (len(numbers), step.tokens()) == (3, pytest.approx(sum(numbers) / 3))
+    assert free.tokens() == len(free.prompt) * 6
     prompt, made = step.first_again()
+    assert numbers[0] == sum(len(until(row, end)) for row in made.tolist()) < free.tokens(), "none after an end"
     assert torch.equal(prompt, free.prompt)
     assert torch.equal(made, plainly_generated(model, prompt, 6, 0.7, 5, end))
     assert made[0, 1:].tolist() == [end] * 5

@@ -204,6 +204,8 @@ def not_told(kind: str) -> str:
 
 def work_of_step(training: Training, kind: str) -> float | None:
     """Return the "flops", "tokens" or "items" of one step; None if nobody tells them."""
+    from workers.model.steps import GenerateStep
+
     if training.own is not None:
         return training.own.work_of_step(kind)
     spec = training.spec
@@ -211,8 +213,9 @@ def work_of_step(training: Training, kind: str) -> float | None:
         return step_flops(spec, training.model)
     if kind == "items":
         return None
-    length = spec.new_tokens if spec.mode == "generate" else spec.context_length
-    return spec.accumulation_steps * spec.batch_size * length
+    if isinstance(training.step, GenerateStep):
+        return training.step.tokens()
+    return spec.accumulation_steps * spec.batch_size * spec.context_length
 
 
 def step_flops(spec: TrainingSpec, model: torch.nn.Module) -> int | None:

@@ -35,7 +35,9 @@ COLUMNS = (
         "communication_ms: number ms, hidden_ms: number ms"
     ),
     Column(PREDICTED, "number", "ms"),
-    *Column.parse("predicted_low_ms: number ms, predicted_high_ms: number ms, exposed_communication_ms: number ms, note"),
+    *Column.parse(
+        "predicted_low_ms: number ms, predicted_high_ms: number ms, exposed_communication_ms: number ms, note"
+    ),
 )
 """Columns of the table `bucket-size`; MB are 2²⁰ bytes, as in `bucket_size_mb`."""
 
