@@ -63,10 +63,13 @@ def fit(times: Mapping[int, Sequence[float]], seed: int = 0) -> Fit:
         seed: Of the draws.
 
     Raises:
-        ValueError: fewer than LEAST_SIZES sizes.
+        ValueError: fewer than LEAST_SIZES sizes, or a size or time that is not a positive number.
     """
     if len(times) < LEAST_SIZES:
         raise ValueError(f"{len(times)} sizes: latency and bandwidth need {LEAST_SIZES} at least")
+    for size, samples in times.items():
+        if not samples or not all(0 < one < math.inf for one in (size, *samples)):
+            raise ValueError(f"size {size}: it and the times of its calls must be positive numbers, one at least")
     medians = {size: statistics.median(samples) for size, samples in times.items()}
     line = line_through(medians)
     draw = random.Random(seed)

@@ -18,7 +18,7 @@ COURSES = ("cs336", "cs149")
 SMALL = (
     *("model.size=tiny", "context_length=8,16", "batch_size=1", "warmup_steps=0,1", "measure_steps=2"),
     *("sequence_lengths=32,64", "head_dims=16", "size_mb=0.25,0.5,1", "br=16,32", "bc=16,32", "bucket_size_mb=1,10"),
-    *("world_size=2", "new_tokens=4"),
+    *("world_size=2", "new_tokens=4", "checkpoint_blocks=1,2"),
 )
 QUICK = "### Checkpoints,### Communication,### Parallelism on paper"
 """Sections that take seconds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -73,6 +74,14 @@ def test_a_fit_says_how_wrong_it_is() -> None:
 def test_nothing_is_negative() -> None:
     assert fit({10**6: [1e-3], 2 * 10**6: [2.5e-3], 4 * 10**6: [9e-3]}).line.latency_s == 0
     assert fit({10**3: [3e-3], 10**4: [2e-3], 10**6: [1e-3]}).line.s_per_byte == 0
+
+
+@pytest.mark.parametrize("samples", [[], [0.0], [1.0, -1.0], [math.nan], [1.0, math.inf]])
+def test_times_that_are_none_are_refused(samples: list[float]) -> None:
+    with pytest.raises(ValueError, match="size 2: it and the times of its calls must be positive"):
+        fit({1: [1.0], 2: samples, 3: [2.0]})
+    with pytest.raises(ValueError, match="size 0: "):
+        fit({0: [1.0], 1: [1.0], 2: [2.0]})
 
 
 def test_two_sizes_are_too_few() -> None:

@@ -41,6 +41,8 @@ def fitted(times: Mapping[int, Sequence[float]], seed: int) -> list[Scalar]:
     note = None
     if found.largest_error > BENT:
         note = NO_LINE
+    elif max(map(len, times.values())) == 1:
+        note = "one call of each size: the intervals have no width, and say nothing"
     elif found.line.latency_s == 0:
         note = "the sizes are too large to show a latency: add small ones"
     low, high = found.interval(lambda line: line.s_per_byte)
