@@ -3,7 +3,7 @@
     flopwatch up                                  # in another terminal
     python -m benchmarks.courses cs336            # on a host with GPUs
     python -m benchmarks.courses cs336 model.size=small,2.7b context_length=256,512 sequence_lengths=1024,16384
-    python -m benchmarks.courses cs336 model.size=tiny context_length=16,32 sequence_lengths=64,128 checkpoint_blocks=1,2
+    python -m benchmarks.courses cs336 model.size=tiny context_length=16,32 sequence_lengths=64 checkpoint_blocks=1,2
     python -m benchmarks.courses cs149
 
 A word `field=values` takes the place of the page's: of several values there, all of these; of a single one, the last.
