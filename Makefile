@@ -43,8 +43,8 @@ $(STAMP): pyproject.toml
 	@$(PIP) "torch==$(TORCH)"
 	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("triton") is None)' \
 	  || $(PIP) "triton==$(TRITON)"
-	@echo "Installing flopwatch[worker]."
-	@$(PIP) "torch==$(TORCH)" --editable ".[worker]"
+	@echo "Installing flopwatch[worker,plots]."
+	@$(PIP) "torch==$(TORCH)" --editable ".[worker,plots]"
 	@touch $@
 
 $(DEV_STAMP): $(STAMP)

@@ -299,7 +299,8 @@ class Flopwatch(Connection):
             >>> sum(sweep["counts"].values())
             3
         """
-        chosen, rest, once = self._prepared(base, options, swept=grid or {})
+        varied = [*(grid or {}), *([] if fit is None else [str(fit.get("axis"))])]
+        chosen, rest, once = self._prepared(base, options, swept=varied)
         body = {
             "base": chosen,
             "grid": {path: list(values) for path, values in (grid or {}).items()},
@@ -360,7 +361,7 @@ class Flopwatch(Connection):
     ) -> Answer:
         """Upload the files of code of one's own, and return the spec with it.
 
-        swept: dotted paths of fields that a sweep sets.
+        swept: dotted paths of fields that a sweep varies.
 
         Raises:
             InvalidArgument: a file cannot be read, a job could not call what is named in it, it imports other files of

@@ -198,7 +198,7 @@ def put_into(
         named: the file and its function by option ("implementation", "model", "step", "script"); None: not given.
         folder: the folder that goes along, with everything that the file imports.
         version: read this version of the files; see `OwnCode.of_version`. None: as they are.
-        swept: dotted paths of fields that a sweep sets.
+        swept: dotted paths of fields that a sweep varies.
 
     Raises:
         ValueError: the file cannot be read, a job could not call what is named in it, or specs of this kind take no

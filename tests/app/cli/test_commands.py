@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 
 from app.cli import specs
 from app.cli.guessing import work
-from app.specs import KINDS
+from app.specs import KINDS, spec_adapter
 from app.states import FIRST_IN_QUEUE
 from app.store.records import Offer, StoredArtifact, UnitRecord
 from flopwatch import address
@@ -361,6 +362,10 @@ STEP = ("submit", "benchmark", "--step")
         (("sweep", "benchmark", "seed=1,2", "--model", "missing.py:Model"), "missing.py: No such file"),
         (("sweep", "benchmark", "--fit", "batch_size"), "not of the form key=value"),
         (("rerun", "JOB", "--implementation", "missing.py:attention"), "missing.py: No such file"),
+        (
+            ("sweep", "benchmark", "--step", "train.py:make_step", "--fit", "arguments.size=9", "--dry-run"),
+            "unexpected keyword argument 'size'",
+        ),
         (("run-script", "missing.py"), "missing.py: No such file"),
         (("run-script", "."), ".: Is a directory"),
         (("versus", "old", ".", "--step", "train.py:make_step", "--", "benchmark"), "'old' is no file, no folder"),
@@ -546,6 +551,36 @@ def test_a_dry_run_of_ones_own_step_submits_nothing(fresh_site: Any, flopwatch: 
 def test_the_time_of_every_kind_can_be_guessed(kind: str) -> None:
     flops = work(KINDS[kind].example())
     assert flops is None or flops > 0
+
+
+@pytest.mark.parametrize("kind", ["benchmark", "profile", "memory", "compare"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": {"size": "small"}, "context_length": 512},
+        {"model": {"size": "tiny", "num_layers": 7}, "batch_size": 16},
+        {"model": {"size": "tiny", "num_heads": 4, "num_kv_heads": 1}, "context_length": 2048},
+        {"model": {"size": "tiny", "vocab_size": 500}, "mode": "forward"},
+    ],
+    ids=str,
+)
+def test_a_guess_scales_by_the_flops_that_are_accounted(kind: str, changed: dict[str, Any]) -> None:
+    """Within a tenth of them, though the guess does without the accounting of workers."""
+
+    def both(fields: Mapping[str, Any]) -> tuple[float, int]:
+        sides = kind == "compare"
+        one = {"kind": "benchmark" if sides else kind, **fields}
+        side = spec_adapter.validate_python(one)
+        spec = spec_adapter.validate_python({"kind": kind, "baseline": one, "candidate": one}) if sides else side
+        model = side.model
+        sizes = (model.shape()[name] for name in ("d_model", "num_layers", "num_heads", "d_ff"))
+        shape = Shape(model.vocab_size, *sizes, num_kv_heads=model.num_kv_heads)
+        forward = forward_flops(shape, side.batch_size, side.context_length)
+        return work(spec), forward * (1 if side.mode == "forward" else 3)
+
+    usual = {"model": {"size": "tiny"}, "context_length": 64, "batch_size": 2, "mode": "train_step"}
+    (guessed, counted), (other, others) = both(usual), both({**usual, **changed})
+    assert other / guessed == pytest.approx(others / counted, rel=0.1)
 
 
 def test_label(site: Any, flopwatch: Any) -> None:
