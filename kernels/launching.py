@@ -25,7 +25,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .versions import KNOWN_VERSIONS
+from .versions import is_verified
 
 REMEMBERED_CALLS = 2048
 """Number of calls, of all launches together, whose arguments are kept, up to 3 KiB each. Enough for a model's step."""
@@ -168,7 +168,7 @@ class _Direct:
     def of(cls, compiled: Any, arguments: Sequence[Any], grid: int, tensors: Sequence[Tensor]) -> _Direct | None:
         """Return a direct call of a kernel; None if that is not possible here."""
         device = tensors[0].device
-        if device.type != "cuda" or compiled is None or not triton.__version__.startswith(KNOWN_VERSIONS):
+        if device.type != "cuda" or compiled is None or not is_verified():
             return None
         launcher = getattr(compiled, "run", None)
         raw = getattr(launcher, "launch", None)

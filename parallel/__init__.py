@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import accounting, collectives, process_group, scaling
     from .collectives import recorded
-    from .data_parallel import (
-        BucketedDataParallel,
-        FlatDataParallel,
-        NaiveDataParallel,
-        OverlappedDataParallel,
-    )
+    from .data_parallel import BucketedDataParallel, FlatDataParallel, NaiveDataParallel, OverlappedDataParallel
     from .fully_sharded import FullyShardedDataParallel
     from .process_group import Rank, RanksFailed, RanksTimedOut, launch
     from .sharded_optimizer import ShardedOptimizer
@@ -45,20 +40,15 @@ __all__ = [
     "scaling",
 ]
 
-_HOMES = {
-    "BucketedDataParallel": ".data_parallel",
-    "FlatDataParallel": ".data_parallel",
-    "FullyShardedDataParallel": ".fully_sharded",
-    "NaiveDataParallel": ".data_parallel",
-    "OverlappedDataParallel": ".data_parallel",
-    "Rank": ".process_group",
-    "RanksFailed": ".process_group",
-    "RanksTimedOut": ".process_group",
-    "ShardedOptimizer": ".sharded_optimizer",
-    "in_step": ".uneven",
-    "launch": ".process_group",
-    "recorded": ".collectives",
+_OF_MODULES = {
+    "collectives": ["recorded"],
+    "data_parallel": ["BucketedDataParallel", "FlatDataParallel", "NaiveDataParallel", "OverlappedDataParallel"],
+    "fully_sharded": ["FullyShardedDataParallel"],
+    "process_group": ["Rank", "RanksFailed", "RanksTimedOut", "launch"],
+    "sharded_optimizer": ["ShardedOptimizer"],
+    "uneven": ["in_step"],
 }
+_HOMES = {name: f".{module}" for module, names in _OF_MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

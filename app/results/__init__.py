@@ -1,7 +1,7 @@
 """Results of jobs as tables: measurements of many jobs pivoted, the tables that units reported, and comparisons.
 
-`app.store.reading` reads the rows. `cases` gathers them, `pivoting` and `reported` make a Sheet of them, `comparing` a
-Comparison, which `comparison_sheet` writes as a Sheet. `rendering` writes any Sheet in the five formats.
+`app.store.reading` reads the rows. `cases` gathers them, `pivoting` makes a Sheet of them, `unit_tables` of what units
+reported. `comparing` makes a Comparison, which `comparison_sheet` writes as a Sheet; `rendering` writes any Sheet.
 """
 
 from app.metrics import column_name

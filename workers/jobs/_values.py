@@ -16,6 +16,8 @@ FAULTS = ("crashed", "failed", "invalid_environment", "wrong")
 measured as far as possible.
 """
 
+GPU_ONLY = "known on GPUs only"
+
 
 @dataclass(frozen=True)
 class Metric:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from app.specs.ceiling import CeilingCell, CeilingSpec
 from workers.jobs._grid import Context, GridRunner, Trial
-from workers.jobs._grid.operations import GPU_ONLY, check_timing
-from workers.jobs._values import Metric
+from workers.jobs._grid.operations import check_timing
+from workers.jobs._values import GPU_ONLY, Metric
 from workers.reporter import Reporter
 
 if TYPE_CHECKING:

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from app.specs.collective import CollectiveCell, CollectiveSpec
 from workers.jobs._base import Unit
 from workers.jobs._grid import Context, GridRunner, Trial
-from workers.jobs._grid.operations import GPU_ONLY
 from workers.jobs._latency_fits import FIT_COLUMNS, Times, fit_rows
 from workers.jobs._ranks import RankReports, check_cores, job_failure
-from workers.jobs._values import Metric
+from workers.jobs._values import GPU_ONLY, Metric
 from workers.measure.check import Check
 from workers.measure.table import Column, Scalar
 from workers.outcome import Failed, RunnerError, Unsupported

@@ -13,7 +13,7 @@ from workers.model.accounting import Shape, StepMemory
 from workers.model.step_memory import BTD, Choices, Moment, Node, Play, Sharing, Size, Storage, Tensor
 
 FORWARD, BETWEEN, BACKWARD = "forward", "between the passes", "backward"
-INPUTS, ACTIVATIONS = "inputs", "activations"
+INPUTS = "inputs"
 LONGEST = 2**40
 """The longest sequence that is looked at, in tokens."""
 

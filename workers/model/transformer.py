@@ -21,8 +21,8 @@ import kernels
 from kernels.attention.reference import attention as reference_attention
 from kernels.chunked_cross_entropy import linear_cross_entropy, softmax_gradient
 from kernels.operations import rotary_angles, rotate
-from workers.model import accounting
-from workers.model.generation import KeyValueCache, LayerCache, generate
+from workers.model import accounting, generation
+from workers.model.generation import KeyValueCache, LayerCache
 
 if TYPE_CHECKING:
     from kernels.registry import AttentionFunction
@@ -365,27 +365,4 @@ class TransformerLM(nn.Module):
         heads = shape.num_kv_heads or shape.num_heads
         return KeyValueCache(shape.num_layers, batch_size, heads, max_length, shape.head_dim, dtype, device)
 
-    def generate(
-        self,
-        prompt: Tensor,
-        max_new_tokens: int,
-        *,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        end_token_id: int | None = None,
-        use_cache: bool = True,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Continue `prompt`; see `workers.model.generation.generate`."""
-        return generate(
-            self,
-            prompt,
-            max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            end_token_id=end_token_id,
-            use_cache=use_cache,
-            generator=generator,
-        )
+    generate = generation.generate

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from workers.jobs._grid import Context, GridRunner, GridSpec, Trial
 from workers.jobs._limits import check_rate
-from workers.jobs._values import Metric, Values
+from workers.jobs._values import GPU_ONLY, Metric, Values
 from workers.measure.check import SEVERITIES
 from workers.reporter import Reporter
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 PASSES = {"forward": ("forward",), "forward_backward": ("forward", "backward", "forward_backward")}
 """The passes that each mode times. The last one is the mode's whole work."""
-GPU_ONLY = "known on GPUs only"
 NO_BACKWARD = "there is no backward pass"
 
 

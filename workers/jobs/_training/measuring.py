@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from app.specs._training import TrainingSpec
 from flopwatch.steps import MOST_STEPS, steps_of_a_second
 from workers.jobs._training.building import STEPS, Training
-from workers.jobs._training.metrics import GPU_ONLY, ISOLATED, Pacing, add_memory, add_times, metrics_of, work_of_step
-from workers.jobs._values import Values
+from workers.jobs._training.metrics import ISOLATED, Pacing, add_memory, add_times, metrics_of, work_of_step
+from workers.jobs._values import GPU_ONLY, Values
 from workers.reporter import Reporter
 
 if TYPE_CHECKING:

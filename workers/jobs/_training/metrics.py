@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from app.specs._training import ACCUMULATION, TrainingSpec
 from workers.jobs._limits import check_rate
 from workers.jobs._training.building import Training, name_of
-from workers.jobs._values import Metric, Values
+from workers.jobs._values import GPU_ONLY, Metric, Values
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,6 @@ OWN_WHOLE = ("items_per_s", "items/s")
 """A further metric of a step of the user's own."""
 Pacing = Literal["step", "loop"]
 ISOLATED = "isolated_step"
-GPU_ONLY = "known on GPUs only"
 MAX_BUSY_PERCENT = 101.0
 """The largest valid share. Steps vary, so a device that never waits may seem busy for a little longer than the median
 step; a larger number cannot be a share."""

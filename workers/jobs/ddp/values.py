@@ -16,7 +16,7 @@ from app.specs.ddp import DdpSpec
 from app.summaries import FEWEST_FOR_INTERVAL, median_interval
 from workers.jobs._ranks import check_cores
 from workers.jobs._training.metrics import add_shares, not_told
-from workers.jobs._values import Metric, Values
+from workers.jobs._values import GPU_ONLY, Metric, Values
 from workers.jobs.ddp.buckets import PREDICTED, predicts
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 SYNCHRONIZATION = "synchronization"
 """The phase between backward and optimizer in which our wrappers finish their communication."""
 PARITY = ("gradient_error", "parameter_error")
-GPU_ONLY = "known on GPUs only"
 DOES_NOT_COMMUNICATE = "strategy none does not communicate"
 TOLERANCES = {"fp32": 1e-3, "tf32": 1e-3, "bf16": 1e-2, "fp16": 1e-2}
 """Largest allowed error of a gradient (parity.gradient_errors), by precision. One process computes it from the same

@@ -19,8 +19,9 @@ from app.specs.profile import ProfileSpec
 from workers.jobs import _reference
 from workers.jobs._base import Unit
 from workers.jobs._training import building, measuring, metrics
-from workers.jobs._values import Metric, Values
+from workers.jobs._values import GPU_ONLY, Metric, Values
 from workers.jobs.profile import own_lines
+from workers.model.accounting import ATTENTION_PARTS
 from workers.outcome import InvalidEnvironment, RunnerError
 from workers.reporter import Reporter
 from workers.torch_host import reset_process
@@ -50,8 +51,6 @@ NO_NORMS = (
     "their time is under elementwise and reduction"
 )
 NO_PRODUCTS = "no operator multiplied matrices: a CUDA graph and what a compiler fused have none"
-GPU_ONLY = "known on GPUs only"
-PARTS = ("scores", "softmax", "values")
 CLASSES = (
     *("matmul", "attention", "softmax", "normalisation", "elementwise", "copy", "reduction", "communication"),
     *("optimizer", "other"),
@@ -158,7 +157,7 @@ def profile_metrics(spec: ProfileSpec, named: Sequence[str] = ()) -> list[Metric
     ]
     for phase in spec.step_phases():
         if phase != "optimizer":
-            for part in PARTS:
+            for part in ATTENTION_PARTS:
                 metrics += [
                     Metric(f"{part}_ms", phase, "ms"),
                     Metric(f"{part}_tflops", phase, "TFLOP/s"),
@@ -603,7 +602,7 @@ class Profiling:
         rows: list[list[Scalar]] = []
         for phase in self.of_step:
             parts: dict[str, Part] = {}
-            for name in PARTS if phase != "optimizer" else ():
+            for name in ATTENTION_PARTS if phase != "optimizer" else ():
                 if reason is not None:
                     rows.append(tables.missing_row(name, phase, reason))
                     for metric in ("ms", "tflops", "gb_per_s"):
@@ -753,7 +752,7 @@ class Profiling:
 
 def why_no_parts(spec: ProfileSpec, names: set[str]) -> str | None:
     """Return why attention has no parts to time; None if it has."""
-    if set(PARTS) <= names:
+    if set(ATTENTION_PARTS) <= names:
         return None
     if spec.cuda_graph:
         return "a CUDA graph replays kernels without the names of their ranges"
