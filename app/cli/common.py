@@ -80,9 +80,11 @@ def refusing(ctx: Any) -> Iterator[None]:
 
 
 class FieldsCommand(TyperCommand):
-    """A command that takes fields as key=value; it names the field where one is written as an option."""
+    """A command that, if it takes fields as key=value, names the field where one is written as an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if all(parameter.name != "fields" for parameter in self.params):
+            return super().parse_args(ctx, args)
         options = {name for parameter in self.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)}
         for place, word in enumerate(args):
             option, equals, value = word.partition("=")
@@ -231,6 +233,34 @@ WRONG = 8
 
 before_command: ContextVar[Mapping[str, Any]] = ContextVar("before_command", default=MappingProxyType({}))
 """The options --url and --data-dir that were given before the command."""
+cli = typer.Typer(
+    cls=Commands,
+    help="A profiling job queue for transformer training.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from flopwatch.version import own_version
+
+        echo(f"flopwatch {own_version()}")
+        raise typer.Exit
+
+
+@cli.callback()
+def options(
+    *,
+    url: Url = None,
+    data_dir: DataDir = None,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version, and exit.")
+    ] = False,
+) -> None:
+    """A profiling job queue for transformer training."""
+    before_command.set({"url": url, "data_dir": data_dir})
 
 
 def with_groups(command: Callable[P, R]) -> Callable[P, R]:
@@ -295,6 +325,12 @@ def with_server(command: Callable[Concatenate[Flopwatch, P], R]) -> Callable[P, 
         parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     _show(wrapped, parameters)
     return wrapped
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a command of a function; one whose first parameter is `server` gets a connection to it."""
+    takes_server = next(iter(inspect.signature(function).parameters), None) == "server"
+    return cli.command(cls=FieldsCommand)((with_server if takes_server else with_groups)(function))
 
 
 def use_data_dir(data_dir: Path | None) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from app.cli import arguments, completing
 from app.cli.brief import Brief, answer, of_check, of_comparison
+from app.cli.commands.results import BRIEF, MARKDOWN, TableFormat, format_of, print_table
 from app.cli.common import (
     TEXT,
     WRONG,
@@ -20,11 +21,12 @@ from app.cli.common import (
     ExpectEqual,
     Label,
     MetricOption,
+    cli,
+    command,
     of_jobs,
     of_sweep,
     with_server,
 )
-from app.cli.results import BRIEF, MARKDOWN, TableFormat, format_of, print_table
 from app.cli.terminal import echo
 from flopwatch.text.numbers import NOTHING
 
@@ -103,7 +105,7 @@ class Judging:
     ] = None
 
 
-@with_server
+@command
 def compare(
     server: Flopwatch,
     baseline: ComparedWith = None,
@@ -271,7 +273,7 @@ def _percent(text: str | None) -> float | None:
     return float(match[1])
 
 
-@with_server
+@command
 def check(
     server: Flopwatch,
     job_ids: Annotated[
@@ -342,6 +344,7 @@ def _print_checked(checked: Mapping[str, Any], baseline: str) -> None:
 
 
 baseline = typer.Typer(no_args_is_help=True, help="Keep named results that later ones are checked against.")
+cli.add_typer(baseline, name="baseline")
 
 
 @baseline.command("set")
@@ -437,6 +440,3 @@ def _jobs(job_ids: Sequence[int]) -> str:
     if len(job_ids) > MAX_LISTED_JOBS:
         return f"{len(job_ids)} jobs"
     return f"job{'s' if len(job_ids) != 1 else ''} {', '.join(map(str, job_ids)) or 'none'}"
-
-
-COMMANDS = (compare, check)

@@ -10,8 +10,8 @@ import typer
 
 from app.cli import completing
 from app.cli.arguments import split_pair
-from app.cli.common import with_server
-from app.cli.results import values_of, write_new
+from app.cli.commands.results import values_of, write_new
+from app.cli.common import command
 from app.cli.terminal import echo, echo_bytes
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ Output = Annotated[
 ]
 
 
-@with_server
+@command
 def plot(
     server: Flopwatch,
     words: Words = None,
@@ -128,6 +128,3 @@ def _list(server: Flopwatch, job: int | None) -> None:
         echo(f"job {job} has no plots", err=True)
         return
     print_columns(("plot", "title"), [(plot["name"], plot["title"]) for plot in plots])
-
-
-COMMANDS = (plot,)

@@ -12,7 +12,7 @@ import typer
 from app.cli import completing
 from app.cli.arguments import parse_labels, split_pair
 from app.cli.brief import answer, of_table
-from app.cli.common import AsJson, JobId, Label, TableStatistic, with_server
+from app.cli.common import AsJson, JobId, Label, TableStatistic, command
 from app.cli.terminal import echo, echo_json, echo_table, fail
 from flopwatch.spelling import argument, arguments, fields
 from flopwatch.table_options import FORMATS, Format
@@ -110,7 +110,7 @@ LatexLabel = Annotated[
 TableFormatOption = Annotated[TableFormat, typer.Option("--format", help="How to write it.")]
 
 
-@with_server
+@command
 def table(
     server: Flopwatch,
     *,
@@ -239,7 +239,7 @@ def _refuse(options: Mapping[str, Any], why: str) -> None:
 Exported = enum.StrEnum("Exported", {name: name for name in ("job", "sweep", "compare")})  # type: ignore[misc]
 
 
-@with_server
+@command
 def export(
     server: Flopwatch,
     what: Annotated[Exported, typer.Argument(help="What to export.")],
@@ -290,7 +290,7 @@ def write_new(target: Path, content: bytes) -> None:
         fail(f"{target}: {error.strerror}: choose another file with --output.", 2 if opened is None else 1)
 
 
-@with_server
+@command
 def download(
     server: Flopwatch,
     job_id: JobId,
@@ -313,7 +313,7 @@ def download(
         echo(f"job {job_id} has no files{'' if state in FINISHED else f' so far: it is {state}'}", err=True)
 
 
-@with_server
+@command
 def specs(
     server: Flopwatch,
     kind: Annotated[
@@ -393,6 +393,3 @@ def _shapes(schema: dict[str, Any]) -> dict[str, dict[str, int]]:
 def _numbers(preset: dict[str, Any], shapes: dict[str, dict[str, int]]) -> str:
     size = preset.get("model", {}).get("size")
     return ", ".join(f"{name} {number}" for name, number in shapes.get(size, {}).items())
-
-
-COMMANDS = (table, export, download, specs)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli import completing
-from app.cli.common import AsJson, with_server
+from app.cli.common import AsJson, command
 from app.cli.terminal import cell, echo, echo_line
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ CONNECTED = ("active", "unfit", "draining")
 Limit = Annotated[int, typer.Option(min=1, help="How many.")]
 
 
-@with_server
+@command
 def sweeps(
     server: Flopwatch,
     sweep_id: Annotated[
@@ -57,7 +57,7 @@ def sweeps(
     print_columns(("id", "kind", "grid", "jobs", "age", "name"), rows)
 
 
-@with_server
+@command
 def workers(
     server: Flopwatch,
     *,
@@ -99,9 +99,6 @@ def workers(
         echo("no worker is connected: if none is starting, start one with `flopwatch worker`", err=True)
     if len(listed) > len(chosen):
         echo(f"{len(listed) - len(chosen)} stopped or lost workers hidden (--all shows them)", err=True)
-
-
-COMMANDS = (sweeps, workers)
 
 
 def _devices(devices: Sequence[dict[str, Any]]) -> str:

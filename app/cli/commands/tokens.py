@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.common import AsJson, with_server
+from app.cli.common import AsJson, cli, with_server
 from app.cli.terminal import echo
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0}
 
 token = typer.Typer(no_args_is_help=True, help="Make, list and revoke access tokens, with an admin's token.")
+cli.add_typer(token, name="token")
 
 
 def _days(text: str) -> float | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.cli import completing
-from app.cli.common import AsJson, with_server
+from app.cli.common import AsJson, command
 from app.cli.terminal import echo
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ Kind = Annotated[
 ]
 
 
-@with_server
+@command
 def pause(server: Flopwatch, *, kind: Kind = None, as_json: AsJson = False) -> None:
     """Stop further jobs from starting; running ones continue."""
     paused = server.paused_kinds()
@@ -34,7 +34,7 @@ def pause(server: Flopwatch, *, kind: Kind = None, as_json: AsJson = False) -> N
     _set(server, paused, as_json=as_json)
 
 
-@with_server
+@command
 def resume(server: Flopwatch, *, kind: Kind = None, as_json: AsJson = False) -> None:
     """Let jobs start again after `flopwatch pause`."""
     from flopwatch import ClientError
@@ -48,7 +48,7 @@ def resume(server: Flopwatch, *, kind: Kind = None, as_json: AsJson = False) -> 
     _set(server, paused, as_json=as_json)
 
 
-@with_server
+@command
 def usage(
     server: Flopwatch,
     *,
@@ -72,9 +72,6 @@ def usage(
 
 def _heads(columns: Sequence[str]) -> list[str]:
     return [name.replace("_", " ") for name in columns]
-
-
-COMMANDS = (pause, resume, usage)
 
 
 def _set(server: Flopwatch, kinds: list[str] | str, *, as_json: bool) -> None:

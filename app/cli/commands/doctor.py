@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.common import DataDir, use_data_dir
+from app.cli.common import DataDir, command, use_data_dir
 from app.cli.terminal import cell, echo, echo_json
 from app.importing import program
 
@@ -28,6 +28,7 @@ SERVER_S = 5.0
 SIGNS = {"works": "ok", "absent": "-", "broken": "FAULT"}
 
 
+@command
 def doctor(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
@@ -52,9 +53,6 @@ def doctor(
     else:
         echo(f"\n{faults or 'no'} fault{'' if faults == 1 else 's'} found")
     raise typer.Exit(1 if faults else 0)
-
-
-COMMANDS = (doctor,)
 
 
 def _findings(slurm_settings: Path | None) -> Iterator[Finding]:

@@ -23,9 +23,9 @@ from app.cli.common import (
     Fields,
     OwnCodeOptions,
     Preset,
+    command,
     use_data_dir,
     warn_of_unknown_settings,
-    with_groups,
 )
 from app.cli.terminal import echo, fail
 from app.importing import program, without_collector
@@ -54,79 +54,7 @@ LOOK_S = 0.1
 PR_SET_PDEATHSIG = 1
 
 
-def serve(host: Host = None, port: Port = None, *, insecure: Insecure = False, data_dir: DataDir = None) -> None:
-    """Run the server."""
-    with without_collector():
-        from app.errors import CannotRunHere
-        from app.server.process import listen
-
-    use_data_dir(data_dir)
-    settings = _server_settings(host, port, insecure=insecure)
-    try:
-        code = listen(settings)
-    except CannotRunHere as error:
-        fail(f"{error.title}: {error.detail}")
-    raise typer.Exit(code)
-
-
-def worker(
-    *,
-    executor: Annotated[
-        Literal["local", "slurm"], typer.Option(help="Where jobs run: on this host, or on nodes of a Slurm cluster.")
-    ] = "local",
-    slurm_settings: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The cluster's settings, for --executor slurm.")
-    ] = None,
-    one_job: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Run the job that a Slurm worker hands over in this file.")
-    ] = None,
-    allow_code: AllowCode = False,
-    data_dir: DataDir = None,
-) -> None:
-    """Run a worker on this host, in place of this process, or one that submits jobs to a Slurm cluster."""
-    if (executor == "slurm") != (slurm_settings is not None):
-        raise typer.BadParameter("--executor slurm and --slurm-settings FILE go together")
-    if one_job is not None and executor != "local":
-        raise typer.BadParameter("--one-job runs on this host: leave --executor out")
-    use_data_dir(data_dir)
-    _use(allow_code=allow_code)
-    warn_of_unknown_settings()
-    if one_job is not None:
-        _become_workers("one-job", str(one_job))
-    if slurm_settings is not None:
-        _become_workers("slurm", str(slurm_settings))
-    _become_workers("agent")
-
-
-@with_groups
-def run(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="KIND|SPEC.json",
-            help="A file with the spec, - for standard input; or the kind of job.",
-            autocompletion=completing.kinds,
-        ),
-    ],
-    fields: Fields = None,
-    *,
-    preset: Preset = None,
-    own_code: OwnCodeOptions,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, not a table.")] = False,
-    output: Annotated[Path, typer.Option(help="Folder for the job's files; none is overwritten.")] = Path(),
-    data_dir: DataDir = None,
-) -> None:
-    """Run one job without server and queue, in this process, so that profilers can wrap it."""
-    from app.cli.specs import local
-
-    use_data_dir(data_dir)
-    warn_of_unknown_settings()
-    named = {name: value for name, value in vars(own_code).items() if name != "code"}
-    spec, uploads = local(source, fields or [], preset, named, own_code.code)
-    files = [word for file in uploads for word in ("--code", _as_file(file.content))]
-    _become_workers("run", _as_file(spec.encode()), "--output", str(output), *files, *(["--json"] if as_json else []))
-
-
+@command
 def up(
     host: Host = None,
     port: Port = None,
@@ -169,6 +97,82 @@ def up(
         raise typer.Exit(1)
 
 
+@command
+def serve(host: Host = None, port: Port = None, *, insecure: Insecure = False, data_dir: DataDir = None) -> None:
+    """Run the server."""
+    with without_collector():
+        from app.errors import CannotRunHere
+        from app.server.process import listen
+
+    use_data_dir(data_dir)
+    settings = _server_settings(host, port, insecure=insecure)
+    try:
+        code = listen(settings)
+    except CannotRunHere as error:
+        fail(f"{error.title}: {error.detail}")
+    raise typer.Exit(code)
+
+
+@command
+def worker(
+    *,
+    executor: Annotated[
+        Literal["local", "slurm"], typer.Option(help="Where jobs run: on this host, or on nodes of a Slurm cluster.")
+    ] = "local",
+    slurm_settings: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The cluster's settings, for --executor slurm.")
+    ] = None,
+    one_job: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Run the job that a Slurm worker hands over in this file.")
+    ] = None,
+    allow_code: AllowCode = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Run a worker on this host, in place of this process, or one that submits jobs to a Slurm cluster."""
+    if (executor == "slurm") != (slurm_settings is not None):
+        raise typer.BadParameter("--executor slurm and --slurm-settings FILE go together")
+    if one_job is not None and executor != "local":
+        raise typer.BadParameter("--one-job runs on this host: leave --executor out")
+    use_data_dir(data_dir)
+    _use(allow_code=allow_code)
+    warn_of_unknown_settings()
+    if one_job is not None:
+        _become_workers("one-job", str(one_job))
+    if slurm_settings is not None:
+        _become_workers("slurm", str(slurm_settings))
+    _become_workers("agent")
+
+
+@command
+def run(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND|SPEC.json",
+            help="A file with the spec, - for standard input; or the kind of job.",
+            autocompletion=completing.kinds,
+        ),
+    ],
+    fields: Fields = None,
+    *,
+    preset: Preset = None,
+    own_code: OwnCodeOptions,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, not a table.")] = False,
+    output: Annotated[Path, typer.Option(help="Folder for the job's files; none is overwritten.")] = Path(),
+    data_dir: DataDir = None,
+) -> None:
+    """Run one job without server and queue, in this process, so that profilers can wrap it."""
+    from app.cli.specs import local
+
+    use_data_dir(data_dir)
+    warn_of_unknown_settings()
+    named = {name: value for name, value in vars(own_code).items() if name != "code"}
+    spec, uploads = local(source, fields or [], preset, named, own_code.code)
+    files = [word for file in uploads for word in ("--code", _as_file(file.content))]
+    _become_workers("run", _as_file(spec.encode()), "--output", str(output), *files, *(["--json"] if as_json else []))
+
+
+@command
 def backup(
     path: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")], data_dir: DataDir = None
 ) -> None:
@@ -198,6 +202,7 @@ def backup(
     echo(f"{path}: {path.stat().st_size} bytes. Copy {files} as well to keep the files of jobs.")
 
 
+@command
 def lease(
     seconds: Annotated[float | None, typer.Argument(min=0.1, max=86_400, help="The new lease, in seconds.")] = None,
     data_dir: DataDir = None,
@@ -222,6 +227,7 @@ def lease(
     echo(f"{lease_s:g} seconds" if lease_s is not None else "none yet: the server or worker that starts first decides")
 
 
+@command
 def prune(
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted.")] = False,
@@ -278,6 +284,7 @@ def prune(
         fail(f"{error.title}: {error.detail}")
 
 
+@command
 def move(
     to: Annotated[
         str | None,
@@ -381,9 +388,6 @@ def _copy_files(settings: Settings, to: str) -> None:
         fail(f"{error.title}: {error.detail}")
     echo(f"{copied.copied} files copied, {copied.present} were there; {copied.lost} are damaged or not in the folder.")
     echo("Stop server and workers, repeat this for what came meanwhile, and set FLOPWATCH_ARTIFACTS_URL for both.")
-
-
-COMMANDS = (up, serve, worker, run, backup, lease, prune, move)
 
 
 def _settings(**changes: object) -> Settings:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.cli import arguments, completing
-from app.cli.common import AsJson, with_server
+from app.cli.common import AsJson, command
 from app.cli.terminal import echo
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
 
 
-@with_server
+@command
 def history(
     server: Flopwatch,
     case: Annotated[
@@ -70,6 +70,3 @@ def history(
     if shown["is_cut"]:
         echo(f"showing the newest {len(rows)}; use --limit for more", err=True)
     echo(f"{server.url}/ui/history?case={shown['case_key']}&metric={shown['metric']}")
-
-
-COMMANDS = (history,)

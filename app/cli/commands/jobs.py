@@ -14,6 +14,7 @@ import typer
 
 from app.cli import arguments, completing
 from app.cli.brief import answer, of_job
+from app.cli.commands.comparing import Judging, judge
 from app.cli.common import (
     GOES_ON,
     TEXT,
@@ -31,12 +32,11 @@ from app.cli.common import (
     Preset,
     WaitAtMost,
     Waiting,
+    command,
     of_fields,
     of_jobs,
     of_sweep,
-    with_server,
 )
-from app.cli.comparing import Judging, judge
 from app.cli.terminal import echo, echo_table, raw
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Submission(Queued):
     ] = None
 
 
-@with_server
+@command
 def submit(
     server: Flopwatch,
     source: Source,
@@ -162,32 +162,6 @@ def submit(
     _go_on(server, job, waiting, note=note)
 
 
-@with_server
-def run_script(
-    server: Flopwatch,
-    script: Annotated[Path, typer.Argument(help="A script that calls flopwatch.measure(step).")],
-    words: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="The script's arguments.")] = None,
-    *,
-    precision: Annotated[
-        str, typer.Option(help="Precision whose peak MFU refers to: fp32, tf32, bf16 or fp16.")
-    ] = "fp32",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    code: Code = None,
-    wait: Annotated[bool, typer.Option("--wait", hidden=True)] = True,
-    wait_at_most: WaitAtMost = None,
-    as_json: AsJson = False,
-    submission: Queued,
-) -> None:
-    """Run a training script through the queue, and wait: its output, then what flopwatch.measure(step) measured."""
-    spec = server.with_code(
-        {"kind": "script", "arguments": shlex.join(words or []), "precision": precision, "device": device},
-        script=f"{script}:__main__",
-        code=code,
-    )
-    job = server.submit(spec, **submission.given())
-    _go_on(server, job, Waiting(wait, wait_at_most, as_json=as_json), follow=True)
-
-
 def _go_on(
     server: Flopwatch,
     job: dict[str, Any],
@@ -225,7 +199,7 @@ def _go_on(
         raise typer.Exit(code)
 
 
-@with_server
+@command
 def versus(
     server: Flopwatch,
     old: Annotated[str, typer.Argument(metavar="OLD", help="A file, a folder, or a git revision, such as main.")],
@@ -284,7 +258,7 @@ def _code_of(job: dict[str, Any]) -> int:
     return WRONG if (job["validity"] or {}).get("verdict") == "wrong" else 0
 
 
-@with_server
+@command
 def sweep(
     server: Flopwatch,
     source: Source,
@@ -395,7 +369,7 @@ def _all_well(sweep: dict[str, Any]) -> bool:
     return sum(counts.values()) == counts["succeeded"] and all(search["state"] == "done" for search in searches)
 
 
-@with_server
+@command
 def rerun(
     server: Flopwatch,
     job_id: JobId,
@@ -414,7 +388,31 @@ def rerun(
     _go_on(server, server.rerun(job_id, changes, **code), waiting)
 
 
-@with_server
+@command
+def run_script(
+    server: Flopwatch,
+    script: Annotated[Path, typer.Argument(help="A script that calls flopwatch.measure(step).")],
+    words: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="The script's arguments.")] = None,
+    *,
+    precision: Annotated[str, typer.Option(help="For which rates MFU is: fp32, tf32, bf16 or fp16.")] = "fp32",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    code: Code = None,
+    wait: Annotated[bool, typer.Option("--wait", hidden=True)] = True,
+    wait_at_most: WaitAtMost = None,
+    as_json: AsJson = False,
+    submission: Queued,
+) -> None:
+    """Run a training script through the queue, and wait: its output, then what flopwatch.measure(step) measured."""
+    spec = server.with_code(
+        {"kind": "script", "arguments": shlex.join(words or []), "precision": precision, "device": device},
+        script=f"{script}:__main__",
+        code=code,
+    )
+    job = server.submit(spec, **submission.given())
+    _go_on(server, job, Waiting(wait, wait_at_most, as_json=as_json), follow=True)
+
+
+@command
 def jobs(
     server: Flopwatch,
     *,
@@ -456,7 +454,7 @@ def jobs(
         print_job_list(listed, server.places(listed))
 
 
-@with_server
+@command
 def show(
     server: Flopwatch,
     job_id: JobId,
@@ -480,111 +478,7 @@ def show(
         print_results(server, job)
 
 
-@with_server
-def logs(
-    server: Flopwatch,
-    job_id: JobId,
-    *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job is done.")] = False,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Attempt number (default: the last).")] = None,
-    as_it_is: AsItIs = False,
-) -> None:
-    """Print a job's output."""
-    if attempt is not None and follow:
-        raise typer.BadParameter("--follow is for the attempt that runs: leave --attempt out.")
-    with raw(as_it_is):
-        if not follow or server.job(job_id)["finished_at"]:
-            echo(server.logs(job_id, attempt=attempt), nl=False)
-            return
-        _follow(server, job_id)
-
-
-def _follow(server: Flopwatch, job_id: int) -> None:
-    """Print a job's output until it is done."""
-    for event in server.events(job_id):
-        if event.type == "log":
-            echo(event.data["text"], nl=False)
-
-
-@with_server
-def cancel(
-    server: Flopwatch,
-    job_ids: JobIds = None,
-    *,
-    state: Annotated[str | None, typer.Option(help="All jobs in this state: queued or running.")] = None,
-    filters: Filters,
-) -> None:
-    """Cancel jobs, queued or running: those named, or all that match every filter;
-    without the scope admin, only your own.
-
-    If one cannot be cancelled, the others still are.
-    """
-    chosen = _chosen(job_ids, state, filters)
-    if chosen is not None:
-        _check_kind(server, filters.kind)
-        done = server.cancel_jobs(**chosen)
-        echo(f"jobs cancelled: {done['cancelled']}; being cancelled: {done['requested']}")
-        return
-
-    def cancel_one(job_id: int) -> str:
-        return "cancelled" if server.cancel(job_id)["state"] == "cancelled" else "is being cancelled"
-
-    _each(job_ids or [], cancel_one)
-
-
-@with_server
-def retry(
-    server: Flopwatch,
-    job_ids: JobIds = None,
-    *,
-    sweep_id: Annotated[int | None, of_sweep("What has no result in this sweep, with new jobs.")] = None,
-) -> None:
-    """Run failed or cancelled jobs again; if one cannot be retried, the others still are."""
-    if bool(job_ids) == (sweep_id is not None):
-        raise typer.BadParameter("give ids, or --sweep, and not both")
-    from app.cli.output import counts_text
-
-    if sweep_id is not None:
-        counts = server.resume_sweep(sweep_id)["counts"]
-        echo(f"sweep {sweep_id}: {counts_text(counts)}")
-        return
-
-    def retry_one(job_id: int) -> str:
-        return f"queued for attempt {server.retry(job_id)['attempt'] + 1}"
-
-    _each(job_ids or [], retry_one)
-
-
-@with_server
-def delete(
-    server: Flopwatch,
-    job_ids: JobIds = None,
-    *,
-    state: Annotated[str | None, typer.Option(help="All jobs in this state: succeeded, failed or cancelled.")] = None,
-    filters: Filters,
-) -> None:
-    """Delete finished jobs with their results and files: those named, or all that match every filter;
-    without the scope admin, only your own.
-
-    If one cannot be deleted, the others still are.
-    """
-    chosen = _chosen(job_ids, state, filters)
-    if chosen is not None:
-        _check_kind(server, filters.kind)
-        done = server.delete_jobs(**chosen)
-        not_deleted = f"; queued or running, so not deleted: {done['unfinished']}" if done["unfinished"] else ""
-        needed = f"; in baselines, so not deleted: {done['in_baselines']}" if done["in_baselines"] else ""
-        echo(f"jobs deleted: {done['deleted']}{not_deleted}{needed}")
-        return
-
-    def delete_one(job_id: int) -> str:
-        server.delete(job_id)
-        return "deleted"
-
-    _each(job_ids or [], delete_one)
-
-
-@with_server
+@command
 def label(
     server: Flopwatch,
     job_id: JobId,
@@ -614,7 +508,108 @@ def label(
         print_job(job)
 
 
-COMMANDS = (submit, versus, sweep, rerun, run_script, jobs, show, label, logs, cancel, delete, retry)
+@command
+def logs(
+    server: Flopwatch,
+    job_id: JobId,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is done.")] = False,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt; else of the last.")] = None,
+    as_it_is: AsItIs = False,
+) -> None:
+    """Print a job's output."""
+    if attempt is not None and follow:
+        raise typer.BadParameter("--follow is for the attempt that runs: leave --attempt out.")
+    with raw(as_it_is):
+        if not follow or server.job(job_id)["finished_at"]:
+            echo(server.logs(job_id, attempt=attempt), nl=False)
+            return
+        _follow(server, job_id)
+
+
+def _follow(server: Flopwatch, job_id: int) -> None:
+    """Print a job's output until it is done."""
+    for event in server.events(job_id):
+        if event.type == "log":
+            echo(event.data["text"], nl=False)
+
+
+@command
+def cancel(
+    server: Flopwatch,
+    job_ids: JobIds = None,
+    *,
+    state: Annotated[str | None, typer.Option(help="All jobs in this state: queued or running.")] = None,
+    filters: Filters,
+) -> None:
+    """Cancel jobs, queued or running: those named, or all that match every filter;
+    without the scope admin, only your own.
+
+    If one cannot be cancelled, the others still are.
+    """
+    chosen = _chosen(job_ids, state, filters)
+    if chosen is not None:
+        _check_kind(server, filters.kind)
+        done = server.cancel_jobs(**chosen)
+        echo(f"jobs cancelled: {done['cancelled']}; being cancelled: {done['requested']}")
+        return
+
+    def cancel_one(job_id: int) -> str:
+        return "cancelled" if server.cancel(job_id)["state"] == "cancelled" else "is being cancelled"
+
+    _each(job_ids or [], cancel_one)
+
+
+@command
+def delete(
+    server: Flopwatch,
+    job_ids: JobIds = None,
+    *,
+    state: Annotated[str | None, typer.Option(help="All jobs in this state: succeeded, failed or cancelled.")] = None,
+    filters: Filters,
+) -> None:
+    """Delete finished jobs with their results and files: those named, or all that match every filter;
+    without the scope admin, only your own.
+
+    If one cannot be deleted, the others still are.
+    """
+    chosen = _chosen(job_ids, state, filters)
+    if chosen is not None:
+        _check_kind(server, filters.kind)
+        done = server.delete_jobs(**chosen)
+        not_deleted = f"; queued or running, so not deleted: {done['unfinished']}" if done["unfinished"] else ""
+        needed = f"; in baselines, so not deleted: {done['in_baselines']}" if done["in_baselines"] else ""
+        echo(f"jobs deleted: {done['deleted']}{not_deleted}{needed}")
+        return
+
+    def delete_one(job_id: int) -> str:
+        server.delete(job_id)
+        return "deleted"
+
+    _each(job_ids or [], delete_one)
+
+
+@command
+def retry(
+    server: Flopwatch,
+    job_ids: JobIds = None,
+    *,
+    sweep_id: Annotated[int | None, of_sweep("What has no result in this sweep, with new jobs.")] = None,
+) -> None:
+    """Run failed or cancelled jobs again; if one cannot be retried, the others still are."""
+    if bool(job_ids) == (sweep_id is not None):
+        raise typer.BadParameter("give ids, or --sweep, and not both")
+    from app.cli.output import counts_text
+
+    if sweep_id is not None:
+        counts = server.resume_sweep(sweep_id)["counts"]
+        echo(f"sweep {sweep_id}: {counts_text(counts)}")
+        return
+
+    def retry_one(job_id: int) -> str:
+        return f"queued for attempt {server.retry(job_id)['attempt'] + 1}"
+
+    _each(job_ids or [], retry_one)
 
 
 def _chosen(job_ids: list[int] | None, state: str | None, filters: Filters) -> JobFilter | None:
