@@ -79,12 +79,15 @@ def test_every_setting_is_documented(settings: frozenset[str]) -> None:
 
 def test_every_command_is_documented(commands: frozenset[str]) -> None:
     documented = re.findall(r"^## `flopwatch ([\w-]+)", (ROOT / "docs/cli.md").read_text(), flags=re.MULTILINE)
-    assert sorted(documented) == sorted(commands)
+    assert set(documented) == commands, "docs/cli.md has a heading for each command"
+    assert len(documented) == len(commands)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_kind_has_a_page_that_begins_with_its_question(kind: str) -> None:
-    title, first, text = (ROOT / f"docs/kinds/{kind}.md").read_text().split("\n\n", maxsplit=2)
+    page = ROOT / f"docs/kinds/{kind}.md"
+    assert page.exists(), "a kind has a page that says what it answers"
+    title, first, text = page.read_text().split("\n\n", maxsplit=2)
     assert title == f"# `{kind}`"
     assert "?" in first
     assert f"flopwatch submit {kind} " in next(shell_lines(text))

@@ -64,7 +64,7 @@ def test_only_the_clocks_read_the_clock(sources: list[Path], root: Path) -> None
         if (name := path.relative_to(root).as_posix()).startswith(MEASURING) and name not in CLOCKS
         for match in REPLACEABLE.finditer(path.read_text())
     }
-    assert not found
+    assert not found, "take it from kernels.clock or kernels.device_events"
 
 
 def test_nothing_names_one_machine(sources: list[Path], root: Path) -> None:
