@@ -19,38 +19,12 @@ if TYPE_CHECKING:
     from flopwatch.client import PlotOptions
 
 PlotFormat = enum.StrEnum("PlotFormat", {name: name for name in ("svg", "png", "pdf", "html", "json")})  # type: ignore[misc]
-
-
 Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[JOB] [NAME]",
         help="The job, and the plot's name; without a name, the names of all. With --sweep the name alone.",
         autocompletion=completing.job_ids,
-    ),
-]
-Sweep = Annotated[int | None, typer.Option(metavar="ID", help="Instead of JOB.", autocompletion=completing.sweep_ids)]
-Against = Annotated[
-    int | None, typer.Option(metavar="ID", help="For ratios and distributions: the job to compare JOB with.")
-]
-Metric = Annotated[str | None, typer.Option(help="Of a chart, heat map or history: what is drawn.")]
-AlongX = Annotated[str | None, typer.Option(metavar="COORDINATE", help="Along x.")]
-AlongY = Annotated[str | None, typer.Option(metavar="COORDINATE", help="Of a heat map: its rows.")]
-Group = Annotated[
-    str | None, typer.Option(metavar="NAMES", help="Coordinates that make the series; by default all that vary.")
-]
-Where = Annotated[list[str] | None, typer.Option(metavar="COORDINATE=VALUE", help="Only these cases; may be repeated.")]
-RelativeTo = Annotated[
-    list[str] | None,
-    typer.Option(metavar="COORDINATE=VALUE", help="Draw how many times faster each case is than this one."),
-]
-FormatOption = Annotated[
-    PlotFormat | None, typer.Option("--format", help="By default what the file's name says, or svg.")
-]
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", "-o", dir_okay=False, help="The file; `-`: standard output. By default named by job and plot."
     ),
 ]
 
@@ -60,16 +34,34 @@ def plot(
     server: Flopwatch,
     words: Words = None,
     *,
-    sweep: Sweep = None,
-    against: Against = None,
-    metric: Metric = None,
-    x: AlongX = None,
-    y: AlongY = None,
-    group: Group = None,
-    where: Where = None,
-    relative_to: RelativeTo = None,
-    output_format: FormatOption = None,
-    output: Output = None,
+    sweep: Annotated[
+        int | None, typer.Option(metavar="ID", help="Instead of JOB.", autocompletion=completing.sweep_ids)
+    ] = None,
+    against: Annotated[
+        int | None, typer.Option(metavar="ID", help="For ratios and distributions: the job to compare JOB with.")
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="Of a chart, heat map or history: what is drawn.")] = None,
+    x: Annotated[str | None, typer.Option(metavar="COORDINATE", help="Along x.")] = None,
+    y: Annotated[str | None, typer.Option(metavar="COORDINATE", help="Of a heat map: its rows.")] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Coordinates that make the series; by default all that vary.")
+    ] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(metavar="COORDINATE=VALUE", help="Only these cases; may be repeated.")
+    ] = None,
+    relative_to: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COORDINATE=VALUE", help="Draw how many times faster each case is than this one."),
+    ] = None,
+    output_format: Annotated[
+        PlotFormat | None, typer.Option("--format", help="By default what the file's name says, or svg.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", dir_okay=False, help="The file; `-`: standard output. By default named by job and plot."
+        ),
+    ] = None,
 ) -> None:
     """Write a plot of a job's or a sweep's page as a picture for a report; without NAME, list the plots of the job."""
     job, name = _job_and_name(words or [], sweep)

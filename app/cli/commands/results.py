@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,147 +30,135 @@ TableFormat = enum.StrEnum("TableFormat", {name: name for name in (*FORMATS, BRI
 MARKDOWN = TableFormat("markdown")
 
 
-Sweeps = Annotated[
-    list[int] | None,
-    typer.Option(metavar="ID", help="Jobs of this sweep; may be repeated.", autocompletion=completing.sweep_ids),
-]
 Jobs = Annotated[
     list[int] | None,
     typer.Option(
         metavar="ID", help="This job, beside those of --sweep; may be repeated.", autocompletion=completing.job_ids
     ),
 ]
-Kinds = Annotated[
-    list[str] | None,
-    typer.Option(help="Only jobs of this kind; repeat it for several.", autocompletion=completing.kinds),
-]
-Since = Annotated[
-    str | None, typer.Option(metavar="WHEN", help="Finished since: 7d, 12h, 90min, 2026-03-01, or a time.")
-]
-Until = Annotated[str | None, typer.Option(metavar="WHEN", help="Finished before.")]
-Rows = Annotated[str | None, typer.Option(metavar="NAMES", help="Coordinates that make the rows.")]
-Columns = Annotated[
-    str | None, typer.Option(metavar="NAMES", help="Metrics that make the columns; `all` for every one.")
-]
-StatisticOption = Annotated[TableStatistic | None, typer.Option(help="Of the samples; by default the median.")]
-Pivot = Annotated[str | None, typer.Option(metavar="COORDINATE", help="Make this coordinate's values columns.")]
-RelativeTo = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="COORDINATE=VALUE", help="Say how many times faster each row is than the one with this coordinate."
-    ),
-]
-InRange = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--range",
-        metavar="PART",
-        help="Only rows whose range contains this, or is like this pattern (*, ?): --name kernels --range softmax.",
-    ),
-]
-Where = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="COLUMN=VALUE",
-        help="Only rows with this value of a coordinate, or of a column of --name; again for another column, or value.",
-    ),
-]
-Rename = Annotated[
-    list[str] | None,
-    typer.Option(metavar="COLUMN=NAME", help="Call this column otherwise; may be repeated."),
-]
-Separate = Annotated[
-    bool,
-    typer.Option(
-        "--separate", help="Put the standard deviation of a mean, or the interval of a median, into columns of its own."
-    ),
-]
-Best = Annotated[
-    bool,
-    typer.Option(
-        "--best",
-        help="Set the best cell of each column in bold; with --pivot implementation or another choice, of each row.",
-    ),
-]
-Links = Annotated[bool, typer.Option("--links", help="Show the job of each row, with its address.")]
-OwnTable = Annotated[
-    str | None,
-    typer.Option(
-        help="Instead of measurements, this table of a job or of a sweep's jobs; `flopwatch show` lists them."
-    ),
-]
 Sort = Annotated[str | None, typer.Option(metavar="COLUMN", help="Sort by this column; -COLUMN: descending.")]
-Limit = Annotated[
-    int | None, typer.Option(min=1, help="At most so many rows; with --name and --sweep, so many of each job.")
-]
-UnitIndex = Annotated[int | None, typer.Option(min=0, metavar="INDEX", help="With --name: rows of this unit.")]
-Caption = Annotated[str | None, typer.Option(help="The table's title.")]
-LatexLabel = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The name by which LaTeX's \\ref finds the table.")
-]
-TableFormatOption = Annotated[TableFormat, typer.Option("--format", help="How to write it.")]
+
+
+@dataclass(frozen=True)
+class TableChoice:
+    """Options that choose the rows of a table, and lay it out."""
+
+    sweep: Annotated[
+        list[int] | None,
+        typer.Option(metavar="ID", help="Jobs of this sweep; may be repeated.", autocompletion=completing.sweep_ids),
+    ] = None
+    job: Jobs = None
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="Only jobs of this kind; repeat it for several.", autocompletion=completing.kinds),
+    ] = None
+    label: Label = None
+    since: Annotated[
+        str | None, typer.Option(metavar="WHEN", help="Finished since: 7d, 12h, 90min, 2026-03-01, or a time.")
+    ] = None
+    until: Annotated[str | None, typer.Option(metavar="WHEN", help="Finished before.")] = None
+    rows: Annotated[str | None, typer.Option(metavar="NAMES", help="Coordinates that make the rows.")] = None
+    columns: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Metrics that make the columns; `all` for every one.")
+    ] = None
+    statistic: Annotated[TableStatistic | None, typer.Option(help="Of the samples; by default the median.")] = None
+    pivot: Annotated[str | None, typer.Option(metavar="COORDINATE", help="Make this coordinate's values columns.")] = (
+        None
+    )
+    relative_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COORDINATE=VALUE", help="Say how many times faster each row is than the one with this coordinate."
+        ),
+    ] = None
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=VALUE",
+            help="Only rows with this value of a coordinate, or of a column of --name; again for another column, or "
+            "value.",
+        ),
+    ] = None
+    in_range: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--range",
+            metavar="PART",
+            help="Only rows whose range contains this, or is like this pattern (*, ?): --name kernels --range softmax.",
+        ),
+    ] = None
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN=NAME", help="Call this column otherwise; may be repeated."),
+    ] = None
+    separate: Annotated[
+        bool,
+        typer.Option(
+            "--separate",
+            help="Put the standard deviation of a mean, or the interval of a median, into columns of its own.",
+        ),
+    ] = False
+    best: Annotated[
+        bool,
+        typer.Option(
+            "--best",
+            help="Set the best cell of each column in bold; with --pivot implementation or another choice, of each "
+            "row.",
+        ),
+    ] = False
+    links: Annotated[bool, typer.Option("--links", help="Show the job of each row, with its address.")] = False
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of measurements, this table of a job or of a sweep's jobs; `flopwatch show` lists them."
+        ),
+    ] = None
+    sort: Sort = None
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="At most so many rows; with --name and --sweep, so many of each job.")
+    ] = None
+    unit: Annotated[int | None, typer.Option(min=0, metavar="INDEX", help="With --name: rows of this unit.")] = None
+    caption: Annotated[str | None, typer.Option(help="The table's title.")] = None
+    latex_label: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The name by which LaTeX's \\ref finds the table.")
+    ] = None
+    output_format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = MARKDOWN
 
 
 @command
-def table(
-    server: Flopwatch,
-    *,
-    sweep: Sweeps = None,
-    job: Jobs = None,
-    kind: Kinds = None,
-    label: Label = None,
-    since: Since = None,
-    until: Until = None,
-    rows: Rows = None,
-    columns: Columns = None,
-    statistic: StatisticOption = None,
-    pivot: Pivot = None,
-    relative_to: RelativeTo = None,
-    where: Where = None,
-    in_range: InRange = None,
-    rename: Rename = None,
-    separate: Separate = False,
-    best: Best = False,
-    links: Links = False,
-    name: OwnTable = None,
-    sort: Sort = None,
-    limit: Limit = None,
-    unit: UnitIndex = None,
-    caption: Caption = None,
-    latex_label: LatexLabel = None,
-    output_format: TableFormatOption = MARKDOWN,
-) -> None:
+def table(server: Flopwatch, *, chosen: TableChoice) -> None:
     """Print a table of measurements, one row per case and one column per metric; or a table that a job's units made.
 
     The format brief is for programs: at most 60 lines, a row each as JSON.
     """
     of_measurements: dict[str, Any] = {
-        "kind": kind,
-        "labels": parse_labels(label or []) or None,
-        "since": since,
-        "until": until,
-        "rows": rows and [rows],
-        "statistic": statistic and statistic.value,
-        "pivot": pivot,
-        "relative_to": dict(map(split_pair, relative_to or [])) or None,
-        **{flag: True for flag, is_set in (("best", best), ("separate", separate), ("links", links)) if is_set},
+        "kind": chosen.kind,
+        "labels": parse_labels(chosen.label or []) or None,
+        "since": chosen.since,
+        "until": chosen.until,
+        "rows": chosen.rows and [chosen.rows],
+        "statistic": chosen.statistic and chosen.statistic.value,
+        "pivot": chosen.pivot,
+        "relative_to": dict(map(split_pair, chosen.relative_to or [])) or None,
+        **{flag: True for flag in ("best", "separate", "links") if getattr(chosen, flag)},
     }
     both: dict[str, Any] = {
-        "columns": columns and [columns],  # the server parts names at commas
-        "where": values_of([*(where or []), *(f"range={_anywhere(one)}" for one in in_range or [])]),
-        "rename": dict(map(split_pair, rename or [])) or None,
+        "columns": chosen.columns and [chosen.columns],  # the server parts names at commas
+        "where": values_of([*(chosen.where or []), *(f"range={_anywhere(one)}" for one in chosen.in_range or [])]),
+        "rename": dict(map(split_pair, chosen.rename or [])) or None,
     }
-    both |= {"sort": sort, "limit": limit, "caption": caption, "latex_label": latex_label}
-    written = format_of(output_format)
-    if name is not None:
+    both |= {"sort": chosen.sort, "limit": chosen.limit, "caption": chosen.caption, "latex_label": chosen.latex_label}
+    written = format_of(chosen.output_format)
+    if chosen.name is not None:
         _refuse(of_measurements, "chooses measurements; with --name leave it out")
-        print_table(_own_table(server, name, sweep, job, written, {**both, "unit": unit}), output_format)
+        own = {**both, "unit": chosen.unit}
+        print_table(_own_table(server, chosen.name, chosen.sweep, chosen.job, written, own), chosen.output_format)
         return
-    _refuse({"unit": unit}, "goes with --name, which prints a table that a job's units made")
-    text = server.table_text(written, sweep=sweep, job=job, **of_measurements, **both)
-    notes, is_empty = _what_is_missing(server, sweep or [], output_format)
-    if not is_empty or job or output_format.value not in ("markdown", "latex"):
-        print_table(text, output_format, notes)
+    _refuse({"unit": chosen.unit}, "goes with --name, which prints a table that a job's units made")
+    text = server.table_text(written, sweep=chosen.sweep, job=chosen.job, **of_measurements, **both)
+    notes, is_empty = _what_is_missing(server, chosen.sweep or [], chosen.output_format)
+    if not is_empty or chosen.job or chosen.output_format.value not in ("markdown", "latex"):
+        print_table(text, chosen.output_format, notes)
 
 
 def _own_table(

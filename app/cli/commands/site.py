@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 MAX_WORKERS = 1000
 CONNECTED = ("active", "unfit", "draining")
-Limit = Annotated[int, typer.Option(min=1, help="How many.")]
 
 
 @command
@@ -28,7 +27,7 @@ def sweeps(
         int | None, typer.Argument(metavar="[ID]", help="One sweep, by itself.", autocompletion=completing.sweep_ids)
     ] = None,
     *,
-    limit: Limit = 50,
+    limit: Annotated[int, typer.Option(min=1, help="How many.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List sweeps, newest first: the grid of each, and how many of its jobs are in each state; or show one."""
