@@ -79,6 +79,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
         responses={"default": problems.DOCUMENTED},
         dependencies=[Depends(no_repeats)],
     )

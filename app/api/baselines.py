@@ -94,35 +94,26 @@ async def _new_name(name: Annotated[str, A_NEW_NAME]) -> str:
 NewName = Annotated[str, Depends(_new_name)]
 
 
-@router.get(
-    "", operation_id="list_baselines", responses={200: {"model": Page[Baseline]}}, summary="List baselines by name"
-)
+@router.get("", responses={200: {"model": Page[Baseline]}}, summary="List baselines by name")
 def list_baselines(services: CurrentServices, query: Annotated[BaselinesQuery, Query()]) -> Response:
     entries, following = services.baselines.page(query.limit, query.after)
     return Json({"data": entries, "next": following})
 
 
-@router.get(
-    "/{name}",
-    operation_id="get_baseline",
-    responses={200: {"model": BaselineOfCases}},
-    dependencies=[NO_QUERY],
-    summary="Show a baseline",
-)
-def show(services: CurrentServices, name: Name) -> Response:
+@router.get("/{name}", responses={200: {"model": BaselineOfCases}}, dependencies=[NO_QUERY], summary="Show a baseline")
+def get_baseline(services: CurrentServices, name: Name) -> Response:
     """Returns the baseline with its cases, each with the jobs that measured it."""
     return Json(services.baselines.get(name))
 
 
 @router.put(
     "/{name}",
-    operation_id="put_baseline",
     responses={200: {"model": PutBaseline}, 201: {"model": PutBaseline}},
     openapi_extra=request_body(BaselineBody) | declared(USER),
     dependencies=[NO_QUERY],
     summary="Put a job or a sweep into a baseline",
 )
-async def put(
+async def put_baseline(
     services: CurrentServices,
     sender: Sender,
     name: NewName,
@@ -142,10 +133,8 @@ async def put(
     return Json(answer, status_code=201 if kept.is_new else 200, headers=headers)
 
 
-@router.delete(
-    "/{name}", operation_id="delete_baseline", status_code=204, dependencies=[NO_QUERY], summary="Delete a baseline"
-)
-async def delete(services: CurrentServices, name: Name) -> Response:
+@router.delete("/{name}", status_code=204, dependencies=[NO_QUERY], summary="Delete a baseline")
+async def delete_baseline(services: CurrentServices, name: Name) -> Response:
     """Deletes the baseline. Its jobs stay, and can be deleted from now on."""
     await services.writes.run(lambda: services.baselines.delete(name))
     return Response(status_code=204)

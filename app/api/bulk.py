@@ -42,14 +42,8 @@ class DeleteQuery(_Chosen):
     state: Literal["succeeded", "failed", "cancelled"] | None = None
 
 
-@router.post(
-    "/cancel",
-    operation_id="cancel_jobs",
-    status_code=202,
-    responses={202: {"model": BulkCancelled}},
-    summary="Cancel many jobs",
-)
-async def cancel(services: CurrentServices, sender: Sender, query: Annotated[CancelQuery, Query()]) -> Response:
+@router.post("/cancel", status_code=202, responses={202: {"model": BulkCancelled}}, summary="Cancel many jobs")
+async def cancel_jobs(services: CurrentServices, sender: Sender, query: Annotated[CancelQuery, Query()]) -> Response:
     """Cancels queued and running jobs that match every filter, without the scope `admin` only the sender's own; without
     any filter 422.
 
@@ -60,10 +54,8 @@ async def cancel(services: CurrentServices, sender: Sender, query: Annotated[Can
     return Json(await services.writes.run_long(lambda: services.bulk.cancel(chosen)), status_code=202)
 
 
-@router.delete(
-    "", operation_id="delete_jobs", responses={200: {"model": BulkDeleted}}, summary="Delete many finished jobs"
-)
-async def delete(services: CurrentServices, sender: Sender, query: Annotated[DeleteQuery, Query()]) -> Response:
+@router.delete("", responses={200: {"model": BulkDeleted}}, summary="Delete many finished jobs")
+async def delete_jobs(services: CurrentServices, sender: Sender, query: Annotated[DeleteQuery, Query()]) -> Response:
     """Deletes finished jobs that match every filter, with their results and files, without the scope `admin` only the
     sender's own; without any filter 422.
 

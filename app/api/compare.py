@@ -94,7 +94,6 @@ HEADERS = {
 
 @router.get(
     "",
-    operation_id="compare",
     responses={200: in_every_format(schemas.Comparison) | {"headers": described(HEADERS)}},
     openapi_extra=declared("Accept"),
     summary="Two jobs, or two sides, compared",

@@ -38,11 +38,10 @@ class EventsQuery(StrictQuery):
 
 @router.get(
     "/{job_id}/events",
-    operation_id="get_job_events",
     responses={200: {"model": Page[Event], "content": {EVENT_STREAM: {}}}, 204: {}},
     summary="List or stream a job's events",
 )
-async def events(
+async def get_job_events(
     request: Request,
     services: CurrentServices,
     job_id: JobId,

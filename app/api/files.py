@@ -27,14 +27,13 @@ SOURCE = {"application/octet-stream": {"schema": {"type": "string", "format": "b
 
 @router.put(
     "/{sha256}",
-    operation_id="put_file",
     status_code=201,
     responses={201: {"model": CodeFile}, 200: {"model": CodeFile, "description": "It was there before"}},
     openapi_extra={"requestBody": {"required": True, "content": SOURCE}},
     dependencies=[NO_QUERY, CODE],
     summary="Upload a Python file",
 )
-async def put(request: Request, services: CurrentServices, sha256: Sha256) -> Response:
+async def put_file(request: Request, services: CurrentServices, sha256: Sha256) -> Response:
     """Stores the body, a UTF-8 file or a zip file of a folder, of at most 64 MiB; a spec's `code` names it by its
     SHA-256.
 
@@ -71,14 +70,13 @@ def _wrong(detail: str) -> InvalidRequest:
 
 @router.get(
     "/{sha256}",
-    operation_id="get_file",
     response_class=PlainTextResponse,
     responses={304: {}},
     openapi_extra=declared("If-None-Match"),
     dependencies=[NO_QUERY],
     summary="Read an uploaded file",
 )
-def read(request: Request, services: CurrentServices, sha256: Sha256) -> Response:
+def get_file(request: Request, services: CurrentServices, sha256: Sha256) -> Response:
     """Returns the file's source as plain text, which no browser runs; of a folder, the zip file."""
     content = services.uploads.read(sha256)
     tag = ETag(sha256)

@@ -25,14 +25,14 @@ LAST_WAIT_S = 1.0
 """Seconds that the check waits if writes have been refused for long, so that it does not fail by bad luck alone."""
 
 
-@router.get("/healthz", operation_id="get_health", dependencies=[NO_QUERY], summary="Is the process alive?")
-async def healthz() -> Response:
+@router.get("/healthz", dependencies=[NO_QUERY], summary="Is the process alive?")
+async def get_health() -> Response:
     """Answers 200 while the process is alive, with Flopwatch's version; needs no token and no database."""
     return Json({"status": "ok", "version": VERSION})
 
 
-@router.get("/readyz", operation_id="get_readiness", dependencies=[NO_QUERY], summary="Can it do its work?")
-def readyz(services: CurrentServices) -> Response:
+@router.get("/readyz", dependencies=[NO_QUERY], summary="Can it do its work?")
+def get_readiness(services: CurrentServices) -> Response:
     """Reads the database, writes to it and stores a file; answers 503 or 507 with the reason when that fails.
 
     While others hold the write lock, it answers ready without having written: a busy database is not a fault. It is a
@@ -51,13 +51,12 @@ def readyz(services: CurrentServices) -> Response:
 
 @router.get(
     "/metrics",
-    operation_id="get_metrics",
     dependencies=[NO_QUERY],
     response_class=PlainTextResponse,
     responses={200: {"content": {"application/openmetrics-text": {"schema": {"type": "string"}}}}},
     summary="Prometheus metrics",
 )
-def metrics(request: Request, services: CurrentServices) -> Response:
+def get_metrics(request: Request, services: CurrentServices) -> Response:
     """Returns the metrics in Prometheus's text format or, if `Accept` asks for it, as OpenMetrics.
 
     Every server of a database returns the same, except `flopwatch_http_…`, `flopwatch_store_errors_total` and

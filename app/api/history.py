@@ -49,8 +49,8 @@ class HistoryQuery(StrictQuery):
         return results.CaseChoice(self.case, self.job, coordinates)  # type: ignore[arg-type]  # pairs, once validated
 
 
-@router.get("", operation_id="get_history", responses={200: {"model": History}}, summary="A metric of a case over time")
-async def history(services: CurrentServices, query: Annotated[HistoryQuery, Query()]) -> Response:
+@router.get("", responses={200: {"model": History}}, summary="A metric of a case over time")
+async def get_history(services: CurrentServices, query: Annotated[HistoryQuery, Query()]) -> Response:
     """Returns the median of the metric in each job that measured the case, with its interval, in the order in which the
     jobs finished. `version` is the code that ran: the hash of uploaded code, or the commit of the worker's checkout.
 

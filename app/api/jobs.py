@@ -156,7 +156,7 @@ async def finished_job(services: Services, job_id: int, timeout_s: float) -> dic
             await followed.after(generation, left_s)
 
 
-@router.get("", operation_id="list_jobs", responses={200: {"model": Page[Job]}}, summary="List jobs, newest first")
+@router.get("", responses={200: {"model": Page[Job]}}, summary="List jobs, newest first")
 def list_jobs(services: CurrentServices, sender: Sender, query: Annotated[JobsQuery, Query()]) -> Response:
     jobs, following = services.reading.jobs(
         state=query.state,
@@ -173,13 +173,12 @@ def list_jobs(services: CurrentServices, sender: Sender, query: Annotated[JobsQu
 
 @router.get(
     "/{job_id}",
-    operation_id="get_job",
     responses={200: {"model": Job}, 304: {}},
     openapi_extra=declared("If-None-Match"),
     dependencies=[NO_QUERY],
     summary="Show a job",
 )
-def show(request: Request, services: CurrentServices, job_id: JobId) -> Response:
+def get_job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     job, version = services.reading.job(job_id)
     # The reason to wait changes with the workers, so the job's version does not cover it.
     waiting = f"-{crc32(job['waiting'].encode()):08x}" if job["waiting"] else ""
@@ -209,26 +208,24 @@ async def describe(
 
 @router.post(
     "/{job_id}/cancel",
-    operation_id="cancel_job",
     status_code=202,
     responses={202: {"model": Job}},
     dependencies=[NO_QUERY, OWN_JOB],
     summary="Cancel a job",
 )
-async def cancel(services: CurrentServices, job_id: JobId) -> Response:
+async def cancel_job(services: CurrentServices, job_id: JobId) -> Response:
     """Cancels a queued job at once, and a running one as soon as its worker has ended its processes."""
     return Json(linked_job(await services.writes.run(lambda: services.queue.cancel(job_id))), status_code=202)
 
 
 @router.post(
     "/{job_id}/retry",
-    operation_id="retry_job",
     status_code=202,
     responses={202: {"model": Job}},
     dependencies=[NO_QUERY, OWN_JOB_AGAIN],
     summary="Run a job again",
 )
-async def retry(services: CurrentServices, job_id: JobId) -> Response:
+async def retry_job(services: CurrentServices, job_id: JobId) -> Response:
     """Queues a failed or cancelled job for its next attempt; results of earlier attempts stay."""
     return Json(linked_job(await services.writes.run(lambda: services.queue.retry(job_id))), status_code=202)
 

@@ -35,23 +35,21 @@ def check_notify_url(services: Services, url: str | None) -> None:
 
 @router.get(
     "/jobs/{job_id}/notification",
-    operation_id="get_job_notification",
     dependencies=[NO_QUERY],
     responses={200: {"model": Notification}},
     summary="How far is the telling of a job's end?",
 )
-def job_notification(services: CurrentServices, job_id: JobId) -> Response:
+def get_job_notification(services: CurrentServices, job_id: JobId) -> Response:
     """Returns the state of the job's webhook; 404 if it has no `notify_url`."""
     return Json(services.webhooks.public(job_id=job_id))
 
 
 @router.get(
     "/sweeps/{sweep_id}/notification",
-    operation_id="get_sweep_notification",
     dependencies=[NO_QUERY],
     responses={200: {"model": Notification}},
     summary="How far is the telling of a sweep's end?",
 )
-def sweep_notification(services: CurrentServices, sweep_id: SweepId) -> Response:
+def get_sweep_notification(services: CurrentServices, sweep_id: SweepId) -> Response:
     """Returns the state of the sweep's webhook; 404 if it has no `notify_url`."""
     return Json(services.webhooks.public(sweep_id=sweep_id))

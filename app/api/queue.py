@@ -65,13 +65,8 @@ class Paused(TypedDict):
 read_paused_body = json_body(PausedBody)
 
 
-@router.get(
-    "/places",
-    operation_id="get_queue_places",
-    responses={200: {"model": Page[Place]}},
-    summary="Places of jobs in the queue",
-)
-def places(services: CurrentServices, query: Annotated[PlacesQuery, Query()]) -> Response:
+@router.get("/places", responses={200: {"model": Page[Place]}}, summary="Places of jobs in the queue")
+def get_queue_places(services: CurrentServices, query: Annotated[PlacesQuery, Query()]) -> Response:
     """Returns the places, counted from 1, of the queued ones of these jobs: by priority, the users' shares, submission.
 
     `about_s` is a guess in how many seconds it starts: null while no worker is connected, or before any job has ended.
@@ -81,26 +76,21 @@ def places(services: CurrentServices, query: Annotated[PlacesQuery, Query()]) ->
     return Json({"data": places, "next": None})
 
 
-@router.get(
-    "/paused",
-    operation_id="get_paused_kinds",
-    responses={200: {"model": Paused}},
-    dependencies=[NO_QUERY],
-    summary="Which kinds are paused?",
-)
-def paused(services: CurrentServices) -> Response:
+@router.get("/paused", responses={200: {"model": Paused}}, dependencies=[NO_QUERY], summary="Which kinds are paused?")
+def get_paused_kinds(services: CurrentServices) -> Response:
     return Json({"kinds": services.pausing.kinds()})
 
 
 @router.put(
     "/paused",
-    operation_id="put_paused_kinds",
     responses={200: {"model": Paused}},
     openapi_extra=request_body(PausedBody),
     dependencies=[NO_QUERY, ADMIN],
     summary="Pause kinds, and let all others go on",
 )
-async def pause(services: CurrentServices, body: Annotated[Body[PausedBody], Depends(read_paused_body)]) -> Response:
+async def put_paused_kinds(
+    services: CurrentServices, body: Annotated[Body[PausedBody], Depends(read_paused_body)]
+) -> Response:
     """Pauses these kinds: no worker claims their jobs, which stay queued and say so in `waiting`. Running jobs
     continue."""
     return Json({"kinds": await services.writes.run(lambda: services.pausing.pause(body.model.kinds))})

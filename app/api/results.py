@@ -90,20 +90,17 @@ class ReportedTableQuery(AttemptQuery, RowsQuery):
         return replace(super().excerpt(format_), attempt=self.attempt)
 
 
-@router.get("/logs", operation_id="get_job_log", response_class=PlainTextResponse, summary="A job's output")
-def logs(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery, Query()]) -> Response:
+@router.get("/logs", response_class=PlainTextResponse, summary="A job's output")
+def get_job_log(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery, Query()]) -> Response:
     """Returns the standard output and error of an attempt; a long log keeps its head and tail, and the middle is
     cut."""
     return PlainTextResponse(services.reading.log(job_id, query.attempt))
 
 
-@router.get(
-    "/measurements",
-    operation_id="get_job_measurements",
-    responses={200: {"model": Measurements}},
-    summary="A job's measurements",
-)
-def measurements(services: CurrentServices, job_id: JobId, query: Annotated[MeasurementsQuery, Query()]) -> Response:
+@router.get("/measurements", responses={200: {"model": Measurements}}, summary="A job's measurements")
+def get_job_measurements(
+    services: CurrentServices, job_id: JobId, query: Annotated[MeasurementsQuery, Query()]
+) -> Response:
     """Returns measurements: one row is one metric of one case in one unit; the columns are those of this page's
     rows."""
     page = services.reading.measurements(
@@ -112,32 +109,26 @@ def measurements(services: CurrentServices, job_id: JobId, query: Annotated[Meas
     return Json(page)
 
 
-@router.get("/units", operation_id="list_job_units", responses={200: {"model": Page[Unit]}}, summary="A job's units")
-def units(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery, Query()]) -> Response:
+@router.get("/units", responses={200: {"model": Page[Unit]}}, summary="A job's units")
+def list_job_units(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery, Query()]) -> Response:
     """Returns the job's units in the last attempt that ended: the parts that fresh processes measured one after the
     other."""
     return Json({"data": services.reading.units(job_id, query.attempt), "next": None})
 
 
-@router.get(
-    "/tables",
-    operation_id="list_job_tables",
-    responses={200: {"model": Page[ReportedTable]}},
-    summary="A job's own tables",
-)
-def tables(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery, Query()]) -> Response:
+@router.get("/tables", responses={200: {"model": Page[ReportedTable]}}, summary="A job's own tables")
+def list_job_tables(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery, Query()]) -> Response:
     """Lists the tables that the job's units reported, beside its measurements."""
     return Json({"data": results.list_tables(services.database, job_id, query.attempt), "next": None})
 
 
 @router.get(
     "/tables/{name:path}",
-    operation_id="get_job_table",
     responses={200: in_every_format(Measurements)},
     openapi_extra=declared("Accept"),
     summary="One of a job's own tables",
 )
-async def reported_table(
+async def get_job_table(
     request: Request, services: CurrentServices, job_id: JobId, name: str, query: Annotated[ReportedTableQuery, Query()]
 ) -> Response:
     """Returns the rows of all units, with a column `unit_index`; only JSON has `next`."""
@@ -160,33 +151,24 @@ async def answer_table(
     return await run_sync(make, limiter=services.tables)
 
 
-@router.get(
-    "/attempts",
-    operation_id="list_job_attempts",
-    responses={200: {"model": Page[Attempt]}},
-    dependencies=[NO_QUERY],
-    summary="A job's attempts",
-)
-def attempts(services: CurrentServices, job_id: JobId) -> Response:
+@router.get("/attempts", responses={200: {"model": Page[Attempt]}}, dependencies=[NO_QUERY], summary="A job's attempts")
+def list_job_attempts(services: CurrentServices, job_id: JobId) -> Response:
     return Json({"data": services.reading.attempts(job_id), "next": None})
 
 
-@router.get(
-    "/artifacts", operation_id="list_job_artifacts", responses={200: {"model": Page[Artifact]}}, summary="A job's files"
-)
-def artifacts(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery, Query()]) -> Response:
+@router.get("/artifacts", responses={200: {"model": Page[Artifact]}}, summary="A job's files")
+def list_job_artifacts(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery, Query()]) -> Response:
     return Json({"data": services.reading.artifacts(job_id, query.attempt), "next": None})
 
 
 @router.get(
     "/artifacts/{name}",
-    operation_id="download_job_artifact",
     response_class=FileResponse,
     responses={206: {}, 304: {}, 307: {"description": "The file is at a signed URL for ten minutes"}},
     openapi_extra=declared("Range", "If-None-Match", "If-Modified-Since"),
     summary="Download a file",
 )
-def artifact(
+def download_job_artifact(
     request: Request, services: CurrentServices, job_id: JobId, name: str, query: Annotated[ArtifactQuery, Query()]
 ) -> Response:
     """Sends the file, whole or in ranges; the strong ETag is the content's SHA-256.

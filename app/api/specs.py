@@ -18,8 +18,8 @@ from app.specs._code import RUNS_CODE
 router = APIRouter(prefix="/specs", tags=["specs"])
 
 
-@router.get("", operation_id="get_specs", dependencies=[NO_QUERY], summary="The kinds of job")
-def specs(services: CurrentServices) -> Response:
+@router.get("", dependencies=[NO_QUERY], summary="The kinds of job")
+def get_specs(services: CurrentServices) -> Response:
     """Returns the schema, the presets and a default spec that runs, per kind; names that only workers know are
     enumerated."""
     known = known_names(services)

@@ -248,22 +248,14 @@ def _misfits(point: Point, invalid: ValidationError) -> Iterator[tuple[Location,
         yield origin, describe(error, SpecBase)
 
 
-@router.get(
-    "", operation_id="list_sweeps", responses={200: {"model": Page[Sweep]}}, summary="List sweeps, newest first"
-)
+@router.get("", responses={200: {"model": Page[Sweep]}}, summary="List sweeps, newest first")
 def list_sweeps(services: CurrentServices, query: Annotated[SweepsQuery, Query()]) -> Response:
     sweeps, following = services.reading.sweeps(limit=query.limit, after=query.after)
     return Json({"data": [linked_sweep(sweep) for sweep in sweeps], "next": following})
 
 
-@router.get(
-    "/{sweep_id}",
-    operation_id="get_sweep",
-    responses={200: {"model": Sweep}},
-    dependencies=[NO_QUERY],
-    summary="Show a sweep",
-)
-def show(services: CurrentServices, sweep_id: SweepId) -> Response:
+@router.get("/{sweep_id}", responses={200: {"model": Sweep}}, dependencies=[NO_QUERY], summary="Show a sweep")
+def get_sweep(services: CurrentServices, sweep_id: SweepId) -> Response:
     """Returns the sweep, with `counts` of its points by the state of their latest job, and with `fit` its
     `searches`."""
     return Json(linked_sweep(services.reading.sweep(sweep_id)))
@@ -282,12 +274,11 @@ class SweepTableQuery(RowsQuery):
 
 @router.get(
     "/{sweep_id}/tables/{name:path}",
-    operation_id="get_sweep_table",
     responses={200: in_every_format(Measurements)},
     openapi_extra=declared("Accept"),
     summary="One of the own tables of a sweep's jobs",
 )
-async def reported_table(
+async def get_sweep_table(
     request: Request,
     services: CurrentServices,
     sweep_id: SweepId,
@@ -305,26 +296,24 @@ async def reported_table(
 
 @router.post(
     "/{sweep_id}/cancel",
-    operation_id="cancel_sweep",
     status_code=202,
     responses={202: {"model": Sweep}},
     dependencies=[NO_QUERY, OWN_SWEEP],
     summary="Cancel what is left of a sweep",
 )
-async def cancel(services: CurrentServices, sweep_id: SweepId) -> Response:
+async def cancel_sweep(services: CurrentServices, sweep_id: SweepId) -> Response:
     """Cancels the unfinished jobs; the others keep their results."""
     return Json(linked_sweep(await services.writes.run(lambda: services.queue.cancel_sweep(sweep_id))), status_code=202)
 
 
 @router.post(
     "/{sweep_id}/resume",
-    operation_id="resume_sweep",
     status_code=202,
     responses={202: {"model": Sweep}},
     dependencies=[NO_QUERY, OWN_SWEEP_AGAIN],
     summary="Run again what has no result",
 )
-async def resume(services: CurrentServices, sweep_id: SweepId) -> Response:
+async def resume_sweep(services: CurrentServices, sweep_id: SweepId) -> Response:
     """Submits a new job for each point whose latest job failed, was cancelled or was deleted; 409 if there is no such
     point.
 

@@ -176,12 +176,11 @@ def chosen_format(request: Request, named: Format | None) -> Format:
 
 @router.get(
     "",
-    operation_id="get_table",
     responses={200: in_every_format(Table)},
     openapi_extra=declared("Accept"),
     summary="A table of measurements",
 )
-async def table(services: CurrentServices, request: Request, query: Annotated[TableQuery, Query()]) -> Response:
+async def get_table(services: CurrentServices, request: Request, query: Annotated[TableQuery, Query()]) -> Response:
     """Returns a table with one row per case and one column per metric; in JSON, `missing` says why cells have no
     numbers.
 

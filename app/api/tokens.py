@@ -40,14 +40,15 @@ read_token_body = json_body(TokenBody)
 
 @router.post(
     "",
-    operation_id="create_token",
     status_code=201,
     responses={201: {"model": NewToken}},
     openapi_extra=request_body(TokenBody),
     dependencies=[NO_QUERY, ADMIN],
     summary="Make a token",
 )
-async def create(services: CurrentServices, body: Annotated[Body[TokenBody], Depends(read_token_body)]) -> Response:
+async def create_token(
+    services: CurrentServices, body: Annotated[Body[TokenBody], Depends(read_token_body)]
+) -> Response:
     """Returns the token, which nobody can read again. From the first one on the server asks for a token, so that one
     must have the scope `admin` unless FLOPWATCH_API_TOKEN is set."""
     wanted = body.model
@@ -66,7 +67,6 @@ async def create(services: CurrentServices, body: Annotated[Body[TokenBody], Dep
 
 @router.get(
     "",
-    operation_id="list_tokens",
     responses={200: {"model": Page[Token]}},
     dependencies=[NO_QUERY, ADMIN],
     summary="List tokens, oldest first",
@@ -76,14 +76,8 @@ def list_tokens(services: CurrentServices) -> Response:
     return Json({"data": services.access_tokens.all(), "next": None})
 
 
-@router.delete(
-    "/{token_id}",
-    operation_id="revoke_token",
-    status_code=204,
-    dependencies=[NO_QUERY, ADMIN],
-    summary="Revoke a token",
-)
-async def revoke(services: CurrentServices, token_id: str) -> Response:
+@router.delete("/{token_id}", status_code=204, dependencies=[NO_QUERY, ADMIN], summary="Revoke a token")
+async def revoke_token(services: CurrentServices, token_id: str) -> Response:
     """Revokes a token at once, and ends its event streams; other servers of the same database notice within a second.
 
     409 for the last token, without which the server would be open, unless FLOPWATCH_API_TOKEN is set.

@@ -22,8 +22,8 @@ class UsageQuery(StrictQuery):
     """Attempts that ended since then: `12h`, `7d` or `2w` ago, a date (`2026-03-01`) or a time."""
 
 
-@router.get("", operation_id="get_usage", responses={200: {"model": Usage}}, summary="Device hours by user")
-def usage(services: CurrentServices, query: Annotated[UsageQuery, Query()]) -> Response:
+@router.get("", responses={200: {"model": Usage}}, summary="Device hours by user")
+def get_usage(services: CurrentServices, query: Annotated[UsageQuery, Query()]) -> Response:
     """Returns device hours by user, kind and device, also of jobs that were deleted since; `now` has who competes.
 
     They are kept by the hour in which attempts ended, so the first hour counts whole. Attempts that workers gave back

@@ -40,9 +40,7 @@ class WorkersQuery(StrictQuery):
     """`next` of the previous page."""
 
 
-@router.get(
-    "", operation_id="list_workers", responses={200: {"model": Page[Worker]}}, summary="List workers, newest first"
-)
+@router.get("", responses={200: {"model": Page[Worker]}}, summary="List workers, newest first")
 def list_workers(services: CurrentServices, query: Annotated[WorkersQuery, Query()]) -> Response:
     """Lists workers, each with its registered devices, kinds and names, and when it was last seen."""
     workers, following = services.reading.worker_page(
