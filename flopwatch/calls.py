@@ -8,13 +8,13 @@ decides.
 from __future__ import annotations
 
 import ast
+import copy
 import difflib
 import inspect
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
-_KINDS = inspect.Parameter
 INPUTS = ["q", "k", "v", "is_causal"]
 STEP = "a step is made by {name}(device, **arguments), which returns a function for one step, without arguments"
 
@@ -102,25 +102,13 @@ def _own(function: Function) -> Iterator[ast.AST]:
 
 def _bound(function: Function, positional: list[str], named: list[str]) -> str | None:
     """Return why a call with these arguments is none that the function takes; None if it takes them."""
-    its = function.args
-    without = len(its.posonlyargs) + len(its.args) - len(its.defaults)
-    parameters = [
-        _KINDS(each.arg, kind, default=_KINDS.empty if place < without else None)
-        for place, (each, kind) in enumerate(
-            [
-                *((each, _KINDS.POSITIONAL_ONLY) for each in its.posonlyargs),
-                *((each, _KINDS.POSITIONAL_OR_KEYWORD) for each in its.args),
-            ]
-        )
-    ]
-    parameters += [_KINDS(its.vararg.arg, _KINDS.VAR_POSITIONAL)] if its.vararg else []
-    parameters += [
-        _KINDS(each.arg, _KINDS.KEYWORD_ONLY, default=_KINDS.empty if default is None else None)
-        for each, default in zip(its.kwonlyargs, its.kw_defaults, strict=True)
-    ]
-    parameters += [_KINDS(its.kwarg.arg, _KINDS.VAR_KEYWORD)] if its.kwarg else []
+    its, nothing = copy.deepcopy(function.args), ast.Constant(None)
+    its.defaults = [nothing for _ in its.defaults]
+    its.kw_defaults = [None if default is None else nothing for default in its.kw_defaults]
+    alike = ast.fix_missing_locations(ast.Expression(ast.Lambda(its, nothing)))
     try:
-        inspect.Signature(parameters).bind(*positional, **dict.fromkeys(named))
-    except TypeError as error:
+        # It has the names of the function's arguments, and nothing else of it.
+        inspect.signature(eval(compile(alike, "<arguments>", "eval"))).bind(*positional, **dict.fromkeys(named))  # noqa: S307
+    except (SyntaxError, TypeError) as error:  # two arguments of one name, or a call that does not fit
         return str(error)
     return None
