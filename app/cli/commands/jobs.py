@@ -394,7 +394,9 @@ def run_script(
     script: Annotated[Path, typer.Argument(help="A script that calls flopwatch.measure(step).")],
     words: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="The script's arguments.")] = None,
     *,
-    precision: Annotated[str, typer.Option(help="For which rates MFU is: fp32, tf32, bf16 or fp16.")] = "fp32",
+    precision: Annotated[
+        str, typer.Option(help="Precision whose peak MFU refers to: fp32, tf32, bf16 or fp16.")
+    ] = "fp32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     code: Code = None,
     wait: Annotated[bool, typer.Option("--wait", hidden=True)] = True,
@@ -513,8 +515,8 @@ def logs(
     server: Flopwatch,
     job_id: JobId,
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is done.")] = False,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt; else of the last.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job is done.")] = False,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Attempt number (default: the last).")] = None,
     as_it_is: AsItIs = False,
 ) -> None:
     """Print a job's output."""
