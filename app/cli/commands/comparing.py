@@ -53,6 +53,7 @@ error, 2 a wrong command line."""
 DEFAULT_LIMIT_PERCENT = 5.0
 EQUAL = 1e-4
 """With `--keep-if better`, the relative difference by which the numbers that steps return may differ, by default."""
+ALTERNATE = "--alternate measures both versions of your code in alternation, which detects smaller differences"
 SIDES = ("baseline", "candidate")
 WITH_REFERENCE = ("attention", "kernel")
 """Kinds whose results are compared with a reference by the job itself; their steps return no numbers."""
@@ -330,10 +331,7 @@ def check(
     else:
         _print_checked(checked, baseline)
         if not alternate and server.can_alternate(checked):
-            echo(
-                "--alternate measures both versions of your code in alternation, which detects smaller differences",
-                err=True,
-            )
+            echo(ALTERNATE, err=True)
     raise typer.Exit(EXIT_CODES[checked["outcome"]])
 
 
