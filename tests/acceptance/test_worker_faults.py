@@ -253,10 +253,11 @@ def test_control_without_the_fence_it_counts(service: Service, misbehave_folder:
         stale_worker_records_nothing(service, misbehave_folder, winner_ends_first=False, **plain_kind("fence"))
 
 
-def drains(service: Service, folder: Path, *, in_time: bool, **sabotage: str) -> None:
+@pytest.mark.parametrize("in_time", [True, False], ids=["ends in time", "given back"])
+def test_sigterm_drains_a_worker(service: Service, misbehave_folder: Path, in_time: bool) -> None:
     """Send SIGTERM to a worker with a running and a queued job, whose grace the running one outlasts or not."""
-    client = service.client()
-    first = service.start_worker(FLOPWATCH_GRACE_S=str(RECOVERY_S if in_time else 0.5), **sabotage)
+    folder, client = misbehave_folder, service.client()
+    first = service.start_worker(FLOPWATCH_GRACE_S=str(RECOVERY_S if in_time else 0.5))
     first_id = worker_id(client, first.pid)
     running, queued = submit(client, plain_job("gated")), submit(client, plain_job("counted"))
     (child,) = wait_for_start(folder)
@@ -284,16 +285,3 @@ def drains(service: Service, folder: Path, *, in_time: bool, **sabotage: str) ->
 
 def worker_states(client: httpx.Client) -> dict[str, str]:
     return {worker["id"]: worker["state"] for worker in get(client, "/workers")}
-
-
-graces = pytest.mark.parametrize("in_time", [True, False], ids=["ends in time", "given back"])
-
-
-@graces
-def test_sigterm_drains_a_worker(service: Service, misbehave_folder: Path, in_time: bool) -> None:
-    drains(service, misbehave_folder, in_time=in_time)
-
-
-def test_control_sigterm_ends_a_worker_at_once(service: Service, misbehave_folder: Path) -> None:
-    with pytest.raises(AssertionError, match="-15 == 0"):
-        drains(service, misbehave_folder, in_time=False, **plain_kind("draining"))

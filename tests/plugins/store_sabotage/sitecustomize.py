@@ -9,10 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import queue
 import shutil
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,44 +21,13 @@ from app.store.database.engine import Database
 from app.store.database.locking import WriteLock
 from app.store.database.sqlite import SQLite
 from app.store.files.artifacts import ArtifactFiles
-from app.store.public import job_dict
-from app.store.queue.submission import job_row
-from app.store.queue.transitions import Queue
-from app.store.records import Idempotency, NewJob, Submitted
-from app.store.tables import utc_now
 
-COMMIT_DELAY_S = 0.1
 FOR_EVER_S = 3600.0
 
 
 def replace(owner: type, name: str, substitute: Callable[..., Any]) -> None:
     """Put `substitute` in a method's place."""
     setattr(owner, name, substitute)
-
-
-def commit_before_answer() -> None:
-    """Jobs are answered from memory and committed a moment later."""
-    submit, guard, backlog = Queue.submit, threading.Lock(), queue.SimpleQueue[Any]()
-    last_id: list[int] = []
-
-    def early(self: Any, new: NewJob, idempotency: Idempotency | None = None) -> Submitted:
-        with guard:
-            if not last_id:
-                with self._database.read() as connection:
-                    last_id.append(connection.exec_driver_sql("select coalesce(max(id), 0) from job").scalar_one())
-                threading.Thread(target=commit_later, daemon=True).start()
-            last_id[0] += 1
-            row = {**job_row(new, None, utc_now()), "id": last_id[0]}
-            backlog.put((self, new, idempotency))
-        return Submitted(job_dict(row, waiting=None), replayed=False)
-
-    def commit_later() -> None:
-        while True:
-            work = backlog.get()
-            time.sleep(COMMIT_DELAY_S)
-            submit(*work)
-
-    replace(Queue, "submit", early)
 
 
 def transaction() -> None:
@@ -120,7 +86,6 @@ def whole_artifacts() -> None:
 MECHANISMS = {
     mechanism.__name__: mechanism
     for mechanism in (
-        commit_before_answer,
         transaction,
         write_lock,
         lock_deadline,

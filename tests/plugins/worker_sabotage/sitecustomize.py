@@ -208,14 +208,6 @@ def cancel_of_queued() -> None:
     replace(Queue, "cancel", cancel)
 
 
-def crashes() -> None:
-    """A process that ends without saying how has succeeded."""
-    from flopwatch.workers.agent import unit_run
-    from flopwatch.workers.outcome import Succeeded
-
-    replace(unit_run, "_crash", lambda *_: Succeeded())
-
-
 def subreaper() -> None:
     """Orphans go to init."""
     from flopwatch.workers.processes import linux
@@ -253,18 +245,6 @@ def capped_log() -> None:
     original = log.CappedLog.__init__
     endless = 1 << 40
     replace(log.CappedLog, "__init__", lambda self: original(self, endless, endless, endless))
-
-
-def draining() -> None:
-    """SIGTERM ends a worker at once."""
-    import signal
-
-    original = signal.signal
-
-    def install(signum: int, handler: Any) -> Any:
-        return None if signum == signal.SIGTERM else original(signum, handler)
-
-    replace(signal, "signal", install)
 
 
 def move_clock(file: Path) -> None:
@@ -313,12 +293,10 @@ MECHANISMS = {
         ended_allocations,
         end_of_lost_claims,
         cancel_of_queued,
-        crashes,
         subreaper,
         kill_after_terminate,
         watched_pipe,
         capped_log,
-        draining,
         doubts_of_ceilings,
     )
 }
