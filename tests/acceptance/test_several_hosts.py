@@ -40,11 +40,6 @@ def service(url: URL, tmp_path: Path, misbehave_folder: Path) -> Iterator[Servic
         print(running.logs()[-20_000:])
 
 
-def host(folder: Path) -> dict[str, str]:
-    """Environment of a worker on a host of its own."""
-    return {**other_host(folder), "FLOPWATCH_DATA_DIR": str(folder / "data")}
-
-
 def test_jobs_of_a_killed_host_run_on_another(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
     service.start_server()
     survives_a_killed_worker(service, misbehave_folder, rng)
@@ -69,9 +64,9 @@ def test_a_clock_that_jumps_on_one_host_expires_nothing(
     hours, folder = rng.sample([-2, -1, 1, 2], 2), misbehave_folder
     clock = service.folder / "clock"
     client = service.start_server(**plain_kind())
-    first = service.start_worker(**plain_kind(), **host(folder.parent / "first"))
+    first = service.start_worker(**plain_kind(), **other_host(folder.parent / "first"))
     job_id = submit(client, plain_job("gated"))
     wait_for_state(client, job_id, "running")
     moved = plain_kind(MOVED_CLOCK=str(clock))
-    second = service.start_worker(**moved, **host(folder.parent / "second"))
+    second = service.start_worker(**moved, **other_host(folder.parent / "second"))
     stays_its_workers(Moved(service, client, [first, second], clock), job_id, folder, hours, tells_time=False)
