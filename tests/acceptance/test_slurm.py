@@ -198,36 +198,45 @@ def test_control_of_the_timeout(site: Site) -> None:
         times_out(site, sabotage="subreaper", patience_s=CONTROL_S)
 
 
-def error_of_a_script_that_fails(site: Site, *, patience_s: float = ENDS_S) -> dict[str, Any]:
-    """The error of a job whose agent never begins."""
-    site.start_worker(setup="echo there is no such module >&2; exit 3")
+FAILING = "echo there is no such module >&2; exit 3"
+
+
+def waits_for_another_allocation(site: Site, *, patience_s: float = ENDS_S) -> int:
+    """The id of a job whose agent never begins, once the job says so."""
+    site.start_worker(setup=FAILING)
     job_id = submit(site.client, plain_job("counted"))
     wait_until(lambda: f"flopwatch-{job_id}-1" in site.cluster.allocations("FAILED"), what="its allocation's end")
-    error: dict[str, Any] = wait_for_job(site.client, job_id, timeout_s=patience_s)["error"]
-    return error
+    told = "no such module"
+    wait_until(
+        lambda: told in str(get(site.client, f"/jobs/{job_id}")["waiting"]), what="its reason", timeout_s=patience_s
+    )
+    return job_id
 
 
-def test_a_script_that_fails_says_why(site: Site) -> None:
-    error = error_of_a_script_that_fails(site)
-    assert error["code"] == "invalid_environment"
-    assert "there is no such module" in error["detail"]
-
-
-@pytest.mark.long
-def test_a_script_that_ends_without_a_word_is_started_again(site: Site) -> None:
-    """Its agent may have been killed."""
-    count = site.folder / "starts"
-    site.start_worker(setup=f"echo >> {count}; [ $(wc -l < {count}) -ge 2 ] || exit 3")
-    job_id = submit(site.client, plain_job("counted"))
-    job = wait_for_job(site.client, job_id, timeout_s=2 * ENDS_S)
-    assert (job["state"], job["attempt"]) == ("succeeded", 2), job["error"]
+def test_a_script_that_fails_says_why_and_fails_no_job(site: Site) -> None:
+    job_id = waits_for_another_allocation(site)
+    unfit = unfit_worker(site)
+    assert unfit["code"] == "allocation_failed"
+    assert "there is no such module" in unfit["reason"]
+    assert get(site.client, f"/jobs/{job_id}")["state"] == "queued"
 
 
 @pytest.mark.long
 def test_control_of_jobs_that_never_began(site: Site) -> None:
     site.service.environment.update(plain_kind("ended_allocations"))
     with pytest.raises(TimeoutError):
-        error_of_a_script_that_fails(site, patience_s=CONTROL_S)
+        waits_for_another_allocation(site, patience_s=CONTROL_S)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", ["", "echo the database does not accept connections >&2;"])
+def test_a_script_that_ends_is_started_again(site: Site, words: str) -> None:
+    """Nothing that happens before the job has begun is the job's fault."""
+    count = site.folder / "starts"
+    site.start_worker(setup=f"echo >> {count}; [ $(wc -l < {count}) -ge 3 ] || {{ {words} exit 3; }}")
+    job_id = submit(site.client, plain_job("counted"))
+    job = wait_for_job(site.client, job_id, timeout_s=2 * ENDS_S)
+    assert (job["state"], job["attempt"]) == ("succeeded", 1), job["error"]
 
 
 def unfit_worker(site: Site) -> dict[str, Any]:
@@ -256,20 +265,6 @@ def test_a_cluster_that_takes_no_job_makes_the_worker_unfit(site: Site) -> None:
     assert worker.wait(30) == 0
     site.start_worker()
     assert [ends(site, job_id)["attempt"] for job_id in jobs] == [1, 1]
-
-
-@pytest.mark.long
-def test_scripts_that_fail_for_different_jobs_fail_none_of_them(site: Site) -> None:
-    worker = site.start_worker(setup="echo there is no such module >&2; exit 3")
-    jobs = [submit(site.client, plain_job("counted", number=number)) for number in range(4)]
-    unfit = unfit_worker(site)
-    assert unfit["code"] == "same_failures"
-    assert "there is no such module" in unfit["reason"]
-    worker.terminate()
-    assert worker.wait(30) == 0
-    assert {get(site.client, f"/jobs/{job_id}")["state"] for job_id in jobs} == {"queued"}
-    site.start_worker()
-    assert {ends(site, job_id)["state"] for job_id in jobs} == {"succeeded"}
 
 
 @pytest.mark.long
@@ -324,9 +319,11 @@ def test_an_allocation_has_the_gpus_that_the_job_needs(site: Site) -> None:
 @pytest.mark.long
 def test_gpus_that_the_agent_does_not_see_are_missed(site: Site) -> None:
     site.start_worker(gpus_per_node=4)
-    job = ends(site, submit(site.client, {"spec": {"kind": "collective", "backend": "nccl", "world_size": 2}}))
-    assert job["error"]["code"] == "invalid_environment"
-    assert "needs 2 GPUs" in job["error"]["detail"]
+    job_id = submit(site.client, {"spec": {"kind": "collective", "backend": "nccl", "world_size": 2}})
+    unfit = unfit_worker(site)
+    assert unfit["code"] == "allocation_failed"
+    assert "needs 2 GPUs" in unfit["reason"]
+    assert get(site.client, f"/jobs/{job_id}")["state"] == "queued"
 
 
 @pytest.mark.long

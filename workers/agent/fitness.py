@@ -30,6 +30,7 @@ from workers.outcome import Failed, describe_error
 logger = logging.getLogger(__name__)
 
 UnfitCode = Literal[
+    "allocation_failed",
     "device_lost",
     "disk_full",
     "driver_silent",
@@ -46,7 +47,7 @@ UnfitCode = Literal[
 ]
 """Codes of the causes; docs/failures.md has them."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
-TOLD_BY_JOBS: frozenset[UnfitCode] = frozenset({"exhausted", "leftovers", "same_failures"})
+TOLD_BY_JOBS: frozenset[UnfitCode] = frozenset({"allocation_failed", "exhausted", "leftovers", "same_failures"})
 """Codes of causes that no examination sees."""
 SAME = 3
 """Number of different jobs that fail the same way, with no other end between them, which mean the host."""

@@ -28,19 +28,21 @@ from app.store.queue.transitions import Queue
 from app.store.records import Claim, Finish
 from workers.agent.fitness import BLAMED_S, Unfit, of_another_version
 from workers.jobs._base import parse_spec
-from workers.outcome import Abandoned, Cancelled, Failed, GivenBack, RunnerError, describe_error
+from workers.outcome import Abandoned, Cancelled, GivenBack, RunnerError, describe_error
 from workers.slurm.client import PREFIX, CommandFailed, Listed, NoAnswer, SlurmClient
 from workers.slurm.handover import HandOverFolder, mark_of
 from workers.slurm.settings import SlurmSettings
 
 logger = logging.getLogger(__name__)
 
-LAST_WORDS_BYTES = 2000
-"""Bytes of an allocation's output that go into the error of a job that never began."""
+LAST_WORDS_BYTES = 500
+"""Bytes of an allocation's output that go into the reason why its job waits."""
+TRIES = 4
+"""Allocations of one claim that may end in a row before the job begins. Then the worker is unfit."""
+PAUSE_S = 1.0
+"""Seconds before the second of them is submitted; each further pause is twice as long."""
 OF_LIMITS = re.compile(r"QOS|policy|submit limit|temporarily|too many", re.IGNORECASE)
 """Words of refusals that may be about how many jobs there are, and not about this one."""
-OF_THE_CLUSTER = frozenset({"BOOT_FAIL", "CANCELLED", "NODE_FAIL", "PREEMPTED"})
-"""States of allocations that Slurm or an administrator ended, whatever the job is."""
 WRITE_S = 5.0
 """Seconds for which a write about a job waits for the store, before the next turn tries again."""
 
@@ -59,7 +61,11 @@ class Allocation:
     """True if an agent has taken it over: the nodes can run jobs."""
     done: threading.Event = field(default_factory=threading.Event)
     submitted: bool = False
-    """True once sbatch was tried."""
+    """True once sbatch was tried; False again from a failure until the next try."""
+    failures: int = 0
+    """How often in a row it ended before the job began."""
+    not_before: float = 0.0
+    """When it may be submitted, on the clock."""
     slurm_id: str | None = None
     refusal: str | None = None
     """What sbatch said when it failed."""
@@ -106,7 +112,6 @@ class Allocations(threading.Thread):
         *,
         client: SlurmClient,
         on_end: Callable[[], None],
-        blame: Callable[[Claim, Failed], Unfit | None],
     ) -> None:
         super().__init__(name="slurm")
         self._settings = settings
@@ -114,9 +119,8 @@ class Allocations(threading.Thread):
         self._queue = queue
         self._client = client
         self._on_end = on_end
-        self._blame = blame
         self._excused_first: dict[int, float] = {}
-        """When a job went back first since the cluster refused or ended its allocation, on the clock."""
+        """When a job went back first since the cluster refused its allocation, on the clock."""
         self._guard = threading.Lock()
         self._own: dict[str, Allocation] = {}
         """By mark: those whose claims are ours."""
@@ -170,7 +174,7 @@ class Allocations(threading.Thread):
         with self._guard:
             own = list(self._own.values())
         for allocation in own:
-            if allocation.submitted or allocation.reason is not None:
+            if allocation.submitted or allocation.reason is not None or time.monotonic() < allocation.not_before:
                 continue
             with about(allocation.claim.job_id, allocation.claim.attempt):
                 if not self._submit(allocation):
@@ -226,6 +230,7 @@ class Allocations(threading.Thread):
     def _submit(self, allocation: Allocation) -> bool:
         """Submit an allocation; returns False if sbatch failed. Then the look tells whether Slurm has it all the
         same."""
+        allocation.slurm_id = None
         try:
             spec = parse_spec(allocation.claim.spec)
             file = self._folder.write(allocation.claim, spec.resources().nodes)
@@ -282,10 +287,8 @@ class Allocations(threading.Thread):
                 self._drop(allocation)
             case Cancelled():
                 self._end(allocation, lambda: self._queue.finish(allocation.claim, Finish("cancelled")))
-            case GivenBack(error=None):
+            case GivenBack():  # after an error of the worker, too: the job has not begun
                 self._end(allocation, lambda: self._queue.give_back(allocation.claim))
-            case GivenBack(error=str(error)):
-                self._end(allocation, lambda: self._queue.give_up(allocation.claim, error))
             case None if allocation.unanswered:
                 allocation.submitted, allocation.refusal, allocation.unanswered = False, None, False
                 self._wanted.set()
@@ -293,19 +296,27 @@ class Allocations(threading.Thread):
                 self._refused(allocation, allocation.refusal)
             case None if allocation.submitted and (listed is None or listed.is_final):
                 self._never_began(allocation, listed)
-            case None if listed is not None:
+            case None if allocation.submitted and listed is not None:
                 self._tell(allocation, listed)
 
     def _refused(self, allocation: Allocation, words: str) -> None:
-        """End a claim that Slurm has not taken, although it answers: it goes back if Slurm would take no job now."""
+        """Deal with a claim that Slurm has not taken, although it answers: it goes back if Slurm would take no job now,
+        and fails if Slurm refuses it twice. What fails once may be the host's."""
         claim = allocation.claim
         found = self.examine()
         if found is None and OF_LIMITS.search(words):
             found = Unfit("slurm_refused", words) if self._is_excused(claim) else None
         if found is not None:
             self._give_back(allocation, found)
-        else:
-            self._finish(allocation, "unsupported", f"Slurm refuses this job, and takes others: {words}")
+            return
+        try:
+            self._client.test(self._arguments(allocation, parse_spec(claim.spec)))
+        except NoAnswer:
+            pass
+        except CommandFailed as error:
+            self._finish(allocation, "unsupported", f"Slurm refuses this job, and takes others: {error}")
+            return
+        self._try_again(allocation, words)
 
     def examine(self) -> Unfit | None:
         """Ask Slurm whether it would take the smallest job; return why not."""
@@ -325,26 +336,33 @@ class Allocations(threading.Thread):
             self._finish(allocation, "unreadable", "its spec cannot be read")
 
     def _give_back(self, allocation: Allocation, unfit: Unfit) -> None:
-        allocation.unfit = unfit
-        self._end(allocation, lambda: self._queue.give_back(allocation.claim), unfit.reason)
+        def give_back() -> None:
+            self._queue.give_back(allocation.claim)
+            allocation.unfit = unfit  # not if its agent has taken it over
+
+        self._end(allocation, give_back, unfit.reason)
 
     def _never_began(self, allocation: Allocation, listed: Listed | None) -> None:
-        """End a claim whose allocation has ended before its agent took it over."""
+        """Deal with a claim whose allocation has ended before its agent took it over, in whatever state.
+
+        A job does nothing before that, so it cannot be its fault.
+        """
         state = "it is gone from Slurm's queue" if listed is None else f"its state is {listed.state}"
-        words = self._folder.last_words(allocation.mark, LAST_WORDS_BYTES)
-        detail = f"Slurm job {allocation.slurm_id} ended before it began with the job: {state}"
-        detail += f"; its last words: {words}" if words else ", and it said nothing"
-        if words and listed is not None and listed.state in ("COMPLETED", "FAILED"):
-            # Its script has ended by itself: it would do so again, here. One that says nothing may have been killed.
-            unfit = self._blame(allocation.claim, Failed("invalid_environment", detail))
-            if unfit is not None:
-                self._give_back(allocation, unfit)
-            else:
-                self._finish(allocation, "invalid_environment", detail)
-        elif listed is not None and listed.state in OF_THE_CLUSTER and self._is_excused(allocation.claim):
-            self._end(allocation, lambda: self._queue.give_back(allocation.claim), detail)
-        else:
-            self._end(allocation, lambda: self._queue.give_up(allocation.claim, detail), detail)
+        words = " ".join(self._folder.last_words(allocation.mark, LAST_WORDS_BYTES).split())
+        said = f"its last words: {words}" if words else "it said nothing"
+        self._try_again(
+            allocation, f"Slurm job {allocation.slurm_id} ended before it began with the job; {state}; {said}"
+        )
+
+    def _try_again(self, allocation: Allocation, why: str) -> None:
+        """Submit it again after a pause; after several tries the job goes back, and the worker is unfit."""
+        failures = allocation.failures + 1
+        if failures == TRIES:
+            self._give_back(allocation, Unfit("allocation_failed", why))
+        elif self._say(allocation, f"{why}; submitted again soon ({failures} of {TRIES} tries)"):
+            logger.warning("submitting it again soon: %s", why)
+            allocation.failures, allocation.submitted, allocation.refusal = failures, False, None
+            allocation.not_before = time.monotonic() + PAUSE_S * 2 ** (failures - 1)
 
     def _is_excused(self, claim: Claim) -> bool:
         """Return True if what Slurm does to this job costs no attempt: for a while, so that the job ends some time."""
@@ -354,14 +372,19 @@ class Allocations(threading.Thread):
     def _tell(self, allocation: Allocation, listed: Listed) -> None:
         """Let the job say what its allocation waits for."""
         state = f"is pending: {listed.reason}" if listed.is_pending else "starts"
-        told = f"Slurm job {listed.id} {state}"
+        self._say(allocation, f"Slurm job {listed.id} {state}")
+
+    def _say(self, allocation: Allocation, told: str) -> bool:
+        """Let the job say what it waits for; returns False if its claim is no longer ours."""
         if told == allocation.told:
-            return
+            return True
         try:
             self._queue.waits(allocation.claim, told)
             allocation.told = told
         except LeaseLost:
             self._drop(allocation)
+            return False
+        return True
 
     def _finish(self, allocation: Allocation, code: str, detail: str) -> None:
         finish = Finish("failed", job_problem(code, detail))

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Container
+from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import CannotRunHere
@@ -14,6 +15,18 @@ from app.store.records import Claim, HandedOver
 
 LOCK = "worker.lock"
 SUFFIX = ".json"
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """What a hand-over file says: the claim, and what its agent needs before it may take it over."""
+
+    claim: HandedOver
+    nodes: int
+    device_type: str
+    devices: int
+    """On this node."""
+    exclusive_host: bool
 
 
 def mark_of(token: str) -> str:
@@ -58,7 +71,15 @@ class HandOverFolder:
         file = self.file_of(mark_of(claim.token))
         part = file.with_suffix(".part")
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:  # noqa: PTH123
-            content = {"job": claim.job_id, "attempt": claim.attempt, "token": claim.token, "nodes": nodes}
+            content = {
+                "job": claim.job_id,
+                "attempt": claim.attempt,
+                "token": claim.token,
+                "nodes": nodes,
+                "device_type": claim.device_type,
+                "devices": claim.devices,
+                "exclusive_host": claim.exclusive_host,
+            }
             json.dump(content, opened)
         return part.rename(file)
 
@@ -90,8 +111,8 @@ def taken(file: Path) -> Path:
     return file.with_suffix(".taken")
 
 
-def read(file: Path) -> tuple[HandedOver, int]:
-    """Read a hand-over file; returns the claim, and the number of nodes of its job.
+def read(file: Path) -> HandOver:
+    """Read a hand-over file.
 
     Raises:
         CannotRunHere: it is gone, since its claim was taken over or given up, or it is none.
@@ -99,7 +120,13 @@ def read(file: Path) -> tuple[HandedOver, int]:
     try:
         content = json.loads((taken(file) if taken(file).exists() else file).read_text())
         handed = HandedOver(int(content["job"]), int(content["attempt"]), str(content["token"]))
-        return handed, int(content["nodes"])
+        return HandOver(
+            handed,
+            int(content["nodes"]),
+            str(content["device_type"]),
+            int(content["devices"]),
+            bool(content["exclusive_host"]),
+        )
     except FileNotFoundError as error:
         raise CannotRunHere(
             f"{file} is gone: the job was taken over or given up, and this allocation is not needed."

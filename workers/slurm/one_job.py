@@ -11,17 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from app.errors import STORE_UNAVAILABLE, CannotRunHere, LeaseLost, job_problem
+from app.errors import STORE_UNAVAILABLE, CannotRunHere, LeaseLost
 from app.settings import Settings
 from app.states import LivingState
 from app.store.database.engine import Database, open_database
 from app.store.queue.lease import with_agreed_lease
-from app.store.records import Claim, Finish, HandedOver
+from app.store.records import Claim
 from workers.agent.agent import MAX_CONNECTIONS, Agent
 from workers.devices.locks import HeldDevices
 from workers.jobs._ranks import VARIABLE
 from workers.outcome import GivenBack
 from workers.slurm import handover, node
+from workers.slurm.handover import HandOver
 from workers.slurm.node import DEVICES_S
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class OneJobAgent(Agent):
     _unfit_counts = True
 
     def __init__(
-        self, settings: Settings, database: Database, file: Path, handed: HandedOver, variables: dict[str, str]
+        self, settings: Settings, database: Database, file: Path, handed: HandOver, variables: dict[str, str]
     ) -> None:
         super().__init__(settings, database)
         self._file = file
@@ -53,13 +54,19 @@ class OneJobAgent(Agent):
         self._grace_s = 0.0  # a scheduler that sends SIGTERM kills soon
 
     def run(self) -> None:
-        """Run the job to its end, or until a signal. Raises LeaseLost if this allocation is not needed."""
+        """Run the job to its end, or until a signal.
+
+        Raises:
+            CannotRunHere: the job has not begun: the node lacks its devices, or a signal came.
+            LeaseLost: this allocation is not needed.
+        """
         self._take_signals()
         self._launcher.end_leftovers()
         self._launcher.start_warm()  # who imports meanwhile need not be waited for: the job's time begins afterwards
         self._scratch.remove_those_of_dead_agents()
         free = node.wait_for_devices(self._locks, self._host, lambda: self._drains > 0)
         try:
+            self._check_node(free)
             claim = self._take_over()
         except BaseException:
             free.release()
@@ -79,29 +86,42 @@ class OneJobAgent(Agent):
     def _state(self) -> LivingState:
         return "draining"
 
+    def _check_signals(self) -> None:
+        if self._drains > 0:
+            raise CannotRunHere(f"{ENDED}. The job has not begun.")
+
+    def _check_node(self, free: HeldDevices) -> None:
+        """Raise CannotRunHere if the node lacks what the job needs. The claim is not taken over yet, so that the worker
+        that submitted it starts it elsewhere."""
+        self._check_signals()
+        needs, gpus = self._handed, self._host.gpus
+        on_cpu = needs.device_type in ("cpu", "none") or not gpus
+        if needs.device_type == "cuda" and len(gpus) < needs.devices:
+            raise CannotRunHere(
+                f"the job needs {needs.devices} GPUs, and its process on {self._node} sees {len(gpus)}."
+            )
+        if needs.device_type != "none" and (
+            not free.descriptors
+            or (not free.alone and (on_cpu or needs.exclusive_host))
+            or (not on_cpu and len(free.gpus) < needs.devices)
+        ):
+            raise CannotRunHere(f"Another Flopwatch held the devices of {self._node} for {DEVICES_S:g} s.")
+
     def _take_over(self) -> Claim:
         new_token = secrets.token_hex(16)
-        claim = _patiently(lambda: self._queue.take_over(self._handed, new_token, self.id))
+
+        def take_over() -> Claim:
+            self._check_signals()
+            return self._queue.take_over(self._handed.claim, new_token, self.id)
+
+        claim = _patiently(take_over)
         with contextlib.suppress(FileNotFoundError):
             self._taken = self._file.rename(handover.taken(self._file))
         return claim
 
     def _begin(self, claim: Claim, free: HeldDevices) -> None:
         self._has_begun = True
-        on_cpu = claim.device_type in ("cpu", "none") or not self._host.gpus
-        if claim.device_type == "cuda" and len(self._host.gpus) < claim.devices:
-            free.release()
-            lacking = f"the job needs {claim.devices} GPUs, and its process on {self._node} sees {len(self._host.gpus)}"
-            self._queue.finish(claim, Finish("failed", job_problem("invalid_environment", lacking)))
-        elif claim.device_type != "none" and (
-            not free.descriptors
-            or (not free.alone and (on_cpu or claim.exclusive_host))
-            or (not on_cpu and len(free.gpus) < claim.devices)
-        ):
-            free.release()
-            self._queue.give_up(claim, f"another Flopwatch held the devices of {self._node} for {DEVICES_S:g} s")
-        else:
-            self._start(claim, free)
+        self._start(claim, free)
 
     def _devices_for(self, claim: Claim, free: HeldDevices) -> HeldDevices:
         if claim.device_type == "none":  # Slurm keeps it from nodes that a job has alone
@@ -133,7 +153,7 @@ def _opened(settings: Settings) -> tuple[Settings, Database]:
 
 
 def _patiently(ask: Callable[[], Answer]) -> Answer:
-    """Return an answer of the store, which may be away for a while. If the agent ended, the job would be blamed."""
+    """Return an answer of the store, which may be away for a while."""
     give_up_at = time.monotonic() + AWAY_S
     while True:
         try:
@@ -151,12 +171,13 @@ def serve(settings: Settings, file: Path) -> None:
     Raises:
         CannotRunHere: the file, this host or the database cannot be used, or the job was given to somebody else.
     """
-    handed, nodes = handover.read(file)
+    handed = handover.read(file)
+    nodes = handed.nodes
     index = int(os.environ.get("SLURM_PROCID", 0)) if nodes > 1 else 0
     if index > 0:
-        node.serve(settings, handed, nodes, index)
+        node.serve(settings, handed.claim, nodes, index)
         return
-    variables = {VARIABLE: node.nodes_of(handed, nodes).to_json()} if nodes > 1 else {}
+    variables = {VARIABLE: node.nodes_of(handed.claim, nodes).to_json()} if nodes > 1 else {}
     settings, database = _patiently(lambda: _opened(settings))
     try:
         OneJobAgent(settings, database, file, handed, variables).run()

@@ -42,7 +42,6 @@ class SlurmWorker(Serving[Allocation]):
             self._queue,
             client=SlurmClient(cluster.command_timeout_s),
             on_end=self._wake_up,
-            blame=self.fitness.blame,
         )
         named = {f"{tools.FAMILY}:{tool}" for tool in cluster.tools}
         nodes = {name_of_nodes(number) for number in range(2, cluster.max_nodes + 1)}

@@ -10,7 +10,7 @@ import pytest
 from app.errors import CannotRunHere
 from app.store.records import Claim, HandedOver
 from workers.slurm import handover
-from workers.slurm.handover import HandOverFolder, mark_of
+from workers.slurm.handover import HandOver, HandOverFolder, mark_of
 
 CLAIM = Claim(7, 2, "secret", 1, "worker", "benchmark", None, {}, None, "cpu", 1, False)
 
@@ -23,12 +23,12 @@ def folder(tmp_path: Path) -> HandOverFolder:
 def test_a_claim_reaches_its_allocation_for_its_owners_eyes_only(folder: HandOverFolder) -> None:
     file = folder.write(CLAIM, 3)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert handover.read(file) == (HandedOver(7, 2, "secret"), 3)
+    assert handover.read(file) == HandOver(HandedOver(7, 2, "secret"), 3, "cpu", 1, False)
     assert "secret" not in str(file)
     assert folder.is_waiting(mark_of("secret"))
     file.rename(handover.taken(file))
     assert not folder.is_waiting(mark_of("secret"))
-    assert handover.read(file) == (HandedOver(7, 2, "secret"), 3)
+    assert handover.read(file) == HandOver(HandedOver(7, 2, "secret"), 3, "cpu", 1, False)
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", '{"job": "x", "attempt": 1, "token": "t", "nodes": 1}'])
