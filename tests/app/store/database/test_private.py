@@ -12,6 +12,7 @@ import pytest
 from app.errors import CannotRunHere
 from app.settings import Settings
 from app.store.database.engine import Database, open_database, open_existing
+from app.store.database.moved import NOTE
 from app.store.files.artifacts import ArtifactFiles
 from app.store.files.opening import open_files
 
@@ -173,7 +174,9 @@ def test_a_folder_of_artifacts_elsewhere_is_private(tmp_path: Path, mode: int) -
     open_files(settings, database).take(tmp_path / "content")
     database.close()
     check(elsewhere)
-    assert not (settings.data_dir / "artifacts").exists()
+    check(settings.data_dir)
+    files = [path.name for path in (settings.data_dir / "artifacts").rglob("*") if path.is_file()]
+    assert files == [NOTE], "no file of a job"
 
 
 def test_a_shared_folder_of_artifacts_is_refused(tmp_path: Path) -> None:
