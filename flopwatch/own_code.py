@@ -193,7 +193,7 @@ def put_into(
     """Set the fields of a spec that take the user's own code; returns the files to upload.
 
     Args:
-        spec: changed in place. In a kind that contains specs, the candidate gets the code.
+        spec: changed in place. In a kind that contains specs, the candidate or the step gets the code.
         specs: the answer to `GET /specs`.
         named: the file and its function by option ("implementation", "model", "step", "script"); None: not given.
         folder: the folder that goes along, with everything that the file imports.
@@ -212,7 +212,7 @@ def put_into(
         value = named.get(option)
         if value is None:
             continue
-        inside = spec["candidate"] if isinstance(spec.get("candidate"), dict) else spec
+        inside = next((spec[name] for name in ("candidate", "step") if isinstance(spec.get(name), dict)), spec)
         kind = inside.get("kind")
         if kind not in schemas:
             return files  # the server says what is wrong with the kind

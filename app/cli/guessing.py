@@ -132,7 +132,7 @@ def work(spec: SpecBase) -> float | None:
     """
     from app.specs._training import TrainingSpec
 
-    if spec.holds_specs:
+    if spec.has_sides:
         sides = [work(side) for side in spec.sides().values()]  # type: ignore[attr-defined]
         return None if None in sides else sum(filter(None, sides)) * _processes(spec) / len(sides)
     if isinstance(spec, TrainingSpec) and spec.step_code is None and spec.code is None:
@@ -154,7 +154,7 @@ def work(spec: SpecBase) -> float | None:
 
 def _processes(spec: SpecBase) -> int:
     """Return how many processes measure, one after the other."""
-    return (getattr(spec, "replicates", None) or 1) * (2 if spec.holds_specs else 1)
+    return (getattr(spec, "replicates", None) or 1) * (2 if spec.has_sides else 1)
 
 
 def _own(spec: SpecBase | None) -> str | None:

@@ -208,7 +208,7 @@ def cases_of(
                     coordinates = {**coordinates, VERSION: short_version(version)}
                 case = of_job[identity] = CaseOfJob(coordinates=coordinates, key=row.case_key, **about)
             case.add(name, row)
-        if job.stopped is not None and job.holds_specs:  # the sides of a comparison keep what was measured
+        if job.stopped is not None and job.has_sides:  # the sides of a comparison keep what was measured
             for case in of_job.values():
                 reached = max(map(len, case.processes.values()))
                 case.planned_processes = min(case.planned_processes, reached)
@@ -234,7 +234,7 @@ def _unreached(
     if not measured:
         return [(None, overview) for overview in _planned(job, stored)]
     plan = _plan(job)
-    if plan is None or plan.holds_specs:
+    if plan is None or plan.has_sides:
         return []
     unreached = [(case.key, stored.renamed(case.coordinates)) for case in plan.cases() if case.key not in measured]
     # If the keys of the measured cases differ from the planned ones, the remaining cases are unknown.
@@ -251,7 +251,7 @@ def _of_side(side: str | None) -> dict[str, Scalar]:
 
 
 def _tabled_as(job: FinishedJob) -> tuple[str, ...]:
-    if not job.holds_specs:
+    if not job.has_sides:
         return (job.kind,)
     held = [value["kind"] for value in job.spec.values() if isinstance(value, dict) and "kind" in value]
     return (job.kind, *dict.fromkeys(held))
@@ -273,7 +273,7 @@ def _planned(job: FinishedJob, stored: StoredCases) -> list[dict[str, Scalar]]:
     plan = _plan(job)
     if plan is None:
         return [{}]
-    if not plan.holds_specs:
+    if not plan.has_sides:
         return [stored.renamed(plan.overview())]
     held = {name: getattr(plan, name) for name in type(plan).model_fields}
     return [

@@ -68,7 +68,7 @@ class Setup:
 
 
 def _spec(job: FinishedJob, side: str | None) -> dict[str, Scalar]:
-    spec = job.spec.get(side, {}) if side is not None and job.holds_specs else job.spec
+    spec = job.spec.get(side, {}) if side is not None and job.has_sides else job.spec
     idle = OF_OUR_STEP if spec.get("step_code") else frozenset[str]()
     return _flat({name: value for name, value in spec.items() if name != "kind" and name not in idle})
 

@@ -119,7 +119,7 @@ def sides_of_jobs(snapshot: Snapshot, baseline: Sequence[int], candidate: Sequen
 def sides_of_job(snapshot: Snapshot, job_id: int) -> Pair:
     """Read the sides of a finished job of kind `compare`. Errors as those of `comparing.compare_sides`."""
     (job,) = _finished(snapshot, [job_id])
-    if not job.holds_specs:
+    if not job.has_sides:
         detail = f"Job {job_id} is of kind {job.kind}, no comparison: pass two jobs, as baseline and candidate."
         raise InvalidRequest(detail, errors=(FieldError("/job", detail),))
     whole = _side(snapshot, "baseline", [job])

@@ -126,6 +126,8 @@ class SpecBase(StrictModel):
 
     holds_specs: ClassVar[bool] = False
     """True if one of its fields is a spec of another kind."""
+    has_sides: ClassVar[bool] = False
+    """True if it measures two such specs, to compare them."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Named partial specs that forms and the CLI offer."""
     unmeasured: ClassVar[frozenset[str]] = frozenset({"device", "seed", "measure_steps"})

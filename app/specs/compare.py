@@ -43,6 +43,7 @@ class CompareSpec(SpecBase):
     """Seed from which the order of the turns is drawn; null: drawn itself, at submission, and kept here."""
 
     holds_specs: ClassVar[bool] = True
+    has_sides: ClassVar[bool] = True
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {"replicates"}
     table_rows: ClassVar[tuple[str, ...]] = ("side",)
 

@@ -224,7 +224,7 @@ def plots_of_job(services: Services, own: JobResults, query: PictureQuery) -> li
         plots.append(Plot(FLAMES, "Flame graph", lambda: draw_flames(tree(own.head(STACKS, MAX_BYTES)))))
     if job["state"] not in FINISHED_STATES:
         return plots
-    if job["kind"] in KINDS and KINDS[job["kind"]].holds_specs:
+    if job["kind"] in KINDS and KINDS[job["kind"]].has_sides:
         sides = results.compare_sides(services.database, job_id)
         plots += compared(services, sides, ("baseline", "candidate"), query.metric)
     cases = results.cases_of_job(services.database, job_id)

@@ -28,6 +28,7 @@ from workers.agent.job_run import JobRun
 from workers.agent.readings import Readings
 from workers.agent.scratch import Scratch
 from workers.agent.serving import TICK_S, Serving
+from workers.changes import CHANGES
 from workers.devices.discovery import Host, discover
 from workers.devices.locks import HOST, DeviceLocks, HeldDevices
 from workers.jobs import RUNNERS
@@ -51,6 +52,7 @@ STEADY_S = 0.5
 def capabilities(*, allow_code: bool) -> frozenset[str]:
     """Return this host's names, as "family:name". Registries list names without importing the code behind them."""
     registries = {"attention": ATTENTION.names(), "kernel": KERNELS.names(), "model": MODELS.names()}
+    registries["change"] = CHANGES.names()
     names = {**registries, tools.FAMILY: tools.installed()}
     qualified = {f"{family}:{name}" for family, members in names.items() for name in members}
     return frozenset(qualified | {RUNS_CODE} if allow_code else qualified)

@@ -39,7 +39,7 @@ from workers.agent.spool import Spool
 from workers.agent.unit_run import RECORD_S, Listener, StopSignal, Timeout, UnitRun, Wrapper
 from workers.devices.locks import HeldDevices
 from workers.jobs import runner_for
-from workers.jobs._base import Collecting, Resumable, Runner, Unit, Wrapping, parse_spec
+from workers.jobs._base import Adaptive, Collecting, Resumable, Runner, SoFar, Unit, Wrapping, parse_spec
 from workers.measure.table import TooLarge
 from workers.messages import (
     ArtifactMade,
@@ -303,10 +303,39 @@ class JobRun:
         if (not_clear := self._clear_devices()) is not None:
             return not_clear
         self._timeout = Timeout.after(self.claim.timeout_s, self._clock())
-        processes = [_Process(unit, index, len(units), self._next_scratch()) for index, unit in enumerate(units)]
-        for process in processes:
+        done: list[Unit] = []
+        seconds: list[float] = []
+        while units:
+            outcome = self._run_planned(units, len(done), seconds, runner, spec)
+            if not isinstance(outcome, Succeeded):
+                return outcome
+            done += units
+            so_far = SoFar(done, seconds, self._spool.rows())
+            units = runner.further(spec, so_far) if isinstance(runner, Adaptive) else []
+        if len(done) > 1:
+            self._progress(len(done), len(done), done[-1].title)
+            self._flush()
+        failure = self._spool.failure()
+        return Succeeded() if failure is None else Failed("failed", failure)
+
+    def _run_planned(
+        self, units: Sequence[Unit], before: int, seconds: list[float], runner: Runner, spec: SpecBase
+    ) -> Outcome:
+        """Run units that were planned together, one after the other, until one does not succeed.
+
+        Args:
+            units: The units.
+            before: The number of the job's units before them.
+            seconds: Takes how long each took.
+            runner: Runs them.
+            spec: The job's spec.
+        """
+        count = before + len(units)
+        processes = [_Process(unit, index, count, self._next_scratch()) for index, unit in enumerate(units, before)]
+        for number, process in enumerate(processes):
+            begun = self._clock()
             with self._timeout_paused():
-                self._ahead.start(_to_start_together(processes[process.index :]))
+                self._ahead.start(_to_start_together(processes[number:]))
             if self.stop.reason is not None:
                 return self.stop.reason
             self._spool.begin_unit(process.index, process.unit.title, process.unit.side)
@@ -316,11 +345,8 @@ class JobRun:
                 return replace(outcome, detail=f"the {process.unit.side}: {outcome.detail}")
             if not isinstance(outcome, Succeeded):
                 return outcome
-        if len(units) > 1:
-            self._progress(len(units), len(units), units[-1].title)
-            self._flush()
-        failure = self._spool.failure()
-        return Succeeded() if failure is None else Failed("failed", failure)
+            seconds.append(self._clock() - begun)
+        return Succeeded()
 
     def _fetch_code(self) -> None:
         """Read the uploaded files that the spec names, of which each unit gets copies of its own.

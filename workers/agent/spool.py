@@ -6,6 +6,7 @@ the sizes of all together. Nothing can check measured values: they are taken as 
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from collections import Counter
@@ -20,7 +21,7 @@ from workers.agent.packed import Changed, PackedMeasurements
 from workers.agent.replicates import Replicates
 from workers.agent.verdicts import TABLE, CaseVerdict, checks_table, summed_up
 from workers.measure.check import Check
-from workers.measure.table import MAX_BYTES, MAX_ROWS, Column, Table, TooLarge
+from workers.measure.table import MAX_BYTES, MAX_ROWS, UNIT_COLUMN, Column, Table, TooLarge
 from workers.messages import Environment, Measured, TableMade, Validity, cut
 from workers.outcome import Cancelled, Failed, Outcome, UnfitResult
 
@@ -266,6 +267,17 @@ class Spool:
         tables = [(unit, checks_table(verdicts[unit.index], max_rows=rows, max_bytes=size)) for unit in self._units]
         checks = [_stored(table, table.to_json(), unit.index) for unit, table in tables if table is not None]
         return [*self._tables, *checks]
+
+    def rows(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the rows of the tables that units reported, by the table's name, each with its unit's index."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for table in self._tables:
+            names = [column["name"] for column in table.columns]
+            of_unit = json.loads(zlib.decompress(table.rows))
+            found.setdefault(table.name, []).extend(
+                {**dict(zip(names, row, strict=True)), UNIT_COLUMN: table.unit_index} for row in of_unit
+            )
+        return found
 
     @property
     def units(self) -> list[UnitRecord]:

@@ -83,6 +83,26 @@ class Resumable(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class SoFar:
+    """What the units of a job have done so far."""
+
+    units: Sequence[Unit]
+    seconds: Sequence[float]
+    """How long each took, with the start of its process."""
+    tables: Mapping[str, Sequence[Mapping[str, Any]]]
+    """The rows that they reported, by the table's name; each has its `unit_index`."""
+
+
+@runtime_checkable
+class Adaptive(Protocol):
+    """The additional method of a Runner whose later units depend on the results of the earlier ones."""
+
+    def further(self, spec: Any, so_far: SoFar) -> list[Unit]:
+        """Return the units that follow those of `plan`, or of the call before; none at the end. The agent calls this
+        when all units so far have succeeded."""
+
+
 @runtime_checkable
 class Collecting(Protocol):
     """The additional method of a Runner that reads the files of a unit's wrapper."""

@@ -11,7 +11,7 @@ import os
 import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -79,6 +79,8 @@ class OwnStep:
         self._container = nn.Module()
         self.model = self._container
         """The modules with parameters or buffers that the code made; several are the children of one."""
+        self.roots: list[nn.Module] = []
+        """Those of these modules that are part of no other one."""
         self.optimizers: list[Optimizer] = []
         self.scaler: torch.amp.GradScaler | None = None
 
@@ -90,6 +92,22 @@ class OwnStep:
             raise NoStep(f"it returned {type(step).__name__}, and not a function that does one step")
         self._step = step
         self._look()
+
+    @contextmanager
+    def inside(self, make: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+        """Run each step, within this context, inside of one that `make` makes."""
+        plain = self._step
+        assert plain is not None
+
+        def step() -> object:
+            with make():
+                return plain()
+
+        self._step = step
+        try:
+            yield
+        finally:
+            self._step = plain
 
     @property
     def phase_names(self) -> tuple[str, ...]:
@@ -212,7 +230,7 @@ class OwnStep:
         roots = _roots([*self._made[nn.Module].values()])
         if len(roots) != 1:
             self._container = nn.ModuleDict(_named(roots))
-        self.model = roots[0] if len(roots) == 1 else self._container
+        self.roots, self.model = roots, roots[0] if len(roots) == 1 else self._container
         self.optimizers = [*self._made[Optimizer].values()]
         self.scaler = next(iter(self._made[torch.amp.GradScaler].values()), None)
 

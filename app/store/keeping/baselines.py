@@ -257,7 +257,7 @@ def _complete(rows: Sequence[Row[Any]], job: int | None, sweep: int | None) -> l
     if not good:
         raise Conflict(f"No job of sweep {sweep} has succeeded: resume it, or set another one.")
     for row in good:
-        if row.kind in KINDS and KINDS[row.kind].holds_specs:
+        if row.kind in KINDS and KINDS[row.kind].has_sides:
             detail = f"Job {row.id} is of kind {row.kind}, whose sides may share a case: set a job of one side alone."
             raise InvalidRequest(detail, errors=(FieldError("/job" if sweep is None else "/sweep", detail),))
     return good

@@ -104,9 +104,9 @@ class FinishedJob:
         return None if self.state == "succeeded" else (self.error or {}).get("code", self.state)
 
     @property
-    def holds_specs(self) -> bool:
+    def has_sides(self) -> bool:
         """True if it is a comparison, whose spec holds those of its sides."""
-        return self.kind in KINDS and KINDS[self.kind].holds_specs
+        return self.kind in KINDS and KINDS[self.kind].has_sides
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ def sides(snapshot: Snapshot, jobs: Iterable[FinishedJob]) -> dict[tuple[int, in
     """Return the side of each unit of comparisons, by (job, attempt, unit index)."""
     unit = tables.unit.c
     query = select(unit.job_id, unit.attempt, unit.unit_index, unit.side).where(unit.side.is_not(None))
-    comparisons = [job.id for job in jobs if job.holds_specs]
+    comparisons = [job.id for job in jobs if job.has_sides]
     return {
         (row.job_id, row.attempt, row.unit_index): row.side
         for part in _parts(comparisons)

@@ -162,7 +162,7 @@ def metrics(
 def has_one_case_each(sweep: Mapping[str, Any]) -> bool:
     """Return True if each job of the sweep measures a single case, so that its point on the grid tells the case."""
     kind = KINDS.get(str(sweep["base"].get("kind")))
-    return kind is not None and not kind.axes and not kind.holds_specs
+    return kind is not None and not kind.axes and not kind.has_sides
 
 
 class Process(NamedTuple):

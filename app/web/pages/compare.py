@@ -111,7 +111,7 @@ def compare(request: Request, services: CurrentServices, query: Annotated[Compar
 
 def _job(services: Services, job_id: int) -> dict[str, Any]:
     job, _version = services.reading.job(job_id)
-    holds_both = job["kind"] in KINDS and KINDS[job["kind"]].holds_specs
+    holds_both = job["kind"] in KINDS and KINDS[job["kind"]].has_sides
     return {**job, "case": case_text(job.get("summary") or {}), "holds_both": holds_both}
 
 

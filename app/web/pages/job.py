@@ -84,7 +84,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
         case=case_text(job["summary"] or {}),
         finished=job["state"] in FINISHED_STATES,
         retried=job["state"] in RETRIED_STATES,
-        compared=is_measured and job["kind"] in KINDS and KINDS[job["kind"]].holds_specs,
+        compared=is_measured and job["kind"] in KINDS and KINDS[job["kind"]].has_sides,
         headline=headline_of(job["kind"], services.reading.first_values([job_id], metrics).get(job_id, ())),
         labels_text=separated.joined(f"{key}={value}" for key, value in job["labels"].items()),
         place=place,

@@ -133,7 +133,7 @@ def grouped(
 
 
 def _listed(job: Mapping[str, Any], axes: Sequence[str], values: Sequence[Mapping[str, Any]]) -> ListedJob:
-    is_compared = job["state"] == "succeeded" and job["kind"] in KINDS and KINDS[job["kind"]].holds_specs
+    is_compared = job["state"] == "succeeded" and job["kind"] in KINDS and KINDS[job["kind"]].has_sides
     return ListedJob(job, _case(job, axes), headline_of(job["kind"], values), is_compared)
 
 

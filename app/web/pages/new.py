@@ -152,7 +152,7 @@ def _read_form(services: Services, text: str) -> tuple[dict[str, Any], list[Fiel
     except ValueError:
         raise InvalidRequest(f"The form has more than {MAX_VALUES} values.") from None
     described = _described(services, form.get("kind", [""])[0])
-    of = form.get("spec.baseline.kind", [None])[0] if KINDS[described["kind"]].holds_specs else None
+    of = form.get("spec.baseline.kind", [None])[0] if KINDS[described["kind"]].has_sides else None
     return described, forms.with_form_texts(_fields(described, of), form), form
 
 

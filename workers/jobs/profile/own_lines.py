@@ -10,7 +10,7 @@ import linecache
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from app.specs.profile import ProfileSpec
+from app.specs._training import TrainingSpec
 from kernels.clock import now_s
 from workers import uploaded
 
@@ -30,7 +30,7 @@ MAX_LATE = 0.05
 """Largest share of the time by which samples may be late without a note."""
 
 
-def own_code(spec: ProfileSpec) -> OwnCode | None:
+def own_code(spec: TrainingSpec) -> OwnCode | None:
     """Return what tells the user's own code from all other; None if the job has none."""
     from workers.measure.profiling.lines import OwnCode
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 from app.specs.profile import ProfileSpec
 from workers.jobs import _reference
 from workers.jobs._base import Unit
+from workers.jobs._profiled import profile_steps
 from workers.jobs._training import building, measuring, metrics
 from workers.jobs._values import GPU_ONLY, Metric, Values
 from workers.jobs.profile import own_lines
@@ -441,52 +441,8 @@ class Profiling:
         shapes: bool = True,
         trace: LineTrace | None = None,
     ) -> tuple[Profile, list[float], dict[str, list[float]]]:
-        """Run steps under the profiler. Returns the profile, and the times of steps and phases.
-
-        Args:
-            steps: Their number.
-            python: Record Python's functions, too.
-            warm: Leave out the warm-up step before them, which absorbs the profiler's start-up.
-            shapes: Record the shapes of operators' inputs.
-            trace: Follows the lines of the user's own code.
-
-        Raises:
-            OutOfMemory: the memory did not suffice.
-        """
-        from workers.measure.memory import translate_oom
-        from workers.measure.profiling.recording import record
-        from workers.measure.ranges import Ranges
-        from workers.measure.timing import make_clock, run_step
-
-        step = self.timed.training.step
-        ranges, clock = Ranges(), make_clock(self.timed.training.device)
-        laps_ms: list[float] = []
-        phases_ms: dict[str, list[float]] = {}
-
-        def run() -> None:
-            for number in range(1 if warm else 0, 1 + steps):
-                ranges.counting = number > 0
-                step.prepare()
-                run_step(step.phases, [*([] if trace is None else [trace]), ranges, clock])
-                if ranges.counting:
-                    laps_ms.append(clock.last.wall_ms)
-                    for phase, time_ms in clock.last.phases_ms.items():
-                        phases_ms.setdefault(phase, []).append(time_ms)
-                self.report.progress(number, steps, "recording stacks" if python else "profiling")
-
-        with translate_oom("the profiled steps"), self._named_parts():
-            return record(run, on_gpu=self.on_gpu, python=python, shapes=shapes), laps_ms, phases_ms
-
-    def _named_parts(self) -> AbstractContextManager[None]:
-        """Return a context that names the model's parts."""
-        from workers.measure.compilation import compilation
-        from workers.measure.ranges import named_layers, named_modules
-
-        spec, modules = self.spec, self.timed.training.modules
-        if spec.step_code is None:
-            return named_layers(modules, compiled=spec.compile and spec.compile_scope == "model")
-        # Its modules may be compiled, in any way, and no hook may come into those.
-        return named_layers(modules, compiled=True) if compilation().graphs else named_modules(modules)
+        training = self.timed.training
+        return profile_steps(training, steps, self.report, python=python, warm=warm, shapes=shapes, trace=trace)
 
     def _add_times(self, attribution: Attribution) -> None:
         from workers.measure.busy import Busy

@@ -28,6 +28,8 @@ COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"
 """Names of functions that are part of a statement; later versions of Python have none for most of them."""
 MAX_EVENTS = 1_000_000
 """Most lines whose runs are counted in a step; a second's worth."""
+ATTENTION = "scaled_dot_product"
+"""Part of the names of torch's operators that compute attention."""
 MAX_CODE = 100
 """Most characters of a line's text."""
 OUTSIDE = "outside of your code"
@@ -71,6 +73,10 @@ class Launched:
 
     operators: int = 0
     operators_ns: int = 0
+    double_ns: int = 0
+    """Of `operators_ns`, the time of operators whose inputs are in float64."""
+    attention_ns: int = 0
+    """Likewise, of attention in one operator."""
     wall_ns: int = 0
     """Of the line itself. Tracing has slowed down Python in it, and the profiler its operators."""
     device_self_ns: int = 0
@@ -250,28 +256,45 @@ class LineTrace:
             recording: The step, as the profiler saw it.
             begun_ns: When the step began by the profiler's clock.
         """
-        before, after = self._times[:2]
-        shift = 0 if before - MAX_SHIFT_NS <= begun_ns <= after + MAX_SHIFT_NS else begun_ns - before
+        stack_at = self.stacks(begun_ns)
         found: dict[Place | None, Launched] = defaultdict(Launched)
         for number, (begin, end) in enumerate(pairwise(self._times)):
             found[_stack(self._stacks[number])[-1]].wall_ns += end - begin
         for event in outermost(recording.host, begun_ns):
-            stack = self._stack_at(event.begin_ns - shift)
+            stack = stack_at(event.begin_ns)
             line = found[stack[-1]]
             line.operators += event.kind == "operator"
             line.operators_ns += event.end_ns - event.begin_ns
+        for event in outermost(recording.host, begun_ns, lambda one: one.double or ATTENTION in one.name):
+            line = found[stack_at(event.begin_ns)[-1]]
+            if event.double:
+                line.double_ns += event.end_ns - event.begin_ns
+            else:
+                line.attention_ns += event.end_ns - event.begin_ns
         launches = {event.id: event.begin_ns for event in recording.host if event.kind == "launch"}
         for work in recording.device:
-            stack = self._stack_at(launches.get(work.launch, work.begin_ns) - shift)
+            stack = stack_at(launches.get(work.launch, work.begin_ns))
             taken = work.end_ns - work.begin_ns
             found[stack[-1]].device_self_ns += taken
             for place in dict.fromkeys(stack):
                 found[place].device_total_ns += taken
         return found
 
-    def _stack_at(self, time_ns: int) -> list[Place | None]:
-        index = bisect.bisect_right(self._times, time_ns) - 1
-        return _stack(self._stacks[index] if index >= 0 else ())
+    def stacks(self, begun_ns: int) -> Callable[[int], list[Place | None]]:
+        """Return a function that gives the user's own lines, the outermost first, that were open at a moment of the
+        profiler's clock; or None alone, where none was.
+
+        Args:
+            begun_ns: When the step began by the profiler's clock.
+        """
+        before, after = self._times[:2]
+        shift = 0 if before - MAX_SHIFT_NS <= begun_ns <= after + MAX_SHIFT_NS else begun_ns - before
+
+        def stack_at(time_ns: int) -> list[Place | None]:
+            index = bisect.bisect_right(self._times, time_ns - shift) - 1
+            return _stack(self._stacks[index] if index >= 0 else ())
+
+        return stack_at
 
 
 def _stack(places: Iterable[Place | None]) -> list[Place | None]:
@@ -283,22 +306,26 @@ MAX_SHIFT_NS = 50_000
 """A profiler's clock that differs by less from the Unix time is the same clock."""
 
 
-def outermost(events: Sequence[HostEvent], begun_ns: int) -> Iterator[HostEvent]:
+def outermost(
+    events: Sequence[HostEvent], begun_ns: int, which: Callable[[HostEvent], bool] = lambda _event: True
+) -> Iterator[HostEvent]:
     """Yield the operators and calls of the driver that no other one called, of the step's thread and of autograd's.
 
     Args:
         events: In the order in which they began.
         begun_ns: When the step began: the range that began then tells its thread.
+        which: Tells which events count: of these, the ones that no other one of them called.
     """
     thread = next((event.thread for event in events if event.kind == "range" and event.begin_ns == begun_ns), None)
+    of_autograd = {event.thread for event in events if event.kind == "backward"}
     until: dict[int, int] = defaultdict(int)
     for event in events:
-        if event.kind in ("range", "python") or event.begin_ns < begun_ns:
+        if event.kind in ("range", "python") or event.begin_ns < begun_ns or not which(event):
             continue
         outer = event.begin_ns >= until[event.thread]
         if outer:
             until[event.thread] = event.end_ns
-        if outer and (event.thread == thread or event.kind == "backward"):
+        if outer and (event.thread == thread or event.kind == "backward" or event.thread in of_autograd):
             yield event
 
 

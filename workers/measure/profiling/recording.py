@@ -62,6 +62,8 @@ class HostEvent:
     """Of a backward event: the thread that made its node. Nodes are numbered by thread."""
     product: Product | None = None
     """The matrix product that an operator computes; None for other events, and if the shapes were not recorded."""
+    double: bool = False
+    """True of an operator with an input in float64, if the shapes were recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,7 @@ def host_events(events: Iterable[Any]) -> Iterator[HostEvent]:
             event.sequence_nr(),
             event.fwd_thread_id(),
             product_of(name, event.shapes(), event.dtypes()) if name in FACTORS and not is_range else None,
+            not is_range and "double" in event.dtypes(),
         )
 
 

@@ -1,0 +1,74 @@
+"""`diagnosis`: what a step waits for, and what helps: each cause measured, each change tried."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from app.specs._base import Name, Named, Resources, Seed, SpecBase, field_error
+from app.specs._identity import Case, Scalar
+from app.specs._union import KINDS, PlainSpec
+from app.specs.compare import MAX_SEED
+
+DIAGNOSED = "benchmark"
+"""The kind of steps that are diagnosed."""
+
+
+class DiagnosisSpec(SpecBase):
+    """Find what a step waits for, and measure the changes that may help, in turns with the step as it is."""
+
+    model_config = ConfigDict(defer_build=True)
+
+    kind: Literal["diagnosis"] = "diagnosis"
+    step: PlainSpec
+    """The step, as a spec of kind `benchmark`: our model's, or one of your own (`step_code`)."""
+    budget_s: int = Field(default=300, ge=10, le=86_400)
+    """Seconds after which no further process starts. Changes that were left out are listed as `not_tried`."""
+    changes: list[Annotated[Name, Named("change")]] | None = Field(default=None, min_length=1, max_length=50)
+    """Changes to try; null: those for which the profile has found a cause."""
+    seed: Seed | None = None
+    """Seed from which the order of the turns is drawn; null: drawn itself, at submission, and kept here."""
+
+    holds_specs: ClassVar[bool] = True
+    unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {"budget_s", "changes"}
+    answers: ClassVar[tuple[str, ...]] = ("answer",)
+    first_tables: ClassVar[tuple[str, ...]] = ("answer", "causes", "changes", "gaps", "turns")
+    table_rows: ClassVar[tuple[str, ...]] = ("model", "context_length")
+    table_columns: ClassVar[tuple[str, ...]] = ("step_ms", "together_ms", "host_us", "gpu_busy_percent")
+
+    @model_validator(mode="after")
+    def _step_can_be_diagnosed(self) -> Self:
+        if self.step.kind != DIAGNOSED:
+            raise field_error("step/kind", f"must be {DIAGNOSED}: no other kind's steps are diagnosed")
+        if getattr(self.step, "replicates", 1) != 1:
+            raise field_error("step/replicates", "leave it out: the diagnosis plans its own processes")
+        if self.changes is not None and len(set(self.changes)) < len(self.changes):
+            raise field_error("changes", "a change is there twice")
+        return self
+
+    @classmethod
+    def example(cls) -> Self:
+        """Return the diagnosis of a small step."""
+        return cls(step=KINDS[DIAGNOSED].model_validate({"model": {"size": "tiny"}, "context_length": 64}))
+
+    def drawn(self) -> Self:
+        return self if self.seed is not None else self.model_copy(update={"seed": secrets.randbelow(MAX_SEED)})
+
+    def resources(self) -> Resources:
+        return self.step.resources()
+
+    def case(self, cell: Any = None) -> Case:
+        """Return the case of the step as it is: that of the spec inside, as a diagnosis."""
+        inner = self.step.case(cell)
+        return Case(self.kind, inner.identity, inner.labels, inner.added)
+
+    def without_effect(self) -> list[str]:
+        return [f"step.{field}" for field in self.step.without_effect()]
+
+    def summary(self) -> dict[str, Scalar]:
+        return self.step.summary()
+
+    def overview(self) -> dict[str, Scalar]:
+        return self.step.overview()

@@ -1,0 +1,81 @@
+"""What a change is: what it needs, how it is applied, against which cause, and what a person would write."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+    from app.specs.benchmark import BenchmarkSpec
+    from workers.measure.own_step import OwnStep
+
+Cause = Literal[
+    "input",
+    "launches",
+    "synchronisation",
+    "copies",
+    "communication",
+    "optimizer",
+    "attention",
+    "precision",
+    "kernels",
+    "host",
+    "unexplained",
+]
+"""What a step's time is lost to."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is known of a step when changes are chosen for it, after its profile."""
+
+    spec: BenchmarkSpec
+    device: torch.device
+    own: OwnStep | None
+    """The step, if it is the user's own; None: our model's."""
+    loaders: Sequence[Any] = ()
+    """The torch.utils.data.DataLoaders that the user's code made."""
+    products: Counter[str] = field(default_factory=Counter)
+    """Matrix products of a step, by data type."""
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+
+def nothing(*_arguments: Any) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of a step.
+
+    A step of the user's own is changed by `before` and `after`, our model's step by `fields`. Both contexts are entered
+    in the process that measures the changed step, and last as long as it.
+    """
+
+    causes: tuple[Cause, ...]
+    """The causes against which it may help."""
+    how: str
+    """What a person would write, in a line."""
+    why_not: Callable[[Look], str | None]
+    """Returns why a step cannot be changed so; None if it can."""
+    fields: Callable[[BenchmarkSpec], Mapping[str, Any]] | None = None
+    """Returns the fields of our model's spec that change."""
+    before: Callable[[torch.device], AbstractContextManager[Any]] = nothing
+    """Entered before the user's code is loaded."""
+    after: Callable[[OwnStep], AbstractContextManager[Any]] = nothing
+    """Entered when the user's code has made its step."""
+    removes: bool = False
+    """True if it takes away a part of the work: no cure, but what it measures bounds what any cure can bring."""
+
+
+def own_only(look: Look) -> str | None:
+    """Return why a change of the user's own steps cannot change this one."""
+    return "our model's step has nothing of the kind" if look.own is None else None

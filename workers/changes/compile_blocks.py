@@ -1,0 +1,58 @@
+"""The blocks of a model through torch.compile: repeated modules are compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from workers.changes._base import Change, Look
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from app.specs.benchmark import BenchmarkSpec
+    from workers.measure.own_step import OwnStep
+
+
+def _why_not(look: Look) -> str | None:
+    if look.own is None:
+        if look.spec.mode == "generate":
+            return "the cache grows with each token, and each length would be compiled anew"
+        return "it is compiled already" if look.spec.compile else None
+    return None if blocks(look.own.model) else "the model has no torch.nn.ModuleList or Sequential of equal modules"
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the modules of the model's lists whose members have one class, of the outermost such lists."""
+    from torch import nn
+
+    found: list[nn.Module] = []
+    inside: set[int] = set()
+    for module in model.modules():
+        children = list(module.children())
+        alike = len(children) > 1 and len({type(child) for child in children}) == 1
+        if isinstance(module, nn.ModuleList | nn.Sequential) and alike and id(module) not in inside:
+            found += children
+            inside |= {id(part) for part in module.modules()}
+    return found
+
+
+@contextmanager
+def _compiled(step: OwnStep) -> Iterator[None]:
+    for block in blocks(step.model):
+        block.compile()
+    yield
+
+
+def _fields(spec: BenchmarkSpec) -> dict[str, Any]:
+    return {"compile": True, "compile_scope": "blocks"}
+
+
+CHANGE = Change(
+    causes=("launches", "kernels", "host", "attention"),
+    how="for block in model.blocks: block.compile()",
+    why_not=_why_not,
+    fields=_fields,
+    after=_compiled,
+)

@@ -1,0 +1,41 @@
+"""The whole model through torch.compile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from workers.changes._base import Change, Look
+
+if TYPE_CHECKING:
+    from app.specs.benchmark import BenchmarkSpec
+    from workers.measure.own_step import OwnStep
+
+
+def _why_not(look: Look) -> str | None:
+    if look.own is None:
+        if look.spec.mode == "generate":
+            return "the cache grows with each token, and each length would be compiled anew"
+        return "it is compiled already" if look.spec.compile else None
+    return None if any(True for _ in look.own.model.parameters()) else "the code makes no model with parameters"
+
+
+@contextmanager
+def _compiled(step: OwnStep) -> Iterator[None]:
+    for root in step.roots:
+        root.compile()
+    yield
+
+
+def _fields(spec: BenchmarkSpec) -> dict[str, Any]:
+    return {"compile": True, "compile_scope": "model"}
+
+
+CHANGE = Change(
+    causes=("launches", "kernels", "host", "attention"),
+    how="model.compile()",
+    why_not=_why_not,
+    fields=_fields,
+    after=_compiled,
+)

@@ -1,0 +1,28 @@
+"""Our model's attention in one kernel, which keeps no scores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from workers.changes._base import Change, Look
+
+if TYPE_CHECKING:
+    from app.specs.benchmark import BenchmarkSpec
+
+FUSED = "sdpa_flash"
+PLAIN = ("eager", "compiled", "tiled", "sdpa_math")
+
+
+def _why_not(look: Look) -> str | None:
+    if look.own is not None:
+        return "only our model's attention can be replaced from outside"
+    if look.spec.attention_code is not None or look.spec.attention not in PLAIN:
+        return f"attention {look.spec.attention} keeps no scores either"
+    return None
+
+
+def _fields(spec: BenchmarkSpec) -> dict[str, Any]:
+    return {"attention": FUSED}
+
+
+CHANGE = Change(causes=("attention", "kernels", "launches"), how=f"attention={FUSED}", why_not=_why_not, fields=_fields)

@@ -1,0 +1,66 @@
+"""One kernel, or one loop in C++, for all parameters of an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from workers.changes._base import Change, Look
+
+if TYPE_CHECKING:
+    import torch
+
+    from app.specs.benchmark import BenchmarkSpec
+
+FUSED = ("Adagrad", "Adam", "AdamW", "SGD")
+"""Optimizers of torch.optim that take `fused`."""
+
+
+def _why_not(look: Look) -> str | None:
+    if look.own is None:
+        if look.spec.mode != "train_step":
+            return f"mode {look.spec.mode} has no optimizer"
+        return "it is fused already" if look.spec.optimizer in ("torch_fused_adamw", "triton_adamw") else None
+    plain = [one for one in look.own.optimizers if type(one).__module__.startswith("torch.optim")]
+    takes = [one for one in plain if type(one).__name__ in FUSED]
+    if not takes:
+        names = ", ".join(sorted({type(one).__name__ for one in look.own.optimizers})) or "none"
+        return f"torch has no fused form of its optimizers ({names})"
+    if all(one.defaults.get("fused") for one in takes):
+        return "it is fused already"
+    return None
+
+
+@contextmanager
+def _fused(_device: torch.device) -> Iterator[None]:
+    import torch.optim
+
+    with ExitStack() as undo:
+        for name in FUSED:
+            _patch(getattr(torch.optim, name), undo)
+        yield
+
+
+def _patch(optimizer: Any, undo: ExitStack) -> None:
+    plain = optimizer.__init__
+
+    def init(self: Any, *arguments: Any, **options: Any) -> None:
+        chosen = options.get("foreach") or options.get("differentiable")
+        plain(self, *arguments, **(options if chosen else {**options, "fused": True}))
+
+    optimizer.__init__ = init
+    undo.callback(setattr, optimizer, "__init__", plain)
+
+
+def _fields(spec: BenchmarkSpec) -> dict[str, Any]:
+    return {"optimizer": "torch_fused_adamw"}
+
+
+CHANGE = Change(
+    causes=("optimizer", "launches"),
+    how="torch.optim.AdamW(…, fused=True)",
+    why_not=_why_not,
+    fields=_fields,
+    before=_fused,
+)

@@ -1,0 +1,40 @@
+"""No update of the parameters: what the fastest optimizer can bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from workers.changes._base import Change, Look
+
+if TYPE_CHECKING:
+    from app.specs.benchmark import BenchmarkSpec
+    from workers.measure.own_step import OwnStep
+
+
+def _why_not(look: Look) -> str | None:
+    if look.own is None:
+        return None if look.spec.mode == "train_step" else f"mode {look.spec.mode} has no optimizer"
+    return None if look.own.optimizers else "the code makes no torch.optim.Optimizer"
+
+
+@contextmanager
+def _without(step: OwnStep) -> Iterator[None]:
+    for optimizer in step.optimizers:
+        vars(optimizer)["step"] = lambda closure=None: None if closure is None else closure()
+    yield
+
+
+def _fields(spec: BenchmarkSpec) -> dict[str, Any]:
+    return {"mode": "forward_backward"}
+
+
+CHANGE = Change(
+    causes=("optimizer",),
+    how="no optimizer: what the fastest one can bring",
+    why_not=_why_not,
+    fields=_fields,
+    after=_without,
+    removes=True,
+)

@@ -1,0 +1,51 @@
+"""float32 products by a GPU's tensor cores, in TF32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from workers.changes._base import Change, Look
+
+if TYPE_CHECKING:
+    import torch
+
+    from app.specs.benchmark import BenchmarkSpec
+
+
+def _why_not(look: Look) -> str | None:
+    import torch
+
+    if not look.on_gpu:
+        return "a CPU has no TF32"
+    if torch.get_float32_matmul_precision() != "highest":
+        return "float32 products are in TF32 already"
+    if not any(dtype in ("float", "float32", "torch.float32") for dtype in look.products):
+        return "none of its matrix products is in float32"
+    return None
+
+
+@contextmanager
+def _allowed(_device: torch.device) -> Iterator[None]:
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _fields(spec: BenchmarkSpec) -> dict[str, Any]:
+    return {"precision": "tf32"}
+
+
+CHANGE = Change(
+    causes=("precision", "kernels", "attention"),
+    how='torch.set_float32_matmul_precision("high")',
+    why_not=_why_not,
+    fields=_fields,
+    before=_allowed,
+)

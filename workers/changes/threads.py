@@ -1,0 +1,46 @@
+"""One thread of a CPU's operators for each core that this process may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from workers.changes._base import Change, Look
+
+if TYPE_CHECKING:
+    from workers.measure.own_step import OwnStep
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _why_not(look: Look) -> str | None:
+    import torch
+
+    if look.on_gpu:
+        return "the step runs on a GPU"
+    if look.own is None:
+        return "our model's step has a thread for each core already"
+    if torch.get_num_threads() == cores():
+        return f"it has {cores()} threads already, one for each core"
+    return None
+
+
+@contextmanager
+def _all_cores(_step: OwnStep) -> Iterator[None]:
+    import torch
+
+    torch.set_num_threads(cores())
+    yield
+
+
+CHANGE = Change(
+    causes=("kernels", "attention", "optimizer", "precision"),
+    how="leave out torch.set_num_threads(…), or OMP_NUM_THREADS",
+    why_not=_why_not,
+    after=_all_cores,
+)

@@ -1,0 +1,75 @@
+"""Runs steps under torch's profiler, with the model's parts named."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workers.jobs._training.building import Training
+    from workers.measure.profiling.lines import LineTrace
+    from workers.measure.profiling.recording import Profile
+    from workers.reporter import Reporter
+
+
+def profile_steps(
+    training: Training,
+    steps: int,
+    report: Reporter,
+    *,
+    python: bool = False,
+    warm: bool = False,
+    shapes: bool = True,
+    trace: LineTrace | None = None,
+) -> tuple[Profile, list[float], dict[str, list[float]]]:
+    """Run steps under the profiler. Returns the profile, and the times of steps and phases in ms.
+
+    Args:
+        training: The model and its step.
+        steps: Their number.
+        report: Takes the progress.
+        python: Record Python's functions, too.
+        warm: Leave out the warm-up step before them, which absorbs the profiler's start-up.
+        shapes: Record the shapes of operators' inputs.
+        trace: Follows the lines of the user's own code.
+
+    Raises:
+        OutOfMemory: the memory did not suffice.
+        AnotherProfiler: the step uses torch's profiler itself.
+    """
+    from workers.measure.memory import translate_oom
+    from workers.measure.profiling.recording import record
+    from workers.measure.ranges import Ranges
+    from workers.measure.timing import make_clock, run_step
+
+    step = training.step
+    ranges, clock = Ranges(), make_clock(training.device)
+    laps_ms: list[float] = []
+    phases_ms: dict[str, list[float]] = {}
+
+    def run() -> None:
+        for number in range(1 if warm else 0, 1 + steps):
+            ranges.counting = number > 0
+            step.prepare()
+            run_step(step.phases, [*([] if trace is None else [trace]), ranges, clock])
+            if ranges.counting:
+                laps_ms.append(clock.last.wall_ms)
+                for phase, time_ms in clock.last.phases_ms.items():
+                    phases_ms.setdefault(phase, []).append(time_ms)
+            report.progress(number, steps, "recording stacks" if python else "profiling")
+
+    on_gpu = training.device.type == "cuda"
+    with translate_oom("the profiled steps"), _named_parts(training):
+        return record(run, on_gpu=on_gpu, python=python, shapes=shapes), laps_ms, phases_ms
+
+
+def _named_parts(training: Training) -> AbstractContextManager[None]:
+    """Return a context that names the model's parts."""
+    from workers.measure.compilation import compilation
+    from workers.measure.ranges import named_layers, named_modules
+
+    spec, modules = training.spec, training.modules
+    if spec.step_code is None:
+        return named_layers(modules, compiled=spec.compile and spec.compile_scope == "model")
+    # Its modules may be compiled, in any way, and no hook may come into those.
+    return named_layers(modules, compiled=True) if compilation().graphs else named_modules(modules)

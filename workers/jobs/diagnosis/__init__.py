@@ -1,0 +1,37 @@
+"""Runs `diagnosis`: looks at a step, tries changes of it, and says what helps. The stages are in planning.py."""
+
+from __future__ import annotations
+
+from app.specs.diagnosis import DiagnosisSpec
+from workers.jobs._base import SoFar, Unit
+from workers.jobs.diagnosis import planning
+from workers.reporter import Reporter
+
+
+class DiagnosisRunner:
+    """The runner of kind `diagnosis`."""
+
+    kind = "diagnosis"
+
+    def plan(self, spec: DiagnosisSpec) -> list[Unit]:
+        """Plan the look at the step; what follows depends on what it shows."""
+        return [Unit("where the time goes", {"stage": "look"})]
+
+    def further(self, spec: DiagnosisSpec, so_far: SoFar) -> list[Unit]:
+        """Return the units that follow."""
+        return planning.further(spec, so_far)
+
+    def run(self, spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
+        """Run one unit of any stage."""
+        from workers.jobs.diagnosis import conclude, look, turn
+
+        match unit.params["stage"]:
+            case "look":
+                look.run(spec, unit, report)
+            case "conclude":
+                conclude.run(spec, unit, report)
+            case _:
+                turn.run(spec, unit, report)
+
+
+RUNNER = DiagnosisRunner()

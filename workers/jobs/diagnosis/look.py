@@ -1,0 +1,297 @@
+"""The first unit of a diagnosis: times the step as it is, profiles it, and says what its time is lost to."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from app.specs.diagnosis import DiagnosisSpec
+from workers.changes import CHANGES
+from workers.changes._base import Change, Look
+from workers.jobs import _reference
+from workers.jobs._base import Unit
+from workers.jobs._profiled import profile_steps
+from workers.jobs._training import building, measuring, metrics
+from workers.jobs.diagnosis import turn
+from workers.jobs.profile import own_lines
+from workers.measure.table import Column, Scalar
+from workers.reporter import Reporter
+from workers.uploaded import BrokenCode
+
+if TYPE_CHECKING:
+    from app.specs._training import TrainingSpec
+    from app.specs.benchmark import BenchmarkSpec
+    from workers.jobs._training.building import Training
+    from workers.jobs._values import Values
+    from workers.measure.profiling.lines import Launched, LineTrace, OwnCode, Place
+    from workers.measure.profiling.recording import Profile
+    from workers.measure.profiling.sampling import Samples
+    from workers.measure.profiling.waits import Stretch
+
+SEEN, CANDIDATES, GAPS = "seen", "candidates", "gaps"
+SEEN_COLUMNS = (Column("cause", "string"), Column("where", "string"), Column("lost_ms", "number", "ms"))
+CANDIDATE_COLUMNS = (
+    Column("change", "string"),
+    Column("cause", "string"),
+    Column("why_not", "string"),
+    Column("removes", "boolean"),
+    Column("how", "string"),
+)
+GAP_COLUMNS = (
+    Column("begin_ms", "number", "ms"),
+    Column("gap_ms", "number", "ms"),
+    Column("cause", "string"),
+    Column("next", "string"),
+    Column("where", "string"),
+)
+MOST_GAPS = 10
+PROFILED = 3
+"""Steps of a GPU that are profiled; of a CPU one, which samples tell apart."""
+LEAST = 0.01
+"""A smaller share of the step is no cause: nobody gains from it."""
+UNEXPLAINED = "unexplained"
+OPTIMIZER, INPUT = "optimizer", "input"
+INPUT_PHASES = frozenset({"data", "input", "load", "loader", "batch", "dataloader"})
+"""Phases in which users get their batches."""
+OF_LIBRARIES = (
+    ("torch/utils/data/", INPUT),
+    ("torch/optim/", OPTIMIZER),
+    ("torch/distributed/", "communication"),
+)
+"""Parts of files' names in a stack, with the cause that they stand for."""
+Lost = defaultdict[tuple[str, str], float]
+"""ms by (cause, where)."""
+
+
+def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
+    """Time and profile the step. Running out of memory, and a wrong part of the model, are results."""
+    from workers.measure import environment
+    from workers.measure.errors import NotMeasured
+    from workers.measure.profiling.recording import AnotherProfiler
+    from workers.measure.validity import Monitor
+
+    step: BenchmarkSpec = spec.step  # type: ignore[assignment]
+    device, build_model = building.prepare(step)
+    report.environment(environment.fingerprint(device))
+    monitor, case = Monitor(device), spec.case()
+    lost: Lost = defaultdict(float)
+    candidates: list[list[Scalar]] = []
+    gaps: list[list[Scalar]] = []
+    with building.known_errors():
+        try:
+            parts = _reference.check_parts(step, device)
+            training = building.build(step, device, build_model)
+            values, checks = measuring.measure(training, monitor, report, pacing=step.pacing)
+            checks += parts + metrics.add_rates(values, training, report.ceilings)
+        except NotMeasured as error:
+            monitor.watch(last=True)
+            values, checks = _reference.not_measured(metrics.metrics_of(step, step.pacing), error)
+        else:
+            try:
+                lost, gaps, products = _lost(training, values, report)
+            except AnotherProfiler as error:
+                raise BrokenCode(str(error)) from error
+            candidates = _candidates(spec, training, products, lost)
+    report.validity(monitor.conclude(checks), case.key, unit.title)
+    values.report(case, environment.device_key(device), report)
+    rows: list[list[Scalar]] = [[*of, ms] for of, ms in sorted(lost.items(), key=lambda one: -one[1])]
+    report.table(SEEN, SEEN_COLUMNS, rows)
+    if samples := values.samples("step_ms", "step"):
+        report.table(turn.TURNS, turn.COLUMNS, [turn.row_of("look", (), samples, device.type)])
+    report.table(CANDIDATES, CANDIDATE_COLUMNS, candidates)
+    report.table(GAPS, GAP_COLUMNS, gaps)
+
+
+def _lost(training: Training, values: Values, report: Reporter) -> tuple[Lost, list[list[Scalar]], Counter[str]]:
+    """Return what the median step's time is lost to, its largest gaps, and its matrix products by data type."""
+    from workers.measure.profiling.lines import LineTrace
+
+    step_ms = statistics.median(values.samples("step_ms", "step") or ())
+    own = _own_code(training.spec)
+    trace = LineTrace(own)
+    traced, _, _ = profile_steps(training, 1, report, trace=trace)
+    products = Counter(event.product.dtype for event in traced.recording.host if event.product is not None)
+    place = Places(own, trace, traced)
+    if training.device.type == "cuda":
+        plain, _, _ = profile_steps(training, PROFILED, report, warm=True)
+        return *_on_gpu(training, plain, place, step_ms, values), products
+    samples, _ = own_lines.sample(training, report)
+    return _on_cpu(training, samples, place, step_ms), [], products
+
+
+def _own_code(spec: TrainingSpec) -> OwnCode:
+    """Return what tells the code whose lines are shown: the user's own, or for our model's step that model's."""
+    from workers.measure.profiling.lines import OwnCode
+
+    own = own_lines.own_code(spec)
+    if own is not None:
+        return own
+    import linecache
+
+    from workers import model
+
+    folder = model.__path__[0]
+    return OwnCode(lambda file: file.removeprefix(folder).lstrip("/") if file.startswith(folder) else None,
+                   linecache.getlines)  # fmt: skip
+
+
+class Places:
+    """Tells where in the user's code the time of a traced step went.
+
+    Args:
+        own: Tells the user's own code.
+        trace: Followed a step.
+        profile: Of that step.
+    """
+
+    def __init__(self, own: OwnCode, trace: LineTrace, profile: Profile) -> None:
+        (begun,) = [event.begin_ns for event in profile.recording.host if event.name == "step_1"]
+        self.own, self.profile, self._trace = own, profile, trace
+        self.launched: Mapping[Place | None, Launched] = trace.launched(profile.recording, begun)
+        self._stack_at = trace.stacks(begun)
+
+    def name(self, place: Place | None) -> str:
+        """Return a line as people read it, with how often a step runs it if that is often."""
+        if place is None:
+            return ""
+        runs = self.own.calls(place, self._trace.calls[place]) if self._trace.complete else 0
+        return f"{place.file}:{place.line} {place.function}" + (f" ({runs} times a step)" if runs > 1 else "")
+
+    def at(self, time_ns: int) -> str:
+        """Return the line in which the traced step was at a moment of the profiler's clock."""
+        return self.name(self._stack_at(time_ns)[-1])
+
+
+def _on_cpu(training: Training, samples: Samples, place: Places, step_ms: float) -> Lost:
+    """Return what samples of unprofiled steps say. A line's time outside of loaders and optimizers is that of its
+    operators, in so far as these ran in it under the profiler, and else the host's."""
+    lost: Lost = defaultdict(float)
+    optimizers = {f"{type(one).__qualname__}.step" for one in training.own.optimizers} if training.own else set()
+    wall: Counter[tuple[str, Any]] = Counter()
+    for (phase, frames), sample in samples.stacks.items():
+        at = next((found for frame in reversed(frames) if (found := place.own.place(*frame)) is not None), None)
+        wall[_cause_of(phase, frames, optimizers), at] += sample.wall_ns
+    scale = step_ms / (wall.total() or 1)
+    for (cause, at), ns in wall.items():
+        if cause:
+            lost[cause, place.name(at)] += scale * ns
+            continue
+        did = place.launched.get(at)
+        for part, share in _parts(did).items():
+            lost[part, place.name(at)] += scale * ns * share
+    return lost
+
+
+def _cause_of(phase: str, frames: Sequence[tuple[str, str, int]], optimizers: set[str]) -> str:
+    """Return the cause that a stack itself tells; "" if it is the code's own work."""
+    if phase in INPUT_PHASES:
+        return INPUT
+    for file, function, _ in frames:
+        if function in optimizers:
+            return OPTIMIZER
+        for part, cause in OF_LIBRARIES:
+            if part in file.replace("\\", "/"):
+                return cause
+    return OPTIMIZER if phase == OPTIMIZER else ""
+
+
+def _parts(did: Launched | None) -> dict[str, float]:
+    """Return the shares of a line's time by cause."""
+    if did is None or not did.wall_ns:
+        return {"host": 1.0}
+    operators = min(1.0, did.operators_ns / did.wall_ns)
+    precision = min(operators, did.double_ns / did.wall_ns)
+    attention = min(operators - precision, did.attention_ns / did.wall_ns)
+    kernels = operators - precision - attention
+    return {"precision": precision, "attention": attention, "kernels": kernels, "host": 1 - operators}
+
+
+def _on_gpu(
+    training: Training, plain: Profile, place: Places, step_ms: float, values: Values
+) -> tuple[Lost, list[list[Scalar]]]:
+    """Return what the device's timeline says, and its largest gaps. The profiler lengthens gaps, so idle time is scaled
+    to that of unprofiled steps."""
+    from workers.measure.profiling.attribution import Attribution
+    from workers.measure.profiling.waits import RUNNING, stretches
+
+    phases = training.phases
+    attribution = Attribution(plain.recording, phases, on_gpu=True, every_range=True)
+    of_steps = [stretches(plain.recording, window) for window in attribution.windows]
+    found = [one for of_step in of_steps for one in of_step]
+    steps = max(1, len(of_steps))
+    running = sum(one.ns for one in found if one.cause == RUNNING) / steps
+    idle = sum(one.ns for one in found) / steps - running
+    scale = max(0.0, 1e6 * step_ms - running) / idle if idle else 0.0
+    traced = Attribution(place.profile.recording, phases, on_gpu=True, every_range=True)
+    in_trace = stretches(place.profile.recording, traced.windows[0])
+    lost: Lost = defaultdict(float)
+    for cause in dict.fromkeys(one.cause for one in found):
+        of_cause = [one for one in found if one.cause == cause]
+        ms = 1e-6 * sum(one.ns for one in of_cause) / steps
+        if cause == RUNNING:
+            _running(lost, traced, ms)
+        else:
+            _by_line(lost, cause, scale * ms, in_trace, place.at)
+    gaps = sorted((one for one in in_trace if one.cause != RUNNING), key=lambda one: -one.ns)[:MOST_GAPS]
+    begin = traced.windows[0].begin_ns
+    return lost, [
+        [1e-6 * (one.begin_ns - begin), 1e-6 * one.ns, one.cause, one.next, place.at(one.at_ns) or None] for one in gaps
+    ]
+
+
+def _by_line(lost: Lost, cause: str, ms: float, traced: Sequence[Stretch], at: Callable[[int], str]) -> None:
+    """Add a cause's time by the lines that were to blame in the traced step."""
+    by_line: Counter[str] = Counter()
+    for one in traced:
+        if one.cause == cause:
+            by_line[at(one.at_ns)] += one.ns
+    total = by_line.total()
+    for where, ns in by_line.items() if total else [("", 1)]:
+        lost[cause, where] += ms * ns / (total or 1)
+
+
+def _running(lost: Lost, traced: Any, ms: float) -> None:
+    """Add the time in which kernels ran, by what they compute."""
+    from workers.measure.profiling import classes
+
+    of_class: Counter[tuple[str, str]] = Counter()
+    for work in traced.work:
+        name = classes.classify(work)
+        cause = {classes.ATTENTION: "attention", classes.SOFTMAX: "attention", classes.OPTIMIZER: OPTIMIZER}.get(
+            name, "kernels"
+        )
+        of_class[cause, "" if cause != "kernels" else name] += work.time_ns
+    total = of_class.total() or 1
+    for (cause, where), ns in of_class.items():
+        lost[cause, where] += ms * ns / total
+
+
+def _candidates(spec: DiagnosisSpec, training: Training, products: Counter[str], lost: Lost) -> list[list[Scalar]]:
+    """Return the changes that are tried, those against the largest cause first, and those that cannot be, each with the
+    reason."""
+    from torch.utils.data import DataLoader
+
+    step: BenchmarkSpec = spec.step  # type: ignore[assignment]
+    loaders = [one for one in gc.get_objects() if issubclass(type(one), DataLoader)] if training.own else []
+    look = Look(step, training.device, training.own, loaders, products)
+    total = sum(lost.values())
+    of_cause: dict[str, float] = defaultdict(float)
+    for (cause, _), ms in lost.items():
+        of_cause[cause] += ms
+    found: list[tuple[float, list[Scalar]]] = []
+    for name in spec.changes or CHANGES.names():
+        change: Change = CHANGES.load(name)
+        cause = max(change.causes, key=lambda one: of_cause[one])
+        if spec.changes is None and of_cause[cause] < LEAST * total:
+            continue
+        found.append((of_cause[cause], [name, cause, _why_not(change, look), change.removes, change.how]))
+    return [row for _, row in sorted(found, key=lambda one: -one[0])]
+
+
+def _why_not(change: Change, look: Look) -> str | None:
+    if look.own is None and change.fields is None:
+        return change.why_not(look) or "our model's step has no field for it"
+    return change.why_not(look)

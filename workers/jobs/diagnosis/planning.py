@@ -1,0 +1,177 @@
+"""What a diagnosis does next, decided by the agent from the tables so far. Imports neither torch nor changes.
+
+The stages: `look` profiles the step; `screen` runs each change once; `join` adds the changes that helped to each other,
+the best one first, and keeps each that helps further, since gains do not add up; `turn` measures the step as it is, the
+changes that helped and those joined again, in an order that is drawn, by processes that decide the answer; `conclude`
+writes it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from app.specs.diagnosis import DiagnosisSpec
+from workers.jobs._base import SoFar, Unit
+from workers.jobs.diagnosis.turn import JOINED, TURNS
+
+GAIN = 0.01
+"""A change that shortens a step by less is not worth a line."""
+FEWEST, MOST = 4, 8
+"""Turns of each side: fewer have no interval, more are for a comparison of its own."""
+FOR_SCREENING = 0.5
+"""The largest part of the budget after which no further change is screened."""
+STEP = "the step as it is"
+TITLES = {"screen": "does it help", "join": "do they help together", "turn": "by how much"}
+
+Names = tuple[str, ...]
+
+
+def further(spec: DiagnosisSpec, so_far: SoFar) -> list[Unit]:
+    """Return the units that follow; none at the end."""
+    progress = _Progress(spec, so_far)
+    stage = so_far.units[-1].params["stage"]
+    if stage == "conclude":
+        return []
+    if stage == "look" and (units := progress.screening()):
+        return units
+    if stage in ("screen", "join"):
+        if units := progress.joining():
+            return units
+        if units := progress.turns():
+            return units
+    return [Unit("the answer", {"stage": "conclude", **progress.findings()})]
+
+
+class _Progress:
+    """What the tables so far say."""
+
+    def __init__(self, spec: DiagnosisSpec, so_far: SoFar) -> None:
+        self.spec, self.so_far = spec, so_far
+        self.rows = so_far.tables.get(TURNS, ())
+        self.candidates = so_far.tables.get("candidates", ())
+        self.on_gpu = any(row["device"] == "cuda" for row in self.rows)
+        self.left_s = spec.budget_s - sum(so_far.seconds)
+
+    def value(self, row: Mapping[str, Any]) -> float | None:
+        """Return what a process counts as: others use a CPU, too, so there its fastest step."""
+        time = row["step_ms" if self.on_gpu else "fastest_ms"]
+        return None if time is None else float(time)
+
+    def of(self, names: Names, stages: Iterable[str]) -> list[float]:
+        """Return the values of all processes with these changes, in the order in which they ran."""
+        found = [self.value(row) for row in self.rows if _names(row) == names and row["stage"] in stages]
+        return [one for one in found if one is not None]
+
+    def screening(self) -> list[Unit]:
+        possible = [(row["change"],) for row in self.candidates if row["why_not"] is None]
+        # The look at the step has taken longer than a turn will.
+        fit = int((self.left_s - (1 - FOR_SCREENING) * self.spec.budget_s) / self.so_far.seconds[0])
+        chosen = possible[: max(1, fit - 1)]
+        return self._units("screen", [(), *chosen]) if chosen else []
+
+    @property
+    def winners(self) -> list[Names]:
+        """The changes that have shortened the step, the best one first."""
+        (before,) = self.of((), ["screen"]) or [0.0]
+        removing = {row["change"] for row in self.candidates if row["removes"]}
+        gains = {
+            names: value / before
+            for row in self.rows
+            if row["stage"] == "screen" and (names := _names(row)) and (value := self.value(row)) is not None
+            if names[0] not in removing
+        }
+        return sorted((names for names, ratio in gains.items() if ratio < 1 - GAIN), key=lambda names: gains[names])
+
+    def joined(self) -> tuple[Names, Names | None]:
+        """Return the changes that help together, as far as it is known, and those that are to be tried next."""
+        winners = self.winners
+        kept: Names = winners[0] if winners else ()
+        for one in winners[1:]:
+            both = (*kept, *one)
+            if not any(_names(row) == both for row in self.rows):
+                return kept, both
+            now, before = self.of(both, ["join"]), self.of(kept, ["screen", "join"])
+            if now and min(now) < (1 - GAIN) * min(before):
+                kept = both
+        return kept, None
+
+    def joining(self) -> list[Unit]:
+        _, following = self.joined()
+        if following is None or self._turns_that_fit(2) < FEWEST:
+            return []
+        return self._units("join", [following])
+
+    def turns(self) -> list[Unit]:
+        """Plan the turns of as many sides as there is time for."""
+        joined, _ = self.joined()
+        removing = [names for row in self.candidates if row["removes"] and (names := (row["change"],))]
+        sides = [*([joined] if joined else []), *(names for names in self.winners if names != joined)]
+        sides += [names for names in removing if self.of(names, ["screen"])]
+        while sides and (number := self._turns_that_fit(1 + len(sides))) < FEWEST and len(sides) > 1:
+            sides.pop()
+        if not sides or number < 1:
+            return []
+        order = [side for side in [(), *sides] for _ in range(min(number, MOST))]
+        random.Random(self.spec.seed).shuffle(order)
+        return self._units("turn", order)
+
+    def _turn_s(self) -> float:
+        """Return how long a turn takes: the mean of those so far."""
+        taken = [
+            seconds
+            for unit, seconds in zip(self.so_far.units, self.so_far.seconds, strict=True)
+            if unit.params["stage"] != "look"
+        ]
+        return sum(taken) / len(taken) if taken else self.so_far.seconds[0]
+
+    def _turns_that_fit(self, sides: int) -> int:
+        return int(self.left_s / (sides * max(self._turn_s(), 1e-3)))
+
+    def _units(self, stage: str, sides: Sequence[Names]) -> list[Unit]:
+        steps = next(row["samples"] for row in self.rows if row["stage"] == "look")
+        return [
+            Unit(
+                title=f"{TITLES[stage]}: {' + '.join(names) or STEP}",
+                params={"stage": stage, "changes": list(names), "steps": steps},
+                start="exec",
+            )
+            for names in sides
+        ]
+
+    def findings(self) -> dict[str, Any]:
+        """Return what the concluding unit needs: the values of each side, and what is known of each change."""
+        joined, _ = self.joined() if self.of((), ["screen"]) else ((), None)
+        sides = {JOINED.join(_names(row)): _names(row) for row in self.rows}
+        return {
+            "seen": [dict(row) for row in self.so_far.tables.get("seen", ())],
+            "candidates": [dict(row) for row in self.candidates],
+            "turns": {key: self.of(names, ["turn"]) for key, names in sides.items()},
+            "screened": {key: self.of(names, ["screen", "join"]) for key, names in sides.items()},
+            "refused": {JOINED.join(_names(row)): row["reason"] for row in self.rows if row["outcome"] == "refused"},
+            "differences": self._differences(),
+            "joined": list(joined),
+        }
+
+    def _differences(self) -> dict[str, float]:
+        """Return by how much the numbers that changed steps return differ from those of the step as it is, in the first
+        steps, relative to the largest of them."""
+        returned: dict[int, dict[tuple[int, str], float]] = {}
+        for row in self.so_far.tables.get("values", ()):
+            if row["what"] == "returned" and row["value"] is not None and row["step"] <= 5:
+                returned.setdefault(row["unit_index"], {})[row["step"], row["name"]] = row["value"]
+        plain = returned.get(0, {})
+        found: dict[str, float] = {}
+        for row in self.rows:
+            key, its = JOINED.join(_names(row)), returned.get(row["unit_index"], {})
+            common = plain.keys() & its.keys()
+            if key and common:
+                largest = max(abs(plain[one]) for one in common) or 1.0
+                difference = max(abs(plain[one] - its[one]) for one in common) / largest
+                found[key] = max(found.get(key, 0.0), difference)
+        return found
+
+
+def _names(row: Mapping[str, Any]) -> Names:
+    return tuple(row["changes"].split(JOINED)) if row["changes"] else ()

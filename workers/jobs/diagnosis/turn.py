@@ -1,0 +1,85 @@
+"""One process of a diagnosis: the step as it is, or with changes, timed as `benchmark` times it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from app.specs.diagnosis import DiagnosisSpec
+from workers.changes import CHANGES
+from workers.changes._base import Change
+from workers.jobs._base import Unit
+from workers.jobs._training import building, measuring
+from workers.measure.table import Column, Scalar
+from workers.outcome import RunnerError, describe_error
+from workers.reporter import Reporter
+
+if TYPE_CHECKING:
+    from app.specs.benchmark import BenchmarkSpec
+
+TURNS = "turns"
+COLUMNS = (
+    Column("stage", "string"),
+    Column("changes", "string"),
+    Column("step_ms", "number", "ms"),
+    Column("fastest_ms", "number", "ms"),
+    Column("samples", "integer"),
+    Column("device", "string"),
+    Column("outcome", "string"),
+    Column("reason", "string"),
+)
+"""`changes` are names, joined by a comma; "" for the step as it is."""
+JOINED = ","
+
+
+def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
+    """Time the step with the unit's changes. Whatever goes wrong in a changed step is a result: it says that the change
+    is refused, and nothing of the step as it is."""
+    stage, names = unit.params["stage"], unit.params["changes"]
+    changes = [CHANGES.load(name) for name in names]
+    try:
+        samples, device = _samples(changed(spec.step, changes, unit.params["steps"]), changes, report)
+        row = row_of(stage, names, samples, device)
+    except Exception as error:
+        if not names:
+            raise
+        reason = str(error) if isinstance(error, RunnerError) else describe_error(error)
+        row = [stage, JOINED.join(names), None, None, 0, None, "refused", reason]
+    report.table(TURNS, COLUMNS, [row])
+
+
+def row_of(stage: str, names: Sequence[str], samples: Sequence[float], device: str) -> list[Scalar]:
+    """Return the row of a process that has measured these times of a step in ms."""
+    return [stage, JOINED.join(names), statistics.median(samples), min(samples), len(samples), device, "ok", None]
+
+
+def changed(step: Any, changes: Sequence[Change], steps: int) -> BenchmarkSpec:
+    """Return the spec of a changed step of so many measured steps. Raises ValidationError if the changed fields
+    contradict the others."""
+    fields = {"measure_steps": steps, **({} if step.step_code is not None else _fields(step, changes))}
+    changed: BenchmarkSpec = type(step).model_validate({**step.model_dump(), **fields})
+    return changed
+
+
+def _fields(step: BenchmarkSpec, changes: Sequence[Change]) -> dict[str, Any]:
+    return {name: value for change in changes if change.fields for name, value in change.fields(step).items()}
+
+
+def _samples(step: BenchmarkSpec, changes: Sequence[Change], report: Reporter) -> tuple[Sequence[float], str]:
+    from workers.jobs import _reference
+    from workers.measure.validity import Monitor
+
+    device, build_model = building.prepare(step)
+    own = step.step_code is not None
+    with ExitStack() as stack, building.known_errors():
+        for change in changes if own else ():
+            stack.enter_context(change.before(device))
+        _reference.check_parts(step, device)
+        training = building.build(step, device, build_model)
+        if training.own is not None:
+            for change in changes:
+                stack.enter_context(change.after(training.own))
+        values, _ = measuring.measure(training, Monitor(device), report, pacing=step.pacing)
+    return values.samples("step_ms", "step") or (), device.type

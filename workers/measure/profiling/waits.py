@@ -1,0 +1,212 @@
+"""Puts every moment of a profiled step on a GPU into one class: a kernel runs, or why none does.
+
+The union of the device's work is clipped to the step, so that busy and idle time add up to it. A gap ends with the work
+that begins then, whose launch says what the device waited for:
+
+- Launched after the gap had begun: the host was late. It was in a loader (`input`), in a call that waits for the device
+  (`synchronisation`), which also is to blame for what follows until the next launch, since the device had run dry; in
+  operators (`launches`), or for longer than HOST_NS in neither (`host`).
+- Launched before: the device was slow to start it (`launches`), or waited for another stream (`unexplained`).
+- Part of the same CUDA graph as the work before: of the graph itself (`kernels`); the host has no part in it.
+
+Time in which only copies run is `copies`, in which only collectives run `communication`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from workers.measure.profiling.attribution import Interval
+from workers.measure.profiling.classes import COMMUNICATION, class_of_kernel
+from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording
+
+RUNNING = "running"
+"""The class of time in which a kernel runs that is no collective."""
+LOADER = re.compile(r"enumerate\(DataLoader\)#")
+"""Ranges that torch's loaders open around `__next__`."""
+SYNCHRONISES = re.compile(r"(cuda|cu)(Stream|Device|Event|Ctx)Synchronize.*|(cuda|cu)Memcpy(?!.*Async).*")
+"""Calls that return when the device has done what was asked of it before."""
+COPIES = re.compile(r"(cuda|cu)Memcpy.*Async.*")
+BLOCKING_NS = 20_000
+"""An asynchronous copy whose call takes longer has waited for the device: its memory is not pinned."""
+HOST_NS = 100_000
+"""A longer time without an operator is the host's own; a shorter one lies between two operators."""
+START_NS = 20_000
+"""A kernel whose launch was earlier by more waited for another stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of a step, of one class."""
+
+    begin_ns: int
+    end_ns: int
+    cause: str
+    """RUNNING, or a cause (workers.changes.Cause)."""
+    at_ns: int
+    """The host's moment that explains it: its line is the line to look at."""
+    next: str | None = None
+    """Name of the work that ends a gap; None at the step's end, and where work runs."""
+
+    @property
+    def ns(self) -> int:
+        return self.end_ns - self.begin_ns
+
+
+def stretches(recording: Recording, step: Interval) -> list[Stretch]:
+    """Return the parts of a step, in order and without gaps, from its beginning until host and device have ended it.
+
+    Args:
+        recording: What the profiler saw.
+        step: The step, as the host ran its phases.
+    """
+    launches = {event.id: event for event in recording.host if event.kind == "launch"}
+
+    def launched_ns(one: DeviceEvent) -> int:
+        launch = launches.get(one.launch)
+        return one.begin_ns if launch is None else launch.begin_ns
+
+    work = [one for one in recording.device if step.begin_ns <= launched_ns(one) < step.end_ns]
+    end = max([step.end_ns, *(one.end_ns for one in work)])
+    host = _Host(recording.host)
+    found: list[Stretch] = []
+    last: DeviceEvent | None = None
+    for begin, until, running, after in _levels(work, step.begin_ns, end):
+        if running:
+            first = min(running, key=_rank)
+            found.append(Stretch(begin, until, _class(first), launched_ns(first)))
+            last = max(running, key=lambda one: one.end_ns)
+        else:
+            found += _gap(begin, until, last, after, launches, host)
+    return found
+
+
+def sums(found: Sequence[Stretch]) -> Counter[str]:
+    """Return the ns of each class."""
+    totals: Counter[str] = Counter()
+    for one in found:
+        totals[one.cause] += one.ns
+    return totals
+
+
+def _rank(work: DeviceEvent) -> int:
+    return (RUNNING, "communication", "copies").index(_class(work))
+
+
+def _class(work: DeviceEvent) -> str:
+    if work.kind != "kernel":
+        return "copies"
+    return "communication" if class_of_kernel(work.name) == COMMUNICATION else RUNNING
+
+
+def _levels(
+    work: Sequence[DeviceEvent], begin: int, end: int
+) -> Iterator[tuple[int, int, Sequence[DeviceEvent], DeviceEvent | None]]:
+    """Yield the intervals in which the same work runs: beginning, end, that work, and the work that begins next."""
+    waiting = sorted(work, key=lambda one: one.begin_ns)[::-1]
+    running: list[DeviceEvent] = []
+    at = begin
+    while at < end:
+        while waiting and waiting[-1].begin_ns <= at:
+            running.append(waiting.pop())
+        running = [one for one in running if one.end_ns > at]
+        after = waiting[-1] if waiting else None
+        until = min([end, *(one.end_ns for one in running), *([after.begin_ns] if after else [])])
+        yield at, until, tuple(running), after
+        at = until
+
+
+class _Host:
+    """What the host did at each moment, on the threads that launch work."""
+
+    def __init__(self, events: Sequence[HostEvent]) -> None:
+        self.loading = _merged((one.begin_ns, one.end_ns) for one in events if LOADER.match(one.name))
+        self.waiting = _merged((one.begin_ns, one.end_ns) for one in events if _waits(one))
+        self.issuing = _merged((one.begin_ns, one.end_ns) for one in events if one.kind not in ("range", "python"))
+
+
+def _waits(event: HostEvent) -> bool:
+    if event.kind != "launch":
+        return False
+    slow = event.end_ns - event.begin_ns > BLOCKING_NS
+    return bool(SYNCHRONISES.fullmatch(event.name)) or (slow and bool(COPIES.fullmatch(event.name)))
+
+
+def _gap(
+    begin: int,
+    end: int,
+    before: DeviceEvent | None,
+    after: DeviceEvent | None,
+    launches: dict[int, HostEvent],
+    host: _Host,
+) -> Iterator[Stretch]:
+    """Yield the parts of a gap in the device's work."""
+    if before is not None and after is not None and before.launch == after.launch:
+        yield Stretch(begin, end, "kernels", begin, after.name)
+        return
+    launch = None if after is None else launches.get(after.launch)
+    name = None if after is None else after.name
+    issued = end if after is None else begin if launch is None else min(max(begin, launch.begin_ns), end)
+    yield from _late(begin, issued, host, name)
+    if end > issued:
+        known = (launch is not None and issued > begin) or end - begin <= START_NS
+        yield Stretch(issued, end, "launches" if known else "unexplained", issued, name)
+
+
+def _late(begin: int, end: int, host: _Host, name: str | None) -> Iterator[Stretch]:
+    """Yield the parts of the time in which the device had nothing to do, since the host was late."""
+    # The host waited until the device had run dry: until the next launch, all is due to that.
+    dry = next((one for one in host.waiting if one[0] <= begin <= one[1] + START_NS), None)
+    at = begin
+    for until, in_loader in _cut(begin, end, host.loading):
+        if in_loader:
+            yield Stretch(at, until, "input", at, name)
+        elif dry is not None:
+            yield Stretch(at, until, "synchronisation", dry[0], name)
+        else:
+            for inner, waits in _cut(at, until, host.waiting):
+                if waits:
+                    yield Stretch(at, inner, "synchronisation", at, name)
+                else:
+                    yield from _busy_host(at, inner, host, name)
+                at = inner
+        at = until
+
+
+def _busy_host(begin: int, end: int, host: _Host, name: str | None) -> Iterator[Stretch]:
+    at = begin
+    for until, issuing in _cut(begin, end, host.issuing):
+        own = not issuing and until - at > HOST_NS
+        yield Stretch(at, until, "host" if own else "launches", at, name)
+        at = until
+
+
+def _cut(begin: int, end: int, intervals: Sequence[tuple[int, int]]) -> Iterator[tuple[int, bool]]:
+    """Yield the ends of the parts into which disjoint intervals cut a time, and whether each part is inside of one."""
+    at = begin
+    for one, other in intervals[max(0, bisect.bisect_left(intervals, (begin, begin)) - 1) :]:
+        if other <= at:
+            continue
+        if one >= end:
+            break
+        if one > at:
+            yield one, False
+        at = min(other, end)
+        yield at, True
+    if at < end:
+        yield end, False
+
+
+def _merged(intervals: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the union of intervals as disjoint ones, in order."""
+    merged: list[tuple[int, int]] = []
+    for begin, end in sorted(intervals):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((begin, end))
+    return merged
