@@ -35,7 +35,7 @@ from workers import uploaded
 from workers.agent.spool import Spool
 from workers.agent.verdicts import TABLE
 from workers.jobs import runner_for
-from workers.jobs._base import parse_spec
+from workers.jobs._base import Adaptive, parse_spec
 from workers.measure.errors import print_traceback
 from workers.messages import (
     ArtifactMade,
@@ -54,6 +54,7 @@ from workers.outcome import (
     WRONG,
     RunnerError,
     Succeeded,
+    Unsupported,
     describe_error,
     ending_forks,
     failure_code,
@@ -228,6 +229,8 @@ def run_here(arguments: list[str]) -> int:
 
 def _run_units(spec: SpecBase, results: LocalResults, folder: Path) -> None:
     runner, ceilings = runner_for(spec.kind), Settings.from_environment().ceilings_dir
+    if isinstance(runner, Adaptive):
+        raise Unsupported(f"kind {spec.kind} measures in fresh processes, which follow from each other: submit it")
     sys.argv = sys.argv[:1]  # the user's code may parse it
     units = runner.plan(spec)
     for index, unit in enumerate(units):

@@ -162,6 +162,24 @@ def submit(
     _go_on(server, job, waiting, note=note)
 
 
+def wait_for_answer(server: Flopwatch, job: dict[str, Any], *, at_most: float | None, as_json: bool) -> None:
+    """Wait for a job and print the tables that answer its kind's question, alone; exits with 1 unless it succeeded."""
+    from app.cli.output import print_answers, print_job, print_json, progress_display
+
+    if not as_json:
+        echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}", err=True)
+    with _going_on_when_interrupted(lambda: _how_it_goes_on(server, job["id"])), progress_display() as show:
+        job = server.wait(job, timeout_s=at_most, show=show, check=False)
+    if as_json:
+        print_json(job)
+    else:
+        print_answers(server, job)
+        if _code_of(job):
+            print_job(job)
+    if code := _code_of(job):
+        raise typer.Exit(code)
+
+
 def _go_on(
     server: Flopwatch,
     job: dict[str, Any],

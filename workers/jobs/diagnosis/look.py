@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.specs.diagnosis import DiagnosisSpec
@@ -52,7 +53,8 @@ PROFILED = 3
 """Steps of a GPU that are profiled; of a CPU one, which samples tell apart."""
 LEAST = 0.01
 """A smaller share of the step is no cause: nobody gains from it."""
-UNEXPLAINED = "unexplained"
+MANY = 100
+"""A line that a step runs as often is a loop that somebody should know of."""
 OPTIMIZER, INPUT = "optimizer", "input"
 INPUT_PHASES = frozenset({"data", "input", "load", "loader", "batch", "dataloader"})
 """Phases in which users get their batches."""
@@ -114,12 +116,12 @@ def _lost(training: Training, values: Values, report: Reporter) -> tuple[Lost, l
     trace = LineTrace(own)
     traced, _, _ = profile_steps(training, 1, report, trace=trace)
     products = Counter(event.product.dtype for event in traced.recording.host if event.product is not None)
-    place = Places(own, trace, traced)
+    places = Places(own, trace, traced)
     if training.device.type == "cuda":
         plain, _, _ = profile_steps(training, PROFILED, report, warm=True)
-        return *_on_gpu(training, plain, place, step_ms, values), products
+        return *_on_gpu(training, plain, places, step_ms), products
     samples, _ = own_lines.sample(training, report)
-    return _on_cpu(training, samples, place, step_ms), [], products
+    return _on_cpu(training, samples, places, step_ms), [], products
 
 
 def _own_code(spec: TrainingSpec) -> OwnCode:
@@ -153,36 +155,83 @@ class Places:
         self.launched: Mapping[Place | None, Launched] = trace.launched(profile.recording, begun)
         self._stack_at = trace.stacks(begun)
 
-    def name(self, place: Place | None) -> str:
-        """Return a line as people read it, with how often a step runs it if that is often."""
-        if place is None:
-            return ""
-        runs = self.own.calls(place, self._trace.calls[place]) if self._trace.complete else 0
-        return f"{place.file}:{place.line} {place.function}" + (f" ({runs} times a step)" if runs > 1 else "")
+    def runs(self, place: Place) -> int:
+        """Return how often a step runs a line; 0 if it is not known."""
+        return self.own.calls(place, self._trace.calls[place]) if self._trace.complete else 0
 
-    def at(self, time_ns: int) -> str:
+    def at(self, time_ns: int) -> Place | None:
         """Return the line in which the traced step was at a moment of the profiler's clock."""
-        return self.name(self._stack_at(time_ns)[-1])
+        return self._stack_at(time_ns)[-1]
+
+    @functools.cached_property
+    def made(self) -> Mapping[Place | None, Mapping[Place | None, float]]:
+        """The shares of the forward pass's lines in the operators that lines with a backward pass ran."""
+        events = self.profile.recording.host
+        makers = {(one.thread, one.sequence): one for one in events if one.kind == "operator" and one.sequence >= 0}
+        found: dict[Place | None, Counter[Place | None]] = defaultdict(Counter)
+        until: dict[int, int] = defaultdict(int)
+        for one in events:
+            if one.kind != "backward" or one.begin_ns < until[one.thread]:
+                continue
+            until[one.thread] = one.end_ns
+            maker = makers.get((one.forward_thread, one.sequence)) if one.sequence >= 0 else None
+            here = self.at(one.begin_ns)
+            found[here][here if maker is None else self.at(maker.begin_ns)] += one.end_ns - one.begin_ns
+        return {here: {place: ns / of.total() for place, ns in of.items()} for here, of in found.items() if of.total()}
 
 
-def _on_cpu(training: Training, samples: Samples, place: Places, step_ms: float) -> Lost:
+def _where(lost: Mapping[tuple[str, Place | None], float], places: Places) -> Lost:
+    """Join the lines of each function: "train.py:51-55 SlowAdam.step (line 52: 17260 times a step)"."""
+    found: Lost = defaultdict(float)
+    functions: dict[tuple[str, str, str], list[Place]] = defaultdict(list)
+    for (cause, place), ms in lost.items():
+        if place is not None and ms >= LEAST * sum(lost.values()) / 10:
+            functions[cause, place.file, place.function].append(place)
+    for (cause, place), ms in lost.items():
+        found[cause, "" if place is None else _named(functions[cause, place.file, place.function], place, places)] += ms
+    return found
+
+
+def _named(lines: Sequence[Place], place: Place, places: Places) -> str:
+    first, last = (min(one.line for one in lines), max(one.line for one in lines)) if lines else (place.line,) * 2
+    span = str(first) if first == last else f"{first}-{last}"
+    often = max(lines, key=places.runs, default=place)
+    runs = places.runs(often)
+    repeated = f" (line {often.line}: {runs} times a step)" if runs >= MANY else ""
+    return f"{place.file}:{span} {place.function}{repeated}"
+
+
+def _on_cpu(training: Training, samples: Samples, places: Places, step_ms: float) -> Lost:
     """Return what samples of unprofiled steps say. A line's time outside of loaders and optimizers is that of its
-    operators, in so far as these ran in it under the profiler, and else the host's."""
-    lost: Lost = defaultdict(float)
+    operators, in so far as these ran in it under the profiler, and else the host's. Operators of a backward pass count
+    for the lines of the forward pass that made them."""
+    lost: dict[tuple[str, Place | None], float] = defaultdict(float)
     optimizers = {f"{type(one).__qualname__}.step" for one in training.own.optimizers} if training.own else set()
-    wall: Counter[tuple[str, Any]] = Counter()
+    wall: Counter[tuple[str, Place | None]] = Counter()
     for (phase, frames), sample in samples.stacks.items():
-        at = next((found for frame in reversed(frames) if (found := place.own.place(*frame)) is not None), None)
+        at = next((found for frame in reversed(frames) if (found := places.own.place(*frame)) is not None), None)
         wall[_cause_of(phase, frames, optimizers), at] += sample.wall_ns
     scale = step_ms / (wall.total() or 1)
     for (cause, at), ns in wall.items():
         if cause:
-            lost[cause, place.name(at)] += scale * ns
+            lost[cause, at] += scale * ns
             continue
-        did = place.launched.get(at)
-        for part, share in _parts(did).items():
-            lost[part, place.name(at)] += scale * ns * share
-    return lost
+        for part, share in _parts(places.launched.get(at)).items():
+            if part == "host" or at not in places.made:
+                lost[part, at] += scale * ns * share
+                continue
+            for maker, of_maker in places.made[at].items():
+                lost[_same_part(part, places.launched.get(maker)), maker] += scale * ns * share * of_maker
+    return _where(lost, places)
+
+
+def _same_part(part: str, did: Launched | None) -> str:
+    """Return what a line's backward pass is lost to: what most of its forward pass is."""
+    if did is None or not did.operators_ns:
+        return part
+    if 2 * did.double_ns > did.operators_ns:
+        return "precision"
+    return "attention" if 2 * did.attention_ns > did.operators_ns else "kernels"
 
 
 def _cause_of(phase: str, frames: Sequence[tuple[str, str, int]], optimizers: set[str]) -> str:
@@ -209,9 +258,7 @@ def _parts(did: Launched | None) -> dict[str, float]:
     return {"precision": precision, "attention": attention, "kernels": kernels, "host": 1 - operators}
 
 
-def _on_gpu(
-    training: Training, plain: Profile, place: Places, step_ms: float, values: Values
-) -> tuple[Lost, list[list[Scalar]]]:
+def _on_gpu(training: Training, plain: Profile, places: Places, step_ms: float) -> tuple[Lost, list[list[Scalar]]]:
     """Return what the device's timeline says, and its largest gaps. The profiler lengthens gaps, so idle time is scaled
     to that of unprofiled steps."""
     from workers.measure.profiling.attribution import Attribution
@@ -225,32 +272,44 @@ def _on_gpu(
     running = sum(one.ns for one in found if one.cause == RUNNING) / steps
     idle = sum(one.ns for one in found) / steps - running
     scale = max(0.0, 1e6 * step_ms - running) / idle if idle else 0.0
-    traced = Attribution(place.profile.recording, phases, on_gpu=True, every_range=True)
-    in_trace = stretches(place.profile.recording, traced.windows[0])
-    lost: Lost = defaultdict(float)
+    traced = Attribution(places.profile.recording, phases, on_gpu=True, every_range=True)
+    in_trace = stretches(places.profile.recording, traced.windows[0])
+    lost: dict[tuple[str, Place | None], float] = defaultdict(float)
+    device: Lost = defaultdict(float)
     for cause in dict.fromkeys(one.cause for one in found):
         of_cause = [one for one in found if one.cause == cause]
         ms = 1e-6 * sum(one.ns for one in of_cause) / steps
         if cause == RUNNING:
-            _running(lost, traced, ms)
+            _running(device, traced, ms)
         else:
-            _by_line(lost, cause, scale * ms, in_trace, place.at)
+            _by_line(lost, cause, scale * ms, in_trace, places)
     gaps = sorted((one for one in in_trace if one.cause != RUNNING), key=lambda one: -one.ns)[:MOST_GAPS]
     begin = traced.windows[0].begin_ns
-    return lost, [
-        [1e-6 * (one.begin_ns - begin), 1e-6 * one.ns, one.cause, one.next, place.at(one.at_ns) or None] for one in gaps
+    return _where(lost, places) | device, [
+        [
+            1e-6 * (one.begin_ns - begin),
+            1e-6 * one.ns,
+            one.cause,
+            one.next,
+            None if (at := places.at(one.at_ns)) is None else _named([at], at, places),
+        ]
+        for one in gaps
     ]
 
 
-def _by_line(lost: Lost, cause: str, ms: float, traced: Sequence[Stretch], at: Callable[[int], str]) -> None:
+def _by_line(
+    lost: dict[tuple[str, Place | None], float], cause: str, ms: float, traced: Sequence[Stretch], places: Places
+) -> None:
     """Add a cause's time by the lines that were to blame in the traced step."""
-    by_line: Counter[str] = Counter()
+    by_line: Counter[Place | None] = Counter()
     for one in traced:
         if one.cause == cause:
-            by_line[at(one.at_ns)] += one.ns
+            by_line[places.at(one.at_ns)] += one.ns
     total = by_line.total()
-    for where, ns in by_line.items() if total else [("", 1)]:
-        lost[cause, where] += ms * ns / (total or 1)
+    if not total:
+        lost[cause, None] += ms
+    for place, ns in by_line.items():
+        lost[cause, place] += ms * ns / total
 
 
 def _running(lost: Lost, traced: Any, ms: float) -> None:

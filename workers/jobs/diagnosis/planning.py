@@ -20,6 +20,9 @@ GAIN = 0.01
 """A change that shortens a step by less is not worth a line."""
 FEWEST, MOST = 4, 8
 """Turns of each side: fewer have no interval, more are for a comparison of its own."""
+TURN_MS, LEAST_STEPS = 3000.0, 3
+"""How long the measured steps of a turn take, at least so many of them: slow steps are measured less often."""
+WARMUP_OF_SLOW = 2
 FOR_SCREENING = 0.5
 """The largest part of the budget after which no further change is screened."""
 STEP = "the step as it is"
@@ -130,11 +133,16 @@ class _Progress:
         return int(self.left_s / (sides * max(self._turn_s(), 1e-3)))
 
     def _units(self, stage: str, sides: Sequence[Names]) -> list[Unit]:
-        steps = next(row["samples"] for row in self.rows if row["stage"] == "look")
+        look = next(row for row in self.rows if row["stage"] == "look")
+        fitting = round(TURN_MS / max(look["step_ms"], 1e-3))
+        numbers = {
+            "measure_steps": min(look["samples"], max(LEAST_STEPS, fitting)),
+            "warmup_steps": self.spec.step.warmup_steps if fitting > LEAST_STEPS else WARMUP_OF_SLOW,  # type: ignore[attr-defined]
+        }
         return [
             Unit(
                 title=f"{TITLES[stage]}: {' + '.join(names) or STEP}",
-                params={"stage": stage, "changes": list(names), "steps": steps},
+                params={"stage": stage, "changes": list(names), **numbers},
                 start="exec",
             )
             for names in sides

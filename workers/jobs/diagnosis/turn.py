@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     stage, names = unit.params["stage"], unit.params["changes"]
     changes = [CHANGES.load(name) for name in names]
     try:
-        samples, device = _samples(changed(spec.step, changes, unit.params["steps"]), changes, report)
+        samples, device = _samples(changed(spec.step, changes, unit.params), changes, report)
         row = row_of(stage, names, samples, device)
     except Exception as error:
         if not names:
@@ -55,10 +55,11 @@ def row_of(stage: str, names: Sequence[str], samples: Sequence[float], device: s
     return [stage, JOINED.join(names), statistics.median(samples), min(samples), len(samples), device, "ok", None]
 
 
-def changed(step: Any, changes: Sequence[Change], steps: int) -> BenchmarkSpec:
-    """Return the spec of a changed step of so many measured steps. Raises ValidationError if the changed fields
-    contradict the others."""
-    fields = {"measure_steps": steps, **({} if step.step_code is not None else _fields(step, changes))}
+def changed(step: Any, changes: Sequence[Change], params: Mapping[str, Any]) -> BenchmarkSpec:
+    """Return the spec of a changed step, with the numbers of steps that the plan gives. Raises ValidationError if the
+    changed fields contradict the others."""
+    numbers = {name: params[name] for name in ("warmup_steps", "measure_steps")}
+    fields = {**({} if step.step_code is not None else _fields(step, changes)), **numbers}
     changed: BenchmarkSpec = type(step).model_validate({**step.model_dump(), **fields})
     return changed
 
