@@ -38,10 +38,10 @@ class Look:
     device: torch.device
     own: OwnStep | None
     """The step, if it is the user's own; None: our model's."""
-    loaders: Sequence[Any] = ()
-    """The torch.utils.data.DataLoaders that the user's code made."""
+    loaders: Sequence[int] = ()
+    """The numbers of worker processes of the torch.utils.data.DataLoaders that the step reads."""
     products: Counter[str] = field(default_factory=Counter)
-    """Matrix products of a step, by data type."""
+    """Matrix products of a step, by data type: "fp32"."""
 
     @property
     def on_gpu(self) -> bool:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def _why_not(look: Look) -> str | None:
     if not look.products:
         return "a step multiplies no matrices"
-    if not any(dtype in ("float", "float32", "torch.float32") for dtype in look.products):
+    if "fp32" not in look.products:
         return "none of its matrix products is in float32"
     return None
 

@@ -17,7 +17,7 @@ KEPT = 2
 
 
 def _why_not(look: Look) -> str | None:
-    return None if look.loaders else own_only(look) or "the code makes no torch.utils.data.DataLoader"
+    return None if look.loaders else own_only(look) or "the step reads no torch.utils.data.DataLoader"
 
 
 @contextmanager

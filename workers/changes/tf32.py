@@ -21,7 +21,7 @@ def _why_not(look: Look) -> str | None:
         return "a CPU has no TF32"
     if torch.get_float32_matmul_precision() != "highest":
         return "float32 products are in TF32 already"
-    if not any(dtype in ("float", "float32", "torch.float32") for dtype in look.products):
+    if "fp32" not in look.products:
         return "none of its matrix products is in float32"
     return None
 

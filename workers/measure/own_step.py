@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -82,6 +83,8 @@ class OwnStep:
         self.roots: list[nn.Module] = []
         """Those of these modules that are part of no other one."""
         self.optimizers: list[Optimizer] = []
+        self.loaders: list[int] = []
+        """The numbers of worker processes of the torch.utils.data.DataLoaders that are being read."""
         self.scaler: torch.amp.GradScaler | None = None
 
     def make(self, make_step: Callable[[], object]) -> None:
@@ -232,6 +235,8 @@ class OwnStep:
             self._container = nn.ModuleDict(_named(roots))
         self.roots, self.model = roots, roots[0] if len(roots) == 1 else self._container
         self.optimizers = [*self._made[Optimizer].values()]
+        loading = sys.modules.get("torch.utils.data.dataloader")
+        self.loaders = [] if loading is None else [one._num_workers for one in _instances(loading._BaseDataLoaderIter)]
         self.scaler = next(iter(self._made[torch.amp.GradScaler].values()), None)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -99,7 +98,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
             candidates = _candidates(spec, training, products, lost)
     report.validity(monitor.conclude(checks), case.key, unit.title)
     values.report(case, environment.device_key(device), report)
-    rows: list[list[Scalar]] = [[*of, ms] for of, ms in sorted(lost.items(), key=lambda one: -one[1])]
+    rows: list[list[Scalar]] = [[*of, ms] for of, ms in sorted(lost.items(), key=lambda one: -one[1]) if ms > 0]
     report.table(SEEN, SEEN_COLUMNS, rows)
     if samples := values.samples("step_ms", "step"):
         report.table(turn.TURNS, turn.COLUMNS, [turn.row_of("look", (), samples, device.type)])
@@ -114,7 +113,7 @@ def _lost(training: Training, values: Values, report: Reporter) -> tuple[Lost, l
     step_ms = statistics.median(values.samples("step_ms", "step") or ())
     own = _own_code(training.spec)
     trace = LineTrace(own)
-    traced, _, _ = profile_steps(training, 1, report, trace=trace)
+    traced, _, _ = profile_steps(training, 1, report, warm=True, trace=trace)
     products = Counter(event.product.dtype for event in traced.recording.host if event.product is not None)
     places = Places(own, trace, traced)
     if training.device.type == "cuda":
@@ -331,11 +330,8 @@ def _running(lost: Lost, traced: Any, ms: float) -> None:
 def _candidates(spec: DiagnosisSpec, training: Training, products: Counter[str], lost: Lost) -> list[list[Scalar]]:
     """Return the changes that are tried, those against the largest cause first, and those that cannot be, each with the
     reason."""
-    from torch.utils.data import DataLoader
-
     step: BenchmarkSpec = spec.step  # type: ignore[assignment]
-    loaders = [one for one in gc.get_objects() if issubclass(type(one), DataLoader)] if training.own else []
-    look = Look(step, training.device, training.own, loaders, products)
+    look = Look(step, training.device, training.own, training.own.loaders if training.own else (), products)
     total = sum(lost.values())
     of_cause: dict[str, float] = defaultdict(float)
     for (cause, _), ms in lost.items():

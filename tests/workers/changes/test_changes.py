@@ -1,0 +1,170 @@
+"""Each change does what it says to a user's step, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from app.specs import KINDS
+from workers.changes import CHANGES
+from workers.changes._base import Change, Look
+from workers.changes.loader_workers import workers
+from workers.changes.threads import cores
+from workers.measure.own_step import OwnStep
+from workers.measure.timing import run_step
+
+CPU = torch.device("cpu")
+
+
+class Numbers(torch.utils.data.Dataset[torch.Tensor]):
+    made = 0
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        Numbers.made += 1
+        return torch.full((8,), float(index))
+
+
+def make_step(optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW, **loading: Any) -> OwnStep:
+    step = OwnStep()
+
+    def make() -> Callable[[], object]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3)))
+        updates = optimizer(model.parameters())
+        batches = iter(DataLoader(Numbers(), batch_size=4, **loading))
+
+        def one() -> torch.Tensor:
+            loss = model(next(batches)).square().mean()
+            loss.backward()
+            updates.step()
+            updates.zero_grad()
+            return loss
+
+        return one
+
+    step.make(make)
+    step.keeps_returned = True
+    return step
+
+
+@pytest.fixture
+def own() -> OwnStep:
+    return make_step()
+
+
+def losses(step: OwnStep, number: int = 4) -> list[float]:
+    found = []
+    for _ in range(number):
+        run_step(step.phases, ())
+        (loss,) = step.returned.values()  # type: ignore[attr-defined]
+        found.append(float(loss))
+    return found
+
+
+def load(name: str) -> Change:
+    change: Change = CHANGES.load(name)
+    return change
+
+
+def look(own: OwnStep | None = None, **fields: Any) -> Look:
+    spec = KINDS["benchmark"].model_validate({"model": {"size": "tiny"}, **fields})
+    return Look(spec, CPU, own)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", CHANGES.names())
+def test_every_change_says_what_a_person_would_write_and_can_be_asked_about_any_step(name: str, own: OwnStep) -> None:
+    change = load(name)
+    assert change.how
+    assert change.causes
+    for one in (look(own), look(), look(mode="generate"), look(compile=True)):
+        reason = change.why_not(one)
+        assert reason is None or len(reason) > 10
+        if reason is None and one.own is None:
+            assert change.fields is not None
+            changed = {**one.spec.model_dump(), **change.fields(one.spec)}
+            assert type(one.spec).model_validate(changed) != one.spec
+
+
+def test_an_optimizer_is_made_fused_and_gives_the_same_numbers() -> None:
+    change, plain = load("fused_optimizer"), losses(make_step())
+    before = torch.optim.AdamW.__init__
+    with change.before(CPU):
+        changed = make_step()
+        assert changed.optimizers[0].defaults["fused"]
+    assert torch.optim.AdamW.__init__ is before
+    assert losses(changed) == pytest.approx(plain, rel=1e-5)
+    assert change.why_not(look(changed)) == "it is fused already"
+
+
+def test_an_optimizer_of_ones_own_has_no_fused_form() -> None:
+    class Mine(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {})
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            """Do nothing."""
+
+    reason = load("fused_optimizer").why_not(look(make_step(Mine)))
+    assert reason is not None
+    assert "Mine" in reason
+
+
+def test_without_the_optimizer_no_parameter_changes(own: OwnStep) -> None:
+    before = [one.detach().clone() for one in own.model.parameters()]
+    with load("no_optimizer").after(own):
+        losses(own)
+    assert all(map(torch.equal, before, own.model.parameters()))
+    assert load("no_optimizer").removes
+
+
+def test_batches_from_memory_are_made_once() -> None:
+    with load("batches_from_memory").before(CPU):
+        own = make_step()
+        losses(own, 2)
+        made = Numbers.made
+        losses(own, 6)
+        assert Numbers.made == made
+
+
+def test_batches_come_from_worker_processes_unless_the_code_chose_some() -> None:
+    with load("loader_workers").before(CPU):
+        assert DataLoader(Numbers()).num_workers == workers() > 0
+        assert DataLoader(Numbers(), num_workers=1).num_workers == 1
+        assert DataLoader(Numbers(), 4, False, None, None, 2).num_workers == 2
+    assert DataLoader(Numbers()).num_workers == 0
+
+
+def test_products_are_in_bfloat16_inside_autocast(own: OwnStep) -> None:
+    change, seen = load("autocast_bf16"), []
+    own.model.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
+    with change.after(own):
+        losses(own, 1)
+    losses(own, 1)
+    assert seen == [torch.bfloat16, torch.float32]
+
+
+@pytest.mark.parametrize("name", ["compile_blocks", "compile_model"])
+def test_modules_are_compiled(name: str, own: OwnStep) -> None:
+    with load(name).after(own):
+        compiled = [one for one in own.model.modules() if one._compiled_call_impl is not None]
+    assert len(compiled) == {"compile_blocks": 3, "compile_model": 1}[name]
+
+
+def test_a_step_gets_all_cores_that_it_may_use(own: OwnStep) -> None:
+    change, before = load("threads"), torch.get_num_threads()
+    try:
+        torch.set_num_threads(cores() + 1)
+        assert change.why_not(look(own)) is None
+        with change.after(own):
+            assert torch.get_num_threads() == cores()
+        assert change.why_not(look(own)) is not None
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,142 @@
+"""What a look at a step finds, on slownesses that are planted in it."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from app.specs import KINDS
+from flopwatch import steps
+from tests.workers.reporting import Report
+from workers import uploaded
+from workers.jobs import runner_for
+from workers.jobs._base import Unit
+
+SOURCE = """
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+
+class Rows(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                for row, gradient in zip(parameter, parameter.grad):
+                    row.sub_(gradient, alpha=0.01)
+
+
+class Slow(Dataset):
+    def __len__(self):
+        return 10_000
+
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        return torch.randn(16)
+
+
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(512, dtype=torch.float64))
+
+    def forward(self, x):
+        return (x.double() @ self.weight @ self.weight).float()
+
+
+def make_step(device, slow):
+    torch.set_num_threads(1)  # others use the host's cores
+    model = nn.Sequential(nn.Linear(16, 512), Wide() if slow == "precision" else nn.ReLU(), nn.Linear(512, 4))
+    optimizer = (Rows if slow == "optimizer" else torch.optim.SGD)(model.parameters())
+    batches = iter(DataLoader(Slow(), batch_size=4)) if slow == "input" else None
+    data = torch.randn(256 if slow == "precision" else 4, 16)
+
+    def step():
+        x = next(batches) if batches else data
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if slow == "host":
+            sum(range(10_000_000))
+        return loss
+
+    return step
+"""
+
+
+@pytest.fixture
+def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Report]]:
+    def look(**fields: Any) -> Report:
+        for name, value in uploaded.write(tmp_path / "code", [SOURCE.encode()]).items():
+            monkeypatch.setenv(name, value)
+        code = {"sha256": hashlib.sha256(SOURCE.encode()).hexdigest(), "function": "make_step", "file": "train.py"}
+        step = {"kind": "benchmark", "step_code": code, "device": "cpu", "warmup_steps": 1, "measure_steps": 5}
+        spec = KINDS["diagnosis"].model_validate({"step": {**step, **fields}})
+        report, runner = Report(tmp_path), runner_for("diagnosis")
+        runner.run(spec, runner.plan(spec)[0], report)
+        return report
+
+    threads = torch.get_num_threads()
+    yield look
+    torch.set_num_threads(threads)
+    steps.listen(None)
+    for name in [name for name in sys.modules if name.startswith("uploaded_")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("slow", "where", "change"),
+    [
+        ("optimizer", "Rows.step", "no_optimizer"),
+        ("input", "Slow.__getitem__", "loader_workers"),
+        ("precision", "Wide.forward", None),
+        ("host", "make_step.step", None),
+    ],
+)
+def test_what_is_planted_is_named_first_with_its_function(
+    look: Callable[..., Report], slow: str, where: str, change: str | None
+) -> None:
+    report = look(arguments={"slow": slow})
+    cause, at, _ = report.tables["seen"]["rows"][0]
+    assert cause == slow
+    assert at.startswith("train.py:")
+    assert where in at
+    by_cause: dict[str, float] = defaultdict(float)
+    for cause, _, ms in report.tables["seen"]["rows"]:
+        by_cause[cause] += ms
+    (row,) = [row for row in report.rows if row["metric"] == "step_ms"]
+    assert sum(by_cause.values()) == pytest.approx(row["median"], rel=1e-6), "the causes add up to the step"
+    if slow == "optimizer":
+        assert "times a step)" in at, "the loop over rows"
+    candidates = {name: why_not for name, _, why_not, *_ in report.tables["candidates"]["rows"]}
+    if change is not None:
+        assert candidates[change] is None
+
+
+def test_a_step_without_a_loader_is_not_offered_one(look: Callable[..., Report]) -> None:
+    rows = look(arguments={"slow": "host"}).tables["candidates"]["rows"]
+    assert "loader_workers" not in [row[0] for row in rows]
+
+
+def test_a_changed_step_that_fails_is_a_refused_change(tmp_path: Path) -> None:
+    step = {"kind": "benchmark", "model": {"size": "tiny"}, "device": "cpu"}
+    params = {"stage": "screen", "changes": ["cuda_graph"], "warmup_steps": 0, "measure_steps": 1}
+    report = Report(tmp_path)
+    runner_for("diagnosis").run(KINDS["diagnosis"].model_validate({"step": step}), Unit("x", params), report)
+    ((_, changes, _, _, _, _, outcome, reason),) = report.tables["turns"]["rows"]
+    assert (changes, outcome) == ("cuda_graph", "refused")
+    assert "a CPU has no CUDA graphs" in reason

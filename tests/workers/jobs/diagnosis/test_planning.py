@@ -1,0 +1,125 @@
+"""The stages of a diagnosis, planned from tables that are made by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from app.specs.diagnosis import DiagnosisSpec
+from workers.jobs._base import SoFar, Unit
+from workers.jobs.diagnosis import RUNNER, conclude
+
+STEP_MS = {"": 100.0, "fused_optimizer": 80.0, "compile_blocks": 90.0, "threads": 100.0, "no_optimizer": 70.0}
+"""The time of a step by the changes that are applied to it; several together multiply."""
+REMOVES = ("no_optimizer",)
+
+
+def step_ms(changes: list[str], *, clash: bool) -> float:
+    if clash and len(changes) > 1:
+        return STEP_MS["fused_optimizer"]
+    time = STEP_MS[""]
+    for name in changes:
+        time *= STEP_MS[name] / STEP_MS[""]
+    return time
+
+
+class Played:
+    """A diagnosis whose processes are played: each takes so many seconds and finds what STEP_MS says."""
+
+    def __init__(self, *, budget_s: int = 300, seconds: float = 5.0, clash: bool = False, refused: str = "") -> None:
+        spec = DiagnosisSpec.example().model_copy(update={"budget_s": budget_s, "seed": 3})
+        self.units: list[Unit] = []
+        turns: list[dict[str, Any]] = []
+        candidates = [
+            {"change": name, "cause": "optimizer", "why_not": None, "removes": name in REMOVES, "how": f"do {name}"}
+            for name in STEP_MS
+            if name
+        ]
+        tables: dict[str, list[dict[str, Any]]] = {"candidates": candidates, "turns": turns, "seen": []}
+        planned = RUNNER.plan(spec)
+        while planned:
+            for unit in planned:
+                self.units.append(unit)
+                stage, changes = unit.params["stage"], unit.params.get("changes", [])
+                if stage == "conclude":
+                    self.found = unit.params
+                    continue
+                row = {"stage": stage, "changes": ",".join(changes), "device": "cpu", "unit_index": len(self.units) - 1}
+                time = step_ms(changes, clash=clash)
+                good = {"step_ms": time, "fastest_ms": time, "samples": 10, "outcome": "ok", "reason": None}
+                bad = {"step_ms": None, "fastest_ms": None, "samples": 0, "outcome": "refused", "reason": "it failed"}
+                turns.append({**row, **(bad if refused in changes else good)})
+            planned = RUNNER.further(spec, SoFar(self.units, [seconds] * len(self.units), tables))
+
+    def sides(self, stage: str) -> Counter[str]:
+        return Counter("+".join(one.params["changes"]) for one in self.units if one.params["stage"] == stage)
+
+    def results(self) -> dict[str, conclude.Result]:
+        of = [conclude._result(self.found, row) for row in self.found["candidates"]]
+        return {one.change: one for one in [*of, conclude._joined(self.found, of)]}
+
+
+def test_each_change_is_tried_once_and_those_that_help_are_joined_and_measured_in_turns() -> None:
+    played = Played()
+    assert played.sides("screen") == dict.fromkeys(STEP_MS, 1)
+    both = "fused_optimizer+compile_blocks"
+    assert played.sides("join") == {both: 1}
+    turns = played.sides("turn")
+    assert turns.keys() == {"", both, "fused_optimizer", "compile_blocks", "no_optimizer"}
+    assert min(turns.values()) >= 4
+    assert len(set(turns.values())) == 1, "each side has as many turns"
+    results = played.results()
+    assert {name: one.verdict for name, one in results.items()} == {
+        "fused_optimizer": "better",
+        "compile_blocks": "better",
+        "threads": "no_difference",
+        "no_optimizer": "better",
+        "together": "better",
+    }
+    assert results["together"].ratio == pytest.approx(0.72)
+
+
+def test_the_order_of_the_turns_is_drawn() -> None:
+    order = [one.params["changes"] for one in Played().units if one.params["stage"] == "turn"]
+    assert order != sorted(order)
+
+
+def test_a_change_that_adds_nothing_to_another_is_not_joined_to_it() -> None:
+    played = Played(clash=True)
+    assert played.found["joined"] == ["fused_optimizer"]
+    assert played.results()["together"].ratio == pytest.approx(0.8)
+
+
+def test_a_change_that_fails_is_refused_with_its_reason_and_the_others_go_on() -> None:
+    result = Played(refused="compile_blocks").results()
+    assert result["compile_blocks"].verdict == "refused"
+    assert "it failed" in result["compile_blocks"].row[-1]
+    assert result["fused_optimizer"].verdict == "better"
+
+
+@pytest.mark.parametrize("budget_s", [10, 30, 60, 120])
+def test_a_small_budget_is_kept_and_what_was_left_out_is_said(budget_s: int) -> None:
+    played = Played(budget_s=budget_s, seconds=5.0)
+    taken = 5.0 * sum(one.params["stage"] != "conclude" for one in played.units)
+    assert taken <= max(budget_s, 15) + 5, "at least a look, the step as it is and one change"
+    results = played.results()
+    tried = played.sides("screen").keys()
+    assert {name for name, one in results.items() if one.verdict == "not_tried"} == STEP_MS.keys() - tried
+    assert "not_tried" in {one.verdict for one in results.values()} or budget_s >= 60
+
+
+def test_without_turns_no_change_is_called_better() -> None:
+    assert "better" not in {one.verdict for one in Played(budget_s=10).results().values()}
+
+
+def test_a_step_that_could_not_be_measured_ends_with_an_answer() -> None:
+    spec = DiagnosisSpec.example()
+    look = RUNNER.plan(spec)
+    (last,) = RUNNER.further(spec, SoFar(look, [1.0], {"seen": [], "candidates": []}))
+    assert last.params["stage"] == "conclude"
+    assert conclude.answer(None, [], [], conclude._joined(last.params, [])) == [
+        "The step could not be measured: its verdict says why."
+    ]
+    assert RUNNER.further(spec, SoFar([*look, last], [1.0, 1.0], {})) == []

@@ -1,0 +1,135 @@
+"""Each moment of a step on a GPU has one class, from recordings that are made by hand: times in µs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from workers.measure.profiling.attribution import Interval
+from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording
+from workers.measure.profiling.waits import RUNNING, stretches, sums
+
+US = 1000
+
+
+class Made:
+    """A recording that grows."""
+
+    def __init__(self) -> None:
+        self.host: list[HostEvent] = []
+        self.device: list[DeviceEvent] = []
+
+    def on_host(self, name: str, begin: float, end: float, kind: str = "operator") -> int:
+        number = len(self.host) + 1
+        self.host.append(HostEvent(name, kind, 1, round(begin * US), round(end * US), number))  # type: ignore[arg-type]
+        return number
+
+    def launch(self, at: float, begin: float, end: float, name: str = "add_kernel", *, stream: int = 7) -> int:
+        launch = self.on_host("cudaLaunchKernel", at, at + 2, "launch")
+        self.runs(launch, begin, end, name, stream=stream)
+        return launch
+
+    def runs(self, launch: int, begin: float, end: float, name: str = "add_kernel", *, stream: int = 7) -> None:
+        kind = "copy" if name.startswith("Memcpy") else "kernel"
+        self.device.append(DeviceEvent(name, kind, stream, round(begin * US), round(end * US), launch, 0))
+
+    def classes(self, end: float, begin: float = 0) -> dict[str, float]:
+        host = sorted(self.host, key=lambda event: (event.begin_ns, -event.end_ns))
+        device = sorted(self.device, key=lambda event: event.begin_ns)
+        found = stretches(Recording(host, device), Interval("step_1", 1, round(begin * US), round(end * US)))
+        assert [one.begin_ns for one in found[1:]] == [one.end_ns for one in found[:-1]]
+        return {cause: ns / US for cause, ns in sums(found).items()}
+
+
+@pytest.fixture
+def made() -> Made:
+    return Made()
+
+
+def test_work_that_is_launched_while_the_device_is_idle_waits_for_the_host(made: Made) -> None:
+    made.on_host("aten::add", 0, 40)
+    made.launch(30, 35, 100)
+    assert made.classes(100) == {"launches": 35, RUNNING: 65}
+
+
+def test_a_long_time_without_an_operator_is_the_hosts_own(made: Made) -> None:
+    made.launch(0, 5, 10)
+    made.on_host("aten::add", 310, 330)
+    made.launch(320, 325, 400)
+    assert made.classes(400) == {"launches": 5 + 10 + 5, "host": 300, RUNNING: 80}
+
+
+def test_a_call_that_waits_for_the_device_is_to_blame_until_the_next_launch(made: Made) -> None:
+    made.launch(0, 5, 100)
+    made.on_host("cudaStreamSynchronize", 3, 101, "launch")
+    made.launch(150, 155, 200)
+    found = made.classes(200)
+    assert found["synchronisation"] == 50, "from the end of the device's work to the launch"
+    assert found[RUNNING] == 140
+    assert found["launches"] == 5 + 5
+
+
+def test_a_copy_from_pageable_memory_waits_as_a_synchronisation_does(made: Made) -> None:
+    made.launch(0, 5, 60)
+    copy = made.on_host("cudaMemcpyAsync", 20, 90, "launch")
+    made.runs(copy, 70, 80, "Memcpy HtoD (Pageable -> Device)")
+    made.launch(120, 125, 150)
+    found = made.classes(150)
+    assert found["copies"] == 10
+    assert found["synchronisation"] > 0
+
+
+def test_time_in_a_loader_is_input(made: Made) -> None:
+    made.on_host("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 10, 300, "range")
+    made.launch(310, 315, 400)
+    found = made.classes(400)
+    assert found["input"] == 290
+    assert found["launches"] == 10 + 10 + 5
+
+
+def test_gaps_inside_a_cuda_graph_are_never_the_hosts(made: Made) -> None:
+    graph = made.on_host("cudaGraphLaunch", 0, 3, "launch")
+    for begin in range(5, 500, 10):
+        made.runs(graph, begin, begin + 6)
+    assert made.classes(501) == {"launches": 5, "kernels": 4 * 49, RUNNING: 6 * 50}
+
+
+def test_time_with_copies_or_collectives_alone_has_classes_of_its_own(made: Made) -> None:
+    made.launch(0, 0, 50)
+    made.launch(1, 20, 80, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", stream=20)
+    made.launch(2, 70, 100, "Memcpy DtoH (Device -> Pinned)", stream=30)
+    assert made.classes(100) == {RUNNING: 50, "communication": 30, "copies": 20}
+
+
+def test_work_that_was_launched_long_before_it_ran_waited_for_something_else(made: Made) -> None:
+    made.launch(0, 0, 10)
+    made.launch(2, 90, 100, stream=20)
+    assert made.classes(100) == {RUNNING: 20, "unexplained": 80}
+
+
+def test_work_of_other_steps_does_not_count(made: Made) -> None:
+    made.launch(0, 5, 20)
+    made.launch(60, 65, 90)
+    made.launch(120, 125, 150)
+    assert made.classes(110, begin=50)[RUNNING] == 25
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_busy_and_idle_time_add_up_to_the_step(seed: int) -> None:
+    draw, made, at, free = random.Random(seed), Made(), 0.0, 0.0
+    for _ in range(60):
+        at += draw.choice((1, 3, 20, 150)) * draw.random()
+        begin = max(at + 3, free if draw.random() < 0.8 else 0) + draw.random()
+        end = begin + draw.choice((1, 10, 60)) * draw.random()
+        names = ("add_kernel", "ncclDevKernel_AllReduce", "Memcpy HtoD (Pinned -> Device)")
+        made.launch(at, begin, end, draw.choice(names), stream=draw.choice((7, 20)))
+        free = max(free, end)
+        if draw.random() < 0.1:
+            made.on_host("cudaDeviceSynchronize", at + 2, free + 1, "launch")
+            at = free + 1
+        elif draw.random() < 0.1:
+            made.on_host("enumerate(DataLoader)#__next__", at + 2, at + 42, "range")
+            at += 42
+    whole = max(at, *(one.end_ns / US for one in made.device))
+    assert sum(made.classes(whole).values()) == pytest.approx(whole)
