@@ -235,8 +235,9 @@ class OwnStep:
             self._container = nn.ModuleDict(_named(roots))
         self.roots, self.model = roots, roots[0] if len(roots) == 1 else self._container
         self.optimizers = [*self._made[Optimizer].values()]
-        loading = sys.modules.get("torch.utils.data.dataloader")
-        self.loaders = [] if loading is None else [one._num_workers for one in _instances(loading._BaseDataLoaderIter)]
+        if (loading := sys.modules.get("torch.utils.data.dataloader")) is not None:
+            found = [one._num_workers for one in _instances(loading._BaseDataLoaderIter)]
+            self.loaders = found or self.loaders
         self.scaler = next(iter(self._made[torch.amp.GradScaler].values()), None)
 
 
