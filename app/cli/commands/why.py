@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli import arguments
-from app.cli.common import AsJson, Code, Fields, Model, WaitAtMost, command
 from app.cli.commands.jobs import wait_for_answer
+from app.cli.common import AsJson, Code, Fields, WaitAtMost, command
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
@@ -25,7 +25,6 @@ def why(
     ],
     fields: Fields = None,
     *,
-    model: Model = None,
     code: Code = None,
     budget_s: Annotated[int, typer.Option(metavar="SECONDS", help="Start no further process after this time.")] = 300,
     change: Annotated[
@@ -41,7 +40,7 @@ def why(
     kind = under.pop("kind", "benchmark" if own or what.isdecimal() else what)
     step = arguments.parse_spec(kind, fields or [], preset=under, lists=frozenset())
     spec = {"kind": "diagnosis", "step": step, "budget_s": budget_s, **({"changes": change} if change else {})}
-    job = server.submit(spec, step=own, model=model, code=code)
+    job = server.submit(spec, step=own, code=code)
     wait_for_answer(server, job, at_most=wait_at_most, as_json=as_json)
 
 

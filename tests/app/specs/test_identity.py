@@ -19,6 +19,7 @@ from app.specs.ceiling import CeilingSpec
 from app.specs.collective import CollectiveSpec
 from app.specs.compare import CompareSpec
 from app.specs.ddp import DdpSpec
+from app.specs.diagnosis import DiagnosisSpec
 from app.specs.estimate import EstimateSpec
 from app.specs.kernel import KernelSpec
 from app.specs.memory import MemorySpec
@@ -539,6 +540,7 @@ GOLDEN: dict[type[SpecBase], list[str]] = {
     CompareSpec: ["9670ef397cb247e88341", "0d2b135c0f1835cd7845"],
     MemorySpec: ["61e5b4b949587fb65873"],
     ScriptSpec: ["a4e9b27ee559228395bf"],
+    DiagnosisSpec: ["39cf9eab3e84f458db8e"],
 }
 
 

@@ -42,7 +42,7 @@ def make_step(optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam
         batches = iter(DataLoader(Numbers(), batch_size=4, **loading))
 
         def one() -> torch.Tensor:
-            loss = model(next(batches)).square().mean()
+            loss: torch.Tensor = model(next(batches)).square().mean()
             loss.backward()
             updates.step()
             updates.zero_grad()

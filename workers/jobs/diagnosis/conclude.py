@@ -18,27 +18,14 @@ from workers.measure.table import Column, Scalar
 from workers.reporter import Reporter
 from workers.torch_host import choose_device
 
-CAUSES = (
-    Column("rank", "integer"),
-    Column("cause", "string"),
-    Column("where", "string"),
-    Column("lost_ms", "number", "ms"),
-    Column("lost_percent", "number", "%"),
-    Column("bound_ms", "number", "ms"),
-    Column("bound_is", "string"),
+CAUSES = Column.parse(
+    "rank: integer, cause, where, lost_ms: number ms, lost_percent: number %, bound_ms: number ms, bound_is"
 )
-CHANGES = (
-    Column("change", "string"),
-    Column("cause", "string"),
-    Column("step_ms", "number", "ms"),
-    Column("ratio", "number"),
-    Column("ratio_low", "number"),
-    Column("ratio_high", "number"),
-    Column("verdict", "string"),
-    Column("loss_difference", "number"),
-    Column("how", "string"),
+CHANGES = Column.parse(
+    "change, cause, step_ms: number ms, ratio: number, ratio_low: number, ratio_high: number, verdict, "
+    "loss_difference: number, how"
 )
-ANSWER = (Column("answer", "string"),)
+ANSWER = Column.parse("answer")
 TOGETHER = "together"
 MOST_CAUSES = 30
 TOLD_CAUSES, TOLD_CHANGES = 5, 4
@@ -151,6 +138,9 @@ def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_m
     """Return the rows of `causes`, the largest first. A bound that a counterfactual measured is one of all that is lost
     to its cause."""
     total = sum(row["lost_ms"] for row in seen) or 1.0
+    # The same shares, of the step as the turns have measured it.
+    seen = [{**row, "lost_ms": row["lost_ms"] * (step_ms or total) / total} for row in seen]
+    total = step_ms or total
     of_cause: Counter[str] = Counter()
     for row in seen:
         of_cause[row["cause"]] += row["lost_ms"]

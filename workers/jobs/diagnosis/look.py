@@ -32,21 +32,9 @@ if TYPE_CHECKING:
     from workers.measure.profiling.waits import Stretch
 
 SEEN, CANDIDATES, GAPS = "seen", "candidates", "gaps"
-SEEN_COLUMNS = (Column("cause", "string"), Column("where", "string"), Column("lost_ms", "number", "ms"))
-CANDIDATE_COLUMNS = (
-    Column("change", "string"),
-    Column("cause", "string"),
-    Column("why_not", "string"),
-    Column("removes", "boolean"),
-    Column("how", "string"),
-)
-GAP_COLUMNS = (
-    Column("begin_ms", "number", "ms"),
-    Column("gap_ms", "number", "ms"),
-    Column("cause", "string"),
-    Column("next", "string"),
-    Column("where", "string"),
-)
+SEEN_COLUMNS = Column.parse("cause, where, lost_ms: number ms")
+CANDIDATE_COLUMNS = Column.parse("change, cause, why_not, removes: boolean, how")
+GAP_COLUMNS = Column.parse("begin_ms: number ms, gap_ms: number ms, cause, next, where")
 MOST_GAPS = 10
 PROFILED = 3
 """Steps of a GPU that are profiled; of a CPU one, which samples tell apart."""

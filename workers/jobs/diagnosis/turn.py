@@ -20,15 +20,8 @@ if TYPE_CHECKING:
     from app.specs.benchmark import BenchmarkSpec
 
 TURNS = "turns"
-COLUMNS = (
-    Column("stage", "string"),
-    Column("changes", "string"),
-    Column("step_ms", "number", "ms"),
-    Column("fastest_ms", "number", "ms"),
-    Column("samples", "integer"),
-    Column("device", "string"),
-    Column("outcome", "string"),
-    Column("reason", "string"),
+COLUMNS = Column.parse(
+    "stage, changes, step_ms: number ms, fastest_ms: number ms, samples: integer, device, outcome, reason"
 )
 """`changes` are names, joined by a comma; "" for the step as it is."""
 JOINED = ","

@@ -16,8 +16,8 @@ from app.specs import KINDS
 from flopwatch import steps
 from tests.workers.reporting import Report
 from workers import uploaded
-from workers.jobs import runner_for
 from workers.jobs._base import Unit
+from workers.jobs.diagnosis import RUNNER
 
 SOURCE = """
 import time
@@ -86,8 +86,8 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         code = {"sha256": hashlib.sha256(SOURCE.encode()).hexdigest(), "function": "make_step", "file": "train.py"}
         step = {"kind": "benchmark", "step_code": code, "device": "cpu", "warmup_steps": 1, "measure_steps": 5}
         spec = KINDS["diagnosis"].model_validate({"step": {**step, **fields}})
-        report, runner = Report(tmp_path), runner_for("diagnosis")
-        runner.run(spec, runner.plan(spec)[0], report)
+        report = Report(tmp_path)
+        RUNNER.run(spec, RUNNER.plan(spec)[0], report)
         return report
 
     threads = torch.get_num_threads()
@@ -136,7 +136,7 @@ def test_a_changed_step_that_fails_is_a_refused_change(tmp_path: Path) -> None:
     step = {"kind": "benchmark", "model": {"size": "tiny"}, "device": "cpu"}
     params = {"stage": "screen", "changes": ["cuda_graph"], "warmup_steps": 0, "measure_steps": 1}
     report = Report(tmp_path)
-    runner_for("diagnosis").run(KINDS["diagnosis"].model_validate({"step": step}), Unit("x", params), report)
+    RUNNER.run(KINDS["diagnosis"].model_validate({"step": step}), Unit("x", params), report)
     ((_, changes, _, _, _, _, outcome, reason),) = report.tables["turns"]["rows"]
     assert (changes, outcome) == ("cuda_graph", "refused")
     assert "a CPU has no CUDA graphs" in reason
