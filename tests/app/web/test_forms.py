@@ -39,7 +39,8 @@ def test_forms_have_every_field_and_send_no_defaults(kind: str) -> None:
     tops = {field.path.partition(".")[0] for field in fields}
     places = KINDS[kind].model_json_schema()["properties"]
     assert tops == {name for name, place in places.items() if "const" not in place}, "there is no choice in a constant"
-    sides = {"baseline": {"kind": "benchmark"}, "candidate": {"kind": "benchmark"}} if kind == "compare" else {}
+    inside = {"compare": ("baseline", "candidate"), "diagnosis": ("step",)}
+    sides = {name: {"kind": "benchmark"} for name in inside.get(kind, ())}
     assert body(kind) == {"spec": {"kind": kind, **sides}}
     groups = [group for section in forms.sections_of(fields) for _, group in (*section.shown, *section.folded)]
     hidden = [f"{side}.kind" for side in sides]
