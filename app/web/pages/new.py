@@ -125,7 +125,7 @@ def _form(
         described=described,
         sides=sides,
         own=own_section,
-        side_kinds=forms.side_kinds() if sides else [],
+        side_kinds=forms.side_kinds() if len(sides) > 1 else [],
         hidden=[field for field in own if field.widget == "hidden"],
         wrong=[field for field in own if field.errors],
         options=texts,

@@ -16,7 +16,6 @@ from workers.jobs.diagnosis.planning import GAIN
 from workers.jobs.diagnosis.turn import JOINED
 from workers.measure.table import Column, Scalar
 from workers.reporter import Reporter
-from workers.torch_host import choose_device
 
 CAUSES = Column.parse(
     "rank: integer, cause, where, lost_ms: number ms, lost_percent: number %, bound_ms: number ms, bound_is"
@@ -69,8 +68,6 @@ class Result:
 
 def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     """Write the answer from what the other units found."""
-    from workers.measure import environment
-
     found = unit.params
     results = [_result(found, row) for row in found["candidates"]]
     joined = _joined(found, results)
@@ -79,10 +76,11 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     report.table("causes", CAUSES, causes)
     report.table("changes", CHANGES, [one.row for one in [*results, joined]])
     report.table("answer", ANSWER, [[line] for line in answer(step_ms, causes, results, joined)])
-    values = Values([Metric("together_ms", TOGETHER, "ms")])
-    why_not = "no change shortened the step"
-    values.set("together_ms", TOGETHER, None if joined.step_ms is None else [joined.step_ms], why_not)
-    values.report(spec.case(), environment.device_key(choose_device(spec.step.device)), report)  # type: ignore[attr-defined]
+    if found["device_key"] is not None:
+        values = Values([Metric("together_ms", TOGETHER, "ms")])
+        why_not = "no change shortened the step"
+        values.set("together_ms", TOGETHER, None if joined.step_ms is None else [joined.step_ms], why_not)
+        values.report(spec.case(), found["device_key"], report)
 
 
 def _step_ms(found: Mapping[str, Any]) -> float | None:

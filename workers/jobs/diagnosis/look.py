@@ -89,7 +89,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     rows: list[list[Scalar]] = [[*of, ms] for of, ms in sorted(lost.items(), key=lambda one: -one[1]) if ms > 0]
     report.table(SEEN, SEEN_COLUMNS, rows)
     if samples := values.samples("step_ms", "step"):
-        report.table(turn.TURNS, turn.COLUMNS, [turn.row_of("look", (), samples, device.type)])
+        report.table(turn.TURNS, turn.COLUMNS, [turn.row_of("look", (), samples, device)])
     report.table(CANDIDATES, CANDIDATE_COLUMNS, candidates)
     report.table(GAPS, GAP_COLUMNS, gaps)
 
@@ -252,14 +252,14 @@ def _on_gpu(training: Training, plain: Profile, places: Places, step_ms: float) 
     from workers.measure.profiling.waits import RUNNING, stretches
 
     phases = training.phases
-    attribution = Attribution(plain.recording, phases, on_gpu=True, every_range=True)
+    attribution = Attribution(plain.recording, phases, on_gpu=True)
     of_steps = [stretches(plain.recording, window) for window in attribution.windows]
     found = [one for of_step in of_steps for one in of_step]
     steps = max(1, len(of_steps))
     running = sum(one.ns for one in found if one.cause == RUNNING) / steps
     idle = sum(one.ns for one in found) / steps - running
     scale = max(0.0, 1e6 * step_ms - running) / idle if idle else 0.0
-    traced = Attribution(places.profile.recording, phases, on_gpu=True, every_range=True)
+    traced = Attribution(places.profile.recording, phases, on_gpu=True)
     in_trace = stretches(places.profile.recording, traced.windows[0])
     lost: dict[tuple[str, Place | None], float] = defaultdict(float)
     device: Lost = defaultdict(float)

@@ -160,6 +160,7 @@ class _Progress:
             "refused": {JOINED.join(_names(row)): row["reason"] for row in self.rows if row["outcome"] == "refused"},
             "differences": self._differences(),
             "joined": list(joined),
+            "device_key": next((row["device_key"] for row in self.rows), None),
         }
 
     def _differences(self) -> dict[str, float]:

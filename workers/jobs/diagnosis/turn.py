@@ -17,11 +17,13 @@ from workers.outcome import RunnerError, describe_error
 from workers.reporter import Reporter
 
 if TYPE_CHECKING:
+    import torch
+
     from app.specs.benchmark import BenchmarkSpec
 
 TURNS = "turns"
 COLUMNS = Column.parse(
-    "stage, changes, step_ms: number ms, fastest_ms: number ms, samples: integer, device, outcome, reason"
+    "stage, changes, step_ms: number ms, fastest_ms: number ms, samples: integer, device, device_key, outcome, reason"
 )
 """`changes` are names, joined by a comma; "" for the step as it is."""
 JOINED = ","
@@ -39,13 +41,16 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
         if not names:
             raise
         reason = str(error) if isinstance(error, RunnerError) else describe_error(error)
-        row = [stage, JOINED.join(names), None, None, 0, None, "refused", reason]
+        row = [stage, JOINED.join(names), None, None, 0, None, None, "refused", reason]
     report.table(TURNS, COLUMNS, [row])
 
 
-def row_of(stage: str, names: Sequence[str], samples: Sequence[float], device: str) -> list[Scalar]:
+def row_of(stage: str, names: Sequence[str], samples: Sequence[float], device: torch.device) -> list[Scalar]:
     """Return the row of a process that has measured these times of a step in ms."""
-    return [stage, JOINED.join(names), statistics.median(samples), min(samples), len(samples), device, "ok", None]
+    from workers.measure.environment import device_key
+
+    on = [device.type, device_key(device)]
+    return [stage, JOINED.join(names), statistics.median(samples), min(samples), len(samples), *on, "ok", None]
 
 
 def changed(step: Any, changes: Sequence[Change], params: Mapping[str, Any]) -> BenchmarkSpec:
@@ -61,7 +66,7 @@ def _fields(step: BenchmarkSpec, changes: Sequence[Change]) -> dict[str, Any]:
     return {name: value for change in changes if change.fields for name, value in change.fields(step).items()}
 
 
-def _samples(step: BenchmarkSpec, changes: Sequence[Change], report: Reporter) -> tuple[Sequence[float], str]:
+def _samples(step: BenchmarkSpec, changes: Sequence[Change], report: Reporter) -> tuple[Sequence[float], torch.device]:
     from workers.jobs import _reference
     from workers.measure.validity import Monitor
 
@@ -76,4 +81,4 @@ def _samples(step: BenchmarkSpec, changes: Sequence[Change], report: Reporter) -
             for change in changes:
                 stack.enter_context(change.after(training.own))
         values, _ = measuring.measure(training, Monitor(device), report, pacing=step.pacing)
-    return values.samples("step_ms", "step") or (), device.type
+    return values.samples("step_ms", "step") or (), device

@@ -46,7 +46,13 @@ class Played:
                 if stage == "conclude":
                     self.found = unit.params
                     continue
-                row = {"stage": stage, "changes": ",".join(changes), "device": "cpu", "unit_index": len(self.units) - 1}
+                row = {
+                    "stage": stage,
+                    "changes": ",".join(changes),
+                    "device": "cpu",
+                    "device_key": "1x cpu",
+                    "unit_index": len(self.units) - 1,
+                }
                 time = step_ms(changes, clash=clash)
                 good = {"step_ms": time, "fastest_ms": time, "samples": 10, "outcome": "ok", "reason": None}
                 bad = {"step_ms": None, "fastest_ms": None, "samples": 0, "outcome": "refused", "reason": "it failed"}
