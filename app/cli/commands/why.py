@@ -56,4 +56,3 @@ def _step_of(server: Flopwatch, job_id: int) -> dict[str, Any]:
         **{name: value for name, value in spec.items() if name in known and name != "replicates"},
         "kind": "benchmark",
     }
-
