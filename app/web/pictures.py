@@ -307,7 +307,8 @@ def _named(plots: Sequence[Plot], name: str, whose: str) -> Plot:
     plot = next(iter(found), None)
     if plot is None:
         names = ", ".join(plot.name for plot in plots) or "none"
-        raise NotFound(NOT_FOUND.format(whose=whose, name=name, names=names))
+        hint = f" {HEAT_MAP} needs two coordinates that vary." if "heat" in name and HEAT_MAP not in names else ""
+        raise NotFound(NOT_FOUND.format(whose=whose, name=name, names=names) + hint)
     return plot
 
 

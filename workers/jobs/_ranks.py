@@ -6,7 +6,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -112,11 +112,18 @@ class RankReports:
         if self.other_nodes:
             report.environment({"other_nodes": self.other_nodes})
 
-    def report_logs(self, report: Reporter, failure: RunnerError | None = None, blamed: int | None = None) -> None:
-        """Copy the end of each rank's output to the job's log. After a failure, keep the blamed rank's log, or all."""
+    def report_logs(
+        self,
+        report: Reporter,
+        failure: RunnerError | None = None,
+        blamed: int | None = None,
+        of: Collection[int] | None = None,
+    ) -> None:
+        """Copy the end of each rank's output, or of these ranks', to the job's log. After a failure, keep the blamed
+        rank's log, or all."""
         from parallel.process_group import log_file
 
-        for rank in range(self._world_size):
+        for rank in range(self._world_size) if of is None else sorted(of):
             file = log_file(self._folder, rank)
             try:
                 content = file.read_bytes()

@@ -90,6 +90,7 @@ def test_axes_series_and_cases_are_chosen(swept: Any) -> None:
         ("/sweeps/1/plots/roofline", 404, "Sweep 1 has no plot 'roofline'; it has: chart, heat-map."),
         ("/sweeps/9/plots/chart", 404, "no sweep 9"),
         ("/jobs/1/plots/nose", 404, "Job 1 has no plot 'nose'; it has: "),
+        ("/jobs/1/plots/heatmap", 404, ". heat-map needs two coordinates that vary."),
         ("/jobs/99/plots", 404, "no job 99"),
         ("/compare/plots/nose?baseline=1&candidate=2", 404, "The comparison has no plot 'nose'; it has: "),
     ],

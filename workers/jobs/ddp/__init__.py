@@ -147,11 +147,12 @@ def run_ranks(spec: DdpSpec, monitor: Monitor, report: Reporter) -> list[dict[st
         try:
             report_of_rank = ranks.next(LOOK_S)
         except Exception as error:
+            if not_measured := why_not_measured(failures):
+                ranks.report_logs(report, of=failures)
+                return not_measured
             blamed = error.rank if isinstance(error, RanksFailed) else None
             failure = job_failure(error, started=ranks.reported)
             ranks.report_logs(report, failure, blamed)
-            if not_measured := why_not_measured(failures):
-                return not_measured
             raise known_failure(failures, blamed) or failure from error
         if report_of_rank is None:
             continue

@@ -685,7 +685,18 @@ def test_a_rank_without_memory_is_a_result(failing: Any, capfd: pytest.CaptureFi
     report = failing(RanksFailed(0, "raised RuntimeError: connection closed by peer", trace="…"), STARTED, told)
     assert {(row["outcome"], row["median"]) for row in report.rows} == {("oom", None)}
     assert report.rows[0]["reason"] == "rank 1: out of memory in backward of step 3: too much"
-    assert "connection closed by peer" in capfd.readouterr().err
+    assert "the last words" in (log := capfd.readouterr().err)
+    assert "connection closed by peer" not in log, "a consequence"
+
+
+def test_a_rank_that_lost_a_wrong_one_leaves_no_trace_in_the_log(
+    failing: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told = (0, {"failed": "wrong", "detail": "attention is wrong"})
+    report = failing(RanksFailed(1, "raised RuntimeError: connection closed by peer", trace="…"), STARTED, told)
+    assert {(row["outcome"], row["median"]) for row in report.rows} == {("wrong", None)}
+    assert "words" not in (log := capfd.readouterr().err)
+    assert "connection" not in log
 
 
 def test_what_a_rank_cannot_do_is_the_jobs_failure(failing: Any) -> None:
