@@ -1,0 +1,86 @@
+"""`flopwatch why` with the real server and worker: the units of a diagnosis follow from each other's results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from app.cli.commands import cli
+from tests.acceptance.conftest import Site
+from tests.acceptance.sabotage import get
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+
+SOURCE = """
+import torch
+
+
+class Rows(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                for row, gradient in zip(parameter, parameter.grad):
+                    row.sub_(gradient, alpha=0.01)
+
+
+def make_step(device):
+    torch.set_num_threads(1)  # others use the host's cores
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 512), torch.nn.Linear(512, 4))
+    optimizer, data = Rows(model.parameters()), torch.randn(4, 16)
+
+    def step():
+        loss = model(data).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+"""
+
+
+@pytest.fixture
+def rows(site: Site, tmp_path: Path) -> tuple[str, dict[str, Any]]:
+    """What `flopwatch why` prints of a step whose optimizer loops over rows, and the job."""
+    file = tmp_path / "train.py"
+    file.write_text(SOURCE)
+    command = ["why", f"{file}:make_step", "warmup_steps=2", "measure_steps=5", "--budget-s", "10", "--change", "no_optimizer"]
+    url = {"FLOPWATCH_URL": str(site.client.base_url).rstrip("/")}
+    result = CliRunner().invoke(cli, [*command, "--change", "fused_optimizer"], env=url)
+    assert result.exit_code == 0, result.output
+    return result.stdout, get(site.client, "/jobs")[0]
+
+
+def test_a_slow_optimizer_is_named_with_its_line_and_its_bound_is_measured(
+    site: Site, rows: tuple[str, dict[str, Any]]
+) -> None:
+    printed, job = rows
+    lines = printed.strip().splitlines()
+    assert len(lines) <= 12
+    assert lines[1].startswith("1. optimizer: ")
+    assert "train.py:13-14 Rows.step (line 13: 1036 times a step)" in lines[1]
+    assert lines[1].endswith("measured")
+
+    def rows_of(table: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = get(site.client, f"/jobs/{job['id']}/tables/{table}")["rows"]
+        return found
+
+    (first, *_) = rows_of("causes")
+    assert (first["rank"], first["cause"], first["bound_is"]) == (1, "optimizer", "measured")
+    assert first["bound_ms"] < first["lost_ms"], "without the optimizer little is left"
+    changes = {row["change"]: row for row in rows_of("changes")}
+    assert list(changes) == ["no_optimizer", "fused_optimizer", "together"]
+    assert changes["fused_optimizer"]["verdict"] == "refused"
+    assert "Rows" in changes["fused_optimizer"]["how"]
+    assert changes["no_optimizer"]["ratio"] < 0.5
+    assert [unit["title"] for unit in get(site.client, f"/jobs/{job['id']}/units")][-1] == "the answer"
+    measured = get(site.client, f"/jobs/{job['id']}/measurements")["rows"]
+    assert len({(row["case_key"], row["device_key"]) for row in measured}) == 1
