@@ -193,7 +193,7 @@ def test_jobs_are_compared_and_the_first_is_the_baseline(site: PlayedSite, page:
     expect(page.locator(".sentence")).to_have_count(1)
     expect(page.locator("main")).to_contain_text("precision=fp32 → bf16")
     page.goto("/ui/compare")
-    expect(page.locator("main")).to_contain_text("the oldest is the baseline")
+    expect(page.locator("main")).to_contain_text("The oldest selected job is the baseline")
     page.get_by_label("Baseline, a job").fill(str(jobs[0]))
     page.get_by_label("Candidate, another job").fill(" ".join(map(str, jobs[1:])))
     page.get_by_role("button", name="Compare their results").click()

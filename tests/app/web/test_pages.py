@@ -179,7 +179,9 @@ def test_a_page_reads_a_bounded_number_of_measurements(
     values = [measured("step_ms", 1.0, unit_index=index, context_length=length) for index in (0, 1) for length in "abc"]
     claim = fresh_site.worker.claim_job(repeated)
     fresh_site.worker.finish(claim, measurements=values, units=units)
-    assert "too many for a page" in page(fresh_site, f"/ui/jobs/{repeated}").text, "half of a mean would be shown"
+    assert "Too many measurements for one page" in page(fresh_site, f"/ui/jobs/{repeated}").text, (
+        "half of a mean would be shown"
+    )
 
 
 def test_a_page_that_has_not_changed_is_not_sent_again(
