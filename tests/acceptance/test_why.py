@@ -52,16 +52,8 @@ def rows(site: Site, tmp_path: Path) -> tuple[str, dict[str, Any]]:
     """What `flopwatch why` prints of a step whose optimizer loops over rows, and the job."""
     file = tmp_path / "train.py"
     file.write_text(SOURCE)
-    command = [
-        "why",
-        f"{file}:make_step",
-        "warmup_steps=2",
-        "measure_steps=5",
-        "--budget-s",
-        "10",
-        "--change",
-        "no_optimizer",
-    ]
+    command = ["why", f"{file}:make_step", "warmup_steps=2", "measure_steps=5", "--budget-s", "10"]
+    changes = ["--change", "no_optimizer", "--change", "fused_optimizer"]
     url = {"FLOPWATCH_URL": str(site.client.base_url).rstrip("/")}
     result = CliRunner().invoke(cli, [*command, *changes], env=url)
     assert result.exit_code == 0, result.output
