@@ -29,6 +29,8 @@ TOGETHER = "together"
 MOST_CAUSES = 30
 TOLD_CAUSES, TOLD_CHANGES = 5, 4
 """Causes and changes that the answer tells; the tables have all of them."""
+BROAD = ("kernels", "host", "launches")
+"""Causes against which so many changes may help that a refused one says little."""
 LEAST_PERCENT = 1.0
 EQUAL = 1e-5
 """Numbers that differ by less, relative to the largest, are equal but for rounding."""
@@ -172,22 +174,29 @@ def answer(
     told: set[str] = set()
     for rank, cause, where, lost_ms, percent, bound_ms, bound_is in causes[:TOLD_CAUSES]:
         at = f" at {where}" if where else ""
-        line = (
-            f"{rank}. {cause}: {lost_ms:.3g} ms ({percent:.0f} %){at}; without it {bound_ms:.4g} ms, {_bound(bound_is)}"
-        )
-        best = min(by_cause.get(str(cause), []), key=lambda one: one.ratio or 1.0, default=None)
-        if best is not None and str(cause) not in told:
-            told.add(str(cause))
-            line += f" -> {best.change}: {best.step_ms:.4g} ms, {best.gain}{_numbers(best)}"
+        line = f"{rank}. {cause}: {lost_ms:.3g} ms ({percent:.0f} %){at}"
+        line += f"; without it {bound_ms:.4g} ms, {_bound(bound_is)}"
+        if str(cause) not in told:
+            line += _cure(str(cause), by_cause.get(str(cause), []), results)
+        told.add(str(cause))
         lines.append(line)
     others = [one for group in by_cause.values() for one in group if one.cause not in told]
     lines += [f"{one.change}: {one.step_ms:.4g} ms, {one.gain}{_numbers(one)}" for one in others[:TOLD_CHANGES]]
     lines += _rest(results)
     if joined.step_ms is not None and len(joined.how.split(" + ")) > 1:
         lines.append(f"Together ({joined.how}): {joined.step_ms:.4g} ms, {joined.gain}{_numbers(joined)}")
-    elif joined.step_ms is None:
-        lines.append("No change that was tried shortened the step by more than 1 %.")
+    elif not by_cause:
+        lines.append("No change that was tried shortened the step by more than 1 % for certain.")
     return lines
+
+
+def _cure(cause: str, better: Sequence[Result], results: Sequence[Result]) -> str:
+    """Return what helped most against a cause or, if nothing did, why the change that would be made first cannot be."""
+    if better:
+        best = min(better, key=lambda one: one.ratio or 1.0)
+        return f" -> {best.change}: {best.step_ms:.4g} ms, {best.gain}{_numbers(best)}"
+    refused = [one for one in results if one.cause == cause and one.verdict == "refused" and cause not in BROAD]
+    return f" ({refused[0].change}: {refused[0].reason})" if refused else ""
 
 
 def _rest(results: Sequence[Result]) -> list[str]:
