@@ -260,7 +260,7 @@ class Allocations(threading.Thread):
         with_gpus = settings.gpus_per_node > 0 and resources.device_type in ("cuda", "auto")
         if with_gpus:
             chosen["gres"] = gres(settings, resources.devices)
-        alone = resources.exclusive_host or (not with_gpus and resources.device_type != "none")
+        alone = claim.exclusive_host or (not with_gpus and resources.device_type != "none")
         return [
             f"--job-name={allocation.name}",
             f"--comment={allocation.mark}",

@@ -4,6 +4,7 @@ commands are played."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -206,3 +207,12 @@ def test_a_worker_that_ends_costs_no_attempt(site: Site, error: str | None, fail
     assert (site.job["state"], site.job["attempt"], site.attempts) == ("queued", 0, ["given_back"])
     with pytest.raises(LeaseLost):  # its allocation, should it begin
         site.take_over()
+
+
+def test_a_job_that_was_lost_twice_gets_its_nodes_alone(site: Site) -> None:
+    for alone in (False, True):
+        allocation = Allocation(replace(site.claim, exclusive_host=alone), lambda: None)
+        spec = BenchmarkSpec.model_validate({"device": "cuda"})
+        settings = SlurmSettings(folder=site.folder.path, gpus_per_node=8)
+        watching = Allocations(settings, site.folder, site.queue, client=site.slurm, on_end=lambda: None)
+        assert ("--exclusive" in watching._arguments(allocation, spec)) is alone
