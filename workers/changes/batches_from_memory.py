@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,19 @@ if TYPE_CHECKING:
     import torch
 
 KEPT = 2
-"""Batches that are kept. The warm-up makes them."""
+"""Batches of a loader that are kept. The warm-up makes them."""
 
 
 def _why_not(look: Look) -> str | None:
     return None if look.loaders else own_only(look) or "the step reads no torch.utils.data.DataLoader"
+
+
+def _length(loader: Any) -> int | None:
+    """Return the number of a loader's batches, after which a loop over them ends; None if it is not known."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 @contextmanager
@@ -25,9 +34,12 @@ def _from_memory(_device: torch.device) -> Iterator[None]:
     from torch.utils.data import DataLoader
 
     plain: Any = DataLoader.__iter__
+    kept: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
     def iterate(self: Any) -> Iterator[Any]:
-        return itertools.cycle(list(itertools.islice(plain(self), KEPT)))
+        if self not in kept:
+            kept[self] = list(itertools.islice(plain(self), KEPT))
+        return itertools.islice(itertools.cycle(kept[self]), _length(self))
 
     DataLoader.__iter__ = iterate  # type: ignore[method-assign,assignment]
     try:

@@ -84,7 +84,8 @@ class OwnStep:
         """Those of these modules that are part of no other one."""
         self.optimizers: list[Optimizer] = []
         self.loaders: list[int] = []
-        """The numbers of worker processes of the torch.utils.data.DataLoaders that are being read."""
+        """The numbers of worker processes of the torch.utils.data.DataLoaders that are being read; if none is,
+        those of all that there are."""
         self.scaler: torch.amp.GradScaler | None = None
 
     def make(self, make_step: Callable[[], object]) -> None:
@@ -236,8 +237,9 @@ class OwnStep:
         self.roots, self.model = roots, roots[0] if len(roots) == 1 else self._container
         self.optimizers = [*self._made[Optimizer].values()]
         if (loading := sys.modules.get("torch.utils.data.dataloader")) is not None:
-            found = [one._num_workers for one in _instances(loading._BaseDataLoaderIter)]
-            self.loaders = found or self.loaders
+            reading = [one._num_workers for one in _instances(loading._BaseDataLoaderIter)]
+            # A step that begins a loader anew has read it, and nothing is left of that.
+            self.loaders = reading or self.loaders or [one.num_workers for one in _instances(loading.DataLoader)]
         self.scaler = next(iter(self._made[torch.amp.GradScaler].values()), None)
 
 

@@ -134,6 +134,23 @@ def test_batches_from_memory_are_made_once() -> None:
         assert Numbers.made == made
 
 
+def test_batches_from_memory_are_made_once_for_a_loader_and_end_where_its_own_end() -> None:
+    with load("batches_from_memory").before(CPU):
+        loader = DataLoader(Numbers(), batch_size=4)
+        assert [len(list(loader)) for _ in range(2)] == [250, 250]
+        made = Numbers.made
+        next(iter(loader))
+        assert Numbers.made == made
+
+
+def test_a_loader_is_seen_although_each_step_reads_it_anew() -> None:
+    step, loader = OwnStep(), DataLoader(Numbers(), batch_size=4)
+    step.make(lambda: lambda: next(iter(loader)))
+    run_step(step.phases, ())
+    step.prepare()
+    assert 0 in step.loaders
+
+
 def test_batches_come_from_worker_processes_unless_the_code_chose_some() -> None:
     with load("loader_workers").before(CPU):
         assert DataLoader(Numbers()).num_workers == workers() > 0
