@@ -86,7 +86,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
 
 
 def _step_ms(found: Mapping[str, Any]) -> float | None:
-    values = found["turns"].get("") or found["screened"].get("")
+    values = found["turns"].get("") or found["screened"].get("") or found["looked"]
     return statistics.median(values) if values else None
 
 
@@ -116,7 +116,7 @@ def _measured(found: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> 
             verdict = "worse"
         elif estimate.low >= 1 - GAIN and estimate.high <= 1 + GAIN:
             verdict = "no_difference"
-    elif estimate.ratio is not None and estimate.ratio >= 1 - GAIN:
+    elif estimate.ratio is not None and abs(estimate.ratio - 1) <= GAIN:
         verdict = "no_difference"
     numbers = (statistics.median(after), estimate.ratio, estimate.low, estimate.high)
     return Result(**known, verdict=verdict, **dict(zip(("step_ms", "ratio", "low", "high"), numbers, strict=True)),

@@ -8,10 +8,12 @@ writes it.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from app.results.agreement import FIRST, relative
 from app.specs.diagnosis import DiagnosisSpec
 from workers.jobs._base import SoFar, Unit
 from workers.jobs.diagnosis.turn import JOINED, TURNS
@@ -26,6 +28,7 @@ WARMUP_OF_SLOW = 2
 FOR_SCREENING = 0.5
 """The largest part of the budget after which no further change is screened."""
 STEP = "the step as it is"
+NOT_FINITE = "a number that the step returns becomes infinite or NaN"
 TITLES = {"screen": "does it help", "join": "do they help together", "turn": "by how much"}
 
 Names = tuple[str, ...]
@@ -55,10 +58,13 @@ class _Progress:
         self.rows = so_far.tables.get(TURNS, ())
         self.candidates = so_far.tables.get("candidates", ())
         self.on_gpu = any(row["device"] == "cuda" for row in self.rows)
+        self.differences = self._differences()
         self.left_s = spec.budget_s - sum(so_far.seconds)
 
     def value(self, row: Mapping[str, Any]) -> float | None:
         """Return what a process counts as: others use a CPU, too, so there its fastest step."""
+        if self.differences.get(row["changes"] or "") == math.inf:
+            return None
         time = row["step_ms" if self.on_gpu else "fastest_ms"]
         return None if time is None else float(time)
 
@@ -151,34 +157,35 @@ class _Progress:
     def findings(self) -> dict[str, Any]:
         """Return what the concluding unit needs: the values of each side, and what is known of each change."""
         joined, _ = self.joined() if self.of((), ["screen"]) else ((), None)
+        refused = {JOINED.join(_names(row)): row["reason"] for row in self.rows if row["outcome"] == "refused"}
+        refused |= {key: NOT_FINITE for key, difference in self.differences.items() if difference == math.inf}
         sides = {JOINED.join(_names(row)): _names(row) for row in self.rows}
         return {
             "seen": [dict(row) for row in self.so_far.tables.get("seen", ())],
             "candidates": [dict(row) for row in self.candidates],
             "turns": {key: self.of(names, ["turn"]) for key, names in sides.items()},
             "screened": {key: self.of(names, ["screen", "join"]) for key, names in sides.items()},
-            "refused": {JOINED.join(_names(row)): row["reason"] for row in self.rows if row["outcome"] == "refused"},
-            "differences": self._differences(),
+            "looked": self.of((), ["look"]),
+            "refused": refused,
+            "differences": {key: one for key, one in self.differences.items() if one < math.inf},
             "joined": list(joined),
             "device_key": next((row["device_key"] for row in self.rows), None),
         }
 
     def _differences(self) -> dict[str, float]:
-        """Return by how much the numbers that changed steps return differ from those of the step as it is, in the first
-        steps, relative to the largest of them."""
+        """Return the largest relative difference of the numbers that changed steps return from those of the step as it
+        is, in the first steps; infinite where one has become infinite or NaN."""
         returned: dict[int, dict[tuple[int, str], float]] = {}
         for row in self.so_far.tables.get("values", ()):
-            if row["what"] == "returned" and row["value"] is not None and row["step"] <= 5:
-                returned.setdefault(row["unit_index"], {})[row["step"], row["name"]] = row["value"]
+            if row["what"] == "returned" and row["step"] <= FIRST:
+                value = float(row["not_finite"] or "nan") if row["value"] is None else row["value"]
+                returned.setdefault(row["unit_index"], {})[row["step"], row["name"]] = value
         plain = returned.get(0, {})
         found: dict[str, float] = {}
         for row in self.rows:
             key, its = JOINED.join(_names(row)), returned.get(row["unit_index"], {})
-            common = plain.keys() & its.keys()
-            if key and common:
-                largest = max(abs(plain[one]) for one in common) or 1.0
-                difference = max(abs(plain[one] - its[one]) for one in common) / largest
-                found[key] = max(found.get(key, 0.0), difference)
+            if key and (common := plain.keys() & its.keys()):
+                found[key] = max(found.get(key, 0.0), *(relative(plain[one], its[one]) for one in common))
         return found
 
 

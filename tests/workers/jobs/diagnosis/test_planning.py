@@ -11,7 +11,14 @@ from app.specs.diagnosis import DiagnosisSpec
 from workers.jobs._base import SoFar, Unit
 from workers.jobs.diagnosis import RUNNER, conclude
 
-STEP_MS = {"": 100.0, "fused_optimizer": 80.0, "compile_blocks": 90.0, "threads": 100.0, "no_optimizer": 70.0}
+STEP_MS = {
+    "": 100.0,
+    "fused_optimizer": 80.0,
+    "compile_blocks": 90.0,
+    "threads": 100.0,
+    "autocast_bf16": 300.0,
+    "no_optimizer": 70.0,
+}
 """The time of a step by the changes that are applied to it; several together multiply."""
 REMOVES = ("no_optimizer",)
 
@@ -28,7 +35,15 @@ def step_ms(changes: list[str], *, clash: bool) -> float:
 class Played:
     """A diagnosis whose processes are played: each takes so many seconds and finds what STEP_MS says."""
 
-    def __init__(self, *, budget_s: int = 300, seconds: float = 5.0, clash: bool = False, refused: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        budget_s: int = 300,
+        seconds: float = 5.0,
+        clash: bool = False,
+        refused: str = "",
+        returned: dict[str, dict[str, float | None]] | None = None,
+    ) -> None:
         spec = DiagnosisSpec.example().model_copy(update={"budget_s": budget_s, "seed": 3})
         self.units: list[Unit] = []
         turns: list[dict[str, Any]] = []
@@ -37,7 +52,7 @@ class Played:
             for name in STEP_MS
             if name
         ]
-        tables: dict[str, list[dict[str, Any]]] = {"candidates": candidates, "turns": turns, "seen": []}
+        tables: dict[str, list[dict[str, Any]]] = {"candidates": candidates, "turns": turns, "seen": [], "values": []}
         planned = RUNNER.plan(spec)
         while planned:
             for unit in planned:
@@ -56,6 +71,10 @@ class Played:
                 time = step_ms(changes, clash=clash)
                 good = {"step_ms": time, "fastest_ms": time, "samples": 10, "outcome": "ok", "reason": None}
                 bad = {"step_ms": None, "fastest_ms": None, "samples": 0, "outcome": "refused", "reason": "it failed"}
+                for name, value in (returned or {}).get(",".join(changes), {}).items():
+                    number = {"value": value, "not_finite": "nan" if value is None else None}
+                    place = {"what": "returned", "step": 1, "name": name, "unit_index": len(self.units) - 1}
+                    tables["values"].append({**place, **number})
                 turns.append({**row, **(bad if refused in changes else good)})
             planned = RUNNER.further(spec, SoFar(self.units, [seconds] * len(self.units), tables))
 
@@ -81,6 +100,7 @@ def test_each_change_is_tried_once_and_those_that_help_are_joined_and_measured_i
         "fused_optimizer": "better",
         "compile_blocks": "better",
         "threads": "no_difference",
+        "autocast_bf16": "inconclusive",  # one process has tried it
         "no_optimizer": "better",
         "together": "better",
     }
@@ -118,6 +138,42 @@ def test_a_small_budget_is_kept_and_what_was_left_out_is_said(budget_s: int) -> 
 
 def test_without_turns_no_change_is_called_better() -> None:
     assert "better" not in {one.verdict for one in Played(budget_s=10).results().values()}
+
+
+def test_each_number_is_compared_with_its_own_size() -> None:
+    plain, changed = {"loss": 2.0, "tokens": 1e6}, {"loss": 1.0, "tokens": 1e6}
+    played = Played(returned={"": plain, "fused_optimizer": changed, "threads": plain})
+    assert played.found["differences"] == pytest.approx({"fused_optimizer": 0.5, "threads": 0.0})
+
+
+def test_a_change_whose_numbers_are_none_any_more_is_refused() -> None:
+    played = Played(returned={"": {"loss": 2.0}, "fused_optimizer": {"loss": None}})
+    assert played.found["joined"] == ["compile_blocks"]
+    result = played.results()["fused_optimizer"]
+    assert result.verdict == "refused"
+    assert "NaN" in str(result.reason)
+
+
+def test_a_step_that_no_change_can_shorten_has_its_time_and_says_so() -> None:
+    spec, look = DiagnosisSpec.example(), RUNNER.plan(DiagnosisSpec.example())
+    seen = [{"cause": "host", "where": "train.py:3 step", "lost_ms": 50.0}]
+    turn = {
+        "stage": "look",
+        "changes": "",
+        "step_ms": 50.0,
+        "fastest_ms": 49.0,
+        "samples": 5,
+        "outcome": "ok",
+        "unit_index": 0,
+    }
+    tables = {"seen": seen, "candidates": [], "turns": [{**turn, "device": "cpu", "device_key": "1x cpu"}]}
+    (last,) = RUNNER.further(spec, SoFar(look, [1.0], tables))
+    step_ms = conclude._step_ms(last.params)
+    causes = conclude._causes(seen, [], step_ms)
+    first, second, third = conclude.answer(step_ms, causes, [], conclude._joined(last.params, []))
+    assert first == "A step takes 49 ms."
+    assert second.startswith("1. host: 49 ms (100 %) at train.py:3 step")
+    assert third.startswith("No change")
 
 
 def test_a_step_that_could_not_be_measured_ends_with_an_answer() -> None:
