@@ -191,8 +191,9 @@ class _Drawing:
     """Entries of the legend whose traces have no artist to stand for them."""
     notes: set[str] = field(default_factory=set)
     """What the picture leaves out: sentences for the caption."""
-    no_place: Counter[str] = field(default_factory=Counter)
-    """How many numbers have no place on each axis: infinite ones, and on a logarithmic axis those not above zero."""
+    no_place: dict[tuple[str, int], int] = field(default_factory=dict)
+    """How many numbers of each list have no place on an axis: infinite ones, and on a logarithmic axis those not above
+    zero. The edge of an area is drawn twice, and counts once."""
     whole: set[str] = field(default_factory=set)
     """The axes whose numbers are whole, such as those of steps: they have no ticks between."""
 
@@ -255,12 +256,15 @@ class _Drawing:
             return [math.nan if value is None else float(date2num(datetime.fromisoformat(value))) for value in values]
         least = 0.0 if self._axis(letter).get("type") == "log" else -math.inf
         numbers = [math.nan if value is None else float(value) for value in values]
-        self.no_place[letter] += sum(number <= least or number == math.inf for number in numbers)
+        self.no_place[letter, id(values)] = sum(number <= least or number == math.inf for number in numbers)
         return [number if least < number < math.inf else math.nan for number in numbers]
 
     def left_out(self) -> list[str]:
         """Return a sentence for each axis that some numbers have no place on."""
-        found = [(letter, count, self._axis(letter).get("type") == "log") for letter, count in self.no_place.items()]
+        counts: Counter[str] = Counter()
+        for (letter, _), count in self.no_place.items():
+            counts[letter] += count
+        found = [(letter, count, self._axis(letter).get("type") == "log") for letter, count in counts.items()]
         return [
             f"Values along {letter} that are {'not above zero, or ' if is_log else ''}infinite, and left out: {count}."
             for letter, count, is_log in found
