@@ -180,7 +180,7 @@ class _Progress:
             if row["what"] == "returned" and row["step"] <= FIRST:
                 value = float(row["not_finite"] or "nan") if row["value"] is None else row["value"]
                 returned.setdefault(row["unit_index"], {})[row["step"], row["name"]] = value
-        plain = returned.get(0, {})
+        plain = {one: value for one, value in returned.get(0, {}).items() if math.isfinite(value)}
         found: dict[str, float] = {}
         for row in self.rows:
             key, its = JOINED.join(_names(row)), returned.get(row["unit_index"], {})

@@ -147,7 +147,8 @@ def test_each_number_is_compared_with_its_own_size() -> None:
 
 
 def test_a_change_whose_numbers_are_none_any_more_is_refused() -> None:
-    played = Played(returned={"": {"loss": 2.0}, "fused_optimizer": {"loss": None}})
+    numbers = {"": {"loss": 2.0, "gap": None}, "fused_optimizer": {"loss": None}, "compile_blocks": {"gap": 1.0}}
+    played = Played(returned=numbers)
     assert played.found["joined"] == ["compile_blocks"]
     result = played.results()["fused_optimizer"]
     assert result.verdict == "refused"
