@@ -57,16 +57,12 @@ class _Progress:
         self.spec, self.so_far = spec, so_far
         self.rows = so_far.tables.get(TURNS, ())
         self.candidates = so_far.tables.get("candidates", ())
-        self.on_gpu = any(row["device"] == "cuda" for row in self.rows)
         self.differences = self._differences()
         self.left_s = spec.budget_s - sum(so_far.seconds)
 
     def value(self, row: Mapping[str, Any]) -> float | None:
-        """Return what a process counts as: others use a CPU, too, so there its fastest step."""
-        if self.differences.get(row["changes"] or "") == math.inf:
-            return None
-        time = row["step_ms" if self.on_gpu else "fastest_ms"]
-        return None if time is None else float(time)
+        """Return the time by which a process counts; None if it has none, or returns NaN where the step does not."""
+        return None if self.differences.get(row["changes"]) == math.inf else row["step_ms"]
 
     def of(self, names: Names, stages: Iterable[str]) -> list[float]:
         """Return the values of all processes with these changes, in the order in which they ran."""

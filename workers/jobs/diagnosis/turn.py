@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from app.specs.benchmark import BenchmarkSpec
 
 TURNS = "turns"
-COLUMNS = Column.parse(
-    "stage, changes, step_ms: number ms, fastest_ms: number ms, samples: integer, device, device_key, outcome, reason"
-)
-"""`changes` are names, joined by a comma; "" for the step as it is."""
+COLUMNS = Column.parse("stage, changes, step_ms: number ms, samples: integer, device, device_key, outcome, reason")
+"""`step_ms` is the mean: a loader makes some steps fast and others slow, which a median or the fastest may hide.
+`changes` are names, joined by a comma; "" for the step as it is."""
 JOINED = ","
 
 
@@ -41,7 +40,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
         if not names:
             raise
         reason = str(error) if isinstance(error, RunnerError) else describe_error(error)
-        row = [stage, JOINED.join(names), None, None, 0, None, None, "refused", reason]
+        row = [stage, JOINED.join(names), None, 0, None, None, "refused", reason]
     report.table(TURNS, COLUMNS, [row])
 
 
@@ -50,7 +49,7 @@ def row_of(stage: str, names: Sequence[str], samples: Sequence[float], device: t
     from workers.measure.environment import device_key
 
     on = [device.type, device_key(device)]
-    return [stage, JOINED.join(names), statistics.median(samples), min(samples), len(samples), *on, "ok", None]
+    return [stage, JOINED.join(names), statistics.fmean(samples), len(samples), *on, "ok", None]
 
 
 def changed(step: Any, changes: Sequence[Change], params: Mapping[str, Any]) -> BenchmarkSpec:

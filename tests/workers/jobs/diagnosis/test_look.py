@@ -137,6 +137,6 @@ def test_a_changed_step_that_fails_is_a_refused_change(tmp_path: Path) -> None:
     params = {"stage": "screen", "changes": ["cuda_graph"], "warmup_steps": 0, "measure_steps": 1}
     report = Report(tmp_path)
     RUNNER.run(KINDS["diagnosis"].model_validate({"step": step}), Unit("x", params), report)
-    ((_, changes, _, _, _, _, _, outcome, reason),) = report.tables["turns"]["rows"]
+    ((_, changes, _, _, _, _, outcome, reason),) = report.tables["turns"]["rows"]
     assert (changes, outcome) == ("cuda_graph", "refused")
     assert "a CPU has no CUDA graphs" in reason

@@ -69,8 +69,8 @@ class Played:
                     "unit_index": len(self.units) - 1,
                 }
                 time = step_ms(changes, clash=clash)
-                good = {"step_ms": time, "fastest_ms": time, "samples": 10, "outcome": "ok", "reason": None}
-                bad = {"step_ms": None, "fastest_ms": None, "samples": 0, "outcome": "refused", "reason": "it failed"}
+                good = {"step_ms": time, "samples": 10, "outcome": "ok", "reason": None}
+                bad = {"step_ms": None, "samples": 0, "outcome": "refused", "reason": "it failed"}
                 for name, value in (returned or {}).get(",".join(changes), {}).items():
                     number = {"value": value, "not_finite": "nan" if value is None else None}
                     place = {"what": "returned", "step": 1, "name": name, "unit_index": len(self.units) - 1}
@@ -162,7 +162,6 @@ def test_a_step_that_no_change_can_shorten_has_its_time_and_says_so() -> None:
         "stage": "look",
         "changes": "",
         "step_ms": 50.0,
-        "fastest_ms": 49.0,
         "samples": 5,
         "outcome": "ok",
         "unit_index": 0,
@@ -172,8 +171,8 @@ def test_a_step_that_no_change_can_shorten_has_its_time_and_says_so() -> None:
     step_ms = conclude._step_ms(last.params)
     causes = conclude._causes(seen, [], step_ms)
     first, second, third = conclude.answer(step_ms, causes, [], conclude._joined(last.params, []))
-    assert first == "A step takes 49 ms."
-    assert second.startswith("1. host: 49 ms (100 %) at train.py:3 step")
+    assert first == "A step takes 50 ms."
+    assert second.startswith("1. host: 50 ms (100 %) at train.py:3 step")
     assert third.startswith("No change")
 
 
