@@ -36,13 +36,13 @@ def examine(settings: Settings) -> Iterator[Finding]:
     if settings.artifacts_url is not None and settings.object_store_url is None:
         folders.append(settings.artifacts_dir)
     for folder in folders:
-        yield from _folder(folder, with_sqlite=settings.database_url is None and folder == settings.data_dir)
+        yield from _folder(folder, with_sqlite=not settings.database_url and folder == settings.data_dir)
     try:
         refuse_elsewhere(settings)
     except CannotRunHere as error:
         yield broken("database", error.detail, "set FLOPWATCH_DATABASE_URL")
         return
-    if settings.database_url is None and not (settings.data_dir / DATABASE).exists():
+    if not settings.database_url and not (settings.data_dir / DATABASE).exists():
         yield absent("database", f"none yet in {settings.data_dir}: the first server or worker makes it")
         return
     try:

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from pathlib import Path
 
 from sqlalchemy import Connection
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 from app.errors import CannotRunHere
 from app.settings import Settings
 from app.store import service_settings
-from app.store.database.private import DATABASE
 
 NOTE = "owner.json"
 """The note that names the database of the files beside it (see files/owner.py)."""
@@ -40,9 +42,13 @@ def refuse_moved(connection: Connection, place: str) -> None:
 
 
 def refuse_elsewhere(settings: Settings) -> None:
-    """Raise CannotRunHere where a first SQLite database would be made, or looked for, in a data folder whose files
+    """Raise CannotRunHere where a first SQLite database would be made, or looked for, for a data folder whose files
     belong to a PostgreSQL database."""
-    if settings.database_url is not None or (settings.data_dir / DATABASE).exists():
+    try:
+        url = make_url(settings.resolved_database_url)
+    except ArgumentError:  # which Database reports
+        return
+    if url.get_backend_name() != "sqlite" or Path(url.database or "").exists():
         return
     place = ""
     with suppress(OSError, ValueError, TypeError, KeyError):

@@ -138,10 +138,22 @@ def test_no_process_uses_a_database_that_has_moved(folder: Path, url: str, entra
     assert (done.returncode != 0, "flopwatch move --undo" in done.stderr) == (True, True), done.stderr
 
 
-@pytest.mark.parametrize("files", [None, "elsewhere"])
-def test_no_database_is_made_in_a_folder_of_postgresql(tmp_path: Path, url: str, files: str | None) -> None:
+@pytest.mark.parametrize(
+    ("files", "lacking"),
+    [
+        (None, None),
+        ("elsewhere", None),
+        (None, ""),
+        (None, "{}/data/flopwatch.sqlite3"),
+        (None, "{}/flopwatch.sqlite3"),
+    ],
+)
+def test_no_database_is_made_in_a_folder_of_postgresql(
+    tmp_path: Path, url: str, files: str | None, lacking: str | None
+) -> None:
     folder, copy = tmp_path / "data", tmp_path / "copy"
-    bare = Settings(data_dir=folder, artifacts_url=None if files is None else str(tmp_path / files))
+    wrong = f"sqlite:///{lacking.format(tmp_path)}" if lacking else lacking
+    bare = Settings(data_dir=folder, artifacts_url=None if files is None else str(tmp_path / files), database_url=wrong)
     settings = bare.model_copy(update={"database_url": url})
     with closing(open_database(settings)) as database:
         open_files(settings, database)
@@ -150,9 +162,10 @@ def test_no_database_is_made_in_a_folder_of_postgresql(tmp_path: Path, url: str,
         with pytest.raises(CannotRunHere, match=r"belong to the database .*set FLOPWATCH_DATABASE_URL"):
             enter(bare)
     assert [one.cure for one in examine(bare) if one.name == "database"] == ["set FLOPWATCH_DATABASE_URL"]
-    backup = CliRunner().invoke(cli, ["backup", str(copy)], env={"FLOPWATCH_DATA_DIR": str(folder)})
+    environment = {"FLOPWATCH_DATA_DIR": str(folder), "FLOPWATCH_DATABASE_URL": wrong}
+    backup = CliRunner().invoke(cli, ["backup", str(copy)], env=environment)
     assert (backup.exit_code, "set FLOPWATCH_DATABASE_URL" in backup.stderr) == (1, True)
-    assert not [*folder.glob("flopwatch.sqlite3*"), *tmp_path.glob("copy*")]
+    assert not [*tmp_path.rglob("flopwatch.sqlite3*"), *tmp_path.glob("copy*")]
     (folder / "artifacts" / "owner.json").unlink()
     open_database(bare).close()  # control: the note is what keeps it from being made
 
