@@ -157,8 +157,9 @@ class OwnedFiles(ABC):
                 whose = f"has a note of the files' owner, {NOTE}, that cannot be read"
             else:
                 if owner.key == self.owner_for(database).key:
-                    if owner.store and store is not None and owner.store != store["id"] and not is_copy:
-                        return self._elsewhere(database, store), True
+                    other = None if store is None or is_copy or owner.store == store["id"] else store
+                    if other is not None and (owner.store or other["place"] != _on_this_host(self)):
+                        return self._elsewhere(database, other), True
                     if not dry and (store is None or not owner.store):
                         self.claim(database)
                     return "", True

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -294,6 +296,10 @@ def test_a_database_has_its_files_in_one_store(
             with pytest.raises(CannotRunHere, match=r"files of the database .*one.sqlite3 are in .*, and not in "):
                 open_files(settings, database)
         open_files(at_home, database)
+        older = ArtifactFiles(others[1].artifacts_dir)  # whose note an older release has written
+        older.write_note(json.dumps(asdict(older.owner_for(database))).encode())
+        with pytest.raises(CannotRunHere, match="and not in"):
+            open_files(others[1], database)
         open_files(others[1], database, claim=True)  # as prune --claim-files does
         open_files(others[1], database)
         with pytest.raises(CannotRunHere, match="and not in"):
