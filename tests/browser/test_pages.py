@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.acceptance.conftest import Site, short_job
-from tests.browser.checks import assert_readable
+from tests.browser.checks import WIDTHS, assert_readable
 from tests.browser.conftest import PATIENCE_MS, Watch
 from tools.service import submit, wait_for_job
 from tools.waiting import wait_until
@@ -57,6 +57,9 @@ def test_jobs_are_listed_followed_and_cancelled(site: Site, page: Page) -> None:
     expect(page.locator("main")).to_contain_text("active")
     page.goto("/ui/usage")
     expect(page.locator("main")).to_contain_text("benchmark")
+    page.set_viewport_size({"width": WIDTHS[1], "height": 900})
+    page.reload()
+    expect(page.locator("body > header nav [aria-current]")).to_be_in_viewport(ratio=1)
     assert_readable(page)
 
 

@@ -33,6 +33,9 @@ document.addEventListener("htmx:after:swap", () => {
   countPicked();
 });
 
+// On a phone the names of pages are a row that scrolls: it begins where this page's name can be seen.
+document.querySelector("body > header nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+
 document.addEventListener("submit", (event) => {
   const question = event.submitter?.dataset.confirm ?? event.target.dataset.confirm;
   if (question && !window.confirm(question)) event.preventDefault();

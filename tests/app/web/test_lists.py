@@ -200,5 +200,5 @@ def test_a_noisy_host_is_said_once_above_the_list(fresh_site: Any) -> None:
         validity = {"verdict": "valid", "counts": {"valid": 1}, "checks": []} | ({"noisy": 1} if noisy else {})
         site.worker.finish(site.worker.claim_job(site.submit()["id"]), validity=validity)
     text = page(site, "/ui").text
-    assert text.count("Noisy host: 3 of 4 recent jobs varied by more than 5 %") == 1
+    assert text.count("Noisy host: 3 of 4 recent jobs varied by more than 5 % or shared the CPU.") == 1
     assert page(site, "/ui/workers").text.count("Noisy host: 3 of 4 recent jobs") == 1
