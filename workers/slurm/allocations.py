@@ -335,9 +335,12 @@ class Allocations(threading.Thread):
         else:
             self._finish(allocation, "unreadable", "its spec cannot be read")
 
-    def _give_back(self, allocation: Allocation, unfit: Unfit) -> None:
+    def _give_back(self, allocation: Allocation, unfit: Unfit, *, counts: bool = False) -> None:
         def give_back() -> None:
-            self._queue.give_back(allocation.claim)
+            if counts:
+                self._queue.give_up(allocation.claim, unfit.reason)
+            else:
+                self._queue.give_back(allocation.claim)
             allocation.unfit = unfit  # not if its agent has taken it over
 
         self._end(allocation, give_back, unfit.reason)
@@ -355,10 +358,12 @@ class Allocations(threading.Thread):
         )
 
     def _try_again(self, allocation: Allocation, why: str) -> None:
-        """Submit it again after a pause; after several tries the job goes back, and the worker is unfit."""
+        """Submit it again after a pause; after several tries the job goes back, and the worker is unfit. That costs an
+        attempt once the job is no longer excused: it may be what no allocation can begin with."""
         failures = allocation.failures + 1
+        excused = self._is_excused(allocation.claim)
         if failures == TRIES:
-            self._give_back(allocation, Unfit("allocation_failed", why))
+            self._give_back(allocation, Unfit("allocation_failed", why), counts=not excused)
         elif self._say(allocation, f"{why}; submitted again soon ({failures} of {TRIES} tries)"):
             logger.warning("submitting it again soon: %s", why)
             allocation.failures, allocation.submitted, allocation.refusal = failures, False, None

@@ -21,6 +21,7 @@ from app.store.records import HandedOver, NewJob, Offer
 from tests.clock import Clock
 from tests.databases import put_database
 from workers.agent.agent import capabilities
+from workers.agent.fitness import BLAMED_S
 from workers.outcome import GivenBack
 from workers.slurm import allocations
 from workers.slurm.allocations import PAUSE_S, TRIES, Allocation, Allocations
@@ -140,6 +141,16 @@ def test_whatever_ended_it_the_job_is_submitted_again_and_no_attempt_counts(
     assert site.allocation.unfit is not None
     assert site.allocation.unfit.code == "allocation_failed"
     assert (site.job["state"], site.job["attempt"], site.attempts) == ("queued", 0, ["given_back"])
+
+
+def test_a_job_that_no_allocation_can_begin_with_costs_an_attempt_in_the_end(site: Site) -> None:
+    for number in range(1, TRIES):
+        site.end("FAILED", WORDS)
+        site.clock.sleep(BLAMED_S if number == 1 else PAUSE_S * 2 ** (number - 1))
+    site.clock.sleep(1)
+    site.end("FAILED", WORDS)
+    assert site.allocation.unfit is not None
+    assert (site.job["state"], site.job["attempt"], site.attempts) == ("queued", 1, ["lost"])
 
 
 def test_the_job_begins_in_the_next_allocation(site: Site) -> None:

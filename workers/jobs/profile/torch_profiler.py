@@ -83,7 +83,7 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
     device, build_model = building.prepare(spec)
     report.environment(environment.fingerprint(device))
     refused = measure_missing_ceilings(spec, device, report) if has_roofline(spec) else {}
-    case, device_key = spec.case(), environment.device_key(device)
+    case = spec.case()
     with building.known_errors():
         timed = time_unprofiled(spec, unit, device, build_model, report)
         values = Values(profile_metrics(spec, timed.training.phases if isinstance(timed, Timed) else ()))
@@ -96,7 +96,7 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
                 raise BrokenCode(str(error)) from error
         else:
             values, _ = _reference.not_measured(values.metrics, timed)
-    values.report(case, device_key, report)
+    values.report(case, environment.device_key(device), report)  # the user's code may have changed the threads
 
 
 def phases_of(spec: ProfileSpec, phases: Sequence[str]) -> tuple[str, ...]:
