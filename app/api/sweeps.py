@@ -181,7 +181,7 @@ def first_of_searches(services: Services, options: SweepBody, body: FitBody) -> 
         for value, said_by in ((fit.start, "start"), (fit.upto, "upto"))
     )
     specs = valid_specs(services, [*firsts, *lasts])
-    if all(fit.axis in spec.without_effect() for spec in specs[len(firsts) :]):
+    if all(fit.axis in (*spec.unmeasured, *spec.without_effect()) for spec in specs[len(firsts) :]):
         raise _wrong(("fit", "axis"), "Changes nothing in these specs, so every value would fit")
     return _jobs(services, options, specs[: len(firsts)], firsts), fit
 

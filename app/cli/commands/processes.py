@@ -32,6 +32,7 @@ from app.importing import program, without_collector
 
 if TYPE_CHECKING:
     from app.settings import Settings
+    from app.store.database.engine import Database
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on (FLOPWATCH_HOST).")]
 Port = Annotated[
@@ -267,6 +268,8 @@ def prune(
             refuse_second_server(settings)
         database = open_existing(settings)
         try:
+            if claim_files:
+                _refuse_living_workers(database)
             files = open_files(settings, database, claim=claim_files, dry=dry_run)
             pruning = Pruning(Slices(database), files, Retention.of(settings))
             echo(
@@ -282,6 +285,17 @@ def prune(
             database.close()
     except FlopwatchError as error:
         fail(f"{error.title}: {error.detail}")
+
+
+def _refuse_living_workers(database: Database) -> None:
+    """Raise Conflict if workers of this database run, also on other hosts."""
+    from app.errors import Conflict
+    from app.store.queue.registration import living_workers
+
+    with database.read() as connection:
+        living = living_workers(connection)
+    if living:
+        raise Conflict(f"Workers run ({', '.join(living[:3])}): stop them first.")
 
 
 @command
@@ -308,7 +322,6 @@ def move(
     from app.store.database.engine import open_database, open_existing
     from app.store.database.moving import copy_everything
     from app.store.files.opening import open_files
-    from app.store.queue.registration import living_workers
     from flopwatch import address
 
     use_data_dir(data_dir)
@@ -327,10 +340,7 @@ def move(
         with closing(open_existing(settings)) as source:
             if (url := address.read(settings.data_dir)) and not address.is_stale(settings.data_dir):
                 raise Conflict(f"The server {url} runs: stop it first.")
-            with source.read() as connection:
-                living = living_workers(connection)
-            if living:
-                raise Conflict(f"Workers run ({', '.join(living[:3])}): stop them first.")
+            _refuse_living_workers(source)
             there = settings.model_copy(update={"database_url": to})
             with closing(open_database(there)) as target:
                 with target.read() as connection:  # what keeps it from owning the files is raised before the copy

@@ -15,6 +15,7 @@ from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
 from app.store.database.engine import open_database
+from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import Finish, Idempotency, NewJob, Offer
@@ -63,6 +64,17 @@ def test_it_says_what_would_go_and_then_lets_it_go(folder: Path) -> None:
     assert (folder / "flopwatch.sqlite3").stat().st_size < size - 900_000
     assert re.search(r"flopwatch\.sqlite3: \d+ bytes\n$", done.stdout)
     assert prune(folder).stdout.startswith(f"deleted: {re.sub('1', '0', numbers)}")
+
+
+def test_no_files_are_claimed_while_workers_run(folder: Path) -> None:
+    database = open_database(Settings(data_dir=folder))
+    try:
+        Registration(database).register_worker("alive", "host", 1, [], [], [], {})
+    finally:
+        database.close()
+    refused = prune(folder, "--claim-files")
+    assert (refused.exit_code, "Workers run (alive): stop them first" in refused.output) == (1, True), refused.output
+    assert prune(folder).exit_code == 0, "control: without --claim-files"
 
 
 def test_jobs_stay_by_default(folder: Path) -> None:
