@@ -25,7 +25,8 @@ class DiagnosisSpec(SpecBase):
     step: PlainSpec
     """The step, as a spec of kind `benchmark`: our model's, or one of your own (`step_code`)."""
     budget_s: int = Field(default=300, ge=10, le=86_400)
-    """Seconds after which no further process starts. Changes that were left out are listed as `not_tried`."""
+    """About how long it may take in seconds, by how long processes took so far. Changes that do not fit are listed as
+    `not_tried`; a process that takes longer is not ended."""
     changes: list[Annotated[Name, Named("change")]] | None = Field(default=None, min_length=1, max_length=50)
     """Changes to try; null: those for which the profile has found a cause."""
     seed: Seed | None = None

@@ -26,7 +26,7 @@ def why(
     fields: Fields = None,
     *,
     code: Code = None,
-    budget_s: Annotated[int, typer.Option(metavar="SECONDS", help="Start no further process after this time.")] = 300,
+    budget_s: Annotated[int, typer.Option(metavar="SECONDS", help="About how long it may take.")] = 300,
     change: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Try this change, and no others; may be repeated.")
     ] = None,

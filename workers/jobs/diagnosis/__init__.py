@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from app.specs.diagnosis import DiagnosisSpec
 from workers.jobs._base import SoFar, Unit
 from workers.jobs.diagnosis import planning
 from workers.reporter import Reporter
+
+if TYPE_CHECKING:
+    from workers.outcome import Failed
 
 
 class DiagnosisRunner:
@@ -20,6 +26,12 @@ class DiagnosisRunner:
     def further(self, spec: DiagnosisSpec, so_far: SoFar) -> list[Unit]:
         """Return the units that follow."""
         return planning.further(spec, so_far)
+
+    def resume(self, spec: DiagnosisSpec, unit: Unit, position: int, failure: Failed) -> Unit | None:
+        """Return the unit that says that a change has crashed the step; None if the step as it is has crashed."""
+        if not unit.params.get("changes"):
+            return None
+        return replace(unit, params={**unit.params, "crashed": failure.detail}, start="fork")
 
     def run(self, spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
         """Run one unit of any stage."""

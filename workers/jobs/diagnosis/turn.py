@@ -32,6 +32,10 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     """Time the step with the unit's changes. Whatever goes wrong in a changed step is a result: it says that the change
     is refused, and nothing of the step as it is."""
     stage, names = unit.params["stage"], unit.params["changes"]
+    if (reason := unit.params.get("crashed")) is not None:
+        report.table(TURNS, COLUMNS, [_refused(stage, names, reason)])
+        return
+    report.cursor(0)  # a crash of this process is a result, too
     changes = [CHANGES.load(name) for name in names]
     try:
         samples, device = _samples(changed(spec.step, changes, unit.params), changes, report)
@@ -39,9 +43,12 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     except Exception as error:
         if not names:
             raise
-        reason = str(error) if isinstance(error, RunnerError) else describe_error(error)
-        row = [stage, JOINED.join(names), None, 0, None, None, "refused", reason]
+        row = _refused(stage, names, str(error) if isinstance(error, RunnerError) else describe_error(error))
     report.table(TURNS, COLUMNS, [row])
+
+
+def _refused(stage: str, names: Sequence[str], reason: str) -> list[Scalar]:
+    return [stage, JOINED.join(names), None, 0, None, None, "refused", reason]
 
 
 def row_of(stage: str, names: Sequence[str], samples: Sequence[float], device: torch.device) -> list[Scalar]:

@@ -18,6 +18,7 @@ from tests.workers.reporting import Report
 from workers import uploaded
 from workers.jobs._base import Unit
 from workers.jobs.diagnosis import RUNNER
+from workers.outcome import Failed
 
 SOURCE = """
 import time
@@ -140,3 +141,16 @@ def test_a_changed_step_that_fails_is_a_refused_change(tmp_path: Path) -> None:
     ((_, changes, _, _, _, _, outcome, reason),) = report.tables["turns"]["rows"]
     assert (changes, outcome) == ("cuda_graph", "refused")
     assert "a CPU has no CUDA graphs" in reason
+
+
+def test_a_changed_step_that_crashes_its_process_is_a_refused_change(tmp_path: Path) -> None:
+    spec = KINDS["diagnosis"].example()
+    unit = Unit("x", {"stage": "screen", "changes": ["threads"]})
+    rest = RUNNER.resume(spec, unit, 0, Failed("crashed", "killed by SIGSEGV"))
+    assert rest is not None
+    report = Report(tmp_path)
+    RUNNER.run(spec, rest, report)
+    ((_, changes, step_ms, *_, outcome, reason),) = report.tables["turns"]["rows"]
+    assert (changes, step_ms, outcome, reason) == ("threads", None, "refused", "killed by SIGSEGV")
+    as_it_is = Unit("x", {"stage": "screen", "changes": []})
+    assert RUNNER.resume(spec, as_it_is, 0, Failed("crashed", "killed by SIGSEGV")) is None
