@@ -249,27 +249,23 @@ def _on_gpu(training: Training, plain: Profile, places: Places, step_ms: float) 
     """Return what the device's timeline says, and its largest gaps. The profiler lengthens gaps, so idle time is scaled
     to that of unprofiled steps."""
     from workers.measure.profiling.attribution import Attribution
-    from workers.measure.profiling.waits import RUNNING, stretches
+    from workers.measure.profiling.waits import RUNNING, stretches, sums, unprofiled
 
     phases = training.phases
     attribution = Attribution(plain.recording, phases, on_gpu=True)
     of_steps = [stretches(plain.recording, window) for window in attribution.windows]
     found = [one for of_step in of_steps for one in of_step]
     steps = max(1, len(of_steps))
-    running = sum(one.ns for one in found if one.cause == RUNNING) / steps
-    idle = sum(one.ns for one in found) / steps - running
-    scale = max(0.0, 1e6 * step_ms - running) / idle if idle else 0.0
+    times = unprofiled({cause: 1e-6 * ns / steps for cause, ns in sums(found).items()}, step_ms)
     traced = Attribution(places.profile.recording, phases, on_gpu=True)
     in_trace = stretches(places.profile.recording, traced.windows[0])
     lost: dict[tuple[str, Place | None], float] = defaultdict(float)
     device: Lost = defaultdict(float)
-    for cause in dict.fromkeys(one.cause for one in found):
-        of_cause = [one for one in found if one.cause == cause]
-        ms = 1e-6 * sum(one.ns for one in of_cause) / steps
+    for cause, ms in times.items():
         if cause == RUNNING:
             _running(device, traced, ms)
         else:
-            _by_line(lost, cause, scale * ms, in_trace, places)
+            _by_line(lost, cause, ms, in_trace, places)
     gaps = sorted((one for one in in_trace if one.cause != RUNNING), key=lambda one: -one.ns)[:MOST_GAPS]
     begin = traced.windows[0].begin_ns
     return _where(lost, places) | device, [

@@ -17,7 +17,7 @@ from __future__ import annotations
 import bisect
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from workers.measure.profiling.attribution import Interval
@@ -26,6 +26,8 @@ from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recordin
 
 RUNNING = "running"
 """The class of time in which a kernel runs that is no collective."""
+WORKING = (RUNNING, "communication", "copies")
+"""The classes of time in which the device works."""
 LOADER = re.compile(r"enumerate\(DataLoader\)#")
 """Ranges that torch's loaders open around `__next__`."""
 SYNCHRONISES = re.compile(r"(cuda|cu)(Stream|Device|Event|Ctx)Synchronize.*|(cuda|cu)Memcpy(?!.*Async).*")
@@ -93,8 +95,22 @@ def sums(found: Sequence[Stretch]) -> Counter[str]:
     return totals
 
 
+def unprofiled(totals: Mapping[str, float], step: float) -> dict[str, float]:
+    """Return the time of each class in a step that no profiler has slowed down, in the unit of `step`.
+
+    A profiler lengthens the gaps in a device's work, and not the work: the gaps fill what the work leaves of the step.
+
+    Args:
+        totals: The time of each class in a profiled step.
+        step: The time of an unprofiled one.
+    """
+    idle = sum(time for cause, time in totals.items() if cause not in WORKING)
+    left = max(0.0, step - sum(totals.values()) + idle)
+    return {cause: time if cause in WORKING or not idle else time * left / idle for cause, time in totals.items()}
+
+
 def _rank(work: DeviceEvent) -> int:
-    return (RUNNING, "communication", "copies").index(_class(work))
+    return WORKING.index(_class(work))
 
 
 def _class(work: DeviceEvent) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from workers.measure.profiling.attribution import Interval
 from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording
-from workers.measure.profiling.waits import RUNNING, stretches, sums
+from workers.measure.profiling.waits import RUNNING, stretches, sums, unprofiled
 
 US = 1000
 
@@ -133,3 +133,10 @@ def test_busy_and_idle_time_add_up_to_the_step(seed: int) -> None:
             at += 42
     whole = max(at, *(one.end_ns / US for one in made.device))
     assert sum(made.classes(whole).values()) == pytest.approx(whole)
+
+
+def test_a_profiler_lengthens_gaps_and_no_work() -> None:
+    profiled = {RUNNING: 50.0, "copies": 20.0, "launches": 90.0, "input": 30.0}
+    assert unprofiled(profiled, 110.0) == {RUNNING: 50.0, "copies": 20.0, "launches": 30.0, "input": 10.0}
+    assert unprofiled({RUNNING: 50.0}, 60.0) == {RUNNING: 50.0}
+    assert unprofiled(profiled, 60.0)["launches"] == 0, "steps vary"
