@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from workers.changes._base import Change, Look, own_only
+from workers.changes._base import Change, Look, own_only, replaced
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +29,7 @@ def _length(loader: Any) -> int | None:
         return None
 
 
-@contextmanager
-def _from_memory(_device: torch.device) -> Iterator[None]:
+def _from_memory(_device: torch.device) -> AbstractContextManager[None]:
     from torch.utils.data import DataLoader
 
     plain: Any = DataLoader.__iter__
@@ -41,11 +40,7 @@ def _from_memory(_device: torch.device) -> Iterator[None]:
             kept[self] = list(itertools.islice(plain(self), KEPT))
         return itertools.islice(itertools.cycle(kept[self]), _length(self))
 
-    DataLoader.__iter__ = iterate  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        DataLoader.__iter__ = plain  # type: ignore[method-assign]
+    return replaced(DataLoader, "__iter__", iterate)
 
 
 CHANGE = Change(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from workers.changes._base import Change, Look
+from workers.changes._base import Change, Look, replaced
 
 if TYPE_CHECKING:
     import torch
@@ -38,19 +38,18 @@ def _fused(_device: torch.device) -> Iterator[None]:
 
     with ExitStack() as undo:
         for name in FUSED:
-            _patch(getattr(torch.optim, name), undo)
+            undo.enter_context(_patched(getattr(torch.optim, name)))
         yield
 
 
-def _patch(optimizer: Any, undo: ExitStack) -> None:
+def _patched(optimizer: Any) -> AbstractContextManager[None]:
     plain = optimizer.__init__
 
     def init(self: Any, *arguments: Any, **options: Any) -> None:
         chosen = options.get("foreach") or options.get("differentiable")
         plain(self, *arguments, **(options if chosen else {**options, "fused": True}))
 
-    optimizer.__init__ = init
-    undo.callback(setattr, optimizer, "__init__", plain)
+    return replaced(optimizer, "__init__", init)
 
 
 def _fields(spec: BenchmarkSpec) -> dict[str, Any]:

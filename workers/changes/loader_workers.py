@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from workers.changes._base import Change, Look, own_only
+from workers.changes._base import Change, Look, cores, own_only, replaced
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +15,7 @@ MOST = 4
 
 def workers() -> int:
     """Return how many processes a loader gets: at most one for each core."""
-    return max(1, min(MOST, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
+    return min(MOST, cores())
 
 
 def _why_not(look: Look) -> str | None:
@@ -28,8 +26,7 @@ def _why_not(look: Look) -> str | None:
     return None
 
 
-@contextmanager
-def _with_workers(device: torch.device) -> Iterator[None]:
+def _with_workers(device: torch.device) -> AbstractContextManager[None]:
     from torch.utils.data import DataLoader
 
     plain: Any = DataLoader.__init__
@@ -40,11 +37,7 @@ def _with_workers(device: torch.device) -> Iterator[None]:
             options.setdefault("pin_memory", device.type == "cuda")
         plain(self, *arguments, **options)
 
-    DataLoader.__init__ = init  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        DataLoader.__init__ = plain  # type: ignore[method-assign]
+    return replaced(DataLoader, "__init__", init)
 
 
 CHANGE = Change(

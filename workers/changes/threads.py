@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from workers.changes._base import Change, Look
+from workers.changes._base import Change, Look, cores
 
 if TYPE_CHECKING:
     from workers.measure.own_step import OwnStep
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _why_not(look: Look) -> str | None:

@@ -12,9 +12,8 @@ from torch.utils.data import DataLoader
 
 from app.specs import KINDS
 from workers.changes import CHANGES
-from workers.changes._base import Change, Look
+from workers.changes._base import Change, Look, cores
 from workers.changes.loader_workers import workers
-from workers.changes.threads import cores
 from workers.measure.own_step import OwnStep
 from workers.measure.timing import run_step
 
