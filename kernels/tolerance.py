@@ -157,7 +157,7 @@ def error(out: Tensor, oracle: Tensor, scale: float = 1.0) -> Error:
     whole = torch.linalg.vector_norm(oracle)
     counted = (oracle.any(dim=-1).sum() * oracle.shape[-1] if whole else oracle.new_tensor(oracle.numel())).sqrt()
     rms = whole / counted if whole else oracle.new_tensor(scale)
-    differences = out.double() - oracle
+    differences = out.detach().double() - oracle
     relative = torch.linalg.vector_norm(differences) / (rms * counted)
     near = _size_nearby(oracle).clamp_(min=rms * FLOOR if whole else rms)
     largest = torch.maximum(torch.linalg.vector_norm(oracle, math.inf, dim=-1), near)

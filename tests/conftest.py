@@ -74,6 +74,7 @@ def _share_forkserver() -> None:
     share_forkserver()
 
 
+@pytest.hookimpl(trylast=True)  # after -m has chosen, or the parts have unlike numbers of tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     share = config.getoption("--share")
     chosen = [

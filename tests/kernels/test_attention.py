@@ -95,7 +95,7 @@ def test_implementations_agree_with_the_oracle(
 ) -> None:
     implementation = ATTENTION.load(name)
     seed = rng.randrange(2**32)
-    head_dim = 64 if name == "hopper" else 32  # it takes none below 40
+    head_dim = HEAD_DIMS.get(name, 32)
     for dtype_name in sorted(implementation.dtypes[device]):
         inputs = draw(2, 3, 65, head_dim, seed=seed, dtype=getattr(torch, dtype_name), device=device)
         gradient = draw(2, 3, 65, head_dim, seed=seed + 1, dtype=inputs[0].dtype, device=device)[0]
@@ -124,11 +124,14 @@ TAKEN = {
     "flex": 3,
     "tiled": 2,
     "triton": 3,
+    "hopper": 2,
     "flash_attn": 2,
     "flash_attn_3": 2,
     "flash_attn_4": 2,
 }
 """Of them, by the implementations that are no library's; those take two."""
+HEAD_DIMS = {"hopper": 64}
+"""It takes none below 40."""
 
 
 @pytest.mark.filterwarnings("ignore")  # of FlexAttention without a compiler, and of why backends refuse
@@ -145,8 +148,9 @@ def test_implementations_compute_the_problems_that_they_take(
         if problem.features - implementation.features:
             continue
         taken += 1
-        q, grad_out, _ = draw(2, 4, queries, 32, seed=rng.randrange(2**32), dtype=torch.bfloat16, device=device)
-        k, v, _ = draw(2, problem.num_kv_heads, keys, 32, seed=rng.randrange(2**32), dtype=q.dtype, device=device)
+        width, seed = HEAD_DIMS.get(name, 32), rng.randrange(2**32)
+        q, grad_out, _ = draw(2, 4, queries, width, seed=seed, dtype=torch.bfloat16, device=device)
+        k, v, _ = draw(2, problem.num_kv_heads, keys, width, seed=seed + 1, dtype=q.dtype, device=device)
         right = oracle(q, k, v, grad_out, problem)
         inputs = [tensor.requires_grad_(has_backward) for tensor in (q, k, v)]
         try:
