@@ -67,7 +67,7 @@ class Change:
     """What a person would write, in a line."""
     why_not: Callable[[Look], str | None]
     """Returns why a step cannot be changed so; None if it can."""
-    fields: Callable[[BenchmarkSpec], Mapping[str, Any]] | None = None
+    fields: Callable[[Look], Mapping[str, Any]] | None = None
     """Returns the fields of our model's spec that change."""
     before: Callable[[torch.device], AbstractContextManager[Any]] = nothing
     """Entered before the user's code is loaded."""

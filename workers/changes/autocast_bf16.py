@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from workers.changes._base import Change, Look
 
 if TYPE_CHECKING:
-    from app.specs.benchmark import BenchmarkSpec
     from workers.measure.own_step import OwnStep
 
 
@@ -27,7 +26,7 @@ def _autocast(step: OwnStep) -> AbstractContextManager[None]:
     return step.inside(lambda: torch.autocast(device, torch.bfloat16))
 
 
-def _fields(spec: BenchmarkSpec) -> dict[str, Any]:
+def _fields(_look: Look) -> dict[str, Any]:
     return {"precision": "bf16"}
 
 

@@ -11,7 +11,6 @@ from workers.changes._base import Change, Look
 if TYPE_CHECKING:
     from torch import nn
 
-    from app.specs.benchmark import BenchmarkSpec
     from workers.measure.own_step import OwnStep
 
 
@@ -45,7 +44,7 @@ def _compiled(step: OwnStep) -> Iterator[None]:
     yield
 
 
-def _fields(spec: BenchmarkSpec) -> dict[str, Any]:
+def _fields(_look: Look) -> dict[str, Any]:
     return {"compile": True, "compile_scope": "blocks"}
 
 

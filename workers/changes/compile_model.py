@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from workers.changes._base import Change, Look
 
 if TYPE_CHECKING:
-    from app.specs.benchmark import BenchmarkSpec
     from workers.measure.own_step import OwnStep
 
 
@@ -28,7 +27,7 @@ def _compiled(step: OwnStep) -> Iterator[None]:
     yield
 
 
-def _fields(spec: BenchmarkSpec) -> dict[str, Any]:
+def _fields(_look: Look) -> dict[str, Any]:
     return {"compile": True, "compile_scope": "model"}
 
 

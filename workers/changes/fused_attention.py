@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workers.changes._base import Change, Look
-
-if TYPE_CHECKING:
-    from app.specs.benchmark import BenchmarkSpec
 
 FUSED = "sdpa_flash"
 PLAIN = ("eager", "compiled", "tiled", "sdpa_math")
@@ -21,7 +18,7 @@ def _why_not(look: Look) -> str | None:
     return None
 
 
-def _fields(spec: BenchmarkSpec) -> dict[str, Any]:
+def _fields(_look: Look) -> dict[str, Any]:
     return {"attention": FUSED}
 
 

@@ -11,7 +11,6 @@ from workers.changes._base import Change, Look, replaced
 if TYPE_CHECKING:
     import torch
 
-    from app.specs.benchmark import BenchmarkSpec
 
 FUSED = ("Adagrad", "Adam", "AdamW", "SGD")
 """Optimizers of torch.optim that take `fused`."""
@@ -52,7 +51,7 @@ def _patched(optimizer: Any) -> AbstractContextManager[None]:
     return replaced(optimizer, "__init__", init)
 
 
-def _fields(spec: BenchmarkSpec) -> dict[str, Any]:
+def _fields(_look: Look) -> dict[str, Any]:
     return {"optimizer": "torch_fused_adamw"}
 
 

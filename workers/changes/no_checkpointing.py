@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workers.changes._base import Change, Look
-
-if TYPE_CHECKING:
-    from app.specs.benchmark import BenchmarkSpec
 
 
 def _why_not(look: Look) -> str | None:
@@ -16,7 +13,7 @@ def _why_not(look: Look) -> str | None:
     return None if look.spec.activation_checkpointing else "the spec has no activation checkpointing"
 
 
-def _fields(spec: BenchmarkSpec) -> dict[str, Any]:
+def _fields(_look: Look) -> dict[str, Any]:
     return {
         "activation_checkpointing": False,
         "checkpoint_scope": "block",

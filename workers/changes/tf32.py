@@ -11,8 +11,6 @@ from workers.changes._base import Change, Look
 if TYPE_CHECKING:
     import torch
 
-    from app.specs.benchmark import BenchmarkSpec
-
 
 def _why_not(look: Look) -> str | None:
     import torch
@@ -38,7 +36,7 @@ def _allowed(_device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _fields(spec: BenchmarkSpec) -> dict[str, Any]:
+def _fields(_look: Look) -> dict[str, Any]:
     return {"precision": "tf32"}
 
 

@@ -88,7 +88,7 @@ def test_every_change_says_what_a_person_would_write_and_can_be_asked_about_any_
         assert reason is None or len(reason) > 10
         if reason is None and one.own is None:
             assert change.fields is not None
-            changed = {**one.spec.model_dump(), **change.fields(one.spec)}
+            changed = {**one.spec.model_dump(), **change.fields(one)}
             assert type(one.spec).model_validate(changed) != one.spec
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import json
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from app.specs.diagnosis import DiagnosisSpec
 from workers.changes import CHANGES
@@ -33,7 +36,8 @@ if TYPE_CHECKING:
 
 SEEN, CANDIDATES, GAPS = "seen", "candidates", "gaps"
 SEEN_COLUMNS = Column.parse("cause, where, lost_ms: number ms")
-CANDIDATE_COLUMNS = Column.parse("change, cause, why_not, removes: boolean, how")
+CANDIDATE_COLUMNS = Column.parse("change, cause, why_not, removes: boolean, how, fields")
+"""`fields`: those of our model's spec that change, as JSON."""
 GAP_COLUMNS = Column.parse("begin_ms: number ms, gap_ms: number ms, cause, next, where")
 MOST_GAPS = 10
 PROFILED = 3
@@ -312,10 +316,13 @@ def _running(lost: Lost, traced: Any, ms: float) -> None:
 
 
 def _candidates(spec: DiagnosisSpec, training: Training, products: Counter[str], lost: Lost) -> list[list[Scalar]]:
+    look = Look(spec.step, training.device, training.own, training.own.loaders if training.own else (), products)  # type: ignore[arg-type]
+    return candidates(spec, look, lost)
+
+
+def candidates(spec: DiagnosisSpec, look: Look, lost: Lost) -> list[list[Scalar]]:
     """Return the changes that are tried, those against the largest cause first, and those that cannot be, each with the
     reason."""
-    step: BenchmarkSpec = spec.step  # type: ignore[assignment]
-    look = Look(step, training.device, training.own, training.own.loaders if training.own else (), products)
     total = sum(lost.values())
     of_cause: dict[str, float] = defaultdict(float)
     for (cause, _), ms in lost.items():
@@ -326,11 +333,27 @@ def _candidates(spec: DiagnosisSpec, training: Training, products: Counter[str],
         cause = max(change.causes, key=lambda one: of_cause[one])
         if spec.changes is None and of_cause[cause] < LEAST * total:
             continue
-        found.append((of_cause[cause], [name, cause, _why_not(change, look), change.removes, change.how]))
+        why_not: str | None = change.why_not(look)
+        fields: dict[str, Any] = {}
+        if why_not is None and look.own is None:
+            why_not, fields = _fields(change, look)
+        how = change.how if change.removes or not fields else ", ".join(f"{one}={_text(fields[one])}" for one in fields)
+        found.append((of_cause[cause], [name, cause, why_not, change.removes, how, json.dumps(fields)]))
     return [row for _, row in sorted(found, key=lambda one: -one[0])]
 
 
-def _why_not(change: Change, look: Look) -> str | None:
-    if look.own is None and change.fields is None:
-        return change.why_not(look) or "our model's step has no field for it"
-    return change.why_not(look)
+def _fields(change: Change, look: Look) -> tuple[str | None, dict[str, Any]]:
+    """Return why our model's step cannot be changed so, or None, and the fields that change."""
+    if change.fields is None:
+        return "our model's step has no field for it", {}
+    before = look.spec.model_dump()
+    fields = {name: value for name, value in change.fields(look).items() if before[name] != value}
+    try:
+        type(look.spec).model_validate({**before, **fields})
+    except ValidationError as error:
+        return "; ".join(one["msg"] for one in error.errors()), {}
+    return None, fields
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

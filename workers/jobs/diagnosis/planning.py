@@ -8,6 +8,7 @@ writes it.
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -95,12 +96,19 @@ class _Progress:
         kept: Names = winners[0] if winners else ()
         for one in winners[1:]:
             both = (*kept, *one)
+            if self._fields(kept).keys() & self._fields(one).keys():
+                continue  # the later one would undo the earlier
             if not any(_names(row) == both for row in self.rows):
                 return kept, both
             now, before = self.of(both, ["join"]), self.of(kept, ["screen", "join"])
             if now and min(now) < (1 - GAIN) * min(before):
                 kept = both
         return kept, None
+
+    def _fields(self, names: Names) -> dict[str, Any]:
+        """Return the fields that these changes set."""
+        of = {row["change"]: json.loads(row["fields"]) for row in self.candidates}
+        return {field: value for name in names for field, value in of[name].items()}
 
     def joining(self) -> list[Unit]:
         _, following = self.joined()
@@ -144,7 +152,7 @@ class _Progress:
         return [
             Unit(
                 title=f"{TITLES[stage]}: {' + '.join(names) or STEP}",
-                params={"stage": stage, "changes": list(names), **numbers},
+                params={"stage": stage, "changes": list(names), "fields": self._fields(names), **numbers},
                 start="exec",
             )
             for names in sides

@@ -38,7 +38,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     report.cursor(0)  # a crash of this process is a result, too
     changes = [CHANGES.load(name) for name in names]
     try:
-        samples, device = _samples(changed(spec.step, changes, unit.params), changes, report)
+        samples, device = _samples(changed(spec.step, unit.params), changes, report)
         row = row_of(stage, names, samples, device)
     except Exception as error:
         if not names:
@@ -59,17 +59,11 @@ def row_of(stage: str, names: Sequence[str], samples: Sequence[float], device: t
     return [stage, JOINED.join(names), statistics.fmean(samples), len(samples), *on, "ok", None]
 
 
-def changed(step: Any, changes: Sequence[Change], params: Mapping[str, Any]) -> BenchmarkSpec:
+def changed(step: Any, params: Mapping[str, Any]) -> Any:
     """Return the spec of a changed step, with the numbers of steps that the plan gives. Raises ValidationError if the
     changed fields contradict the others."""
     numbers = {name: params[name] for name in ("warmup_steps", "measure_steps")}
-    fields = {**({} if step.step_code is not None else _fields(step, changes)), **numbers}
-    changed: BenchmarkSpec = type(step).model_validate({**step.model_dump(), **fields})
-    return changed
-
-
-def _fields(step: BenchmarkSpec, changes: Sequence[Change]) -> dict[str, Any]:
-    return {name: value for change in changes if change.fields for name, value in change.fields(step).items()}
+    return type(step).model_validate({**step.model_dump(), **params["fields"], **numbers})
 
 
 def _samples(step: BenchmarkSpec, changes: Sequence[Change], report: Reporter) -> tuple[Sequence[float], torch.device]:

@@ -135,7 +135,8 @@ def test_a_step_without_a_loader_is_not_offered_one(look: Callable[..., Report])
 
 def test_a_changed_step_that_fails_is_a_refused_change(tmp_path: Path) -> None:
     step = {"kind": "benchmark", "model": {"size": "tiny"}, "device": "cpu"}
-    params = {"stage": "screen", "changes": ["cuda_graph"], "warmup_steps": 0, "measure_steps": 1}
+    params = {"stage": "screen", "changes": ["cuda_graph"], "fields": {"cuda_graph": True}}
+    params |= {"warmup_steps": 0, "measure_steps": 1}
     report = Report(tmp_path)
     RUNNER.run(KINDS["diagnosis"].model_validate({"step": step}), Unit("x", params), report)
     ((_, changes, _, _, _, _, outcome, reason),) = report.tables["turns"]["rows"]

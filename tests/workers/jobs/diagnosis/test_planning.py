@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
@@ -43,12 +44,20 @@ class Played:
         clash: bool = False,
         refused: str = "",
         returned: dict[str, dict[str, float | None]] | None = None,
+        fields: dict[str, dict[str, Any]] | None = None,
     ) -> None:
         spec = DiagnosisSpec.example().model_copy(update={"budget_s": budget_s, "seed": 3})
         self.units: list[Unit] = []
         turns: list[dict[str, Any]] = []
         candidates = [
-            {"change": name, "cause": "optimizer", "why_not": None, "removes": name in REMOVES, "how": f"do {name}"}
+            {
+                "change": name,
+                "cause": "optimizer",
+                "why_not": None,
+                "removes": name in REMOVES,
+                "how": f"do {name}",
+                "fields": json.dumps((fields or {}).get(name, {})),
+            }
             for name in STEP_MS
             if name
         ]
@@ -116,6 +125,15 @@ def test_a_change_that_adds_nothing_to_another_is_not_joined_to_it() -> None:
     played = Played(clash=True)
     assert played.found["joined"] == ["fused_optimizer"]
     assert played.results()["together"].ratio == pytest.approx(0.8)
+
+
+def test_changes_of_one_field_are_not_joined() -> None:
+    fields = {"fused_optimizer": {"optimizer": "a"}, "compile_blocks": {"optimizer": "b"}}
+    played = Played(fields=fields)
+    assert played.found["joined"] == ["fused_optimizer"]
+    assert not played.sides("join")
+    (one, *_) = [unit for unit in played.units if unit.params.get("changes") == ["compile_blocks"]]
+    assert one.params["fields"] == fields["compile_blocks"]
 
 
 def test_a_change_that_fails_is_refused_with_its_reason_and_the_others_go_on() -> None:
