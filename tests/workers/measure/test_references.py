@@ -39,7 +39,7 @@ def test_the_roundings_of_kernels_on_gpus_are_right(length: int, dtype: torch.dt
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ATTENTION.names())  # most of the time is their compilers'
+@pytest.mark.parametrize("name", [name for name in ATTENTION.names() if not name.startswith("cpu_")])
 def test_on_a_gpu_no_attention_is_wrong(name: str) -> None:
     [(_, worst)] = honest_attention(LARGE, torch.device("cuda"), [name])
     assert worst.wrong == []
