@@ -26,6 +26,9 @@ FEWEST, MOST = 4, 8
 TURN_MS, LEAST_STEPS = 3000.0, 3
 """How long the measured steps of a turn take, at least so many of them: slow steps are measured less often."""
 WARMUP_OF_SLOW = 2
+START_S = 12.0
+"""About how long the interpreters of the turns take to start, together. Screening needs none: it is coarse, so its
+processes are forks."""
 FOR_SCREENING = 0.5
 """The largest part of the budget after which no further change is screened."""
 STEP = "the step as it is"
@@ -140,7 +143,7 @@ class _Progress:
         return sum(taken) / len(taken) if taken else self.so_far.seconds[0]
 
     def _turns_that_fit(self, sides: int) -> int:
-        return int(self.left_s / (sides * max(self._turn_s(), 1e-3)))
+        return int(max(0.0, self.left_s - START_S) / (sides * max(self._turn_s(), 1e-3)))
 
     def _units(self, stage: str, sides: Sequence[Names]) -> list[Unit]:
         look = next(row for row in self.rows if row["stage"] == "look")
@@ -153,7 +156,7 @@ class _Progress:
             Unit(
                 title=f"{TITLES[stage]}: {' + '.join(names) or STEP}",
                 params={"stage": stage, "changes": list(names), "fields": self._fields(names), **numbers},
-                start="exec",
+                start="exec" if stage == "turn" else "fork",
             )
             for names in sides
         ]
