@@ -27,6 +27,10 @@ DIGITS = 5
 NEEDLESS = ("_n", "_outcome", "validity_reason", "partial")
 """Ends of the names of a table's columns that are left out: `show` tells them."""
 HEADLINE = ("metric", "unit", "baseline", "candidate", "ratio", "ratio_low", "ratio_high", "finding")
+IN_SENTENCES: Mapping[str, Sequence[str]] = {"diagnosis": ("causes", "changes")}
+"""Tables that have in numbers what the answer of a kind says in sentences; the first sentence stays one."""
+MOST_ROWS = 20
+"""Of each of these tables."""
 DIFFERENT = ("better", "worse", "changed", "differs")
 """Findings of rows that matter."""
 
@@ -113,19 +117,25 @@ def of_job(server: Flopwatch, job: Mapping[str, Any], exit_code: int = 0) -> Bri
         sentence = f"{progress['done']} of {progress['total']} done: {progress['message']}"
     rows: list[Mapping[str, Any]] = []
     tables = server.list_tables(job_id) if job["finished_at"] else []
+    said = IN_SENTENCES.get(job["kind"], ())
     for table in tables:
-        if table.get("answers"):
+        if table["name"] in said:
+            rows += _in_use(server.job_table_rows(job_id, table["name"]))
+        elif said and table.get("answers"):
+            sentence = sentence or server.job_table_rows(job_id, table["name"])[0][table["name"]]
+        elif table.get("answers"):
             rows += server.job_table_rows(job_id, table["name"])
     missing: list[str] = []
     if job["finished_at"] and server.has_measurements(job_id):
         table = server.get("/tables", job=job_id, format="json")
-        rows += _of_table(table["rows"])
+        rows += [] if said and rows else _of_table(table["rows"])
         missing = table["missing"]
     shown = "--format brief"
     more = [] if state != "failed" else [f"flopwatch logs {job_id}"]
     more += [] if job["finished_at"] else [f"flopwatch show {job_id} {shown}", f"flopwatch cancel {job_id}"]
     more += [f"flopwatch compare {job_id} {shown}"] if job["kind"] == "compare" and state == "succeeded" else []
-    more += [f"flopwatch table --job {job_id} --name {tables[0]['name']} --limit 20 {shown}"] if tables else []
+    whole = next((table["name"] for table in tables if not (said and table.get("answers"))), None)
+    more += [f"flopwatch table --job {job_id} --name {whole} --limit 20 {shown}"] if whole else []
     facts = {
         "job": job_id,
         "kind": job["kind"],
@@ -136,6 +146,12 @@ def of_job(server: Flopwatch, job: Mapping[str, Any], exit_code: int = 0) -> Bri
     }
     outcome = "wrong" if validity.get("verdict") == "wrong" and state == "succeeded" else state
     return Brief(outcome, sentence, exit_code, facts, rows, [*others, *doubts(validity), *missing], more)
+
+
+def _in_use(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the first rows without the number of their unit; those of changes that were not measured come last."""
+    measured_first = sorted(rows, key=lambda row: row.get("verdict") in ("refused", "not_tried"))
+    return [{name: value for name, value in row.items() if name != "unit_index"} for row in measured_first[:MOST_ROWS]]
 
 
 def of_table(table: Mapping[str, Any], notes: Sequence[str] = ()) -> Brief:

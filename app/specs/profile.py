@@ -65,7 +65,18 @@ class ProfileSpec(TrainingSpec):
         *("profile_steps", "phases", "stacks", "trace_max_mib", "nsys", "ncu")
     }
     first_tables: ClassVar[tuple[str, ...]] = (
-        *("lines", "summary", "classes", "attention", "products", "ceilings", "kernels", "operators", "ranges"),
+        *(
+            "lines",
+            "summary",
+            "waits",
+            "classes",
+            "attention",
+            "products",
+            "ceilings",
+            "kernels",
+            "operators",
+            "ranges",
+        ),
     )
     first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
         "lines": (

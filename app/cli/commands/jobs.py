@@ -162,10 +162,15 @@ def submit(
     _go_on(server, job, waiting, note=note)
 
 
-def wait_for_answer(server: Flopwatch, job: dict[str, Any], *, at_most: float | None, as_json: bool) -> None:
+def wait_for_answer(
+    server: Flopwatch, job: dict[str, Any], *, at_most: float | None, as_json: bool, brief: bool = False
+) -> None:
     """Wait for a job and print the tables that answer its kind's question, alone; exits with 1 unless it succeeded."""
     from app.cli.output import print_answers, print_job, print_json, progress_display
 
+    if brief:
+        done, exit_code = _wait_quietly(server, job, at_most=at_most)
+        answer(of_job(server, done, exit_code), as_json=as_json)
     if not as_json:
         echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}", err=True)
     with _going_on_when_interrupted(lambda: _how_it_goes_on(server, job["id"])), progress_display() as show:

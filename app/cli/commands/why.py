@@ -8,7 +8,7 @@ import typer
 
 from app.cli import arguments
 from app.cli.commands.jobs import wait_for_answer
-from app.cli.common import AsJson, Code, Fields, WaitAtMost, command
+from app.cli.common import TEXT, AsJson, AsText, Code, Fields, WaitAtMost, command
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
@@ -32,6 +32,7 @@ def why(
     ] = None,
     wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
+    output_format: AsText = TEXT,
 ) -> None:
     """Find what a step waits for, and measure what helps: the causes by line, then each change in turns with the step
     as it is."""
@@ -41,7 +42,7 @@ def why(
     step = arguments.parse_spec(kind, fields or [], preset=under, lists=frozenset())
     spec = {"kind": "diagnosis", "step": step, "budget_s": budget_s, **({"changes": change} if change else {})}
     job = server.submit(spec, step=own, code=code)
-    wait_for_answer(server, job, at_most=wait_at_most, as_json=as_json)
+    wait_for_answer(server, job, at_most=wait_at_most, as_json=as_json, brief=output_format == "brief")
 
 
 def _step_of(server: Flopwatch, job_id: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`profile`: the step by classes of kernels, the roofline, kernels to search in, the flame graph, and the trace."""
+"""`profile`: the step by classes of kernels, what a GPU waits for, the roofline, kernels, flame graph and trace."""
 
 from __future__ import annotations
 
@@ -63,6 +63,16 @@ def panels(results: JobResults) -> list[Panel]:
                 "Times of kernels, copies and fills, added up; on a CPU, the operators' own times. The profiler makes "
                 "steps longer: take the shares, not the times.",
                 lambda: draw_classes(results.rows("classes")),
+            )
+        )
+    if results.has("waits"):
+        panels.append(
+            Panel(
+                "waits",
+                "What the GPU waits for in a step (ms)",
+                "All of an unprofiled step: `running` is the time in which a kernel runs; of the other classes "
+                "`flopwatch why` finds the line and tries what helps. The table has the largest gap of each.",
+                lambda: draw_waits(results.rows("waits")),
             )
         )
     if results.has("products") or results.has("attention"):
@@ -142,6 +152,15 @@ def draw_classes(rows: Sequence[Row]) -> Figure:
     order = [*CLASSES, *(name for classes in times.values() for name in classes if name not in CLASSES)]
     parts = [name for name in dict.fromkeys(order) if any(name in classes for classes in times.values())]
     return bars_of(parts, times, "Time per step (ms)", "ms", colours=CLASSES)
+
+
+def draw_waits(rows: Sequence[Row]) -> Figure:
+    """Draw the step, parted into what the GPU does or waits for."""
+    times = {str(row["class"]): float(row["total_ms"] or 0.0) for row in rows}
+    figure = bars_of(list(times), {"step": times}, "Time per step (ms)", "ms")
+    columns = ["class", "total_ms", "share_percent", "largest_ms", "operator", "kernel"]
+    figure["table"] = {"columns": columns, "rows": [[row[name] for name in columns] for row in rows]}
+    return figure
 
 
 def limits_of(rows: Sequence[Row]) -> dict[str, Row]:

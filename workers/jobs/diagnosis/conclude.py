@@ -1,15 +1,18 @@
-"""The last unit of a diagnosis: the tables `causes` and `changes`, and the answer in at most a dozen sentences."""
+"""The last unit of a diagnosis: the tables `causes` and `changes`, and the answer in at most a dozen lines."""
 
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.results.agreement import FIRST
 from app.results.inference import interval
 from app.specs.diagnosis import DiagnosisSpec
+from app.summaries import median_interval
 from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
 from workers.jobs.diagnosis.planning import GAIN
@@ -27,13 +30,28 @@ CHANGES = Column.parse(
 ANSWER = Column.parse("answer")
 TOGETHER = "together"
 MOST_CAUSES = 30
-TOLD_CAUSES, TOLD_CHANGES = 5, 4
-"""Causes and changes that the answer tells; the tables have all of them."""
+MOST_LINES, WIDTH = 12, 80
+"""Of the answer on a terminal; the tables have all."""
+INDENT, TIED = "   ", "\N{NO-BREAK SPACE}"
+"""What a wrapped line begins with; a space at which no line is broken."""
+TOLD_CAUSES = 6
+LARGE_PERCENT = 5.0
+"""Of a smaller cause it is not told why a change against it was refused."""
 BROAD = ("kernels", "host", "launches")
 """Causes against which so many changes may help that a refused one says little."""
-LEAST_PERCENT = 1.0
+STAYS = ("attention", "kernels", "precision", "unexplained")
+"""Causes whose time no cure takes away as a whole."""
+LEAST = 0.01
+"""A cause that is a smaller share of what the step would take without the larger ones is not told."""
+LEAST_SEEN = 0.002
+"""A smaller share of the whole step is a few samples of a profile."""
+IDLE = ("input", "launches", "synchronisation", "host", "unexplained")
+"""Causes for which a GPU stands still."""
 EQUAL = 1e-5
 """Numbers that differ by less, relative to the largest, are equal but for rounding."""
+
+
+NO_TIME = "no time was left: a larger budget_s tries it"
 
 
 @dataclass(frozen=True)
@@ -64,8 +82,8 @@ class Result:
         assert self.ratio is not None
         text = f"{_percent(self.ratio)} %"
         if self.low is None or self.high is None:
-            return f"{text} in one process"
-        return f"{text} ({_percent(self.low)} … {_percent(self.high)})"
+            return f"{text} (once)"
+        return f"{text} " + f"({_percent(self.low)} … {_percent(self.high)})".replace(" ", TIED)
 
 
 def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
@@ -77,7 +95,9 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     causes = _causes(found["seen"], results, step_ms)
     report.table("causes", CAUSES, causes)
     report.table("changes", CHANGES, [one.row for one in [*results, joined]])
-    report.table("answer", ANSWER, [[line] for line in answer(step_ms, causes, results, joined)])
+    on_gpu = str(found["device"]) == "cuda"
+    lines = answer(_step(found, step_ms, on_gpu=on_gpu), causes, results, joined)
+    report.table("answer", ANSWER, [[line] for line in lines])
     if found["device_key"] is not None:
         values = Values([Metric("together_ms", TOGETHER, "ms")])
         why_not = "no change shortened the step"
@@ -86,8 +106,33 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
 
 
 def _step_ms(found: Mapping[str, Any]) -> float | None:
-    values = found["turns"].get("") or found["screened"].get("") or found["looked"]
+    values = _plain(found)
     return statistics.median(values) if values else None
+
+
+def _plain(found: Mapping[str, Any]) -> list[float]:
+    """Return the times of the step as it is, one for each process, of the last stage that has measured it."""
+    values: list[float] = found["turns"].get("") or found["screened"].get("") or found["looked"]
+    return values
+
+
+def _step(found: Mapping[str, Any], step_ms: float | None, *, on_gpu: bool) -> str:
+    """Return the first line: the step, its interval, and the share of it in which a GPU works."""
+    if step_ms is None:
+        return "The step could not be measured: its verdict says why."
+    values = _plain(found)
+    line = f"step {step_ms:.4g} ms"
+    if ends := median_interval(values):
+        line += f" ± {100 * max(ends[1] / step_ms - 1, 1 - ends[0] / step_ms):.1f} %"
+    else:
+        between = f"{min(values):.4g} … {max(values):.4g} in " if len(values) > 1 else ""
+        line += f" ({between}{len(values)} process{'es' * (len(values) > 1)})"
+    lost = {row["cause"]: 0.0 for row in found["seen"]}
+    for row in found["seen"]:
+        lost[row["cause"]] += row["lost_ms"]
+    if on_gpu and (total := sum(lost.values())):
+        line += f", the device works {100 * (1 - sum(lost.get(cause, 0.0) for cause in IDLE) / total):.0f} % of it"
+    return line
 
 
 def _result(found: Mapping[str, Any], candidate: Mapping[str, Any]) -> Result:
@@ -106,7 +151,7 @@ def _measured(found: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> 
     if not (before and after):
         before, after = found["screened"].get("") or [], found["screened"].get(name) or []
     if not (before and after):
-        return Result(**known, verdict="not_tried", reason="no time was left: a larger budget_s tries it")
+        return Result(**known, verdict="not_tried", reason=NO_TIME)
     estimate = interval(before, after)
     verdict = "inconclusive"
     if estimate.ratio is not None and estimate.low is not None and estimate.high is not None:
@@ -116,8 +161,6 @@ def _measured(found: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> 
             verdict = "worse"
         elif estimate.low >= 1 - GAIN and estimate.high <= 1 + GAIN:
             verdict = "no_difference"
-    elif estimate.ratio is not None and abs(estimate.ratio - 1) <= GAIN:
-        verdict = "no_difference"
     numbers = (statistics.median(after), estimate.ratio, estimate.low, estimate.high)
     return Result(**known, verdict=verdict, **dict(zip(("step_ms", "ratio", "low", "high"), numbers, strict=True)),
                   difference=found["differences"].get(name))  # fmt: skip
@@ -146,10 +189,12 @@ def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_m
         of_cause[row["cause"]] += row["lost_ms"]
     measured = {one.cause: one for one in results if one.removes and one.step_ms is not None}
     rows: list[list[Scalar]] = []
+    left = total
     for row in sorted(seen, key=lambda row: -row["lost_ms"]):
         percent = 100 * row["lost_ms"] / total
-        if percent < LEAST_PERCENT or len(rows) == MOST_CAUSES:
+        if row["lost_ms"] < max(LEAST * left, LEAST_SEEN * total) or len(rows) == MOST_CAUSES:
             break
+        left -= 0 if row["cause"] in STAYS else row["lost_ms"]
         bound = measured.get(row["cause"])
         alone = of_cause[row["cause"]] * 0.5 < row["lost_ms"]
         if bound is not None and alone:
@@ -160,70 +205,127 @@ def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_m
     return rows
 
 
-def answer(
-    step_ms: float | None, causes: Sequence[Sequence[Scalar]], results: Sequence[Result], joined: Result
-) -> list[str]:
-    """Return the sentences that a terminal shows."""
-    if step_ms is None:
-        return ["The step could not be measured: its verdict says why."]
-    lines = [f"A step takes {step_ms:.4g} ms."]
-    by_cause: dict[str, list[Result]] = {}
-    for one in results:
-        if one.verdict == "better" and not one.removes:
-            by_cause.setdefault(one.cause, []).append(one)
-    told: set[str] = set()
-    for rank, cause, where, lost_ms, percent, bound_ms, bound_is in causes[:TOLD_CAUSES]:
-        at = f" at {where}" if where else ""
-        line = f"{rank}. {cause}: {lost_ms:.3g} ms ({percent:.0f} %){at}"
-        line += f"; without it {bound_ms:.4g} ms, {_bound(bound_is)}"
-        if str(cause) not in told:
-            line += _cure(str(cause), by_cause.get(str(cause), []), results)
-        told.add(str(cause))
-        lines.append(line)
-    others = [one for group in by_cause.values() for one in group if one.cause not in told]
-    lines += [f"{one.change}: {one.step_ms:.4g} ms, {one.gain}{_numbers(one)}" for one in others[:TOLD_CHANGES]]
-    lines += _rest(results)
-    if joined.step_ms is not None and len(joined.how.split(" + ")) > 1:
-        lines.append(f"Together ({joined.how}): {joined.step_ms:.4g} ms, {joined.gain}{_numbers(joined)}")
-    elif not by_cause:
-        lines.append("No change that was tried shortened the step by more than 1 % for certain.")
-    return lines
+def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Result], joined: Result) -> list[str]:
+    """Return the lines that a terminal shows. Where there are too many, the least important are left out.
 
-
-def _cure(cause: str, better: Sequence[Result], results: Sequence[Result]) -> str:
-    """Return what helped most against a cause or, if nothing did, why the change that would be made first cannot be."""
-    if better:
-        best = min(better, key=lambda one: one.ratio or 1.0)
-        return f" -> {best.change}: {best.step_ms:.4g} ms, {best.gain}{_numbers(best)}"
-    refused = [one for one in results if one.cause == cause and one.verdict == "refused" and cause not in BROAD]
-    return f" ({refused[0].change}: {refused[0].reason})" if refused else ""
-
-
-def _rest(results: Sequence[Result]) -> list[str]:
-    lines = []
-    losers = [
-        f"{one.change} {_percent(one.ratio)} %"
-        for one in results
-        if one.verdict in ("no_difference", "worse", "inconclusive") and not one.removes and one.ratio is not None
+    Args:
+        step: The first line.
+        causes: The rows of `causes`.
+        results: What each change did.
+        joined: What those that help did together.
+    """
+    if not causes and not results:
+        return [step]
+    better = [one for one in results if one.verdict == "better" and not one.removes]
+    shown = causes[:TOLD_CAUSES]
+    told = {str(cause) for _, cause, *_ in shown}
+    lines = [(0.0, step), *_of_causes(shown, better, results)]
+    lines += [(2.0, line) for one in better if one.cause not in told for line in _wrapped(f"-> {_helped(one)}")]
+    losers = [one for one in results if not one.removes and one.ratio is not None]
+    for title, verdicts in LOSERS.items():
+        lines += [(4.5, line) for line in _listed(title, [_lost(one) for one in losers if one.verdict in verdicts])]
+    late = [one.change for one in results if one.verdict == "not_tried"]
+    lines += [(4.5, line) for line in _listed("not tried", late, f" ({NO_TIME})")]
+    refused = [
+        one for one in results if one.verdict == "refused" and not any(f"no {one.change}: " in of for _, of in lines)
     ]
-    if losers:
-        lines.append(f"Not worth it, or not certain: {', '.join(losers)}.")
-    if late := [one.change for one in results if one.verdict == "not_tried"]:
-        lines.append(f"Not tried for lack of time: {', '.join(late)} (a larger budget_s tries them).")
-    return lines
+    lines += [
+        (TOLD_CAUSES + 0.5, line) for line in _listed("refused", [f"{one.change} ({one.reason})" for one in refused])
+    ]
+    together = ""
+    if joined.step_ms is not None and len(names := joined.how.split(" + ")) > 1:
+        together = f"all together ({', '.join(names)}): {_became(joined)}"
+    elif not better:
+        together = "nothing that was tried shortens the step by more than 1 % for certain"
+    lines += [(0.0, line) for line in _wrapped(together)]
+    kept = sorted(range(len(lines)), key=lambda at: lines[at][0])[:MOST_LINES]
+    return [lines[at][1] for at in sorted(kept)]
 
 
-def _bound(how: Scalar) -> str:
-    return "measured" if how == "measured" else "at best"
+def _of_causes(
+    causes: Sequence[Sequence[Scalar]], better: Sequence[Result], results: Sequence[Result]
+) -> Iterator[tuple[float, str]]:
+    """Yield the lines of each cause, with their ranks: the cure of a cause is as important as the cause."""
+    told: set[str] = set()
+    for place, (head, row) in enumerate(zip(_columns(causes), causes, strict=True), start=1):
+        cause, percent = str(row[1]), float(row[4] or 0.0)
+        name, _, often = str(row[2] or "").partition(" (")
+        cure = "" if cause in told else _cure(cause, better)
+        why_not = "" if cure or cause in told or percent < LARGE_PERCENT else _refused(cause, results)
+        told.add(cause)
+        line, *others = _wrapped(f"{head}  {name}".rstrip())
+        yield place, line
+        below = "; ".join(filter(None, [*map(str.strip, others), often.rstrip(")"), why_not]))
+        below = " -> ".join([below, cure] if cure else [below]).lstrip()
+        for line in _wrapped(below, INDENT):
+            yield place + (0 if cure else 3), line
+
+
+LOSERS = {"not worth it": ("no_difference", "worse"), "not certain": ("inconclusive",)}
+
+
+def _columns(causes: Sequence[Sequence[Scalar]]) -> list[str]:
+    """Return rank, cause, lost time and bound of each cause, one below the other."""
+    cells = [
+        (str(rank), str(cause), f"{lost:.3g} ms", f"{BOUND[str(how)]}: {bound:.4g} ms" if bound is not None else "")
+        for rank, cause, _, lost, _, bound, how in causes
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        f"{rank:<{widths[0]}}  {cause:<{widths[1]}}  {lost:>{widths[2]}}  {bound:<{widths[3]}}"
+        for rank, cause, lost, bound in cells
+    ]
+
+
+BOUND = {"measured": "measured", "ceiling": "at most"}
+
+
+def _cure(cause: str, better: Sequence[Result]) -> str:
+    """Return what helped most against a cause; "" if nothing did."""
+    own = [one for one in better if one.cause == cause]
+    return _helped(min(own, key=lambda one: one.ratio or 1.0)) if own else ""
+
+
+def _refused(cause: str, results: Sequence[Result]) -> str:
+    """Return why the change that would be made first against a cause cannot be."""
+    refused = [one for one in results if one.cause == cause and one.verdict == "refused" and cause not in BROAD]
+    return f"no {refused[0].change}: {refused[0].reason}" if refused else ""
+
+
+def _lost(one: Result) -> str:
+    return f"{one.change} {one.gain}"
+
+
+def _helped(one: Result) -> str:
+    return f"{one.change}: {_became(one)}"
+
+
+def _became(one: Result) -> str:
+    return f"{one.step_ms:.4g} ms, {one.gain}{_numbers(one)}"
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    lines = textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=INDENT)
+    return [line.replace(TIED, " ") for line in lines]
+
+
+def _listed(title: str, texts: Sequence[str], end: str = "") -> list[str]:
+    """Return a list in one line, as many of its texts as fit; none of an empty list."""
+    for number in range(len(texts), 0, -1):
+        more = f" and {len(texts) - number} more" if number < len(texts) else ""
+        line = f"{title}: {', '.join(texts[:number])}{more}{end}"
+        if len(line) <= WIDTH or number == 1:
+            return [textwrap.shorten(line, WIDTH, placeholder=" …").replace(TIED, " ")]
+    return []
 
 
 def _numbers(one: Result) -> str:
-    """Say whether the change leaves the numbers that the step returns as they are."""
+    """Say whether the change leaves the numbers that the step returns, such as its loss, as they are."""
     if one.difference is None:
         return ""
     if one.difference <= EQUAL:
-        return f", numbers equal within {max(one.difference, 1e-9):.0e}"
-    return f", changes the numbers by up to {100 * one.difference:.2g} %"
+        return f"; {FIRST} steps' losses equal within {max(one.difference, 1e-9):.0e}"
+    return f"; changes the loss by up to {100 * one.difference:.2g} %"
 
 
 def _percent(ratio: float | None) -> str:

@@ -253,14 +253,11 @@ def _on_gpu(training: Training, plain: Profile, places: Places, step_ms: float) 
     """Return what the device's timeline says, and its largest gaps. The profiler lengthens gaps, so idle time is scaled
     to that of unprofiled steps."""
     from workers.measure.profiling.attribution import Attribution
-    from workers.measure.profiling.waits import RUNNING, stretches, sums, unprofiled
+    from workers.measure.profiling.waits import RUNNING, of_steps, stretches
 
     phases = training.phases
     attribution = Attribution(plain.recording, phases, on_gpu=True)
-    of_steps = [stretches(plain.recording, window) for window in attribution.windows]
-    found = [one for of_step in of_steps for one in of_step]
-    steps = max(1, len(of_steps))
-    times = unprofiled({cause: 1e-6 * ns / steps for cause, ns in sums(found).items()}, step_ms)
+    _, times = of_steps(plain.recording, attribution.windows, step_ms)
     traced = Attribution(places.profile.recording, phases, on_gpu=True)
     in_trace = stretches(places.profile.recording, traced.windows[0])
     lost: dict[tuple[str, Place | None], float] = defaultdict(float)

@@ -177,6 +177,7 @@ class _Progress:
             "differences": {key: one for key, one in self.differences.items() if one < math.inf},
             "joined": list(joined),
             "device_key": next((row["device_key"] for row in self.rows), None),
+            "device": next((row["device"] for row in self.rows), None),
         }
 
     def _differences(self) -> dict[str, float]:

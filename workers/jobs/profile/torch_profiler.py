@@ -327,6 +327,8 @@ class Profiling:
             raise RuntimeError(f"the profiler saw {seen} of {self.steps} steps, and {work} kernels in them")
         self.report.progress(self.steps, self.steps, "summing up")
         self._add_times(attribution)
+        if self.on_gpu:
+            self._add_waits(attribution, profile)
         self._add_kernels(attribution)
         self._add_classes(attribution.work)
         self._add_ranges(attribution)
@@ -463,6 +465,14 @@ class Profiling:
             busy = Busy(statistics.median(use.busy_ms for use in uses), uses[-1].launches)
         metrics.add_busy(self.values, self.timed.step_ms, busy)
         self._tell("profiled steps", steps, "steps", self._why_sparing())
+
+    def _add_waits(self, attribution: Attribution, profile: Profile) -> None:
+        """Report why the GPU does nothing in a step, class by class."""
+        from workers.measure.profiling import tables
+        from workers.measure.profiling.waits import of_steps
+
+        found, times_ms = of_steps(profile.recording, attribution.windows, self.timed.step_ms)
+        self.report.table("waits", tables.WAITS, tables.wait_rows(found, times_ms, profile.recording.host))
 
     def _why_sparing(self) -> str | None:
         if not self.sparing:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from workers.measure.ceilings import NO_CEILING, Ceiling
 from workers.measure.profiling.attention import Part, Roofline
 from workers.measure.profiling.lines import OUTSIDE, Use
+from workers.measure.profiling.recording import HostEvent
 from workers.measure.profiling.usage import ClassUsage, OperatorUsage, ProductUsage, Usage
+from workers.measure.profiling.waits import Stretch
 from workers.measure.table import Column, Scalar
 
 Rows = list[list[Scalar]]
@@ -34,6 +36,7 @@ OPERATORS = (
     *_SPREAD,
 )
 CLASS_SHARES = Column.parse("scope, class, total_ms: number ms, share_percent: number %, calls: number calls")
+WAITS = Column.parse("class, total_ms: number ms, share_percent: number %, largest_ms: number ms, operator, kernel")
 RANGES = Column.parse("range, phase, total_ms: number ms, share_percent: number %")
 LINES = Column.parse(
     "file, line: integer, function, self_ms: number ms, self_percent: number %, self_margin_percent: number %, "
@@ -105,6 +108,27 @@ def class_rows(scopes: Mapping[str, Sequence[ClassUsage]]) -> Rows:
         for scope, usages in scopes.items()
         for one in usages
     ]
+
+
+def wait_rows(found: Sequence[Stretch], times_ms: Mapping[str, float], host: Sequence[HostEvent]) -> Rows:
+    """Return the rows of the table of what a GPU does at each moment of a step, or why it does nothing.
+
+    Args:
+        found: The parts of the profiled steps.
+        times_ms: The ms of each class in an unprofiled step.
+        host: What the host did.
+    """
+    rows: Rows = []
+    total = sum(times_ms.values()) or 1.0
+    for cause, time_ms in sorted(times_ms.items(), key=lambda one: -one[1]):
+        longest = max((one for one in found if one.cause == cause), key=lambda one: one.ns)
+        at = longest.at_ns
+        inside = [one for one in host if one.kind == "operator" and one.begin_ns <= at < one.end_ns]
+        operator = max(inside, key=lambda one: one.begin_ns).name if inside else None
+        rows.append(
+            [cause, time_ms, 100 * time_ms / total, 1e-6 * longest.ns, operator, longest.next and short(longest.next)]
+        )
+    return rows
 
 
 def range_rows(ranges: Sequence[tuple[str, Mapping[str, float]]], totals_ms: Mapping[str, float]) -> Rows:

@@ -600,6 +600,12 @@ def test_the_reports_of_a_gpu_with_made_kernels(run: Any, monkeypatch: pytest.Mo
         row["calls"] for phase in PHASES["train_step"] for row in report.table_rows(f"kernels-{phase}")
     )
     assert by_metric["profiled_idle_ms", None]["median"] > by_metric["largest_gap_ms", None]["median"] > 0
+    waits = {row["class"]: row for row in report.table_rows("waits")}
+    assert waits.keys() <= {"running", "launches", "host"}, "the made kernels run 2 µs after their launch"
+    step_ms = by_metric["unprofiled_step_ms", None]["median"]
+    assert sum(row["total_ms"] for row in waits.values()) == pytest.approx(step_ms)
+    assert sum(row["share_percent"] for row in waits.values()) == pytest.approx(100)
+    assert waits["running"]["total_ms"] == pytest.approx(3e-3 * by_metric["launches", None]["median"], rel=0.2)
     attention = report.table_rows("attention")
     scores = next(row for row in attention if (row["part"], row["phase"]) == ("scores", "backward"))
     assert scores["total_ms"] == scores["product_ms"] == pytest.approx(2 * 2 * 3e-3)

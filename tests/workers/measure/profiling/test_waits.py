@@ -6,9 +6,10 @@ import random
 
 import pytest
 
+from workers.measure.profiling import tables
 from workers.measure.profiling.attribution import Interval
 from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording
-from workers.measure.profiling.waits import RUNNING, stretches, sums, unprofiled
+from workers.measure.profiling.waits import RUNNING, of_steps, stretches, sums, unprofiled
 
 US = 1000
 
@@ -34,10 +35,13 @@ class Made:
         kind = "copy" if name.startswith("Memcpy") else "kernel"
         self.device.append(DeviceEvent(name, kind, stream, round(begin * US), round(end * US), launch, 0))
 
-    def classes(self, end: float, begin: float = 0) -> dict[str, float]:
+    @property
+    def recording(self) -> Recording:
         host = sorted(self.host, key=lambda event: (event.begin_ns, -event.end_ns))
-        device = sorted(self.device, key=lambda event: event.begin_ns)
-        found = stretches(Recording(host, device), Interval("step_1", 1, round(begin * US), round(end * US)))
+        return Recording(host, sorted(self.device, key=lambda event: event.begin_ns))
+
+    def classes(self, end: float, begin: float = 0) -> dict[str, float]:
+        found = stretches(self.recording, Interval("step_1", 1, round(begin * US), round(end * US)))
         assert [one.begin_ns for one in found[1:]] == [one.end_ns for one in found[:-1]]
         return {cause: ns / US for cause, ns in sums(found).items()}
 
@@ -140,3 +144,24 @@ def test_a_profiler_lengthens_gaps_and_no_work() -> None:
     assert unprofiled(profiled, 110.0) == {RUNNING: 50.0, "copies": 20.0, "launches": 30.0, "input": 10.0}
     assert unprofiled({RUNNING: 50.0}, 60.0) == {RUNNING: 50.0}
     assert unprofiled(profiled, 60.0)["launches"] == 0, "steps vary"
+
+
+def test_the_table_of_a_profile_has_each_class_in_an_unprofiled_step_and_its_largest_gap(made: Made) -> None:
+    for begin in (0, 1000):
+        made.on_host("aten::linear", begin, begin + 60)
+        made.on_host("aten::addmm", begin + 10, begin + 50)
+        made.launch(begin + 40, begin + 50, begin + 250, "sgemm")
+        made.on_host("cudaStreamSynchronize", begin + 60, begin + 251, "launch")
+        made.on_host("aten::add", begin + 280, begin + 320)
+        made.launch(begin + 300, begin + 302, begin + 400)
+    steps = [Interval(f"step_{at}", at, begin * US, (begin + 400) * US) for at, begin in ((1, 0), (2, 1000))]
+    found, times = of_steps(made.recording, steps, 0.350)
+    rows = [dict(zip([column.name for column in tables.WAITS], row, strict=True))
+            for row in tables.wait_rows(found, times, made.recording.host)]  # fmt: skip
+    by_class = {row["class"]: row for row in rows}
+    assert list(by_class) == [RUNNING, "launches", "synchronisation"]
+    assert by_class[RUNNING]["total_ms"] == pytest.approx(0.298), "a profiler lengthens gaps alone"
+    assert sum(row["total_ms"] for row in rows) == pytest.approx(0.350)
+    gap = by_class["synchronisation"]
+    assert (gap["largest_ms"], gap["operator"], gap["kernel"]) == (pytest.approx(0.050), None, "add_kernel")
+    assert (by_class["launches"]["operator"], by_class["launches"]["kernel"]) == ("aten::linear", "sgemm")

@@ -1,0 +1,166 @@
+"""`diagnosis`: the step less what it is lost to, the changes with their intervals, and the gaps in a GPU's work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from app.web.panels._bars import label
+from app.web.panels._panel import Panel
+from app.web.panels._results import JobResults, Row
+from app.web.plots.drawing import LEGEND, Figure, escaped
+from app.web.plots.ratios import Ratio, draw_ratios
+from flopwatch.text.numbers import number
+
+MOST_BARS = 15
+WORK = ("attention", "kernels", "precision")
+"""Causes whose time is that of the model's own work: no cure takes it away as a whole."""
+STEP, FLOOR, REST = "step", "floor", "the rest"
+LOOK = {
+    "measured without it": {"color": "var(--plot-1)"},
+    "at most": {"color": "var(--plot-1)", "pattern": {"shape": "/"}},
+    "the model's own work": {"color": "var(--plot-3)"},
+    "unexplained": {"color": "var(--quiet)", "pattern": {"shape": "x"}},
+    "time of a step": {"color": "var(--quiet)"},
+}
+"""The parts of the waterfall, in the order of the legend."""
+
+
+def panels(results: JobResults) -> list[Panel]:
+    """Return the panels that the job's tables allow."""
+    causes, changes = results.rows("causes"), results.rows("changes")
+    panels = []
+    if causes:
+        text = (
+            "Each bar is what the step would lose with that cause alone removed. Full bars were measured by steps "
+            "without it; hatched ones are ceilings: all of the time that was seen there. Below the floor is the "
+            "model's own work, which a change may shorten, but not remove."
+        )
+        panels.append(
+            Panel("waterfall", "From the step to its floor (ms)", text, lambda: draw_waterfall(causes, changes))
+        )
+    if changes:
+        panels.append(changes_panel(results, causes, changes))
+    if gaps := results.rows("gaps"):
+        text = "The longest times without a kernel in one traced step: why, which kernel ended them, and your line."
+        panels.append(
+            Panel("gaps", "Largest gaps in the GPU's work", text, template="gaps.html", values={"gaps": gaps})
+        )
+    return panels
+
+
+def draw_waterfall(causes: Sequence[Row], changes: Sequence[Row] = ()) -> Figure:
+    """Draw the step, a bar for each cause where the bars before it have left the step, and the floor.
+
+    Args:
+        causes: The table `causes`.
+        changes: The table `changes`, whose last row is of all changes that help.
+    """
+    step = 100 * _number(causes[0], "lost_ms") / (_number(causes[0], "lost_percent") or 100)
+    shown = sorted(causes[:MOST_BARS], key=lambda row: row["cause"] in WORK)
+    bars: list[tuple[str, str, float, float, str]] = [(STEP, "time of a step", 0.0, step, "")]
+    left, at_floor = step, False
+    for row in shown:
+        if row["cause"] in WORK and not at_floor:
+            bars.append((FLOOR, "time of a step", 0.0, left, ""))
+            at_floor = True
+        measured = row["bound_is"] == "measured"
+        lost = min(left, step - _number(row, "bound_ms") if measured else _number(row, "lost_ms"))
+        lost = max(lost, 0.0)
+        part = "the model's own work" if at_floor else "measured without it" if measured else "at most"
+        part = "unexplained" if row["cause"] == "unexplained" else part
+        left -= lost
+        where = str(row["where"] or "")
+        # "train.py:51-55 Adam.step (line 52: 99 times a step)" is Adam.step.
+        function = where.partition(" (")[0].rpartition(" ")[2]
+        bars.append(
+            (f"{row['rank']} {row['cause']}{',' if function else ''} {function}".strip(), part, left, lost, where)
+        )
+    if left > 0:
+        bars.append((REST if at_floor else FLOOR, "time of a step", 0.0, left, ""))
+    if changes and (together := changes[-1])["verdict"] == "better":
+        bars.append(("all together", "time of a step", 0.0, _number(together, "step_ms"), str(together["how"])))
+    return {
+        "data": [
+            _trace(part, [bar for bar in bars if bar[1] == part]) for part in LOOK if part in {one[1] for one in bars}
+        ],
+        "layout": {
+            "barmode": "overlay",
+            "height": 130 + 34 * len(bars),
+            "xaxis": {"title": {"text": "Time (ms)"}, "range": [0, 1.15 * step]},
+            "yaxis": {
+                "type": "category",
+                "categoryorder": "array",
+                "categoryarray": [label(bar[0]) for bar in reversed(bars)],
+                "showgrid": False,
+            },
+            "showlegend": True,
+            **LEGEND,
+        },
+        "table": {"columns": ["bar", "what", "from (ms)", "length (ms)", "where"], "rows": [list(bar) for bar in bars]},
+    }
+
+
+def _trace(part: str, bars: Sequence[tuple[str, str, float, float, str]]) -> dict[str, Any]:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": part,
+        "y": [label(name) for name, *_ in bars],
+        "x": [length for *_, length, _ in bars],
+        "base": [base for _, _, base, *_ in bars],
+        "text": [number(length) for *_, length, _ in bars],
+        "textposition": "outside",
+        "marker": LOOK[part],
+        "customdata": [f"{number(length)} ms {escaped(where)}" for *_, length, where in bars],
+        "hovertemplate": "%{y}: %{customdata}<extra></extra>",
+    }
+
+
+def changes_panel(results: JobResults, causes: Sequence[Row], changes: Sequence[Row]) -> Panel:
+    """Return the changes with their intervals and, of each, the command that measures it again and what to write."""
+    removing = {row["change"] for row in results.rows("candidates") if row["removes"]}
+    where: Mapping[Any, Any] = {row["cause"]: row["where"] for row in reversed(causes)}
+    told = [
+        {**row, "where": where.get(row["cause"]), "command": again(results.id, row)}
+        for row in changes
+        if row["change"] not in removing
+    ]
+    text = (
+        "The changed step's time divided by that of the step as it is, with the 95 % interval where both took turns; "
+        "without one, a single process has tried it. Those named “bound” take work away: no cure, but the most that "
+        "one can bring."
+    )
+    return Panel(
+        "changes",
+        "What each change brings",
+        text,
+        (lambda: draw_ratios(ratios(changes, removing))) if any(row["ratio"] for row in changes) else None,
+        template="changes.html",
+        values={
+            "better": [row for row in told if row["verdict"] == "better"],
+            "others": [row for row in told if row["verdict"] != "better" and row["change"] != "together"],
+        },
+    )
+
+
+def ratios(changes: Sequence[Row], removing: set[Any]) -> list[Ratio]:
+    """Return the changes that were measured, the fastest first."""
+    found = []
+    for row in changes:
+        if row["ratio"]:
+            is_bound = row["change"] in removing
+            low, high = (None if row[end] is None else _number(row, end) for end in ("ratio_low", "ratio_high"))
+            name, finding = f"{row['change']}{' (bound)' * is_bound}", "bound" if is_bound else str(row["verdict"])
+            found.append(Ratio(name, _number(row, "ratio"), low, high, finding, "less"))
+    return sorted(found, key=lambda one: one.ratio)
+
+
+def again(job_id: int, row: Row) -> str:
+    """Return the command that measures a change again, or those that help together."""
+    names = str(row["how"]).split(" + ") if row["change"] == "together" else [str(row["change"])]
+    return f"flopwatch why {job_id} {' '.join(f'--change {name}' for name in names)}"
+
+
+def _number(row: Row, name: str) -> float:
+    return float(row[name] or 0.0)

@@ -1,0 +1,74 @@
+"""What the panels of a diagnosis draw, from rows as its tables have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.web.panels.diagnosis import again, draw_waterfall, ratios
+
+
+def cause(
+    rank: int, kind: str, lost_ms: float, bound_ms: float | None = None, where: str | None = None
+) -> dict[str, Any]:
+    known = {"rank": rank, "cause": kind, "where": where, "lost_ms": lost_ms, "lost_percent": lost_ms}
+    return {**known, "bound_ms": bound_ms, "bound_is": "ceiling" if bound_ms is None else "measured"}
+
+
+def change(name: str, verdict: str, ratio: float | None, how: str = "", **ends: float) -> dict[str, Any]:
+    known = {"change": name, "cause": "input", "verdict": verdict, "how": how, "ratio": ratio}
+    return {**known, "step_ms": ratio and 100 * ratio, "ratio_low": None, "ratio_high": None, **ends}
+
+
+def test_the_step_falls_by_its_causes_to_the_floor_and_the_models_own_work_stands_below() -> None:
+    causes = [
+        cause(1, "kernels", 40.0, where="train.py:3-9 Model.forward"),
+        cause(2, "optimizer", 30.0, 65.0, "train.py:51-55 SlowAdam.step (line 52: 900 times a step)"),
+        cause(3, "input", 15.0),
+        cause(4, "unexplained", 5.0),
+    ]
+    figure = draw_waterfall(causes, [change("together", "better", 0.5, "a + b")])
+    assert figure["table"]["rows"] == [
+        ["step", "time of a step", 0.0, 100.0, ""],
+        ["2 optimizer, SlowAdam.step", "measured without it", 65.0, 35.0, causes[1]["where"]],
+        ["3 input", "at most", 50.0, 15.0, ""],
+        ["4 unexplained", "unexplained", 45.0, 5.0, ""],
+        ["floor", "time of a step", 0.0, 45.0, ""],
+        ["1 kernels, Model.forward", "the model's own work", 5.0, 40.0, causes[0]["where"]],
+        ["the rest", "time of a step", 0.0, 5.0, ""],
+        ["all together", "time of a step", 0.0, 50.0, "a + b"],
+    ]
+    looks = {trace["name"]: trace["marker"] for trace in figure["data"]}
+    assert looks["measured without it"] != looks["at most"] != looks["unexplained"]
+
+
+def test_causes_that_overlap_end_at_nothing() -> None:
+    figure = draw_waterfall([cause(1, "host", 80.0, 10.0), cause(2, "input", 20.0), cause(3, "launches", 5.0, 120.0)])
+    assert [row[2:4] for row in figure["table"]["rows"]] == [[0, 100], [10, 90], [0, 10], [0, 0]]
+
+
+def test_changes_are_points_around_1_the_fastest_first_and_bounds_are_marked() -> None:
+    rows = [
+        change("threads", "no_difference", 1.0, ratio_low=0.99, ratio_high=1.01),
+        change("tf32", "refused", None),
+        change("loader_workers", "better", 0.8, ratio_low=0.7, ratio_high=0.9),
+        change("batches_from_memory", "better", 0.75),
+    ]
+    found = ratios(rows, {"batches_from_memory"})
+    assert [(one.label, one.finding, one.low) for one in found] == [
+        ("batches_from_memory (bound)", "bound", None),
+        ("loader_workers", "better", 0.7),
+        ("threads", "no_difference", 0.99),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "command"),
+    [
+        (change("tf32", "better", 0.9), "flopwatch why 7 --change tf32"),
+        (change("together", "better", 0.9, "tf32 + threads"), "flopwatch why 7 --change tf32 --change threads"),
+    ],
+)
+def test_a_change_is_measured_again_by_a_command(row: dict[str, Any], command: str) -> None:
+    assert again(7, row) == command

@@ -1,0 +1,121 @@
+"""The answer of a diagnosis: its lines, in the form and the order in which a terminal shows them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from workers.jobs.diagnosis import conclude
+from workers.jobs.diagnosis.conclude import MOST_LINES, TOGETHER, WIDTH, Result
+
+CAUSES: list[list[Any]] = [
+    [1, "optimizer", "train.py:51-55 SlowAdam.step (line 52: 17260 times a step)", 437.0, 92.0, 38.1, "measured"],
+    [2, "input", "train.py:58 Data.__getitem__", 21.0, 4.4, 454.0, "measured"],
+    [3, "precision", "train.py:36-38 Attention.forward", 9.0, 1.9, 466.0, "ceiling"],
+]
+
+
+def result(change: str, verdict: str, ratio: float | None = None, **known: Any) -> Result:
+    ends = (
+        {} if ratio is None else {"ratio": ratio, "low": ratio - 0.006, "high": ratio + 0.006, "step_ms": 475 * ratio}
+    )
+    return Result(
+        **{"change": change, "cause": "optimizer", "how": f"do {change}", "verdict": verdict, **ends, **known}
+    )
+
+
+NOTHING = result(TOGETHER, "no_difference")
+
+
+def test_each_cause_has_its_bound_and_its_line_and_the_first_of_a_kind_its_cure() -> None:
+    results = [
+        result("fused_optimizer", "better", 0.1, difference=2e-6),
+        result("loader_workers", "better", 0.958, cause="input", difference=0.003),
+        result("threads", "no_difference", 0.999),
+        result("compile_model", "inconclusive", 0.97),
+        result("tf32", "inconclusive", 0.99, low=None, high=None),
+        result("compile_blocks", "not_tried", reason=conclude.NO_TIME),
+        result("fused_attention", "refused", reason="it has none", cause="attention"),
+        result("no_optimizer", "better", 0.08, removes=True),
+    ]
+    together = result(TOGETHER, "better", 0.05, how="fused_optimizer + loader_workers", difference=0.0)
+    assert conclude.answer("step 475 ms ± 0.4 %", CAUSES, results, together) == [
+        "step 475 ms ± 0.4 %",
+        "1  optimizer  437 ms  measured: 38.1 ms  train.py:51-55 SlowAdam.step",
+        "   line 52: 17260 times a step -> fused_optimizer: 47.5 ms, −90.0 %",
+        "   (−90.6 … −89.4); 5 steps' losses equal within 2e-06",
+        "2  input       21 ms  measured: 454 ms   train.py:58 Data.__getitem__",
+        "   -> loader_workers: 455 ms, −4.2 % (−4.8 … −3.6); changes the loss by up to",
+        "   0.3 %",
+        "3  precision    9 ms  at most: 466 ms    train.py:36-38 Attention.forward",
+        "not worth it: threads −0.1 % (−0.7 … +0.5)",
+        "not certain: compile_model −3.0 % (−3.6 … −2.4), tf32 −1.0 % (once)",
+        "all together (fused_optimizer, loader_workers): 23.75 ms, −95.0 %",
+        "   (−95.6 … −94.4); 5 steps' losses equal within 1e-09",
+    ]
+
+
+def test_a_change_that_cannot_be_made_is_told_under_a_large_cause_and_in_the_list_otherwise() -> None:
+    no_fused = result("fused_optimizer", "refused", reason="torch has no fused form of SlowAdam")
+    other = result("tf32", "refused", cause="precision", reason="a CPU has no TF32")
+    lines = conclude.answer("step 475 ms", CAUSES, [no_fused, other], NOTHING)
+    assert lines[2] == "   line 52: 17260 times a step; no fused_optimizer: torch has no fused form of"
+    assert lines[-2:] == [
+        "refused: tf32 (a CPU has no TF32)",
+        "nothing that was tried shortens the step by more than 1 % for certain",
+    ]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_is_found_fits_a_terminal(seed: int) -> None:
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    deep = "src/" + "deep/" * draw.randrange(12) + f"train.py:{draw.randrange(900)} Model.{'f' * draw.randrange(90)}"
+    kinds = draw.choices(("input", "synchronisation", "host", "optimizer", "unexplained"), k=draw.randrange(20))
+    causes = [
+        [rank, kind, draw.choice((deep, None, "train.py:3 step (line 3: 100 times a step)")), 9.0 - rank / 10, 9.0, 1.0,
+         draw.choice(("measured", "ceiling"))]
+        for rank, kind in enumerate(kinds, start=1)
+    ]  # fmt: skip
+    verdicts = ("better", "no_difference", "worse", "inconclusive", "not_tried", "refused")
+    results = [
+        result(f"change_{at}_{'x' * draw.randrange(20)}", verdict, None if verdict in verdicts[4:] else 0.9,
+               reason="because " * draw.randrange(20), cause=draw.choice([*kinds, "kernels"]))
+        for at in range(draw.randrange(25)) for verdict in [draw.choice(verdicts)]
+    ]  # fmt: skip
+    better = [one.change for one in results if one.verdict == "better"]
+    together = result(TOGETHER, "better", 0.5, how=" + ".join(better)) if len(better) > 1 else NOTHING
+    lines = conclude.answer("step 475 ms ± 0.4 %", causes, results, together)
+    assert len(lines) <= MOST_LINES
+    assert max(map(len, lines)) <= WIDTH
+    assert lines[0] == "step 475 ms ± 0.4 %"
+    if len(better) > 1:
+        assert any(line.startswith("all together (") for line in lines)
+    if causes and causes[0][2] != deep:
+        assert lines[1].split()[:2] == ["1", kinds[0]]
+
+
+def found(turns: list[float], seen: dict[str, float] | None = None) -> dict[str, Any]:
+    rows = [{"cause": cause, "where": "", "lost_ms": ms} for cause, ms in (seen or {}).items()]
+    return {"turns": {"": turns}, "screened": {}, "looked": [], "seen": rows}
+
+
+def test_the_first_line_has_the_step_with_its_interval_and_how_much_of_it_the_device_works() -> None:
+    six = [99.0, 100.0, 100.0, 101.0, 100.0, 98.0]
+    assert conclude._step(found(six), 100.0, on_gpu=False) == "step 100 ms ± 2.0 %"
+    assert conclude._step(found(six[:2]), 99.5, on_gpu=False) == "step 99.5 ms (99 … 100 in 2 processes)"
+    assert conclude._step(found([99.0]), 99.0, on_gpu=False) == "step 99 ms (1 process)"
+    seen = {"input": 30.0, "launches": 9.0, "kernels": 40.0, "copies": 10.0, "optimizer": 11.0}
+    assert conclude._step(found(six, seen), 100.0, on_gpu=True) == "step 100 ms ± 2.0 %, the device works 61 % of it"
+
+
+def test_small_causes_count_beside_what_a_large_one_leaves_of_the_step() -> None:
+    def kinds(**ms: float) -> list[Any]:
+        seen = [{"cause": cause, "where": "", "lost_ms": one} for cause, one in ms.items()]
+        return [row[1] for row in conclude._causes(seen, [], sum(ms.values()))]
+
+    assert kinds(optimizer=92.0, kernels=7.6, input=0.4) == ["optimizer", "kernels", "input"]
+    assert kinds(optimizer=92.0, kernels=7.9, input=0.1) == ["optimizer", "kernels"], "too few samples"
+    assert kinds(kernels=99.6, input=0.4) == ["kernels"], "the model's work does not go away"
