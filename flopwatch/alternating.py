@@ -60,8 +60,9 @@ def _is_code(value: object) -> bool:
 
 
 def of_side(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a spec as a side of a comparison, which has no replicates of its own."""
-    return {name: value for name, value in spec.items() if name != "replicates"}
+    """Return a spec as a side of a comparison, which has no replicates of its own; of a diagnosis its step."""
+    of = spec["step"] if spec["kind"] == "diagnosis" else spec
+    return {name: value for name, value in of.items() if name != "replicates"}
 
 
 def _work(spec: Mapping[str, Any]) -> str:

@@ -231,19 +231,21 @@ def _of_side(snapshot: Snapshot, side: Side) -> Returned | None:
         if table is None or not {column["name"] for column in table["columns"]} >= COLUMNS:
             continue
         of_job = {case.key for case in side.cases if case.job == job.id}
-        seed = (job.spec if side.units is None else job.spec.get(side.name, {})).get("seed")
+        spec, units = (job.spec, None) if side.units is None else (job.spec.get(side.name, {}), side.units)
+        if spec.get("kind") == "diagnosis":
+            spec, units = spec["step"], {min(table["units"])}  # the others change the step
         key = next(iter(of_job), None) if len(keys) > 1 and len(of_job) == 1 else None
-        has_any = has_any or side.units is None or bool(side.units & {*table["units"]})
+        has_any = has_any or units is None or bool(units & {*table["units"]})
         sheet = table_of(snapshot, job.id, VALUES)
         for cells in sheet.rows:
             row = dict(zip(sheet.names(), cells, strict=True))
-            if side.units is not None and row.get(UNIT_INDEX, table["units"][0]) not in side.units:
+            if units is not None and row.get(UNIT_INDEX, table["units"][0]) not in units:
                 continue
             value = float(row["not_finite"] or "nan") if row["value"] is None else float(row["value"])
             if row["what"] == "returned":
-                returned.setdefault((key, seed, row["step"], row["name"]), []).append(value)
+                returned.setdefault((key, spec.get("seed"), row["step"], row["name"]), []).append(value)
             elif row["what"] == "steps":
-                steps[key, seed] = min(int(value), steps.get((key, seed), int(value)))
+                steps[key, spec.get("seed")] = min(int(value), steps.get((key, spec.get("seed")), int(value)))
             else:
                 work.setdefault((key, None, None, row["name"]), []).append(value)
     return Returned(returned, work, steps) if has_any else None

@@ -28,6 +28,11 @@ def test_versions_of_the_same_work_are_compared_once() -> None:
     assert alternating.comparisons(baseline, candidate[:2]) == ([spec], True)
 
 
+def test_of_a_diagnosis_the_step_is_measured_in_turns() -> None:
+    step = {"kind": "benchmark", "seed": 1}
+    assert alternating.of_side({"kind": "diagnosis", "seed": 2, "step": step}) == step
+
+
 def test_a_baseline_of_release_0_1_0_has_neither_file_names_nor_later_fields() -> None:
     former = {"spec": {"kind": "attention", "code": {"sha256": "old", "function": "f"}, "seed": 0, "dtypes": []}}
     (spec,), _ = alternating.comparisons([former], [job("new", window=None)])

@@ -869,6 +869,26 @@ def test_returned_numbers_of_two_jobs_and_of_one_that_has_none(
     assert results.compare(database, [without], [without]).agreement is None
 
 
+def test_of_a_diagnosis_the_unchanged_step_counts_with_its_own_seed(
+    database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any, record: Any
+) -> None:
+    def job(drawn: int, *of_units: float) -> int:
+        spec = {"kind": "diagnosis", "seed": drawn, "step": {"kind": "benchmark", "seed": 5}}
+        claim = run_job(spec)
+        tables = [reported("values", losses(loss), unit_index=at, **RETURNED) for at, loss in enumerate(of_units)]
+        finish = Finish("succeeded", units=in_turns()[: len(of_units)], tables=tables, measurements=[record("step_ms")])
+        queue.finish(claim, finish)
+        return claim.job_id
+
+    def outcome(one: int, other: int) -> str:
+        gate = results.compare(database, [one], [other], Question(expect_equal=1e-4)).judgement.gate
+        assert gate is not None
+        return gate.outcome
+
+    assert outcome(job(1, 2.0, 9.0), job(2, 2.0, 7.0)) == "passed", "later units measure changes"
+    assert outcome(job(1, 2.0, 9.0), job(2, 3.0, 9.0)) == "wrong"
+
+
 def test_what_steps_of_other_seeds_returned_is_not_compared(
     database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any, record: Any
 ) -> None:
