@@ -18,7 +18,7 @@ WORK = ("attention", "kernels", "precision")
 STEP, FLOOR, REST = "step", "floor", "the rest"
 LOOK = {
     "measured without it": {"color": "var(--plot-1)"},
-    "at most": {"color": "var(--plot-1)", "pattern": {"shape": "/"}},
+    "at most": {"color": "var(--plot-1)", "pattern": {"shape": "/"}, "line": {"color": "var(--plot-1)", "width": 1}},
     "the model's own work": {"color": "var(--plot-3)"},
     "unexplained": {"color": "var(--quiet)", "pattern": {"shape": "x"}},
     "time of a step": {"color": "var(--quiet)"},
@@ -110,7 +110,7 @@ def _trace(part: str, bars: Sequence[tuple[str, str, float, float, str]]) -> dic
         "x": [length for *_, length, _ in bars],
         "base": [base for _, _, base, *_ in bars],
         "text": [number(length) for *_, length, _ in bars],
-        "textposition": "outside",
+        "textposition": "auto",
         "marker": LOOK[part],
         "customdata": [f"{number(length)} ms {escaped(where)}" for *_, length, where in bars],
         "hovertemplate": "%{y}: %{customdata}<extra></extra>",
@@ -119,12 +119,13 @@ def _trace(part: str, bars: Sequence[tuple[str, str, float, float, str]]) -> dic
 
 def changes_panel(results: JobResults, causes: Sequence[Row], changes: Sequence[Row]) -> Panel:
     """Return the changes with their intervals and, of each, the command that measures it again and what to write."""
-    removing = {row["change"] for row in results.rows("candidates") if row["removes"]}
+    known = {row["change"]: row for row in results.rows("candidates")}
+    removing = {name for name, row in known.items() if row["removes"]}
     where: Mapping[Any, Any] = {row["cause"]: row["where"] for row in reversed(causes)}
     told = [
         {**row, "where": where.get(row["cause"]), "command": again(results.id, row)}
         for row in changes
-        if row["change"] not in removing
+        if row["change"] not in removing and (row["change"] in known or " + " in str(row["how"]))
     ]
     text = (
         "The changed step's time divided by that of the step as it is, with the 95 % interval where both took turns; "
@@ -139,7 +140,8 @@ def changes_panel(results: JobResults, causes: Sequence[Row], changes: Sequence[
         template="changes.html",
         values={
             "better": [row for row in told if row["verdict"] == "better"],
-            "others": [row for row in told if row["verdict"] != "better" and row["change"] != "together"],
+            "others": [row for row in told if row["verdict"] != "better" and row["ratio"] and row["change"] in known],
+            "untried": [row for row in told if not row["ratio"] and row["change"] in known],
         },
     )
 

@@ -36,7 +36,7 @@ INDENT, TIED = "   ", "\N{NO-BREAK SPACE}"
 """What a wrapped line begins with; a space at which no line is broken."""
 TOLD_CAUSES = 6
 LARGE_PERCENT = 5.0
-"""Of a smaller cause it is not told why a change against it was refused."""
+"""Of a smaller cause it is not told why a change against it was refused; smaller kernels are told last."""
 BROAD = ("kernels", "host", "launches")
 """Causes against which so many changes may help that a refused one says little."""
 STAYS = ("attention", "kernels", "precision", "unexplained")
@@ -217,7 +217,9 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
     if not causes and not results:
         return [step]
     better = [one for one in results if one.verdict == "better" and not one.removes]
-    shown = causes[:TOLD_CAUSES]
+    # Small operators here and there are what a step is made of: anything else is told before them.
+    plain = [row for row in causes if row[1] == "kernels" and float(row[4] or 0.0) < LARGE_PERCENT]
+    shown = sorted([*(row for row in causes if row not in plain), *plain][:TOLD_CAUSES], key=lambda row: row[0])
     told = {str(cause) for _, cause, *_ in shown}
     lines = [(0.0, step), *_of_causes(shown, better, results)]
     lines += [(2.0, line) for one in better if one.cause not in told for line in _wrapped(f"-> {_helped(one)}")]

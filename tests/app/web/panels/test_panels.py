@@ -235,7 +235,7 @@ def test_invalid_views_are_refused(site: Site, profile: int, query: str, status:
 def test_a_diagnosis_has_its_waterfall_changes_with_commands_and_gaps(site: Site, reported: Any) -> None:
     from workers.changes._base import Cause
     from workers.jobs.diagnosis.conclude import CAUSES, CHANGES
-    from workers.jobs.diagnosis.look import CANDIDATE_COLUMNS, GAP_COLUMNS
+    from workers.jobs.diagnosis.look import GAP_COLUMNS
 
     def columns(of: Any) -> dict[str, str]:
         return {column.name: column.type for column in of}
@@ -243,25 +243,30 @@ def test_a_diagnosis_has_its_waterfall_changes_with_commands_and_gaps(site: Site
     causes: list[list[Any]] = [
         [at, kind, None, 9.0, 9.0, 91.0, "ceiling"] for at, kind in enumerate(get_args(Cause), 1)
     ]
-    better = ["fused_optimizer", "optimizer", 80.0, 0.8, 0.7, 0.9, "better", 0.0, "fused=True <for> the optimizer"]
-    refused = ["tf32", "kernels", None, None, None, None, "refused", None, "set: a CPU has none"]
-    removes = ["no_optimizer", "optimizer", 70.0, 0.7, None, None, "inconclusive", 0.1, "no optimizer"]
+    measured = (80.0, 0.8, 0.7, 0.9)
+    changes = [
+        ["fused_optimizer", "optimizer", *measured, "better", 0.0, "fused=True <for> the optimizer"],
+        ["threads", "optimizer", *measured, "inconclusive", 0.0, "all cores"],
+        ["tf32", "kernels", *[None] * 4, "refused", None, "set: a CPU has none"],
+        ["compile_model", "kernels", *[None] * 4, "not_tried", None, "compile: no time was left"],
+        ["no_optimizer", "optimizer", *measured, "better", 0.1, "no optimizer"],
+        ["together", "optimizer", *measured, "better", 0.0, "fused_optimizer"],
+    ]
+    candidates = [[name, name == "no_optimizer"] for name, *_ in changes[:-1]]
     tables = (
         reported("causes", causes, **columns(CAUSES)),
-        reported("changes", [better, refused, removes], **columns(CHANGES)),
-        reported(
-            "candidates", [["no_optimizer", "optimizer", None, True, "no optimizer"]], **columns(CANDIDATE_COLUMNS)
-        ),
+        reported("changes", changes, **columns(CHANGES)),
+        reported("candidates", candidates, change="string", removes="boolean"),
         reported("gaps", [[1.0, 2.0, "launches", "sgemm", "train.py:3 step"]], **columns(GAP_COLUMNS)),
     )
     site.worker.register(frozenset({"benchmark"}))
     job_id = finished(site, {"kind": "diagnosis", "step": {"kind": "benchmark"}}, tables=tables)
     found = shown(site, job_id)
-    assert {"panel-waterfall", "panel-changes", "panel-gaps", "losers"} <= set(found.ids)
+    assert {"panel-waterfall", "panel-changes", "panel-gaps", "losers", "untried"} <= set(found.ids)
     html = site.http.get(f"/ui/jobs/{job_id}/panels").text
     assert f"flopwatch why {job_id} --change fused_optimizer" in html
     assert "fused=True &lt;for&gt; the optimizer" in html
-    assert f"flopwatch why {job_id} --change tf32" not in html, "a refused change is not tried again"
-    assert "--change no_optimizer" not in html, "a bound is no cure"
+    again = re.findall(rf"flopwatch why {job_id} --change (\w+)<", html)
+    assert again == ["fused_optimizer", "threads", "compile_model"], "neither a refused change nor a bound is a cure"
     for name in ("waterfall", "changes"):
         assert site.http.get(f"/ui/jobs/{job_id}/plots/{name}").json()["data"], name

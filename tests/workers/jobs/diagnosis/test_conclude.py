@@ -68,6 +68,16 @@ def test_a_change_that_cannot_be_made_is_told_under_a_large_cause_and_in_the_lis
     ]
 
 
+def test_small_plain_kernels_are_told_after_all_others() -> None:
+    kernels = [[at, "kernels", f"train.py:{at} f", 10.0 - at, 4.9, 90.0, "ceiling"] for at in range(2, 7)]
+    others = [[at, "host", f"train.py:{at} g", 10.0 - at, 1.0, 90.0, "ceiling"] for at in range(7, 10)]
+    lines = conclude.answer("step 100 ms", [CAUSES[0], *kernels, *others], [], NOTHING)
+    assert [line[0] for line in lines if line[0].isdecimal()] == list("123789")
+    kernels[4][4] = 5.1
+    lines = conclude.answer("step 100 ms", [CAUSES[0], *kernels, *others], [], NOTHING)
+    assert [line[0] for line in lines if line[0].isdecimal()] == list("126789")
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_is_found_fits_a_terminal(seed: int) -> None:
     print(f"seed {seed}")
