@@ -233,7 +233,7 @@ def _of_side(snapshot: Snapshot, side: Side) -> Returned | None:
         of_job = {case.key for case in side.cases if case.job == job.id}
         spec, units = (job.spec, None) if side.units is None else (job.spec.get(side.name, {}), side.units)
         if spec.get("kind") == "diagnosis":
-            spec, units = spec["step"], {min(table["units"])}  # the others change the step
+            spec, units = spec["step"], frozenset({min(table["units"])})  # the others change the step
         key = next(iter(of_job), None) if len(keys) > 1 and len(of_job) == 1 else None
         has_any = has_any or units is None or bool(units & {*table["units"]})
         sheet = table_of(snapshot, job.id, VALUES)

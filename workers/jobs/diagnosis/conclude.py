@@ -219,7 +219,7 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
     better = [one for one in results if one.verdict == "better" and not one.removes]
     # Small operators here and there are what a step is made of: anything else is told before them.
     plain = [row for row in causes if row[1] == "kernels" and float(row[4] or 0.0) < LARGE_PERCENT]
-    shown = sorted([*(row for row in causes if row not in plain), *plain][:TOLD_CAUSES], key=lambda row: row[0])
+    shown = sorted([*(row for row in causes if row not in plain), *plain][:TOLD_CAUSES], key=causes.index)
     told = {str(cause) for _, cause, *_ in shown}
     lines = [(0.0, step), *_of_causes(shown, better, results)]
     lines += [(2.0, line) for one in better if one.cause not in told for line in _wrapped(f"-> {_helped(one)}")]
