@@ -106,6 +106,8 @@ class FullyShardedDataParallel(nn.Module):
         reshard_after_forward: False: a unit stays whole from its forward to its backward pass. Then each rank sends
             2·P·(n-1)/n, as much as for data parallelism, and keeps P of parameters from one to the other; gradients and
             the optimizer's state stay divided (ZeRO stage 2).
+        prefetch: Units that are gathered ahead of the one that computes, each with its memory; 0: each is gathered when
+            it is needed, and computing waits for it.
         replicas: The ranks that have the same parts as this one, for hybrid sharding: gradients are averaged over
             `process_group`, and then over these. Every process group must have as many ranks, and the first ranks of
             all groups of replicas must be one process group.
@@ -120,7 +122,8 @@ class FullyShardedDataParallel(nn.Module):
             that is wrapped already, in whole or in part; a parameter with a post-accumulate hook; a module on the meta
             device that has no `reset_parameters`; or a `compute_dtype` or `reduce_dtype` that is no floating-point
             dtype.
-        ValueError: the module is on the meta device, and `device` is missing; or this rank is not in the process group.
+        ValueError: the module is on the meta device, and `device` is missing; `prefetch` is negative; or this rank is
+            not in the process group.
     """
 
     def __init__(
@@ -131,6 +134,7 @@ class FullyShardedDataParallel(nn.Module):
         process_group: dist.ProcessGroup | None = None,
         reduce_dtype: torch.dtype | None = None,
         reshard_after_forward: bool = True,
+        prefetch: int = 1,
         replicas: dist.ProcessGroup | None = None,
         device: torch.device | str | None = None,
         initialise: Callable[[nn.Module], None] | None = None,
@@ -141,7 +145,9 @@ class FullyShardedDataParallel(nn.Module):
         self._groups = [self.group] if replicas is None else [replicas, self.group]
         """Groups over which a broadcast, one after the other, reaches every rank from the first."""
         self.compute_dtype, self.reduce_dtype = compute_dtype, reduce_dtype
-        self.reshard_after_forward = reshard_after_forward
+        if prefetch < 0:
+            raise ValueError(f"prefetch must be 0 or more, not {prefetch}")
+        self.reshard_after_forward, self.prefetch = reshard_after_forward, prefetch
         _refuse_unsuited(module, compute_dtype, reduce_dtype)
         is_meta = any(parameter.is_meta for parameter in module.parameters())
         if is_meta and device is None:
@@ -365,13 +371,13 @@ class FullyShardedDataParallel(nn.Module):
     # Forward and backward passes of units
 
     def before_forward(self, unit: ShardedUnit) -> None:
-        """Make a unit whole, and start gathering the one that ran after it last time."""
+        """Make a unit whole, and start gathering those that ran after it last time."""
         unit.running.append(self._forward.use(unit, again=_in_backward()))
         unit.make_whole()
         unit.show_whole()
         ran = len(self._forward.order)
         if not _in_backward() and self._previous_order[ran - 1 : ran] == [unit]:
-            for following in self._previous_order[ran : ran + 1]:
+            for following in self._previous_order[ran : ran + self.prefetch]:
                 following.start_gathering()
 
     def after_forward(self, unit: ShardedUnit, outputs: Any) -> None:
@@ -405,7 +411,7 @@ class FullyShardedDataParallel(nn.Module):
             unit.free()
 
     def before_backward(self, use: Use, forward: ForwardPass, number: int) -> None:
-        """Make a unit whole, start gathering the one that ran before it, and end the backward passes of those that ran
+        """Make a unit whole, start gathering those that ran before it, and end the backward passes of those that ran
         after it.
 
         Autograd's engine runs the node of the highest number that is ready. So when a node runs, all higher ones have
@@ -429,8 +435,7 @@ class FullyShardedDataParallel(nn.Module):
         unit.make_whole()
         # Activation checkpointing may run a part of the unit again.
         unit.show_whole()
-        following = forward.before(use)
-        if following is not None:
+        for following in forward.before(use, self.prefetch):
             following.start_gathering()
         for one in over:
             if one.backward.first > number and one.has_all_gradients():

@@ -291,11 +291,12 @@ class ForwardPass:
         self.order.append(Use(unit, start, self._first.setdefault(unit, start), handled_error()))
         return self.order[-1]
 
-    def before(self, use: Use) -> ShardedUnit | None:
-        """Return the unit that ran before this use: the one whose backward pass comes after it."""
+    def before(self, use: Use, number: int) -> list[ShardedUnit]:
+        """Return so many units that ran before this use, the last one first: their backward passes come after it."""
         places = [place for place, one in enumerate(self.order) if one is use]
         places = places or [place for place, one in enumerate(self.order) if one.unit is use.unit]
-        return self.order[places[-1] - 1].unit if places and places[-1] > 0 else None
+        last = places[-1] if places else 0
+        return [one.unit for one in reversed(self.order[max(0, last - number) : last])]
 
 
 class BackwardState:

@@ -52,6 +52,9 @@ class DdpSpec(TrainingSpec):
     """`fsdp` and `torch_fsdp` only: free gathered parameters between the forward and the backward pass. If false, they
     stay, and are gathered once: each rank sends as much as without sharding, and divides gradients and optimizer state
     only (ZeRO stage 2)."""
+    prefetch: int = Field(default=1, ge=0, le=64)
+    """`fsdp` only: blocks whose parameters are gathered ahead of the one that computes. 0: each is gathered when it is
+    needed, and computing waits for it."""
     mode: Literal["forward_backward", "train_step"] = "train_step"
     """`forward_backward` computes and shares gradients; `train_step` adds the optimizer. Other modes have no gradients
     to share."""
@@ -100,7 +103,12 @@ class DdpSpec(TrainingSpec):
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {
         *("trace", "trace_max_mib", "snapshot", "step_timeout_s", "new_tokens")
     }
-    added: ClassVar[Mapping[str, Scalar]] = {**TrainingSpec.added, "reshard_after_forward": True, "nodes": 1}
+    added: ClassVar[Mapping[str, Scalar]] = {
+        **TrainingSpec.added,
+        "reshard_after_forward": True,
+        "prefetch": 1,
+        "nodes": 1,
+    }
     first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
         "kernels": ("rank", "name", "class", "total_ms", "share_percent", "calls", "median_us"),
     }
@@ -159,6 +167,8 @@ class DdpSpec(TrainingSpec):
             raise field_error(
                 "reshard_after_forward", f"{self.strategy} keeps parameters whole: choose fsdp, or leave it out"
             )
+        if self.prefetch != 1 and self.strategy != "fsdp":
+            raise field_error("prefetch", f"{self.strategy} has no such setting: choose fsdp, or leave it out")
         return self
 
     def _check_device(self) -> None:
@@ -224,6 +234,8 @@ class DdpSpec(TrainingSpec):
             identity["gradients_as_views"] = True
         if self.strategy not in FULLY_SHARDED:
             identity["reshard_after_forward"] = None
+        if self.strategy != "fsdp":
+            identity["prefetch"] = None
         if self.strategy not in FULLY_SHARDED or self.precision != "bf16":
             identity["cast_before_communication"] = None
         else:

@@ -12,8 +12,8 @@ from app.specs._identity import Case, Scalar
 from app.specs._union import KINDS, PlainSpec
 from app.specs.compare import MAX_SEED
 
-DIAGNOSED = "benchmark"
-"""The kind of steps that are diagnosed."""
+DIAGNOSED = ("benchmark", "ddp")
+"""The kinds of steps that are diagnosed."""
 
 
 class DiagnosisSpec(SpecBase):
@@ -23,7 +23,8 @@ class DiagnosisSpec(SpecBase):
 
     kind: Literal["diagnosis"] = "diagnosis"
     step: PlainSpec
-    """The step, as a spec of kind `benchmark`: our model's, or one of your own (`step_code`)."""
+    """The step, as a spec of kind `benchmark` or, of several ranks, `ddp`: our model's, or one of your own
+    (`step_code`)."""
     budget_s: int = Field(default=300, ge=10, le=86_400)
     """About how long it may take in seconds, by how long processes took so far. Changes that do not fit are listed as
     `not_tried`; a process that takes longer is not ended."""
@@ -41,8 +42,8 @@ class DiagnosisSpec(SpecBase):
 
     @model_validator(mode="after")
     def _step_can_be_diagnosed(self) -> Self:
-        if self.step.kind != DIAGNOSED:
-            raise field_error("step/kind", f"must be {DIAGNOSED}: no other kind's steps are diagnosed")
+        if self.step.kind not in DIAGNOSED:
+            raise field_error("step/kind", f"must be {' or '.join(DIAGNOSED)}: no other kind's steps are diagnosed")
         if getattr(self.step, "replicates", 1) != 1:
             raise field_error("step/replicates", "leave it out: the diagnosis plans its own processes")
         if self.changes is not None and len(set(self.changes)) < len(self.changes):
@@ -52,7 +53,7 @@ class DiagnosisSpec(SpecBase):
     @classmethod
     def example(cls) -> Self:
         """Return the diagnosis of a small step."""
-        return cls(step=KINDS[DIAGNOSED].model_validate({"model": {"size": "tiny"}, "context_length": 64}))
+        return cls(step=KINDS["benchmark"].model_validate({"model": {"size": "tiny"}, "context_length": 64}))
 
     def drawn(self) -> Self:
         return self if self.seed is not None else self.model_copy(update={"seed": secrets.randbelow(MAX_SEED)})

@@ -31,6 +31,19 @@ Cause = Literal[
 """What a step's time is lost to."""
 
 
+ONE_RANK = "the step has one rank, which shares no gradients"
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What is known of the gradients that ranks share."""
+
+    gradients_mb: float
+    """Their bytes, in MB of 2²⁰."""
+    best_bucket_mb: float | None
+    """The bucket that should leave the least communication exposed, if that was predicted."""
+
+
 @dataclass(frozen=True)
 class Look:
     """What is known of a step when changes are chosen for it, after its profile."""
@@ -43,6 +56,9 @@ class Look:
     """The numbers of worker processes of the torch.utils.data.DataLoaders that the step reads."""
     products: Counter[str] = field(default_factory=Counter)
     """Matrix products of a step, by data type: "fp32"."""
+
+    shared: Shared | None = None
+    """For a step of several ranks."""
 
     @property
     def on_gpu(self) -> bool:

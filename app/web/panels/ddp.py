@@ -28,7 +28,7 @@ MAX_RANKS = 16
 """Largest number of ranks of a timeline; the table has all of them."""
 COMPUTATION, EXPOSED = "computation", "exposed communication"
 STEP, EXPOSED_MS = "step_ms", "exposed_communication_ms"
-OF_A_STRATEGY = ("strategy", "bucket_size_mb", "sharded_optimizer", "reshard_after_forward")
+OF_A_STRATEGY = ("strategy", "bucket_size_mb", "sharded_optimizer", "reshard_after_forward", "prefetch")
 
 
 def panels(results: JobResults) -> list[Panel]:

@@ -42,6 +42,7 @@ def spec(**fields: Any) -> DdpSpec:
         ({**CAST, "strategy": "flat"}, "cast_before_communication", "choose fsdp"),
         ({"snapshot": True}, "snapshot", "choose backend nccl"),
         ({"reshard_after_forward": False}, "reshard_after_forward", "bucketed keeps parameters whole: choose fsdp"),
+        ({"prefetch": 2}, "prefetch", "bucketed has no such setting: choose fsdp"),
         ({**FSDP, "compile": True, "compile_scope": "model"}, "compile_scope", "fsdp gathers block by block"),
         ({**COMPILED, "compile_scope": "model"}, "compile_scope", "choose compile_scope blocks"),
         ({"first_bucket_size_mb": 1}, "first_bucket_size_mb", "was removed"),

@@ -40,8 +40,8 @@ def test_a_worker_needs_the_changes_that_are_asked_for() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"step": {"kind": "ddp"}}, "must be benchmark"),
-        ({"step": {"kind": "attention"}}, "must be benchmark"),
+        ({"step": {"kind": "attention"}}, "must be benchmark or ddp"),
+        ({"step": {"kind": "ddp", "strategy": "flat", "prefetch": 2}}, "choose fsdp"),
         ({"step": {**TINY, "replicates": 3}}, "its own processes"),
         ({"changes": ["threads", "threads"]}, "there twice"),
         ({"changes": []}, "at least 1"),

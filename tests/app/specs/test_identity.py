@@ -50,6 +50,7 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
         {},
         {"compile": True, "activation_checkpointing": True},
         {**NARROW, "strategy": "torch_fsdp"},
+        {"strategy": "fsdp"},
         {"strategy": "flat", "optimizer": "torch_fused_adamw", "backend": "nccl"},
         {"strategy": "none"},
         {"step_code": CODE},

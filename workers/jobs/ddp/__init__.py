@@ -7,7 +7,8 @@ combines their results (values.py, tables.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from app.specs.ddp import FULLY_SHARDED, DdpSpec
@@ -16,8 +17,8 @@ from workers.jobs._base import Unit
 from workers.jobs._ranks import RankReports, job_failure
 from workers.jobs._values import Values
 from workers.jobs.ddp.buckets import predicts, report_buckets
-from workers.jobs.ddp.tables import report_snapshots, report_tables, report_traces
-from workers.jobs.ddp.values import add_values, metrics, turns_of
+from workers.jobs.ddp.tables import report_snapshots, report_tables, report_traces, values_rows
+from workers.jobs.ddp.values import add_values, metrics, steps_of, turns_of
 from workers.measure.check import Check
 from workers.measure.errors import NotMeasured
 from workers.measure.host_memory import bound_memory
@@ -28,6 +29,7 @@ from workers.torch_host import MARK, set_precision, why_no_precision
 if TYPE_CHECKING:
     import torch
 
+    from app.specs import Case
     from workers.measure.validity import Monitor
 
 LOOK_S = 0.5
@@ -55,36 +57,74 @@ class DdpRunner:
             Unsupported: too few GPUs, or ranks that do not support the spec's options.
             Crashed: a rank died, or made no step in time.
         """
-        from workers.measure import environment
-        from workers.measure.validity import Monitor
-
-        devices = choose_devices(spec)
-        let_memory_grow(spec)
-        set_precision(spec.precision)
-        report.environment(environment.fingerprint(devices[0], *devices[1:]))
-        monitor = Monitor(devices)
-        case = spec.case()
-        found = run_ranks(spec, monitor, report)
-        values = Values(metrics(spec, () if isinstance(found, NotMeasured) else found[0]["phases"]))
-        if isinstance(found, NotMeasured):
-            monitor.watch(last=True)
-            values, checks = _reference.not_measured(values.metrics, found)
-        else:
-            values.set("device_memory_mib", None, *monitor.device_memory_mib())
-            checks = add_values(values, spec, devices, found, report.ceilings)
-            checks += [Check(**check) for check in found[0]["parts"]]
-            if spec.trace:
-                report_traces(spec, found, report)
-            if spec.snapshot:
-                report_snapshots(found, report)
-            report_tables(spec, found, report)
-            if predicts(spec):
-                report_buckets(spec, found, turns_of(found, "silent"), values, report)
-        report.validity(monitor.conclude(checks), case.key, unit.title)
-        values.report(case, environment.device_key(devices[0], len(devices) * spec.nodes), report)
+        measure(spec, spec.case(), unit.title, report)
 
 
 RUNNER = DdpRunner()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the ranks have found."""
+
+    ranks: list[dict[str, Any]] | NotMeasured
+    """Of each rank what it returned; or why there is nothing."""
+    values: Values
+    devices: Sequence[torch.device]
+    best_bucket_mb: float | None = None
+    """The size of a bucket that should leave the least communication exposed."""
+
+
+def measure(spec: DdpSpec, case: Case, title: str, report: Reporter) -> Measured:
+    """Run the ranks, and report all that they find as this case."""
+    from workers.measure import environment
+    from workers.measure.validity import Monitor
+
+    devices, best = choose_devices(spec), None
+    let_memory_grow(spec)
+    set_precision(spec.precision)
+    report.environment(environment.fingerprint(devices[0], *devices[1:]))
+    monitor = Monitor(devices)
+    found = run_ranks(spec, monitor, report)
+    values = Values(metrics(spec, () if isinstance(found, NotMeasured) else found[0]["phases"]))
+    if isinstance(found, NotMeasured):
+        monitor.watch(last=True)
+        values, checks = _reference.not_measured(values.metrics, found)
+    else:
+        values.set("device_memory_mib", None, *monitor.device_memory_mib())
+        checks = add_values(values, spec, devices, found, report.ceilings)
+        checks += [Check(**check) for check in found[0]["parts"]]
+        if spec.trace:
+            report_traces(spec, found, report)
+        if spec.snapshot:
+            report_snapshots(found, report)
+        report_tables(spec, found, report)
+        if predicts(spec):
+            best = report_buckets(spec, found, turns_of(found, "silent"), values, report)
+    report.validity(monitor.conclude(checks), case.key, title)
+    values.report(case, environment.device_key(devices[0], len(devices) * spec.nodes), report)
+    return Measured(found, values, devices, best)
+
+
+def times(spec: DdpSpec, report: Reporter) -> tuple[list[float], Sequence[torch.device]]:
+    """Run the ranks with the strategy's steps alone. Report what these returned; return the ms of the slowest rank in
+    each step, and the devices.
+
+    Raises:
+        NotMeasured: the memory did not suffice.
+    """
+    from workers.measure import returned
+    from workers.measure.validity import Monitor
+
+    devices = choose_devices(spec)
+    let_memory_grow(spec)
+    set_precision(spec.precision)
+    found = run_ranks(spec, Monitor(devices), report, only_times=True)
+    if isinstance(found, NotMeasured):
+        raise found
+    report.table(returned.VALUES, returned.COLUMNS, values_rows(spec, found))
+    (step_ms,) = steps_of(turns_of(found, spec.strategy))
+    return step_ms, devices
 
 
 def choose_devices(spec: DdpSpec) -> list[torch.device]:
@@ -120,8 +160,10 @@ def let_memory_grow(spec: DdpSpec) -> None:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
-def run_ranks(spec: DdpSpec, monitor: Monitor, report: Reporter) -> list[dict[str, Any]] | NotMeasured:
-    """Start the ranks, and return each rank's results; or why there are none.
+def run_ranks(
+    spec: DdpSpec, monitor: Monitor, report: Reporter, *, only_times: bool = False
+) -> list[dict[str, Any]] | NotMeasured:
+    """Start the ranks, and return each rank's results, or their steps' times alone; or why there are none.
 
     Raises:
         Crashed: a rank died or made no step in time.
@@ -132,7 +174,7 @@ def run_ranks(spec: DdpSpec, monitor: Monitor, report: Reporter) -> list[dict[st
 
     ranks = RankReports(
         run_rank,
-        [spec.model_dump(mode="json"), str(report.scratch)],
+        [spec.model_dump(mode="json"), str(report.scratch), only_times],
         world_size=spec.world_size,
         backend=spec.backend,
         folder=report.scratch / "ranks",

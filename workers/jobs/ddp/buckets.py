@@ -78,8 +78,9 @@ def report_buckets(
     silent: Sequence[Sequence[Mapping[str, Any]]],
     values: Values,
     report: Reporter,
-) -> None:
-    """Set the predicted exposed communication, and report the tables `fit` and `bucket-size`.
+) -> float | None:
+    """Set the predicted exposed communication, and report the tables `fit` and `bucket-size`; return the size of the
+    best bucket in MB, None if it is not known.
 
     `silent` has the turns without communication, as each rank saw them.
     """
@@ -88,7 +89,7 @@ def report_buckets(
     each = [rank["all_reduce"] for rank in found]
     if not all(each):
         values.set(PREDICTED, None, None, "there was no memory for the tensors whose all-reduce is timed")
-        return
+        return None
     times = {
         int(size): [1e-3 * max(call) for call in zip(*(rank[size] for rank in each), strict=True)] for size in each[0]
     }
@@ -97,7 +98,7 @@ def report_buckets(
         line = fit(times, spec.seed)
     except ValueError as error:
         values.set(PREDICTED, None, None, f"all gradients are too small: {error}")
-        return
+        return None
     ranks = [rank for turn in silent for rank in turn]
     backward_s = 1e-3 * statistics.median(time_ms for rank in ranks for time_ms in rank["phases_ms"]["backward"])
     total = sum(row[1] for row in found[0]["communication"] if row[0] == "all_reduce")
@@ -107,6 +108,7 @@ def report_buckets(
     else:
         values.set(PREDICTED, None, [float(rows[0][7] or 0)])
     report.table("bucket-size", COLUMNS, rows)
+    return next(float(row[1] or 0) for row in rows if row[0] == "best")
 
 
 def bucket_rows(

@@ -12,6 +12,7 @@ from parallel.collectives import recorded
 from workers.jobs.ddp.context import RankContext
 from workers.jobs.ddp.strategies import Trained
 from workers.jobs.ddp.timing import StepTimer
+from workers.jobs.ddp.waits import of_rank
 from workers.measure.allocations import snapshot
 from workers.measure.memory import short_message
 from workers.measure.profiling import tables, usage
@@ -62,7 +63,7 @@ def record_step_overlap(context: RankContext, trained: Trained, folder: Path) ->
 
     Returns:
         {"why_not": …}, or for each step its "step_ms", "communication_ms", "exposed_ms" and "spans" by stream; also
-        rows of "kernels" and "classes", per step, and the "trace", a file.
+        rows of "kernels" and "classes", per step, its "waits" (as `of_rank`), and the "trace", a file.
     """
     why_not = why_no_profiler(context)
     if why_not is not None:
@@ -92,6 +93,7 @@ def record_step_overlap(context: RankContext, trained: Trained, folder: Path) ->
         "classes": [
             row[1:] for row in tables.class_rows({"": usage.classes(profiled.work, PROFILED_STEPS)}) if row[-1]
         ],
+        "waits": of_rank(profiled),
         "trace": _save(context, profiled, folder),
     }
 

@@ -55,23 +55,24 @@ def rounds_of(sides: Sequence[str], number: int, seed: int) -> list[list[str]]:
     return [list(sides), *(draw.sample(sides, len(sides)) for _ in range(number - 1))]
 
 
-def run_rank(rank: Rank, spec: dict[str, Any], folder: str) -> None:
+def run_rank(rank: Rank, spec: dict[str, Any], folder: str, only_times: bool) -> None:
     """Measure one rank, and report {"found": the result of `RankRun.run`}. See `measure_rank`."""
     rank.report({"started": True})
-    rank.report({"found": measure_rank(rank, spec, folder)})
+    rank.report({"found": measure_rank(rank, spec, folder, only_times=only_times)})
 
 
-def measure_rank(rank: Rank, spec: dict[str, Any], folder: str) -> dict[str, Any]:
+def measure_rank(rank: Rank, spec: dict[str, Any], folder: str, *, only_times: bool = False) -> dict[str, Any]:
     """Measure one rank.
 
     Args:
         rank: This rank.
         spec: A DdpSpec, as JSON.
         folder: The folder in which ranks leave traces and snapshots.
+        only_times: Measure the strategy's steps in one turn, and nothing else.
 
     Returns:
-        The result of `RankRun.run`, and "parts": the checks of the model's parts, by rank 0. An error whose meaning is
-        known is reported as {"failed": code, "detail": …} before it ends this rank.
+        The result of `RankRun.run`, or with `only_times` its "turns"; and "parts": the checks of the model's parts, by
+        rank 0. An error whose meaning is known is reported as {"failed": code, "detail": …} before it ends this rank.
     """
     parsed = parse_spec(spec)
     assert isinstance(parsed, DdpSpec)
@@ -80,7 +81,11 @@ def measure_rank(rank: Rank, spec: dict[str, Any], folder: str) -> dict[str, Any
         set_precision(parsed.precision)
         _own_step.hear_ranges()
         parts = _reference.check_parts(parsed, context.device) if rank.index == 0 else []
-        return {**RankRun(context, Path(folder)).run(), "parts": [asdict(check) for check in parts]}
+        run = RankRun(context, Path(folder))
+        if only_times:
+            context.sides = context.sides[:1]
+            return {"turns": [asdict(run.take_turn(parsed.strategy, parsed.measure_steps, None))]}
+        return {**run.run(), "parts": [asdict(check) for check in parts]}
 
 
 @contextmanager

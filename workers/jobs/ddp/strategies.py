@@ -140,7 +140,11 @@ def wrap(
             )
         case "fsdp":
             wrapped = parallel.FullyShardedDataParallel(
-                module, cast, process_group=group, reshard_after_forward=spec.reshard_after_forward
+                module,
+                cast,
+                process_group=group,
+                reshard_after_forward=spec.reshard_after_forward,
+                prefetch=spec.prefetch,
             )
         case "torch_ddp":
             return torch_ddp(module, spec.bucket_size_mb, group), None

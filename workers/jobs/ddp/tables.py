@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from app.specs.ddp import DdpSpec
 from workers.jobs.ddp.values import turns_of
+from workers.jobs.ddp.waits import COLUMNS as WAITS_COLUMNS
+from workers.jobs.ddp.waits import WAITS, ranks_of
 from workers.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ def report_snapshots(found: Sequence[Mapping[str, Any]], report: Reporter) -> No
 
 
 def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
-    """Report the tables `ranks`, `communication`, `operations`, `timeline`, `kernels`, `classes` and `values`."""
+    """Report the tables `ranks`, `communication`, `operations`, `timeline`, `kernels`, `classes`, `waits`, `values`."""
     from workers.measure import returned
     from workers.measure.profiling.tables import CLASS_SHARES, KERNELS
     from workers.measure.table import Column, first_rows
@@ -85,6 +87,8 @@ def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Rep
         rows = [[index, *row] for index, rank in enumerate(found) for row in rank["overlap"].get(name, [])]
         if rows:
             report.table(name, [Column("rank", "integer"), *profiled], first_rows(name, rows))
+    if rows := ranks_of(found).rows():
+        report.table(WAITS, WAITS_COLUMNS, first_rows(WAITS, rows))
     report.table(returned.VALUES, returned.COLUMNS, values_rows(spec, found))
 
 
@@ -95,7 +99,7 @@ def values_rows(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> list[list[
     rows: list[list[Scalar]] = []
     for index, turn in enumerate(turns_of(found, spec.strategy)[0]):
         rows += [[what, step, f"rank {index} {name}", *value] for what, step, name, *value in turn["returned"]]
-    work = found[0]["work"] or {"flops": found[0]["flops"]}
+    work = found[0].get("work") or {"flops": found[0].get("flops")}
     return [*rows, *returned.work_rows(work)]
 
 

@@ -35,11 +35,11 @@ class DiagnosisRunner:
 
     def run(self, spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
         """Run one unit of any stage."""
-        from workers.jobs.diagnosis import conclude, look, turn
+        from workers.jobs.diagnosis import conclude, look, ranks, turn
 
         match unit.params["stage"]:
             case "look":
-                look.run(spec, unit, report)
+                (ranks if spec.step.kind == "ddp" else look).run(spec, unit, report)
             case "conclude":
                 conclude.run(spec, unit, report)
             case _:

@@ -187,7 +187,8 @@ def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_m
     of_cause: Counter[str] = Counter()
     for row in seen:
         of_cause[row["cause"]] += row["lost_ms"]
-    measured = {one.cause: one for one in results if one.removes and one.step_ms is not None}
+    measured = {row["cause"]: row["bound_ms"] for row in seen if row.get("bound_ms") is not None}
+    measured |= {one.cause: one.step_ms for one in results if one.removes and one.step_ms is not None}
     rows: list[list[Scalar]] = []
     left = total
     for row in sorted(seen, key=lambda row: -row["lost_ms"]):
@@ -198,7 +199,7 @@ def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_m
         bound = measured.get(row["cause"])
         alone = of_cause[row["cause"]] * 0.5 < row["lost_ms"]
         if bound is not None and alone:
-            limit, how = bound.step_ms, "measured"
+            limit, how = bound, "measured"
         else:
             limit, how = None if step_ms is None else max(0.0, step_ms - row["lost_ms"]), "ceiling"
         rows.append([len(rows) + 1, row["cause"], row["where"] or None, row["lost_ms"], percent, limit, how])

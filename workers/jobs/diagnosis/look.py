@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from app.specs.diagnosis import DiagnosisSpec
 from workers.changes import CHANGES
-from workers.changes._base import Change, Look
+from workers.changes._base import ONE_RANK, Change, Look
 from workers.jobs import _reference
 from workers.jobs._base import Unit
 from workers.jobs._profiled import profile_steps
@@ -47,8 +47,6 @@ LEAST = 0.01
 MANY = 100
 """A line that a step runs as often is a loop that somebody should know of."""
 OPTIMIZER, INPUT = "optimizer", "input"
-INPUT_PHASES = frozenset({"data", "input", "load", "loader", "batch", "dataloader"})
-"""Phases in which users get their batches."""
 OF_LIBRARIES = (
     ("torch/utils/data/", INPUT),
     ("torch/optim/", OPTIMIZER),
@@ -227,6 +225,8 @@ def _same_part(part: str, did: Launched | None) -> str:
 
 def _cause_of(phase: str, frames: Sequence[tuple[str, str, int]], optimizers: set[str]) -> str:
     """Return the cause that a stack itself tells; "" if it is the code's own work."""
+    from workers.measure.profiling.overlap import INPUT_PHASES
+
     if phase in INPUT_PHASES:
         return INPUT
     for file, function, _ in frames:
@@ -331,6 +331,8 @@ def candidates(spec: DiagnosisSpec, look: Look, lost: Lost) -> list[list[Scalar]
         if spec.changes is None and of_cause[cause] < LEAST * total:
             continue
         why_not: str | None = change.why_not(look)
+        if why_not == ONE_RANK and spec.changes is None:
+            continue
         fields: dict[str, Any] = {}
         if why_not is None and look.own is None:
             why_not, fields = _fields(change, look)

@@ -156,7 +156,8 @@ class _Progress:
             Unit(
                 title=f"{TITLES[stage]}: {' + '.join(names) or STEP}",
                 params={"stage": stage, "changes": list(names), "fields": self._fields(names), **numbers},
-                start="exec" if stage == "turn" else "fork",
+                # Each rank of a step of several is a fresh process.
+                start="exec" if stage == "turn" and self.spec.step.kind != "ddp" else "fork",
             )
             for names in sides
         ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from app.specs.diagnosis import DiagnosisSpec
 from workers.changes import CHANGES
 from workers.changes._base import Change
+from workers.jobs import ddp
 from workers.jobs._base import Unit
 from workers.jobs._training import building, measuring
 from workers.measure.table import Column, Scalar
@@ -38,8 +39,12 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     report.cursor(0)  # a crash of this process is a result, too
     changes = [CHANGES.load(name) for name in names]
     try:
-        samples, device = _samples(changed(spec.step, unit.params), changes, report)
-        row = row_of(stage, names, samples, device)
+        step = changed(spec.step, unit.params)
+        if step.kind == "ddp":
+            samples, devices = ddp.times(step, report)
+            row = row_of(stage, names, samples, devices[0], len(devices) * step.nodes)
+        else:
+            row = row_of(stage, names, *_samples(step, changes, report))
     except Exception as error:
         if not names:
             raise
@@ -51,11 +56,13 @@ def _refused(stage: str, names: Sequence[str], reason: str) -> list[Scalar]:
     return [stage, JOINED.join(names), None, 0, None, None, "refused", reason]
 
 
-def row_of(stage: str, names: Sequence[str], samples: Sequence[float], device: torch.device) -> list[Scalar]:
+def row_of(
+    stage: str, names: Sequence[str], samples: Sequence[float], device: torch.device, devices: int = 1
+) -> list[Scalar]:
     """Return the row of a process that has measured these times of a step in ms."""
     from workers.measure.environment import device_key
 
-    on = [device.type, device_key(device)]
+    on = [device.type, device_key(device, devices)]
     return [stage, JOINED.join(names), statistics.fmean(samples), len(samples), *on, "ok", None]
 
 

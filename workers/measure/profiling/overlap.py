@@ -17,15 +17,18 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from workers.measure.profiling.attribution import Attribution, RecordedWork
+from workers.measure.profiling.attribution import Attribution, Interval, RecordedWork
 from workers.measure.profiling.classes import COMMUNICATION, class_of_kernel
 from workers.measure.profiling.recording import NODE, Recording, device_events, host_events
+from workers.measure.profiling.waits import LOADER, RUNNING, Stretch, stretches
 
 Span = tuple[int, int]
 """When something began and ended, in ns."""
 GLOO = "gloo:"
 """Head of the names of gloo's operations."""
 OPERATORS = ("operator", "backward")
+INPUT_PHASES = ("data", "input", "load", "loader", "batch", "dataloader")
+"""Phases in which users get their batches."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ class OverlapRecording:
 
     steps: list[StepOverlap]
     work: list[RecordedWork]
+    stretches: list[tuple[Interval, list[Stretch]]]
+    """Each step, and its parts of one class."""
+    collectives: list[tuple[str, Span]]
+    """All collectives, in the order in which they began."""
     save: Callable[[Path], None]
 
 
@@ -86,15 +93,39 @@ def record_overlap(
         raise RuntimeError(f"the profiler did not see {', '.join(missing)}")
     if on_gpu:
         spans = [((e.begin_ns, e.end_ns), class_of_kernel(e.name) == COMMUNICATION) for e in device]
+        collectives = [(e.name, (e.begin_ns, e.end_ns)) for e in device if class_of_kernel(e.name) == COMMUNICATION]
     else:
         # A node's hooks wait for communication; what it computes are operators inside it.
         operators = [e for e in host if e.kind in OPERATORS and not e.name.startswith((NODE, "c10d::"))]
-        spans = [((e.begin_ns, e.end_ns), False) for e in operators] + [(span, True) for span in gloo_spans(events)]
+        collectives = sorted(gloo_spans(events), key=lambda one: one[1])
+        spans = [((e.begin_ns, e.end_ns), False) for e in operators] + [(span, True) for _, span in collectives]
     overlaps = [overlap_of(spans, ranges[name]) for name in steps]
     recorded = attribution.work
     if not on_gpu:
         recorded += [one for name in steps for one in gloo_work(events, name, ranges[name])]
-    return OverlapRecording(overlaps, recorded, lambda path: results.save(str(path)))
+    if on_gpu:
+        parts = [(one, stretches(Recording(host, device), one)) for one in attribution.windows]
+    else:
+        loading = merged((e.begin_ns, e.end_ns) for e in host if LOADER.match(e.name))
+        loading += [(one.begin_ns, one.end_ns) for one in attribution.phases if one.name in INPUT_PHASES]
+        parts = [
+            (step, cpu_stretches(step, overlap, loading))
+            for step, overlap in zip(attribution.steps, overlaps, strict=True)
+        ]
+    return OverlapRecording(overlaps, recorded, parts, collectives, lambda path: results.save(str(path)))
+
+
+def cpu_stretches(step: Interval, overlap: StepOverlap, loading: Iterable[Span]) -> list[Stretch]:
+    """Return the parts of a CPU's step: operators run, only a collective does, a loader does, or the host itself."""
+    begin = step.begin_ns
+    found = [Stretch(begin + first, begin + last, RUNNING, begin + first) for first, last in overlap.compute]
+    rest = without([(0, overlap.length_ns)], overlap.compute)
+    loads = merged((max(0, first - begin), last - begin) for first, last in loading if last > begin)
+    for cause, spans in (("communication", overlap.communication), ("input", loads), ("host", rest)):
+        left = without(rest, spans) if cause != "host" else []
+        found += [Stretch(begin + first, begin + last, cause, begin + first) for first, last in without(rest, left)]
+        rest = left
+    return sorted(found, key=lambda one: one.begin_ns)
 
 
 def gloo_work(events: Iterable[Any], step: str, within: Span) -> Iterator[RecordedWork]:
@@ -106,11 +137,11 @@ def gloo_work(events: Iterable[Any], step: str, within: Span) -> Iterator[Record
             yield RecordedWork(event.name(), "operator", begin, begin + length, length, number, "")
 
 
-def gloo_spans(events: Iterable[Any]) -> Iterator[Span]:
-    """Yield the spans of gloo's operations, which its own threads end."""
+def gloo_spans(events: Iterable[Any]) -> Iterator[tuple[str, Span]]:
+    """Yield names and spans of gloo's operations, which its own threads end."""
     for event in events:
         if event.is_async() and event.name().startswith(GLOO):
-            yield event.start_ns(), event.start_ns() + event.duration_ns()
+            yield event.name(), (event.start_ns(), event.start_ns() + event.duration_ns())
 
 
 def overlap_of(spans: Iterable[tuple[Span, bool]], step: Span) -> StepOverlap:

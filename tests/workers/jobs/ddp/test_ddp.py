@@ -133,7 +133,7 @@ def run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found, reports, _ = measured
 
     def run(name: str, *, why_no_profiler: str | None = None, **fields: Any) -> Report:
-        def already(function: Any, spec: Any, scratch: str, *, reported: Any, **options: Any) -> None:
+        def already(function: Any, spec: Any, scratch: str, only_times: bool, *, reported: Any, **options: Any) -> None:
             assert function is run_rank
             assert options["world_size"] == 2
             for message in reports:

@@ -69,7 +69,7 @@ def test_operations_of_gloo_are_those_that_its_threads_end() -> None:
         return SimpleNamespace(**{key: lambda value=value: value for key, value in values.items()})
 
     events = [event("gloo:all_reduce", is_async=True), event("gloo:all_reduce", is_async=False)]
-    assert list(gloo_spans([*events, event("aten::mm", is_async=True)])) == [(5, 7)]
+    assert list(gloo_spans([*events, event("aten::mm", is_async=True)])) == [("gloo:all_reduce", (5, 7))]
 
 
 @pytest.mark.parametrize("name", ["ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"])

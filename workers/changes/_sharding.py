@@ -1,0 +1,15 @@
+"""What the changes of sharded parameters share."""
+
+from __future__ import annotations
+
+from workers.changes._base import ONE_RANK, Look
+
+
+def why_not_sharded(look: Look) -> str | None:
+    """Return why the step gathers no parameters; None if it does."""
+    from app.specs.ddp import FULLY_SHARDED
+
+    if look.shared is None:
+        return ONE_RANK
+    strategy: str = look.spec.strategy  # type: ignore[attr-defined]
+    return None if strategy in FULLY_SHARDED else f"with strategy {strategy} every rank has all parameters"

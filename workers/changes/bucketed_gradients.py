@@ -1,0 +1,23 @@
+"""Gradients that travel in buckets during the backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workers.changes._base import ONE_RANK, Change, Look
+
+WITHOUT = ("naive", "flat", "overlapped")
+
+
+def _why_not(look: Look) -> str | None:
+    if look.shared is None:
+        return ONE_RANK
+    strategy: str = look.spec.strategy  # type: ignore[attr-defined]
+    return None if strategy in WITHOUT else f"strategy {strategy} sends several gradients at once already"
+
+
+def _fields(_look: Look) -> dict[str, Any]:
+    return {"strategy": "bucketed"}
+
+
+CHANGE = Change(causes=("communication", "launches", "host"), how="strategy=bucketed", why_not=_why_not, fields=_fields)

@@ -1,0 +1,23 @@
+"""Parameters that are gathered, and gradients that are reduced, in bfloat16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workers.changes._base import Change, Look
+from workers.changes._sharding import why_not_sharded
+
+
+def _why_not(look: Look) -> str | None:
+    if (reason := why_not_sharded(look)) is not None:
+        return reason
+    if look.spec.precision != "bf16":
+        return f"it computes in {look.spec.precision}"
+    return "they travel in bfloat16 already" if look.spec.casts else None  # type: ignore[attr-defined]
+
+
+def _fields(_look: Look) -> dict[str, Any]:
+    return {"cast_before_communication": True}
+
+
+CHANGE = Change(causes=("communication",), how="cast_before_communication=true", why_not=_why_not, fields=_fields)

@@ -1,0 +1,21 @@
+"""Gradients that travel during the backward pass, each when it is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workers.changes._base import ONE_RANK, Change, Look
+
+
+def _why_not(look: Look) -> str | None:
+    if look.shared is None:
+        return ONE_RANK
+    strategy: str = look.spec.strategy  # type: ignore[attr-defined]
+    return None if strategy in ("naive", "flat") else f"strategy {strategy} communicates in the backward pass already"
+
+
+def _fields(_look: Look) -> dict[str, Any]:
+    return {"strategy": "overlapped"}
+
+
+CHANGE = Change(causes=("communication",), how="strategy=overlapped", why_not=_why_not, fields=_fields)

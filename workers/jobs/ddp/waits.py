@@ -1,0 +1,186 @@
+"""Puts every moment of each rank's profiled steps into one class, and tells which rank the others wait for.
+
+Ranks are aligned at the ends of their collectives, which all ranks leave together. So the rank in which a collective
+takes the least time came last, and that time is the transfer's; what another rank spends in it beyond that is waiting.
+A rank whose step began earlier than that of another waits for as long, and nobody is late.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from workers.measure.table import Column, Scalar
+
+if TYPE_CHECKING:
+    from workers.measure.profiling.attribution import Interval
+    from workers.measure.profiling.overlap import OverlapRecording
+    from workers.measure.profiling.waits import Stretch
+
+WAITS = "waits"
+COLUMNS = Column.parse("rank: integer, cause, where, time_ms: number ms, share_percent: number %")
+WAITING, EARLY = "waits for a rank that comes later", "its step began earlier"
+"""Places of the two parts of a collective that are no transfer."""
+COMMUNICATION = "communication"
+CAUSES = {"attention": "attention", "softmax": "attention", "optimizer": "optimizer"}
+"""The causes of classes of kernels (workers.measure.profiling.classes); of all others it is `kernels`."""
+UPDATE = "Optimizer.step#"
+"""Head of the range that torch opens around an optimizer's step, which is a phase of its own."""
+KIND = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|broadcast|send_?recv|barrier", re.IGNORECASE)
+LONGEST = 10
+"""Stretches of a rank's step that are kept one by one."""
+Places = defaultdict[tuple[str, str], float]
+"""ms by (cause, where)."""
+Layers = defaultdict[tuple[str, str, str], float]
+"""ms by (cause, where, layer)."""
+
+
+def of_rank(profiled: OverlapRecording) -> list[dict[str, Any]]:
+    """Return what each step of a rank says, JSON-ready.
+
+    Returns:
+        "places", rows of cause, where, layer and ms, without communication; "collectives", rows of operation, beginning
+        and end in ms since the step's beginning; "exposed", rows of a collective's number, a beginning, an end, phase
+        and layer; "longest", rows of beginning, length, cause, the work that follows, and where. A gap is where the
+        work is that ends it.
+    """
+    return [_of_step(profiled, window, stretches) for window, stretches in profiled.stretches]
+
+
+def _of_step(profiled: OverlapRecording, window: Interval, stretches: Sequence[Stretch]) -> dict[str, Any]:
+    from workers.measure.profiling.classes import COMMUNICATION as MOVING
+    from workers.measure.profiling.classes import classify
+    from workers.measure.profiling.waits import RUNNING
+
+    def ms(time_ns: int) -> float:
+        return 1e-6 * (time_ns - window.begin_ns)
+
+    work = [one for one in profiled.work if one.step == window.step and classify(one) != MOVING]
+    work.sort(key=lambda one: one.begin_ns)
+    begins = [one.begin_ns for one in work]
+    collectives = [one for one in profiled.collectives if window.begin_ns <= one[1][0] < window.end_ns]
+    places: Layers = defaultdict(float)
+    exposed: list[list[Any]] = []
+    longest: list[list[Any]] = []
+    for one in stretches:
+        after = bisect.bisect_left(begins, one.end_ns)
+        layer = [one for one in work[after].ranges[:1] if not one.startswith(UPDATE)] if after < len(work) else []
+        where = (f"before {work[after].phase}", "".join(layer)) if after < len(work) else ("at the end", "")
+        if one.cause == COMMUNICATION:
+            running = [at for at, (_, (begin, end)) in enumerate(collectives) if begin <= one.begin_ns < end]
+            exposed.append([running[0] if running else None, ms(one.begin_ns), ms(one.end_ns), *where])
+        elif one.cause != RUNNING:
+            places[one.cause, *where] += 1e-6 * one.ns
+        if one.cause != RUNNING:
+            longest.append([ms(one.begin_ns), 1e-6 * one.ns, one.cause, one.next, " ".join(where).strip()])
+    shares: Layers = defaultdict(float)
+    for piece in work:
+        cause = CAUSES.get(name := classify(piece), "kernels")
+        shares[cause, name if cause == "kernels" else "", ""] += piece.time_ns
+    running_ms = 1e-6 * sum(one.ns for one in stretches if one.cause == RUNNING)
+    total = sum(shares.values())
+    for place, ns in (shares if total else {("kernels", "", ""): 1.0}).items():
+        places[place] += running_ms * ns / (total or 1.0)
+    return {
+        "places": [[*place, time_ms] for place, time_ms in places.items()],
+        "collectives": [[_operation(name), ms(begin), ms(end)] for name, (begin, end) in collectives],
+        "exposed": exposed,
+        "longest": sorted(longest, key=lambda one: -one[1])[:LONGEST],
+    }
+
+
+def _operation(name: str) -> str:
+    match = KIND.search(name)
+    return "collective" if match is None else re.sub(r"(?<=[a-z])(?=[A-Z])", "_", match[0]).lower()
+
+
+def ranks_of(found: Sequence[Mapping[str, Any]]) -> Ranks:
+    """Return what the profiled steps say, from the results of all ranks."""
+    sizes: dict[str, int] = {}
+    for operation, size, *_ in found[0]["operations"]:
+        sizes[operation] = max(size, sizes.get(operation, 0))
+    return Ranks([rank["overlap"].get("waits", []) for rank in found], sizes)
+
+
+class Ranks:
+    """What the profiled steps of all ranks say together.
+
+    Args:
+        found: For each rank what `of_rank` returned.
+        sizes: The bytes of the largest collective, by operation, where they are known.
+    """
+
+    def __init__(self, found: Sequence[Sequence[Mapping[str, Any]]], sizes: Mapping[str, int]) -> None:
+        self._sizes = sizes
+        self.steps = max(1, min(map(len, found), default=0))
+        layers: list[Layers] = [defaultdict(float) for _ in found]
+        for number in range(self.steps if found and all(found) else 0):
+            self._add(layers, [rank[number] for rank in found])
+        self.places = [joined(one) for one in layers]
+        """For each rank the mean ms of a step by cause and place; they add up to its step."""
+
+    @property
+    def critical(self) -> int:
+        """The rank that waits least: its time is the step's."""
+        return min(range(len(self.places)), key=lambda rank: self.places[rank][COMMUNICATION, WAITING])
+
+    def _add(self, layers: Sequence[Layers], step: Sequence[Mapping[str, Any]]) -> None:
+        for places, seen, waiting in zip(layers, step, self._waiting(step), strict=True):
+            for *place, ms in seen["places"]:
+                places[tuple(place)] += ms / self.steps
+            for number, begin, end, *where in seen["exposed"]:
+                first, second = (min(max(at, begin), end) for at in waiting.get(number, (begin, begin)))
+                kind = self._named(number, [one[0] for one in seen["collectives"]])
+                places["unexplained", EARLY, ""] += (first - begin) / self.steps
+                places[COMMUNICATION, WAITING, ""] += (second - first) / self.steps
+                places[COMMUNICATION, f"{kind} {where[0]}", where[1]] += (end - second) / self.steps
+
+    def _named(self, number: int | None, kinds: Sequence[str]) -> str:
+        """Return a collective's operation, how many of them a step has, and the size of the largest."""
+        if number is None:
+            return "a collective"
+        size = self._sizes.get(kind := kinds[number])
+        return f"{kind} ({kinds.count(kind)} a step{'' if size is None else f', up to {size / 2**20:.3g} MB'})"
+
+    def _waiting(self, step: Sequence[Mapping[str, Any]]) -> list[dict[int, tuple[float, float]]]:
+        """Return for each rank, by the number of a collective, until when it waits: as long as its step had begun
+        earlier, and after that for a rank that comes later."""
+        found: list[dict[int, tuple[float, float]]] = [{} for _ in step]
+        kinds = [[one[0] for one in seen["collectives"]] for seen in step]
+        if any(one != kinds[0] for one in kinds) or not kinds[0]:
+            return found
+        ends = [seen["collectives"][-1][2] for seen in step]
+        early = [end - min(ends) for end in ends]
+        for number, each in enumerate(zip(*(seen["collectives"] for seen in step), strict=True)):
+            lengths = [end - begin for _, begin, end in each]
+            waits = [length - min(lengths) for length in lengths]
+            for rank, (_, begin, _) in enumerate(each):
+                before = min(early[rank], waits[rank])
+                early[rank] -= before
+                found[rank][number] = begin + before, begin + waits[rank]
+                waits[rank] -= before
+        return found
+
+    def rows(self) -> list[list[Scalar]]:
+        """Return the rows of the table `waits`."""
+        rows: list[list[Scalar]] = []
+        for rank, places in enumerate(self.places):
+            total = sum(places.values()) or 1.0
+            ordered = sorted(places.items(), key=lambda one: -one[1])
+            rows += [[rank, *place, ms, 100 * ms / total] for place, ms in ordered if ms > 0]
+        return rows
+
+
+def joined(layers: Layers) -> Places:
+    """Return the ms without layers; a layer that has most of them is named."""
+    found: Places = defaultdict(float)
+    totals: Places = defaultdict(float)
+    for (cause, where, _), ms in layers.items():
+        totals[cause, where] += ms
+    for (cause, where), total in totals.items():
+        most, layer = max((ms, key[2]) for key, ms in layers.items() if key[:2] == (cause, where))
+        found[cause, f"{where} {layer}".strip() if 2 * most > total else where] += total
+    return found

@@ -1,0 +1,156 @@
+"""A step of several ranks: what its time is lost to, and how long a changed one takes."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from app.specs.ddp import DdpSpec
+from app.specs.diagnosis import DiagnosisSpec
+from workers.changes._base import Look, Shared
+from workers.jobs import ddp
+from workers.jobs._base import Unit
+from workers.jobs.ddp.values import turns_of
+from workers.jobs.ddp.waits import COMMUNICATION, WAITING, Ranks, ranks_of
+from workers.jobs.diagnosis import look, turn
+from workers.measure.errors import NotMeasured
+from workers.measure.table import Column
+from workers.reporter import Reporter
+
+if TYPE_CHECKING:
+    from workers.measure.table import Scalar
+
+WORK = ("kernels", "attention", "optimizer", "copies", COMMUNICATION)
+"""Causes whose time a profiler does not lengthen."""
+LATE = 0.01
+"""A rank for which the others wait for a smaller share of the step is not late."""
+BOUND = Column("bound_ms", "number", "ms")
+"""The step without the cause, if that was measured meanwhile."""
+SAME = 0.75
+"""In fewer of the steps no rank is the late one: ranks take turns."""
+
+
+def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
+    """Measure and profile the step, as a `ddp` job does."""
+    step: DdpSpec = spec.step  # type: ignore[assignment]
+    measured = ddp.measure(step, spec.case(), unit.title, report)
+    devices = measured.devices
+    samples = measured.values.samples("step_ms", "step")
+    lost: look.Lost = defaultdict(float)
+    candidates: list[list[Scalar]] = []
+    gaps: list[list[Scalar]] = []
+    exposed = measured.values.samples("exposed_communication_ms", None)
+    without = measured.values.samples("computation_step_ms", None) if exposed else None
+    if samples and not isinstance(measured.ranks, NotMeasured):
+        gradients = sum(row[1] for row in measured.ranks[0]["communication"] if row[0] == "all_reduce")
+        shared = Shared(gradients / 2**20, measured.best_bucket_mb)
+        products = Counter({step.precision: 1})
+        alone = turns_of(measured.ranks, "silent")
+        lost = lost_by(
+            ranks_of(measured.ranks),
+            statistics.median(samples),
+            statistics.median(exposed) if exposed else None,
+            [[ms for turn in alone for ms in turn[rank]["step_ms"]] for rank in range(step.world_size)],
+        )
+        known = Look(step, devices[0], None, products=products, shared=shared)  # type: ignore[arg-type]
+        candidates = look.candidates(spec, known, lost)
+        gaps = _gaps([rank["overlap"].get("waits", []) for rank in measured.ranks])
+    bound = {COMMUNICATION: statistics.median(without)} if without else {}
+    report.table(
+        look.SEEN,
+        [*look.SEEN_COLUMNS, BOUND],
+        [[*of, ms, bound.get(of[0])] for of, ms in sorted(lost.items(), key=lambda one: -one[1]) if ms > 0],
+    )
+    if samples:
+        report.table(
+            turn.TURNS, turn.COLUMNS, [turn.row_of("look", (), samples, devices[0], len(devices) * step.nodes)]
+        )
+    report.table(look.CANDIDATES, look.CANDIDATE_COLUMNS, candidates)
+    report.table(look.GAPS, look.GAP_COLUMNS, gaps)
+
+
+def lost_by(ranks: Ranks, step_ms: float, exposed_ms: float | None, alone: Sequence[Sequence[float]]) -> look.Lost:
+    """Return what the step is lost to: the time of the rank that is slowest where no rank waits for another.
+
+    Args:
+        ranks: The profiled steps.
+        step_ms: The median step.
+        exposed_ms: By how much it is longer than one over a group that moves nothing; None: that was not measured.
+        alone: The ms of each rank's steps over that group; empty: they were not measured.
+    """
+    late, late_ms, turns_ms = skew(alone) if exposed_ms is not None else _seen(ranks)
+    found: look.Lost = defaultdict(float)
+    places = ranks.places[ranks.critical if late is None else late]
+    moves = {of: ms for of, ms in places.items() if of[0] == COMMUNICATION}
+    moving = sum(moves.values())
+    for of, ms in (moves if moving else {(COMMUNICATION, ""): 1.0}).items():
+        found[of] = max(0.0, moving if exposed_ms is None else exposed_ms) * ms / (moving or 1.0)
+    if turns_ms > LATE * step_ms:
+        found["unexplained", "ranks take turns in being late"] = turns_ms
+    if late is not None and late_ms > LATE * step_ms:
+        for of, share in _more(ranks, late).items():
+            found[of] += late_ms * share
+        places = ranks.places[min(rank for rank in range(len(ranks.places)) if rank != late)]
+    rest = {of: ms for of, ms in places.items() if of[0] != COMMUNICATION} or {("kernels", ""): 1.0}
+    for of, ms in _unprofiled(rest, max(0.0, step_ms - sum(found.values()))).items():
+        found[of] += ms
+    return found
+
+
+def _seen(ranks: Ranks) -> tuple[int | None, float, float]:
+    """Return what `skew` does, as far as the profiled steps show it."""
+    waits = [places[COMMUNICATION, WAITING] for places in ranks.places]
+    others = [ms for rank, ms in enumerate(waits) if rank != ranks.critical]
+    return (ranks.critical, statistics.median(others), 0.0) if others else (None, 0.0, 0.0)
+
+
+def skew(alone: Sequence[Sequence[float]]) -> tuple[int | None, float, float]:
+    """Return the rank that is late, by how many ms of a step it is later than the others, and how many ms a step loses
+    because ranks take turns in being late.
+
+    Args:
+        alone: The ms of each rank's steps in which it waits for no other.
+    """
+    if len(alone) < 2 or not all(alone):
+        return None, 0.0, 0.0
+    medians = [statistics.median(one) for one in alone]
+    late = medians.index(max(medians))
+    others = statistics.median(one for at, one in enumerate(medians) if at != late)
+    slowest = statistics.median(max(step) for step in zip(*alone, strict=True))
+    last = statistics.fmean(max(step) == step[late] for step in zip(*alone, strict=True))
+    turns_ms = max(0.0, slowest - medians[late])
+    return (late, medians[late] - others, turns_ms) if last >= SAME else (None, 0.0, slowest - others)
+
+
+def _unprofiled(places: Mapping[tuple[str, str], float], step_ms: float) -> dict[tuple[str, str], float]:
+    """Return the times in a step that no profiler has slowed down, which lengthens gaps and no work."""
+    idle = sum(ms for (cause, _), ms in places.items() if cause not in WORK)
+    left = max(0.0, step_ms - sum(places.values()) + idle)
+    scaled = {of: ms if of[0] in WORK or not idle else ms * left / idle for of, ms in places.items()}
+    total = sum(scaled.values()) or 1.0
+    return {of: ms * step_ms / total for of, ms in scaled.items()}
+
+
+def _more(ranks: Ranks, late: int) -> dict[tuple[str, str], float]:
+    """Return the shares of what the late rank does longer than the others, by cause and place."""
+    others = [places for rank, places in enumerate(ranks.places) if rank != late]
+    head = f"rank {late}, for which the others wait"
+    longer = {
+        (of[0], ": ".join(filter(None, [head, of[1]]))): ms - statistics.median(one.get(of, 0.0) for one in others)
+        for of, ms in ranks.places[late].items()
+        if of[0] != COMMUNICATION
+    }
+    total = sum(ms for ms in longer.values() if ms > 0)
+    return {of: ms / total for of, ms in longer.items() if ms > 0} if total else {("host", head): 1.0}
+
+
+def _gaps(waits: Sequence[Sequence[dict[str, Any]]]) -> list[list[Scalar]]:
+    """Return the longest times in which a rank does not compute, in its first profiled step."""
+    gaps = [
+        [*row, ", ".join(filter(None, [f"rank {rank}", where]))]
+        for rank, steps in enumerate(waits)
+        for *row, where in (steps[0]["longest"] if steps else ())
+    ]
+    return sorted(gaps, key=lambda row: -row[1])[: look.MOST_GAPS]
