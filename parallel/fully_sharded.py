@@ -145,10 +145,8 @@ class FullyShardedDataParallel(nn.Module):
         self._groups = [self.group] if replicas is None else [replicas, self.group]
         """Groups over which a broadcast, one after the other, reaches every rank from the first."""
         self.compute_dtype, self.reduce_dtype = compute_dtype, reduce_dtype
-        if prefetch < 0:
-            raise ValueError(f"prefetch must be 0 or more, not {prefetch}")
         self.reshard_after_forward, self.prefetch = reshard_after_forward, prefetch
-        _refuse_unsuited(module, compute_dtype, reduce_dtype)
+        _refuse_unsuited(module, prefetch, compute_dtype, reduce_dtype)
         is_meta = any(parameter.is_meta for parameter in module.parameters())
         if is_meta and device is None:
             raise ValueError("the module is on the meta device: pass device=, where its parts are to be made")
@@ -781,9 +779,11 @@ def _why_not_loaded(state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size
     return None
 
 
-def _refuse_unsuited(module: nn.Module, compute_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None) -> None:
-    check_dtype("compute_dtype", compute_dtype)
-    check_dtype("reduce_dtype", reduce_dtype)
+def _refuse_unsuited(module: nn.Module, prefetch: int, *dtypes: torch.dtype | None) -> None:
+    if prefetch < 0:
+        raise ValueError(f"prefetch must be 0 or more, not {prefetch}")
+    for option, dtype in zip(("compute_dtype", "reduce_dtype"), dtypes, strict=True):
+        check_dtype(option, dtype)
     refuse_wrapped(module)
     _refuse_hooks(module.named_parameters())
     for name, child in module.named_modules():

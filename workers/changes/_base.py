@@ -31,7 +31,13 @@ Cause = Literal[
 """What a step's time is lost to."""
 
 
-ONE_RANK = "the step has one rank, which shares no gradients"
+class Elsewhere(str):
+    """The reason why a change is not for such a step at all: only who asks for the change sees it."""
+
+    __slots__ = ()
+
+
+ONE_RANK = Elsewhere("the step has one rank, which shares no gradients")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.changes._base import ONE_RANK, Look
+from workers.changes._base import ONE_RANK, Elsewhere, Look
 
 DEFAULT_MB = 25.0
 """What torch and the spec take by default."""
@@ -27,4 +27,4 @@ def why_no_buckets(look: Look) -> str | None:
     if look.shared is None:
         return ONE_RANK
     strategy: str = look.spec.strategy  # type: ignore[attr-defined]
-    return None if strategy in WITH_BUCKETS else f"strategy {strategy} has no buckets"
+    return None if strategy in WITH_BUCKETS else Elsewhere(f"strategy {strategy} has no buckets")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.changes._base import ONE_RANK, Look
+from workers.changes._base import ONE_RANK, Elsewhere, Look
 
 
 def why_not_sharded(look: Look) -> str | None:
@@ -12,4 +12,4 @@ def why_not_sharded(look: Look) -> str | None:
     if look.shared is None:
         return ONE_RANK
     strategy: str = look.spec.strategy  # type: ignore[attr-defined]
-    return None if strategy in FULLY_SHARDED else f"with strategy {strategy} every rank has all parameters"
+    return None if strategy in FULLY_SHARDED else Elsewhere(f"strategy {strategy} gathers nothing")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workers.changes._base import ONE_RANK, Change, Look
+from workers.changes._base import ONE_RANK, Change, Elsewhere, Look
 
 WITHOUT = ("naive", "flat", "overlapped")
 
@@ -13,7 +13,7 @@ def _why_not(look: Look) -> str | None:
     if look.shared is None:
         return ONE_RANK
     strategy: str = look.spec.strategy  # type: ignore[attr-defined]
-    return None if strategy in WITHOUT else f"strategy {strategy} sends several gradients at once already"
+    return None if strategy in WITHOUT else Elsewhere(f"strategy {strategy} sends several gradients at once already")
 
 
 def _fields(_look: Look) -> dict[str, Any]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from workers.changes._base import ONE_RANK, Change, Look
+from workers.changes._base import ONE_RANK, Change, Elsewhere, Look
 
 
 def _why_not(look: Look) -> str | None:
     if look.shared is None:
         return ONE_RANK
     strategy: str = look.spec.strategy  # type: ignore[attr-defined]
-    return None if strategy in ("naive", "flat") else f"strategy {strategy} communicates in the backward pass already"
+    return None if strategy in ("naive", "flat") else Elsewhere(f"strategy {strategy} overlaps already")
 
 
 def _fields(_look: Look) -> dict[str, Any]:

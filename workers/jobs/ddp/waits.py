@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WAITS = "waits"
 COLUMNS = Column.parse("rank: integer, cause, where, time_ms: number ms, share_percent: number %")
-WAITING, EARLY = "waits for a rank that comes later", "its step began earlier"
+WAITING, EARLY = "collectives that another rank enters later", "the first collective, because its step began earlier"
 """Places of the two parts of a collective that are no transfer."""
 COMMUNICATION = "communication"
 CAUSES = {"attention": "attention", "softmax": "attention", "optimizer": "optimizer"}

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from app.specs.diagnosis import DiagnosisSpec
 from workers.changes import CHANGES
-from workers.changes._base import ONE_RANK, Change, Look
+from workers.changes._base import Change, Elsewhere, Look
 from workers.jobs import _reference
 from workers.jobs._base import Unit
 from workers.jobs._profiled import profile_steps
@@ -331,7 +331,7 @@ def candidates(spec: DiagnosisSpec, look: Look, lost: Lost) -> list[list[Scalar]
         if spec.changes is None and of_cause[cause] < LEAST * total:
             continue
         why_not: str | None = change.why_not(look)
-        if why_not == ONE_RANK and spec.changes is None:
+        if isinstance(why_not, Elsewhere) and spec.changes is None:
             continue
         fields: dict[str, Any] = {}
         if why_not is None and look.own is None:

@@ -13,7 +13,7 @@ from workers.changes._base import Look, Shared
 from workers.jobs import ddp
 from workers.jobs._base import Unit
 from workers.jobs.ddp.values import turns_of
-from workers.jobs.ddp.waits import COMMUNICATION, WAITING, Ranks, ranks_of
+from workers.jobs.ddp.waits import COMMUNICATION, EARLY, WAITING, Ranks, ranks_of
 from workers.jobs.diagnosis import look, turn
 from workers.measure.errors import NotMeasured
 from workers.measure.table import Column
@@ -93,7 +93,7 @@ def lost_by(ranks: Ranks, step_ms: float, exposed_ms: float | None, alone: Seque
         for of, share in _more(ranks, late).items():
             found[of] += late_ms * share
         places = ranks.places[min(rank for rank in range(len(ranks.places)) if rank != late)]
-    rest = {of: ms for of, ms in places.items() if of[0] != COMMUNICATION} or {("kernels", ""): 1.0}
+    rest = {of: ms for of, ms in places.items() if of[0] != COMMUNICATION and of[1] != EARLY} or {("kernels", ""): 1.0}
     for of, ms in _unprofiled(rest, max(0.0, step_ms - sum(found.values()))).items():
         found[of] += ms
     return found
@@ -140,7 +140,7 @@ def _more(ranks: Ranks, late: int) -> dict[tuple[str, str], float]:
     longer = {
         (of[0], ": ".join(filter(None, [head, of[1]]))): ms - statistics.median(one.get(of, 0.0) for one in others)
         for of, ms in ranks.places[late].items()
-        if of[0] != COMMUNICATION
+        if of[0] != COMMUNICATION and of[1] != EARLY
     }
     total = sum(ms for ms in longer.values() if ms > 0)
     return {of: ms / total for of, ms in longer.items() if ms > 0} if total else {("host", head): 1.0}
