@@ -62,6 +62,8 @@ def test_control_of_the_stored_json(
         (lambda *_: lambda value: value and json.loads(value)) if engine == "postgresql" else JSON.result_processor
     )
     monkeypatch.setattr(StoredJson, "result_processor", as_text)
+    for one in (database._reader, database._writer):  # engines share what they have compiled
+        monkeypatch.setattr(one, "_compiled_cache", None)
     shop.register()
     shop.submit()
     break_column(database, "job", "spec", BROKEN[0])
