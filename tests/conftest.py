@@ -106,6 +106,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     multiprocessing.set_forkserver_preload(list(FORKED))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Keep it from visiting, again and again, what the tests of former files have imported and cached, too."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_report_header(config: pytest.Config) -> list[str]:
     return [
         f"random seed: {config.stash[SEED]} (repeat with --random-seed={config.stash[SEED]})",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,14 @@ import pytest
 
 ENDING = ("adopt_orphans", "kill_all", "reap", "signal_all")
 """Functions that meet every child of the process that calls them."""
+UNFREEZE = gc.unfreeze
+
+
+@pytest.fixture(autouse=True)
+def _what_is_frozen_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner unfreezes what it has frozen, and with it what tests/conftest.py has: all later collections would take
+    half a second."""
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,12 +8,6 @@ import torch
 
 from flopwatch import steps
 from tests.workers.jobs.trace_readers import install
-
-
-@pytest.fixture(autouse=True)
-def _what_is_frozen_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runner of cells unfreezes in the end what it has frozen, and with it what tests/conftest.py has."""
-    monkeypatch.setattr(gc, "unfreeze", lambda: None)
 
 
 @pytest.fixture(autouse=True)
