@@ -247,6 +247,7 @@ def test_control_a_file_copied_in_place_leaves_a_half(tmp_path: Path, rng: rando
     assert store_without_room(tmp_path / "artifacts", tmp_path, rng, how, **environment) != []
 
 
+@pytest.mark.long
 def test_jobs_whose_files_do_not_fit_fail_as_storage_full(service: Service, misbehave_folder: Path) -> None:
     """The job's own process cannot write the file. Where it can, the store needs no room: it keeps the same file."""
     with small_disk(service.data_dir, mebibytes=2) as disk, ExitStack() as stack:

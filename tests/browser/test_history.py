@@ -89,6 +89,7 @@ def test_the_history_of_many_versions(site: PlayedSite, page: Page) -> None:
     expect(page.locator("#figure-history")).to_have_attribute("data-drawn", "yes")
 
 
+@pytest.mark.long
 def test_a_note_is_written_on_the_page(site: PlayedSite, page: Page) -> None:
     job = site.submit(labels={"kept": "yes"})["id"]
     page.goto(f"/ui/jobs/{job}")

@@ -59,6 +59,7 @@ def rows(panel: Locator) -> Locator:
     return panel.locator("tbody tr")
 
 
+@pytest.mark.long
 def test_a_profile_with_kernels_flame_graph_and_trace(site: Site, page: Page, watch: Watch) -> None:
     page.set_viewport_size({"width": WIDTHS[1], "height": 844})
     job_id = shown(site, page, "profile", measure_steps=2, profile_steps=1)
@@ -116,6 +117,7 @@ def hand_the_trace_over(page: Page, watch: Watch, trace: bytes) -> None:
     watch.foreign_requests.clear()
 
 
+@pytest.mark.long
 def test_a_memory_job_with_its_timeline_and_allocations(site: Site, page: Page) -> None:
     shown(site, page, "memory", measure_steps=1)
     timeline = drawn(page, "timeline")

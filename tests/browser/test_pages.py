@@ -164,6 +164,7 @@ def test_docs_need_no_other_host(site: Site, page: Page) -> None:
     assert "/jobs/{job_id}/cancel" in [operation.replace("\u200b", "") for operation in operations]
 
 
+@pytest.mark.long
 def test_control_of_the_watch(page: Page, watch: Watch) -> None:
     page.goto("/ui")
     watch.check()

@@ -175,6 +175,7 @@ def test_cells_of_a_heat_map_have_numbers_where_these_fit(site: PlayedSite, page
     expect(texts).to_have_count(2 * len(lengths))
 
 
+@pytest.mark.long
 def test_jobs_are_compared_and_the_first_is_the_baseline(site: PlayedSite, page: Page) -> None:
     jobs = []
     for precision, factor, torch in (("fp32", 1.0, "2.13"), ("bf16", 1.0, "2.13"), ("fp32", 1.5, "2.12")):
@@ -274,6 +275,7 @@ def right_edge(element: Locator) -> float:
     return box["x"] + box["width"]
 
 
+@pytest.mark.long
 def test_exported_files_need_no_server(site: PlayedSite, chromium: Browser, tmp_path: Path) -> None:
     sweep = submit_sweep(site)
     jobs = [finish(site) for _ in range(2 * len(LENGTHS))]
@@ -356,7 +358,8 @@ def test_workers_with_their_devices_and_waiting_jobs(site: PlayedSite, page: Pag
     expect(main).to_contain_text("old-host")
 
 
-@pytest.mark.parametrize("width", [WIDTHS[1], pytest.param(WIDTHS[0], marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("width", [WIDTHS[1], WIDTHS[0]])
 def test_nothing_moves_while_a_page_loads(site: PlayedSite, page: Page, width: int) -> None:
     site.worker.register()
     sweep = submit_sweep(site)

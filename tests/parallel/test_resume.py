@@ -11,9 +11,9 @@ from tests.parallel.pool import Pool
 
 EVERY = [
     ("fully sharded", "AdamW, fused"),
-    ("fully sharded", "SGD"),
-    ("fully sharded, gathered once", "AdamW"),
-    ("sharded optimizer", "AdamW, fused"),
+    pytest.param("fully sharded", "SGD", marks=pytest.mark.long),
+    pytest.param("fully sharded, gathered once", "AdamW", marks=pytest.mark.long),
+    pytest.param("sharded optimizer", "AdamW, fused", marks=pytest.mark.long),
     ("sharded optimizer", "SGD"),
     ("bucketed", "AdamW"),  # nothing is divided, as in the other wrappers
 ]

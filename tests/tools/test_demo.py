@@ -55,6 +55,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.acceptance
 @pytest.mark.parametrize(
     "demo",

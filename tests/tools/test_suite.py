@@ -116,6 +116,7 @@ def test_tests_run_together_and_those_alone_afterwards(suite: Path) -> None:
     assert process not in processes
 
 
+@pytest.mark.long
 def test_failures_in_either_run_count(suite: Path) -> None:
     write(suite / "tests", killed=3, fails=1)
     done = run(suite, "tools.suite", *TWO_WORKERS)
@@ -149,14 +150,8 @@ def test_a_file_without_tests_that_run_alone(suite: Path) -> None:
     assert (counted(done, "passed"), done.returncode) == ([1], 0), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("chosen", "counts", "code"),
-    [
-        pytest.param("together", [7], 0, marks=pytest.mark.long),
-        pytest.param("alone and 2", [1], 0, marks=pytest.mark.long),
-        ("none", [], 5),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("chosen", "counts", "code"), [("together", [7], 0), ("alone and 2", [1], 0), ("none", [], 5)])
 def test_there_may_be_no_tests_of_either_kind(suite: Path, chosen: str, counts: list[int], code: int) -> None:
     done = run(suite, "tools.suite", *TWO_WORKERS, "tests", "-k", chosen)
     assert counted(done, "passed") == counts, done.stdout + done.stderr

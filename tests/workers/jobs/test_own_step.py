@@ -340,7 +340,7 @@ def test_each_rank_of_ddp_calls_the_step_which_does_its_own_parallelism(
         assert rows["communication_ms", None]["median"] > 0
 
 
-@pytest.mark.parametrize("kind", ["benchmark", "profile"])
+@pytest.mark.parametrize("kind", ["benchmark", pytest.param("profile", marks=pytest.mark.long)])
 def test_numbers_that_the_first_steps_return_are_kept_and_equal_seeds_draw_the_same(run: Run, kind: str) -> None:
     one, same, other = (run(kind, "make_drawing_step", seed=seed).table_rows("values") for seed in (3, 3, 4))
     assert one == same

@@ -412,6 +412,7 @@ def job_of(folder: Path, **fields: Any) -> dict[str, Any]:
     return job
 
 
+@pytest.mark.long
 def test_a_job_under_ncu_from_its_claim_to_its_end(tmp_path: Path) -> None:
     install(tmp_path / "path", "ncu")
     job = job_of(tmp_path, ncu={"launches": 2})
