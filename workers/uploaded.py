@@ -230,6 +230,14 @@ def own_name(file: str, code: Sequence[CodeSpec]) -> str | None:
     return None
 
 
+def line_of(error: BaseException) -> str | None:
+    """Return the innermost line of the uploaded code in an error's traceback: "line 12: loss.item()"; None: none is."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if FOLDER in os.environ and Path(frame.filename).resolve().is_relative_to(_files().resolve()):
+            return f"line {frame.lineno}: {frame.line}"
+    return None
+
+
 def _name(sha256: str) -> str:
     """Return the module's name. By it the processes that the code spawns import the module again."""
     return f"uploaded_{sha256}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -62,6 +62,12 @@ class Look:
     """The numbers of worker processes of the torch.utils.data.DataLoaders that the step reads."""
     products: Counter[str] = field(default_factory=Counter)
     """Matrix products of a step, by data type: "fp32"."""
+    names: Counter[str] = field(default_factory=Counter)
+    """Operators, calls of the driver, kernels and copies of a step, by name; the profiler's names."""
+    compiled: bool = False
+    """Whether torch.compile has compiled anything of it."""
+    collections: int = 0
+    """Garbage collections in a few steps."""
 
     shared: Shared | None = None
     """For a step of several ranks."""
@@ -113,6 +119,20 @@ def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, plain)
+
+
+@contextmanager
+def all_replaced(value_of: Callable[[Any], object], *places: tuple[Any, str]) -> Iterator[None]:
+    """Replace several attributes, each (owner, name), by what `value_of` makes of the present value."""
+    with ExitStack() as undo:
+        for owner, name in places:
+            undo.enter_context(replaced(owner, name, value_of(getattr(owner, name))))
+        yield
+
+
+def own_gpu_only(look: Look) -> str | None:
+    """Return why a change of the user's own steps on a GPU cannot change this one."""
+    return own_only(look) or (None if look.on_gpu else "the step runs on a CPU")
 
 
 def own_only(look: Look) -> str | None:

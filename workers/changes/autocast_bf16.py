@@ -22,8 +22,7 @@ def _why_not(look: Look) -> str | None:
 def _autocast(step: OwnStep) -> AbstractContextManager[None]:
     import torch
 
-    device = next((one.device.type for one in step.model.parameters()), "cpu")
-    return step.inside(lambda: torch.autocast(device, torch.bfloat16))
+    return step.inside(lambda: torch.autocast(step.device.type, torch.bfloat16))
 
 
 def _fields(_look: Look) -> dict[str, Any]:

@@ -19,6 +19,8 @@ def _why_not(look: Look) -> str | None:
         if look.spec.mode == "generate":
             return "the cache grows with each token, and each length would be compiled anew"
         return "it is compiled already" if look.spec.compile else None
+    if look.compiled:
+        return "it is compiled already, at least in part"
     return None if blocks(look.own.model) else "the model has no torch.nn.ModuleList or Sequential of equal modules"
 
 

@@ -17,6 +17,8 @@ def _why_not(look: Look) -> str | None:
         if look.spec.mode == "generate":
             return "the cache grows with each token, and each length would be compiled anew"
         return "it is compiled already" if look.spec.compile else None
+    if look.compiled:
+        return "it is compiled already, at least in part"
     return None if any(True for _ in look.own.model.parameters()) else "the code makes no model with parameters"
 
 

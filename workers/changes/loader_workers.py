@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +27,30 @@ def _why_not(look: Look) -> str | None:
     return None
 
 
+def _repeats(dataset: Any) -> bool:
+    """Return True if each worker process would give all samples: an iterable dataset that does not share them out."""
+    from torch.utils.data import IterableDataset
+
+    if not isinstance(dataset, IterableDataset):
+        return False
+    functions = [one for kind in type(dataset).__mro__[:-1] for one in vars(kind).values() if inspect.isfunction(one)]
+    return not any("get_worker_info" in function.__code__.co_names for function in functions)
+
+
 def _with_workers(device: torch.device) -> AbstractContextManager[None]:
     from torch.utils.data import DataLoader
+
+    from workers.outcome import Unsupported
 
     plain: Any = DataLoader.__init__
 
     def init(self: Any, *arguments: Any, **options: Any) -> None:
         if len(arguments) < 6 and not options.get("num_workers"):  # the sixth is num_workers
+            if _repeats(arguments[0] if arguments else options["dataset"]):
+                raise Unsupported(
+                    "each worker process would read all of its iterable dataset: share it out in __iter__ by "
+                    "torch.utils.data.get_worker_info()"
+                )
             options |= {"num_workers": workers(), "persistent_workers": True}
             options.setdefault("pin_memory", device.type == "cuda")
         plain(self, *arguments, **options)

@@ -21,6 +21,7 @@ def profile_steps(
     warm: bool = False,
     shapes: bool = True,
     trace: LineTrace | None = None,
+    isolated: bool = True,
 ) -> tuple[Profile, list[float], dict[str, list[float]]]:
     """Run steps under the profiler. Returns the profile, and the times of steps and phases in ms.
 
@@ -32,6 +33,7 @@ def profile_steps(
         warm: Leave out the warm-up step before them, which absorbs the profiler's start-up.
         shapes: Record the shapes of operators' inputs.
         trace: Follows the lines of the user's own code.
+        isolated: Let each step begin on an idle device. False: they follow each other, and no times are returned.
 
     Raises:
         OutOfMemory: the memory did not suffice.
@@ -51,8 +53,8 @@ def profile_steps(
         for number in range(1 if warm else 0, 1 + steps):
             ranges.counting = number > 0
             step.prepare()
-            run_step(step.phases, [*([] if trace is None else [trace]), ranges, clock])
-            if ranges.counting:
+            run_step(step.phases, [*([] if trace is None else [trace]), ranges, *([clock] if isolated else [])])
+            if ranges.counting and isolated:
                 laps_ms.append(clock.last.wall_ms)
                 for phase, time_ms in clock.last.phases_ms.items():
                     phases_ms.setdefault(phase, []).append(time_ms)

@@ -56,7 +56,9 @@ class OwnStep:
     `make` sets the function, and finds the modules and optimizers that came to be in it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = torch.device("cpu") if device is None else device
+        """The device of the job."""
         self._step: Callable[[], object] | None = None
         self._observers: Sequence[Observer] | None = None
         """The observers of the running step; None between steps."""
@@ -100,14 +102,23 @@ class OwnStep:
     @contextmanager
     def inside(self, make: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
         """Run each step, within this context, inside of one that `make` makes."""
+
+        def change(plain: Callable[[], object]) -> Callable[[], object]:
+            def step() -> object:
+                with make():
+                    return plain()
+
+            return step
+
+        with self.replaced(change):
+            yield
+
+    @contextmanager
+    def replaced(self, change: Callable[[Callable[[], object]], Callable[[], object]]) -> Iterator[None]:
+        """Run, within this context, the step that `change` makes of the user's."""
         plain = self._step
         assert plain is not None
-
-        def step() -> object:
-            with make():
-                return plain()
-
-        self._step = step
+        self._step = change(plain)
         try:
             yield
         finally:

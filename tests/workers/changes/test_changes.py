@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +15,14 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from app.specs import KINDS
+from kernels.ranges import record_ranges
 from workers.changes import CHANGES
-from workers.changes._base import Change, Look, cores
+from workers.changes._base import Change, Look, cores, nothing
 from workers.changes.loader_workers import workers
 from workers.measure.own_step import OwnStep
+from workers.measure.profiling.recording import record
 from workers.measure.timing import run_step
+from workers.outcome import Unsupported
 
 CPU = torch.device("cpu")
 
@@ -156,6 +163,107 @@ def test_batches_come_from_worker_processes_unless_the_code_chose_some() -> None
         assert DataLoader(Numbers(), num_workers=1).num_workers == 1
         assert DataLoader(Numbers(), 4, False, None, None, 2).num_workers == 2
     assert DataLoader(Numbers()).num_workers == 0
+
+
+class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter([torch.zeros(8)] * 100)
+
+
+class Shared(Stream):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        known = torch.utils.data.get_worker_info()
+        return itertools.islice(super().__iter__(), known.id if known else 0, None, known.num_workers if known else 1)
+
+
+def test_an_iterable_dataset_that_is_not_shared_out_gets_no_workers() -> None:
+    with load("loader_workers").before(CPU):
+        assert DataLoader(Shared(), batch_size=4).num_workers == workers()
+        with pytest.raises(Unsupported, match="get_worker_info"):
+            DataLoader(Stream(), batch_size=4)
+
+
+def test_a_loader_with_workers_gets_more_batches_ahead() -> None:
+    change = load("loader_prefetch")
+    with change.before(CPU):
+        ahead = DataLoader(Numbers(), num_workers=1)
+        assert (ahead.prefetch_factor, ahead.persistent_workers, ahead.num_workers) == (4, True, max(1, workers()))
+        assert DataLoader(Numbers()).num_workers == 0
+    assert change.why_not(look(make_step())) is not None
+
+
+def test_gradients_are_dropped(own: OwnStep) -> None:
+    change = load("set_to_none")
+    assert change.why_not(replace(look(own), names=Counter({"aten::zero_": 6}))) is None
+    (parameter, *_), (optimizer,) = own.model.parameters(), own.optimizers
+    parameter.grad = torch.ones_like(parameter)
+    with change.before(CPU):
+        optimizer.zero_grad(set_to_none=False)
+        assert parameter.grad is None
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.zero_grad(set_to_none=False)
+    assert parameter.grad is not None
+
+
+def test_gradients_are_clipped_at_once() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    with load("foreach_clipping").before(CPU), record_ranges():
+        profile = record(lambda: nn.utils.clip_grad_norm_([parameter], 1.0, foreach=False), on_gpu=False)
+    assert "aten::_foreach_norm" in {event.name for event in profile.recording.host}
+
+
+def test_objects_that_live_on_are_not_looked_at(own: OwnStep) -> None:
+    change, before = load("gc_freeze"), gc.get_freeze_count()
+    assert change.why_not(look(own)) is not None
+    assert change.why_not(replace(look(own), collections=1)) is None
+    with change.after(own):
+        assert gc.get_freeze_count() > before
+
+
+class Number:
+    """A number on a GPU, which counts who waits for it."""
+
+    is_cuda, asked = True, 0
+
+    def item(self) -> int:
+        self.asked += 1
+        return self.asked
+
+
+def test_answers_of_the_second_step_are_given_again() -> None:
+    from workers.changes.no_synchronisation import _Answers
+
+    number, answers, given = Number(), _Answers(), []
+    item = answers.instead(Number.item, "item")
+    for _ in range(4):
+        with answers.step():
+            given.append([item(number), item(number)])
+    assert given == [[1, 2], [3, 4], [3, 4], [3, 4]]
+    assert item(number) == 5, "outside of steps"
+    with answers.step():
+        assert [item(number) for _ in range(3)] == [3, 4, 6], "one more than before"
+
+
+def test_what_is_compiled_already_is_not_compiled_again(own: OwnStep) -> None:
+    for name in ("compile_blocks", "compile_model"):
+        assert "already" in str(load(name).why_not(replace(look(own), compiled=True)))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CHANGES.names() if load(name).before is not nothing and name != "expandable_segments"]
+)
+def test_a_changed_library_is_as_before(name: str) -> None:
+    owners = (torch.Tensor, DataLoader, torch.optim.AdamW, torch.optim.Optimizer, nn.Module, nn.functional)
+    names = ("to", "cuda", "__init__", "zero_grad", "scaled_dot_product_attention")
+
+    def known() -> list[object]:
+        return [getattr(owner, one, None) for owner in owners for one in names]
+
+    before = known()
+    with load(name).before(CPU):
+        pass
+    assert known() == before
 
 
 def test_products_are_in_bfloat16_inside_autocast(own: OwnStep) -> None:

@@ -31,7 +31,12 @@ class DiagnosisRunner:
         """Return the unit that says that a change has crashed the step; None if the step as it is has crashed."""
         if not unit.params.get("changes"):
             return None
-        return replace(unit, params={**unit.params, "crashed": failure.detail}, start="fork")
+        detail = failure.detail
+        if "SIGALRM" in detail:
+            detail = (
+                f"it took longer than {unit.params['limit_s']:.0f} s and was ended: a larger budget_s gives it longer"
+            )
+        return replace(unit, params={**unit.params, "crashed": detail}, start="fork")
 
     def run(self, spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
         """Run one unit of any stage."""

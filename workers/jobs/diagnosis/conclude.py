@@ -45,8 +45,6 @@ LEAST = 0.01
 """A cause that is a smaller share of what the step would take without the larger ones is not told."""
 LEAST_SEEN = 0.002
 """A smaller share of the whole step is a few samples of a profile."""
-IDLE = ("input", "launches", "synchronisation", "host", "unexplained")
-"""Causes for which a GPU stands still."""
 EQUAL = 1e-5
 """Numbers that differ by less, relative to the largest, are equal but for rounding."""
 
@@ -95,8 +93,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     causes = _causes(found["seen"], results, step_ms)
     report.table("causes", CAUSES, causes)
     report.table("changes", CHANGES, [one.row for one in [*results, joined]])
-    on_gpu = str(found["device"]) == "cuda"
-    lines = answer(_step(found, step_ms, on_gpu=on_gpu), causes, results, joined)
+    lines = answer(_step(found, step_ms), causes, results, joined)
     report.table("answer", ANSWER, [[line] for line in lines])
     if found["device_key"] is not None:
         values = Values([Metric("together_ms", TOGETHER, "ms")])
@@ -116,7 +113,7 @@ def _plain(found: Mapping[str, Any]) -> list[float]:
     return values
 
 
-def _step(found: Mapping[str, Any], step_ms: float | None, *, on_gpu: bool) -> str:
+def _step(found: Mapping[str, Any], step_ms: float | None) -> str:
     """Return the first line: the step, its interval, and the share of it in which a GPU works."""
     if step_ms is None:
         return "The step could not be measured: its verdict says why."
@@ -127,11 +124,8 @@ def _step(found: Mapping[str, Any], step_ms: float | None, *, on_gpu: bool) -> s
     else:
         between = f"{min(values):.4g} … {max(values):.4g} in " if len(values) > 1 else ""
         line += f" ({between}{len(values)} process{'es' * (len(values) > 1)})"
-    lost = {row["cause"]: 0.0 for row in found["seen"]}
-    for row in found["seen"]:
-        lost[row["cause"]] += row["lost_ms"]
-    if on_gpu and (total := sum(lost.values())):
-        line += f", the device works {100 * (1 - sum(lost.get(cause, 0.0) for cause in IDLE) / total):.0f} % of it"
+    if found["busy_percent"] is not None:
+        line += f", the device works {found['busy_percent']:.0f} % of it"
     return line
 
 

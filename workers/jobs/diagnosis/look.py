@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import json
 import statistics
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -29,8 +32,9 @@ if TYPE_CHECKING:
     from app.specs.benchmark import BenchmarkSpec
     from workers.jobs._training.building import Training
     from workers.jobs._values import Values
+    from workers.measure.profiling.attribution import Attribution, Interval
     from workers.measure.profiling.lines import Launched, LineTrace, OwnCode, Place
-    from workers.measure.profiling.recording import Profile
+    from workers.measure.profiling.recording import HostEvent, Profile, Recording
     from workers.measure.profiling.sampling import Samples
     from workers.measure.profiling.waits import Stretch
 
@@ -44,15 +48,22 @@ PROFILED = 3
 """Steps of a GPU that are profiled; of a CPU one, which samples tell apart."""
 LEAST = 0.01
 """A smaller share of the step is no cause: nobody gains from it."""
+TOLD_BREAKS = 3
+"""Most lines in which torch.compile breaks graphs that are named with launches."""
 MANY = 100
 """A line that a step runs as often is a loop that somebody should know of."""
 OPTIMIZER, INPUT = "optimizer", "input"
 OF_LIBRARIES = (
-    ("torch/utils/data/", INPUT),
-    ("torch/optim/", OPTIMIZER),
-    ("torch/distributed/", "communication"),
+    ("utils/data/", INPUT),
+    ("optim/", OPTIMIZER),
+    ("distributed/", "communication"),
 )
-"""Parts of files' names in a stack, with the cause that they stand for."""
+"""Folders of torch in a stack, with the cause that they stand for."""
+COLLECTED = "garbage collection"
+BETWEEN_NODES_NS = 100_000
+"""Two nodes of a backward pass follow each other within this time."""
+PRODUCT, SOFTMAX = "aten::bmm", "aten::_softmax"
+"""Operators of attention that is written out."""
 Lost = defaultdict[tuple[str, str], float]
 """ms by (cause, where)."""
 
@@ -62,55 +73,74 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     from workers.measure import environment
     from workers.measure.errors import NotMeasured
     from workers.measure.profiling.recording import AnotherProfiler
+    from workers.measure.profiling.waits import collections_named
     from workers.measure.validity import Monitor
 
     step: BenchmarkSpec = spec.step  # type: ignore[assignment]
     device, build_model = building.prepare(step)
     report.environment(environment.fingerprint(device))
+    pacing = turn.pacing(step, device)
+    spec = spec.model_copy(update={"step": step.model_copy(update={"pacing": pacing})})
     monitor, case = Monitor(device), spec.case()
     lost: Lost = defaultdict(float)
     candidates: list[list[Scalar]] = []
     gaps: list[list[Scalar]] = []
+    kept = busy_percent = None
     with building.known_errors():
         try:
             parts = _reference.check_parts(step, device)
             training = building.build(step, device, build_model)
-            values, checks = measuring.measure(training, monitor, report, pacing=step.pacing)
+            with turn.as_it_is(training):
+                values, checks = measuring.measure(training, monitor, report, pacing=pacing)
             checks += parts + metrics.add_rates(values, training, report.ceilings)
         except NotMeasured as error:
             monitor.watch(last=True)
-            values, checks = _reference.not_measured(metrics.metrics_of(step, step.pacing), error)
+            values, checks = _reference.not_measured(metrics.metrics_of(step, pacing), error)
         else:
             try:
-                lost, gaps, products = _lost(training, values, report)
+                with turn.as_it_is(training), collections_named() as collected:
+                    lost, gaps, traced, busy_percent = _lost(training, values, collected, report)
             except AnotherProfiler as error:
                 raise BrokenCode(str(error)) from error
-            candidates = _candidates(spec, training, products, lost)
+            candidates = _candidates(spec, training, traced.recording, len(collected), lost)
+            kept = turn.kept_kernels(traced)
     report.validity(monitor.conclude(checks), case.key, unit.title)
     values.report(case, environment.device_key(device), report)
     rows: list[list[Scalar]] = [[*of, ms] for of, ms in sorted(lost.items(), key=lambda one: -one[1]) if ms > 0]
     report.table(SEEN, SEEN_COLUMNS, rows)
     if samples := values.samples("step_ms", "step"):
-        report.table(turn.TURNS, turn.COLUMNS, [turn.row_of("look", (), samples, device)])
+        report.table(
+            turn.TURNS, turn.COLUMNS, [turn.row_of("look", (), samples, device, kept=kept, busy_percent=busy_percent)]
+        )
     report.table(CANDIDATES, CANDIDATE_COLUMNS, candidates)
     report.table(GAPS, GAP_COLUMNS, gaps)
 
 
-def _lost(training: Training, values: Values, report: Reporter) -> tuple[Lost, list[list[Scalar]], Counter[str]]:
-    """Return what the median step's time is lost to, its largest gaps, and its matrix products by data type."""
+def _lost(
+    training: Training, values: Values, collected: Sequence[int], report: Reporter
+) -> tuple[Lost, list[list[Scalar]], Profile, float | None]:
+    """Return what the median step is lost to, its largest gaps, the profile of one step, and the percentage of it
+    in which a GPU works.
+
+    `collected` has the ns of each garbage collection so far.
+    """
     from workers.measure.profiling.lines import LineTrace
 
     step_ms = statistics.median(values.samples("step_ms", "step") or ())
     own = _own_code(training.spec)
     trace = LineTrace(own)
     traced, _, _ = profile_steps(training, 1, report, warm=True, trace=trace)
-    products = Counter(event.product.dtype for event in traced.recording.host if event.product is not None)
     places = Places(own, trace, traced)
     if training.device.type == "cuda":
-        plain, _, _ = profile_steps(training, PROFILED, report, warm=True)
-        return *_on_gpu(training, plain, places, step_ms), products
+        plain, _, _ = profile_steps(training, PROFILED, report, shapes=False, isolated=False)
+        lost, gaps, busy_percent = _on_gpu(training, plain, places, step_ms)
+        return lost, gaps, traced, busy_percent
+    before = len(collected)
     samples, _ = own_lines.sample(training, report)
-    return _on_cpu(training, samples, places, step_ms), [], products
+    lost = _on_cpu(training, samples, places, step_ms)
+    wall_ns = sum(sample.wall_ns for sample in samples.stacks.values()) or 1
+    _collected(lost, step_ms * sum(collected[before:]) / wall_ns, places)
+    return lost, [], traced, None
 
 
 def _own_code(spec: TrainingSpec) -> OwnCode:
@@ -152,6 +182,66 @@ class Places:
         """Return the line in which the traced step was at a moment of the profiler's clock."""
         return self._stack_at(time_ns)[-1]
 
+    def due(self, time_ns: int) -> Place | None:
+        """Return the line that a moment is due to: in a backward pass, that of the forward pass which made the node
+        that runs then, or next."""
+        begins, nodes = self._nodes
+        index = bisect.bisect_left(begins, time_ns - 1)
+        for node, made_ns in nodes[max(0, index - 1) : index + 1]:
+            if node.begin_ns - BETWEEN_NODES_NS <= time_ns <= node.end_ns:
+                return self.at(made_ns)
+        return self.at(time_ns)
+
+    @functools.cached_property
+    def _nodes(self) -> tuple[list[int], list[tuple[HostEvent, int]]]:
+        """The nodes of the backward pass by their beginnings, each with the moment in which it was made."""
+        events = self.profile.recording.host
+        makers = {(one.thread, one.sequence): one for one in events if one.kind == "operator" and one.sequence >= 0}
+        found = [
+            (one, maker.begin_ns)
+            for one in events
+            if one.kind == "backward" and (maker := makers.get((one.forward_thread, one.sequence))) is not None
+        ]
+        return [one.begin_ns for one, _ in found], found
+
+    @functools.cached_property
+    def collecting(self) -> str:
+        """Where garbage was collected in the traced step, for people."""
+        found: Counter[Place | None] = Counter()
+        for one in self.profile.recording.host:
+            if one.name == COLLECTED:
+                found[self.at(one.begin_ns)] += one.end_ns - one.begin_ns
+        place = max(found, key=lambda one: found[one], default=None)
+        return COLLECTED if place is None else f"{_named([place], place, self)}: {COLLECTED}"
+
+    @functools.cached_property
+    def _written(self) -> Mapping[tuple[str, str], tuple[int, int]]:
+        """The lines of each function, by its file and name, that write attention out: from the product before a softmax
+        to the one after it."""
+        found: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
+        for one in self.profile.recording.host:
+            if one.name in (PRODUCT, SOFTMAX) and (place := self.at(one.begin_ns)) is not None:
+                found[place.file, place.function].append((one.name, place.line))
+        return {
+            of: (min(line for _, line in calls), max(line for _, line in calls))
+            for of, calls in found.items()
+            if [name for name, _ in calls[:3]] == [PRODUCT, SOFTMAX, PRODUCT]
+        }
+
+    def writes_attention(self, place: Place | None) -> bool:
+        """Return True if a line is a part of attention that is written out."""
+        first, last = (1, 0) if place is None else self._written.get((place.file, place.function), (1, 0))
+        return place is not None and first <= place.line <= last
+
+    @functools.cached_property
+    def breaks(self) -> Set[tuple[str, int]]:
+        """The files and lines in which torch.compile has broken graphs."""
+        utils = sys.modules.get("torch._dynamo.utils")
+        reasons: Sequence[Any] = getattr(utils, "graph_break_reasons", ())
+        frames = [one.user_stack[-1] for one in reasons if one.user_stack]
+        places = [self.own.place(frame.filename, frame.name, frame.lineno or 0) for frame in frames]
+        return {(place.file, place.line) for place in places if place is not None}
+
     @functools.cached_property
     def made(self) -> Mapping[Place | None, Mapping[Place | None, float]]:
         """The shares of the forward pass's lines in the operators that lines with a backward pass ran."""
@@ -176,8 +266,12 @@ def _where(lost: Mapping[tuple[str, Place | None], float], places: Places) -> Lo
     for (cause, place), ms in lost.items():
         if place is not None and ms >= LEAST * sum(lost.values()) / 10:
             functions[cause, place.file, place.function].append(place)
+    broken = [f"{file}:{line}" for file, line in sorted(places.breaks)][:TOLD_BREAKS]
     for (cause, place), ms in lost.items():
-        found[cause, "" if place is None else _named(functions[cause, place.file, place.function], place, places)] += ms
+        where = "" if place is None else _named(functions[cause, place.file, place.function], place, places)
+        if cause == "launches" and broken:
+            where = f"{where}; graph breaks at {', '.join(broken)}".removeprefix("; ")
+        found[cause, where] += ms
     return found
 
 
@@ -187,7 +281,8 @@ def _named(lines: Sequence[Place], place: Place, places: Places) -> str:
     often = max(lines, key=places.runs, default=place)
     runs = places.runs(often)
     repeated = f" (line {often.line}: {runs} times a step)" if runs >= MANY else ""
-    return f"{place.file}:{span} {place.function}{repeated}"
+    broken = " (graph break)" if any((one.file, one.line) in places.breaks for one in (*lines, place)) else ""
+    return f"{place.file}:{span} {place.function}{repeated}{broken}"
 
 
 def _on_cpu(training: Training, samples: Samples, places: Places, step_ms: float) -> Lost:
@@ -206,11 +301,14 @@ def _on_cpu(training: Training, samples: Samples, places: Places, step_ms: float
             lost[cause, at] += scale * ns
             continue
         for part, share in _parts(places.launched.get(at)).items():
+            if part == "kernels" and places.writes_attention(at):
+                part = "attention"
             if part == "host" or at not in places.made:
                 lost[part, at] += scale * ns * share
                 continue
             for maker, of_maker in places.made[at].items():
-                lost[_same_part(part, places.launched.get(maker)), maker] += scale * ns * share * of_maker
+                same = "attention" if places.writes_attention(maker) else _same_part(part, places.launched.get(maker))
+                lost[same, maker] += scale * ns * share * of_maker
     return _where(lost, places)
 
 
@@ -232,10 +330,29 @@ def _cause_of(phase: str, frames: Sequence[tuple[str, str, int]], optimizers: se
     for file, function, _ in frames:
         if function in optimizers:
             return OPTIMIZER
-        for part, cause in OF_LIBRARIES:
-            if part in file.replace("\\", "/"):
+        for folder, cause in OF_LIBRARIES:
+            if file.startswith(f"{_torch_folder()}/{folder}"):
                 return cause
     return OPTIMIZER if phase == OPTIMIZER else ""
+
+
+@functools.cache
+def _torch_folder() -> str:
+    import torch
+
+    return str(Path(torch.__file__).parent)
+
+
+def _collected(lost: Lost, ms: float, places: Places) -> None:
+    """Name the garbage collector's part of the host's time, so much in a step; a sample has it in the line in which it
+    began to run."""
+    of_host = {key: time for key, time in lost.items() if key[0] == "host"}
+    if not of_host or ms <= 0:
+        return
+    ms = min(ms, total := sum(of_host.values()))
+    for key, time in of_host.items():
+        lost[key] = time * (1 - ms / total)
+    lost["host", places.collecting] += ms
 
 
 def _parts(did: Launched | None) -> dict[str, float]:
@@ -249,46 +366,106 @@ def _parts(did: Launched | None) -> dict[str, float]:
     return {"precision": precision, "attention": attention, "kernels": kernels, "host": 1 - operators}
 
 
-def _on_gpu(training: Training, plain: Profile, places: Places, step_ms: float) -> tuple[Lost, list[list[Scalar]]]:
-    """Return what the device's timeline says, and its largest gaps. The profiler lengthens gaps, so idle time is scaled
-    to that of unprofiled steps."""
+def _on_gpu(
+    training: Training, plain: Profile, places: Places, step_ms: float
+) -> tuple[Lost, list[list[Scalar]], float]:
+    """Return what the device's timeline says, its largest gaps, and the percentage of the step in which it works. The
+    profiler lengthens gaps, so idle time is scaled to that of unprofiled steps."""
     from workers.measure.profiling.attribution import Attribution
-    from workers.measure.profiling.waits import RUNNING, of_steps, stretches
+    from workers.measure.profiling.waits import RUNNING, WORKING, hidden_ns, in_a_row, stretches, unprofiled, waits
 
     phases = training.phases
     attribution = Attribution(plain.recording, phases, on_gpu=True)
-    _, times = of_steps(plain.recording, attribution.windows, step_ms)
+    windows = attribution.windows
+    of_steps = in_a_row(plain.recording, windows)
+    waiting = [one for one in waits(plain.recording) if one.begin_ns < windows[-1].end_ns]
+    totals: Counter[str] = Counter()
+    for of_step in of_steps:
+        for one in of_step:
+            totals[COLLECTED if one.collects else one.cause] += one.ns
+        hidden = hidden_ns(waiting, of_step)
+        totals["launches"] -= hidden
+        totals["synchronisation"] += hidden
+    times = unprofiled({cause: 1e-6 * ns / len(of_steps) for cause, ns in totals.items() if ns}, step_ms)
     traced = Attribution(places.profile.recording, phases, on_gpu=True)
-    in_trace = stretches(places.profile.recording, traced.windows[0])
+    moment = _same_moment(plain.recording, windows, places.profile.recording, traced.windows[0])
+    found = [one for of_step in of_steps for one in of_step]
+    if moment is None:  # steps differ: the traced one tells about itself
+        found, moment = stretches(places.profile.recording, traced.windows[0]), lambda one: one.at_ns
     lost: dict[tuple[str, Place | None], float] = defaultdict(float)
     device: Lost = defaultdict(float)
     for cause, ms in times.items():
         if cause == RUNNING:
-            _running(device, traced, ms)
+            _running(lost, device, traced, places, ms, by_line=training.own is not None)
+        elif cause == COLLECTED:
+            device["host", places.collecting] += ms
         else:
-            _by_line(lost, cause, ms, in_trace, places)
-    gaps = sorted((one for one in in_trace if one.cause != RUNNING), key=lambda one: -one.ns)[:MOST_GAPS]
-    begin = traced.windows[0].begin_ns
-    return _where(lost, places) | device, [
+            _by_line(lost, cause, ms, found, places, moment)
+    gaps = sorted((one for one in found if one.cause != RUNNING), key=lambda one: -one.ns)[:MOST_GAPS]
+    begin = found[0].begin_ns if found else 0
+    joined = _where(lost, places)
+    for key, ms in device.items():
+        joined[key] += ms
+    busy_percent = 100 * sum(times.get(one, 0.0) for one in WORKING) / (sum(times.values()) or 1.0)
+    rows: list[list[Scalar]] = [
         [
             1e-6 * (one.begin_ns - begin),
             1e-6 * one.ns,
             one.cause,
             one.next,
-            None if (at := places.at(one.at_ns)) is None else _named([at], at, places),
+            None if (at := places.due(moment(one))) is None else _named([at], at, places),
         ]
         for one in gaps
     ]
+    return joined, rows, busy_percent
+
+
+def _same_moment(
+    plain: Recording, steps: Sequence[Interval], traced: Recording, step: Interval
+) -> Callable[[Stretch], int] | None:
+    """Return a function that tells in which moment of a traced step, which is far slower, the host did what it did in
+    the moment that explains a part of a plain step: between the same two launches. None if the launches differ."""
+
+    def launches(recording: Recording, begin: int, end: int) -> list[HostEvent]:
+        ids = {one.launch for one in recording.device}
+        return [one for one in recording.host if one.id in ids and one.kind == "launch" and begin <= one.begin_ns < end]
+
+    theirs = launches(plain, steps[0].begin_ns, steps[-1].end_ns)
+    ours = launches(traced, step.begin_ns, step.end_ns)
+    if not ours or len(theirs) != len(steps) * len(ours):
+        return None
+    begins, of_steps = [one.begin_ns for one in theirs], [one.begin_ns for one in steps]
+
+    def moment(one: Stretch) -> int:
+        index = (bisect.bisect_right(begins, one.at_ns) - 1) % len(ours)
+        begin, end = ours[index].end_ns, ours[index + 1].begin_ns if index + 1 < len(ours) else step.end_ns
+        number = bisect.bisect_right(of_steps, one.at_ns) - 1
+        if end == step.end_ns and theirs[number * len(ours)].begin_ns > one.at_ns >= of_steps[number]:
+            begin, end = step.begin_ns, ours[0].begin_ns
+        if one.cause in ("launches", OPTIMIZER):
+            return end
+        return begin if one.cause == "synchronisation" else (begin + end) // 2
+
+    return moment
 
 
 def _by_line(
-    lost: dict[tuple[str, Place | None], float], cause: str, ms: float, traced: Sequence[Stretch], places: Places
+    lost: dict[tuple[str, Place | None], float],
+    cause: str,
+    ms: float,
+    found: Sequence[Stretch],
+    places: Places,
+    moment: Callable[[Stretch], int],
 ) -> None:
-    """Add a cause's time by the lines that were to blame in the traced step."""
+    """Add a cause's time by the lines that were to blame in these parts of steps; `moment` tells the traced step's."""
+    from workers.measure.profiling.waits import waits
+
     by_line: Counter[Place | None] = Counter()
-    for one in traced:
-        if one.cause == cause:
-            by_line[places.at(one.at_ns)] += one.ns
+    for one in found:
+        if one.cause == cause and not one.collects:
+            by_line[places.due(moment(one))] += one.ns
+    if not by_line and cause == "synchronisation":  # only launches are due to it
+        by_line.update(places.at(one.begin_ns) for one in waits(places.profile.recording))
     total = by_line.total()
     if not total:
         lost[cause, None] += ms
@@ -296,24 +473,52 @@ def _by_line(
         lost[cause, place] += ms * ns / total
 
 
-def _running(lost: Lost, traced: Any, ms: float) -> None:
-    """Add the time in which kernels ran, by what they compute."""
-    from workers.measure.profiling import classes
+def _running(
+    lost: dict[tuple[str, Place | None], float],
+    device: Lost,
+    traced: Attribution,
+    places: Places,
+    ms: float,
+    *,
+    by_line: bool,
+) -> None:
+    """Add the time in which kernels ran: to `lost` by the lines that they are due to, those of the forward pass, and to
+    `device`, where none is known or the lines are not the user's own, by what the kernels compute."""
+    from workers.measure.profiling import classes, waits
 
-    of_class: Counter[tuple[str, str]] = Counter()
-    for work in traced.work:
-        name = classes.classify(work)
-        cause = {classes.ATTENTION: "attention", classes.SOFTMAX: "attention", classes.OPTIMIZER: OPTIMIZER}.get(
-            name, "kernels"
-        )
-        of_class[cause, "" if cause != "kernels" else name] += work.time_ns
-    total = of_class.total() or 1
-    for (cause, where), ns in of_class.items():
-        lost[cause, where] += ms * ns / total
+    kernels = [work for work in traced.work if work.kind == "kernel" or waits.ON_DEVICE.match(work.name)]
+    total = sum(work.time_ns for work in kernels) or 1
+    for work in kernels:
+        name, place = classes.classify(work), places.at(work.made_ns)
+        cause = "kernels"
+        if name == classes.OPTIMIZER or any(waits.UPDATES.match(one) for one in work.ranges):
+            cause = OPTIMIZER
+        elif name == classes.ATTENTION or places.writes_attention(place):
+            cause = "attention"
+        elif name == classes.SOFTMAX and not by_line and "logsoftmax" not in work.name.lower():
+            cause = "attention"  # our model's; of the user's code, lines tell
+        share = ms * work.time_ns / total
+        if place is not None and by_line:
+            lost[cause, place] = lost.get((cause, place), 0.0) + share
+        else:
+            device[cause, name if cause == "kernels" else ""] += share
 
 
-def _candidates(spec: DiagnosisSpec, training: Training, products: Counter[str], lost: Lost) -> list[list[Scalar]]:
-    look = Look(spec.step, training.device, training.own, training.own.loaders if training.own else (), products)  # type: ignore[arg-type]
+def _candidates(
+    spec: DiagnosisSpec, training: Training, traced: Recording, collections: int, lost: Lost
+) -> list[list[Scalar]]:
+    from workers.measure.compilation import compilation
+
+    look = Look(
+        spec.step,  # type: ignore[arg-type]
+        training.device,
+        training.own,
+        training.own.loaders if training.own else (),
+        Counter(event.product.dtype for event in traced.host if event.product is not None),
+        Counter(event.name for event in traced.host) + Counter(event.name for event in traced.device),
+        compilation().graphs > 0,
+        collections,
+    )
     return candidates(spec, look, lost)
 
 

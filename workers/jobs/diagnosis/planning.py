@@ -31,6 +31,9 @@ START_S = 12.0
 processes are forks."""
 FOR_SCREENING = 0.5
 """The largest part of the budget after which no further change is screened."""
+FOR_ONE, LEAST_LIMIT_S = 0.25, 20.0
+"""The largest part of the budget for a process with changes, and how long it may take at least: one that hangs is
+ended."""
 STEP = "the step as it is"
 NOT_FINITE = "a number that the step returns becomes infinite or NaN"
 TITLES = {"screen": "does it help", "join": "do they help together", "turn": "by how much"}
@@ -152,10 +155,12 @@ class _Progress:
             "measure_steps": min(look["samples"], max(LEAST_STEPS, fitting)),
             "warmup_steps": self.spec.step.warmup_steps if fitting > LEAST_STEPS else WARMUP_OF_SLOW,  # type: ignore[attr-defined]
         }
+        limit_s = max(FOR_ONE * self.spec.budget_s, LEAST_LIMIT_S, 2 * self.so_far.seconds[0])
+        common = {**numbers, "limit_s": limit_s, "kept_kernels": look.get("kept_kernels")}
         return [
             Unit(
                 title=f"{TITLES[stage]}: {' + '.join(names) or STEP}",
-                params={"stage": stage, "changes": list(names), "fields": self._fields(names), **numbers},
+                params={"stage": stage, "changes": list(names), "fields": self._fields(names), **common},
                 # Each rank of a step of several is a fresh process.
                 start="exec" if stage == "turn" and self.spec.step.kind != "ddp" else "fork",
             )
@@ -178,7 +183,7 @@ class _Progress:
             "differences": {key: one for key, one in self.differences.items() if one < math.inf},
             "joined": list(joined),
             "device_key": next((row["device_key"] for row in self.rows), None),
-            "device": next((row["device"] for row in self.rows), None),
+            "busy_percent": next((row.get("busy_percent") for row in self.rows), None),
         }
 
     def _differences(self) -> dict[str, float]:

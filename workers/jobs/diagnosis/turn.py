@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import signal
 import statistics
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal
 
 from app.specs.diagnosis import DiagnosisSpec
 from workers.changes import CHANGES
-from workers.changes._base import Change
+from workers.changes._base import Change, replaced
 from workers.jobs import ddp
 from workers.jobs._base import Unit
+from workers.jobs._profiled import profile_steps
 from workers.jobs._training import building, measuring
 from workers.measure.table import Column, Scalar
 from workers.outcome import RunnerError, describe_error
@@ -21,9 +24,13 @@ if TYPE_CHECKING:
     import torch
 
     from app.specs.benchmark import BenchmarkSpec
+    from workers.measure.profiling.recording import Profile
 
 TURNS = "turns"
-COLUMNS = Column.parse("stage, changes, step_ms: number ms, samples: integer, device, device_key, outcome, reason")
+COLUMNS = Column.parse(
+    "stage, changes, step_ms: number ms, samples: integer, device, device_key, outcome, reason, "
+    "kept_kernels: integer, busy_percent: number %"
+)
 """`step_ms` is the mean: a loader makes some steps fast and others slow, which a median or the fastest may hide.
 `changes` are names, joined by a comma; "" for the step as it is."""
 JOINED = ","
@@ -37,6 +44,9 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
         report.table(TURNS, COLUMNS, [_refused(stage, names, reason)])
         return
     report.cursor(0)  # a crash of this process is a result, too
+    if names:
+        # Without a handler the signal ends the process, whatever it is in.
+        signal.setitimer(signal.ITIMER_REAL, unit.params["limit_s"])
     changes = [CHANGES.load(name) for name in names]
     try:
         step = changed(spec.step, unit.params)
@@ -44,26 +54,66 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
             samples, devices = ddp.times(step, report)
             row = row_of(stage, names, samples, devices[0], len(devices) * step.nodes)
         else:
-            row = row_of(stage, names, *_samples(step, changes, report))
+            row = row_of(stage, names, *_samples(step, changes, unit.params.get("kept_kernels"), report))
     except Exception as error:
         if not names:
             raise
         row = _refused(stage, names, str(error) if isinstance(error, RunnerError) else describe_error(error))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
     report.table(TURNS, COLUMNS, [row])
 
 
+def pacing(step: BenchmarkSpec, device: torch.device) -> Literal["step", "loop"]:
+    """Return how steps follow each other: on a GPU as in training, where the host may run ahead."""
+    return "loop" if device.type == "cuda" else step.pacing
+
+
+@contextmanager
+def as_it_is(training: building.Training) -> Iterator[None]:
+    """Let the garbage collector look at all that the user's code has made, as it does in training: measuring spares it
+    that otherwise."""
+    with replaced(gc, "freeze", lambda: None) if training.own is not None else nullcontext():
+        yield
+
+
+def kept_kernels(profile: Profile) -> int:
+    """Return the number of kernels that no counterfactual takes away: matrix products and attention. Which ones they
+    are may differ between processes, since cuBLAS and the compiler choose them."""
+    from workers.measure.profiling import classes
+
+    kept = (classes.MATMUL, classes.ATTENTION)
+    return sum(classes.class_of_kernel(one.name) in kept for one in profile.recording.device if one.kind == "kernel")
+
+
+def _check_kernels(training: building.Training, before: int, report: Reporter) -> None:
+    """Raises RunnerError if a step from which work was taken differs from the step as it is in another place."""
+    profile, _, _ = profile_steps(training, 1, report, warm=True, shapes=False)
+    if (now := kept_kernels(profile)) != before:
+        raise RunnerError(
+            f"thrown away: its step has {now} matrix products and kernels of attention, and the step as it is {before}"
+        )
+
+
 def _refused(stage: str, names: Sequence[str], reason: str) -> list[Scalar]:
-    return [stage, JOINED.join(names), None, 0, None, None, "refused", reason]
+    return [stage, JOINED.join(names), None, 0, None, None, "refused", reason, None, None]
 
 
 def row_of(
-    stage: str, names: Sequence[str], samples: Sequence[float], device: torch.device, devices: int = 1
+    stage: str,
+    names: Sequence[str],
+    samples: Sequence[float],
+    device: torch.device,
+    devices: int = 1,
+    *,
+    kept: int | None = None,
+    busy_percent: float | None = None,
 ) -> list[Scalar]:
-    """Return the row of a process that has measured these times of a step in ms."""
+    """Return the row of a process that has measured these times of a step in ms. `kept` is its `kept_kernels`."""
     from workers.measure.environment import device_key
 
     on = [device.type, device_key(device, devices)]
-    return [stage, JOINED.join(names), statistics.fmean(samples), len(samples), *on, "ok", None]
+    return [stage, JOINED.join(names), statistics.fmean(samples), len(samples), *on, "ok", None, kept, busy_percent]
 
 
 def changed(step: Any, params: Mapping[str, Any]) -> Any:
@@ -73,7 +123,9 @@ def changed(step: Any, params: Mapping[str, Any]) -> Any:
     return type(step).model_validate({**step.model_dump(), **params["fields"], **numbers})
 
 
-def _samples(step: BenchmarkSpec, changes: Sequence[Change], report: Reporter) -> tuple[Sequence[float], torch.device]:
+def _samples(
+    step: BenchmarkSpec, changes: Sequence[Change], kept: int | None, report: Reporter
+) -> tuple[Sequence[float], torch.device]:
     from workers.jobs import _reference
     from workers.measure.validity import Monitor
 
@@ -87,5 +139,8 @@ def _samples(step: BenchmarkSpec, changes: Sequence[Change], report: Reporter) -
         if training.own is not None:
             for change in changes:
                 stack.enter_context(change.after(training.own))
-        values, _ = measuring.measure(training, Monitor(device), report, pacing=step.pacing)
+        with as_it_is(training):
+            values, _ = measuring.measure(training, Monitor(device), report, pacing=pacing(step, device))
+        if kept is not None and device.type == "cuda" and any(change.removes for change in changes):
+            _check_kernels(training, kept, report)
     return values.samples("step_ms", "step") or (), device

@@ -48,6 +48,9 @@ class RecordedWork:
     launch_to_start_us: float | None = None
     """Time from the beginning of the launching call to the beginning of the work; None for operators, and for work
     that a CUDA graph launched."""
+    made_ns: int = 0
+    """The host's moment that the work is due to: its launch or, in a backward pass, the forward operator that made the
+    node. 0 for operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +239,20 @@ class Attribution:
             work.append(
                 RecordedWork(
                     event.name, event.kind, event.begin_ns, event.end_ns, time, phase.step, phase.name, path,
-                    operator, delay,
+                    operator, delay, self._made_ns(index, launched_ns),
                 )
             )  # fmt: skip
         return work
+
+    def _made_ns(self, index: int | None, launched_ns: int) -> int:
+        while index is not None:
+            event = self._events[index]
+            if event.kind == "backward" and event.sequence >= 0:
+                maker = self._makers.get((event.forward_thread, event.sequence))
+                if maker is not None:
+                    return self._events[maker].begin_ns
+            index = self._parents[index]
+        return launched_ns
 
     def _begin_of(self, index: int | None, event: DeviceEvent) -> int:
         return event.begin_ns if index is None else self._events[index].begin_ns

@@ -5,7 +5,8 @@ that begins then, whose launch says what the device waited for:
 
 - Launched after the gap had begun: the host was late. It was in a loader (`input`), in a call that waits for the device
   (`synchronisation`), which also is to blame for what follows until the next launch, since the device had run dry; in
-  operators (`launches`), or for longer than HOST_NS in neither (`host`).
+  an optimizer's step (`optimizer`); collecting garbage (`host`); in operators (`launches`), or for longer than HOST_NS
+  in neither (`host`).
 - Launched before: the device was slow to start it (`launches`), or waited for another stream (`unexplained`).
 - Part of the same CUDA graph as the work before: of the graph itself (`kernels`); the host has no part in it.
 
@@ -15,11 +16,15 @@ Time in which only copies run is `copies`, in which only collectives run `commun
 from __future__ import annotations
 
 import bisect
+import gc
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 
+from kernels.clock import unix_ns
+from kernels.ranges import named
 from workers.measure.profiling.attribution import Interval
 from workers.measure.profiling.classes import COMMUNICATION, class_of_kernel
 from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording
@@ -32,9 +37,16 @@ LOADER = re.compile(r"enumerate\(DataLoader\)#")
 """Ranges that torch's loaders open around `__next__`."""
 SYNCHRONISES = re.compile(r"(cuda|cu)(Stream|Device|Event|Ctx)Synchronize.*|(cuda|cu)Memcpy(?!.*Async).*")
 """Calls that return when the device has done what was asked of it before."""
-COPIES = re.compile(r"(cuda|cu)Memcpy.*Async.*")
-BLOCKING_NS = 20_000
-"""An asynchronous copy whose call takes longer has waited for the device: its memory is not pinned."""
+UPDATES = re.compile(r"Optimizer\.step#")
+"""Ranges that torch opens around an optimizer's step."""
+COLLECTS = "garbage collection"
+"""The range around a run of Python's garbage collector (`collections_named`)."""
+BLOCKING_NS = 50_000
+"""An asynchronous copy of memory that is not pinned whose call takes longer has waited for the device."""
+PAGEABLE = "Pageable"
+"""Part of the name of a copy from or to memory that is not pinned."""
+ON_DEVICE = re.compile(r"Memset|Memcpy DtoD")
+"""Copies and fills that are work as kernels are."""
 HOST_NS = 100_000
 """A longer time without an operator is the host's own; a shorter one lies between two operators."""
 START_NS = 20_000
@@ -53,6 +65,8 @@ class Stretch:
     """The host's moment that explains it: its line is the line to look at."""
     next: str | None = None
     """Name of the work that ends a gap; None at the step's end, and where work runs."""
+    collects: bool = False
+    """Whether the host collected garbage."""
 
     @property
     def ns(self) -> int:
@@ -66,25 +80,101 @@ def stretches(recording: Recording, step: Interval) -> list[Stretch]:
         recording: What the profiler saw.
         step: The step, as the host ran its phases.
     """
-    launches = {event.id: event for event in recording.host if event.kind == "launch"}
+    return _Timeline(recording).between(step, step.begin_ns, isolated=True)
 
-    def launched_ns(one: DeviceEvent) -> int:
-        launch = launches.get(one.launch)
+
+def in_a_row(recording: Recording, steps: Sequence[Interval]) -> list[list[Stretch]]:
+    """Return the parts of steps that followed each other, the host ahead of the device: each step lasts from the end of
+    the device's work of the step before to the end of its own.
+
+    Args:
+        recording: What the profiler saw.
+        steps: The steps, as the host ran their phases.
+    """
+    timeline = _Timeline(recording)
+    found = []
+    before = [one.end_ns for one in recording.device if timeline.launched_ns(one) < steps[0].begin_ns] if steps else []
+    begin = max([steps[0].begin_ns, *before]) if steps else 0
+    for step, after in zip(steps, [*steps[1:], None], strict=True):
+        until = step.end_ns if after is None else after.begin_ns
+        found.append(timeline.between(replace(step, end_ns=until), begin, isolated=False))
+        begin = found[-1][-1].end_ns if found[-1] else begin
+    return found
+
+
+def waits(recording: Recording) -> list[HostEvent]:
+    """Return the calls in which the host waited for the device."""
+    pageable = {one.launch for one in recording.device if PAGEABLE in one.name}
+    return [event for event in recording.host if _waits(event, pageable)]
+
+
+def hidden_ns(waiting: Sequence[HostEvent], step: Sequence[Stretch]) -> int:
+    """Return how much of a step's launches the device would not wait for, if the host did not wait for the device: the
+    host would run ahead, and only what it takes longer than the device would remain.
+
+    Args:
+        waiting: The calls that wait.
+        step: The parts of one of several steps in a row.
+    """
+    if not step:
+        return 0
+    begin, end = step[0].begin_ns, step[-1].end_ns
+    waited = sum(max(0, min(one.end_ns, end) - max(one.begin_ns, begin)) for one in waiting)
+    times = sums(step)
+    longer = end - begin - waited - sum(times[cause] for cause in WORKING)
+    return max(0, times["launches"] - max(0, longer)) if waited else 0
+
+
+@contextmanager
+def collections_named() -> Iterator[list[int]]:
+    """Name the runs of the garbage collector for the profiler. Yields a list that gets the ns of each."""
+    taken: list[int] = []
+    open_ranges: list[tuple[ExitStack, int]] = []
+
+    def on_collection(phase: str, _info: Mapping[str, int]) -> None:
+        if phase == "start":
+            stack = ExitStack()
+            stack.enter_context(named(COLLECTS))
+            open_ranges.append((stack, unix_ns()))
+        elif open_ranges:
+            stack, begun = open_ranges.pop()
+            taken.append(unix_ns() - begun)
+            stack.close()
+
+    gc.callbacks.append(on_collection)
+    try:
+        yield taken
+    finally:
+        gc.callbacks.remove(on_collection)
+
+
+class _Timeline:
+    """The work of a recording's device, and what the host did meanwhile."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._device, self._host = recording.device, _Host(recording)
+        self._launches = {event.id: event for event in recording.host if event.kind == "launch"}
+
+    def launched_ns(self, one: DeviceEvent) -> int:
+        launch = self._launches.get(one.launch)
         return one.begin_ns if launch is None else launch.begin_ns
 
-    work = [one for one in recording.device if step.begin_ns <= launched_ns(one) < step.end_ns]
-    end = max([step.end_ns, *(one.end_ns for one in work)])
-    host = _Host(recording.host)
-    found: list[Stretch] = []
-    last: DeviceEvent | None = None
-    for begin, until, running, after in _levels(work, step.begin_ns, end):
-        if running:
-            first = min(running, key=_rank)
-            found.append(Stretch(begin, until, _class(first), launched_ns(first)))
-            last = max(running, key=lambda one: one.end_ns)
-        else:
-            found += _gap(begin, until, last, after, launches, host)
-    return found
+    def between(self, step: Interval, begin_ns: int, *, isolated: bool) -> list[Stretch]:
+        """Return the parts from a moment to the end of the step: that of its work or, if it is isolated or has none,
+        also of the host."""
+        work = [one for one in self._device if step.begin_ns <= self.launched_ns(one) < step.end_ns]
+        ends = [one.end_ns for one in work]
+        end = max([*ends, step.end_ns] if isolated or not ends else ends)
+        found: list[Stretch] = []
+        last: DeviceEvent | None = None
+        for begin, until, running, after in _levels(work, begin_ns, end):
+            if running:
+                first = min(running, key=_rank)
+                found.append(Stretch(begin, until, _class(first), self.launched_ns(first)))
+                last = max(running, key=lambda one: one.end_ns)
+            else:
+                found += _gap(begin, until, last, after, self._launches, self._host)
+        return found
 
 
 def sums(found: Sequence[Stretch]) -> Counter[str]:
@@ -121,7 +211,7 @@ def _rank(work: DeviceEvent) -> int:
 
 
 def _class(work: DeviceEvent) -> str:
-    if work.kind != "kernel":
+    if work.kind != "kernel" and not ON_DEVICE.match(work.name):
         return "copies"
     return "communication" if class_of_kernel(work.name) == COMMUNICATION else RUNNING
 
@@ -146,17 +236,20 @@ def _levels(
 class _Host:
     """What the host did at each moment, on the threads that launch work."""
 
-    def __init__(self, events: Sequence[HostEvent]) -> None:
+    def __init__(self, recording: Recording) -> None:
+        events = recording.host
         self.loading = _merged((one.begin_ns, one.end_ns) for one in events if LOADER.match(one.name))
-        self.waiting = _merged((one.begin_ns, one.end_ns) for one in events if _waits(one))
+        self.waiting = _merged((one.begin_ns, one.end_ns) for one in waits(recording))
+        self.updating = _merged((one.begin_ns, one.end_ns) for one in events if UPDATES.match(one.name))
+        self.collecting = _merged((one.begin_ns, one.end_ns) for one in events if one.name == COLLECTS)
         self.issuing = _merged((one.begin_ns, one.end_ns) for one in events if one.kind not in ("range", "python"))
 
 
-def _waits(event: HostEvent) -> bool:
+def _waits(event: HostEvent, pageable: Set[int]) -> bool:
     if event.kind != "launch":
         return False
     slow = event.end_ns - event.begin_ns > BLOCKING_NS
-    return bool(SYNCHRONISES.fullmatch(event.name)) or (slow and bool(COPIES.fullmatch(event.name)))
+    return bool(SYNCHRONISES.fullmatch(event.name)) or (slow and event.id in pageable)
 
 
 def _gap(
@@ -202,10 +295,18 @@ def _late(begin: int, end: int, host: _Host, name: str | None) -> Iterator[Stret
 
 def _busy_host(begin: int, end: int, host: _Host, name: str | None) -> Iterator[Stretch]:
     at = begin
-    for until, issuing in _cut(begin, end, host.issuing):
-        own = not issuing and until - at > HOST_NS
-        yield Stretch(at, until, "host" if own else "launches", at, name)
-        at = until
+    for until, collects in _cut(begin, end, host.collecting):
+        if collects:
+            yield Stretch(at, until, "host", at, name, collects=True)
+            at = until
+        for inner, updates in _cut(at, until, host.updating):
+            if updates:
+                yield Stretch(at, inner, "optimizer", at, name)
+                at = inner
+            for last, issuing in _cut(at, inner, host.issuing):
+                own = not issuing and last - at > HOST_NS
+                yield Stretch(at, last, "host" if own else "launches", at, name)
+                at = last
 
 
 def _cut(begin: int, end: int, intervals: Sequence[tuple[int, int]]) -> Iterator[tuple[int, bool]]:

@@ -107,18 +107,16 @@ def test_whatever_is_found_fits_a_terminal(seed: int) -> None:
         assert lines[1].split()[:2] == ["1", kinds[0]]
 
 
-def found(turns: list[float], seen: dict[str, float] | None = None) -> dict[str, Any]:
-    rows = [{"cause": cause, "where": "", "lost_ms": ms} for cause, ms in (seen or {}).items()]
-    return {"turns": {"": turns}, "screened": {}, "looked": [], "seen": rows}
+def found(turns: list[float], busy_percent: float | None = None) -> dict[str, Any]:
+    return {"turns": {"": turns}, "screened": {}, "looked": [], "seen": [], "busy_percent": busy_percent}
 
 
 def test_the_first_line_has_the_step_with_its_interval_and_how_much_of_it_the_device_works() -> None:
     six = [99.0, 100.0, 100.0, 101.0, 100.0, 98.0]
-    assert conclude._step(found(six), 100.0, on_gpu=False) == "step 100 ms ± 2.0 %"
-    assert conclude._step(found(six[:2]), 99.5, on_gpu=False) == "step 99.5 ms (99 … 100 in 2 processes)"
-    assert conclude._step(found([99.0]), 99.0, on_gpu=False) == "step 99 ms (1 process)"
-    seen = {"input": 30.0, "launches": 9.0, "kernels": 40.0, "copies": 10.0, "optimizer": 11.0}
-    assert conclude._step(found(six, seen), 100.0, on_gpu=True) == "step 100 ms ± 2.0 %, the device works 61 % of it"
+    assert conclude._step(found(six), 100.0) == "step 100 ms ± 2.0 %"
+    assert conclude._step(found(six[:2]), 99.5) == "step 99.5 ms (99 … 100 in 2 processes)"
+    assert conclude._step(found([99.0]), 99.0) == "step 99 ms (1 process)"
+    assert conclude._step(found(six, 61.2), 100.0) == "step 100 ms ± 2.0 %, the device works 61 % of it"
 
 
 def test_small_causes_count_beside_what_a_large_one_leaves_of_the_step() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import signal
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ from workers.jobs.diagnosis import RUNNER
 from workers.outcome import Failed
 
 SOURCE = """
+import gc
 import time
 
 import torch
@@ -49,6 +52,15 @@ class Slow(Dataset):
         return torch.randn(16)
 
 
+class Attention(nn.Module):
+    def forward(self, x):
+        q = x.repeat(1, 8).view(1, 256, -1).sin()
+        scores = q @ q.transpose(1, 2)
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -1e9)
+        weights = scores.softmax(-1)
+        return x + (weights @ q).view(256, 8, -1).sum(1)
+
+
 class Wide(nn.Module):
     def __init__(self):
         super().__init__()
@@ -60,10 +72,12 @@ class Wide(nn.Module):
 
 def make_step(device, slow):
     torch.set_num_threads(1)  # others use the host's cores
-    model = nn.Sequential(nn.Linear(16, 512), Wide() if slow == "precision" else nn.ReLU(), nn.Linear(512, 4))
+    middle = {"precision": Wide, "attention": Attention}.get(slow, nn.ReLU)()
+    model = nn.Sequential(nn.Linear(16, 512), middle, nn.Linear(512, 4))
+    kept = [[number] for number in range(300_000)] if slow == "collections" else []
     optimizer = (Rows if slow == "optimizer" else torch.optim.SGD)(model.parameters())
     batches = iter(DataLoader(Slow(), batch_size=4)) if slow == "input" else None
-    data = torch.randn(256 if slow == "precision" else 4, 16)
+    data = torch.randn(256 if slow in ("precision", "attention") else 4, 16)
 
     def step():
         x = next(batches) if batches else data
@@ -73,6 +87,8 @@ def make_step(device, slow):
         optimizer.zero_grad()
         if slow == "host":
             sum(range(10_000_000))
+        if slow == "collections":
+            gc.collect()
         return loss
 
     return step
@@ -106,6 +122,8 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         ("input", "Slow.__getitem__", "loader_workers"),
         ("precision", "Wide.forward", None),
         ("host", "make_step.step", None),
+        ("attention", "Attention.forward", None),
+        ("collections", "make_step.step: garbage collection", "gc_freeze"),
     ],
 )
 def test_what_is_planted_is_named_first_with_its_function(
@@ -113,7 +131,7 @@ def test_what_is_planted_is_named_first_with_its_function(
 ) -> None:
     report = look(arguments={"slow": slow})
     cause, at, _ = report.tables["seen"]["rows"][0]
-    assert cause == slow
+    assert cause == {"collections": "host"}.get(slow, slow)
     assert at.startswith("train.py:")
     assert where in at
     by_cause: dict[str, float] = defaultdict(float)
@@ -128,6 +146,34 @@ def test_what_is_planted_is_named_first_with_its_function(
         assert candidates[change] is None
 
 
+HANGS = """
+import time, sys
+from contextlib import nullcontext
+from pathlib import Path
+from workers.changes import CHANGES
+from workers.changes._base import Change
+from workers.jobs._base import Unit
+from workers.jobs.diagnosis import RUNNER
+from app.specs import KINDS
+from tests.workers.reporting import Report
+CHANGES.load = lambda name: Change(("host",), "", lambda look: None)
+from workers.jobs._training import building
+building.prepare = lambda step: time.sleep(60)
+spec = KINDS["diagnosis"].example()
+params = {"stage": "screen", "changes": sys.argv[1:], "fields": {}, "warmup_steps": 0, "measure_steps": 1}
+RUNNER.run(spec, Unit("x", {**params, "limit_s": 0.2}), Report(Path(".")))
+"""
+
+
+def test_a_changed_step_that_hangs_is_ended_and_refused() -> None:
+    ended = subprocess.run([sys.executable, "-c", HANGS, "threads"], check=False, timeout=50)
+    assert ended.returncode == -signal.SIGALRM
+    unit = Unit("x", {"stage": "screen", "changes": ["threads"], "limit_s": 75.0})
+    rest = RUNNER.resume(KINDS["diagnosis"].example(), unit, 0, Failed("crashed", "was killed by SIGALRM"))
+    assert rest is not None
+    assert "longer than 75 s" in rest.params["crashed"]
+
+
 def test_a_step_without_a_loader_is_not_offered_one(look: Callable[..., Report]) -> None:
     rows = look(arguments={"slow": "host"}).tables["candidates"]["rows"]
     assert "loader_workers" not in [row[0] for row in rows]
@@ -136,22 +182,22 @@ def test_a_step_without_a_loader_is_not_offered_one(look: Callable[..., Report])
 def test_a_changed_step_that_fails_is_a_refused_change(tmp_path: Path) -> None:
     step = {"kind": "benchmark", "model": {"size": "tiny"}, "device": "cpu"}
     params = {"stage": "screen", "changes": ["cuda_graph"], "fields": {"cuda_graph": True}}
-    params |= {"warmup_steps": 0, "measure_steps": 1}
+    params |= {"warmup_steps": 0, "measure_steps": 1, "limit_s": 60.0}
     report = Report(tmp_path)
     RUNNER.run(KINDS["diagnosis"].model_validate({"step": step}), Unit("x", params), report)
-    ((_, changes, _, _, _, _, outcome, reason),) = report.tables["turns"]["rows"]
+    ((_, changes, _, _, _, _, outcome, reason, *_),) = report.tables["turns"]["rows"]
     assert (changes, outcome) == ("cuda_graph", "refused")
     assert "a CPU has no CUDA graphs" in reason
 
 
 def test_a_changed_step_that_crashes_its_process_is_a_refused_change(tmp_path: Path) -> None:
     spec = KINDS["diagnosis"].example()
-    unit = Unit("x", {"stage": "screen", "changes": ["threads"]})
+    unit = Unit("x", {"stage": "screen", "changes": ["threads"], "limit_s": 75.0})
     rest = RUNNER.resume(spec, unit, 0, Failed("crashed", "killed by SIGSEGV"))
     assert rest is not None
     report = Report(tmp_path)
     RUNNER.run(spec, rest, report)
-    ((_, changes, step_ms, *_, outcome, reason),) = report.tables["turns"]["rows"]
+    ((_, changes, step_ms, _, _, _, outcome, reason, *_),) = report.tables["turns"]["rows"]
     assert (changes, step_ms, outcome, reason) == ("threads", None, "refused", "killed by SIGSEGV")
     as_it_is = Unit("x", {"stage": "screen", "changes": []})
     assert RUNNER.resume(spec, as_it_is, 0, Failed("crashed", "killed by SIGSEGV")) is None

@@ -200,7 +200,7 @@ def test_a_step_that_could_not_be_measured_ends_with_an_answer() -> None:
     look = RUNNER.plan(spec)
     (last,) = RUNNER.further(spec, SoFar(look, [1.0], {"seen": [], "candidates": []}))
     assert last.params["stage"] == "conclude"
-    step = conclude._step(last.params, None, on_gpu=False)
+    step = conclude._step(last.params, None)
     assert conclude.answer(step, [], [], conclude._joined(last.params, [])) == [
         "The step could not be measured: its verdict says why."
     ]

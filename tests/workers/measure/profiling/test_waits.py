@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
 
+from kernels.ranges import record_ranges
 from workers.measure.profiling import tables
 from workers.measure.profiling.attribution import Interval
-from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording
-from workers.measure.profiling.waits import RUNNING, of_steps, stretches, sums, unprofiled
+from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording, record
+from workers.measure.profiling.waits import (
+    COLLECTS,
+    RUNNING,
+    Stretch,
+    collections_named,
+    hidden_ns,
+    in_a_row,
+    of_steps,
+    stretches,
+    sums,
+    unprofiled,
+)
 
 US = 1000
 
@@ -106,6 +119,32 @@ def test_time_with_copies_or_collectives_alone_has_classes_of_its_own(made: Made
     assert made.classes(100) == {RUNNING: 50, "communication": 30, "copies": 20}
 
 
+def test_the_host_in_an_optimizer_or_collecting_garbage_is_told_apart(made: Made) -> None:
+    made.on_host("Optimizer.step#AdamW.step", 0, 300, "range")
+    made.launch(195, 200, 400)
+    made.on_host(COLLECTS, 410, 480, "range")
+    made.launch(495, 500, 600)
+    assert made.classes(600) == {"optimizer": 195, "launches": 5 + 10 + 15 + 5, "host": 70, RUNNING: 300}
+
+
+@pytest.mark.parametrize(("waited", "hidden"), [(0, 0), (10, 10), (30, 30), (80, 30)])
+def test_launches_that_a_host_that_does_not_wait_would_hide_are_due_to_waiting(waited: int, hidden: int) -> None:
+    step = [Stretch(0, 70 * US, RUNNING, 0), Stretch(70 * US, 100 * US, "launches", 0)]
+    call = HostEvent("cudaStreamSynchronize", "launch", 1, 0, waited * US)
+    assert hidden_ns([call], step) == hidden * US, "the host's own work takes 100 - waited, the device's 70"
+
+
+def test_steps_in_a_row_last_from_the_end_of_one_ones_work_to_that_of_the_next(made: Made) -> None:
+    made.launch(0, 5, 100)  # a warm-up step, which the host issues in 10
+    made.launch(12, 100, 180)
+    made.launch(22, 190, 250)
+    host = sorted(made.host, key=lambda event: event.begin_ns)
+    steps = [Interval("step_1", 1, 10 * US, 20 * US), Interval("step_2", 2, 20 * US, 30 * US)]
+    first, second = in_a_row(Recording(host, made.device), steps)
+    assert sums(first) == {RUNNING: 80 * US}
+    assert sums(second) == {"launches": 10 * US, RUNNING: 60 * US}, "from 180 to 250"
+
+
 def test_work_that_was_launched_long_before_it_ran_waited_for_something_else(made: Made) -> None:
     made.launch(0, 0, 10)
     made.launch(2, 90, 100, stream=20)
@@ -165,3 +204,13 @@ def test_the_table_of_a_profile_has_each_class_in_an_unprofiled_step_and_its_lar
     gap = by_class["synchronisation"]
     assert (gap["largest_ms"], gap["operator"], gap["kernel"]) == (pytest.approx(0.050), None, "add_kernel")
     assert (by_class["launches"]["operator"], by_class["launches"]["kernel"]) == ("aten::linear", "sgemm")
+
+
+def test_runs_of_the_garbage_collector_are_timed_and_named_for_the_profiler() -> None:
+    with collections_named() as taken, record_ranges():
+        profile = record(gc.collect, on_gpu=False)
+    named = [event for event in profile.recording.host if event.name == COLLECTS]
+    assert 1 <= len(named) <= len(taken), "the profiler lets some run itself"
+    before = len(taken)
+    gc.collect()
+    assert len(taken) == before, "only inside of the context"

@@ -1,0 +1,42 @@
+"""Attention by our Triton kernels, where they take the problem."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from workers.changes._attention import why_not
+from workers.changes._base import Change, replaced
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _ours(_device: torch.device) -> AbstractContextManager[None]:
+    from torch.nn import functional
+
+    from kernels.attention import flash_attention
+
+    plain = functional.scaled_dot_product_attention
+
+    def attend(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+        scale: float | None = None, enable_gqa: bool = False,
+    ) -> Any:  # fmt: skip
+        heads = query.shape[1:2] == key.shape[1:2] or enable_gqa
+        if attn_mask is None and not dropout_p and query.is_cuda and heads:
+            try:
+                return flash_attention(query, key, value, is_causal, scale=scale)
+            except ValueError:  # not taken
+                pass
+        return plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+    return replaced(functional, "scaled_dot_product_attention", attend)
+
+
+CHANGE = Change(
+    causes=("attention",),
+    how="flopwatch.kernels.flash_attention(q, k, v, is_causal=…) for scaled_dot_product_attention",
+    why_not=why_not,
+    before=_ours,
+)

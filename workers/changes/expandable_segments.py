@@ -1,0 +1,36 @@
+"""Memory that torch's allocator extends, where a step asks the driver for memory again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from workers.changes._base import Change, Look, own_gpu_only
+
+if TYPE_CHECKING:
+    import torch
+
+OPTION = "expandable_segments"
+
+
+def _why_not(look: Look) -> str | None:
+    asks = look.names["cudaMalloc"] + look.names["cudaFree"]
+    return own_gpu_only(look) or (None if asks else "the step asks the driver for no memory")
+
+
+@contextmanager
+def _expandable(_device: torch.device) -> Iterator[None]:
+    import torch
+
+    torch.cuda.memory._set_allocator_settings(f"{OPTION}:True")
+    yield
+    torch.cuda.memory._set_allocator_settings(f"{OPTION}:False")
+
+
+CHANGE = Change(
+    causes=("launches", "host", "synchronisation", "unexplained"),
+    how=f"PYTORCH_CUDA_ALLOC_CONF={OPTION}:True",
+    why_not=_why_not,
+    before=_expandable,
+)

@@ -1,0 +1,35 @@
+"""No objects that live to the end for the garbage collector to look at in each step."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from workers.changes._base import Change, Look, own_only
+
+if TYPE_CHECKING:
+    from workers.measure.own_step import OwnStep
+
+
+def _why_not(look: Look) -> str | None:
+    return own_only(look) or (None if look.collections else "the garbage collector did not run in the steps")
+
+
+@contextmanager
+def _frozen(_step: OwnStep) -> Iterator[None]:
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+CHANGE = Change(
+    causes=("host", "launches"),
+    how="gc.collect(); gc.freeze() before the loop, and no gc.collect() in it",
+    why_not=_why_not,
+    after=_frozen,
+)

@@ -1,0 +1,40 @@
+"""More batches ahead of the step, by worker processes that live on when the loader begins again."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from workers.changes._base import Change, Look, own_only, replaced
+from workers.changes.loader_workers import workers
+
+if TYPE_CHECKING:
+    import torch
+
+FACTOR = 4
+
+
+def _why_not(look: Look) -> str | None:
+    return own_only(look) or (None if any(look.loaders) else "its loaders have no worker processes")
+
+
+def _ahead(_device: torch.device) -> AbstractContextManager[None]:
+    from torch.utils.data import DataLoader
+
+    plain: Any = DataLoader.__init__
+
+    def init(self: Any, *arguments: Any, **options: Any) -> None:
+        if options.get("num_workers"):
+            options["num_workers"] = max(options["num_workers"], workers())
+            options |= {"persistent_workers": True, "prefetch_factor": FACTOR}
+        plain(self, *arguments, **options)
+
+    return replaced(DataLoader, "__init__", init)
+
+
+CHANGE = Change(
+    causes=("input",),
+    how=f"DataLoader(…, num_workers=N, persistent_workers=True, prefetch_factor={FACTOR}), N up to the number of cores",
+    why_not=_why_not,
+    before=_ahead,
+)

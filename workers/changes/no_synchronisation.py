@@ -1,0 +1,79 @@
+"""No waiting for the device's numbers: what the first steps asked for is returned again, without asking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from workers.changes._base import Change, own_gpu_only, replaced
+
+if TYPE_CHECKING:
+    from workers.measure.own_step import OwnStep
+
+ASKING = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__", "__index__", "__repr__", "__format__")
+"""Methods of a tensor that wait for its numbers."""
+FIRST = 2
+"""Steps that ask; a first one may differ from all later ones."""
+
+
+class _Answers:
+    """The answers of one step, in order; those of the last one that asked are given again."""
+
+    def __init__(self) -> None:
+        self._given: list[tuple[str, object]] = []
+        self._steps = self._at = 0
+        self._inside = False
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        self._steps += 1
+        self._at, self._inside = 0, True
+        if self._steps <= FIRST:
+            self._given.clear()
+        try:
+            yield
+        finally:
+            self._inside = False
+
+    def instead(self, plain: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Return the method that gives an answer again."""
+
+        def ask(tensor: Any, *arguments: Any, **options: Any) -> Any:
+            if not self._inside or not tensor.is_cuda:
+                return plain(tensor, *arguments, **options)
+            if self._steps > FIRST:
+                at, self._at = self._at, self._at + 1
+                if at < len(self._given) and self._given[at][0] == name:
+                    return self._given[at][1]
+                return plain(tensor, *arguments, **options)
+            self._inside = False  # what asks may ask others in turn
+            try:
+                answer = plain(tensor, *arguments, **options)
+            finally:
+                self._inside = True
+            self._given.append((name, answer))
+            return answer
+
+        return ask
+
+
+@contextmanager
+def _answered(step: OwnStep) -> Iterator[None]:
+    import torch
+
+    answers = _Answers()
+    with ExitStack() as undo:
+        for name in ASKING:
+            undo.enter_context(replaced(torch.Tensor, name, answers.instead(getattr(torch.Tensor, name), name)))
+        undo.enter_context(step.inside(answers.step))
+        yield
+
+
+CHANGE = Change(
+    causes=("synchronisation",),
+    how="no .item(), .cpu(), .tolist(), print or if of a tensor on the GPU: what leaving them out can bring",
+    why_not=own_gpu_only,
+    after=_answered,
+    removes=True,
+)

@@ -1,0 +1,84 @@
+"""Copies to the GPU from pinned memory, for which the host does not wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from workers.changes._base import Change, Look, all_replaced, own_gpu_only, replaced
+
+if TYPE_CHECKING:
+    import torch
+
+COPY = "Memcpy HtoD (Pageable -> Device)"
+"""The profiler's name of a copy from memory that is not pinned."""
+
+
+def _why_not(look: Look) -> str | None:
+    if reason := own_gpu_only(look):
+        return reason
+    return None if look.names[COPY] else "the step copies nothing from memory that is not pinned"
+
+
+class _Pinned:
+    """Pinned copies of the host's tensors: of one that stays as it is, one copy."""
+
+    def __init__(self) -> None:
+        from torch.utils.weak import WeakIdKeyDictionary
+
+        self._kept: Any = WeakIdKeyDictionary()
+
+    def of(self, tensor: Any) -> Any:
+        if tensor.is_pinned():
+            return tensor
+        version, pinned = self._kept.get(tensor, (None, None))
+        if version != tensor._version:
+            pinned = tensor.pin_memory()
+            self._kept[tensor] = tensor._version, pinned
+        return pinned
+
+    def instead(self, plain: Any) -> Any:
+        """Return the method `to` or `cuda` that copies from pinned memory."""
+        import torch
+
+        def copy(tensor: Any, *given: Any, **options: Any) -> Any:
+            target = given[0] if given else options.get("device")
+            to_gpu = plain is _plain_cuda or (
+                isinstance(target, str | torch.device | int) and torch.device(target).type == "cuda"
+            )
+            if tensor.device.type != "cpu" or not to_gpu or isinstance(tensor, torch.nn.Parameter):
+                return plain(tensor, *given, **options)
+            if len(given) < 3:  # the third, or second, is non_blocking
+                options = {**options, "non_blocking": True}
+                given = tuple(one for one in given if not isinstance(one, bool))
+            return plain(self.of(tensor), *given, **options)
+
+        _plain_cuda = torch.Tensor.cuda
+        return copy
+
+
+@contextmanager
+def _pinned(device: torch.device) -> Iterator[None]:
+    import torch
+    from torch.utils.data import DataLoader
+
+    made: Any = DataLoader.__init__
+
+    def init(self: Any, *arguments: Any, **options: Any) -> None:
+        if len(arguments) < 8:  # the eighth is pin_memory
+            options["pin_memory"] = device.type == "cuda"
+        made(self, *arguments, **options)
+
+    with ExitStack() as undo:
+        undo.enter_context(replaced(DataLoader, "__init__", init))
+        undo.enter_context(all_replaced(_Pinned().instead, (torch.Tensor, "to"), (torch.Tensor, "cuda")))
+        yield
+
+
+CHANGE = Change(
+    causes=("copies", "synchronisation", "input", "launches"),
+    how="DataLoader(…, pin_memory=True), or tensor.pin_memory() once; and tensor.to(device, non_blocking=True)",
+    why_not=_why_not,
+    before=_pinned,
+)
