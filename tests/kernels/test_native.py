@@ -240,9 +240,6 @@ def test_an_odd_gradient_goes_to_the_operation(calls: Any, fake: ctypes.CDLL) ->
     assert all(type(one) is TwoTensor for one in given)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
-)  # asked for by torch
 def test_compiled_autograd_takes_the_operation_into_its_graph(calls: Any, fake: ctypes.CDLL) -> None:
     teach(calls, fake)
     graphs = []

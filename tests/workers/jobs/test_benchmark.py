@@ -368,7 +368,6 @@ def fresh_compiler() -> Iterator[None]:
 COMPILER = ("recompiles", "eager_fallback", "graph_breaks", "compile_cache")
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
 @pytest.mark.parametrize("scope", ["blocks", "model"])
 def test_compiling_is_recorded(run, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch, scope: str) -> None:
     """With the compiler's first half only; the whole takes too long for every run of the tests."""
@@ -381,7 +380,6 @@ def test_compiling_is_recorded(run, fresh_compiler: None, monkeypatch: pytest.Mo
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch 2.11's own
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("mode", METRICS)
 def test_compiling_on_a_gpu(run, fresh_compiler: None, mode: str) -> None:
     report = run(mode=mode, compile=True, device="cuda", precision="bf16", warmup_steps=3)

@@ -218,7 +218,6 @@ def test_the_triton_kernel_needs_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo of torch 2.11
 @pytest.mark.parametrize("kernel", KERNELS.names())
 def test_the_triton_kernel_beside_plain_pytorch(tmp_path: Path, kernel: str) -> None:
     names = ["torch", *sorted({one.name for one in KERNELS.load(kernel).kernels} & {"compiled", "triton"})]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -41,7 +43,8 @@ def test_the_roundings_of_kernels_on_gpus_are_right(length: int, dtype: torch.dt
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [name for name in ATTENTION.names() if not name.startswith("cpu_")])
 def test_on_a_gpu_no_attention_is_wrong(name: str) -> None:
-    [(_, worst)] = honest_attention(LARGE, torch.device("cuda"), [name])
+    size = replace(LARGE, head_dims=(64,))  # `benchmarks.judge` has the others: most of the time is the compilers'
+    [(_, worst)] = honest_attention(size, torch.device("cuda"), [name])
     assert worst.wrong == []
 
 

@@ -13,9 +13,6 @@ from workers.model import TransformerLM
 from workers.model.compiled import NoBlocks, compile_blocks, compile_model
 from workers.model.loss import cross_entropy
 
-# torch's compiler looks at the gradients of a block's inputs, and warns of itself.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-
 
 @pytest.fixture
 def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -27,9 +27,7 @@ KERNELS = {
 """The operations of each."""
 pytestmark = [
     *([pytest.mark.gpu] if DEVICE == "cuda" else []),
-    # torch's compiler looks at the gradients of a block's inputs, and warns of itself.
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
-    # It also does this itself.
+    # torch's compiler does so itself.
     pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning"),
 ]
 

@@ -138,7 +138,6 @@ def test_with_checkpointing_and_narrow_parameters() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch 2.11's own
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # its compiler's
 def test_with_compiled_blocks() -> None:
     compiled, eager = model(), model()
     compile_blocks(compiled)

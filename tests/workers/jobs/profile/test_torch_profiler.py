@@ -321,7 +321,6 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
 @pytest.mark.parametrize("scope", [pytest.param("blocks", marks=pytest.mark.long), "model"])
 def test_naming_compiles_nothing_anew(
     run: Any, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch, scope: str
