@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
@@ -90,8 +91,10 @@ def without_effect(spec: Mapping[str, Any]) -> list[str]:
         return []
 
 
+@functools.cache
 def local_specs() -> list[dict[str, Any]]:
-    """Return the specs of this installation, as `GET /specs` does while no worker has registered."""
+    """Return the specs of this installation, as `GET /specs` does while no worker has registered. Callers must not
+    change them."""
     from app.specs import KINDS
 
     return [

@@ -50,6 +50,15 @@ for root in roots:
     import_all(root)
 print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
+PLAN_ALL = """
+import sys
+from app.specs import KINDS
+from workers.jobs import runner_for
+
+for kind, spec in KINDS.items():
+    runner_for(kind).plan(spec.example())
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+"""
 GPU_SIDE = {"torch", "triton", "workers", "kernels", "parallel"}
 
 
@@ -118,6 +127,7 @@ def test_the_service_imports_no_torch_and_no_pandas(root: Path, imported: Callab
     assert "fastapi" in names
 
 
+@pytest.mark.long
 def test_a_forbidden_import_is_seen_at_run_time(copy: Path, imported: Callable[..., set[str]]) -> None:
     break_it(copy, "app/settings.py", "import parallel, pandas")
     assert {"parallel", "pandas"} <= imported(
@@ -125,11 +135,15 @@ def test_a_forbidden_import_is_seen_at_run_time(copy: Path, imported: Callable[.
     )
 
 
-def test_neither_agent_nor_runner_imports_torch(root: Path, imported: Callable[..., set[str]]) -> None:
+def test_neither_agent_nor_runner_imports_torch(
+    root: Path, imported: Callable[..., set[str]], run_python: Callable[..., str]
+) -> None:
     names = imported(root, "workers.agent")  # which imports every runner
+    names |= set(run_python(PLAN_ALL, folder=root).split())
     assert not names & {"torch", "triton", "pandas"}
 
 
+@pytest.mark.long
 def test_a_torch_import_in_a_runner_is_seen(copy: Path, imported: Callable[..., set[str]]) -> None:
     # A stand-in for torch, since the real one takes seconds to import.
     (copy / "torch.py").write_text("")

@@ -7,7 +7,6 @@ import functools
 import gzip
 import importlib.util
 import math
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,14 +106,6 @@ def test_device_time_has_its_share_of_wall_time(busy: Any, device_ms: Any, perce
             assert expected in row["reason"]
         else:
             assert (row["outcome"], [row["median"]]) == ("ok", expected)
-
-
-def test_the_agent_imports_the_runner_without_torch() -> None:
-    code = (
-        "import sys; from workers.jobs.benchmark import RUNNER; from app.specs.benchmark import BenchmarkSpec\n"
-        "RUNNER.plan(BenchmarkSpec()); assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_one_unit_is_forked_and_replicates_are_executed() -> None:
