@@ -37,10 +37,8 @@ NOT_EXPRESSED = {
 PROGRAM = "from schemathesis.cli import schemathesis; schemathesis()"
 
 
-@pytest.mark.parametrize(
-    "every_check",
-    [pytest.param(True, id="answers"), pytest.param(False, id="valid requests are taken", marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("every_check", [True, False], ids=["answers", "valid requests are taken"])
 def test_the_server_does_what_its_document_says(every_check: bool, tmp_path: Path) -> None:
     """No 500, no answer of another shape or media type; and, where the document can say it, no valid request is
     refused."""

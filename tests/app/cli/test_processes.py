@@ -99,7 +99,7 @@ def test_serve(start: Any, tmp_path: Path) -> None:
     assert (found["id"], found["state"]) == (job["id"], "queued")
 
 
-@pytest.mark.parametrize("command", ["up", "serve"])
+@pytest.mark.parametrize("command", [pytest.param("up", marks=pytest.mark.long), "serve"])
 def test_a_second_server_of_a_folder_is_refused(service: Any, start: Any, tmp_path: Path, command: str) -> None:
     first = service()
     folder, left = tmp_path / "data", (tmp_path / "data" / "server.json").read_text()
@@ -376,6 +376,7 @@ def missing_file_message(processes: list[psutil.Process], url: str) -> bool:
     return alive == []
 
 
+@pytest.mark.long
 def test_nothing_outlives_an_up_that_is_killed(start: Any, tmp_path: Path) -> None:
     up = start("up", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path, FLOPWATCH_GRACE_S="2", WARM_PARENT="empty")
     url = listening_url(up)
@@ -466,7 +467,6 @@ def test_worker_and_run_keep_the_process(tmp_path: Path) -> None:
     deeper = {"kind": "benchmark", "model": {"size": "tiny", "num_layers": 1}, "batch_size": 4}
     for arguments, expected in [
         (["worker"], ["agent"]),
-        (["run", "spec.json"], ["run", spec, "--output", "."]),
         (["run", "spec.json", "seed=7"], ["run", {**spec, "seed": 7}, "--output", "."]),
         (["run", "-", "--json", "--output", "x"], ["run", spec, "--output", "x", "--json"]),
         (["run", "benchmark", "--preset", "tiny", "model.num_layers=1"], ["run", deeper, "--output", "."]),
