@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import gc
+import gzip
+import json
 import random
+from pathlib import Path
 
 import pytest
 
 from kernels.ranges import record_ranges
 from workers.measure.profiling import tables
-from workers.measure.profiling.attribution import Interval
+from workers.measure.profiling.attribution import Attribution, Interval
 from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording, record
 from workers.measure.profiling.waits import (
     COLLECTS,
     RUNNING,
+    WORKING,
     Stretch,
     collections_named,
     hidden_ns,
@@ -22,6 +26,7 @@ from workers.measure.profiling.waits import (
     stretches,
     sums,
     unprofiled,
+    waits,
 )
 
 US = 1000
@@ -214,3 +219,63 @@ def test_runs_of_the_garbage_collector_are_timed_and_named_for_the_profiler() ->
     before = len(taken)
     gc.collect()
     assert len(taken) == before, "only inside of the context"
+
+
+RECORDED = Path(__file__).with_name("h100_steps.json.gz")
+"""Two steps each of an H100, by torch 2.11: `loader` begins each on an idle device and reads a DataLoader that is
+slower than the step; `item` are steps in a row behind a warm-up step, with `.item()` of each of 98 gradients."""
+HOST, DEVICE = ("operator", "backward", "range", "launch"), ("kernel", "copy", "fill")
+
+
+def recorded(name: str) -> tuple[Recording, list[Interval]]:
+    with gzip.open(RECORDED, "rt") as file:
+        found = json.load(file)[name]
+    names = found["names"]
+    recording = Recording(
+        [
+            HostEvent(names[of], HOST[kind], thread, begin, begin + taken, number)  # type: ignore[arg-type]
+            for of, kind, thread, begin, taken, number in found["host"]
+        ],
+        [
+            DeviceEvent(names[of], DEVICE[kind], stream, begin, begin + taken, launch, 0)  # type: ignore[arg-type]
+            for of, kind, stream, begin, taken, launch in found["device"]
+        ],
+    )
+    return recording, Attribution(recording, found["phases"], on_gpu=True).windows
+
+
+def busy_ns(recording: Recording, begin: int, end: int) -> int:
+    """Return how long any work runs between two moments, counted apart from the code under test."""
+    busy, until = 0, begin
+    for one in sorted(recording.device, key=lambda one: one.begin_ns):
+        busy += max(0, min(one.end_ns, end) - max(one.begin_ns, until))
+        until = max(until, one.end_ns)
+    return busy
+
+
+@pytest.mark.parametrize("name", ["loader", "item"])
+def test_real_steps_are_busy_and_idle_for_as_long_as_they_last(name: str) -> None:
+    recording, windows = recorded(name)
+    steps = in_a_row(recording, windows) if name == "item" else [stretches(recording, one) for one in windows]
+    for step in steps:
+        begin, end = step[0].begin_ns, step[-1].end_ns
+        assert sums(step).total() == end - begin
+        assert sum(sums(step)[one] for one in WORKING) == busy_ns(recording, begin, end)
+        assert sums(step)["unexplained"] < 0.001 * (end - begin)
+    if name == "item":
+        assert steps[0][-1].end_ns == steps[1][0].begin_ns
+
+
+def test_a_real_step_that_waits_for_its_loader_is_told_from_one_that_waits_for_numbers() -> None:
+    recording, windows = recorded("loader")
+    for window in windows:
+        times = sums(stretches(recording, window))
+        assert times["input"] == max(times.values()) > 60e6, "8 samples, of 8 ms each"
+        assert times["synchronisation"] < 0.01 * times["input"]
+    recording, windows = recorded("item")
+    assert len([one for one in waits(recording) if one.name == "cudaStreamSynchronize"]) == 3 * 98
+    for step in in_a_row(recording, windows):
+        times = sums(step)
+        assert times["input"] == times["communication"] == 0
+        assert len({one.at_ns for one in step if one.cause == "synchronisation"}) == 98, "one gap for each"
+        assert times["synchronisation"] > 4e6
