@@ -47,7 +47,7 @@ def further(spec: DiagnosisSpec, so_far: SoFar) -> list[Unit]:
     stage = so_far.units[-1].params["stage"]
     if stage == "conclude":
         return []
-    if stage == "look" and (units := progress.screening()):
+    if stage in ("look", "screen") and (units := progress.screening()):
         return units
     if stage in ("screen", "join"):
         if units := progress.joining():
@@ -77,11 +77,15 @@ class _Progress:
         return [one for one in found if one is not None]
 
     def screening(self) -> list[Unit]:
+        """Plan the first run of the changes for which there is time, by how long such runs took so far or, at first, by
+        the look at the step, which takes longer."""
+        tried = {_names(row) for row in self.rows if row["stage"] == "screen"}
         possible = [(row["change"],) for row in self.candidates if row["why_not"] is None]
-        # The look at the step has taken longer than a turn will.
-        fit = int((self.left_s - (1 - FOR_SCREENING) * self.spec.budget_s) / self.so_far.seconds[0])
-        chosen = possible[: max(1, fit - 1)]
-        return self._units("screen", [(), *chosen]) if chosen else []
+        left = [names for names in possible if names not in tried]
+        fit = int((self.left_s - (1 - FOR_SCREENING) * self.spec.budget_s) / max(self._turn_s(), 1e-3))
+        if tried:
+            return self._units("screen", left[: max(0, fit)])
+        return self._units("screen", [(), *left[: max(1, fit - 1)]]) if left else []
 
     @property
     def winners(self) -> list[Names]:

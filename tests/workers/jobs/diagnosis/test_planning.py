@@ -41,6 +41,7 @@ class Played:
         *,
         budget_s: int = 300,
         seconds: float = 5.0,
+        look_s: float | None = None,
         clash: bool = False,
         refused: str = "",
         returned: dict[str, dict[str, float | None]] | None = None,
@@ -85,7 +86,9 @@ class Played:
                     place = {"what": "returned", "step": 1, "name": name, "unit_index": len(self.units) - 1}
                     tables["values"].append({**place, **number})
                 turns.append({**row, **(bad if refused in changes else good)})
-            planned = RUNNER.further(spec, SoFar(self.units, [seconds] * len(self.units), tables))
+            planned = RUNNER.further(
+                spec, SoFar(self.units, [look_s or seconds, *[seconds] * (len(self.units) - 1)], tables)
+            )
 
     def sides(self, stage: str) -> Counter[str]:
         return Counter("+".join(one.params["changes"]) for one in self.units if one.params["stage"] == stage)
@@ -152,6 +155,12 @@ def test_a_small_budget_is_kept_and_what_was_left_out_is_said(budget_s: int) -> 
     tried = played.sides("screen").keys()
     assert {name for name, one in results.items() if one.verdict == "not_tried"} == STEP_MS.keys() - tried
     assert "not_tried" in {one.verdict for one in results.values()} or budget_s >= 60
+
+
+def test_changes_are_tried_as_long_as_their_runs_leave_time_however_long_the_look_has_taken() -> None:
+    played = Played(budget_s=100, seconds=4.0, look_s=20.0)
+    assert played.sides("screen") == dict.fromkeys(STEP_MS, 1)
+    assert len(Played(budget_s=100, seconds=20.0).sides("screen")) == 2, "no more time than for one"
 
 
 def test_without_turns_no_change_is_called_better() -> None:
