@@ -1,0 +1,118 @@
+"""What a look says of a GPU's step, from recordings and a trace of lines that are made by hand: times in µs."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from app.specs import KINDS
+from tests.workers.reporting import Report
+from workers.jobs.diagnosis import look, turn
+from workers.measure.profiling.attribution import Interval
+from workers.measure.profiling.lines import LineTrace, OwnCode, Place
+from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording
+from workers.measure.profiling.waits import Stretch
+from workers.outcome import RunnerError
+
+US = 1000
+LINE = {number: Place("train.py", number, "step") for number in range(1, 9)}
+
+
+def host(name: str, begin: int, end: int, kind: str = "launch", **known: Any) -> HostEvent:
+    return HostEvent(name, kind, known.pop("thread", 1), begin * US, end * US, begin, **known)  # type: ignore[arg-type]
+
+
+def kernel(launch: int, begin: int, end: int, name: str = "add_kernel") -> DeviceEvent:
+    return DeviceEvent(name, "kernel", 7, begin * US, end * US, launch, 0)
+
+
+def places(recording: Recording, lines: dict[int, int]) -> look.Places:
+    """Return the places of a traced step that is in a line from each of these moments on."""
+    own = OwnCode(lambda file: file, lambda file: [])
+    trace = LineTrace(own)
+    trace._times = array("q", [0, 0, *(at * US for at in lines)])
+    trace._stacks = [(), (), *((LINE[line],) for line in lines.values())]
+    return look.Places(own, trace, SimpleNamespace(recording=recording))  # type: ignore[arg-type]
+
+
+STEP = host("step_1", 0, 1000, "range")
+
+
+def test_a_moment_of_a_backward_pass_is_due_to_the_line_that_made_the_node() -> None:
+    made = host("aten::linear", 10, 20, "operator", sequence=5)
+    node = host("AddmmBackward0", 500, 600, "backward", thread=2, sequence=5, forward_thread=1)
+    found = places(Recording([STEP, made, node], []), {1: 1, 15: 2, 400: 3})
+    assert found.due(550 * US) == found.due(450 * US) == LINE[1], "in it, or before it"
+    assert found.due(800 * US) == LINE[3], "long after it"
+    assert found.due(17 * US) == LINE[2]
+
+
+def test_attention_that_is_written_out_is_known_from_product_to_product() -> None:
+    calls = [
+        host(name, at, at + 5, "operator")
+        for name, at in (("aten::bmm", 20), ("aten::_softmax", 60), ("aten::bmm", 80))
+    ]
+    found = places(Recording([STEP, *calls], []), {1: 1, 20: 2, 40: 3, 60: 4, 80: 5, 100: 6})
+    assert [line for line in LINE if found.writes_attention(LINE[line])] == [2, 3, 4, 5]
+    assert not places(Recording([STEP, *calls[:2]], []), {1: 1, 20: 2}).writes_attention(LINE[2]), "a softmax alone"
+
+
+def test_a_gap_is_found_between_the_same_launches_of_the_slower_traced_step() -> None:
+    plain = [host("cudaLaunchKernel", at, at + 2) for at in (10, 20, 110, 120)]
+    theirs = Recording(plain, [kernel(at, at + 5, at + 9) for at in (10, 20, 110, 120)])
+    traced = Recording(
+        [host("cudaLaunchKernel", at, at + 2) for at in (300, 700)], [kernel(300, 310, 320), kernel(700, 710, 720)]
+    )
+    steps = [Interval("step_1", 1, 5 * US, 50 * US), Interval("step_2", 2, 105 * US, 150 * US)]
+    moment = look._same_moment(theirs, steps, traced, Interval("step_1", 1, 100 * US, 900 * US))
+    assert moment is not None
+
+    def at(time: float, cause: str) -> float:
+        return moment(Stretch(0, 0, cause, round(time * US))) / US
+
+    assert at(15, "launches") == at(115, "launches") == 700, "the launch that ends the gap"
+    assert at(115, "synchronisation") == 302, "the call that waits comes behind the launch before"
+    assert at(130, "host") == at(30, "host") == (702 + 900) / 2
+    assert at(106, "input") == at(7, "input") == (100 + 300) / 2, "at the beginning of a step"
+    assert look._same_moment(theirs, steps[:1], traced, Interval("step_1", 1, 100 * US, 600 * US)) is None, "one launch"
+
+
+def test_a_line_that_breaks_a_graph_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = SimpleNamespace(filename="train.py", name="step", lineno=2)
+    reasons = [SimpleNamespace(user_stack=[frame]), SimpleNamespace(user_stack=[])]
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(graph_break_reasons=reasons))  # type: ignore[arg-type]
+    found = look._where(
+        {("synchronisation", LINE[2]): 2.0, ("launches", LINE[4]): 3.0}, places(Recording([STEP], []), {})
+    )
+    assert found == {
+        ("synchronisation", "train.py:2 step (graph break)"): 2.0,
+        ("launches", "train.py:4 step; graph breaks at train.py:2"): 3.0,
+    }
+
+
+def test_only_torchs_own_folders_tell_a_cause() -> None:
+    folder = str(Path(torch.__file__).parent)
+    for of, cause in ((folder, "optimizer"), ("/home/me/torch", "")):
+        assert look._cause_of("step", [(f"{of}/optim/mine.py", "update", 3)], set()) == cause
+
+
+def test_a_counterfactual_with_other_products_is_thrown_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kernels = [kernel(1, 1, 2, "sm90_gemm"), kernel(2, 3, 4), kernel(3, 5, 6, "flash_fwd_kernel")]
+    profile: Any = SimpleNamespace(recording=Recording([], kernels))
+    monkeypatch.setattr(turn, "profile_steps", lambda *_arguments, **_options: (profile, [], {}))
+    assert turn.kept_kernels(profile) == 2
+    training: Any = None
+    turn._check_kernels(training, 2, Report(tmp_path))
+    with pytest.raises(RunnerError, match=r"2 matrix products .* 3"):
+        turn._check_kernels(training, 3, Report(tmp_path))
+
+
+def test_a_gpus_steps_follow_each_other() -> None:
+    step: Any = KINDS["benchmark"].example()
+    assert [turn.pacing(step, torch.device(one)) for one in ("cpu", "cuda")] == ["step", "loop"]
