@@ -16,8 +16,11 @@ from tests.parallel.training import device, first_ranks_model, part
 CODE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def run(document: str, folder: str) -> dict[str, bool]:
-    """Run a document's code in a folder, with a model, inputs and a loss; return whether each parameter changed."""
+def run(document: str, block: int, folder: str) -> dict[str, bool]:
+    """Run a block of a document's code in a folder, with a model, inputs and a loss.
+
+    Returns whether each parameter changed.
+    """
     module = first_ranks_model()
     before = {name: value.detach().clone() for name, value in module.state_dict().items()}
     inputs, targets = (part(tensor) for tensor in batch(0))
@@ -26,11 +29,9 @@ def run(document: str, folder: str) -> dict[str, bool]:
         return loss_of(logits, targets)
 
     names = {"model": module, "inputs": inputs, "loss_of": loss}
-    blocks = CODE.findall(Path(document).read_text())
-    assert blocks
+    code = CODE.findall(Path(document).read_text())[block]
     with contextlib.chdir(folder):
-        for block in blocks:
-            exec(compile(block, document, "exec"), names)
+        exec(compile(code, document, "exec"), names)
     model = names["model"]
     sharded = isinstance(model, parallel.FullyShardedDataParallel)
     after = model.full_state_dict() if sharded else model.module.state_dict()
