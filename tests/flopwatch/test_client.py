@@ -106,7 +106,6 @@ def test_most_methods_have_an_example() -> None:
     ("page", "printed"),
     [
         ("README.md", ["1.25"]),
-        ("docs/getting-started.md", ["forward_ms"]),
         ("docs/python-client.md", ["forward_ms", "/spec/context_lenght Unknown field; did you mean context_length?"]),
     ],
 )
