@@ -155,6 +155,7 @@ def test_a_comparison_is_filled_in_by_fields(site: Site, page: Page, watch: Watc
         site.client.post(f"/jobs/{job_id}/cancel").raise_for_status()
 
 
+@pytest.mark.long
 def test_docs_need_no_other_host(site: Site, page: Page) -> None:
     page.emulate_media(color_scheme="dark")
     page.goto("/docs")

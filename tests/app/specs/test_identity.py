@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Iterator, Mapping
@@ -167,9 +168,14 @@ def with_value(fields: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     return changed
 
 
+@functools.cache
+def schema_of(kind: str) -> dict[str, Any]:
+    return KINDS[kind].model_json_schema()
+
+
 def changed_specs(kind: str, path: str) -> Iterator[tuple[SpecBase, SpecBase]]:
     """Pairs of valid specs that differ in this field alone."""
-    schema = KINDS[kind].model_json_schema()
+    schema = schema_of(kind)
     for context in CONTEXTS.get(kind, [{}]):
         fields = {"kind": kind, **context}
         spec = validated(fields)

@@ -356,6 +356,7 @@ class TestRemove:
     ) -> None:
         assert self.removals_take_nothing_that_is_used(files, trace, queue, shop, database)
 
+    @pytest.mark.long
     def test_without_holds_it_would(
         self,
         files: ArtifactFiles,

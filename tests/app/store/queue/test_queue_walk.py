@@ -17,7 +17,7 @@ from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import Claim, Finish, NewEvent, RunningAttempt
 
-STEPS = 400
+STEPS = 250
 
 
 @dataclass
