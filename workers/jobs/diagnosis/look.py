@@ -46,6 +46,8 @@ GAP_COLUMNS = Column.parse("begin_ms: number ms, gap_ms: number ms, cause, next,
 MOST_GAPS = 10
 PROFILED = 3
 """Steps of a GPU that are profiled; of a CPU one, which samples tell apart."""
+WARMUP = 10
+"""Steps of a GPU before those that are looked at: turns decide, and to wait until a GPU is steady takes long."""
 LEAST = 0.01
 """A smaller share of the step is no cause: nobody gains from it."""
 TOLD_BREAKS = 3
@@ -80,7 +82,8 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     device, build_model = building.prepare(step)
     report.environment(environment.fingerprint(device))
     pacing = turn.pacing(step, device)
-    spec = spec.model_copy(update={"step": step.model_copy(update={"pacing": pacing})})
+    if device.type == "cuda" and step.warmup_steps is None:
+        step = step.model_copy(update={"warmup_steps": WARMUP})
     monitor, case = Monitor(device), spec.case()
     lost: Lost = defaultdict(float)
     candidates: list[list[Scalar]] = []

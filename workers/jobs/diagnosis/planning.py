@@ -26,6 +26,8 @@ FEWEST, MOST = 4, 8
 TURN_MS, LEAST_STEPS = 3000.0, 3
 """How long the measured steps of a turn take, at least so many of them: slow steps are measured less often."""
 WARMUP_OF_SLOW = 2
+WARM_MS, FEWEST_TO_WARM_UP = 1000.0, 5
+"""How long the steps take that warm up a turn on a GPU, at least so many of them."""
 START_S = 12.0
 """About how long the interpreters of the turns take to start, together. Screening needs none: it is coarse, so its
 processes are forks."""
@@ -157,7 +159,7 @@ class _Progress:
         fitting = round(TURN_MS / max(look["step_ms"], 1e-3))
         numbers = {
             "measure_steps": min(look["samples"], max(LEAST_STEPS, fitting)),
-            "warmup_steps": self.spec.step.warmup_steps if fitting > LEAST_STEPS else WARMUP_OF_SLOW,  # type: ignore[attr-defined]
+            "warmup_steps": self._warmup_steps(look) if fitting > LEAST_STEPS else WARMUP_OF_SLOW,
         }
         limit_s = max(FOR_ONE * self.spec.budget_s, LEAST_LIMIT_S, 2 * self.so_far.seconds[0])
         common = {**numbers, "limit_s": limit_s, "kept_kernels": look.get("kept_kernels")}
@@ -170,6 +172,14 @@ class _Progress:
             )
             for names in sides
         ]
+
+    def _warmup_steps(self, look: Mapping[str, Any]) -> int | None:
+        """Return how many steps warm a turn up; None: until times are steady, which takes long on a GPU."""
+        given: int | None = self.spec.step.warmup_steps  # type: ignore[attr-defined]
+        if given is not None or look["device"] != "cuda":
+            return given
+        fitting: int = round(WARM_MS / max(look["step_ms"], 1e-3))
+        return max(FEWEST_TO_WARM_UP, fitting)
 
     def findings(self) -> dict[str, Any]:
         """Return what the concluding unit needs: the values of each side, and what is known of each change."""

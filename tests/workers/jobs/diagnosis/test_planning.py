@@ -163,6 +163,16 @@ def test_changes_are_tried_as_long_as_their_runs_leave_time_however_long_the_loo
     assert len(Played(budget_s=100, seconds=20.0).sides("screen")) == 2, "no more time than for one"
 
 
+@pytest.mark.parametrize(
+    ("device", "step_ms", "steps"), [("cpu", 100.0, None), ("cuda", 100.0, 10), ("cuda", 700.0, 5)]
+)
+def test_a_gpus_turns_are_warmed_up_for_about_a_second(device: str, step_ms: float, steps: int | None) -> None:
+    look = {"stage": "look", "changes": "", "step_ms": step_ms, "samples": 10, "device": device, "unit_index": 0}
+    candidate = {"change": "threads", "why_not": None, "removes": False, "fields": "{}"}
+    so_far = SoFar(RUNNER.plan(DiagnosisSpec.example()), [5.0], {"turns": [look], "candidates": [candidate]})
+    assert {one.params["warmup_steps"] for one in RUNNER.further(DiagnosisSpec.example(), so_far)} == {steps}
+
+
 def test_without_turns_no_change_is_called_better() -> None:
     assert "better" not in {one.verdict for one in Played(budget_s=10).results().values()}
 
