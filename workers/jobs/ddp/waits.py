@@ -114,12 +114,16 @@ class Ranks:
     """
 
     def __init__(self, found: Sequence[Sequence[Mapping[str, Any]]], sizes: Mapping[str, int]) -> None:
-        self._sizes = sizes
         self.steps = max(1, min(map(len, found), default=0))
         layers: list[Layers] = [defaultdict(float) for _ in found]
         for number in range(self.steps if found and all(found) else 0):
             self._add(layers, [rank[number] for rank in found])
-        self.places = [joined(one) for one in layers]
+        kinds = [kind for kind, *_ in found[0][0]["collectives"]] if found and found[0] else []
+        notes = {
+            kind: f"{kinds.count(kind)} a step" + (f", up to {sizes[kind] / 2**20:.3g} MB" if kind in sizes else "")
+            for kind in kinds
+        }
+        self.places = [joined(one, notes) for one in layers]
         """For each rank the mean ms of a step by cause and place; they add up to its step."""
 
     @property
@@ -133,17 +137,10 @@ class Ranks:
                 places[tuple(place)] += ms / self.steps
             for number, begin, end, *where in seen["exposed"]:
                 first, second = (min(max(at, begin), end) for at in waiting.get(number, (begin, begin)))
-                kind = self._named(number, [one[0] for one in seen["collectives"]])
+                kind = "a collective" if number is None else seen["collectives"][number][0]
                 places["unexplained", EARLY, ""] += (first - begin) / self.steps
                 places[COMMUNICATION, WAITING, ""] += (second - first) / self.steps
                 places[COMMUNICATION, f"{kind} {where[0]}", where[1]] += (end - second) / self.steps
-
-    def _named(self, number: int | None, kinds: Sequence[str]) -> str:
-        """Return a collective's operation, how many of them a step has, and the size of the largest."""
-        if number is None:
-            return "a collective"
-        size = self._sizes.get(kind := kinds[number])
-        return f"{kind} ({kinds.count(kind)} a step{'' if size is None else f', up to {size / 2**20:.3g} MB'})"
 
     def _waiting(self, step: Sequence[Mapping[str, Any]]) -> list[dict[int, tuple[float, float]]]:
         """Return for each rank, by the number of a collective, until when it waits: as long as its step had begun
@@ -174,13 +171,15 @@ class Ranks:
         return rows
 
 
-def joined(layers: Layers) -> Places:
-    """Return the ms without layers; a layer that has most of them is named."""
+def joined(layers: Layers, notes: Mapping[str, str]) -> Places:
+    """Return the ms without layers; a layer that has most of them is named, and what is known of a collective."""
     found: Places = defaultdict(float)
     totals: Places = defaultdict(float)
     for (cause, where, _), ms in layers.items():
         totals[cause, where] += ms
     for (cause, where), total in totals.items():
         most, layer = max((ms, key[2]) for key, ms in layers.items() if key[:2] == (cause, where))
-        found[cause, f"{where} {layer}".strip() if 2 * most > total else where] += total
+        note = notes.get(where.partition(" ")[0], "") if cause == COMMUNICATION else ""
+        parts = (where, layer if 2 * most > total else "", note and f"({note})")
+        found[cause, " ".join(filter(None, parts))] += total
     return found

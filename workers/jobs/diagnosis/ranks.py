@@ -81,6 +81,8 @@ def lost_by(ranks: Ranks, step_ms: float, exposed_ms: float | None, alone: Seque
         alone: The ms of each rank's steps over that group; empty: they were not measured.
     """
     late, late_ms, turns_ms = skew(alone) if exposed_ms is not None else _seen(ranks)
+    if late is not None and any(ranks.places) and late != ranks.critical:
+        late, turns_ms = None, turns_ms + late_ms  # in the profiled steps another rank was
     found: look.Lost = defaultdict(float)
     places = ranks.places[ranks.critical if late is None else late]
     moves = {of: ms for of, ms in places.items() if of[0] == COMMUNICATION}
@@ -136,14 +138,17 @@ def _unprofiled(places: Mapping[tuple[str, str], float], step_ms: float) -> dict
 def _more(ranks: Ranks, late: int) -> dict[tuple[str, str], float]:
     """Return the shares of what the late rank does longer than the others, by cause and place."""
     others = [places for rank, places in enumerate(ranks.places) if rank != late]
-    head = f"rank {late}, for which the others wait"
     longer = {
-        (of[0], ": ".join(filter(None, [head, of[1]]))): ms - statistics.median(one.get(of, 0.0) for one in others)
+        (of[0], _of_late(late, of[1])): ms - statistics.median(one.get(of, 0.0) for one in others)
         for of, ms in ranks.places[late].items()
         if of[0] != COMMUNICATION and of[1] != EARLY
     }
     total = sum(ms for ms in longer.values() if ms > 0)
-    return {of: ms / total for of, ms in longer.items() if ms > 0} if total else {("host", head): 1.0}
+    return {of: ms / total for of, ms in longer.items() if ms > 0} if total else {("host", _of_late(late, "")): 1.0}
+
+
+def _of_late(rank: int, where: str) -> str:
+    return f"rank {rank} {where}".rstrip() + " (the others wait for it)"
 
 
 def _gaps(waits: Sequence[Sequence[dict[str, Any]]]) -> list[list[Scalar]]:
