@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -99,10 +99,13 @@ def _operation(name: str) -> str:
 
 def ranks_of(found: Sequence[Mapping[str, Any]]) -> Ranks:
     """Return what the profiled steps say, from the results of all ranks."""
-    sizes: dict[str, int] = {}
+    waits = [rank["overlap"].get("waits", []) for rank in found]
+    profiled = Counter(kind for kind, *_ in waits[0][0]["collectives"]) if waits[0] else Counter()
+    of_kind: dict[str, list[int]] = defaultdict(list)
     for operation, size, *_ in found[0]["operations"]:
-        sizes[operation] = max(size, sizes.get(operation, 0))
-    return Ranks([rank["overlap"].get("waits", []) for rank in found], sizes)
+        of_kind[operation].append(size)
+    # gloo makes all-reduces of what is called reduce-scatter.
+    return Ranks(waits, {kind: max(sizes) for kind, sizes in of_kind.items() if len(sizes) == profiled[kind]})
 
 
 class Ranks:

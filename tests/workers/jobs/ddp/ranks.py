@@ -33,7 +33,9 @@ SLOWER_MS = {"cpu": 120.0, "cuda": 5.0}
 FORGOTTEN = "layers.1.ln1.weight"
 """The parameter whose gradient "forgets one" does not share: the smallest of the model, 5 % of all."""
 CALIBRATION_CYCLES = 20_000_000
-PROFILED = ("bucketed", "bucketed, small", "fsdp, compiled", "torch_fsdp")
+SLEEP_MS = 300.0
+"""How long rank 1 of "one sleeps" does nothing in each profiled step."""
+PROFILED = ("bucketed", "bucketed, small", "fsdp, compiled", "torch_fsdp", "one sleeps, bucketed", "fsdp, gathers late")
 """Specs whose steps run under the profiler, too, which takes longer than all else."""
 
 
@@ -121,7 +123,8 @@ def run_all(rank: Rank, specs: dict[str, Any], folder: str) -> dict[str, Any]:
             if name not in PROFILED:
                 patch.setattr(rank_module, "record_step_overlap", lambda *others: {"why_not": "it is not profiled"})
             optimizers = record_optimizers(patch)
-            found[name] = {**measure_rank(rank, spec, folder), "optimizers": optimizers}
+            only_times = name.startswith("only times")
+            found[name] = {**measure_rank(rank, spec, folder, only_times=only_times), "optimizers": optimizers}
     return found
 
 
@@ -153,6 +156,18 @@ def slow_down(device: torch.device) -> Callable[[], None]:
     end.synchronize()
     cycles = int(CALIBRATION_CYCLES * 1e3 * seconds / start.elapsed_time(end))
     return lambda: torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+
+def sleep_on_one(patch: pytest.MonkeyPatch, rank: Rank) -> None:
+    forward = BackwardStep.forward
+
+    def run(step: Any) -> None:
+        if torch.autograd.profiler._is_profiler_enabled:
+            time.sleep(1e-3 * SLEEP_MS)
+        forward(step)
+
+    if rank.index == 1:
+        patch.setattr(BackwardStep, "forward", run)
 
 
 def send_nothing(patch: pytest.MonkeyPatch, rank: Rank) -> None:
@@ -259,6 +274,7 @@ BREAKS: dict[str, Callable[[pytest.MonkeyPatch, Rank], None]] = {
     "sends nothing": send_nothing,
     "lacks a rank of 64": send_less,
     "sends slowly": send_slowly,
+    "one sleeps": sleep_on_one,
     "forgets one": forget_one,
     "has a key bias": round_otherwise,
     "updates half": update_half,

@@ -20,16 +20,18 @@ pytest.importorskip("pydantic", reason="the service's dependencies are not insta
 
 import torch
 
-from app.specs import spec_adapter
+from app.specs import KINDS, spec_adapter
 from app.specs.ddp import DdpSpec
 from app.summaries import median_interval
 from parallel import process_group
 from parallel.bucket_size import fit
 from parallel.process_group import RanksFailed, RanksTimedOut, launch
 from tests.parallel.pool import Pool
-from tests.workers.jobs.ddp.ranks import FORGOTTEN, SLOWER_MS, dtypes_in_blocks, parity, run_all
+from tests.workers.jobs.ddp.ranks import FORGOTTEN, SLEEP_MS, SLOWER_MS, dtypes_in_blocks, parity, run_all
 from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report
+from workers.jobs import diagnosis
+from workers.jobs._base import Unit
 from workers.jobs._latency_fits import BENT, NO_LINE
 from workers.jobs._values import Values
 from workers.jobs.ddp import RUNNER, choose_devices
@@ -47,6 +49,7 @@ from workers.jobs.ddp.values import (
     precision_of_ranks,
     tolerance,
 )
+from workers.jobs.ddp.waits import WAITING
 from workers.measure import validity
 from workers.measure.memory import memory_meter
 from workers.model.steps import TrainStep
@@ -95,6 +98,10 @@ SPECS: dict[str, dict[str, Any]] = {
         "gradient_clip_norm": 0.1,
     },
     "torch_fsdp": {"strategy": "torch_fsdp", "optimizer": "torch_fused_adamw"},
+    "fsdp, gathers late": {"strategy": "fsdp", "prefetch": 0},
+    "fsdp, gathers early": {"strategy": "fsdp", "prefetch": 3},
+    "one sleeps, bucketed": {"strategy": "bucketed", "bucket_size_mb": None},
+    "only times, flat": {"strategy": "flat", "measure_steps": 2},
     "flat": {"strategy": "flat"},
     "sends slowly, flat": {"strategy": "flat", "measure_steps": 6, "warmup_steps": 1},
     "updates half of one side, flat": {"strategy": "flat"},
@@ -132,7 +139,9 @@ def run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Run the runner for one of the specs; its ranks are those that have measured already."""
     found, reports, _ = measured
 
-    def run(name: str, *, why_no_profiler: str | None = None, **fields: Any) -> Report:
+    def run(
+        name: str, *, why_no_profiler: str | None = None, diagnosed: bool = False, stage: str = "look", **fields: Any
+    ) -> Report:
         def already(function: Any, spec: Any, scratch: str, only_times: bool, *, reported: Any, **options: Any) -> None:
             assert function is run_rank
             assert options["world_size"] == 2
@@ -140,7 +149,7 @@ def run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
                 reported(0, message)
             ranks = [copy.deepcopy(rank[name]) for rank in found]
             for rank in ranks:
-                if rank["overlap"].get("trace") is not None:
+                if rank.get("overlap", {}).get("trace") is not None:
                     rank["overlap"]["trace"] = shutil.copy(rank["overlap"]["trace"], scratch)
             if why_no_profiler is not None:
                 ranks[1]["overlap"] = {"why_not": why_no_profiler}
@@ -149,6 +158,12 @@ def run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
         monkeypatch.setattr(process_group, "launch", already)
         spec, report = parsed(**SPECS[name], **fields), Report(tmp_path)
+        if diagnosed:
+            changes = ["gather_earlier", "gather_once", "compile_model"]
+            of_step = KINDS["diagnosis"].model_validate({"step": spec.model_dump(), "changes": changes})
+            params = {"stage": stage, "changes": [], "fields": {}, "warmup_steps": 0, "measure_steps": 2}
+            diagnosis.RUNNER.run(of_step, Unit("x", params), report)
+            return report
         (unit,) = RUNNER.plan(spec)
         RUNNER.run(spec, unit, report)
         return report
@@ -199,6 +214,40 @@ def test_every_strategy_equals_one_process_on_the_whole_batch(run: Any, name: st
         assert found["parameter_error"]["median"] <= 10 * limit
     else:
         assert "changes no parameters" in found["parameter_error"]["reason"]
+
+
+def test_a_rank_that_sleeps_is_the_one_that_the_other_waits_for(run: Any, measured: Any) -> None:
+    rows = run("one sleeps, bucketed").table_rows("waits")
+    for rank, (where, cause) in enumerate([(WAITING, "communication"), ("before forward", "host")]):
+        own = [row for row in rows if row["rank"] == rank]
+        (longest,) = [row["time_ms"] for row in own if (row["where"], row["cause"]) == (where, cause)]
+        assert longest > 0.5 * SLEEP_MS
+        steps = [step["step_ms"] for step in measured[0][rank]["one sleeps, bucketed"]["overlap"]["steps"]]
+        assert sum(row["time_ms"] for row in own) == pytest.approx(statistics.fmean(steps), rel=0.01), "busy and idle"
+
+
+def test_a_diagnosis_finds_what_a_step_of_ranks_is_lost_to(run: Any) -> None:
+    """The same ranks, as `flopwatch why ddp` sees them."""
+    report = run("fsdp, gathers late", diagnosed=True)
+    causes = report.table_rows("seen")
+    (step,) = [row["median"] for row in report.rows if row["metric"] == "step_ms"]
+    assert sum(row["lost_ms"] for row in causes) == pytest.approx(step)
+    gathers = [row["where"] for row in report.table_rows("waits") if str(row["where"]).startswith("all_gather before ")]
+    assert gathers, "what waits for a gather is named"
+    assert len(report.table_rows("gaps")) == 10
+    changes = {row["change"]: row for row in report.table_rows("candidates")}
+    assert json.loads(changes["gather_earlier"]["fields"]) == {"prefetch": 1}
+    assert json.loads(changes["gather_once"]["fields"]) == {"reshard_after_forward": False}
+    assert changes["compile_model"]["why_not"] == "fsdp gathers block by block: choose compile_scope blocks"
+
+
+def test_a_changed_step_of_ranks_is_timed_alone_and_its_losses_are_kept(run: Any) -> None:
+    report = run("only times, flat", diagnosed=True, stage="screen")
+    ((stage, _, step_ms, samples, *_, outcome, _),) = report.tables["turns"]["rows"]
+    assert (stage, samples, outcome) == ("screen", 2, "ok")
+    assert step_ms > 0
+    losses = [(row["step"], row["name"]) for row in report.table_rows("values") if row["what"] == "returned"]
+    assert losses[:2] == [(1, "rank 0 loss"), (2, "rank 0 loss")]
 
 
 @pytest.mark.long

@@ -1,0 +1,97 @@
+"""What the time of a step of several ranks is lost to, from profiled steps that are made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workers.jobs.ddp.waits import EARLY, WAITING, Ranks
+from workers.jobs.diagnosis.ranks import lost_by, skew
+
+ALL_REDUCE = "all_reduce before optimizer (1 a step, up to 25 MB)"
+OF_RANK_1 = "rank 1 before forward layers.0 (the others wait for it)"
+
+
+def seen(begin: float, end: float, *, host: float = 0.0) -> dict[str, Any]:
+    """A step that computes for 10 ms, idles for `host`, and then does nothing until its all-reduce ends."""
+    places = [["kernels", "matmul", "", 10.0], *([["host", "before forward", "layers.0", host]] if host else [])]
+    return {
+        "places": places,
+        "collectives": [["all_reduce", begin, end]],
+        "exposed": [[0, begin, end, "before optimizer", ""]],
+        "longest": [],
+    }
+
+
+def ranks(*steps: dict[str, Any]) -> Ranks:
+    return Ranks([[one] for one in steps], {"all_reduce": 25 << 20})
+
+
+LATE = ranks(seen(10, 32), seen(30, 32, host=20.0))
+EVEN = ranks(seen(10, 12), seen(10, 12))
+
+
+def test_a_rank_waits_for_the_one_in_which_the_collective_is_shortest() -> None:
+    assert LATE.critical == 1
+    first, second = LATE.places
+    assert (first["communication", WAITING], first["communication", ALL_REDUCE]) == (20, 2)
+    assert (second["communication", WAITING], second["communication", ALL_REDUCE]) == (0, 2)
+    assert [sum(one.values()) for one in LATE.places] == [32, 32], "busy and idle time are the step"
+    assert sum(row[3] for row in LATE.rows() if row[0] == 0) == 32
+
+
+def test_a_step_that_began_earlier_is_no_lateness_of_the_other_rank() -> None:
+    places, _ = ranks(seen(10, 32), seen(10, 12)).places
+    assert (places["unexplained", EARLY], places["communication", WAITING]) == (20, 0)
+
+
+def test_ranks_that_ran_other_collectives_are_not_compared() -> None:
+    other = seen(10, 32)
+    other["collectives"][0][0] = "all_gather"
+    assert all(
+        WAITING not in where for places in ranks(seen(10, 12), other).places for (_, where), ms in places.items() if ms
+    )
+
+
+def test_a_late_rank_is_named_with_what_it_does_longer_than_the_others() -> None:
+    lost = lost_by(LATE, 32.0, 2.0, [[10.0] * 8, [30.0] * 8])
+    assert dict(lost) == pytest.approx(
+        {
+            ("host", OF_RANK_1): 20,
+            ("kernels", "matmul"): 10,
+            ("communication", ALL_REDUCE): 2,
+            ("communication", WAITING): 0,
+        }
+    )
+
+
+def test_a_rank_is_late_only_if_its_profiled_step_agrees() -> None:
+    lost = lost_by(LATE, 32.0, 2.0, [[30.0] * 8, [10.0] * 8])
+    assert lost["unexplained", "ranks take turns in being late"] == 20
+    assert not [where for _, where in lost if "rank 0" in where]
+
+
+def test_ranks_that_take_turns_are_no_rank() -> None:
+    assert skew([[10.0, 30.0] * 4, [30.0, 10.0] * 4]) == (None, 0.0, 10.0)
+    lost = lost_by(EVEN, 32.0, 2.0, [[10.0, 30.0] * 4, [30.0, 10.0] * 4])
+    assert lost["unexplained", "ranks take turns in being late"] == 10
+
+
+def test_exposed_communication_is_what_was_measured_and_not_what_the_profiler_saw() -> None:
+    lost = lost_by(EVEN, 20.0, 8.0, [[12.0] * 8, [12.0] * 8])
+    assert dict(lost) == pytest.approx(
+        {("communication", ALL_REDUCE): 8, ("communication", WAITING): 0, ("kernels", "matmul"): 12}
+    )
+
+
+def test_without_the_step_that_moves_nothing_the_profile_tells() -> None:
+    lost = lost_by(LATE, 32.0, None, [[], []])
+    assert lost["communication", ALL_REDUCE] == 2
+    assert lost["host", OF_RANK_1] == pytest.approx(20)
+    assert sum(lost.values()) == pytest.approx(32)
+
+
+def test_without_a_profile_the_step_is_kernels_and_communication() -> None:
+    lost = lost_by(Ranks([[], []], {}), 20.0, 8.0, [[12.0] * 8, [12.0] * 8])
+    assert dict(lost) == {("communication", ""): 8, ("kernels", ""): 12}
