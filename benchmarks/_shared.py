@@ -10,16 +10,15 @@ import platform
 import secrets
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
-from sqlalchemy import URL, NullPool, create_engine, make_url
+from sqlalchemy import URL, NullPool, create_engine
 
-from app.settings import Settings
 from app.store.database.sqlite import driver
 from tools.service import Service
 
@@ -48,23 +47,12 @@ def new_database(server: URL) -> Iterator[URL]:
 
 
 @contextmanager
-def started_service(
-    postgresql: str | None = None, folder: Path | None = None, before: Callable[[Settings], None] = lambda _: None
-) -> Iterator[Service]:
-    """Start a server in this folder or a temporary one, or with a new database on the PostgreSQL server at this URL. At
-    the end its processes, the temporary folder and the database are gone.
-
-    `before` is called with its settings before it starts.
-    """
+def started_service(folder: Path | None = None) -> Iterator[Service]:
+    """Start a server in this folder or a temporary one; at the end its processes and the temporary folder are gone."""
     with ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flopwatch-")))
-        environment = {}
-        if postgresql is not None:
-            url = stack.enter_context(new_database(make_url(postgresql)))
-            environment["FLOPWATCH_DATABASE_URL"] = url.render_as_string(hide_password=False)
-        service = stack.enter_context(Service(folder, environment))
-        before(service.settings())
+        service = stack.enter_context(Service(folder))
         service.start_server()
         yield service
 
@@ -92,15 +80,6 @@ def ask(connection: http.client.HTTPConnection, method: str, path: str, body: An
     if response.status >= http.client.INTERNAL_SERVER_ERROR:
         raise RuntimeError(f"{method} {path}: {response.status}: {content.decode(errors='replace')[:500]}")
     return response.status, content
-
-
-def on(postgresql: str | None) -> str:
-    """Return what a title says about the engine, which for None is SQLite."""
-    if postgresql is None:
-        return ""
-    with create_engine(postgresql, poolclass=NullPool).connect() as connection:
-        version = str(connection.exec_driver_sql("SHOW server_version").scalar_one())
-    return f", on PostgreSQL {version.split()[0]}"
 
 
 def server_of(service: Service) -> psutil.Process:
@@ -131,12 +110,6 @@ def host() -> str:
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("fastapi", "torch")]
     versions += [f"Python {platform.python_version()}", f"SQLite {driver().sqlite_version}"]
     return f"{os.cpu_count()} × {processor}; {', '.join(versions)}"
-
-
-def spread(samples: Sequence[float], digits: int = 0) -> str:
-    """Write the median, and in brackets the least and the greatest: "412 (398 … 420)"."""
-    median = statistics.median(samples)
-    return f"{median:.{digits}f} ({min(samples):.{digits}f} … {max(samples):.{digits}f})"
 
 
 def percentiles(samples: Sequence[float], *wanted: int, digits: int = 1) -> list[str]:

@@ -1,14 +1,12 @@
 """Latency of every page and of everything that can be read, with a full database.
 
     python -m benchmarks.latencies [--only PATTERN] [--budget SECONDS] [--filled FOLDER]
-                                   [--postgresql postgresql+psycopg://user@host/postgres]
 
 The database has 100 000 finished jobs, of which 1 in 20 has failed and has a label of its own, 5 000 queued ones, a
 sweep of 10 000 jobs, a job of 150 000 measurements, and jobs whose tables have 1 000, 10 000 and 100 000 numbers: more
 than a million measurements. It takes minutes to fill; with --filled it stays in that folder for the next time. Then one
 client with one connection sends requests to the server, without a worker: to every route that reads, with the ids of
-these jobs, and the requests of `REQUESTS` and `TABLES`. With --postgresql all rows are copied into a database that is
-made and dropped there, and each request is sent to a server of each engine.
+these jobs, and the requests of `REQUESTS` and `TABLES`.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection
 from pathlib import Path
@@ -35,7 +33,6 @@ from app.main import ROUTERS, create_app
 from app.settings import Settings
 from app.store import tables
 from app.store.database.engine import Database, open_database
-from app.store.database.moving import copy_everything
 from app.store.queue.transitions import Queue
 from app.store.records import Finish
 from app.web import pages
@@ -45,7 +42,6 @@ from benchmarks._shared import (
     ask,
     connected,
     cpu_s,
-    on,
     percentiles,
     print_table,
     server_of,
@@ -58,8 +54,6 @@ METRICS = ("forward_ms", "backward_ms", "optimizer_ms", "step_ms", "tokens_per_s
 NUMBERS = (1_000, 10_000, 100_000)
 BATCH = 1000
 """Jobs copied in one transaction."""
-BESIDE = ("p50, ms", "p99, ms", "CPU, ms", "status")
-"""The columns of a second engine."""
 
 
 @dataclass(frozen=True)
@@ -238,24 +232,14 @@ def measure(
     }
 
 
-def measure_all(
-    size: Size, rounds: int, budget_s: float, only: str, filled: Path | None, postgresql: str | None
-) -> Iterator[Row]:
+def measure_all(size: Size, rounds: int, budget_s: float, only: str, filled: Path | None) -> Iterator[Row]:
     """Fill a database, and measure every request that matches the pattern."""
-    with ExitStack() as stack:
-        service = stack.enter_context(started_service(folder=filled))
+    with started_service(filled) as service, connected(service.url) as connection:
         ids = _filled(service, size)
-        servers = [service]
-        if postgresql is not None:
-            source = service.settings()
-            servers.append(stack.enter_context(started_service(postgresql, before=lambda to: _copy_all(source, to))))
-        opened = [(stack.enter_context(connected(server.url)), server_of(server)) for server in servers]
-        app = create_app(Settings(data_dir=service.folder / "unused"))
-        for request in requests_of(app):
+        server = server_of(service)
+        for request in requests_of(create_app(Settings(data_dir=service.folder / "unused"))):
             if re.search(only, request):
-                first, *others = [measure(*server, request, ids, rounds, budget_s) for server in opened]
-                beside = ({f"PostgreSQL {name}": row[name] for name in BESIDE} for row in others)
-                yield {**first, **next(beside, {})}
+                yield measure(connection, server, request, ids, rounds, budget_s)
 
 
 def _filled(service: Service, size: Size) -> dict[str, Any]:
@@ -268,23 +252,9 @@ def _filled(service: Service, size: Size) -> dict[str, Any]:
     return parameters
 
 
-def _copy_all(source: Settings, target: Settings) -> None:
-    """Copy all rows to PostgreSQL, and do there what its server does in time by itself."""
-    with closing(open_database(source)) as old, closing(open_database(target)) as new:
-        copy_everything(old, new)
-        with closing(new.backend.engine.raw_connection()) as pooled:
-            pooled.driver_connection.execute("VACUUM ANALYZE")  # type: ignore[union-attr]
-
-
-def main(
-    only: str = "",
-    rounds: int = 100,
-    budget: float = 2.0,
-    filled: Path | None = None,
-    postgresql: str | None = None,
-) -> None:
+def main(only: str = "", rounds: int = 100, budget: float = 2.0, filled: Path | None = None) -> None:
     """Measure the requests that match ONLY, each ROUNDS times or, if that takes longer, BUDGET seconds."""
-    print_table(f"{Size()}{on(postgresql)}", measure_all(Size(), rounds, budget, only, filled, postgresql))
+    print_table(str(Size()), measure_all(Size(), rounds, budget, only, filled))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """Liger-Kernel's functions, where it is installed, for the operations that have one of the same meaning.
 
 Where it is not, they raise RuntimeError ("No available kernel: …").
-
-`rope` is for scripts only: it pairs element i with i + head_dim / 2, and may overwrite its inputs.
 """
 
 from __future__ import annotations
@@ -31,12 +29,6 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     if gate.shape != up.shape:
         raise ValueError(f"expected gate and up of one shape, not {tuple(gate.shape)} and {tuple(up.shape)}")
     out: Tensor = _functional().liger_swiglu(gate, up)
-    return out
-
-
-def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn queries and keys (batch, heads, sequence, head_dim); cos and sin are (1, sequence, head_dim)."""
-    out: tuple[Tensor, Tensor] = _functional().liger_rope(q, k, cos, sin)
     return out
 
 

@@ -1,25 +1,15 @@
-"""The scripts that time and compare attention on a GPU, with small shapes on the CPU and clocks that stand still."""
+"""The stress test of attention, with small shapes on the CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend
-from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks import attention_decoding, attention_host, attention_stress
+from benchmarks import attention_stress
 from kernels.attention.problem import AttentionProblem
-from kernels.device_clock import Lap
 from kernels.registry import ATTENTION, FEATURES
-
-PLAIN = {"triton": None, attention_host.REFERENCE: SDPBackend.MATH}
-
-
-def plain(q: Any, k: Any, v: Any, is_causal: bool = False) -> Any:
-    return scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
 
 
 @pytest.mark.parametrize("wrong", [None, "out", "logsumexp", "gradient of logsumexp", "logsumexp without keys"])
@@ -65,28 +55,3 @@ def test_the_stress_test_draws_what_the_implementation_takes() -> None:
     assert any(0 in (shape.problem.document_lengths or ()) for shape in every)
     few = attention_stress.draw_shapes(300, 1, frozenset({"num_kv_heads"}))
     assert frozenset().union(*(shape.problem.features for shape in few)) == {"num_kv_heads"}
-
-
-def test_decoding_shows_each_backend_that_takes_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Clock:
-        def forget(self) -> None: ...
-
-        def lap(self, work: Callable[[], None]) -> Lap:
-            work()
-            return Lap(device_ms=0.01, host_us=5.0, hidden=True)
-
-    monkeypatch.setattr(attention_decoding, "flash_attention", plain)
-    monkeypatch.setattr(attention_decoding, "TORCH", {"math": SDPBackend.MATH, "cudnn": SDPBackend.CUDNN_ATTENTION})
-    q, k, v = (torch.randn(1, heads, rows, 16) for heads, rows in ((4, 1), (2, 64), (2, 64)))
-    row = attention_decoding.row(Clock(), q, k, v, samples=2)  # type: ignore[arg-type]
-    assert row == ["1, 4, 2, 64, 16", "10.0", "10.0", "–", "1.00", "0.00", "5"]
-
-
-def test_host_times_are_relative_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"DEVICE": "cpu", "BACKENDS": PLAIN, "flash_attention": plain, "LOOP": 2, "ISSUED": 2}.items():
-        monkeypatch.setattr(attention_host, name, value)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    ours, reference = attention_host.rows((1, 2, 32, 16), 3, compiled=False)
-    assert (ours[:2], reference[:2]) == (["1x2x32x16", "triton"], ["1x2x32x16", attention_host.REFERENCE])
-    assert all(float(cell.split()[0]) > 0 for cell in ours[2:])
-    assert all(cell.endswith("(1.00)") for cell in reference[2:])

@@ -24,7 +24,7 @@ pytest.importorskip("triton")
 
 from benchmarks import attention_stress as stress
 from kernels.attention.flash_triton import flash_attention
-from kernels.attention.hopper import backward, forward, native, plans, rules, tune, visible
+from kernels.attention.hopper import backward, forward, native, plans, rules, visible
 from kernels.attention.hopper import launch as hopper
 from kernels.attention.masks import visible_keys
 from kernels.attention.problem import AttentionProblem
@@ -398,35 +398,31 @@ def test_plans_are_for_what_needs_no_check(rng: random.Random) -> None:
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("width", rules.CHOICES)
-def test_every_tuned_choice_can_be_launched(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_choice_can_be_launched(width: int) -> None:
     """Launches name every argument of their kernels, and tiles fit the buffers."""
-    names = [name for name, _ in tune.candidates(width)]
-    assert len(set(names)) == len(names) > 1
-    for _, choice in tune.candidates(width):
-        monkeypatch.setitem(rules.CHOICES, width, choice)
-        for length in (100, 9000):
-            plans.forward_launch.cache_clear()
-            plans.backward_launches.cache_clear()
-            one_kind = kind_of(2, 3, length, width)
-            for bounded in (None, rules.Bounded(-9, 0, False), rules.Bounded(-9, 0, True)):
-                one = plans.forward_launch(*[one_kind] * 4, True, 0.5, bounded)
-                others = backward_launches(one_kind, 0.5, bounded)
-                assert one is not None
-                assert others is not None
-                for launch in (one, others.rows, others.keys, others.queries):
-                    arguments = launch._in_order()
-                    assert len(arguments) == len(launch._kernel.arg_names)
-                    rows = {each.block[2] for each in arguments if isinstance(each, Window) and each.place != 4}
-                    assert all(ROW_TILE % each == 0 for each in rows)
-                    if "CAUSAL" in launch._options:
-                        assert launch._options["CAUSAL"] == (None if bounded else True)
-                keys = dict(zip(others.keys._kernel.arg_names, others.keys._in_order(), strict=True))
-                assert (keys["lower"], keys["upper"]) == ((0, 9) if bounded else (None, None))
-                assert (keys["bounds"] is None) == (bounded is None or not bounded.has_documents)
-                for launch in (one, others.keys, others.queries):
-                    named = dict(zip(launch._kernel.arg_names, launch._in_order(), strict=True))
-                    assert named.get("scale", 0.5 * math.log2(math.e)) == 0.5 * math.log2(math.e)
-                    assert named.get("root", 0.5) == 0.5
+    for length in (100, 9000):
+        plans.forward_launch.cache_clear()
+        plans.backward_launches.cache_clear()
+        one_kind = kind_of(2, 3, length, width)
+        for bounded in (None, rules.Bounded(-9, 0, False), rules.Bounded(-9, 0, True)):
+            one = plans.forward_launch(*[one_kind] * 4, True, 0.5, bounded)
+            others = backward_launches(one_kind, 0.5, bounded)
+            assert one is not None
+            assert others is not None
+            for launch in (one, others.rows, others.keys, others.queries):
+                arguments = launch._in_order()
+                assert len(arguments) == len(launch._kernel.arg_names)
+                rows = {each.block[2] for each in arguments if isinstance(each, Window) and each.place != 4}
+                assert all(ROW_TILE % each == 0 for each in rows)
+                if "CAUSAL" in launch._options:
+                    assert launch._options["CAUSAL"] == (None if bounded else True)
+            keys = dict(zip(others.keys._kernel.arg_names, others.keys._in_order(), strict=True))
+            assert (keys["lower"], keys["upper"]) == ((0, 9) if bounded else (None, None))
+            assert (keys["bounds"] is None) == (bounded is None or not bounded.has_documents)
+            for launch in (one, others.keys, others.queries):
+                named = dict(zip(launch._kernel.arg_names, launch._in_order(), strict=True))
+                assert named.get("scale", 0.5 * math.log2(math.e)) == 0.5 * math.log2(math.e)
+                assert named.get("root", 0.5) == 0.5
 
 
 @pytest.mark.parametrize(

@@ -277,36 +277,11 @@ def test_only_a_clearly_faster_choice_replaces_another(inputs: list[Tensor], tim
     assert line.endswith("(as before)") == (chosen == PRESENT)
 
 
-@interpreted
-@on_a_small_table
-def test_several_lengths_count_alike(inputs: list[Tensor]) -> None:
-    """By the geometric mean: half the time at one length outweighs a third more at the other."""
-    q, k, v = inputs
-    problems = [TuningProblem(*inputs, False, False), TuningProblem(q[:, :, :17], k, v, False, False)]
-    calls: list[Workload] = []
-
-    def times(_kernel: str, chosen: Tilings, work: Workload) -> float:
-        calls.append(work)
-        slot = len(calls) % 2  # the first problem's time, then the second's
-        return {PRESENT: (3.0, 1.0), FLAT: (4.0, 0.5), SMALL: (2.0, 2.0)}[chosen.forward][1 - slot]
-
-    assert tuning.fastest_tilings(problems, ["forward"], times, print, [FLAT, SMALL]).forward == FLAT
-
-
 def test_inputs_that_are_not_taken() -> None:
     with pytest.raises(ValueError, match="there is nothing to tune for"):
         tune(torch.ones(1, 0, 16), torch.ones(1, 4, 16), torch.ones(1, 4, 16))
     with pytest.raises(ValueError, match="float64"):
         tune(*[torch.ones(1, 4, 16, dtype=torch.float64)] * 3)
-
-
-def test_the_command_needs_a_gpu_and_sizes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for arguments, code, words in (([], 1, "There is no CUDA device here"), (["--lengths", "0"], 2, "positive")):
-        with pytest.raises(SystemExit) as exit_info:
-            tuning.main(arguments)
-        assert exit_info.value.code == code
-        assert words in capsys.readouterr().err
 
 
 @pytest.mark.gpu
@@ -330,17 +305,6 @@ def test_tuning_for_real(dtype: torch.dtype) -> None:
         results = out, *torch.autograd.grad(out, (q, k, v), gradient)
         for result, expected in zip(results, (right.out, *right.gradients), strict=True):
             assert error(result.detach(), expected).why_wrong(fixed_limits(TOLERANCES[dtype])) is None
-
-
-@pytest.mark.gpu
-def test_the_command_prints_a_line_to_paste(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tuning, "CANDIDATES", dict.fromkeys(tuning.CANDIDATES, (Tiling(32, 32, 4, 2),)))
-    tuning.main(["--lengths", "300", "512", "--rows", "1024", "--dtype", "float32", "--tf32", "--no-causal"])
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith(torch.cuda.get_device_name())
-    assert isinstance(eval(printed[-1].strip().rstrip(",").partition(": ")[2]), Tilings)
 
 
 def test_where_kernels_are_interpreted_the_host_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,11 @@
 """Times listed tilings of attention's Triton kernels on this device, on request only.
 
-    python -m kernels.attention.triton.tune --head-dim 64 --dtype bfloat16 --lengths 1024 4096 16384
-
-prints the best of each kernel over these lengths, and the line to put into `tilings`. Calls of attention never tune:
-that compiles some fifty kernels, a second of processor time each.
+Jobs of kind `attention` with `autotune` ask for it; calls of attention never tune: that compiles some fifty kernels, a
+second of processor time each.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -130,59 +127,6 @@ class TuningProblem:
         return ""
 
 
-def fastest_tilings(
-    problems: Sequence[TuningProblem],
-    kernels: Sequence[str],
-    timer: Timer,
-    tell: Tell,
-    candidates: Sequence[Tiling] | None,
-) -> Tilings:
-    """Return the tilings with the least geometric mean of times over problems of one kind.
-
-    The present choice runs first, so its results count as right. It stays if no other is faster by more than GAIN.
-
-    Raises:
-        NoTilingRuns: no tiling of a kernel runs in all problems. "one_pass" may have none: two passes replace it.
-    """
-    chosen = problems[0].present()
-
-    def median_ms(problem: TuningProblem, kernel: str, trial: Tilings) -> float:
-        def work() -> None:
-            problem.run(kernel, trial)
-
-        return statistics.median(timer(kernel, trial, work) for _ in range(SAMPLES))
-
-    def mean_ms(kernel: str, trial: Tilings) -> float:
-        return statistics.geometric_mean(median_ms(problem, kernel, trial) for problem in problems)
-
-    for kernel in kernels:
-        times: dict[Tiling, float] = {}
-        why = ""
-        for tiling in dict.fromkeys(
-            [getattr(chosen, kernel), *(CANDIDATES[kernel] if candidates is None else candidates)]
-        ):
-            trial = _with(chosen, kernel, tiling)
-            why = next(filter(None, (problem.why_not(kernel, trial) for problem in problems)), "")
-            if why:
-                tell(f"{_words(kernel)} {as_text(tiling)} is left out: {why}")
-            else:
-                times[tiling] = mean_ms(kernel, trial)
-        ranked = [f"{as_text(tiling)}: {times[tiling]:.3g} ms" for tiling in sorted(times, key=times.__getitem__)]
-        tell(f"{_words(kernel)}: {'    '.join(ranked) or 'none runs'}")
-        if times:
-            chosen = _with(chosen, kernel, _pick(times, getattr(chosen, kernel)))
-        elif kernel != "one_pass":
-            raise NoTilingRuns(f"no tiling of the {kernel} kernel runs on this device: {why}")
-        if kernel == "forward":
-            for problem in problems:
-                problem.set_output()
-        if kernel == "one_pass":
-            forms = {False: mean_ms("two_passes", chosen), **({True: mean_ms("one_pass", chosen)} if times else {})}
-            chosen = replace(chosen, prefer_one_pass=_pick(forms, chosen.prefer_one_pass))
-            tell("backward pass: " + ", ".join(f"{FORMS[form]} {time:.3f} ms" for form, time in forms.items()))
-    return chosen
-
-
 def tune(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, backward: bool = True, tf32: bool | None = None,
     tell: Tell = lambda line: None, timer: Timer | None = None, candidates: Sequence[Tiling] | None = None,
@@ -210,16 +154,54 @@ def tune(
         ValueError: `flash_attention` refuses the inputs, or they are empty.
         NoTilingRuns: this device can run no tiling of a kernel.
     """
+    kernels = tuple(CANDIDATES) if backward else ("forward",)
     with torch.no_grad(), on_device(q.device):
         problem = TuningProblem(q, k, v, is_causal, tf32, scoring, bounds)
         chosen = present = problem.present()
-        kernels = tuple(CANDIDATES) if backward else ("forward",)
         try:
-            chosen = fastest_tilings([problem], kernels, timer or default_timer(q.device), tell, candidates)
+            for kernel in kernels:
+                chosen = _fastest(problem, chosen, kernel, timer or default_timer(q.device), tell, candidates)
         finally:
             problem.use(chosen)
     line = "; ".join(f"{_words(kernel)} {as_text(getattr(chosen, kernel))}" for kernel in kernels)
     return f"{line}{f'; backward in {FORMS[chosen.prefer_one_pass]}' * backward}{' (as before)' * (chosen == present)}"
+
+
+def _fastest(
+    problem: TuningProblem, chosen: Tilings, kernel: str, timer: Timer, tell: Tell, candidates: Sequence[Tiling] | None
+) -> Tilings:
+    """Return the tilings with the fastest one of a kernel; the present one stays unless another is faster by GAIN.
+
+    The present choice runs first, so its results count as right. "one_pass" may have none: two passes replace it.
+    """
+
+    def median_ms(name: str, trial: Tilings) -> float:
+        def work() -> None:
+            problem.run(name, trial)
+
+        return statistics.median(timer(name, trial, work) for _ in range(SAMPLES))
+
+    times: dict[Tiling, float] = {}
+    why = ""
+    for tiling in dict.fromkeys([getattr(chosen, kernel), *(CANDIDATES[kernel] if candidates is None else candidates)]):
+        trial = _with(chosen, kernel, tiling)
+        if why := problem.why_not(kernel, trial):
+            tell(f"{_words(kernel)} {as_text(tiling)} is left out: {why}")
+        else:
+            times[tiling] = median_ms(kernel, trial)
+    ranked = [f"{as_text(tiling)}: {times[tiling]:.3g} ms" for tiling in sorted(times, key=times.__getitem__)]
+    tell(f"{_words(kernel)}: {'    '.join(ranked) or 'none runs'}")
+    if times:
+        chosen = _with(chosen, kernel, _pick(times, getattr(chosen, kernel)))
+    elif kernel != "one_pass":
+        raise NoTilingRuns(f"no tiling of the {kernel} kernel runs on this device: {why}")
+    if kernel == "forward":
+        problem.set_output()
+    if kernel == "one_pass":
+        forms = {False: median_ms("two_passes", chosen), **({True: median_ms("one_pass", chosen)} if times else {})}
+        chosen = replace(chosen, prefer_one_pass=_pick(forms, chosen.prefer_one_pass))
+        tell("backward pass: " + ", ".join(f"{FORMS[form]} {time:.3f} ms" for form, time in forms.items()))
+    return chosen
 
 
 def default_timer(device: torch.device) -> Timer:
@@ -247,37 +229,3 @@ def _with(tilings: Tilings, kernel: str, tiling: Tiling) -> Tilings:
 
 def _words(kernel: str) -> str:
     return kernel.replace("_", " ")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Tune for the lengths of the command line, and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--head-dim", type=int, default=64)
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16_384], help="of queries and keys")
-    parser.add_argument("--rows", type=int, default=1 << 18, help="heads × length: how much work a call is")
-    parser.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--tf32", action="store_true", help="products of float32 may round")
-    parser.add_argument("--backward", action=argparse.BooleanOptionalAction, default=True)
-    options = parser.parse_args(arguments)
-    if min(options.head_dim, options.rows, *options.lengths) < 1:
-        parser.error("sizes are positive numbers")
-    if not torch.cuda.is_available():
-        parser.exit(1, "There is no CUDA device here: tilings are tuned on the device that will run them.\n")
-    problems = []
-    for length in options.lengths:
-        shape = 1, max(1, options.rows // length), length, options.head_dim
-        q, k, v = (torch.randn(shape, dtype=getattr(torch, options.dtype), device="cuda") for _ in range(3))
-        try:
-            problems.append(TuningProblem(q, k, v, options.causal, options.tf32))
-        except ValueError as failure:
-            parser.error(str(failure))
-    print(f"{torch.cuda.get_device_name()}: queries × keys, warps, stages", flush=True)
-    kernels = tuple(CANDIDATES) if options.backward else ("forward",)
-    timer = default_timer(torch.device("cuda", torch.cuda.current_device()))
-    chosen = fastest_tilings(problems, kernels, timer, lambda line: print(line, flush=True), None)
-    print(f"{padded_width(options.head_dim)}: {chosen},")
-
-
-if __name__ == "__main__":
-    main()
