@@ -7,7 +7,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import secrets
 import statistics
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
-from sqlalchemy import URL, NullPool, create_engine
 
 from app.store.database.sqlite import driver
 from tools.service import Service
@@ -30,20 +28,6 @@ TINY: dict[str, Any] = {
 """A small job: one forward pass."""
 
 Row = Mapping[str, str]
-
-
-@contextmanager
-def new_database(server: URL) -> Iterator[URL]:
-    """Make an empty database on PostgreSQL's server; at the end it is gone."""
-    engine = create_engine(server, isolation_level="AUTOCOMMIT", poolclass=NullPool)
-    name = f"flopwatch_benchmark_{secrets.token_hex(4)}"
-    with engine.connect() as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE template0")
-    try:
-        yield server.set(database=name)
-    finally:
-        with engine.connect() as connection:
-            connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @contextmanager

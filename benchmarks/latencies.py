@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,10 +32,11 @@ from sqlalchemy import insert, literal, select
 from app.errors import job_problem
 from app.main import ROUTERS, create_app
 from app.settings import Settings
+from app.specs import spec_adapter
 from app.store import tables
 from app.store.database.engine import Database, open_database
 from app.store.queue.transitions import Queue
-from app.store.records import Finish
+from app.store.records import Finish, Offer
 from app.web import pages
 from benchmarks._shared import (
     TINY,
@@ -47,10 +49,16 @@ from benchmarks._shared import (
     server_of,
     started_service,
 )
-from benchmarks.store import CELL_METRICS, OFFER, cells, spooled
 from tools.service import Service, submit
+from workers.agent.spool import Spool
+from workers.measure.measurement import Measurement
+from workers.messages import Measured
 
 METRICS = ("forward_ms", "backward_ms", "optimizer_ms", "step_ms", "tokens_per_s", "tflops", "mfu", "peak_memory_mib")
+SPEC = spec_adapter.validate_python(TINY)
+OFFER = Offer(frozenset({SPEC.kind}), SPEC.requirements(), total_gpus=0, free_gpus=0, idle=True)
+CELL_METRICS = tuple(f"metric_{number}" for number in range(10))
+"""Of each cell of a large job."""
 NUMBERS = (1_000, 10_000, 100_000)
 BATCH = 1000
 """Jobs copied in one transaction."""
@@ -113,6 +121,22 @@ TABLES = (
     "format=json&relative_to=head_dim=64&columns=metric_0",
 )
 """Tables of each of the jobs with NUMBERS."""
+
+
+def spooled(cases: Iterable[Mapping[str, Any]], metrics: Sequence[str]) -> Spool:
+    """Return a spool as an agent has it at the end of a job: 20 random samples of each metric of each case."""
+    spool = Spool()
+    spool.begin_unit(0, "unit")
+    for case, metric in itertools.product(cases, metrics):
+        samples = [random.uniform(1, 2) for _ in range(20)]
+        row = Measurement(case, json.dumps(case), "1x CPU", None, metric, "ms", samples=samples)
+        spool.add(Measured(**row.to_wire()))
+    return spool
+
+
+def cells(number: int) -> Iterator[dict[str, Any]]:
+    """Yield the cases of a large grid."""
+    return ({"implementation": "eager", "head_dim": 64, "sequence_length": cell} for cell in range(number))
 
 
 def routes_of(app: FastAPI) -> set[str]:

@@ -23,7 +23,7 @@ SEED = pytest.StashKey[int]()
 TESTS = Path(__file__).parent
 WITHOUT_THE_SERVICE = ("kernels", "parallel", "workers/measure", "workers/model")
 """Folders whose tests import nothing beyond torch and pytest: GPU hosts may lack the service's dependencies."""
-FORKED = ("torch.distributed", "torch._dynamo", "benchmarks.store")
+FORKED = ("torch.distributed", "torch._dynamo")
 """Modules that processes which tests start by multiprocessing have from the beginning."""
 SERVICE = ("fastapi", "httpx", "psutil", "pydantic", "pydantic_settings", "sqlmodel", "uvicorn")
 MISSING = next((name for name in SERVICE if importlib.util.find_spec(name) is None), None)
