@@ -83,15 +83,6 @@ class History:
     """The case in words."""
     points: Sequence[HistoryPoint]
 
-    def between(self, jobs: Collection[int]) -> list[HistoryPoint]:
-        """Return the points from the first to the last of these jobs, both included, on their devices. Raises NotFound
-        if one of the jobs has no point."""
-        ends = [at for at, point in enumerate(self.points) if point.job in jobs]
-        if missing := set(jobs) - {self.points[at].job for at in ends}:
-            raise NotFound(f"Job {min(missing)} is not in this history.")
-        devices = {self.points[at].device_key for at in ends}
-        return [point for point in self.points[ends[0] : ends[-1] + 1] if point.device_key in devices]
-
 
 def history(
     database: Database,

@@ -1,14 +1,13 @@
-"""/ui/history: one metric of one case over all jobs that measured it, and the versions between two of them."""
+"""/ui/history: one metric of one case over all jobs that measured it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from pydantic import Field
 
 from app import results
 from app.api.parameters import Id, StrictQuery, Text
@@ -39,27 +38,11 @@ class HistoryQuery(StrictQuery):
     along: Along = "time"
 
 
-class EndsQuery(StrictQuery):
-    """The jobs between which versions are listed: from the first of them to the last."""
-
-    job: list[Id] = Field(min_length=1, max_length=SHOWN_POINTS)
-    back: Text = ""
-    """For the page of comparisons, to which the same form leads."""
-
-
 @router.get("/history")
 def history(request: Request, services: CurrentServices, query: Annotated[HistoryQuery, Query()]) -> Response:
     if query.case is None:
         return _choose(request, services, query)
     return _history(request, services, results.CaseChoice(key=query.case), query)
-
-
-@router.get("/history/{case}/{metric}")
-def between(
-    request: Request, services: CurrentServices, case: str, metric: str, query: Annotated[EndsQuery, Query()]
-) -> Response:
-    """Show a history with the versions between some of its jobs."""
-    return _history(request, services, results.CaseChoice(key=case), HistoryQuery(metric=metric), query.job)
 
 
 def _choose(request: Request, services: Services, query: HistoryQuery) -> Response:
@@ -78,9 +61,7 @@ def _choose(request: Request, services: Services, query: HistoryQuery) -> Respon
     return render(request, "history_choice.html", job=job, cases=shown_cases)
 
 
-def _history(
-    request: Request, services: Services, choice: results.CaseChoice, query: HistoryQuery, ends: Sequence[int] = ()
-) -> Response:
+def _history(request: Request, services: Services, choice: results.CaseChoice, query: HistoryQuery) -> Response:
     whole = results.history(services.database, choice, query.metric, query.device, SHOWN_POINTS)
     return render(
         request,
@@ -90,8 +71,6 @@ def _history(
         query=query,
         plot=embedded(history_plot.figure(whole, query.along)),
         points=_rows(whole.points),
-        between=_between(whole, ends) if ends else None,
-        between_address=f"/ui/history/{quote(whole.case_key, safe='')}/{quote(whole.metric, safe='')}",
         json=f"/history?{_query(case=whole.case_key, metric=whole.metric, device=query.device)}",
     )
 
@@ -108,24 +87,6 @@ def _rows(points: Sequence[HistoryPoint]) -> list[dict[str, Any]]:
         rows.append({**vars(point), "compared": compared})
         latest[point.device_key] = point.job
     return rows[::-1]
-
-
-def _between(whole: results.History, ends: Sequence[int]) -> dict[str, Any]:
-    """Return the versions that were measured from the oldest to the newest of these jobs, each with its points, in
-    order; and the command that lists the commits between, if both ends have one."""
-    points = whole.between(ends)
-    versions: dict[str | None, list[HistoryPoint]] = {}
-    for point in points:
-        versions.setdefault(point.version, []).append(point)
-    first, last = points[0].commit, points[-1].commit
-    log = f"git log --oneline {first}..{last}" if first and last and first != last else None
-    jobs = [points[0].job, points[-1].job]
-    return {
-        "jobs": jobs,
-        "versions": list(versions.values()),
-        "log": log,
-        "compare": f"/ui/compare?{urlencode([('job', job) for job in jobs])}",
-    }
 
 
 def _query(**parameters: Any) -> str:

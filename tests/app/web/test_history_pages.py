@@ -100,17 +100,6 @@ def test_one_point_stands_in_hours_not_in_milliseconds(filled: Any) -> None:
     assert "range" not in several, "the control: Plotly's own"
 
 
-def test_the_versions_between_two_jobs(filled: Any) -> None:
-    found = page(filled, f"/ui/history/{KEY}/step_ms?job=4&job=1&back=")
-    assert "3 versions from job 1 to job 4" in " ".join(found.text.split())
-    assert f"git log --oneline {COMMITS[1]}..{COMMITS[3]}" in found.text
-    assert "/ui/compare?job=1&job=4" in found.references
-    one = page(filled, f"/ui/history/{KEY}/step_ms?job=1&job=2")
-    assert "1 version from job 1 to job 2" in " ".join(one.text.split())
-    assert "git log" not in one.text
-    assert filled.http.get(f"/ui/history/{KEY}/step_ms?job=1&job=6").status_code == 404
-
-
 def test_pages_lead_to_histories(filled: Any) -> None:
     assert "/ui/history?job=3" in page(filled, "/ui/jobs/3").references
     assert any(f"case={KEY}" in reference for reference in page(filled, "/ui/jobs/3/cells").references)
