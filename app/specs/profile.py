@@ -54,7 +54,7 @@ class ProfileSpec(TrainingSpec):
     stacks: bool = True
     """Record Python stacks, in a step of their own, and draw a flame graph of them."""
     trace_max_mib: int = Field(default=50, ge=1, le=1024)
-    """Largest compressed Chrome trace that is kept, in MiB; a larger one is cut to fewer steps."""
+    """Largest compressed Chrome trace that is kept, in MiB."""
     nsys: Annotated[bool, Needs("tool", "nsys")] = False
     """Run the job once more under Nsight Systems, and keep its report. Needs a GPU. Unverified: tested with a stand-in
     for the tool, on no host that has it."""

@@ -37,7 +37,7 @@ TIMELINE_COLUMNS = (("step", "integer", None), ("rank", "integer", None), ("stre
 
 
 def report_traces(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
-    """Keep the trace of each rank, cut to the size that the spec allows."""
+    """Keep the trace of each rank, unless it is larger than the spec allows."""
     from workers.measure.profiling import trace
 
     for rank, overlap in enumerate(one["overlap"] for one in found):
@@ -47,15 +47,12 @@ def report_traces(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Rep
         name = TRACE if rank == 0 else f"trace-rank-{rank}.json.gz"
         raw, target = Path(overlap["trace"]), report.scratch / name
         try:
-            steps = [f"step_{number + 1}" for number in range(len(overlap["steps"]))]
-            kept = trace.write(raw, target, spec.trace_max_mib << 20, steps)
-        except trace.TooSmall as error:
-            sys.stderr.write(f"no trace of rank {rank}: trace_max_mib: {error}\n")
+            trace.write(raw, target, spec.trace_max_mib << 20)
+        except trace.TooLarge as error:
+            sys.stderr.write(f"no trace of rank {rank}: {error}\n")
             continue
         finally:
             raw.unlink(missing_ok=True)
-        if kept.percent < 100:
-            sys.stderr.write(f"{name} has {kept.percent:.3g} % of its events, to fit into {spec.trace_max_mib} MiB\n")
         report.artifact(target, name=name, kind="trace", media_type="application/gzip")
 
 

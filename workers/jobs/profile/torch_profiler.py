@@ -645,26 +645,23 @@ class Profiling:
         self.report.table("ceilings", tables.CEILINGS, limits)
 
     def _add_trace(self, profile: Profile) -> None:
-        """Save the Chrome trace, cut to the size that the spec allows."""
+        """Save the Chrome trace, unless it is larger than the spec allows."""
         from workers.measure.profiling import trace
 
-        steps, limit = self.steps, self.spec.trace_max_mib
+        steps = self.steps
         self.report.progress(steps, steps, "writing the trace")
         raw, target = self.report.scratch / "trace.json", self.report.scratch / TRACE
         profile.save(raw)
         try:
-            kept = trace.write(raw, target, limit << 20, [f"step_{number + 1}" for number in range(steps)])
-        except trace.TooSmall as error:
-            self.values.set("trace_steps", None, None, f"trace_max_mib: {error}")
+            trace.write(raw, target, self.spec.trace_max_mib << 20)
+        except trace.TooLarge as error:
+            self.values.set("trace_steps", None, None, str(error))
             self._tell("trace", None, None, f"not kept: {error}")
             return
         finally:
             raw.unlink(missing_ok=True)
-        self.values.set("trace_steps", None, [kept.steps])
-        note = None
-        if kept.percent < 100:
-            note = f"cut from {steps} steps, to {kept.percent:.3g} % of the events, to fit into {limit} MiB"
-        self._tell("steps in the trace", kept.steps, "steps", note)
+        self.values.set("trace_steps", None, [steps])
+        self._tell("steps in the trace", steps, "steps", None)
         self.report.artifact(target, name=TRACE, kind="trace", media_type="application/gzip")
 
     def _add_stacks(self, profile: Profile | None) -> None:
