@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from workers.jobs._fits import close, gib, report_moments
 from workers.jobs._values import Metric, Values
 
 if TYPE_CHECKING:
@@ -56,28 +57,12 @@ def report_tables(spec: EstimateSpec, moments: Mapping[str, Moment], report: Rep
     """Report the tables `moments`, which tensors are there, `formulas` and `symbols`."""
     from parallel.scaling import pretty
     from workers.measure.table import Column
-    from workers.model.step_memory import bytes_of
 
-    rows: list[list[Scalar]] = []
-    formulas: list[list[Scalar]] = []
-    for moment in moments.values():
-        for key in sorted(moment.held, key=moment.bytes_of, reverse=True):
-            part, what, size = key
-            each = bytes_of(size, moment.symbols) / MIB
-            rows.append([moment.name, part, what, moment.held[key], each, moment.bytes_of(key) / MIB])
-        formulas.append([moment.name, pretty(moment.formula), moment.total, "bytes"])
-    report.table(
-        "moments",
-        [
-            *(Column(name, "string") for name in ("moment", "part", "what")),
-            Column("tensors", "integer"),
-            *(Column(name, "number", "MiB") for name in ("each_mib", "mib")),
-        ],
-        rows,
-    )
-    names = "quantity", "formula"
-    columns = [*(Column(name, "string") for name in names), Column("value", "integer"), Column("unit", "string")]
-    report.table("formulas", columns, formulas)
+    report_moments(moments.values(), report)
+    formulas: list[list[Scalar]] = [
+        [moment.name, pretty(moment.formula), moment.total, "bytes"] for moment in moments.values()
+    ]
+    report.table("formulas", Column.parse("quantity, formula, value: integer, unit"), formulas)
     layer = spec.attention_layer
     meanings: dict[str, tuple[str, int]] = {
         "B": ("sequences", spec.batch_size),
@@ -102,7 +87,6 @@ def report_answer(
     on_gpu: bool,
 ) -> None:
     """Report the table `answer`: sentences."""
-    from workers.jobs._fits import close, gib
     from workers.measure.table import Column
     from workers.model.attention_memory import BETWEEN
     from workers.model.step_memory import BHTT

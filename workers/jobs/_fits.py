@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from workers.measure.table import Scalar
     from workers.model.accounting import Shape, StepMemory
     from workers.model.step_memory import Choices, Moment, Sharing
+    from workers.reporter import Reporter
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 MOST_DEVICES = 2**20
 """As many devices as `mesh.fsdp` allows."""
 MOST_TENSOR = 2**16
@@ -291,3 +292,24 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str
     return lines + [
         f"What helps {', '.join(fit.strategy for fit in known if fit.helps == helps)}: {helps}." for helps in helped
     ]
+
+
+def report_moments(moments: Iterable[Moment], report: Reporter) -> None:
+    """Report the table `moments`: the highest use of memory within each part of the step, and what it is used for."""
+    from workers.measure.table import Column
+    from workers.model.step_memory import bytes_of
+
+    rows: list[list[Scalar]] = [
+        [
+            moment.name,
+            part,
+            what,
+            count,
+            bytes_of(size, moment.symbols) / MIB,
+            moment.bytes_of((part, what, size)) / MIB,
+        ]
+        for moment in moments
+        for (part, what, size), count in sorted(moment.held.items(), key=lambda item: -moment.bytes_of(item[0]))
+    ]
+    columns = Column.parse("moment, part, what, tensors: integer, each_mib: number MiB, mib: number MiB")
+    report.table("moments", columns, rows)

@@ -25,6 +25,7 @@ from workers.jobs._fits import (
     fewest_devices,
     gib,
     question_of,
+    report_moments,
     split_sizes,
     splits_of,
 )
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from parallel.scaling import Formula
     from workers.measure.table import Scalar
     from workers.model.accounting import FeedForwardStack, Shape, StepMemory
-    from workers.model.step_memory import Moment
 
 OUR_MODEL = "transformer_lm"
 OUR_STEP = "workers/model/steps.py"
@@ -44,7 +44,7 @@ DEVICE_KEY = "on paper"
 """The device key of estimates: computed results are the same everywhere."""
 CPU_KEY = "on paper, as on a CPU"
 """The device key of estimates of a step on a CPU."""
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 EXACT = 2**53
 """The largest number up to which readers of JSON keep integers exact."""
 PARTS = {
@@ -55,7 +55,6 @@ PARTS = {
     "activations_gib": ("A", "activations"),
 }
 """The parts of a replica's memory: symbol and name, by metric."""
-MIB = 2**20
 PLAYED = "workers/model/step_memory.py"
 NOT_COUNTED = (
     "Counted for the step as it is written: torch.compile, CUDA graphs, Triton's fused parts and selective checkpoints "
@@ -357,35 +356,6 @@ def add_peaks(values: Values, sheet: Sheet, spec: EstimateSpec, question: Questi
     report_devices(rows, report)
     report_moments(question.moments("none"), report)
     return fits
-
-
-def report_moments(moments: Sequence[Moment], report: Reporter) -> None:
-    """Report the table `moments`: the highest use of memory within each part of the step, and what it is used for."""
-    from workers.measure.table import Column
-    from workers.model.step_memory import bytes_of
-
-    rows: list[list[Scalar]] = [
-        [
-            moment.name,
-            part,
-            what,
-            count,
-            bytes_of(size, moment.symbols) / MIB,
-            moment.bytes_of((part, what, size)) / MIB,
-        ]
-        for moment in moments
-        for (part, what, size), count in sorted(moment.held.items(), key=lambda item: -moment.bytes_of(item[0]))
-    ]
-    names = ("moment", "part", "what"), ("tensors",), ("each_mib", "mib")
-    report.table(
-        "moments",
-        [
-            *(Column(name, "string") for name in names[0]),
-            *(Column(name, "integer") for name in names[1]),
-            *(Column(name, "number", "MiB") for name in names[2]),
-        ],
-        rows,
-    )
 
 
 def report_answer(spec: EstimateSpec, fits: Sequence[Fit], report: Reporter, *, on_gpu: bool) -> None:
