@@ -164,15 +164,6 @@ def test_what_is_not_there_is_said(
         of(database, metric="pace")
 
 
-def test_points_between_two_jobs(database: Database, measure: Measure) -> None:
-    jobs = [measure(("step_ms", {"case_key": KEY})) for _ in range(4)]
-    measure(("step_ms", {"case_key": KEY, "device_key": "another"}))
-    history = of(database)
-    assert [point.job for point in history.between([jobs[2], jobs[0]])] == jobs[:3]
-    with pytest.raises(NotFound):
-        history.between([jobs[0], 99])
-
-
 def test_versions() -> None:
     dirty = {"software": {"git_commit": A, "git_dirty": True}}
     spec = {"code": {"sha256": "c" * 64, "function": "attention"}}
