@@ -1,0 +1,288 @@
+"""Diagnoses steps with a planted slowness, says what was found, named and cured, and prints the ledger of predictions.
+
+    flopwatch up --allow-code                                       # in another terminal
+    python -m benchmarks.diagnosis                                  # all cases of a GPU, or else of the CPU
+    python -m benchmarks.diagnosis --only item pageable --narrow --budget-s 60
+    python -m benchmarks.diagnosis --only small_fastest --repeat 20
+    python -m benchmarks.diagnosis --job 17 18                      # diagnoses that have run, also of other steps
+
+`--narrow` tries only the changes that a case names, which saves most of the time. In the ledger, "without" is what a
+step would take without a cause: by the profile, and by the counterfactual if one has run. A cure that brings more than
+that proves the diagnosis wrong, and stands first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flopwatch import Flopwatch
+from workers.changes import CHANGES
+
+PLANTED = Path(__file__).with_name("planted.py")
+TOLERATED_PERCENT = 1.0
+"""A cure may bring this much of a step more than the bound: both are measured."""
+OF_A_GPU = {"warmup_steps": 5, "measure_steps": 20}
+LATE_HOST = frozenset({"launches", "host", "synchronisation", "input"})
+FAST = {
+    "context_length": 512, "precision": "bf16", "optimizer": "torch_fused_adamw", "compile": True,
+    "compile_scope": "blocks", "cuda_graph": True, "attention": "sdpa_cudnn", "parameter_dtype": "bf16",
+    "fused": ["norm", "rope", "loss"],
+}  # fmt: skip
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step, and what its diagnosis has to say."""
+
+    name: str
+    causes: tuple[str, ...] = ()
+    """Any of these is the planted one; none: nothing is planted."""
+    cures: tuple[str, ...] = ()
+    """Changes of which one has to help."""
+    bounds: tuple[str, ...] = ()
+    """Changes that remove work, tried with `--narrow`."""
+    marks: tuple[str, ...] = ()
+    """The planted lines; none: a cause has no line."""
+    refused: str | None = None
+    """A change that has to be refused with a reason."""
+    never: frozenset[str] = frozenset()
+    """Causes that would be wrong."""
+    step: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the step; with `model` it is our model's."""
+    devices: tuple[str, ...] = ("cuda",)
+
+    @property
+    def negative(self) -> bool:
+        return not self.causes
+
+    @property
+    def tried(self) -> list[str]:
+        known = CHANGES.names()
+        return [one for one in (*self.bounds, *self.cures, *([self.refused] if self.refused else ())) if one in known]
+
+
+BOTH = ("cuda", "cpu")
+CASES = (
+    Case("item", ("synchronisation",), (), ("no_synchronisation",), ("item",)),
+    Case("loader", ("input",), ("loader_workers",), ("batches_from_memory",), ("loader",), devices=BOTH),
+    Case("tiny_kernels", ("launches", "host"), ("cuda_graph", "compile_blocks")),
+    Case("printing", ("synchronisation", "host"), (), ("no_synchronisation",), ("printing",)),
+    Case("pageable", ("copies", "synchronisation", "input"), ("pinned_memory",), (), ("pageable",)),
+    Case("attention", ("attention",), ("fused_attention",), step={"model": {"size": "small"}, "context_length": 2048}),
+    Case("optimizer", ("optimizer", "launches"), ("fused_optimizer",), ("no_optimizer",), ("optimizer",), devices=BOTH),
+    Case("fp32_products", ("kernels", "precision"), ("tf32",)),
+    Case("graph_break", ("synchronisation", "launches", "host"), (), ("no_synchronisation",), ("graph_break",)),
+    Case("collecting", ("host", "launches"), ("gc_freeze",), (), ("collecting",)),
+    Case("threads", ("kernels",), ("threads",), (), ("threads",), devices=("cpu",)),
+    Case("xl_fastest", step={**FAST, "model": {"size": "xl"}}),
+    Case("small_fastest", step={**FAST, "model": {"size": "small"}}),
+    Case("graph_gaps", never=LATE_HOST),
+    Case("uncaptured", refused="cuda_graph"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a job has said."""
+
+    name: str
+    number: int
+    causes: Rows
+    changes: Rows
+    answer: Sequence[str] = ()
+    failed: str | None = None
+
+    @property
+    def step_ms(self) -> float | None:
+        first = next(iter(self.causes), None)
+        return None if first is None else 100 * first["lost_ms"] / first["lost_percent"]
+
+
+def read(server: Flopwatch, number: int) -> Diagnosis:
+    """Wait for a diagnosis, and return what it says."""
+    job = server.wait(number, check=False)
+    name = job["name"] or f"job {number}"
+    if job["state"] != "succeeded":
+        return Diagnosis(name, number, (), (), failed=f"{job['state']}: {job.get('error')}")
+    causes, changes, answer = (server.job_table_rows(job, table) for table in ("causes", "changes", "answer"))
+    return Diagnosis(name, number, causes, changes, [row["answer"] for row in answer])
+
+
+def submit(server: Flopwatch, case: Case, given: argparse.Namespace) -> int:
+    """Submit the diagnosis of a case; returns the job's number."""
+    numbers = OF_A_GPU if given.device == "cuda" else {}
+    step = {"kind": "benchmark", "device": given.device, **numbers, **case.step}
+    spec: dict[str, Any] = {"kind": "diagnosis", "step": step, "budget_s": given.budget_s}
+    if given.narrow and case.tried:
+        spec["changes"] = case.tried
+    own = None if "model" in step else f"{PLANTED}:{case.name}"
+    return int(server.submit(spec, step=own, name=case.name)["id"])
+
+
+def marked(names: Iterable[str]) -> set[int]:
+    """Return the numbers of the lines in which something is planted."""
+    lines = PLANTED.read_text().splitlines()
+    return {at for at, line in enumerate(lines, 1) for name in names if line.endswith(f"# planted: {name}")}
+
+
+def names_line(where: str | None, lines: set[int]) -> bool:
+    """Return True if a cause's place ("planted.py:51-55 item.step") holds one of these lines."""
+    found = re.match(r"planted\.py:(\d+)(?:-(\d+))?", where or "")
+    return found is not None and any(int(found[1]) <= line <= int(found[2] or found[1]) for line in lines)
+
+
+def judged(case: Case, said: Diagnosis) -> dict[str, str]:
+    """Return the row of a case: was the cause found, at which rank, with its line, and the cure."""
+    step = f"{said.step_ms:.4g}" if said.step_ms else "–"
+    row = {"case": case.name, "job": str(said.number), "step, ms": step}
+    better = [one for one in said.changes if one["verdict"] == "better" and one["change"] != "together"]
+    cures = [one for one in better if not removes(one["change"])]
+    first = next(iter(said.causes), None)
+    told = "–" if first is None else f"{first['cause']} {first['lost_percent']:.0f} % {first['where'] or ''}".strip()
+    if said.failed:
+        return {**row, "first": said.failed, "found": "–", "named": "–", "cured": "–"}
+    if case.negative:
+        return {**row, "first": told, **_negative(case, said, cures)}
+    ranks = [one["rank"] for one in said.causes if one["cause"] in case.causes]
+    lines = marked(case.marks)
+    with_line = [one["rank"] for one in said.causes if one["cause"] in case.causes and names_line(one["where"], lines)]
+    wanted = [one for one in better if one["change"] in (case.cures or case.bounds)]
+    best = min(wanted, key=lambda one: one["ratio"], default=None)
+    cured = "no" if best is None else f"{best['change']} × {best['ratio']:.3f}"
+    named = "–" if not lines else f"yes, {with_line[0]}" if with_line else "no"
+    return {**row, "first": told, "found": f"yes, {ranks[0]}" if ranks else "no", "named": named, "cured": cured}
+
+
+def _negative(case: Case, said: Diagnosis, cures: Rows) -> dict[str, str]:
+    wrong = sorted({one["cause"] for one in said.causes if one["cause"] in case.never})
+    gains = [f"{one['change']} × {one['ratio']:.3f}" for one in cures]
+    row = {"found": f"wrongly {', '.join(wrong)}" if wrong else "–", "named": "–"}
+    if case.refused is None:
+        return {**row, "cured": f"gains: {', '.join(gains)}" if gains else "no gain, as it should be"}
+    why = [one["how"] for one in said.changes if one["change"] == case.refused and one["verdict"] == "refused"]
+    return {**row, "cured": f"refused: {why[0]}" if why else f"{case.refused} not refused"}
+
+
+def removes(change: str) -> bool:
+    """Return True if a change takes work away."""
+    return change in CHANGES.names() and bool(CHANGES.load(change).removes)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cause of a step, the prediction, and what the best cure against it measured; in ms."""
+
+    case: str
+    cause: str
+    step_ms: float
+    by_profile_ms: float
+    by_counterfactual_ms: float | None
+    cure: str
+    cured_ms: float
+
+    @property
+    def predicted_ms(self) -> float:
+        return self.by_profile_ms if self.by_counterfactual_ms is None else self.by_counterfactual_ms
+
+    @property
+    def error_percent(self) -> float:
+        """By how much of the step the cured one differs from the prediction; below 0 if the cure brought more."""
+        return 100 * (self.cured_ms - self.predicted_ms) / self.step_ms
+
+    @property
+    def wrong(self) -> bool:
+        return self.error_percent < -TOLERATED_PERCENT
+
+
+def entries(said: Diagnosis) -> list[Entry]:
+    """Return the causes of a diagnosis against which a change helped."""
+    if said.step_ms is None:
+        return []
+    lost: dict[str, float] = defaultdict(float)
+    for one in said.causes:
+        lost[one["cause"]] += one["lost_ms"]
+    found = []
+    for cause, ms in lost.items():
+        against = [one for one in said.changes if one["cause"] == cause and one["ratio"] is not None]
+        bound = min((one["ratio"] for one in against if removes(one["change"])), default=None)
+        helped = [one for one in against if one["verdict"] == "better" and not removes(one["change"])]
+        best = min((one for one in helped if one["change"] != "together"), key=lambda one: one["ratio"], default=None)
+        if best is not None:
+            counterfactual = None if bound is None else said.step_ms * bound
+            cured = said.step_ms * best["ratio"]
+            without = said.step_ms - ms
+            found.append(Entry(said.name, cause, said.step_ms, without, counterfactual, best["change"], cured))
+    return found
+
+
+def ledger(found: Iterable[Entry]) -> list[dict[str, str]]:
+    """Return the rows of the ledger: the wrong predictions first, then those with the largest errors."""
+    ordered = sorted(found, key=lambda one: (not one.wrong, -abs(one.error_percent)))
+    return [
+        {
+            "case": one.case,
+            "cause": one.cause,
+            "step, ms": f"{one.step_ms:.4g}",
+            "without, by the profile": f"{one.by_profile_ms:.4g}",
+            "by the counterfactual": "–" if one.by_counterfactual_ms is None else f"{one.by_counterfactual_ms:.4g}",
+            "cure": one.cure,
+            "measured": f"{one.cured_ms:.4g}",
+            "error, % of the step": f"{one.error_percent:+.1f}{' wrong' if one.wrong else ''}",
+        }
+        for one in ordered
+    ]
+
+
+def print_table(title: str, rows: Sequence[Mapping[str, str]]) -> None:
+    """Print a title and a Markdown table."""
+    print(f"\n{title}\n")
+    for number, row in enumerate(rows):
+        if number == 0:
+            print(f"| {' | '.join(row)} |\n|{'---|' * len(row)}")
+        print(f"| {' | '.join(row.values())} |", flush=True)
+
+
+def options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return what the command line asks for."""
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES])
+    parser.add_argument("--device", choices=BOTH, default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--budget-s", type=int, default=300)
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--narrow", action="store_true")
+    parser.add_argument("--job", type=int, nargs="+", default=[])
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Submit the cases that the command line names, and tell what became of each."""
+    given = options(arguments)
+    chosen = [case for case in CASES if (case.name in given.only if given.only else given.device in case.devices)]
+    said = []
+    with Flopwatch() as server:
+        numbers = given.job or [submit(server, case, given) for case in chosen for _ in range(given.repeat)]
+        for number in numbers:
+            said.append(read(server, number))
+            print("", f"{said[-1].name}, job {number}", *said[-1].answer, said[-1].failed or "", sep="\n", flush=True)
+    rows = [judged(case, one) for one in said for case in CASES if case.name == one.name]
+    if rows:
+        print_table("Planted steps", rows)
+    found = [entry for one in said for entry in entries(one)]
+    print_table("Ledger", ledger(found))
+    if found:
+        mean = sum(abs(one.error_percent) for one in found) / len(found)
+        wrong = sum(one.wrong for one in found)
+        print(f"\n{len(found)} predictions, {wrong} wrong; mean error {mean:.1f} % of the step")
+
+
+if __name__ == "__main__":
+    main()
