@@ -66,7 +66,8 @@ def compare(folder: Path) -> list[list[str]]:
     rows = []
     for path in sorted(folder.glob("*.ours.json")):
         name, about = path.name.removesuffix(".ours.json"), json.loads(path.read_text())
-        trace = TraceAnalysis(trace_files={0: str((folder / f"{name}.json.gz").resolve())})
+        file = str((folder / f"{name}.json.gz").resolve())
+        trace = TraceAnalysis(trace_files={0: file}, include_last_profiler_step=True)  # else it drops the last
         busy: Any = trace.get_temporal_breakdown(visualize=False).iloc[0]
         idle: Any = trace.get_idle_time_breakdown(ranks=[0], visualize=False, consecutive_kernel_delay=DELAY_US)[0]
         gaps = idle.groupby("idle_category")["idle_time"].sum() * 1e3
