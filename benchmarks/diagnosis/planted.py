@@ -38,6 +38,7 @@ class Training:
         self, device: torch.device, blocks: int, width: int, rows: int, *, checked: bool = False, **options: Any
     ) -> None:
         torch.manual_seed(0)
+        torch.set_float32_matmul_precision("high")
         self.small = device.type == "cpu"
         if self.small:
             width, rows = min(width, 32), min(rows, 32)
@@ -54,12 +55,13 @@ class Training:
 
 
 def item(device: torch.device) -> Step:
-    """The norm of each gradient, as a number."""
-    training = Training(device, 24, 256, 1024)
+    """Four numbers of each gradient, to be logged."""
+    training = Training(device, 8, 1536, 4096)
 
     def step() -> Tensor:
         loss = training.step()
-        sum(one.square().sum().item() for one in training.model.parameters())  # planted: item
+        for one in training.model.parameters():
+            [statistic(one).item() for statistic in (torch.min, torch.max, torch.mean, torch.std)]  # planted: item
         return loss
 
     return step
@@ -104,40 +106,26 @@ def _endless(batches: DataLoader[Tensor]) -> Iterator[Tensor]:
 
 def tiny_kernels(device: torch.device) -> Step:
     """About 2000 kernels of a few microseconds."""
-    training = Training(device, 60, 64, 64)
+    training = Training(device, 86, 64, 64)
     return training.step
 
 
 def printing(device: torch.device) -> Step:
     """A print of the numbers that the model returns."""
-    training = Training(device, 12, 512, 2048)
+    training = Training(device, 12, 1024, 4096)
 
     def step() -> Tensor:
         loss = training.step()
-        print(training.model[0].into.weight, loss)  # planted: printing
+        print(training.data, loss)  # planted: printing
         return loss
 
     return step
 
 
-class Stored(Dataset[Tensor]):
-    """Batches that are in memory already."""
-
-    def __init__(self, rows: int, width: int) -> None:
-        self.batches = torch.randn(4, rows, width)
-
-    def __len__(self) -> int:
-        return 1 << 20
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self.batches[index % 4]
-
-
 def pageable(device: torch.device) -> Step:
     """Batches of 64 MiB that are copied from memory that is not pinned."""
     training = Training(device, 4, 512, 32768)
-    stored = Stored(*training.data.shape)
-    batches = _endless(DataLoader(stored, batch_size=None, num_workers=2, persistent_workers=True))
+    batches = itertools.cycle(torch.randn(4, *training.data.shape))
 
     def step() -> Tensor:
         return training.step(next(batches).to(device, non_blocking=True))  # planted: pageable
@@ -154,12 +142,13 @@ def optimizer(device: torch.device) -> Step:
 def fp32_products(device: torch.device) -> Step:
     """Products in float32 without TF32."""
     training = Training(device, 6, 2048, 4096)
+    torch.set_float32_matmul_precision("highest")
     return training.step
 
 
 def graph_break(device: torch.device) -> Step:
     """A compiled model with a test of a tensor's value in each block, on which the graph breaks."""
-    training = Training(device, 24, 256, 1024, checked=True)
+    training = Training(device, 12, 1024, 2048, checked=True)
     training.model.compile()
     return training.step
 

@@ -1,0 +1,168 @@
+"""The judge of diagnoses, with tables whose truth is known, and steps out of scripts' training loops."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.diagnosis import __main__ as program
+from benchmarks.diagnosis import loop_of, planted
+from benchmarks.diagnosis.__main__ import CASES, Case, Diagnosis, entries, judged, ledger, marked
+
+OPTIMIZER = next(case for case in CASES if case.name == "optimizer")
+(LINE,) = marked(OPTIMIZER.marks)
+
+
+def cause(name: str, rank: int, lost: float, where: str | None = None) -> dict[str, Any]:
+    return {"cause": name, "rank": rank, "lost_ms": lost, "lost_percent": lost, "where": where}
+
+
+def change(name: str, cause: str, ratio: float, verdict: str = "better") -> dict[str, Any]:
+    return {"change": name, "cause": cause, "ratio": ratio, "verdict": verdict, "how": "why not"}
+
+
+def said(causes: list[dict[str, Any]], changes: list[dict[str, Any]]) -> Diagnosis:
+    return Diagnosis("optimizer", 7, causes, changes)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_case_has_its_step_and_its_lines(case: Case) -> None:
+    assert "model" in case.step or callable(getattr(planted, case.name))
+    assert bool(marked(case.marks)) == bool(case.marks)
+    assert {*case.cures, *case.bounds, *([case.refused] if case.refused else [])} <= set(program.CHANGES.names())
+
+
+def test_a_diagnosis_is_judged_by_cause_line_and_cure() -> None:
+    causes = [
+        cause("kernels", 1, 50, f"planted.py:{LINE} Training.step"),
+        cause("optimizer", 2, 30, f"planted.py:{LINE - 2}-{LINE} Training.step (line 3: 200 times a step)"),
+    ]
+    row = judged(OPTIMIZER, said(causes, [change("fused_optimizer", "optimizer", 0.75)]))
+    assert (row["found"], row["named"], row["cured"]) == ("yes, 2", "yes, 2", "fused_optimizer × 0.750")
+    causes[1] |= {"where": f"planted.py:{LINE + 1} Training.step"}
+    row = judged(OPTIMIZER, said(causes, [change("fused_optimizer", "optimizer", 0.75, "inconclusive")]))
+    assert (row["found"], row["named"], row["cured"]) == ("yes, 2", "no", "no, but once fused_optimizer × 0.750")
+    row = judged(OPTIMIZER, said(causes[:1], [change("no_optimizer", "optimizer", 0.5)]))
+    assert (row["found"], row["named"], row["cured"]) == ("no", "no", "no")
+
+
+def test_negatives_tell_gains_wrong_causes_and_what_was_not_refused() -> None:
+    fast, gaps, uncaptured = Case("fast"), Case("gaps", never=program.LATE_HOST), Case("un", refused="cuda_graph")
+    assert judged(fast, said([], []))["cured"].startswith("no gain")
+    assert judged(fast, said([], [change("tf32", "kernels", 0.9)]))["cured"] == "gains: tf32 × 0.900"
+    assert judged(gaps, said([cause("launches", 1, 20)], []))["found"] == "wrongly launches"
+    assert judged(uncaptured, said([], [change("cuda_graph", "launches", 0.9)]))["cured"] == "cuda_graph not refused"
+    refused = change("cuda_graph", "launches", 1.0, "refused")
+    assert judged(uncaptured, said([], [refused]))["cured"] == "refused: why not"
+
+
+def test_the_ledger_has_wrong_predictions_first() -> None:
+    causes = [cause("optimizer", 1, 30), cause("kernels", 2, 20), cause("input", 3, 10), cause("kernels", 4, 10)]
+    changes = [
+        change("no_optimizer", "optimizer", 0.8),
+        change("fused_optimizer", "optimizer", 0.85),
+        change("tf32", "kernels", 0.95),
+        change("autocast_bf16", "kernels", 0.98),
+        change("loader_workers", "input", 0.87),
+    ]
+    found = entries(said(causes, changes))
+    assert [(one.cause, one.cure, round(one.error_percent)) for one in found] == [
+        ("optimizer", "fused_optimizer", 5),
+        ("kernels", "tf32", 25),
+        ("input", "loader_workers", -3),
+    ]
+    assert [row["cause"] for row in ledger(found)] == ["input", "kernels", "optimizer"]
+    assert ledger(found)[0]["error, % of the step"] == "-3.0 wrong"
+
+
+TURN = """        batch = x
+        if count == 1: continue
+        parameter.value += batch
+        optimizer.step()
+        count += 1
+"""
+AT_TOP = f"""
+from things import parameter, optimizer
+count = 0
+x = 2
+while count < 100:
+    if True:
+{TURN}
+raise SystemExit("the script has gone on")
+"""
+IN_FUNCTION = f"""
+from things import parameter, optimizer
+def train(epochs):
+    count = 10
+    for epoch in range(epochs):
+        for x in [1, 2]:
+            for _ in range(0):
+                pass
+{TURN.replace("        ", "            ", 5)}
+        raise SystemExit("the script has gone on")
+"""
+CALLS = 'if __name__ == "__main__":\n    train(3)\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments", "values"),
+    [
+        ({"train.py": AT_TOP.replace("if count == 1: continue", "")}, {}, [2, 4, 6]),
+        ({"train.py": IN_FUNCTION + CALLS}, {}, [1, 3, 4]),
+        ({"inside/loop.py": IN_FUNCTION, "train.py": f"from inside.loop import train\n{CALLS}"},
+         {"loop_in": "inside/loop.py"}, [1, 3, 4]),
+    ],
+    ids=["at the top", "in a function", "in a module"],
+)  # fmt: skip
+def test_a_loop_of_a_script_becomes_a_step_with_its_lines(
+    files: dict[str, str],
+    arguments: dict[str, str],
+    values: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    things = "class P: value = 0\nparameter = P()\nclass O:\n    def step(self): pass\noptimizer = O()\n"
+    for name, text in {**files, "things.py": things, "loop_of.py": Path(loop_of.__file__).read_text()}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", [])
+    for name in ("things", "inside", "inside.loop"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    spec = importlib.util.spec_from_file_location("loop_of_here", tmp_path / "loop_of.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    step: Callable[[], object] = module.make_step(None, "train.py", argv="--size '1 2'", **arguments)
+    assert sys.argv == ["train.py", "--size", "1 2"]
+    found = []
+    for _ in values:
+        step()
+        found.append(sys.modules["things"].parameter.value)
+    assert found == values
+    code = step.__code__  # type: ignore[attr-defined]
+    text = (tmp_path / arguments.get("loop_in", "train.py")).read_text().splitlines()
+    lines = {text[line - 1].strip() for _, _, line in code.co_lines() if line}
+    assert {"parameter.value += batch", "optimizer.step()"} <= lines
+    for name in ("things", "inside", "inside.loop"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("loops", [0, 2])
+def test_a_script_without_one_training_loop_is_refused(loops: int, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("for x in []:\n    o.step()\n" * loops)
+    with pytest.raises(ValueError, match=f"has {loops} loops that call"):
+        loop_of.with_step(file)
+
+
+def test_options_come_from_the_command_line() -> None:
+    given = program.options(["--only", "item", "loader", "--narrow", "--budget-s", "30", "--repeat", "2"])
+    assert json.dumps([given.only, given.narrow, given.budget_s, given.repeat]) == '[["item", "loader"], true, 30, 2]'
