@@ -14,6 +14,7 @@ import pytest
 from benchmarks.diagnosis import __main__ as program
 from benchmarks.diagnosis import loop_of, planted
 from benchmarks.diagnosis.__main__ import CASES, Case, Diagnosis, entries, judged, ledger, marked
+from workers.changes import CHANGES
 
 OPTIMIZER = next(case for case in CASES if case.name == "optimizer")
 (LINE,) = marked(OPTIMIZER.marks)
@@ -35,7 +36,7 @@ def said(causes: list[dict[str, Any]], changes: list[dict[str, Any]]) -> Diagnos
 def test_each_case_has_its_step_and_its_lines(case: Case) -> None:
     assert "model" in case.step or callable(getattr(planted, case.name))
     assert bool(marked(case.marks)) == bool(case.marks)
-    assert {*case.cures, *case.bounds, *([case.refused] if case.refused else [])} <= set(program.CHANGES.names())
+    assert {*case.cures, *case.bounds, *([case.refused] if case.refused else [])} <= set(CHANGES.names())
 
 
 def test_a_diagnosis_is_judged_by_cause_line_and_cure() -> None:
@@ -147,10 +148,10 @@ def test_a_loop_of_a_script_becomes_a_step_with_its_lines(
         step()
         found.append(sys.modules["things"].parameter.value)
     assert found == values
-    code = step.__code__  # type: ignore[attr-defined]
-    text = (tmp_path / arguments.get("loop_in", "train.py")).read_text().splitlines()
-    lines = {text[line - 1].strip() for _, _, line in code.co_lines() if line}
-    assert {"parameter.value += batch", "optimizer.step()"} <= lines
+    code = step.__code__
+    source = (tmp_path / arguments.get("loop_in", "train.py")).read_text().splitlines()
+    ran = {source[line - 1].strip() for _, _, line in code.co_lines() if line}
+    assert {"parameter.value += batch", "optimizer.step()"} <= ran
     for name in ("things", "inside", "inside.loop"):
         sys.modules.pop(name, None)
 
