@@ -17,10 +17,13 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from app.specs import spec_adapter
 from app.store.records import UnitRecord
-from tests.app.conftest import CAPABILITIES, KINDS, Site
+from tests.app.conftest import CAPABILITIES, KINDS, Site, reported
+from tests.app.web.panels.test_panels import diagnosed
 from tests.browser.checks import WIDTHS, assert_fits, assert_readable
 from tests.browser.conftest import PlayedSite, Watch, watched_page
 from tests.builders import measured
+
+__all__ = ["reported"]
 
 PROCESSES = 8
 LENGTHS = (128, 256, 512)
@@ -394,3 +397,15 @@ def test_without_scripts_no_room_is_kept_for_plots(site: PlayedSite, chromium: B
         context.close()
     assert heights[0] > 500
     assert heights[1] < 150
+
+
+def test_a_diagnosis_with_its_answer_waterfall_and_changes(site: PlayedSite, page: Page, reported: Any) -> None:
+    page.goto(f"/ui/jobs/{diagnosed(site, reported)}")
+    expect(page.locator("#answer-answer")).to_contain_text("1  optimizer  40 ms")
+    expect(page.locator("#panel-waterfall figure")).to_have_attribute("data-drawn", "yes")
+    page.locator("#panel-changes > summary").click()
+    expect(page.locator("#panel-changes figure")).to_have_attribute("data-drawn", "yes")
+    for name in ("losers", "untried", "panel-gaps"):
+        page.locator(f"#{name} > summary").click()
+    expect(page.locator("#panel-gaps")).to_contain_text("sgemm")
+    assert_readable(page)

@@ -209,7 +209,8 @@ def test_invalid_views_are_refused(site: Site, profile: int, query: str, status:
     assert site.http.get(f"/ui/jobs/{profile}/explore?{query}").status_code == status
 
 
-def test_a_diagnosis_has_its_waterfall_changes_with_commands_and_gaps(site: Site, reported: Any) -> None:
+def diagnosed(site: Site, reported: Any) -> int:
+    """A diagnosis with each cause, each verdict, and a gap."""
     from workers.changes._base import Cause
     from workers.jobs.diagnosis.conclude import CAUSES, CHANGES
     from workers.jobs.diagnosis.look import GAP_COLUMNS
@@ -230,14 +231,20 @@ def test_a_diagnosis_has_its_waterfall_changes_with_commands_and_gaps(site: Site
         ["together", "optimizer", *measured, "better", 0.0, "fused_optimizer"],
     ]
     candidates = [[name, name == "no_optimizer"] for name, *_ in changes[:-1]]
+    lines = [["step 100 ms ± 0.4 %"], ["1  optimizer  40 ms  at most: 60 ms  train.py:51-55 SlowAdam.step"]]
     tables = (
+        reported("answer", lines, answer="string"),
         reported("causes", causes, **columns(CAUSES)),
         reported("changes", changes, **columns(CHANGES)),
         reported("candidates", candidates, change="string", removes="boolean"),
         reported("gaps", [[1.0, 2.0, "launches", "sgemm", "train.py:3 step"]], **columns(GAP_COLUMNS)),
     )
     site.worker.register(frozenset({"benchmark"}))
-    job_id = finished(site, {"kind": "diagnosis", "step": {"kind": "benchmark"}}, tables=tables)
+    return finished(site, {"kind": "diagnosis", "step": {"kind": "benchmark"}}, tables=tables)
+
+
+def test_a_diagnosis_has_its_waterfall_changes_with_commands_and_gaps(site: Site, reported: Any) -> None:
+    job_id = diagnosed(site, reported)
     found = shown(site, job_id)
     assert {"panel-waterfall", "panel-changes", "panel-gaps", "losers", "untried"} <= set(found.ids)
     html = site.http.get(f"/ui/jobs/{job_id}/panels").text

@@ -11,6 +11,7 @@ from app.web.panels.profile import (
     draw_classes,
     draw_lines,
     draw_roofline,
+    draw_waits,
     panels,
     phase_times,
     roofline_text,
@@ -158,3 +159,11 @@ def test_lines_are_bars_of_python_and_the_rest() -> None:
     assert "train.py:49" in figure["data"][0]["y"][0]
     assert figure["table"]["rows"][0][:3] == ["train.py", 49, "SlowAdam.step"]
     assert figure["table"]["rows"][0][-1] == "a"
+
+
+def test_what_a_gpu_waits_for_is_one_bar_with_the_largest_gaps_in_its_numbers() -> None:
+    running = {"class": "running", "total_ms": 6.0, "share_percent": 60.0, "largest_ms": 1.0, "operator": None}
+    waits = {"class": "input", "total_ms": 4.0, "share_percent": 40.0, "largest_ms": 3.0, "operator": "aten::stack"}
+    figure = draw_waits([{"unit_index": 0, **row, "kernel": "sgemm"} for row in (running, waits)])
+    assert [(trace["name"], trace["x"]) for trace in figure["data"]] == [("running", [6.0]), ("input", [4.0])]
+    assert figure["table"]["rows"][1] == ["input", 4.0, 40.0, 3.0, "aten::stack", "sgemm"]
