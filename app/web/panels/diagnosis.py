@@ -70,6 +70,8 @@ def draw_waterfall(causes: Sequence[Row], changes: Sequence[Row] = ()) -> Figure
         part = "the model's own work" if at_floor else "measured without it" if measured else "at most"
         part = "unexplained" if row["cause"] == "unexplained" else part
         left -= lost
+        if lost == 0:
+            continue
         where = str(row["where"] or "")
         # "train.py:51-55 Adam.step (line 52: 99 times a step)" is Adam.step.
         function = where.partition(" (")[0].rpartition(" ")[2]
