@@ -321,7 +321,7 @@ def _numbers(one: Result) -> str:
     if one.difference is None:
         return ""
     if one.difference <= EQUAL:
-        return f"; {FIRST} steps' losses equal within {max(one.difference, 1e-9):.0e}"
+        return f"; {FIRST} steps' losses equal" + (f" within {one.difference:.0e}" if one.difference else "")
     return f"; changes the loss by up to {100 * one.difference:.2g} %"
 
 
