@@ -273,7 +273,7 @@ class StoreUnreachable(StorageFailed):
 class DatabaseGone(FlopwatchError):
     code = "database_gone"
     status = 503
-    title = "The database file was removed or the server is unreachable"
+    title = "The database was removed or cannot be reached"
 
 
 class Damaged(FlopwatchError):

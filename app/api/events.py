@@ -17,7 +17,7 @@ from app.api.gate import stays
 from app.api.parameters import Cursor, JobId, Json, Limit, StrictQuery
 from app.api.schemas import Event, Page
 from app.api.services import CurrentServices, Services
-from app.errors import NotFound
+from app.errors import STORE_UNAVAILABLE, NotFound
 from app.states import FINISHED_STATES, JobState
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -82,15 +82,13 @@ async def stream(
 ) -> AsyncIterator[bytes]:
     """Yield the job's events after `after` as they are committed, until it is done or its reader may no longer follow
     it; no transaction stays open."""
-    with services.changes.following(job_id) as followed:
+    # If the job was deleted or the database is unavailable, the stream ends; a client that resumes it gets the error.
+    with services.changes.following(job_id) as followed, contextlib.suppress(NotFound, *STORE_UNAVAILABLE):
         while True:
             generation = followed.generation
-            try:
-                state, frames, following = await followed.read_once(
-                    after, functools.partial(_look, services, job_id, after)
-                )
-            except NotFound:  # deleted meanwhile
-                return
+            state, frames, following = await followed.read_once(
+                after, functools.partial(_look, services, job_id, after)
+            )
             if not await may_follow():
                 return
             for event_id, text in frames:

@@ -94,7 +94,7 @@ async def submit(
     if query.dry_run:
         new = await run_sync(lambda: new_job(services, body.model, sender))
         await run_sync(services.queue.check_room, [new])
-        return Json({"jobs": 1})
+        return Json({"jobs": 1, "most_jobs": 1, "without_effect": body.model.spec.without_effect()})
     seconds = wait_seconds(request.headers)
     key = idempotency(request.headers, sender.own("POST /jobs"), body.sent, awaits=seconds is not None)
     submitted = await submit_job(services, body.model, sender, key)

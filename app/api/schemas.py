@@ -52,6 +52,10 @@ class Job(TypedDict):
 class DryRun(TypedDict):
     jobs: int
     """Jobs that the same request without `dry_run` submits at once; with `fit`, one for each search."""
+    most_jobs: int
+    """Jobs that it may submit in all: with `fit`, those of the longest searches."""
+    without_effect: list[str]
+    """Fields that change nothing in any of the jobs that `jobs` counts."""
 
 
 class Notification(TypedDict):

@@ -158,19 +158,24 @@ async def _every(
     first_after_s: float = 0.0,
 ) -> None:
     await asyncio.sleep(first_after_s)
+    unavailable = False
     while True:
-        await _once(note_error, work)
+        unavailable = await _once(note_error, work, known=unavailable)
         await asyncio.sleep(seconds())
 
 
-async def _once(note_error: NoteError, work: Callable[[], Any]) -> None:
+async def _once(note_error: NoteError, work: Callable[[], Any], *, known: bool = False) -> bool:
+    """Do the work; returns True if the store is unavailable, which is logged unless it is `known`."""
     try:
         await run_sync(work)
     except STORE_UNAVAILABLE as error:
         note_error(error)
-        logger.warning("store maintenance postponed: %s", error)
+        if not known:
+            logger.warning("store maintenance postponed until the store is available: %s", error)
+        return True
     except Exception:  # no error may end the upkeep
         logger.exception("upkeep of the store failed; it will be tried again")
+    return False
 
 
 async def current(request: Request) -> Services:

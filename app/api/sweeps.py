@@ -39,7 +39,7 @@ from app.api.services import CurrentServices, Services
 from app.api.tables import in_every_format
 from app.errors import FieldError, InvalidRequest
 from app.specs import SpecBase, spec_adapter
-from app.specs._base import Location, field_error
+from app.specs._base import Location, field_error, without_effect
 from app.specs._fit import MAX_SEARCHES, Fit, FitBody, GridPath
 from app.specs._sweep import Point, expand
 from app.store.records import Idempotency, NewJob, Submitted
@@ -105,9 +105,11 @@ async def submit(
     """Submits all jobs of the grid or, if one of them is not valid, none. `Idempotency-Key` makes repeating the request
     safe."""
     if query.dry_run:
-        jobs, _ = await run_sync(lambda: planned(services, body.model, sender))
+        jobs, fit = await run_sync(lambda: planned(services, body.model, sender))
         await run_sync(services.queue.check_room, jobs)
-        return Json({"jobs": len(jobs)})
+        most = len(jobs) * (1 if fit is None else fit.most_jobs)
+        idle = await run_sync(lambda: without_effect([job.spec for job in jobs]))
+        return Json({"jobs": len(jobs), "most_jobs": most, "without_effect": idle})
     key = idempotency(request.headers, sender.own("POST /sweeps"), body.sent)
     submitted = await submit_sweep(services, body.model, sender, key)
     headers = {"Location": f"/sweeps/{submitted.response['id']}"}

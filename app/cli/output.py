@@ -380,18 +380,20 @@ def print_searches(sweep: Mapping[str, Any]) -> None:
 
 
 def print_dry_run(
-    server: Flopwatch, specs: Sequence[Mapping[str, Any]], jobs: int, *, searches: bool, as_json: bool
+    server: Flopwatch, specs: Sequence[Mapping[str, Any]], dry: Mapping[str, Any], *, searches: bool, as_json: bool
 ) -> None:
     """Print how many jobs a submission would be, a guess of their time and what it rests on, and whether no worker has
     the devices."""
     from app.cli.guessing import guess, unavailable
 
+    jobs, most = dry["jobs"], dry["most_jobs"]
     guessed = guess(server, str(specs[0].get("kind")), specs)
     lacking = unavailable(server, specs)
     if as_json:
         print_json(
             {
                 "jobs": jobs,
+                "most_jobs": most,
                 "estimate_s": None if searches or not guessed.seconds else sum(guessed.seconds),
                 "median_s": guessed.took_s,
                 "rests_on": list(guessed.rests_on),
@@ -401,7 +403,8 @@ def print_dry_run(
         )
         return
     several = "" if jobs == 1 else "s"
-    echo(f"{jobs} search{'es' if several else ''}, one job at a time each" if searches else f"{jobs} job{several}")
+    search = f"{jobs} search{'es' if several else ''}, one job at a time each, at most {most} jobs in all"
+    echo(search if searches else f"{jobs} job{several}")
     echo(guessed.sentence(one_each=searches))
     if lacking is not None:
         echo(lacking)

@@ -27,7 +27,7 @@ DECISIVE = {
     "threads.intra_op": "threads",
 }
 """Facts that two results must share to be compared, and how a sentence names them. The others are listed only."""
-CHANGING = ("device.at_start.",)
+CHANGING = ("device.at_start.", "neighbours")
 """Prefixes of the facts that differ from process to process."""
 OF_THE_DEVICE = ("device.", "software.cuda", "software.cudnn", "software.nccl", "threads.")
 

@@ -316,15 +316,20 @@ def _html(sheet: Sheet, base_url: str | None) -> str:
         written += f"<sup>{html.escape(mark)}</sup>" if mark else ""
         return _html_cell("td", text, texts.is_numeric(texts.columns[at]), written)
 
-    lines = [*(f"<p>{html.escape(sentence)}</p>" for sentence in sheet.lead), "<table>"]
+    lines = [*(f"<p>{with_code(sentence)}</p>" for sentence in sheet.lead), "<table>"]
     if sheet.caption:
         lines.append(f"<caption>{html.escape(sheet.caption)}</caption>")
     lines += [f"<thead>{_html_heads(texts)}</thead>", "<tbody>"]
     for row, cells in enumerate(texts.rows):
         start = '<tr class="marked">' if texts.marks[row] else "<tr>"
         lines.append(f"{start}{''.join(cell(row, at, text) for at, text in enumerate(cells))}</tr>")
-    notes = [f"<p>{html.escape(note)}</p>" for note in texts.notes]
+    notes = [f"<p>{with_code(note)}</p>" for note in texts.notes]
     return "\n".join([*lines, "</tbody>", "</table>", *notes, ""])
+
+
+def with_code(text: str) -> str:
+    """Escape a text for HTML, and mark up parts in `backticks` as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def _html_heads(texts: _Texts) -> str:

@@ -287,6 +287,18 @@ class SpecBase(StrictModel):
         return cls.model_validate({})
 
 
+def without_effect(specs: Sequence[SpecBase]) -> list[str]:
+    """Return the fields that change nothing in any of these specs that do not leave them as by default."""
+    idle = [set(spec.without_effect()) for spec in specs]
+    usual = [flat(type(spec).example().model_dump(mode="json")) for spec in specs[:1]]
+    values = [flat(spec.model_dump(mode="json")) for spec in specs]
+    return [
+        field
+        for field in dict.fromkeys(field for spec in specs for field in spec.without_effect())
+        if all(field in own or its.get(field) == usual[0].get(field) for own, its in zip(idle, values, strict=True))
+    ]
+
+
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
     """Flatten nested objects into one: {"model": {"d_ff": 8}} becomes {"model.d_ff": 8}."""
     flattened: dict[str, Scalar] = {}

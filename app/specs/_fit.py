@@ -88,6 +88,12 @@ class Fit:
         inside[last] = [value] if self.in_a_list else value
         return spec
 
+    @property
+    def most_jobs(self) -> int:
+        """The largest number of jobs that the search may take: the first, the doublings, and the bisection."""
+        values, first = self.upto // self.step, self.start // self.step
+        return 1 + (-(-values // first) - 1).bit_length() + (values - 1).bit_length()
+
     def next_value(self, fitted: Collection[int], too_large: Collection[int]) -> int | None:
         """Return the value to try next; None if the search is at its end."""
         high = min(too_large, default=None)

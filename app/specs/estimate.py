@@ -15,6 +15,7 @@ from app.specs._training import HYPER_PARAMETERS, ModelSpec, check_master_weight
 STACK_LIMIT_GB = 95.0
 """Memory of a TPU v5p, which CS336's problem communication_accounting asks about in part b."""
 STACK_SIZES = ("d_model", "d_ff", "num_blocks")
+ROPE_THETA = ModelSpec.model_fields["rope_theta"].default
 OF_A_STEP = frozenset(
     {
         *("parameter_dtype", "communication_dtype", "activation_checkpointing", "fused_linear_cross_entropy"),
@@ -191,9 +192,15 @@ class EstimateSpec(SpecBase):
         layers = {"feed_forward_stack": self.stack, "attention": self.attention_layer}
         return layers.get(self.architecture, self.model).label()
 
+    def without_effect(self) -> list[str]:
+        """Name `model.rope_theta`, too, which is in no formula."""
+        idle = ["model.rope_theta"] if self.model.rope_theta != ROPE_THETA else []
+        return list(dict.fromkeys([*super().without_effect(), *idle]))
+
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Spell out the model's preset, and set to null the sizes of the other architectures and what they alone do."""
         del identity["model.size"]
+        identity["model.rope_theta"] = ROPE_THETA  # the keys of stored cases have it
         identity |= self.model.coordinates(self.context_length)
         sizes = {"transformer": "model", "feed_forward_stack": "stack", "attention": "attention_layer"}
         idle = {field for architecture, field in sizes.items() if architecture != self.architecture}

@@ -14,10 +14,11 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 from fastapi.templating import Jinja2Templates
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from app import results
 from app.metrics import in_a_sentence, readable
+from app.results.rendering import with_code
 from app.states import FIRST_IN_QUEUE
 from flopwatch.table_options import FORMATS
 from flopwatch.text.numbers import NOTHING, number
@@ -123,7 +124,7 @@ def ago(time: str) -> str:
 
 def commands(text: str) -> Markup:
     """Escape a text, and mark up parts in `backticks` as code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - all of it is escaped
+    return Markup(with_code(text))  # noqa: S704 - all of it is escaped
 
 
 def pretty(value: Any) -> str:

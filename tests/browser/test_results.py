@@ -179,6 +179,20 @@ def test_cells_of_a_heat_map_have_numbers_where_these_fit(site: PlayedSite, page
 
 
 @pytest.mark.long
+def test_labels_of_ticks_stand_apart_on_a_phone(site: PlayedSite, page: Page) -> None:
+    lengths = [128 << number for number in range(8)]
+    sweep = submit_sweep(site, lengths)
+    for _ in range(2 * len(lengths)):
+        finish(site)
+    page.set_viewport_size({"width": WIDTHS[1], "height": 900})
+    page.goto(f"/ui/sweeps/{sweep}")
+    labels = drawn(page, "Step (ms) along context length").locator(".xtick text:visible")
+    expect(labels).to_have_count(len(lengths))
+    turned = [label.get_attribute("transform") or "" for label in labels.all()]
+    assert all("rotate(-45" in transform for transform in turned)
+
+
+@pytest.mark.long
 def test_jobs_are_compared_and_the_first_is_the_baseline(site: PlayedSite, page: Page) -> None:
     jobs = []
     for precision, factor, torch in (("fp32", 1.0, "2.13"), ("bf16", 1.0, "2.13"), ("fp32", 1.5, "2.12")):

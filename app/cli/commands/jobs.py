@@ -153,7 +153,7 @@ def submit(
     if dry_run:
         if not waiting.as_json:
             _tell_without_effect([spec])
-        print_dry_run(server, [job["spec"]], job["jobs"], searches=False, as_json=waiting.as_json)
+        print_dry_run(server, [job["spec"]], job, searches=False, as_json=waiting.as_json)
         return
     note = f" {SUBMITTED_BEFORE}" if job.replayed else ""
     if output_format == "brief":
@@ -331,7 +331,7 @@ def sweep(
     if not waiting.as_json:
         _tell_without_effect(points)
     if dry_run:
-        print_dry_run(server, points, made["jobs"], searches=search is not None, as_json=waiting.as_json)
+        print_dry_run(server, points, made, searches=search is not None, as_json=waiting.as_json)
         return
     note = f" {SUBMITTED_BEFORE}" if made.replayed else ""
     _follow_sweep(server, made, waiting, note)

@@ -441,7 +441,7 @@ def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> S
         with closing(open_database(settings)) as database:
             refuse_open_access(settings, database)
             with_agreed_lease(database, settings)
-            open_files(settings, database)
+            open_files(settings, database, dry=True)  # the server itself opens them, and warns
     except FlopwatchError as error:
         fail(f"{error.title}: {error.detail}")
     return settings

@@ -35,6 +35,12 @@ def open_files(settings: Settings, database: Database, *, claim: bool = False, d
         files.claim(database, anew=True)
     with suppress(StoreUnreachable):
         files.refuse_foreign(database, dry=dry)
+    if not dry and isinstance(files, ArtifactFiles) and not str(settings.resolved_database_url).startswith("sqlite"):
+        logger.warning(
+            "%s is a folder of this host: if workers of other hosts share the database, nobody can read their files"
+            " before FLOPWATCH_ARTIFACTS_URL is an object store",
+            settings.artifacts_dir,
+        )
     folder = settings.data_dir / "artifacts"
     if not dry and settings.artifacts_url is not None and not (folder / NOTE).exists():
         # For a process that lacks the database's URL (see moved.py). What the process stores there belongs elsewhere.
@@ -58,10 +64,4 @@ def _opened(settings: Settings, database: Database) -> ArtifactFiles | ObjectFil
                 f"FLOPWATCH_ARTIFACTS_URL: {error.filename}, the locks beside the folder, cannot be opened:"
                 f" {error.strerror}. Name a folder inside of it, {settings.artifacts_dir / 'artifacts'}."
             ) from error
-    if not str(settings.resolved_database_url).startswith("sqlite"):
-        logger.warning(
-            "%s is a folder of this host: if workers of other hosts share the database, nobody can read their files"
-            " before FLOPWATCH_ARTIFACTS_URL is an object store",
-            settings.artifacts_dir,
-        )
     return files

@@ -254,7 +254,9 @@ def cells(
         if name == sort
         or any(row["values"][name]["outcome"] != "unknown" for row in page["rows"] if name in row["values"])
     ]
-    coordinates = list(dict.fromkeys(name for row in page["rows"] for name in row["case"]))
+    coordinates = list(
+        dict.fromkeys(name for row in page["rows"] for name, value in row["case"].items() if value is not None)
+    )
     varying = [name for name in coordinates if len({str(row["case"].get(name)) for row in page["rows"]}) > 1]
 
     def address(**changes: Any) -> str:

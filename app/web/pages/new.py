@@ -22,7 +22,8 @@ from app.api.services import CurrentServices, Services
 from app.api.specs import describe
 from app.api.sweeps import SweepBody, submit_sweep, valid_specs
 from app.errors import InvalidRequest, NotFound
-from app.specs import KINDS
+from app.specs import KINDS, SpecBase
+from app.specs._base import without_effect
 from app.specs._sweep import expand
 from app.web import forms
 from app.web.forms import Field
@@ -181,8 +182,13 @@ def preview(request: Request, services: CurrentServices) -> Response:
     described, fields, form = _read_form(services, request.url.query)
     texts = forms.options_from_form(form)
     body = forms.body_of(described["kind"], fields, forms.options_of(texts))
-    problems = problems_of(services, fields, texts, body) or check(services, body)
-    return render(request, "preview.html", **_preview(request, body, problems))
+    problems, idle = problems_of(services, fields, texts, body), []
+    if not problems:
+        try:
+            idle = without_effect(specs_of(services, body))
+        except InvalidRequest as invalid:
+            problems = errors_of(invalid)
+    return render(request, "preview.html", **_preview(request, body, problems), idle=idle)
 
 
 def problems_of(
@@ -199,17 +205,22 @@ def problems_of(
 
 
 def check(services: Services, body: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the problems of a body, without storing anything; for a sweep, the first jobs are checked."""
+    """Return the problems of a body, without storing anything."""
     try:
-        if "grid" in body:
-            sweep = parse(to_json(body), SweepBody).model
-            valid_specs(services, list(islice(expand(sweep.base, sweep.grid, sweep.exclude), CHECKED_POINTS)))
-        else:
-            spec = parse(to_json(body), JobBody, union_at=("spec",)).model.spec
-            check_names(spec, known_names(services), "/spec")
+        specs_of(services, body)
     except InvalidRequest as invalid:
         return errors_of(invalid)
     return []
+
+
+def specs_of(services: Services, body: Mapping[str, Any]) -> list[SpecBase]:
+    """Return the specs of a body, for a sweep those of its first jobs; raises InvalidRequest with their problems."""
+    if "grid" in body:
+        sweep = parse(to_json(body), SweepBody).model
+        return valid_specs(services, list(islice(expand(sweep.base, sweep.grid, sweep.exclude), CHECKED_POINTS)))
+    spec = parse(to_json(body), JobBody, union_at=("spec",)).model.spec
+    check_names(spec, known_names(services), "/spec")
+    return [spec]
 
 
 def errors_of(invalid: InvalidRequest) -> list[dict[str, str]]:

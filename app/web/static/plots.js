@@ -209,6 +209,11 @@ function themed(content) {
     layout[name] = { ...axis, ...given[name] };
     // Plotly writes the ticks between powers of ten as "2" and "5" unless a format is set.
     if (layout[name].type === "log" && layout[name].dtick === "D2") layout[name].tickformat ??= ",~r";
+    // Plotly turns labels that overlap: upwards, so that the last is not cut off; spaces make those overlap that touch.
+    if (name[0] === "x") {
+      layout[name].autotickangles = [0, -45];
+      if (layout[name].ticktext) layout[name].ticktext = layout[name].ticktext.map((label) => `\u00a0${label}\u00a0`);
+    }
     if (typeof layout[name].title === "string") layout[name].title = { text: layout[name].title };
     // It is centred below the plot, beside which a phone has long names of rows: what is wider than the plot is cut off.
     if (narrow.matches && name[0] === "x" && layout[name].title) layout[name].title = { ...layout[name].title, font: { size: 10 } };

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from app.api import events
+from app.errors import DatabaseGone
 from tests.app.api.streams import STREAM, parse_stream, streamed
 from tools.waiting import wait_until
 
@@ -143,6 +144,26 @@ def test_deleted_job_ends_its_stream(site: Any) -> None:
     assert site.http.delete(f"/jobs/{job_id}").status_code == 204
     response = site.http.get(f"/jobs/{job_id}/events", headers={**STREAM, "Last-Event-ID": str(stop)})
     assert response.status_code == 404
+
+
+def test_an_outage_ends_streams_without_an_error(
+    fresh_site: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that resumes its stream gets the error."""
+    job_id = fresh_site.submit()["id"]
+
+    def gone(*_: Any) -> None:
+        raise DatabaseGone("it cannot be reached")
+
+    with fresh_site.http.stream("GET", f"/jobs/{job_id}/events", headers=STREAM) as response:
+        lines = response.iter_lines()
+        next(lines)
+        monkeypatch.setattr(type(fresh_site.services.reading), "events_page", gone)
+        fresh_site.submit()  # followers look again
+        fresh_site.http.post(f"/jobs/{job_id}/cancel")
+        list(lines)
+    assert fresh_site.http.get(f"/jobs/{job_id}/events", headers=STREAM).status_code == 503
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_without_followers_there_is_no_polling(site: Any) -> None:

@@ -68,6 +68,17 @@ def test_a_search_ends_at_the_largest_that_fits(fresh_site: Any, measured: Any) 
     assert (listed["fit"]["axis"], listed["searches"]) == ("context_length", None)
 
 
+def test_a_dry_run_reports_the_most_jobs_and_what_has_no_effect(site: Any) -> None:
+    fit = {"axis": "context_length", "upto": 1024, "start": 64}
+    grid = {"precision": ["fp32", "bf16"], "checkpoint_layers": [1]}
+    dry = site.http.post("/sweeps?dry_run=true", json={"base": BASE, "grid": grid, "fit": fit}).json()
+    assert dry == {"jobs": 2, "most_jobs": 2 * (1 + 4 + 10), "without_effect": ["checkpoint_layers"]}
+    partly = {"base": BASE, "grid": {"checkpoint_layers": [1], "activation_checkpointing": [False, True]}}
+    assert site.http.post("/sweeps?dry_run=true", json=partly).json()["without_effect"] == []
+    dry = site.http.post("/jobs?dry_run=true", json={"spec": {**BASE, "new_tokens": 8}}).json()
+    assert dry == {"jobs": 1, "most_jobs": 1, "without_effect": ["new_tokens"]}
+
+
 def test_a_grid_has_a_search_for_each_point(fresh_site: Any, measured: Any) -> None:
     sweep = submit(fresh_site, grid={"model.size": ["tiny", "small"]}, fit={"step": 100})
     finish(fresh_site, measured, {"tiny": 5000, "small": 250})

@@ -39,6 +39,27 @@ def test_not_ready_without_a_database(serve: Any, tmp_path: Any, monkeypatch: py
         assert site.http.get("/healthz").status_code == 200
 
 
+def test_an_outage_is_logged_once(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from app.errors import DatabaseGone
+
+    tries = []
+
+    def gone(*_: Any) -> None:
+        tries.append(1)
+        if len(tries) != 4:  # available once
+            raise DatabaseGone("it cannot be reached")
+
+    monkeypatch.setattr("app.api.services.MAX_LEASE_POLL_S", 0.01)
+    monkeypatch.setattr("app.store.queue.lease.Watcher.poll", gone)
+    with serve(tmp_path):
+        wait_until(lambda: len(tries) > 9, "some tries")
+    assert [record.message for record in caplog.records if "postponed" in record.message] == [
+        "store maintenance postponed until the store is available: it cannot be reached"
+    ] * 2
+
+
 def test_unreferenced_files_are_removed_again_and_again(
     serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

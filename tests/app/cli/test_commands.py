@@ -492,12 +492,13 @@ def test_a_dry_run_stores_nothing_and_guesses_the_time(serve: Any, flopwatch: An
         assert "so far away it is rough" in told
         assert "no finished job of this kind" in ended(run("submit", "attention"))
         search = ("sweep", "benchmark", "model.size=tiny", "seed=1,2", "--fit", "batch_size=64", "--multiple-of", "8")
-        assert ended(run(*search)) == f"2 searches, one job at a time each\n{tiny}{nobody}"
+        assert ended(run(*search)) == f"2 searches, one job at a time each, at most 14 jobs in all\n{tiny}{nobody}"
         without_grid = [word for word in search if word != "seed=1,2"]
         assert ended(run(*without_grid)).startswith("1 search, one job at a time")
         assert "/grid/context_length/1" in ended(run("sweep", *TINY, "context_length=8,-8"), 1)
         assert "/spec/context_lenght: Unknown field" in ended(run("submit", *TINY, "context_lenght=8"), 1)
         site.worker.register()
+        assert "--fit is an option of `flopwatch sweep`" in ended(run("submit", *TINY, "--fit", "batch_size=64"), 2)
         gpu = "no connected worker has a GPU (device=cuda): the jobs would wait"
         assert gpu in ended(run("submit", *TINY, "device=cuda"))
         assert "would wait" not in ended(run("submit", *TINY))

@@ -34,11 +34,18 @@ def test_it_is_exact_to_its_step(rng: random.Random) -> None:
         assert largest == (min(limit, upto) // step * step or None)
         if too_large is not None:
             assert too_large - (largest or 0) == step
-        assert len(tried) <= 2 * (upto // step).bit_length() + 2
+        assert len(tried) <= fit.most_jobs <= 2 * (upto // step).bit_length() + 2
 
 
 def test_it_doubles_and_then_halves_the_gap() -> None:
     assert searched(fit_of(step=64, upto=4096), 1100)[2] == [256, 512, 1024, 2048, 1536, 1280, 1152, 1088]
+
+
+@pytest.mark.parametrize("present", [1, 100, 1000])
+def test_the_longest_search_takes_nearly_as_many_jobs_as_it_may(present: int) -> None:
+    fit = fit_of(present, upto=1000)
+    longest = max(len(searched(fit, limit)[2]) for limit in range(1001))
+    assert longest <= fit.most_jobs <= longest + 2
 
 
 def test_it_goes_down_where_the_first_value_does_not_fit() -> None:

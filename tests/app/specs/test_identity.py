@@ -261,6 +261,8 @@ def test_a_field_without_effect_changes_no_case(kind: str) -> None:
         ({"kind": "ddp", "new_tokens": 8, "trace_max_mib": 9}, 2),
         ({"kind": "ddp", "trace": True, "trace_max_mib": 9}, 0),
         ({"kind": "estimate", "stack": {"d_ff": 8}}, 1),
+        ({"kind": "estimate", "model": {"size": "tiny", "rope_theta": 5.0}}, 1),
+        ({"kind": "estimate", "architecture": "attention", "model": {"size": "tiny", "rope_theta": 5.0}}, 2),
         ({"kind": "estimate", "attention_layer": {"num_heads": 8, "causal": True}}, 2),
         ({"kind": "estimate", "mode": "forward", "activation_checkpointing": True, "optimizer": "torch_adamw"}, 2),
         ({"kind": "estimate", "architecture": "feed_forward_stack", "mode": "forward"}, 0),

@@ -47,6 +47,7 @@ class Checker(HTMLParser):
             assert self.holds_data, "inline script"
             json.loads(data)
             return
+        assert "`" not in data or {"code", "pre", "textarea"} & set(self.open), "no markup is shown as it is written"
         self.text += data
 
 

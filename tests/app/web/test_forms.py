@@ -224,6 +224,13 @@ def test_a_wrong_value_is_reported_at_its_field(site: Any, text: str) -> None:
     assert answer.status_code == 200, answer.text
 
 
+def test_the_preview_names_fields_without_effect(site: Any) -> None:
+    fields = {"kind": "benchmark", "spec.checkpoint_layers": "1", "spec.activation_checkpointing": ["false"]}
+    assert "Without effect here: checkpoint_layers." in site.http.get("/ui/new/preview", params=fields).text
+    fields["spec.activation_checkpointing"] = ["false", "true"]
+    assert "Without effect" not in site.http.get("/ui/new/preview", params=fields).text, "it has one in a job"
+
+
 def test_several_ticked_values_are_a_sweep_in_the_preview(site: Any) -> None:
     fields = {"kind": "benchmark", "spec.precision": ["bf16", "fp32"], "spec.parameter_dtype": "fp32"}
     answer = site.http.get("/ui/new/preview", params=fields)

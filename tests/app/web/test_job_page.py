@@ -138,6 +138,15 @@ def test_cells_are_paged_sorted_and_filtered(fresh_site: Any, measured: Any) -> 
     assert "No cell matches" in page(fresh_site, f"{path}?text=none").text
 
 
+def test_cells_of_a_single_case_have_columns_for_what_it_has(fresh_site: Any, measured: Any) -> None:
+    job_id = fresh_site.submit()["id"]
+    rows = [measured("step_ms", 1.0, model="own.py", length=7, d_model=None)]
+    fresh_site.worker.finish(fresh_site.worker.claim_job(job_id), measurements=rows)
+    text = page(fresh_site, f"/ui/jobs/{job_id}/cells").text
+    assert "length" in text
+    assert "d_model" not in text
+
+
 def test_a_job_is_submitted_once_more(fresh_site: Any) -> None:
     job = fresh_site.submit(name="n", labels={"a": "b"}, priority=3, timeout_s="none", spec={"context_length": 64})
     fresh_site.worker.finish(fresh_site.worker.claim_job(job["id"]), "failed")

@@ -419,6 +419,7 @@ class TestCompare:
         assert "Job 4 against job 1 (baseline)" in found.text
         assert "Job 5 against job 1 (baseline)" in found.text
         assert "inconclusive" in found.text, "one process each"
+        assert "<code>flopwatch rerun 1 replicates=8 &amp;&amp; " in filled.http.get("/ui/compare?job=1&job=4").text
         assert "/compare?baseline=1&candidate=4&format=latex" in found.references
         assert "/ui/compare?job=4&job=1&job=5" in found.references
 

@@ -438,6 +438,7 @@ def test_sums_are_there_with_and_without_activations(run) -> None:
 
 EVERYTHING: dict[str, Any] = {
     "model.size": "tiny",
+    "model.rope_theta": 5e5,
     "stack.d_ff": 512,
     "attention_layer.num_heads": 4,
     "optimizer": "triton_adamw",
