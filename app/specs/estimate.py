@@ -135,7 +135,7 @@ class EstimateSpec(SpecBase):
             "device": "cuda",
         },
     }
-    unmeasured: ClassVar[frozenset[str]] = frozenset({"device"})
+    unmeasured: ClassVar[frozenset[str]] = frozenset({"device", "model.rope_theta"})
     added: ClassVar[Mapping[str, Scalar]] = {
         **SpecBase.added,
         "mode": "train_step",

@@ -459,6 +459,7 @@ EVERYTHING: dict[str, Any] = {
 def test_exactly_the_fields_without_effect_change_no_answer(run, architecture: str, mode: str) -> None:
     def answer(paths: Collection[str]) -> tuple[EstimateSpec, Any]:
         fields: dict[str, Any] = {"architecture": architecture, "mode": mode, "device": "cpu"}
+        fields["model"] = {"size": "small"}
         for path in paths:
             *parent, name = path.split(".")
             (fields.setdefault(parent[0], {}) if parent else fields)[name] = EVERYTHING[path]
