@@ -18,6 +18,7 @@ from app import results
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.results import Question, Sheet, comparing, render, sheet_of
 from app.results.comparing import PLAIN
+from app.results.environments import Setup, environment_differences
 from app.specs import spec_adapter
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
@@ -66,6 +67,13 @@ def rows(sheet: Sheet) -> list[dict[str, Any]]:
 def about(sheet: Sheet, name: str) -> Any:
     """A fact about the whole table as JSON has it."""
     return json.loads(render(sheet, "json"))[name]
+
+
+def test_jobs_beside_a_job_are_no_difference_of_the_environments() -> None:
+    one, other = (
+        Setup([{"neighbours": jobs, "software.torch": torch}], []) for jobs, torch in (("[]", "2.12"), ("[6]", "2.13"))
+    )
+    assert [difference.name for difference in environment_differences(one, other)] == ["software.torch"]
 
 
 class TestMetrics:
