@@ -61,7 +61,7 @@ def draw_waterfall(causes: Sequence[Row], changes: Sequence[Row] = ()) -> Figure
     bars: list[tuple[str, str, float, float, str]] = [(STEP, "time of a step", 0.0, step, "")]
     left, at_floor = step, False
     for row in shown:
-        if row["cause"] in WORK and not at_floor:
+        if row["cause"] in WORK and not at_floor and left:
             bars.append((FLOOR, "time of a step", 0.0, left, ""))
             at_floor = True
         measured = row["bound_is"] == "measured"
@@ -152,7 +152,7 @@ def ratios(changes: Sequence[Row], removing: set[Any]) -> list[Ratio]:
     """Return the changes that were measured, the fastest first."""
     found = []
     for row in changes:
-        if row["ratio"]:
+        if row["ratio"] and (row["change"] != "together" or " + " in str(row["how"])):
             is_bound = row["change"] in removing
             low, high = (None if row[end] is None else _number(row, end) for end in ("ratio_low", "ratio_high"))
             name, finding = f"{row['change']}{' (bound)' * is_bound}", "bound" if is_bound else str(row["verdict"])

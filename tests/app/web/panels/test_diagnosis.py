@@ -44,7 +44,7 @@ def test_the_step_falls_by_its_causes_to_the_floor_and_the_models_own_work_stand
 
 
 def test_causes_that_overlap_end_at_nothing() -> None:
-    figure = draw_waterfall([cause(1, "host", 80.0, 10.0), cause(2, "input", 20.0), cause(3, "launches", 5.0, 120.0)])
+    figure = draw_waterfall([cause(1, "host", 80.0, 10.0), cause(2, "input", 20.0), cause(3, "kernels", 5.0, 120.0)])
     assert [row[2:4] for row in figure["table"]["rows"]] == [[0, 100], [10, 90], [0, 10]]
 
 
@@ -54,6 +54,7 @@ def test_changes_are_points_around_1_the_fastest_first_and_bounds_are_marked() -
         change("tf32", "refused", None),
         change("loader_workers", "better", 0.8, ratio_low=0.7, ratio_high=0.9),
         change("batches_from_memory", "better", 0.75),
+        change("together", "better", 0.8, "loader_workers"),
     ]
     found = ratios(rows, {"batches_from_memory"})
     assert [(one.label, one.finding, one.low) for one in found] == [
