@@ -118,11 +118,11 @@ def _step(found: Mapping[str, Any], step_ms: float | None) -> str:
     if step_ms is None:
         return "The step could not be measured: its verdict says why."
     values = _plain(found)
-    line = f"step {step_ms:.4g} ms"
+    line = f"step {_ms(step_ms)}"
     if ends := median_interval(values):
         line += f" ± {100 * max(ends[1] / step_ms - 1, 1 - ends[0] / step_ms):.1f} %"
     else:
-        between = f"{min(values):.4g} … {max(values):.4g} in " if len(values) > 1 else ""
+        between = f"{_ms(min(values))} … {_ms(max(values))} in ".replace(" ms", "") if len(values) > 1 else ""
         line += f" ({between}{len(values)} process{'es' * (len(values) > 1)})"
     if found["busy_percent"] is not None:
         line += f", the device works {found['busy_percent']:.0f} % of it"
@@ -264,7 +264,12 @@ LOSERS = {"not worth it": ("no_difference", "worse"), "not certain": ("inconclus
 def _columns(causes: Sequence[Sequence[Scalar]]) -> list[str]:
     """Return rank, cause, lost time and bound of each cause, one below the other."""
     cells = [
-        (str(rank), str(cause), f"{lost:.3g} ms", f"{BOUND[str(how)]}: {bound:.4g} ms" if bound is not None else "")
+        (
+            str(rank),
+            str(cause),
+            _ms(float(lost or 0.0), 3),
+            f"{BOUND[str(how)]}: {_ms(float(bound))}" if bound is not None else "",
+        )
         for rank, cause, _, lost, _, bound, how in causes
     ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -286,7 +291,13 @@ def _cure(cause: str, better: Sequence[Result]) -> str:
 def _refused(cause: str, results: Sequence[Result]) -> str:
     """Return why the change that would be made first against a cause cannot be."""
     refused = [one for one in results if one.cause == cause and one.verdict == "refused" and cause not in BROAD]
-    return f"no {refused[0].change}: {refused[0].reason}" if refused else ""
+    # What is named after the cause is the change that comes to mind first.
+    first = next((one for one in refused if cause in one.change), refused[0]) if refused else None
+    return f"no {first.change}: {first.reason}" if first else ""
+
+
+def _ms(time: float, digits: int = 4) -> str:
+    return f"{time:.{digits}g} ms" if time < 1000 else f"{time:.0f} ms"
 
 
 def _lost(one: Result) -> str:
@@ -298,7 +309,7 @@ def _helped(one: Result) -> str:
 
 
 def _became(one: Result) -> str:
-    return f"{one.step_ms:.4g} ms, {one.gain}{_numbers(one)}"
+    return f"{_ms(one.step_ms or 0.0)}, {one.gain}{_numbers(one)}"
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:

@@ -60,10 +60,11 @@ def test_each_cause_has_its_bound_and_its_line_and_the_first_of_a_kind_its_cure(
 def test_a_change_that_cannot_be_made_is_told_under_a_large_cause_and_in_the_list_otherwise() -> None:
     no_fused = result("fused_optimizer", "refused", reason="torch has no fused form of SlowAdam")
     other = result("tf32", "refused", cause="precision", reason="a CPU has no TF32")
-    lines = conclude.answer("step 475 ms", CAUSES, [no_fused, other], NOTHING)
+    clipping = result("clipping", "refused", reason="the step clips nothing")
+    lines = conclude.answer("step 475 ms", CAUSES, [clipping, no_fused, other], NOTHING)
     assert lines[2] == "   line 52: 17260 times a step; no fused_optimizer: torch has no fused form of"
     assert lines[-2:] == [
-        "refused: tf32 (a CPU has no TF32)",
+        "refused: clipping (the step clips nothing), tf32 (a CPU has no TF32)",
         "nothing that was tried shortens the step by more than 1 % for certain",
     ]
 
@@ -116,6 +117,7 @@ def test_the_first_line_has_the_step_with_its_interval_and_how_much_of_it_the_de
     assert conclude._step(found(six), 100.0) == "step 100 ms ± 2.0 %"
     assert conclude._step(found(six[:2]), 99.5) == "step 99.5 ms (99 … 100 in 2 processes)"
     assert conclude._step(found([99.0]), 99.0) == "step 99 ms (1 process)"
+    assert conclude._step(found([12345.6]), 12345.6) == "step 12346 ms (1 process)"
     assert conclude._step(found(six, 61.2), 100.0) == "step 100 ms ± 2.0 %, the device works 61 % of it"
 
 
