@@ -68,24 +68,33 @@ def parse_timeout(text: str) -> float | str:
     return seconds
 
 
-def list_fields(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Return the dotted paths of the fields that are lists, from a spec's JSON Schema.
-
-    A field may have several types, for instance a list or null, or contain a spec of any of several kinds.
-    """
+def places(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the dotted path and the schema of every field, including those of nested specs."""
     definitions = schema.get("$defs", {})
 
-    def walk(place: Mapping[str, Any], path: str) -> Iterator[str]:
+    def walk(place: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if "$ref" in place:
             yield from walk(definitions[place["$ref"].rpartition("/")[2]], path)
+            return
+        inside = place.get("properties")
+        if inside is None and path:
+            yield path, place
         for variant in (*place.get("anyOf", ()), *place.get("oneOf", ())):
-            yield from walk(variant, path)
-        for name, field in place.get("properties", {}).items():
+            if "$ref" in variant:
+                yield from walk(variant, path)
+        for name, field in (inside or {}).items():
             yield from walk(field, f"{path}.{name}" if path else name)
-        if place.get("type") == "array":
-            yield path
 
-    return frozenset(walk(schema, ""))
+    yield from walk(schema, "")
+
+
+def list_fields(schema: Mapping[str, Any]) -> frozenset[str]:
+    """Return the dotted paths of the fields that are lists, or a list or null, from a spec's JSON Schema."""
+    return frozenset(
+        path
+        for path, place in places(schema)
+        if any(one.get("type") == "array" for one in (place, *place.get("anyOf", ()), *place.get("oneOf", ())))
+    )
 
 
 class _Fields:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
+
+from app.cli.arguments import places
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
@@ -124,28 +126,8 @@ def _spec_on(ctx: typer.Context) -> dict[str, Any]:
     return next((spec for spec in _specs(ctx) if spec["kind"] in words), {})
 
 
-def _places(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the dotted path and the schema of every field, including those of nested specs."""
-    definitions = schema.get("$defs", {})
-
-    def walk(place: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        if "$ref" in place:
-            yield from walk(definitions[place["$ref"].rpartition("/")[2]], path)
-            return
-        inside = place.get("properties")
-        if inside is None and path:
-            yield path, place
-        for variant in (*place.get("anyOf", ()), *place.get("oneOf", ())):
-            if "$ref" in variant:
-                yield from walk(variant, path)
-        for name, field in (inside or {}).items():
-            yield from walk(field, f"{path}.{name}" if path else name)
-
-    yield from walk(schema, "")
-
-
 def _paths(schema: Mapping[str, Any]) -> list[str]:
-    return list(dict.fromkeys(path for path, _ in _places(schema) if path != "kind"))
+    return list(dict.fromkeys(path for path, _ in places(schema) if path != "kind"))
 
 
 def _values(schema: Mapping[str, Any], key: str) -> list[str]:
@@ -159,7 +141,7 @@ def _values(schema: Mapping[str, Any], key: str) -> list[str]:
         for part in (*place.get("anyOf", ()), *([place["items"]] if isinstance(place.get("items"), Mapping) else ())):
             gather(part)
 
-    for path, place in _places(schema):
+    for path, place in places(schema):
         if path == key:
             gather(place)
     return list(dict.fromkeys(value if isinstance(value, str) else json.dumps(value) for value in values))
