@@ -66,6 +66,7 @@ BETWEEN_NODES_NS = 100_000
 """Two nodes of a backward pass follow each other within this time."""
 PRODUCT, SOFTMAX = "aten::bmm", "aten::_softmax"
 """Operators of attention that is written out."""
+OWN_RANKS = Elsewhere("a step of your own that runs on several ranks is not changed from outside")
 Lost = defaultdict[tuple[str, str], float]
 """ms by (cause, where)."""
 
@@ -538,7 +539,8 @@ def candidates(spec: DiagnosisSpec, look: Look, lost: Lost) -> list[list[Scalar]
         cause = max(change.causes, key=lambda one: of_cause[one])
         if spec.changes is None and of_cause[cause] < LEAST * total:
             continue
-        why_not: str | None = change.why_not(look)
+        own_ranks = look.own is None and look.spec.step_code is not None
+        why_not = OWN_RANKS if own_ranks else change.why_not(look)
         if isinstance(why_not, Elsewhere) and spec.changes is None:
             continue
         fields: dict[str, Any] = {}

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from typing import Any
 
 import pytest
+import torch
 
+from app.specs import KINDS
+from app.specs.diagnosis import DiagnosisSpec
+from workers.changes._base import Look, Shared
 from workers.jobs.ddp.waits import EARLY, WAITING, Ranks
+from workers.jobs.diagnosis.look import candidates
 from workers.jobs.diagnosis.ranks import lost_by, skew
 
+CODE = {"sha256": "0" * 64, "function": "make_step", "file": "train.py"}
 ALL_REDUCE = "all_reduce before optimizer (1 a step, up to 25 MB)"
 OF_RANK_1 = "rank 1 before forward layers.0 (the others wait for it)"
 
@@ -95,3 +103,70 @@ def test_without_the_step_that_moves_nothing_the_profile_tells() -> None:
 def test_without_a_profile_the_step_is_kernels_and_communication() -> None:
     lost = lost_by(Ranks([[], []], {}), 20.0, 8.0, [[12.0] * 8, [12.0] * 8])
     assert dict(lost) == {("communication", ""): 8, ("kernels", ""): 12}
+
+
+def known(**fields: Any) -> Look:
+    step = KINDS["ddp"].model_validate({"model": {"size": "tiny"}, "context_length": 64, **fields})
+    return Look(step, torch.device("cpu"), None, shared=Shared(100.0, 4.0))  # type: ignore[arg-type]
+
+
+def tried(**fields: Any) -> dict[str, dict[str, Any]]:
+    """The changes of a step that loses most to communication, with their fields."""
+    look = known(**fields)
+    spec = KINDS["diagnosis"].model_validate({"step": look.spec.model_dump()})
+    lost = defaultdict(float, {("communication", ""): 10.0, ("optimizer", ""): 5.0})
+    assert isinstance(spec, DiagnosisSpec)
+    return {row[0]: json.loads(row[-1]) for row in candidates(spec, look, lost) if row[2] is None}  # type: ignore[misc, arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes"),
+    [
+        (
+            {"strategy": "bucketed", "bucket_size_mb": None},
+            {"smaller_buckets": {"bucket_size_mb": 25.0}, "predicted_buckets": {"bucket_size_mb": 4.0}},
+        ),
+        (
+            {"strategy": "torch_ddp", "bucket_size_mb": 8.0},
+            {
+                "smaller_buckets": {"bucket_size_mb": 4.0},
+                "predicted_buckets": {"bucket_size_mb": 4.0},
+                "larger_buckets": {"bucket_size_mb": 16.0},
+            },
+        ),
+        ({"strategy": "bucketed", "bucket_size_mb": 200.0}, {"smaller_buckets": {"bucket_size_mb": 25.0}}),
+        (
+            {"strategy": "naive"},
+            {"bucketed_gradients": {"strategy": "bucketed"}, "overlapped_gradients": {"strategy": "overlapped"}},
+        ),
+        ({"strategy": "fsdp", "prefetch": 0}, {"gather_earlier": {"prefetch": 1}}),
+        ({"strategy": "torch_fsdp"}, {"gather_once": {"reshard_after_forward": False}}),
+        (
+            {"strategy": "fsdp", "precision": "bf16", "cast_before_communication": False},
+            {"gather_bf16": {"cast_before_communication": True}},
+        ),
+        ({"strategy": "bucketed"}, {"sharded_optimizer": {"sharded_optimizer": True}}),
+    ],
+)
+def test_the_fields_of_a_step_of_ranks_that_may_help(fields: dict[str, Any], changes: dict[str, Any]) -> None:
+    found = tried(**fields)
+    assert {name: found.get(name) for name in changes} == changes
+    if fields["strategy"] != "naive":
+        assert "bucketed_gradients" not in found
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"strategy": "bucketed", "bucket_size_mb": None}, "larger_buckets"),
+        ({"strategy": "fsdp", "prefetch": 4}, "gather_earlier"),
+        ({"strategy": "torch_fsdp"}, "gather_earlier"),
+        ({"strategy": "fsdp", "reshard_after_forward": False}, "gather_once"),
+        ({"strategy": "fsdp"}, "sharded_optimizer"),
+        ({"strategy": "fsdp"}, "gather_bf16"),
+        ({"strategy": "none"}, "sharded_optimizer"),
+        ({"step_code": CODE}, "fused_optimizer"),
+    ],
+)
+def test_what_such_a_step_has_or_cannot_have_is_not_tried(fields: dict[str, Any], name: str) -> None:
+    assert name not in tried(**fields)
