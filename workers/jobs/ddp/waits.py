@@ -61,7 +61,8 @@ def _of_step(profiled: OverlapRecording, window: Interval, stretches: Sequence[S
     work = [one for one in profiled.work if one.step == window.step and classify(one) != MOVING]
     work.sort(key=lambda one: one.begin_ns)
     begins = [one.begin_ns for one in work]
-    collectives = [one for one in profiled.collectives if window.begin_ns <= one[1][0] < window.end_ns]
+    end_ns = max((one.end_ns for one in stretches), default=window.end_ns)  # a GPU may work longer than its host
+    collectives = [one for one in profiled.collectives if window.begin_ns <= one[1][0] < end_ns]
     places: Layers = defaultdict(float)
     exposed: list[list[Any]] = []
     longest: list[list[Any]] = []
