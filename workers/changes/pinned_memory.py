@@ -33,7 +33,8 @@ class _Pinned:
         if tensor.is_pinned():
             return tensor
         version, pinned = self._kept.get(tensor, (None, None))
-        if version != tensor._version:
+        # Memory that others may write to, such as NumPy's, changes without a new version.
+        if version != tensor._version or not tensor.untyped_storage().resizable():
             pinned = tensor.pin_memory()
             self._kept[tensor] = tensor._version, pinned
         return pinned

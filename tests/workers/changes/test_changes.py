@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -243,6 +244,22 @@ def test_answers_of_the_second_step_are_given_again() -> None:
     assert item(number) == 5, "outside of steps"
     with answers.step():
         assert [item(number) for _ in range(3)] == [3, 4, 6], "one more than before"
+
+
+def test_a_tensor_is_pinned_once_unless_it_may_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from workers.changes.pinned_memory import _Pinned
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)  # pinning needs a GPU
+    pinned, own_memory = _Pinned(), torch.ones(2)
+    first = pinned.of(own_memory)
+    assert pinned.of(own_memory) is first
+    own_memory.add_(1)
+    assert pinned.of(own_memory).tolist() == [2, 2]
+    array = numpy.ones(2)
+    theirs = torch.from_numpy(array)
+    pinned.of(theirs)
+    array[:] = 3
+    assert pinned.of(theirs).tolist() == [3, 3]
 
 
 def test_what_is_compiled_already_is_not_compiled_again(own: OwnStep) -> None:
