@@ -6,9 +6,9 @@
     python -m benchmarks.diagnosis --only small_fastest --repeat 20
     python -m benchmarks.diagnosis --job 17 18                      # diagnoses that have run, also of other steps
 
-`--narrow` tries only the changes that a case names, which saves most of the time. In the ledger, "without" is what a
-step would take without a cause: by the profile, and by the counterfactual if one has run. A cure that brings more than
-that proves the diagnosis wrong, and stands first.
+`--narrow` tries only the changes that a case names, which saves most of the time. The ledger has what a step would take
+without a cause, by the profile or by a counterfactual, beside what a counterfactual or a cure measured. One that brings
+more than was predicted proves the prediction wrong, and stands first.
 """
 
 from __future__ import annotations
@@ -186,24 +186,23 @@ def removes(change: str) -> bool:
 
 @dataclass(frozen=True)
 class Entry:
-    """A cause of a step, the prediction, and what the best cure against it measured; in ms."""
+    """What a step would take without a cause, by a prediction, and what a change against it measured; in ms."""
 
     case: str
     cause: str
     step_ms: float
-    by_profile_ms: float
-    by_counterfactual_ms: float | None
-    cure: str
-    cured_ms: float
-
-    @property
-    def predicted_ms(self) -> float:
-        return self.by_profile_ms if self.by_counterfactual_ms is None else self.by_counterfactual_ms
+    by: str
+    """The profile, or the counterfactual that has run."""
+    predicted_ms: float
+    change: str
+    measured_ms: float
+    once: bool
+    """Too few processes have measured it for an interval."""
 
     @property
     def error_percent(self) -> float:
-        """By how much of the step the cured one differs from the prediction; below 0 if the cure brought more."""
-        return 100 * (self.cured_ms - self.predicted_ms) / self.step_ms
+        """By how much of the step the changed one differs from the prediction; below 0 if the change brought more."""
+        return 100 * (self.measured_ms - self.predicted_ms) / self.step_ms
 
     @property
     def wrong(self) -> bool:
@@ -211,7 +210,7 @@ class Entry:
 
 
 def entries(said: Diagnosis) -> list[Entry]:
-    """Return the causes of a diagnosis against which a change helped."""
+    """Return the causes of a diagnosis against which a counterfactual has run or a change has helped."""
     if said.step_ms is None:
         return []
     lost: dict[str, float] = defaultdict(float)
@@ -219,15 +218,15 @@ def entries(said: Diagnosis) -> list[Entry]:
         lost[one["cause"]] += one["lost_ms"]
     found = []
     for cause, ms in lost.items():
-        against = [one for one in said.changes if one["cause"] == cause and one["ratio"] is not None]
-        bound = min((one["ratio"] for one in against if removes(one["change"])), default=None)
-        helped = [one for one in against if one["verdict"] == "better" and not removes(one["change"])]
-        best = min((one for one in helped if one["change"] != "together"), key=lambda one: one["ratio"], default=None)
-        if best is not None:
-            counterfactual = None if bound is None else said.step_ms * bound
-            cured = said.step_ms * best["ratio"]
-            without = said.step_ms - ms
-            found.append(Entry(said.name, cause, said.step_ms, without, counterfactual, best["change"], cured))
+        by, predicted = "profile", said.step_ms - ms
+        tried = [one for one in said.changes if one["cause"] == cause and one["change"] != "together"]
+        helped = [one for one in tried if one["verdict"] in ("better", "inconclusive") and one["ratio"] < 1]
+        for of_bounds in (True, False):
+            some = [one for one in helped if removes(one["change"]) == of_bounds]
+            if best := min(some, key=lambda one: one["ratio"], default=None):
+                measured, once = said.step_ms * best["ratio"], best["verdict"] != "better"
+                found.append(Entry(said.name, cause, said.step_ms, by, predicted, best["change"], measured, once))
+                by, predicted = best["change"], measured
     return found
 
 
@@ -239,10 +238,10 @@ def ledger(found: Iterable[Entry]) -> list[dict[str, str]]:
             "case": one.case,
             "cause": one.cause,
             "step, ms": f"{one.step_ms:.4g}",
-            "without, by the profile": f"{one.by_profile_ms:.4g}",
-            "by the counterfactual": "–" if one.by_counterfactual_ms is None else f"{one.by_counterfactual_ms:.4g}",
-            "cure": one.cure,
-            "measured": f"{one.cured_ms:.4g}",
+            "predicted by": one.by,
+            "without it": f"{one.predicted_ms:.4g}",
+            "measured by": f"{one.change}{' (once)' if one.once else ''}",
+            "measured": f"{one.measured_ms:.4g}",
             "error, % of the step": f"{one.error_percent:+.1f}{' wrong' if one.wrong else ''}",
         }
         for one in ordered

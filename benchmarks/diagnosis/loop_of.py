@@ -126,7 +126,10 @@ class _Replace(ast.NodeTransformer):
         body = list(self._loop.body)
         if isinstance(self._loop, ast.For):
             first.value.args = [self._loop.iter]
-            fetched = ast.parse("next(batches_of_loop)", mode="eval").body
-            body.insert(0, ast.copy_location(ast.Assign([self._loop.target], fetched), self._loop.target))
+            fetch: Any = ast.parse("target = next(batches_of_loop)").body[0]
+            for part in ast.walk(fetch):
+                ast.copy_location(part, self._loop.target)
+            fetch.targets = [self._loop.target]
+            body.insert(0, fetch)
         while_.body = [*body, *while_.body]
         return made.body

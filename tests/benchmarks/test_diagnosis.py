@@ -70,15 +70,18 @@ def test_the_ledger_has_wrong_predictions_first() -> None:
         change("fused_optimizer", "optimizer", 0.85),
         change("tf32", "kernels", 0.95),
         change("autocast_bf16", "kernels", 0.98),
-        change("loader_workers", "input", 0.87),
+        change("loader_workers", "input", 0.87, "inconclusive"),
     ]
     found = entries(said(causes, changes))
-    assert [(one.cause, one.cure, round(one.error_percent)) for one in found] == [
-        ("optimizer", "fused_optimizer", 5),
-        ("kernels", "tf32", 25),
-        ("input", "loader_workers", -3),
+    assert [(one.cause, one.by, one.change, round(one.error_percent)) for one in found] == [
+        ("optimizer", "profile", "no_optimizer", 10),
+        ("optimizer", "no_optimizer", "fused_optimizer", 5),
+        ("kernels", "profile", "tf32", 25),
+        ("input", "profile", "loader_workers", -3),
     ]
-    assert [row["cause"] for row in ledger(found)] == ["input", "kernels", "optimizer"]
+    assert [row["measured by"] for row in ledger(found)] == [
+        "loader_workers (once)", "tf32", "no_optimizer", "fused_optimizer",
+    ]  # fmt: skip
     assert ledger(found)[0]["error, % of the step"] == "-3.0 wrong"
 
 
@@ -151,6 +154,7 @@ def test_a_loop_of_a_script_becomes_a_step_with_its_lines(
     code = step.__code__
     source = (tmp_path / arguments.get("loop_in", "train.py")).read_text().splitlines()
     ran = {source[line - 1].strip() for _, _, line in code.co_lines() if line}
+    assert min(line for _, _, line in code.co_lines() if line) > 1, "what is added has lines of the loop"
     assert {"parameter.value += batch", "optimizer.step()"} <= ran
     for name in ("things", "inside", "inside.loop"):
         sys.modules.pop(name, None)
