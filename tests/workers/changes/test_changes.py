@@ -283,6 +283,12 @@ def test_a_changed_library_is_as_before(name: str) -> None:
     assert known() == before
 
 
+def test_a_step_of_convolutions_may_be_in_bfloat16(own: OwnStep) -> None:
+    change = load("autocast_bf16")
+    assert "no matrices" in str(change.why_not(look(own)))
+    assert change.why_not(replace(look(own), names=Counter({"aten::convolution": 3}))) is None
+
+
 def test_products_are_in_bfloat16_inside_autocast(own: OwnStep) -> None:
     change, seen = load("autocast_bf16"), []
     own.model.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))

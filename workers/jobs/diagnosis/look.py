@@ -429,6 +429,7 @@ def _same_moment(
 ) -> Callable[[Stretch], int] | None:
     """Return a function that tells in which moment of a traced step, which is far slower, the host did what it did in
     the moment that explains a part of a plain step: between the same two launches. None if the launches differ."""
+    from workers.measure.profiling.waits import WORKING
 
     def launches(recording: Recording, begin: int, end: int) -> list[HostEvent]:
         ids = {one.launch for one in recording.device}
@@ -446,6 +447,8 @@ def _same_moment(
         number = bisect.bisect_right(of_steps, one.at_ns) - 1
         if end == step.end_ns and theirs[number * len(ours)].begin_ns > one.at_ns >= of_steps[number]:
             begin, end = step.begin_ns, ours[0].begin_ns
+        if one.cause in WORKING:  # its own launch
+            return ours[index].begin_ns
         if one.cause in ("launches", OPTIMIZER):
             return end
         return begin if one.cause == "synchronisation" else (begin + end) // 2

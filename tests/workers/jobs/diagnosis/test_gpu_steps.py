@@ -78,6 +78,7 @@ def test_a_gap_is_found_between_the_same_launches_of_the_slower_traced_step() ->
 
     assert at(15, "launches") == at(115, "launches") == 700, "the launch that ends the gap"
     assert at(115, "synchronisation") == 302, "the call that waits comes behind the launch before"
+    assert at(110, "copies") == at(10, "copies") == 300, "the launch of the copy itself"
     assert at(130, "host") == at(30, "host") == (702 + 900) / 2
     assert at(106, "input") == at(7, "input") == (100 + 300) / 2, "at the beginning of a step"
     assert look._same_moment(theirs, steps[:1], traced, Interval("step_1", 1, 100 * US, 600 * US)) is None, "one launch"
