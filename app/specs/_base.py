@@ -126,6 +126,8 @@ class SpecBase(StrictModel):
 
     holds_specs: ClassVar[bool] = False
     """True if one of its fields is a spec of another kind."""
+    held_kinds: ClassVar[tuple[str, ...] | None] = None
+    """The kinds that such a spec may have; None: any that holds none itself."""
     has_sides: ClassVar[bool] = False
     """True if it measures two such specs, to compare them."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}

@@ -34,6 +34,7 @@ class DiagnosisSpec(SpecBase):
     """Seed from which the order of the turns is drawn; null: drawn itself, at submission, and kept here."""
 
     holds_specs: ClassVar[bool] = True
+    held_kinds: ClassVar[tuple[str, ...] | None] = DIAGNOSED
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {"budget_s", "changes"}
     answers: ClassVar[tuple[str, ...]] = ("answer",)
     first_tables: ClassVar[tuple[str, ...]] = ("answer", "causes", "changes", "gaps", "turns")

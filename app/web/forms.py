@@ -387,9 +387,10 @@ def sections_of(fields: Sequence[Field]) -> list[Section]:
     return [Section(side, *groups_of(by_side[side])) for side in sides]
 
 
-def side_kinds() -> list[str]:
-    """Return the kinds that a side may have, in the order of `kinds`."""
-    return [kind for kind in kinds() if not KINDS[kind].holds_specs]
+def side_kinds(of: str) -> list[str]:
+    """Return the kinds of the specs that one of this kind holds, in the order of `kinds`; none if it holds none."""
+    held = KINDS[of].held_kinds if KINDS[of].holds_specs else ()
+    return [kind for kind in kinds() if not KINDS[kind].holds_specs and (held is None or kind in held)]
 
 
 def kinds() -> list[str]:

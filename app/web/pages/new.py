@@ -96,13 +96,14 @@ def _described(services: Services, kind: str) -> dict[str, Any]:
 
 
 def _fields(described: Mapping[str, Any], of: str | None) -> list[Field]:
-    """Return the fields of a kind with its defaults. `of`: the kind of a comparison's sides; None: its example's.
+    """Return the fields of a kind with its defaults. `of`: the kind of the specs in it; None: its example's.
 
     Raises:
-        NotFound: `of` is no kind that a side may have.
+        NotFound: `of` is no kind that they may have.
     """
-    if of is not None and of not in forms.side_kinds():
-        raise NotFound(f"A comparison has no sides of kind {of!r}; kinds: {', '.join(forms.side_kinds())}.")
+    known = forms.side_kinds(described["kind"])
+    if of is not None and of not in known:
+        raise NotFound(f"A {described['kind']} holds no spec of kind {of!r}; kinds: {', '.join(known)}.")
     return forms.fields_of(described["schema"], forms.with_sides(described["example"], of))
 
 
@@ -126,7 +127,7 @@ def _form(
         described=described,
         sides=sides,
         own=own_section,
-        side_kinds=forms.side_kinds() if len(sides) > 1 else [],
+        side_kinds=forms.side_kinds(described["kind"]),
         hidden=[field for field in own if field.widget == "hidden"],
         wrong=[field for field in own if field.errors],
         options=texts,
@@ -153,7 +154,8 @@ def _read_form(services: Services, text: str) -> tuple[dict[str, Any], list[Fiel
     except ValueError:
         raise InvalidRequest(f"The form has more than {MAX_VALUES} values.") from None
     described = _described(services, form.get("kind", [""])[0])
-    of = form.get("spec.baseline.kind", [None])[0] if KINDS[described["kind"]].has_sides else None
+    sides = [values[0] for name, values in form.items() if name.startswith("spec.") and name.endswith(".kind")]
+    of = sides[0] if sides and KINDS[described["kind"]].holds_specs else None
     return described, forms.with_form_texts(_fields(described, of), form), form
 
 

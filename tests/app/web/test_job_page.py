@@ -257,10 +257,21 @@ def test_a_comparison_is_submitted_by_fields(fresh_site: Any) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    ["kind=none", "kind=attention&preset=none", "kind=compare&of=none", "kind=compare&of=compare", "job=999999"],
+    [
+        *("kind=none", "kind=attention&preset=none", "kind=compare&of=none", "kind=compare&of=compare", "job=999999"),
+        *("kind=diagnosis&of=attention", "kind=benchmark&of=ddp"),
+    ],
 )
 def test_unknown_kinds_presets_and_jobs_have_no_form(fresh_site: Any, query: str) -> None:
     assert "All jobs" in page(fresh_site, f"/ui/new?{query}", 404).text
+
+
+def test_the_form_of_a_diagnosis_takes_a_step_of_several_ranks(fresh_site: Any) -> None:
+    assert "/ui/new?kind=diagnosis&amp;of=ddp" in fresh_site.http.get("/ui/new?kind=diagnosis").text
+    fields = sent_by_browser(fresh_site.http.get("/ui/new?kind=diagnosis&of=ddp").text)
+    answer = fresh_site.http.post("/ui/new", data=fields | {"spec.step.strategy": ["flat"]}, headers=OWN)
+    step = fresh_site.job(int(answer.headers["location"].rpartition("/")[2]))["spec"]["step"]
+    assert (step["kind"], step["strategy"]) == ("ddp", "flat")
 
 
 def test_every_kind_has_a_form(fresh_site: Any) -> None:
