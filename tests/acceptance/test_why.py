@@ -73,9 +73,9 @@ def test_a_slow_optimizer_is_named_with_its_line_and_its_bound_is_measured(
     assert len(lines) <= 12
     assert max(map(len, lines)) <= 80
     assert re.match(r"step [\d.]+ ms ", lines[0])
-    assert re.match(r"1  optimizer +[\d.]+ ms  measured: [\d.]+ ms +train.py:13-14 Rows.step$", lines[1])
+    assert re.match(r"1  optimizer +[\d.]+ ms  measured: [\d.]+ ms +train.py:1[34](-14)? Rows.step$", lines[1])  # by samples
     below = " ".join(line.strip() for line in lines[2:4])
-    assert below.startswith("line 13: 1036 times a step; no fused_optimizer: torch has no fused form of its")
+    assert re.match(r"line 1[34]: 103\d times a step; no fused_optimizer: torch has no fused form of its", below)
 
     def rows_of(table: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = get(site.client, f"/jobs/{job['id']}/tables/{table}")["rows"]
