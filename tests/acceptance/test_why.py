@@ -73,7 +73,7 @@ def test_a_slow_optimizer_is_named_with_its_line_and_its_bound_is_measured(
     assert len(lines) <= 12
     assert max(map(len, lines)) <= 80
     assert re.match(r"step [\d.]+ ms ", lines[0])
-    assert re.match(r"1  optimizer +[\d.]+ ms  measured: [\d.]+ ms +train.py:1[34](-14)? Rows.step$", lines[1])  # by samples
+    assert re.match(r"1  optimizer +[\d.]+ ms  measured: [\d.]+ ms +train.py:1[34](-14)? Rows.step$", lines[1])
     below = " ".join(line.strip() for line in lines[2:4])
     assert re.match(r"line 1[34]: 103\d times a step; no fused_optimizer: torch has no fused form of its", below)
 
