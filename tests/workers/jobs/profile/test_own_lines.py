@@ -235,6 +235,8 @@ def test_a_step_with_a_profiler_of_its_own_is_told_so(run: Run, function: str) -
         run(function, warmup_steps=0)
     assert not torch.autograd.profiler._is_profiler_enabled or function == "make_scheduled_step"
     torch.autograd.profiler._set_is_profiler_enabled(False)
+    # The line trace could not end, and follows every line of Python: all later tests would take many times as long.
+    sys.settrace(None)
 
 
 def test_a_step_with_many_operators_is_profiled_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
