@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from app import tokens
 from app.errors import Conflict, NotFound
@@ -31,6 +31,12 @@ class KnownToken:
     scope: Scope
     digest: str
     expires_at: datetime | None
+
+
+def number_of_names(connection: Connection) -> int:
+    """Return how many names the tokens have that are still good."""
+    good = _token.expires_at.is_(None) | (_token.expires_at > utc_now())
+    return int(connection.execute(select(func.count(_token.name.distinct())).where(good)).scalar_one())
 
 
 class Tokens:

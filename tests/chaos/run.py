@@ -33,6 +33,8 @@ GROWTH_BYTES, STEADY_S = 32 << 20, 1200
 """Largest growth of a process that ran for so many seconds or longer."""
 SLACK_FILES = 40
 """Descriptors that a member may have open at the end beyond those at its start: connections to the database, kept."""
+AGAIN = re.compile(r"job=(\d+) attempt=\d+ queued again, since its failure was this host's")
+"""What a worker logs that has blamed itself: three different jobs failed alike, as hostile ones do now and then."""
 TIDY_S = 20.0
 POLL_S = 0.02
 
@@ -103,7 +105,7 @@ def attack(site: Site, seconds: float, plan: Sequence[Fault], say: Callable[[str
 
 @contextmanager
 def watch(site: Site, ledger: Ledger) -> Iterator[None]:
-    """Look continuously: no job may have two running attempts."""
+    """Look continuously: no job may have two running attempts, and those that a worker queues again are retried."""
     stop = threading.Event()
 
     def look() -> None:
@@ -115,6 +117,7 @@ def watch(site: Site, ledger: Ledger) -> Iterator[None]:
                 if job_id not in seen:
                     ledger.trouble(f"job {job_id} ran {times} times at the same time")
                     seen.add(job_id)
+            note_excused(site, ledger)
 
     thread = threading.Thread(target=look, name="watch")
     thread.start()
@@ -123,6 +126,14 @@ def watch(site: Site, ledger: Ledger) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
+        note_excused(site, ledger)
+
+
+def note_excused(site: Site, ledger: Ledger) -> None:
+    """Note the failed jobs that workers have queued again."""
+    again = {int(job) for text in logs_of(site.service.folder, "worker").values() for job in AGAIN.findall(text)}
+    with ledger.guard:
+        ledger.retried |= again
 
 
 def come_to_rest(site: Site, ledger: Ledger) -> list[str]:

@@ -251,7 +251,7 @@ class Agent(Serving[JobRun]):
                 clock=self._clock,
                 environment=self._units_environment(),
                 settle_s=self._settle_s,
-                judge=Judge(self._check.of_job, self._unfit_counts),
+                judge=Judge(self._check.of_job, self.fitness.blame, self._unfit_counts),
             )
             run.start()
         except Exception as error:

@@ -7,17 +7,21 @@ needs works again. Of some causes only a job can tell whether they are gone; the
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
+from app.errors import STORE_UNAVAILABLE
+from app.specs._code import codes_of
 from app.specs._schema import SCHEMA
 from app.store.public import rfc3339
+from app.store.records import Claim
 from app.store.tables import utc_now
 from flopwatch.version import own_version
 from workers.devices.locks import HeldDevices
@@ -33,6 +37,7 @@ UnfitCode = Literal[
     "exhausted",
     "leftovers",
     "package_missing",
+    "same_failures",
     "slurm_refused",
     "slurm_silent",
     "storage_failed",
@@ -42,8 +47,13 @@ UnfitCode = Literal[
 ]
 """Codes of the causes; docs/failures.md has them."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
-TOLD_BY_JOBS: frozenset[UnfitCode] = frozenset({"allocation_failed", "exhausted", "leftovers"})
+TOLD_BY_JOBS: frozenset[UnfitCode] = frozenset({"allocation_failed", "exhausted", "leftovers", "same_failures"})
 """Codes of causes that no examination sees."""
+SAME = 3
+"""Number of different jobs that fail the same way, with no other end between them, which mean the host."""
+BLAMED_S = 600.0
+"""Seconds for which such failures are blamed on the host, and for which one job is excused: after that they are the
+jobs', so that many wrong jobs keep the others waiting no longer, and a job that harms its neighbours ends."""
 _OF_HOSTS = frozenset({"crashed", "invalid_environment", "storage_full"})
 """Codes of failures that a host can cause. An error that the job's code raised is not among them."""
 _OF_DEVICES = re.compile(
@@ -53,6 +63,7 @@ _OF_DEVICES = re.compile(
     re.IGNORECASE,
 )
 """Texts of errors of the host that reach the job as errors of its code; not those of a wrong kernel or index."""
+_VARIES = re.compile(r"0x[0-9a-f]+|\d+|/\S+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -71,6 +82,8 @@ class Judge:
 
     check_host: Callable[[HeldDevices, int], Unfit | None] = lambda _devices, _room: None
     """Looks at the host, with the job's devices, as if so many bytes more were free; returns why it is unfit."""
+    blame: Callable[[Claim, Failed], Unfit | None] = lambda _claim, _failure: None
+    """`Fitness.blame`."""
     unfit_counts: bool = False
     """True if the attempt counts of a job that goes back since the host is unfit: another would get it at once."""
 
@@ -80,15 +93,36 @@ def may_be_the_hosts(failure: Failed) -> bool:
     return failure.code in _OF_HOSTS or _OF_DEVICES.search(failure.detail) is not None
 
 
-class Fitness:
-    """Knows whether one worker is fit. `clock` returns the time in seconds, from any beginning."""
+def _origin(claim: Claim) -> object:
+    if any(codes_of(claim.spec)):
+        return "uploaded code"
+    return json.dumps(claim.spec, sort_keys=True) if claim.sweep_id is None else claim.sweep_id
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+
+class Fitness:
+    """Knows whether one worker is fit. Threads of runs may ask `blame`; the rest is for the worker's own thread.
+
+    `clock` returns the time in seconds, from any beginning; `has_several_users`, whether several users submit jobs.
+    """
+
+    def __init__(self, clock: Callable[[], float], has_several_users: Callable[[], bool] = lambda: False) -> None:
         self._clock = clock
+        self._has_several_users = has_several_users
+        self._guard = threading.Lock()
         self.unfit: Unfit | None = None
         self._since = utc_now()
         self._next_try = 0.0
         self._backoff_s = MIN_BACKOFF_S
+        self._alike: dict[object, Claim] = {}
+        """Claims of different origins that failed alike, one after the other."""
+        self._way = ""
+        """How they failed."""
+        self._excused: list[Claim] = []
+        """Claims of the others, which have failed without fault."""
+        self._began: float | None = None
+        """When the host was blamed first, since a job has succeeded."""
+        self._blamed_since: dict[int, float] = {}
+        """When the host was blamed first for a failure of this job, whatever succeeded since."""
 
     @property
     def is_due(self) -> bool:
@@ -127,6 +161,60 @@ class Fitness:
         self._backoff_s = MIN_BACKOFF_S
         if not self.is_for_good:
             self._next_try = self._clock()
+        with self._guard:
+            self._alike, self._way, self._began = {}, "", None
+
+    def blame(self, claim: Claim, failure: Failed) -> Unfit | None:
+        """Blame the host for a failure if different jobs fail alike; None if it is the job's, as far as one can tell.
+
+        A sweep and equal specs count as one job, and so does all uploaded code, of which each version may have the
+        mistake of the one before. Where there are several users, one alone cannot stop the worker: another's job must
+        have failed alike, too.
+        """
+        words = failure.detail.partition("\n")[0]
+        way = f"{failure.code}: {_VARIES.sub('#', words)}"
+        with self._guard:
+            if way != self._way:
+                self._alike, self._way, self._began = {}, way, None
+            if not may_be_the_hosts(failure):
+                return None
+            self._alike.setdefault(_origin(claim), claim)
+            if self._began is None and (len(self._alike) < SAME or self._are_of_one_among_several()):
+                return None
+            now = self._clock()
+            self._began = now if self._began is None else self._began
+            others = [one for one in self._alike.values() if one.job_id != claim.job_id]
+            self._alike = {}
+            if now - self._began > BLAMED_S:
+                return None
+            self._excused += [one for one in others if self._is_excused(one, now)]
+            if not self._is_excused(claim, now):
+                return None
+            return Unfit("same_failures", f"{SAME} different jobs failed the same way: {failure.code}: {words}")
+
+    def _are_of_one_among_several(self) -> bool:
+        if len({claim.submitted_by for claim in self._alike.values()}) > 1:
+            return False
+        try:
+            if not self._has_several_users():
+                return False
+        except STORE_UNAVAILABLE:
+            return False
+        del self._alike[next(iter(self._alike))]  # as many as may be excused are kept
+        return True
+
+    def _is_excused(self, claim: Claim, now: float) -> bool:
+        return now - self._blamed_since.setdefault(claim.job_id, now) <= BLAMED_S
+
+    def excused(self, running: Container[int]) -> list[Claim]:
+        """Return the claims that failed without fault, except those whose attempts are in `running`."""
+        with self._guard:
+            return [one for one in self._excused if one.attempt_id not in running]
+
+    def forget(self, claim: Claim) -> None:
+        """Take note that the job of an excused claim is queued again, or cannot be."""
+        with self._guard:
+            self._excused.remove(claim)
 
     def as_json(self) -> dict[str, Any] | None:
         """Return what the worker's row has of it."""

@@ -265,7 +265,8 @@ class JobRun:
             found = self._judge.check_host(self.devices, self._artifact_bytes)
             if found is not None:
                 return self._unfit_for(found, outcome)
-        return outcome
+        blamed = self._judge.blame(self.claim, outcome)
+        return outcome if blamed is None else self._unfit_for(blamed, outcome)
 
     def _unfit_for(self, unfit: Unfit, failure: Failed | None = None) -> GivenBack:
         """Return how the job ends since this host is unfit."""

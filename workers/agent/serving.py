@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container
 from typing import Any, Generic, Protocol, TypeVar
 
-from app.errors import STORE_UNAVAILABLE, DatabaseBusy, FlopwatchError
+from app.errors import STORE_UNAVAILABLE, Conflict, DatabaseBusy, FlopwatchError, NotFound
 from app.logs import about
 from app.settings import Settings
 from app.specs._schema import SCHEMA
@@ -95,7 +95,7 @@ class Serving(ABC, Generic[RunT]):
         claimed again before the run of its earlier attempt has ended.
         """
         self._next_beat = self._next_poll = self._claim_after = 0.0
-        self.fitness = Fitness(clock)
+        self.fitness = Fitness(clock, self._queue.has_several_users)
         self._next_glance = 0.0
         self._examination: Examination | None = None
         self._grace_s = settings.grace_s
@@ -135,6 +135,8 @@ class Serving(ABC, Generic[RunT]):
 
     def _end(self, error: str | None) -> None:
         self.give_back_all(error)
+        with contextlib.suppress(*STORE_UNAVAILABLE), patience(RETRY_S):
+            self._retry_excused()
         signal.set_wakeup_fd(-1)
         self.close()
         self.announce("stopped")
@@ -184,6 +186,7 @@ class Serving(ABC, Generic[RunT]):
             self._watcher.poll()
             self._next_poll = now + self._watcher.lease_s / 4
         self.join_ended()
+        self._retry_excused()
         if self._watch.changed():
             self._note_change()
             self._pass_on_cancels()
@@ -272,6 +275,14 @@ class Serving(ABC, Generic[RunT]):
                         self._become_unfit(run.unfit)
                 elif run.succeeded:
                     self.fitness.ran_well()
+
+    def _retry_excused(self) -> None:
+        """Queue the jobs again that failed without fault. Those that the store does not take now stay noted."""
+        for claim in self.fitness.excused(self.runs):
+            with about(claim.job_id, claim.attempt), contextlib.suppress(Conflict, NotFound):
+                self._queue.retry(claim.job_id)
+                logger.warning("queued again, since its failure was this host's")
+            self.fitness.forget(claim)
 
     def _wake_up(self) -> None:
         with contextlib.suppress(BlockingIOError):  # full: the worker wakes up anyhow

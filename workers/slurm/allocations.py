@@ -26,7 +26,7 @@ from app.specs._schema import fingerprint
 from app.store.database.locking import patience
 from app.store.queue.transitions import Queue
 from app.store.records import Claim, Finish
-from workers.agent.fitness import Unfit, of_another_version
+from workers.agent.fitness import BLAMED_S, Unfit, of_another_version
 from workers.jobs._base import parse_spec
 from workers.outcome import Abandoned, Cancelled, GivenBack, RunnerError, describe_error
 from workers.slurm.client import PREFIX, CommandFailed, Listed, NoAnswer, SlurmClient
@@ -39,8 +39,6 @@ LAST_WORDS_BYTES = 500
 """Bytes of an allocation's output that go into the reason why its job waits."""
 TRIES = 4
 """Allocations of one claim that may end in a row before the job begins. Then the worker is unfit."""
-EXCUSED_S = 600.0
-"""Seconds for which what Slurm does to a job costs it no attempt."""
 PAUSE_S = 1.0
 """Seconds before the second of them is submitted; each further pause is twice as long."""
 OF_LIMITS = re.compile(r"QOS|policy|submit limit|temporarily|too many", re.IGNORECASE)
@@ -374,7 +372,7 @@ class Allocations(threading.Thread):
     def _is_excused(self, claim: Claim) -> bool:
         """Return True if what Slurm does to this job costs no attempt: for a while, so that the job ends some time."""
         now = time.monotonic()
-        return now - self._excused_first.setdefault(claim.job_id, now) <= EXCUSED_S
+        return now - self._excused_first.setdefault(claim.job_id, now) <= BLAMED_S
 
     def _tell(self, allocation: Allocation, listed: Listed) -> None:
         """Let the job say what its allocation waits for."""

@@ -32,7 +32,7 @@ from app.specs._fit import Fit
 from app.specs._schema import SCHEMA, name_of
 from app.specs._sweep import expand, member_name
 from app.states import FINISHED_STATES, LivingState
-from app.store import service_settings, tables
+from app.store import service_settings, tables, tokens
 from app.store.column_types import broken
 from app.store.database.engine import Database
 from app.store.public import NO_PROGRESS, checked_id, job_dict, sweep_dict
@@ -604,6 +604,11 @@ class Queue:
         """Return what the server is that started last (see registration.py)."""
         with self._database.read() as connection:
             return server(connection)
+
+    def has_several_users(self) -> bool:
+        """Return True if tokens of several names are in use: then nobody's jobs may speak for all."""
+        with self._database.read() as connection:
+            return tokens.number_of_names(connection) > 1
 
     def lease_s(self) -> float | None:
         """Return the lease that processes of this database have agreed on, in seconds; None before the first one."""

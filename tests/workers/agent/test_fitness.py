@@ -4,6 +4,7 @@ database are real; what jobs do is played."""
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pynvml
 import pytest
 from sqlalchemy import select
 
-from app.errors import StoreUnreachable
+from app.errors import DatabaseBusy, StoreUnreachable
 from app.settings import Settings
 from app.specs import spec_adapter
 from app.specs._schema import RELEASED, SCHEMA, fingerprint, name_of
@@ -24,12 +25,13 @@ from app.store.queue.registration import Registration, announce_server
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import Claim, NewJob
+from app.store.tokens import Tokens
 from tests.clock import Clock
 from tests.databases import put_database
 from tools.waiting import wait_until
-from workers.agent import host_check, readings
+from workers.agent import fitness, host_check, readings
 from workers.agent.agent import Agent
-from workers.agent.fitness import MAX_BACKOFF_S, MIN_BACKOFF_S, Unfit, may_be_the_hosts
+from workers.agent.fitness import BLAMED_S, MAX_BACKOFF_S, MIN_BACKOFF_S, SAME, Unfit, may_be_the_hosts
 from workers.agent.job_run import JobRun
 from workers.agent.readings import SILENT_S, Readings
 from workers.devices.discovery import Gpu, Host
@@ -145,6 +147,160 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     for agent in lab.agents:
         agent.close()
     database.close()
+
+
+class TestSameFailures:
+    @pytest.mark.parametrize("failure", [CRASH, CUDA, MISSING], ids=lambda failure: failure.code)
+    def test_three_different_jobs_mean_the_host(self, lab: Lab, failure: Failed) -> None:
+        jobs = [lab.submit(failure, max_attempts=1) for _ in range(5)]
+        lab.serve()
+        assert lab.states == ["queued"] * 5, "the two that had failed, too"
+        unfit = lab.unfit
+        assert unfit is not None
+        assert unfit["code"] == "same_failures"
+        assert failure.detail in unfit["reason"]
+        assert unfit["next_try_at"] > unfit["since"]
+        claims = sum(len(lab.reading.attempts(job_id)) for job_id in jobs)
+        lab.pass_time(MIN_BACKOFF_S)
+        tries = sum(len(lab.reading.attempts(job_id)) for job_id in jobs) - claims
+        assert (tries, lab.states) == (1, ["queued"] * 5), "one job tells whether it is fit"
+        lab.outcomes.clear()
+        lab.pass_time(MAX_BACKOFF_S)
+        assert lab.states == ["succeeded"] * 5
+        assert lab.unfit is None
+
+    def test_control_of_the_blame(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fitness, "SAME", 100)
+        for _ in range(5):
+            lab.submit(CRASH, max_attempts=1)
+        lab.serve()
+        assert lab.states == ["failed"] * 5
+
+    def own_faults(self, lab: Lab, name: str) -> None:
+        others = [Failed("crashed", f"the job's process was killed by {signal}") for signal in ("SIGSEGV", "SIGBUS")]
+        of_code = Failed("failed", "ValueError: no such thing")
+        match name:
+            case "one job, again and again":
+                job_id = lab.submit(CRASH)
+                for _ in range(3):
+                    lab.serve()
+                    lab.queue.retry(job_id)
+            case "equal specs":
+                for _ in range(4):
+                    lab.submit(CRASH, seed=1)
+            case "errors of the jobs' code":
+                for _ in range(4):
+                    lab.submit(of_code)
+            case "unsupported":
+                for _ in range(4):
+                    lab.submit(Failed("unsupported", "no such device"))
+            case "timeouts":
+                for _ in range(4):
+                    lab.submit(TIMEOUT)
+            case "different crashes":
+                for number in range(6):
+                    lab.submit(others[number % 2])
+            case "a success between them":
+                for failure in (CRASH, CRASH, Succeeded(), CRASH, CRASH):
+                    lab.submit(failure)
+            case "a sweep":
+                spec = {"kind": "benchmark", "device": "cpu", "model": {"size": "tiny"}}
+                made = [spec_adapter.validate_python({**spec, "seed": seed}) for seed in range(5)]
+                jobs = [NewJob(one, point={"seed": seed}) for seed, one in enumerate(made)]
+                lab.queue.submit_sweep("s", {}, spec, {"seed": list(range(5))}, [], jobs)
+                lab.outcomes.update(dict.fromkeys(range(1, 6), CRASH))
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "one job, again and again",
+            "equal specs",
+            "errors of the jobs' code",
+            "unsupported",
+            "timeouts",
+            "different crashes",
+            "a success between them",
+            "a sweep",
+        ],
+    )
+    def test_a_jobs_own_fault_does_not(self, lab: Lab, name: str) -> None:
+        self.own_faults(lab, name)
+        lab.serve()
+        assert lab.unfit is None
+        counts = Counter(lab.states)
+        assert counts["failed"] + counts["succeeded"] == len(lab.states) > 0
+        assert counts["succeeded"] <= 1
+
+    def test_jobs_that_are_all_wrong_fail_in_the_end(self, lab: Lab) -> None:
+        for _ in range(3):
+            lab.submit(CRASH)
+        lab.serve()
+        for _ in range(int(BLAMED_S / MAX_BACKOFF_S) + 10):
+            lab.pass_time(MAX_BACKOFF_S)
+        assert lab.states == ["failed"] * 3
+        lab.submit()
+        lab.pass_time(MAX_BACKOFF_S)
+        assert lab.states[-1] == "succeeded"
+
+    def test_many_wrong_jobs_keep_others_waiting_for_a_while_only(self, lab: Lab) -> None:
+        for _ in range(30):
+            lab.submit(CRASH)
+        lab.submit()
+        lab.serve()
+        for _ in range(int(BLAMED_S / MAX_BACKOFF_S) + 10):
+            lab.pass_time(MAX_BACKOFF_S)
+        assert lab.states == ["failed"] * 30 + ["succeeded"]
+
+    def test_neighbours_that_succeed_do_not_excuse_a_job_for_ever(self, lab: Lab) -> None:
+        """On a host with several GPUs, others run well between the failures."""
+        for _ in range(SAME):
+            lab.submit(CRASH)
+        for _ in range(int(BLAMED_S / MAX_BACKOFF_S) + 10):
+            lab.pass_time(MAX_BACKOFF_S)
+            lab.agent.fitness.ran_well()
+        assert lab.states == ["failed"] * SAME
+
+    @pytest.mark.parametrize("words", [WRONG_KERNEL, "ImportError: cannot import name 'step' from 'model'"])
+    @pytest.mark.parametrize("is_uploaded", [True, False], ids=["versions of a step", "control: other jobs"])
+    def test_versions_of_uploaded_code_are_one_job(self, lab: Lab, words: str, is_uploaded: bool) -> None:
+        fit, failure = fitness.Fitness(lab.clock), Failed("failed", words)
+        blamed = []
+        for number in range(2 * SAME):
+            spec: dict[str, Any] = {"step": {"sha256": f"{number:064}", "function": "step"}} if is_uploaded else {}
+            blamed.append(fit.blame(claim_of(number, {"kind": "benchmark", "seed": number, **spec}), failure))
+        assert any(blamed) == (not is_uploaded and words != WRONG_KERNEL)
+
+    @pytest.mark.parametrize("users", [1, 2])
+    def test_one_user_of_several_does_not_stop_the_worker(self, lab: Lab, users: int) -> None:
+        """Where there are tokens of several users; the lab's other tests are the control: there is one user."""
+        for name in ("ada", "bob"):
+            Tokens(lab.database).create(name, "submit", None)
+        for number in range(2 * SAME):
+            lab.submit(CRASH, max_attempts=1, submitted_by=("ada", "bob")[number % users])
+        lab.serve()
+        assert (lab.unfit is None, lab.states) == (
+            (True, ["failed"] * 2 * SAME) if users == 1 else (False, ["queued"] * 2 * SAME)
+        )
+
+    def test_excused_jobs_are_queued_again_once_the_store_can_be_written(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        retry, is_busy = lab.agent._queue.retry, [True]
+
+        def retry_later(job_id: int) -> dict[str, Any]:
+            if is_busy:
+                raise DatabaseBusy("Others write.")
+            return retry(job_id)
+
+        monkeypatch.setattr(lab.agent._queue, "retry", retry_later)
+        for _ in range(SAME):
+            lab.submit(CRASH, max_attempts=1)
+        with pytest.raises(DatabaseBusy):
+            lab.serve()
+        assert lab.states == ["failed", "failed", "queued"]
+        is_busy.clear()
+        lab.serve()
+        assert lab.states == ["queued"] * SAME
 
 
 @pytest.mark.parametrize(

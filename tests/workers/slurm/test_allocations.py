@@ -21,9 +21,10 @@ from app.store.records import HandedOver, NewJob, Offer
 from tests.clock import Clock
 from tests.databases import put_database
 from workers.agent.agent import capabilities
+from workers.agent.fitness import BLAMED_S
 from workers.outcome import GivenBack
 from workers.slurm import allocations
-from workers.slurm.allocations import EXCUSED_S, PAUSE_S, TRIES, Allocation, Allocations
+from workers.slurm.allocations import PAUSE_S, TRIES, Allocation, Allocations
 from workers.slurm.client import FINAL, CommandFailed, NoAnswer, SlurmClient
 from workers.slurm.handover import HandOverFolder
 from workers.slurm.settings import SlurmSettings
@@ -145,7 +146,7 @@ def test_whatever_ended_it_the_job_is_submitted_again_and_no_attempt_counts(
 def test_a_job_that_no_allocation_can_begin_with_costs_an_attempt_in_the_end(site: Site) -> None:
     for number in range(1, TRIES):
         site.end("FAILED", WORDS)
-        site.clock.sleep(EXCUSED_S if number == 1 else PAUSE_S * 2 ** (number - 1))
+        site.clock.sleep(BLAMED_S if number == 1 else PAUSE_S * 2 ** (number - 1))
     site.clock.sleep(1)
     site.end("FAILED", WORDS)
     assert site.allocation.unfit is not None
