@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the tests, those that run alone also when others fail; returns the exit code."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process compiles the tests anew
     if arguments[:1] == ["gpu"]:
-        gpu = ["-m", "gpu", "--require-gpu", "-rs"]
+        gpu = ["-m", "gpu and not long", "--require-gpu", "-rs"]
         return exit_code_of(*run_slices([*gpu, *arguments[1:]]), run([*gpu, "--share=alone", *arguments[1:]]))
     # Many tests wait for other processes, or for a time to pass: with more workers the cores are busy meanwhile.
     cores = len(os.sched_getaffinity(0))

@@ -246,6 +246,8 @@ def _compared(
     if pair.alternated and (stopped := baseline.jobs[0].stopped) is not None:
         job = baseline.jobs[0]
         judgement = findings.cut_short(judgement, judged, job.id, stopped, planned_processes(job.spec))
+    if profiles is not None and (explained := profiles.explained()) is not None:
+        judgement = replace(judgement, sentence=f"{judgement.sentence}. {explained}")
     agreed = agreed and agreed.under(judgement)
     notes = [*_notes(pair, _unlabelled(differences, kind), of_environments), *pair.notes]
     how = None

@@ -1,21 +1,53 @@
-"""Compares the tables of times that two profiles reported: ms and calls per step that the candidate gained or lost."""
+"""Compares the tables of times that two profiles reported: ms and calls per step that the candidate gained or lost.
+
+Work (the table `work`) is matched by what launched it, in the order of LEVELS: a compiled kernel is renamed by any
+change of its neighbours, and a library chooses another kernel for another shape. What no level matches has come or
+gone, so that all rows together are the whole difference. On a GPU the table `waits` has the rest of the step.
+"""
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from app.results.inference import FEWEST, interval
 from app.results.sheet import Column, Sheet
 from app.results.sides import SIDES, Pair, Side, SideName
 from app.results.unit_tables import UNIT_INDEX, table_of, tables_of
 from app.specs import Scalar
 from app.store.database.engine import Snapshot
+from flopwatch.text.cases import ARROW
 
-JOINED = {"classes": ("scope", "class"), "kernels": ("name", "class"), "operators": ("name", "class")}
+WORK, WAITS = "work", "waits"
+JOINED = {
+    WAITS: ("class",),
+    WORK: ("phase", "range", "operator", "shapes", "name", "class"),
+    "classes": ("scope", "class"),
+    "kernels": ("name", "class"),
+    "operators": ("name", "class"),
+}
 """Tables that are compared, by the part of their names before "-", and the columns that identify a row."""
-RANGE = "range"
+BY_NAME = ("kernels", "operators")
+"""Tables that say less than `work`, which profiles before 0.2 lack."""
+LEVELS = ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3), (0, 1, 2), (0, 4))
+"""By which columns of `work` rows are matched: all, then without the kernel's name, then without the shapes of the
+operator's inputs, and last by phase and name, for work whose range is named otherwise.
+"""
+NUMBERED = re.compile(r"(?<=[a-z])_\d+$")
+"""The number that a compiler appends to the name of a kernel."""
+RUNS = ("running", "copies", "communication")
+"""The classes of `waits` in which a device works: the rows of `work` explain them."""
+LARGE = 0.05
+"""A part of a difference is told if it is a larger share of all changes."""
+MOST_TOLD = 4
+ONE_EACH = (
+    "One profile of each side cannot tell a difference of some 2 % from chance: `--alternate` measures both in turns, "
+    "and gives each row an interval."
+)
 TIMES = ("total_ms", "device_ms", "host_ms")
 """Columns of time per step. The first that both sides have values of is compared."""
 CALLS = "calls"
@@ -26,6 +58,8 @@ DIFFERENCE = (
     Column("candidate_ms", "number", "ms"),
     Column("change_ms", "number", "ms"),
     Column("ratio", "number"),
+    Column("ratio_low", "number"),
+    Column("ratio_high", "number"),
     Column("baseline_calls", "number", "calls"),
     Column("candidate_calls", "number", "calls"),
 )
@@ -35,8 +69,46 @@ could not determine the class.
 
 Key = tuple[Scalar, ...]
 """The columns that identify a row."""
-Times = tuple[float, float | None]
-"""ms and calls per step."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """What a side spent on a row per step."""
+
+    ms: tuple[float, ...]
+    """Of each process that profiled it."""
+    calls: float | None
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.ms)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One row: what both sides spent on the same work."""
+
+    key: Key
+    """Of `work`, a part that the sides do not share is both joined by an arrow."""
+    baseline: Times | None
+    candidate: Times | None
+
+    @property
+    def change(self) -> float:
+        """The candidate's ms less the baseline's; a side that did not run the work spent none."""
+        return (self.candidate.mean if self.candidate else 0.0) - (self.baseline.mean if self.baseline else 0.0)
+
+    def numbers(self, *, known: bool) -> list[Scalar]:
+        """Return the values of DIFFERENCE. `known`: a side without this row spent nothing on it."""
+        sides = (self.baseline, self.candidate)
+        baseline, candidate = (None if side is None else side.mean for side in sides)
+        change, ratio = change_and_ratio(baseline, candidate)
+        low = high = None
+        if self.baseline and self.candidate and min(len(side.ms) for side in sides if side) >= FEWEST:
+            found = interval(self.baseline.ms, self.candidate.ms)
+            low, high = found.low, found.high
+        calls = [None if side is None else side.calls for side in sides]
+        return [baseline, candidate, self.change if known else change, ratio, low, high, *calls]
 
 
 @dataclass(frozen=True)
@@ -53,23 +125,30 @@ class ComparedTable:
         """Return the table and its phase, for people."""
         return self.kind if self.phase is None else f"{self.kind} ({self.phase})"
 
+    def differences(self) -> list[Difference]:
+        """Return the rows, those that changed most first."""
+        if self.kind == WORK:
+            found = list(_matched(self.baseline, self.candidate))
+        else:
+            keys = dict.fromkeys([*self.baseline, *self.candidate])
+            found = [Difference(key, self.baseline.get(key), self.candidate.get(key)) for key in keys]
+        # All classes are listed, so a missing class could not be determined. A missing kernel did not run.
+        known = self.kind != "classes"
+        return sorted(found, key=lambda one: -abs(one.change if known or (one.baseline and one.candidate) else 0.0))
+
     def compared(self) -> list[list[Scalar]]:
-        """Return the table's rows, those that changed most first."""
-        rows: list[tuple[float, list[Scalar]]] = []
-        for key in dict.fromkeys([*self.baseline, *self.candidate]):
-            *_, name, class_name = key
-            (baseline, calls), (candidate, other_calls) = (
-                side.get(key, (None, None)) for side in (self.baseline, self.candidate)
-            )
-            change, ratio = change_and_ratio(baseline, candidate)
-            # All classes are listed, so a missing class could not be determined. A missing kernel did not run.
-            if self.kind != "classes":
-                change = (candidate or 0.0) - (baseline or 0.0)
-            place = (self.kind, self.phase, class_name if self.kind == "classes" else name)
-            rows.append(
-                (abs(change or 0.0), [*place, class_name, baseline, candidate, change, ratio, calls, other_calls])
-            )
-        return [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
+        """Return the rows of the sheet."""
+        return [
+            [self.kind, *self._place(one.key), *one.numbers(known=self.kind != "classes")] for one in self.differences()
+        ]
+
+    def _place(self, key: Key) -> list[Scalar]:
+        """Return phase, name, class and where."""
+        if self.kind == WORK:
+            phase, path, operator, shapes, name, class_name = key
+            return [phase, name, class_name, " ".join(str(one) for one in (path, operator, shapes) if one)]
+        class_name = key[-1]
+        return [self.phase, class_name if self.kind in ("classes", WAITS) else key[-2], class_name, None]
 
 
 @dataclass(frozen=True)
@@ -90,6 +169,8 @@ class ComparedProfiles:
         tables: list[ComparedTable] = []
         of_one_side: dict[SideName, list[str]] = {name: [] for name in SIDES}
         ones, others = (_names(snapshot, side) for side in pair.both)
+        if WORK in ones and WORK in others:
+            ones, others = ([name for name in names if _kind(name) not in BY_NAME] for names in (ones, others))
         for name in sorted({*ones, *others}, key=_place):
             if name not in ones or name not in others:
                 of_one_side["baseline" if name in ones else "candidate"].append(name)
@@ -106,9 +187,8 @@ class ComparedProfiles:
     def sheet(self, limit: int | None) -> Sheet:
         """Return all tables as one, with notes on rows that are left out: of each table and phase, at most `limit` rows
         are shown, those with the largest changes."""
-        totals = [_total(table) for table in self.tables if table.kind == "kernels"]
-        totals = totals or [_total(table) for table in self.tables if table.kind == "operators"]
-        rows: list[list[Scalar]] = list(totals)
+        counted = next((kind for kind in (WORK, *BY_NAME) if any(table.kind == kind for table in self.tables)), None)
+        rows = [row for table in self.tables if table.kind == counted for row in _totals(table)]
         cut = []
         for table in self.tables:
             compared = table.compared()
@@ -117,8 +197,89 @@ class ComparedProfiles:
             rows += compared[:limit]
         notes = [f"Shown are the {limit} that changed most of {', '.join(cut)}."] if cut else []
         notes += [f"Only the {side} has {', '.join(names)}." for side, names in self.of_one_side.items() if names]
+        has_intervals = any(row[-4] is not None for row in rows)
+        if not has_intervals:
+            notes.append(ONE_EACH)
         place = [Column(name, "string") for name in ("table", "phase", "name", "class")]
-        return Sheet([*place, *DIFFERENCE], rows, notes=notes)
+        where = Column("where", "string", in_text=any(row[4] is not None for row in rows))
+        shown = [replace(one, in_text=has_intervals or "ratio_" not in one.name) for one in DIFFERENCE]
+        return Sheet([*place, *shown, where], [[*row[:4], *row[5:], row[4]] for row in rows], notes=notes)
+
+    @property
+    def work(self) -> Sequence[Difference]:
+        """The rows of `work`, those that changed most first."""
+        return next((table.differences() for table in self.tables if table.kind == WORK), [])
+
+    def explained(self) -> str | None:
+        """Return a sentence: by how much a step is slower, and for what; None without the table `work`."""
+        if not (work := self.work):
+            return None
+        parts: dict[str, float] = defaultdict(float)
+        for one in work:
+            _, path, *_, class_name = one.key
+            parts[f"{class_name} in {path}" if path else str(class_name)] += one.change
+        busy = sum(parts.values())
+        waits = next((table for table in self.tables if table.kind == WAITS), None)
+        total, what = busy, "work"
+        if waits is not None:
+            what = "a step"
+            changes = {str(one.key[0]): one.change for one in waits.differences()}
+            total = sum(changes.values())
+            parts |= {cause: change for cause, change in changes.items() if cause not in RUNS}
+            # Kernels that overlap take less than the sum of their times.
+            parts["overlap"] = sum(changes.get(cause, 0.0) for cause in RUNS) - busy
+        whole = sum(map(abs, parts.values()))
+        told = sorted((one for one in parts.items() if abs(one[1]) > LARGE * whole), key=lambda one: -abs(one[1]))
+        told = told[:MOST_TOLD]
+        rest = total - sum(change for _, change in told)
+        named = [f"{_signed(change)} {name}" for name, change in told]
+        if abs(rest) > LARGE * whole / 10:
+            named.append(f"{_signed(rest)} elsewhere")
+        verb = "longer" if total > 0 else "less"
+        return f"By the profiles, {what} takes {abs(total):.3g} ms {verb}: {', '.join(named)}" if named else None
+
+
+def _signed(ms: float) -> str:
+    return f"{ms:+.3g} ms".replace("-", "\N{MINUS SIGN}")
+
+
+def _matched(baseline: Mapping[Key, Times], candidate: Mapping[Key, Times]) -> Iterator[Difference]:
+    """Yield the rows of `work` of both sides, matched by LEVELS."""
+    left = [dict(side) for side in (baseline, candidate)]
+    for level in LEVELS:
+        ones, others = (_grouped(side, level) for side in left)
+        for place in [place for place in ones if place in others]:
+            keys = ones[place], others[place]
+            times = [_added([side.pop(key) for key in its]) for side, its in zip(left, keys, strict=True)]
+            yield Difference(_both(*keys), *times)
+    yield from (Difference(key, times, None) for key, times in left[0].items())
+    yield from (Difference(key, None, times) for key, times in left[1].items())
+
+
+def _grouped(side: Mapping[Key, Times], level: Sequence[int]) -> dict[Key, list[Key]]:
+    found: dict[Key, list[Key]] = defaultdict(list)
+    for key in side:
+        found[tuple(_plain(key[at]) for at in level)].append(key)
+    return found
+
+
+def _plain(value: Scalar) -> Scalar:
+    return NUMBERED.sub("", value) if isinstance(value, str) and value.startswith("triton_") else value
+
+
+def _both(ones: Sequence[Key], others: Sequence[Key]) -> Key:
+    """Return the key of rows that are one: of each column the common value, or those of both sides."""
+    found = []
+    for one, other in zip(zip(*ones, strict=True), zip(*others, strict=True), strict=True):
+        names = [" + ".join(dict.fromkeys(str(value) for value in side if value is not None)) for side in (one, other)]
+        same = {*one} == {*other} or [*map(_plain, one)] == [*map(_plain, other)]
+        found.append(names[0] or None if same else ARROW.join(names))
+    return tuple(found)
+
+
+def _added(times: Sequence[Times]) -> Times:
+    calls = [each.calls for each in times if each.calls is not None]
+    return Times(tuple(map(sum, zip(*(each.ms for each in times), strict=True))), sum(calls) if calls else None)
 
 
 def change_and_ratio(baseline: float | None, candidate: float | None) -> tuple[float | None, float | None]:
@@ -133,11 +294,15 @@ def _names(snapshot: Snapshot, side: Side) -> list[str]:
     return [
         table["name"]
         for table in tables_of(snapshot, side.jobs[0].id)
-        if (needed := JOINED.get(table["name"].partition("-")[0])) is not None
+        if (needed := JOINED.get(_kind(table["name"]))) is not None
         and {*needed} <= (columns := {column["name"] for column in table["columns"]})
-        and RANGE not in columns  # the same work as the tables of phases have
+        and ("range" in needed or "range" not in columns)  # the same work as the tables of phases have
         and (side.units is None or side.units & {*table["units"]})
     ]
+
+
+def _kind(name: str) -> str:
+    return name.partition("-")[0]
 
 
 def _place(name: str) -> tuple[int, int, str]:
@@ -179,27 +344,22 @@ def _by_key(sheet: Sheet, identity: Sequence[str], time: str, units: frozenset[i
     at = {name: names.index(name) for name in (UNIT_INDEX, *identity, time)}
     calls_at = names.index(CALLS) if CALLS in names else None
     by_key: dict[Key, dict[int, tuple[float, float]]] = {}
-    processes = set()
+    processes: dict[int, None] = {}
     for row in sheet.rows:
         unit = row[at[UNIT_INDEX]]
         if (units is not None and unit not in units) or row[at[time]] is None:
             continue
-        processes.add(unit)
+        processes[unit] = None
         calls = row[calls_at] if calls_at is not None else None
         of_unit = by_key.setdefault(tuple(row[at[name]] for name in identity), {})
         before = of_unit.get(unit, (0.0, 0.0))
         of_unit[unit] = (before[0] + row[at[time]], before[1] + (calls or 0.0))
-
-    def mean(values: Callable[[tuple[float, float]], float], of_unit: Mapping[int, tuple[float, float]]) -> float:
-        return statistics.fmean(values(of_unit.get(unit, (0.0, 0.0))) for unit in processes)
-
-    return {
-        key: (
-            mean(lambda both: both[0], of_unit),
-            None if calls_at is None else _whole(mean(lambda both: both[1], of_unit)),
-        )
-        for key, of_unit in by_key.items()
-    }
+    found = {}
+    for key, of_unit in by_key.items():
+        both = [of_unit.get(unit, (0.0, 0.0)) for unit in processes]
+        calls = None if calls_at is None else _whole(statistics.fmean(calls for _, calls in both))
+        found[key] = Times(tuple(ms for ms, _ in both), calls)
+    return found
 
 
 def _whole(number: float) -> float:
@@ -207,20 +367,20 @@ def _whole(number: float) -> float:
     return int(number) if number.is_integer() else number
 
 
-def _total(table: ComparedTable) -> list[Scalar]:
-    """Return the row with the sums of a phase."""
-    (baseline, calls), (candidate, other_calls) = (
-        (sum(row[0] for row in side.values()), sum(row[1] or 0 for row in side.values()))
-        for side in (table.baseline, table.candidate)
+def _totals(table: ComparedTable) -> list[list[Scalar]]:
+    """Return a row with the sums of each phase."""
+    at = JOINED[WORK].index("phase")
+    phases = (
+        [table.phase]
+        if table.kind != WORK
+        else [*dict.fromkeys(key[at] for key in (*table.baseline, *table.candidate))]
     )
-    return [
-        "total",
-        table.phase,
-        f"all {table.kind}",
-        None,
-        baseline,
-        candidate,
-        *change_and_ratio(baseline, candidate),
-        calls,
-        other_calls,
-    ]
+    rows: list[list[Scalar]] = []
+    for phase in phases:
+        sides = [
+            [times for key, times in side.items() if table.kind != WORK or key[at] == phase]
+            for side in (table.baseline, table.candidate)
+        ]
+        one, other = (_added(side) if side else None for side in sides)
+        rows.append(["total", phase, f"all {table.kind}", None, None, *Difference((), one, other).numbers(known=True)])
+    return rows

@@ -652,6 +652,12 @@ def profile(run_job: Callable[..., Claim], queue: Queue, reported: Any, record: 
     return run
 
 
+WORK = {
+    **dict.fromkeys(("phase", "range", "operator", "shapes", "name", "class"), "string"),
+    "total_ms": "number",
+    "calls": "number",
+}
+WAITS = {"class": "string", "total_ms": "number"}
 FORWARD = ("kernels-forward", [["gemm", "matmul", 6.0, 10.0], ["softmax", "softmax", 3.0, 2.0]], KERNELS)
 
 
@@ -670,6 +676,55 @@ class TestProfiles:
         ]
         assert about(sheet, "differences") == [{"name": "precision", "baseline": "fp32", "candidate": "bf16"}]
         assert about(sheet, "alternated") is False
+
+    def work(self, *rows_: tuple[str, str, str, str, str, float]) -> Any:
+        """A table of one forward pass: range, operator, shapes, name, class, ms."""
+        return ("work", [["forward", *row, 1.0] for row in rows_], WORK)
+
+    def test_work_is_matched_by_what_launched_it(self, database: Database, profile: Callable[..., int]) -> None:
+        one = self.work(
+            ("layers.*/mlp", "aten::mm", "[8, 4]", "sgemm_128x128", "matmul", 6.0),
+            ("layers.*/mlp", "triton_poi_fused_gelu_3", "[8]", "triton_poi_fused_gelu_3", "elementwise", 2.0),
+            ("layers.*/softmax", "aten::_softmax", "[8, 8]", "softmax", "softmax", 3.0),
+            ("head", "aten::mm", "[8, 9]", "sgemm_64x64", "matmul", 1.0),
+            ("old.name", "aten::add", "[8]", "add", "elementwise", 1.0),
+        )
+        other = self.work(
+            ("layers.*/mlp", "aten::mm", "[8, 4]", "sgemm_64x64", "matmul", 4.0),  # another algorithm
+            ("layers.*/mlp", "triton_poi_fused_gelu_7", "[8]", "triton_poi_fused_gelu_7", "elementwise", 2.0),
+            ("layers.*/mlp", "aten::clone", "[8, 4]", "copy", "copy", 5.0),  # an extra .contiguous()
+            ("layers.*/attend", "flash", "[8, 8]", "flash", "attention", 1.0),
+            ("head", "aten::mm", "[8, 10]", "sgemm_64x64", "matmul", 2.0),  # another shape
+            ("new.name", "aten::add", "[8]", "add", "elementwise", 1.0),
+        )
+        sheet = compare(database, profile(one), profile(other))
+        (whole, *found) = rows(sheet)
+        assert [(row["name"], row["baseline_ms"], row["candidate_ms"], row["change_ms"]) for row in found] == [
+            ("copy", None, 5.0, 5.0),
+            ("softmax", 3.0, None, -3.0),
+            ("sgemm_128x128 → sgemm_64x64", 6.0, 4.0, -2.0),
+            ("sgemm_64x64", 1.0, 2.0, 1.0),
+            ("flash", None, 1.0, 1.0),
+            ("triton_poi_fused_gelu_3", 2.0, 2.0, 0.0),
+            ("add", 1.0, 1.0, 0.0),
+        ]
+        assert found[3]["where"] == "head aten::mm [8, 9] → [8, 10]"
+        assert sum(row["change_ms"] for row in found) == pytest.approx(whole["change_ms"]) == pytest.approx(2.0)
+        assert about(sheet, "sentence").endswith(
+            "By the profiles, work takes 2 ms longer: +5 ms copy in layers.*/mlp, −3 ms softmax in layers.*/softmax, "
+            "−2 ms matmul in layers.*/mlp, +1 ms matmul in head, +1 ms elsewhere"
+        )
+
+    def test_the_rest_of_a_gpus_step_is_idle(self, database: Database, profile: Callable[..., int]) -> None:
+        def tables(gemm: float, launches: float) -> tuple[Any, Any]:
+            waits = [["running", gemm], ["launches", launches], ["host", 1.0]]
+            return self.work(("mlp", "aten::mm", "[8]", "gemm", "matmul", gemm)), ("waits", waits, WAITS)
+
+        sheet = compare(database, profile(*tables(4.0, 1.0)), profile(*tables(3.0, 6.0)))
+        assert about(sheet, "sentence").endswith("a step takes 4 ms longer: +5 ms launches, −1 ms matmul in mlp")
+        assert any("One profile of each side" in note for note in sheet.notes)
+        idle = {row["name"]: row["change_ms"] for row in rows(sheet) if row["table"] == "waits"}
+        assert idle == {"launches": 5.0, "running": -1.0, "host": 0.0}
 
     def test_classes_come_first_by_scope_and_operators_last(
         self, database: Database, profile: Callable[..., int]

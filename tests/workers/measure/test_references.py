@@ -19,6 +19,8 @@ from workers.measure.references import attention_reference
 CPU = torch.device("cpu")
 SLOW = ("sum over keys in fp16", "output summed in bf16, by tiles")
 """Faults that take half as long as all others together; "sum over keys in bf16", and by tiles, are like them."""
+COMPILED_FOR_MINUTES = ("flex", "triton")
+"""Attentions that are compiled anew for each problem. tests/kernels compares them with the oracle, too."""
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,14 @@ def test_the_roundings_of_kernels_on_gpus_are_right(length: int, dtype: torch.dt
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [name for name in ATTENTION.names() if not name.startswith("cpu_")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] if name in COMPILED_FOR_MINUTES else [])
+        for name in ATTENTION.names()
+        if not name.startswith("cpu_")
+    ],
+)
 def test_on_a_gpu_no_attention_is_wrong(name: str) -> None:
     size = replace(LARGE, head_dims=(64,))  # `benchmarks.judge` has the others: most of the time is the compilers'
     [(_, worst)] = honest_attention(size, torch.device("cuda"), [name])

@@ -505,6 +505,9 @@ class Profiling:
         in_ranges = usage.by_range_and_name(work, steps)
         self.report.table("kernels", tables.KERNELS_BY_RANGE, tables.kernel_rows_by_range(in_ranges))
         self._tell_cut("kernels", [one.total_ms for _, _, one in in_ranges])
+        placed = usage.by_place(work, steps)
+        self.report.table("work", tables.WORK, tables.work_rows(placed))
+        self._tell_cut("work", [one.total_ms for *_, one in placed])
         if not self.on_gpu:
             self._tell("kernels", None, None, "a CPU has none: operators play their part, each with its own time")
         first = self.phases[0]

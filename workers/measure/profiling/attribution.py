@@ -51,6 +51,8 @@ class RecordedWork:
     made_ns: int = 0
     """The host's moment that the work is due to: its launch or, in a backward pass, the forward operator that made the
     node. 0 for operators."""
+    shapes: str = ""
+    """The shapes of the operator's inputs, as far as they are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +221,11 @@ class Attribution:
                 own, path = self._self_times[index], self._path(index)
                 begin, end = event.begin_ns, event.end_ns
                 work.append(
-                    RecordedWork(event.name, "operator", begin, end, own, phase.step, phase.name, path, event.name)
-                )
+                    RecordedWork(
+                        event.name, "operator", begin, end, own, phase.step, phase.name, path, event.name,
+                        shapes=event.shapes,
+                    )
+                )  # fmt: skip
         return work
 
     def _device_work(self) -> list[RecordedWork]:
@@ -240,6 +245,7 @@ class Attribution:
                 RecordedWork(
                     event.name, event.kind, event.begin_ns, event.end_ns, time, phase.step, phase.name, path,
                     operator, delay, self._made_ns(index, launched_ns),
+                    "" if index is None else self._events[index].shapes,
                 )
             )  # fmt: skip
         return work

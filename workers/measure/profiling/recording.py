@@ -41,6 +41,8 @@ ANOTHER_PROFILER = (
     "the step opens a torch.profiler of its own, and torch runs one at a time: leave it out for this job (open it only "
     "where the script runs by itself), or measure the step with it by kind benchmark"
 )
+MAX_SHAPES = 200
+"""Most characters of the shapes of an operator's inputs: an optimizer's operator takes hundreds of tensors."""
 ADDRESS = re.compile(r" object at 0x[0-9a-f]+|\(\) at 0x[0-9a-f]+")
 
 
@@ -64,6 +66,8 @@ class HostEvent:
     """The matrix product that an operator computes; None for other events, and if the shapes were not recorded."""
     double: bool = False
     """True of an operator with an input in float64, if the shapes were recorded."""
+    shapes: str = ""
+    """Those of an operator's inputs, `[4, 16] [16]`, if they were recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +209,14 @@ def host_events(events: Iterable[Any]) -> Iterator[HostEvent]:
             event.fwd_thread_id(),
             product_of(name, event.shapes(), event.dtypes()) if name in FACTORS and not is_range else None,
             not is_range and "double" in event.dtypes(),
+            "" if is_range else _shapes_text(event.shapes()),
         )
+
+
+def _shapes_text(shapes: Iterable[Sequence[int]]) -> str:
+    """Write the shapes of tensors; numbers have none."""
+    text = " ".join(str(list(shape)) for shape in shapes if shape)
+    return text if len(text) <= MAX_SHAPES else f"{text[:MAX_SHAPES]}…"
 
 
 def _is_python(event: Any) -> bool:

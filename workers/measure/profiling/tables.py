@@ -27,6 +27,7 @@ KERNELS = (
     Column("launch_to_start_us", "number", "µs"),
 )
 KERNELS_BY_RANGE = (Column("phase", "string"), Column("range", "string"), *KERNELS)
+WORK = Column.parse("phase, range, operator, shapes, name, class, total_ms: number ms, calls: number calls")
 OPERATORS = (
     *Column.parse(
         "name, class, device_ms: number ms, host_ms: number ms, device_total_ms: number ms, "
@@ -87,6 +88,17 @@ def kernel_rows(usages: Sequence[Usage]) -> Rows:
 def kernel_rows_by_range(usages: Sequence[tuple[str, str, Usage]]) -> Rows:
     """Return the rows of the table of kernels by phase and range."""
     return [[phase, short(path), *row] for phase, path, one in usages[:MAX_ROWS] for row in kernel_rows([one])]
+
+
+def work_rows(usages: Sequence[tuple[str, str, str, str, Usage]]) -> Rows:
+    """Return the rows of the table of work by what launched it, which comparisons match."""
+    return [
+        [
+            *(phase, short(path), short(operator) or None, shapes or None),
+            *(short(one.name), one.class_name, one.total_ms, one.calls),
+        ]
+        for phase, path, operator, shapes, one in usages[:MAX_ROWS]
+    ]
 
 
 def operator_rows(usages: Sequence[OperatorUsage]) -> Rows:

@@ -126,6 +126,17 @@ def by_range_and_name(work: Iterable[RecordedWork], steps: int) -> list[tuple[st
     return sorted(found, key=lambda one: -one[2].total_ms)
 
 
+def by_place(work: Iterable[RecordedWork], steps: int) -> list[tuple[str, str, str, str, Usage]]:
+    """Return (phase, range, operator, shapes of its inputs, usage) of the kernels of each name, the largest first: by
+    what launched them, which stays the same where a compiler or a library chooses another kernel."""
+
+    def place(one: RecordedWork) -> tuple[str, str, str, str]:
+        return one.phase, "/".join(map(_any_layer, one.ranges)) or OUTSIDE, one.operator or "", one.shapes
+
+    found = [(*key, usage) for key, group in grouped(work, place).items() for usage in kernels(group, steps)]
+    return sorted(found, key=lambda one: -one[-1].total_ms)
+
+
 def _any_layer(name: str) -> str:
     return f"{name.rpartition('.')[0]}.*" if LAYER.fullmatch(name) else name
 

@@ -95,7 +95,7 @@ def test_every_mode_has_its_tables_and_metrics(run: Any, mode: str, device: str)
         *(f"kernels-{phase}" for phase in phases),
         *(f"operators-{phase}" for phase in phases),
         *(["kernels-step"] if len(phases) > 1 else []),
-        *("classes", "kernels", "ranges", "attention", "products", "ceilings", "summary", "values"),
+        *("classes", "kernels", "work", "ranges", "attention", "products", "ceilings", "summary", "values"),
     }
     for phase in phases:
         kernels = report.table_rows(f"kernels-{phase}")
@@ -529,9 +529,11 @@ def test_tables_that_are_cut_say_so_and_by_what_rule(run: Any, monkeypatch: pyte
     assert tables.left_out([2.0, 1.0]) is None
     report = run(mode="forward", device="cpu")
     notes = {row["what"]: row for row in report.table_rows("summary") if row["what"].startswith("rows of")}
-    in_all = {f"rows of {name}" for name in ("kernels-forward", "operators-forward", "products, forward", "kernels")}
+    in_all = {
+        f"rows of {name}" for name in ("kernels-forward", "operators-forward", "products, forward", "kernels", "work")
+    }
     assert set(notes) == in_all
-    for table in ("kernels-forward", "operators-forward", "products", "kernels"):
+    for table in ("kernels-forward", "operators-forward", "products", "kernels", "work"):
         assert len(report.table_rows(table)) == 2
     kernels = report.table_rows("kernels-forward")
     row = notes["rows of kernels-forward"]
@@ -586,7 +588,7 @@ def test_the_reports_of_a_gpu_with_made_kernels(run: Any, monkeypatch: pytest.Mo
     )
     assert by_metric["profiled_idle_ms", None]["median"] > by_metric["largest_gap_ms", None]["median"] > 0
     waits = {row["class"]: row for row in report.table_rows("waits")}
-    assert waits.keys() <= {"running", "launches", "host"}, "the made kernels run 2 µs after their launch"
+    assert waits.keys() <= {"running", "optimizer", "launches", "host"}, "the made kernels run 2 µs after their launch"
     step_ms = by_metric["unprofiled_step_ms", None]["median"]
     assert sum(row["total_ms"] for row in waits.values()) == pytest.approx(step_ms)
     assert sum(row["share_percent"] for row in waits.values()) == pytest.approx(100)
