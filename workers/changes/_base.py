@@ -103,6 +103,8 @@ class Change:
     """Entered when the user's code has made its step."""
     removes: bool = False
     """True if it takes away a part of the work: no cure, but what it measures bounds what any cure can bring."""
+    slow: bool = False
+    """True if it takes many seconds to apply, so that the others are tried first."""
 
 
 def cores() -> int:

@@ -56,4 +56,5 @@ CHANGE = Change(
     why_not=_why_not,
     fields=_fields,
     after=_compiled,
+    slow=True,
 )

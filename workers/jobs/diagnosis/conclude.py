@@ -80,7 +80,7 @@ class Result:
         assert self.ratio is not None
         text = f"{_percent(self.ratio)} %"
         if self.low is None or self.high is None:
-            return f"{text} (once)"
+            return f"{text} (no interval)"
         return f"{text} " + f"({_percent(self.low)} … {_percent(self.high)})".replace(" ", TIED)
 
 
@@ -192,7 +192,7 @@ def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_m
         left -= 0 if row["cause"] in STAYS else row["lost_ms"]
         bound = measured.get(row["cause"])
         alone = of_cause[row["cause"]] * 0.5 < row["lost_ms"]
-        if bound is not None and alone:
+        if bound is not None and alone and bound < total:  # noise may make the step longer without its work
             limit, how = bound, "measured"
         else:
             limit, how = None if step_ms is None else max(0.0, step_ms - row["lost_ms"]), "ceiling"
@@ -234,6 +234,10 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
         together = f"all together ({', '.join(names)}): {_became(joined)}"
     elif not better:
         together = "nothing that was tried shortens the step by more than 1 % for certain"
+        promising = [one for one in losers if one.verdict == "inconclusive" and (one.ratio or 1.0) < 1 - GAIN]
+        if promising:
+            best = min(promising, key=lambda one: one.ratio or 1.0).change
+            together += f"; `--change {best}` with a larger budget_s measures it again"
     lines += [(0.0, line) for line in _wrapped(together)]
     kept = sorted(range(len(lines)), key=lambda at: lines[at][0])[:MOST_LINES]
     return [lines[at][1] for at in sorted(kept)]

@@ -273,7 +273,7 @@ def _where(lost: Mapping[tuple[str, Place | None], float], places: Places) -> Lo
     broken = [f"{file}:{line}" for file, line in sorted(places.breaks)][:TOLD_BREAKS]
     for (cause, place), ms in lost.items():
         where = "" if place is None else _named(functions[cause, place.file, place.function], place, places)
-        if cause == "launches" and broken:
+        if cause == "launches" and broken and not where.endswith("(graph break)"):
             where = f"{where}; graph breaks at {', '.join(broken)}".removeprefix("; ")
         found[cause, where] += ms
     return found
@@ -530,13 +530,13 @@ def _candidates(
 
 
 def candidates(spec: DiagnosisSpec, look: Look, lost: Lost) -> list[list[Scalar]]:
-    """Return the changes that are tried, those against the largest cause first, and those that cannot be, each with the
-    reason."""
+    """Return the changes that are tried, those against the largest cause first and slow ones last, and those that
+    cannot be, each with the reason."""
     total = sum(lost.values())
     of_cause: dict[str, float] = defaultdict(float)
     for (cause, _), ms in lost.items():
         of_cause[cause] += ms
-    found: list[tuple[float, list[Scalar]]] = []
+    found: list[tuple[bool, float, list[Scalar]]] = []
     for name in spec.changes or CHANGES.names():
         change: Change = CHANGES.load(name)
         cause = max(change.causes, key=lambda one: of_cause[one])
@@ -550,8 +550,9 @@ def candidates(spec: DiagnosisSpec, look: Look, lost: Lost) -> list[list[Scalar]
         if why_not is None and look.own is None:
             why_not, fields = _fields(change, look)
         how = change.how if change.removes or not fields else ", ".join(f"{one}={_text(fields[one])}" for one in fields)
-        found.append((of_cause[cause], [name, cause, why_not, change.removes, how, json.dumps(fields)]))
-    return [row for _, row in sorted(found, key=lambda one: -one[0])]
+        row: list[Scalar] = [name, cause, why_not, change.removes, how, json.dumps(fields)]
+        found.append((change.slow, -of_cause[cause], row))
+    return [row for *_, row in sorted(found, key=lambda one: one[:2])]
 
 
 def _fields(change: Change, look: Look) -> tuple[str | None, dict[str, Any]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,9 +29,9 @@ TURN_MS, LEAST_STEPS = 3000.0, 3
 WARMUP_OF_SLOW = 2
 WARM_MS, FEWEST_TO_WARM_UP = 1000.0, 5
 """How long the steps take that warm up a turn on a GPU, at least so many of them."""
-START_S = 12.0
-"""About how long the interpreters of the turns take to start, together. Screening needs none: it is coarse, so its
-processes are forks."""
+START_S, SHOW = 12.0, 2
+"""About how long the interpreters of the turns take to start, together, and how many turns of each side show how long a
+turn takes on this host. Screening needs none: it is coarse, so its processes are forks."""
 FOR_SCREENING = 0.5
 """The largest part of the budget after which no further change is screened."""
 FOR_ONE, LEAST_LIMIT_S = 0.25, 20.0
@@ -51,11 +52,10 @@ def further(spec: DiagnosisSpec, so_far: SoFar) -> list[Unit]:
         return []
     if stage in ("look", "screen") and (units := progress.screening()):
         return units
-    if stage in ("screen", "join"):
-        if units := progress.joining():
-            return units
-        if units := progress.turns():
-            return units
+    if stage in ("screen", "join") and (units := progress.joining()):
+        return units
+    if stage in ("screen", "join", "turn") and (units := progress.turns()):
+        return units
     return [Unit("the answer", {"stage": "conclude", **progress.findings()})]
 
 
@@ -129,30 +129,34 @@ class _Progress:
         return self._units("join", [following])
 
     def turns(self) -> list[Unit]:
-        """Plan the turns of as many sides as there is time for."""
+        """Plan the turns of as many sides as there is time for: a few of each first, then those that are missing."""
+        done = Counter(_names(row) for row in self.rows if row["stage"] == "turn")
+        had = max(done.values(), default=0)
         joined, _ = self.joined()
         removing = [names for row in self.candidates if row["removes"] and (names := (row["change"],))]
         sides = [*([joined] if joined else []), *(names for names in self.winners if names != joined)]
         sides += [names for names in removing if self.of(names, ["screen"])]
-        while sides and (number := self._turns_that_fit(1 + len(sides))) < FEWEST and len(sides) > 1:
+        sides = [side for side in sides if not done or side in done]
+        while sides and (number := self._turns_that_fit(1 + len(sides))) < FEWEST - had and len(sides) > 1:
             sides.pop()
-        if not sides or number < 1:
+        if not sides or had > SHOW or number < (FEWEST - had if had else 1):
             return []
-        order = [side for side in [(), *sides] for _ in range(min(number, MOST))]
-        random.Random(self.spec.seed).shuffle(order)
+        number = min(number, MOST - had if had else SHOW)
+        order = [side for side in [(), *sides] for _ in range(number)]
+        random.Random(self.spec.seed + had).shuffle(order)
         return self._units("turn", order)
 
     def _turn_s(self) -> float:
-        """Return how long a turn takes: the mean of those so far."""
-        taken = [
-            seconds
-            for unit, seconds in zip(self.so_far.units, self.so_far.seconds, strict=True)
-            if unit.params["stage"] != "look"
-        ]
-        return sum(taken) / len(taken) if taken else self.so_far.seconds[0]
+        """Return how long a turn takes: the mean of those so far or, before them, of the screening."""
+        taken: dict[str, list[float]] = {}
+        for unit, seconds in zip(self.so_far.units, self.so_far.seconds, strict=True):
+            taken.setdefault("turn" if unit.params["stage"] == "turn" else "screen", []).append(seconds)
+        known = taken.get("turn") or taken["screen"][1:] or taken["screen"]
+        return sum(known) / len(known)
 
     def _turns_that_fit(self, sides: int) -> int:
-        return int(max(0.0, self.left_s - START_S) / (sides * max(self._turn_s(), 1e-3)))
+        start_s = 0.0 if any(unit.params["stage"] == "turn" for unit in self.so_far.units) else START_S
+        return int(max(0.0, self.left_s - start_s) / (sides * max(self._turn_s(), 1e-3)))
 
     def _units(self, stage: str, sides: Sequence[Names]) -> list[Unit]:
         look = next(row for row in self.rows if row["stage"] == "look")

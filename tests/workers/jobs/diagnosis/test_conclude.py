@@ -51,7 +51,7 @@ def test_each_cause_has_its_bound_and_its_line_and_the_first_of_a_kind_its_cure(
         "   0.3 %",
         "3  precision    9 ms  at most: 466 ms    train.py:36-38 Attention.forward",
         "not worth it: threads −0.1 % (−0.7 … +0.5)",
-        "not certain: compile_model −3.0 % (−3.6 … −2.4), tf32 −1.0 % (once)",
+        "not certain: compile_model −3.0 % (−3.6 … −2.4), tf32 −1.0 % (no interval)",
         "all together (fused_optimizer, loader_workers): 23.75 ms, −95.0 %",
         "   (−95.6 … −94.4); 5 steps' losses equal",
     ]

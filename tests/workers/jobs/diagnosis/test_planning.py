@@ -42,6 +42,7 @@ class Played:
         budget_s: int = 300,
         seconds: float = 5.0,
         look_s: float | None = None,
+        turn_s: float | None = None,
         clash: bool = False,
         refused: str = "",
         returned: dict[str, dict[str, float | None]] | None = None,
@@ -49,6 +50,7 @@ class Played:
     ) -> None:
         spec = DiagnosisSpec.example().model_copy(update={"budget_s": budget_s, "seed": 3})
         self.units: list[Unit] = []
+        self.seconds: list[float] = []
         turns: list[dict[str, Any]] = []
         candidates = [
             {
@@ -68,6 +70,7 @@ class Played:
             for unit in planned:
                 self.units.append(unit)
                 stage, changes = unit.params["stage"], unit.params.get("changes", [])
+                self.seconds.append({"look": look_s, "turn": turn_s}.get(stage) or seconds)
                 if stage == "conclude":
                     self.found = unit.params
                     continue
@@ -86,9 +89,7 @@ class Played:
                     place = {"what": "returned", "step": 1, "name": name, "unit_index": len(self.units) - 1}
                     tables["values"].append({**place, **number})
                 turns.append({**row, **(bad if refused in changes else good)})
-            planned = RUNNER.further(
-                spec, SoFar(self.units, [look_s or seconds, *[seconds] * (len(self.units) - 1)], tables)
-            )
+            planned = RUNNER.further(spec, SoFar(self.units, self.seconds, tables))
 
     def sides(self, stage: str) -> Counter[str]:
         return Counter("+".join(one.params["changes"]) for one in self.units if one.params["stage"] == stage)
@@ -155,6 +156,16 @@ def test_a_small_budget_is_kept_and_what_was_left_out_is_said(budget_s: int) -> 
     tried = played.sides("screen").keys()
     assert {name for name, one in results.items() if one.verdict == "not_tried"} == STEP_MS.keys() - tried
     assert "not_tried" in {one.verdict for one in results.values()} or budget_s >= 60
+
+
+def test_turns_that_take_longer_than_the_screening_leave_sides_out_and_keep_the_budget() -> None:
+    played = Played(budget_s=300, seconds=3.0, turn_s=15.0)
+    assert sum(played.seconds) <= 300
+    turns = played.sides("turn")
+    assert turns["fused_optimizer+compile_blocks"] >= 4, "the best side has its interval"
+    assert turns["no_optimizer"] == 2, "the last one has none"
+    assert played.results()["together"].verdict == "better"
+    assert played.results()["no_optimizer"].verdict == "inconclusive"
 
 
 def test_changes_are_tried_as_long_as_their_runs_leave_time_however_long_the_look_has_taken() -> None:
