@@ -143,7 +143,7 @@ class _Progress:
             return []
         number = min(number, MOST - had if had else SHOW)
         order = [side for side in [(), *sides] for _ in range(number)]
-        random.Random(self.spec.seed + had).shuffle(order)
+        random.Random((self.spec.seed or 0) + had).shuffle(order)
         return self._units("turn", order)
 
     def _turn_s(self) -> float:
