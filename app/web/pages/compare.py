@@ -23,6 +23,7 @@ from app.specs import KINDS
 from app.web.parameters import NONE_IF_EMPTY
 from app.web.plots.distributions import Samples, draw_distributions
 from app.web.plots.ratios import Ratio, draw_ratios
+from app.web.stacks import draw_changed_flames
 from app.web.templates import Entry, embedded, render, table
 from flopwatch.table_options import FORMATS
 from flopwatch.text.cases import case_text
@@ -165,7 +166,7 @@ def _compared(services: Services, baseline: Mapping[str, Any], candidate: Mappin
     return {**page, **shown(comparison, sides)}
 
 
-NOT_COMPARED: dict[str, Any] = {"comparison": None, "headline": None, "metrics": [], "rows": []}
+NOT_COMPARED: dict[str, Any] = {"flames": None, "comparison": None, "headline": None, "metrics": [], "rows": []}
 
 
 def shown(comparison: results.Comparison, sides: tuple[str, str]) -> dict[str, Any]:
@@ -191,8 +192,22 @@ def shown(comparison: results.Comparison, sides: tuple[str, str]) -> dict[str, A
         "number": len(rows),
         "shared": ", ".join(shared),
         "table": "" if is_judged else table(sheet),
+        "flames": changed_flames(comparison),
         "common": not is_judged or any(row["baseline_outcome"] and row["candidate_outcome"] for row in rows),
     }
+
+
+def changed_flames(comparison: results.Comparison) -> dict[str, Any] | None:
+    """Return the flame graph of what two profiles spent by phase, range, operator and kernel; None of others."""
+    if comparison.profiles is None or not (work := comparison.profiles.work):
+        return None
+    found = []
+    for one in work:
+        phase, path, operator, _, name, _ = one.key
+        frames = [str(part) for part in (phase, *str(path or "").split("/"), operator, name) if part]
+        baseline, candidate = (0.0 if side is None else side.mean for side in (one.baseline, one.candidate))
+        found.append((list(dict.fromkeys(frames)), baseline, candidate))
+    return embedded(draw_changed_flames(found))
 
 
 def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
