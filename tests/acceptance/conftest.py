@@ -138,7 +138,7 @@ def start(service: Service, folder: Path, **sabotage: str) -> Site:
     return Site(client, folder, service.start_worker(**sabotage))
 
 
-def short_job(model: str, *, replicates: int = 1, **fields: Any) -> dict[str, Any]:
+def short_job(model: str, *, vocab_size: int = 16, replicates: int = 1, **fields: Any) -> dict[str, Any]:
     """The body of a job of one step with one of tests/plugins' models.
 
     One replicate is forked from the warm parent; of several, each is a new interpreter, but not on the shared `site`.
@@ -146,7 +146,7 @@ def short_job(model: str, *, replicates: int = 1, **fields: Any) -> dict[str, An
     shape = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1}
     spec = {
         "kind": "benchmark",
-        "model": {"name": model, "vocab_size": 16, **shape},
+        "model": {"name": model, "vocab_size": vocab_size, **shape},
         "batch_size": 1,
         "context_length": 1,
         "mode": "forward",

@@ -20,6 +20,7 @@ class Plain(nn.Module):
 
     def __init__(self, vocab_size: int, d_model: int, **_others: Any) -> None:
         super().__init__()
+        self.vocab_size = vocab_size
         self.folder = Path(os.environ["MISBEHAVE_FOLDER"])
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.projection = nn.Linear(d_model, vocab_size, bias=False)
@@ -33,11 +34,32 @@ class Plain(nn.Module):
         """What a subclass does wrong."""
 
 
+class Counted(Plain):
+    """Writes down that it ran; its vocabulary's size says which job it is."""
+
+    def misbehave(self) -> None:
+        misbehaviour.count(self.folder, self.vocab_size)
+
+
 class Gated(Plain):
     """Waits in its forward pass until the file `open`, or `open-PID`, is there; its pid tells that it has started."""
 
     def misbehave(self) -> None:
         misbehaviour.wait_at_gate(self.folder)
+
+
+class Stubborn(Plain):
+    """Ignores SIGTERM, as does a daemon that it starts: in a session of its own, orphaned. Neither ends by itself."""
+
+    def misbehave(self) -> None:
+        misbehaviour.never_end(self.folder)
+
+
+class Segfault(Plain):
+    """Dies by SIGSEGV."""
+
+    def misbehave(self) -> None:
+        misbehaviour.fall_over()
 
 
 class KilledRank(Plain):
@@ -61,3 +83,10 @@ class Raises(Plain):
 
     def misbehave(self) -> None:
         raise ValueError("the loss is a pineapple")
+
+
+class Curious(Plain):
+    """Writes down every variable that it can find."""
+
+    def misbehave(self) -> None:
+        misbehaviour.write_down_variables(self.folder)
