@@ -68,6 +68,8 @@ class Look:
     """Whether torch.compile has compiled anything of it."""
     collections: int = 0
     """Garbage collections in a few steps."""
+    uneven: bool = False
+    """Whether some steps update parameters that others do not, as with accumulated gradients."""
 
     shared: Shared | None = None
     """For a step of several ranks."""

@@ -23,6 +23,8 @@ def _why_not(look: Look) -> str | None:
     if look.names["cudaGraphLaunch"]:
         return "it is a CUDA graph already, at least in part"
     if look.own is not None:
+        if look.uneven:
+            return "some steps update parameters that others do not, and a graph repeats one step"
         return "a graph would repeat one batch of its loader" if look.loaders else None
     if look.spec.mode == "generate":
         return "generation's cache grows with each token, and a graph repeats one step"

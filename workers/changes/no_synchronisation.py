@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from workers.changes._base import Change, own_gpu_only, replaced
+from workers.changes._base import Change, Look, own_gpu_only, replaced
 
 if TYPE_CHECKING:
     from workers.measure.own_step import OwnStep
@@ -15,6 +15,15 @@ ASKING = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__", "__index_
 """Methods of a tensor that wait for its numbers."""
 FIRST = 2
 """Steps that ask; a first one may differ from all later ones."""
+
+
+def _why_not(look: Look) -> str | None:
+    if (reason := own_gpu_only(look)) is not None:
+        return reason
+    scaler = look.own.scaler if look.own is not None else None
+    if scaler is not None and scaler.is_enabled():
+        return "its GradScaler asks whether to update: the first steps' answer, no, would leave the optimizer out"
+    return None
 
 
 class _Answers:
@@ -73,7 +82,7 @@ def _answered(step: OwnStep) -> Iterator[None]:
 CHANGE = Change(
     causes=("synchronisation",),
     how="no .item(), .cpu(), .tolist(), print or if of a tensor on the GPU: what leaving them out can bring",
-    why_not=own_gpu_only,
+    why_not=_why_not,
     after=_answered,
     removes=True,
 )

@@ -124,6 +124,25 @@ class OwnStep:
         finally:
             self._step = plain
 
+    @contextmanager
+    def updates(self) -> Iterator[set[tuple[bool, ...]]]:
+        """Yield a set that gets of each step which groups of parameters its optimizers have updated: of one element
+        where all steps are alike."""
+        found: set[tuple[bool, ...]] = set()
+
+        def versions() -> list[int]:
+            groups = [group["params"] for one in self.optimizers for group in one.param_groups]
+            return [parameters[0]._version for parameters in groups if parameters]
+
+        @contextmanager
+        def noted() -> Iterator[None]:
+            before = versions()
+            yield
+            found.add(tuple(map(int.__ne__, before, versions())))
+
+        with self.inside(noted):
+            yield found
+
     @property
     def phase_names(self) -> tuple[str, ...]:
         """The phases so far, in the order in which they first came."""

@@ -246,6 +246,37 @@ def test_answers_of_the_second_step_are_given_again() -> None:
         assert [item(number) for _ in range(3)] == [3, 4, 6], "one more than before"
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_answers_of_a_gradient_scaler_are_not_given_again(own: OwnStep, enabled: bool) -> None:
+    own.scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+    reason = load("no_synchronisation").why_not(replace(look(own), device=torch.device("cuda")))
+    assert (reason is not None and "GradScaler" in reason) == enabled
+
+
+@pytest.mark.parametrize("every", [1, 3, 8])
+def test_a_step_that_updates_now_and_then_is_no_graph(every: int) -> None:
+    own = OwnStep()
+
+    def make() -> Callable[[], object]:
+        model, number = nn.Linear(8, 8), itertools.count(1)
+        optimizer = torch.optim.SGD(model.parameters())
+
+        def one() -> None:
+            model(torch.ones(8)).sum().backward()
+            if next(number) % every == 0:
+                optimizer.step()
+
+        return one
+
+    own.make(make)
+    with own.updates() as updates:
+        for _ in range(9):
+            run_step(own.phases, ())
+    assert (len(updates) > 1) == (every > 1)
+    known = replace(look(own), device=torch.device("cuda"), uneven=len(updates) > 1)
+    assert (load("cuda_graph").why_not(known) is not None) == (every > 1)
+
+
 def test_a_tensor_is_pinned_once_unless_it_may_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     from workers.changes.pinned_memory import _Pinned
 

@@ -182,7 +182,8 @@ def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_m
     for row in seen:
         of_cause[row["cause"]] += row["lost_ms"]
     measured = {row["cause"]: row["bound_ms"] for row in seen if row.get("bound_ms") is not None}
-    measured |= {one.cause: one.step_ms for one in results if one.removes and one.step_ms is not None}
+    # Forks that screen differ from the processes of the turns: only their ratio carries over.
+    measured |= {one.cause: one.ratio * total for one in results if one.removes and one.ratio is not None}
     rows: list[list[Scalar]] = []
     left = total
     for row in sorted(seen, key=lambda row: -row["lost_ms"]):
@@ -218,6 +219,9 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
     told = {str(cause) for _, cause, *_ in shown}
     lines = [(0.0, step), *_of_causes(shown, better, results)]
     lines += [(2.0, line) for one in better if one.cause not in told for line in _wrapped(f"-> {_helped(one)}")]
+    so_far = " ".join(line.strip() for _, line in lines)
+    others = [one for one in better if f"-> {one.change}: " not in so_far]
+    lines += [(4.5, line) for line in _listed("also faster", [f"{_lost(one)}{_numbers(one)}" for one in others])]
     losers = [one for one in results if not one.removes and one.ratio is not None]
     for title, verdicts in LOSERS.items():
         lines += [(4.5, line) for line in _listed(title, [_lost(one) for one in losers if one.verdict in verdicts])]
@@ -301,7 +305,7 @@ def _refused(cause: str, results: Sequence[Result]) -> str:
 
 
 def _ms(time: float, digits: int = 4) -> str:
-    return f"{time:.{digits}g} ms" if time < 1000 else f"{time:.0f} ms"
+    return f"{time:.{digits}g} ms" if time < 999.5 else f"{time:.0f} ms"
 
 
 def _lost(one: Result) -> str:
@@ -334,7 +338,7 @@ def _listed(title: str, texts: Sequence[str], end: str = "") -> list[str]:
 def _numbers(one: Result) -> str:
     """Say whether the change leaves the numbers that the step returns, such as its loss, as they are."""
     if one.difference is None:
-        return ""
+        return "; no losses compared"
     if one.difference <= EQUAL:
         return f"; {FIRST} steps' losses equal" + (f" within {one.difference:.0e}" if one.difference else "")
     return f"; changes the loss by up to {100 * one.difference:.2g} %"

@@ -9,6 +9,7 @@ import statistics
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,9 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
         try:
             parts = _reference.check_parts(step, device)
             training = building.build(step, device, build_model)
-            with turn.as_it_is(training):
+            own = training.own
+            noted = own.updates() if own is not None and own.optimizers else nullcontext(set[tuple[bool, ...]]())
+            with turn.as_it_is(training), noted as updates:
                 values, checks = measuring.measure(training, monitor, report, pacing=pacing)
             checks += parts + metrics.add_rates(values, training, report.ceilings)
         except NotMeasured as error:
@@ -106,7 +109,9 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
                     lost, gaps, traced, busy_percent = _lost(training, values, collected, report)
             except AnotherProfiler as error:
                 raise BrokenCode(str(error)) from error
-            candidates = _candidates(spec, training, traced.recording, len(collected), lost)
+            candidates = _candidates(
+                spec, training, traced.recording, lost, collections=len(collected), uneven=len(updates) > 1
+            )
             kept = turn.kept_kernels(traced)
     report.validity(monitor.conclude(checks), case.key, unit.title)
     values.report(case, environment.device_key(device), report)
@@ -173,7 +178,8 @@ class Places:
     """
 
     def __init__(self, own: OwnCode, trace: LineTrace, profile: Profile) -> None:
-        (begun,) = [event.begin_ns for event in profile.recording.host if event.name == "step_1"]
+        # The user's code may name a range so, too, inside of ours.
+        begun = min(event.begin_ns for event in profile.recording.host if event.name == "step_1")
         self.own, self.profile, self._trace = own, profile, trace
         self.launched: Mapping[Place | None, Launched] = trace.launched(profile.recording, begun)
         self._stack_at = trace.stacks(begun)
@@ -512,7 +518,7 @@ def _running(
 
 
 def _candidates(
-    spec: DiagnosisSpec, training: Training, traced: Recording, collections: int, lost: Lost
+    spec: DiagnosisSpec, training: Training, traced: Recording, lost: Lost, *, collections: int, uneven: bool
 ) -> list[list[Scalar]]:
     from workers.measure.compilation import compilation
 
@@ -525,6 +531,7 @@ def _candidates(
         Counter(event.name for event in traced.host) + Counter(event.name for event in traced.device),
         compilation().graphs > 0,
         collections,
+        uneven,
     )
     return candidates(spec, look, lost)
 

@@ -129,3 +129,28 @@ def test_small_causes_count_beside_what_a_large_one_leaves_of_the_step() -> None
     assert kinds(optimizer=92.0, kernels=7.6, input=0.4) == ["optimizer", "kernels", "input"]
     assert kinds(optimizer=92.0, kernels=7.9, input=0.1) == ["optimizer", "kernels"], "too few samples"
     assert kinds(kernels=99.6, input=0.4) == ["kernels"], "the model's work does not go away"
+
+
+def test_a_change_whose_numbers_cannot_be_compared_says_so() -> None:
+    silent, told = result("tf32", "better", 0.8), result("tf32", "better", 0.8, difference=0.0)
+    assert conclude._helped(silent).endswith("; no losses compared")
+    assert conclude._helped(told).endswith("; 5 steps' losses equal")
+
+
+def test_a_second_change_against_one_cause_is_told_too() -> None:
+    results = [result("fused_optimizer", "better", 0.1, difference=0.0), result("threads", "better", 0.9)]
+    lines = conclude.answer("step 475 ms", CAUSES, results, NOTHING)
+    assert "also faster: threads −10.0 % (−10.6 … −9.4); no losses compared" in lines
+    assert not any(line.startswith("also") for line in conclude.answer("step 475 ms", CAUSES, results[:1], NOTHING))
+
+
+def test_a_bound_is_the_share_that_its_own_stage_measured() -> None:
+    seen = [{"cause": "optimizer", "where": "", "lost_ms": 50.0}, {"cause": "kernels", "where": "", "lost_ms": 50.0}]
+    bound = result("no_optimizer", "inconclusive", 0.6, removes=True, step_ms=150.0)  # when a step took 250 ms
+    (row, *_) = conclude._causes(seen, [bound], 100.0)
+    assert (row[1], row[-1]) == ("optimizer", "measured")
+    assert row[-2] == pytest.approx(60.0)
+
+
+def test_no_time_has_an_exponent_because_it_is_rounded_up() -> None:
+    assert conclude._ms(999.7, 3) == "1000 ms"

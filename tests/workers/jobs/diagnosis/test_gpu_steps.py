@@ -53,6 +53,11 @@ def test_a_moment_of_a_backward_pass_is_due_to_the_line_that_made_the_node() -> 
     assert found.due(17 * US) == LINE[2]
 
 
+def test_a_range_in_the_users_code_may_be_named_as_the_step_is() -> None:
+    found = places(Recording([STEP, host("step_1", 300, 400, "range")], []), {1: 1, 300: 2})
+    assert found.at(200 * US) == LINE[1]
+
+
 def test_attention_that_is_written_out_is_known_from_product_to_product() -> None:
     calls = [
         host(name, at, at + 5, "operator")

@@ -20,10 +20,12 @@ from tests.workers.reporting import Report
 from workers import uploaded
 from workers.jobs._base import Unit
 from workers.jobs.diagnosis import RUNNER
+from workers.jobs.diagnosis import look as stage
 from workers.outcome import Failed
 
 SOURCE = """
 import gc
+import itertools
 import time
 
 import torch
@@ -77,14 +79,16 @@ def make_step(device, slow):
     kept = [[number] for number in range(300_000)] if slow == "collections" else []
     optimizer = (Rows if slow == "optimizer" else torch.optim.SGD)(model.parameters())
     batches = iter(DataLoader(Slow(), batch_size=4)) if slow == "input" else None
+    numbers = itertools.count()
     data = torch.randn(256 if slow in ("precision", "attention") else 4, 16)
 
     def step():
         x = next(batches) if batches else data
         loss = model(x).square().mean()
         loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        if slow != "accumulation" or next(numbers) % 2:
+            optimizer.step()
+            optimizer.zero_grad()
         if slow == "host":
             sum(range(10_000_000))
         if slow == "collections":
@@ -177,6 +181,16 @@ def test_a_changed_step_that_hangs_is_ended_and_refused() -> None:
 def test_a_step_without_a_loader_is_not_offered_one(look: Callable[..., Report]) -> None:
     rows = look(arguments={"slow": "host"}).tables["candidates"]["rows"]
     assert "loader_workers" not in [row[0] for row in rows]
+
+
+@pytest.mark.parametrize("slow", ["accumulation", "host"])
+def test_a_look_sees_whether_all_steps_update_the_same(
+    look: Callable[..., Report], monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(stage, "candidates", lambda _spec, known, _lost: seen.append(known.uneven) or [])
+    look(arguments={"slow": slow})
+    assert seen == [slow == "accumulation"]
 
 
 def test_a_changed_step_that_fails_is_a_refused_change(tmp_path: Path) -> None:
