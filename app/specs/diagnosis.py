@@ -47,8 +47,9 @@ class DiagnosisSpec(SpecBase):
             raise field_error("step/kind", f"must be {' or '.join(DIAGNOSED)}: no other kind's steps are diagnosed")
         if getattr(self.step, "replicates", 1) != 1:
             raise field_error("step/replicates", "leave it out: the diagnosis plans its own processes")
-        if self.changes is not None and len(set(self.changes)) < len(self.changes):
-            raise field_error("changes", "a change is there twice")
+        changes = self.changes or []
+        if twice := [name for name in changes if changes.count(name) > 1]:
+            raise field_error("changes", f"{twice[0]} is there twice")
         return self
 
     @classmethod

@@ -136,9 +136,9 @@ def all_replaced(value_of: Callable[[Any], object], *places: tuple[Any, str]) ->
 
 def own_gpu_only(look: Look) -> str | None:
     """Return why a change of the user's own steps on a GPU cannot change this one."""
-    return own_only(look) or (None if look.on_gpu else "the step runs on a CPU")
+    return own_only(look) or (None if look.on_gpu else Elsewhere("the step runs on a CPU"))
 
 
 def own_only(look: Look) -> str | None:
     """Return why a change of the user's own steps cannot change this one."""
-    return "our model's step has nothing of the kind" if look.own is None else None
+    return Elsewhere("our model's step has nothing of the kind") if look.own is None else None

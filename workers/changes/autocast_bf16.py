@@ -33,7 +33,7 @@ def _fields(_look: Look) -> dict[str, Any]:
 
 CHANGE = Change(
     causes=("precision", "kernels", "attention"),
-    how="with torch.autocast(device.type, torch.bfloat16): around the forward pass",
+    how="with torch.autocast(device.type, torch.bfloat16): around the step",
     why_not=_why_not,
     fields=_fields,
     after=_autocast,

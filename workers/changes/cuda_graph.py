@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from workers.changes._base import Change, Look
+from workers.changes._base import Change, Elsewhere, Look
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,7 @@ EAGER = 2
 
 def _why_not(look: Look) -> str | None:
     if not look.on_gpu:
-        return "a CPU has no CUDA graphs"
+        return Elsewhere("a CPU has no CUDA graphs")
     if look.names["cudaGraphLaunch"]:
         return "it is a CUDA graph already, at least in part"
     if look.own is not None:

@@ -24,8 +24,7 @@ def _expandable(_device: torch.device) -> Iterator[None]:
     import torch
 
     torch.cuda.memory._set_allocator_settings(f"{OPTION}:True")
-    yield
-    torch.cuda.memory._set_allocator_settings(f"{OPTION}:False")
+    yield  # the process ends with it
 
 
 CHANGE = Change(

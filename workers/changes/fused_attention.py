@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workers.changes._base import Change, Look
+from workers.changes._base import Change, Elsewhere, Look
 
 FUSED = "sdpa_flash"
 PLAIN = ("eager", "compiled", "tiled", "sdpa_math")
@@ -12,7 +12,7 @@ PLAIN = ("eager", "compiled", "tiled", "sdpa_math")
 
 def _why_not(look: Look) -> str | None:
     if look.own is not None:
-        return "only our model's attention can be replaced from outside"
+        return Elsewhere("only our model's attention can be replaced from outside")
     if look.spec.attention_code is not None or look.spec.attention not in PLAIN:
         return f"attention {look.spec.attention} keeps no scores either"
     return None

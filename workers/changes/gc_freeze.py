@@ -29,7 +29,7 @@ def _frozen(_step: OwnStep) -> Iterator[None]:
 
 CHANGE = Change(
     causes=("host", "launches"),
-    how="gc.collect(); gc.freeze() before the loop, and no gc.collect() in it",
+    how="gc.collect(); gc.freeze() before the loop",
     why_not=_why_not,
     after=_frozen,
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from workers.changes._base import Change, Look
+from workers.changes._base import Change, Elsewhere, Look
 
 
 def _why_not(look: Look) -> str | None:
     if look.own is not None:
-        return "only our model's checkpointing can be switched off from outside"
+        return Elsewhere("only our model's checkpointing can be switched off from outside")
     return None if look.spec.activation_checkpointing else "the spec has no activation checkpointing"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from workers.changes._base import Change, Look
+from workers.changes._base import Change, Elsewhere, Look
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +16,7 @@ def _why_not(look: Look) -> str | None:
     import torch
 
     if not look.on_gpu:
-        return "a CPU has no TF32"
+        return Elsewhere("a CPU has no TF32")
     if torch.get_float32_matmul_precision() != "highest":
         return "float32 products are in TF32 already"
     if "fp32" not in look.products:

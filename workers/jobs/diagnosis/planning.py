@@ -163,7 +163,7 @@ class _Progress:
         fitting = round(TURN_MS / max(look["step_ms"], 1e-3))
         numbers = {
             "measure_steps": min(look["samples"], max(LEAST_STEPS, fitting)),
-            "warmup_steps": self._warmup_steps(look) if fitting > LEAST_STEPS else WARMUP_OF_SLOW,
+            "warmup_steps": self._warmup_steps(look, slow=fitting <= LEAST_STEPS),
         }
         limit_s = max(FOR_ONE * self.spec.budget_s, LEAST_LIMIT_S, 2 * self.so_far.seconds[0])
         common = {**numbers, "limit_s": limit_s, "kept_kernels": look.get("kept_kernels")}
@@ -177,11 +177,15 @@ class _Progress:
             for names in sides
         ]
 
-    def _warmup_steps(self, look: Mapping[str, Any]) -> int | None:
+    def _warmup_steps(self, look: Mapping[str, Any], *, slow: bool) -> int | None:
         """Return how many steps warm a turn up; None: until times are steady, which takes long on a GPU."""
         given: int | None = self.spec.step.warmup_steps  # type: ignore[attr-defined]
-        if given is not None or look["device"] != "cuda":
+        if given is not None:
             return given
+        if slow:
+            return WARMUP_OF_SLOW
+        if look["device"] != "cuda":
+            return None
         fitting: int = round(WARM_MS / max(look["step_ms"], 1e-3))
         return max(FEWEST_TO_WARM_UP, fitting)
 
