@@ -14,16 +14,19 @@ Other threads count by the processor's time that they take: those that wait take
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
+import operator
 import os
 import random
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
+from typing import Any
 
 from kernels.clock import TELLS_PROCESSOR, now_s, processor_ns, sleep
 from workers.measure.timing import run_step
@@ -167,25 +170,39 @@ class Sampler:
         self.samples.count += 1
         self.samples.squares += wall**2
         me = threading.get_ident()
-        for thread, other in running.items():
+        for thread in running:
             if thread not in (me, self._thread) and gained[thread]:
-                self.samples.others_ns[_name_of(thread), _frames_of(other)] += min(gained[thread], wall)
+                self.samples.others_ns[_name_of(thread), _frames_of(_stack(thread))] += min(gained[thread], wall)
         sample.processor_ns += min(gained[self._thread], wall)
 
-    def _stacks(self) -> tuple[dict[int, FrameType], Frames]:
-        """Return each thread's frame, and the step's frames, of one moment.
+    def _stacks(self) -> tuple[list[int], Frames]:
+        """Return all threads, and the step's frames, of one moment.
 
         While this thread reads them it may have to pause, too. Then the step goes on, and its outer frames are further
         on than the inner ones: they are read again.
         """
+        mine: Frames = ()
         for _ in range(MOST_READINGS):
-            running = sys._current_frames()
-            frame = running.get(self._thread)
-            at = None if frame is None else frame.f_lasti
-            mine = _frames_of(frame, until=run_step.__code__)
-            if frame is None or (sys._current_frames().get(self._thread) is frame and frame.f_lasti == at):
+            stack = _stack(self._thread)
+            at = stack[0].f_lasti if stack else None
+            mine = _frames_of(stack, until=run_step.__code__)
+            frame = sys._current_frames().get(self._thread)
+            if not stack or (frame is stack[0] and frame.f_lasti == at):
                 break
-        return running, mine
+        return list(sys._current_frames()), mine
+
+
+def _stack(thread: int) -> list[FrameType]:
+    """Return a thread's frames, the innermost first; none of a thread that has ended.
+
+    One call of C reads them all, so that this thread keeps Python's lock: CPython 3.11 crashes, or returns a tuple, if
+    it is asked for the caller of a frame whose thread has continued meanwhile.
+    """
+    frames: list[Any] = []
+    innermost = itertools.islice(map(operator.itemgetter(thread), iter(sys._current_frames, None)), 1)
+    with contextlib.suppress(AttributeError, KeyError):  # no caller of the outermost one; no such thread
+        frames.extend(itertools.accumulate(itertools.chain(innermost, itertools.repeat("f_back", MAX_DEPTH)), getattr))
+    return [frame for frame in frames if frame is not None]
 
 
 def _now_ns() -> int:
@@ -196,12 +213,8 @@ def _name_of(thread: int) -> str:
     return next((one.name for one in threading.enumerate() if one.ident == thread), "unnamed")
 
 
-def _frames_of(frame: FrameType | None, until: CodeType | None = None) -> Frames:
-    """Return a thread's innermost frames, down to that of `until`, which is left out."""
-    frames: list[tuple[str, str, int]] = []
-    # CPython 3.11 once returned a tuple as `f_back`, of a frame whose thread had continued meanwhile.
-    while isinstance(frame, FrameType) and len(frames) < MAX_DEPTH and frame.f_code is not until:
-        code = frame.f_code
-        frames.append((code.co_filename, code.co_qualname, frame.f_lineno or code.co_firstlineno))
-        frame = frame.f_back
-    return tuple(reversed(frames))
+def _frames_of(stack: Sequence[FrameType], until: CodeType | None = None) -> Frames:
+    """Return the innermost of a stack's frames, down to that of `until`, which is left out."""
+    inside = itertools.takewhile(lambda frame: frame.f_code is not until, stack[:MAX_DEPTH])
+    places = [(frame.f_code, frame.f_lineno) for frame in inside]
+    return tuple((code.co_filename, code.co_qualname, line or code.co_firstlineno) for code, line in reversed(places))
