@@ -22,8 +22,9 @@ from app.specs import Scalar
 from app.store.database.engine import Snapshot
 from flopwatch.text.cases import ARROW
 
-WORK, WAITS = "work", "waits"
+WORK, WAITS, LINES = "work", "waits", "lines"
 JOINED = {
+    LINES: ("file", "function", "code"),
     WAITS: ("class",),
     WORK: ("phase", "range", "operator", "shapes", "name", "class"),
     "classes": ("scope", "class"),
@@ -48,7 +49,7 @@ ONE_EACH = (
     "One profile of each side cannot tell a difference of some 2 % from chance: `--alternate` measures both in turns, "
     "and gives each row an interval."
 )
-TIMES = ("total_ms", "device_ms", "host_ms")
+TIMES = ("self_ms", "total_ms", "device_ms", "host_ms")
 """Columns of time per step. The first that both sides have values of is compared."""
 CALLS = "calls"
 PHASES = ("forward", "backward", "forward_backward", "optimizer", "step", "prefill", "decode")
@@ -139,7 +140,9 @@ class ComparedTable:
     def compared(self) -> list[list[Scalar]]:
         """Return the rows of the sheet."""
         return [
-            [self.kind, *self._place(one.key), *one.numbers(known=self.kind != "classes")] for one in self.differences()
+            [self.kind, *self._place(one.key), *one.numbers(known=self.kind != "classes")]
+            for one in self.differences()
+            if any(side is not None and side.mean for side in (one.baseline, one.candidate))
         ]
 
     def _place(self, key: Key) -> list[Scalar]:
@@ -147,6 +150,9 @@ class ComparedTable:
         if self.kind == WORK:
             phase, path, operator, shapes, name, class_name = key
             return [phase, name, class_name, " ".join(str(one) for one in (path, operator, shapes) if one)]
+        if self.kind == LINES:
+            file, function, code = key
+            return [None, code or function, None, " ".join(str(one) for one in (file, function) if one and code)]
         class_name = key[-1]
         return [self.phase, class_name if self.kind in ("classes", WAITS) else key[-2], class_name, None]
 
@@ -211,7 +217,10 @@ class ComparedProfiles:
         return next((table.differences() for table in self.tables if table.kind == WORK), [])
 
     def explained(self) -> str | None:
-        """Return a sentence: by how much a step is slower, and for what; None without the table `work`."""
+        """Return a sentence: by how much a step is slower, and for what; None without the table `work`.
+
+        On a CPU the lines of the user's code tell it, if there are any: they have the time of Python, too.
+        """
         if not (work := self.work):
             return None
         parts: dict[str, float] = defaultdict(float)
@@ -228,6 +237,10 @@ class ComparedProfiles:
             parts |= {cause: change for cause, change in changes.items() if cause not in RUNS}
             # Kernels that overlap take less than the sum of their times.
             parts["overlap"] = sum(changes.get(cause, 0.0) for cause in RUNS) - busy
+        lines = next((table for table in self.tables if table.kind == LINES), None)
+        if waits is None and lines is not None:
+            parts = {f"`{one.key[2]}` in {one.key[1]}": one.change for one in lines.differences() if one.key[2]}
+            total, what = sum(one.change for one in lines.differences()), "a step"
         whole = sum(map(abs, parts.values()))
         told = sorted((one for one in parts.items() if abs(one[1]) > LARGE * whole), key=lambda one: -abs(one[1]))
         told = told[:MOST_TOLD]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from workers.changes._base import Change, Look, cores
+from workers.changes._base import Change, Elsewhere, Look, cores
 
 if TYPE_CHECKING:
     from workers.measure.own_step import OwnStep
@@ -16,9 +16,9 @@ def _why_not(look: Look) -> str | None:
     import torch
 
     if look.on_gpu:
-        return "the step runs on a GPU"
+        return Elsewhere("the step runs on a GPU")
     if look.own is None:
-        return "our model's step has a thread for each core already"
+        return Elsewhere("our model's step has a thread for each core already")
     if torch.get_num_threads() == cores():
         return f"it has {cores()} threads already, one for each core"
     return None

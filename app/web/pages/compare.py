@@ -166,6 +166,8 @@ def _compared(services: Services, baseline: Mapping[str, Any], candidate: Mappin
     return {**page, **shown(comparison, sides)}
 
 
+OUTSIDE = "outside"
+"""The range of work that is in none."""
 NOT_COMPARED: dict[str, Any] = {"flames": None, "comparison": None, "headline": None, "metrics": [], "rows": []}
 
 
@@ -191,7 +193,7 @@ def shown(comparison: results.Comparison, sides: tuple[str, str]) -> dict[str, A
         "rows": rows[:SHOWN_ROWS],
         "number": len(rows),
         "shared": ", ".join(shared),
-        "table": "" if is_judged else table(sheet),
+        "table": "" if is_judged else table(replace(sheet, lead=(), notes=())),
         "flames": changed_flames(comparison),
         "common": not is_judged or any(row["baseline_outcome"] and row["candidate_outcome"] for row in rows),
     }
@@ -204,7 +206,8 @@ def changed_flames(comparison: results.Comparison) -> dict[str, Any] | None:
     found = []
     for one in work:
         phase, path, operator, _, name, _ = one.key
-        frames = [str(part) for part in (phase, *str(path or "").split("/"), operator, name) if part]
+        ranges = [] if path in (None, OUTSIDE) else str(path).split("/")
+        frames = [str(part) for part in (None if phase == "step" else phase, *ranges, operator, name) if part]
         baseline, candidate = (0.0 if side is None else side.mean for side in (one.baseline, one.candidate))
         found.append((list(dict.fromkeys(frames)), baseline, candidate))
     return embedded(draw_changed_flames(found))

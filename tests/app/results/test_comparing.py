@@ -658,6 +658,7 @@ WORK = {
     "calls": "number",
 }
 WAITS = {"class": "string", "total_ms": "number"}
+LINES = {"file": "string", "line": "integer", "function": "string", "code": "string", "self_ms": "number"}
 FORWARD = ("kernels-forward", [["gemm", "matmul", 6.0, 10.0], ["softmax", "softmax", 3.0, 2.0]], KERNELS)
 
 
@@ -714,6 +715,18 @@ class TestProfiles:
             "By the profiles, work takes 2 ms longer: +5 ms copy in layers.*/mlp, −3 ms softmax in layers.*/softmax, "
             "−2 ms matmul in layers.*/mlp, +1 ms matmul in head, +1 ms elsewhere"
         )
+
+    def test_on_a_cpu_the_lines_of_the_users_code_tell_what_takes_longer(
+        self, database: Database, profile: Callable[..., int]
+    ) -> None:
+        def tables(busy: float) -> tuple[Any, Any]:
+            lines = [["a.py", 11, "busy", "for _ in range(n):", busy], ["a.py", 20, "step", "x @ x", 3.0]]
+            return self.work(("outside", "aten::mm", "[8]", "aten::mm", "matmul", 3.0)), ("lines", lines, LINES)
+
+        sheet = compare(database, profile(*tables(2.0)), profile(*tables(5.0)))
+        assert about(sheet, "sentence").endswith("a step takes 3 ms longer: +3 ms `for _ in range(n):` in busy")
+        row = next(row for row in rows(sheet) if row["table"] == "lines")
+        assert (row["name"], row["where"], row["change_ms"]) == ("for _ in range(n):", "a.py busy", 3.0)
 
     def test_the_rest_of_a_gpus_step_is_idle(self, database: Database, profile: Callable[..., int]) -> None:
         def tables(gemm: float, launches: float) -> tuple[Any, Any]:

@@ -346,3 +346,16 @@ def test_a_step_gets_all_cores_that_it_may_use(own: OwnStep) -> None:
         assert change.why_not(look(own)) is not None
     finally:
         torch.set_num_threads(before)
+
+
+def test_small_operators_are_tried_on_one_thread(own: OwnStep) -> None:
+    change, before = load("one_thread"), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert change.why_not(look(own)) is None
+        with change.after(own):
+            assert torch.get_num_threads() == 1
+            assert change.why_not(look(own)) is not None
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

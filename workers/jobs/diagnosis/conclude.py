@@ -49,6 +49,8 @@ EQUAL = 1e-5
 """Numbers that differ by less, relative to the largest, are equal but for rounding."""
 
 
+UNLIKE = 1.5
+"""By what factor the profiled process may differ from the others."""
 NO_TIME = "no time was left: a larger budget_s tries it"
 
 
@@ -126,6 +128,8 @@ def _step(found: Mapping[str, Any], step_ms: float | None) -> str:
         line += f" ({between}{len(values)} process{'es' * (len(values) > 1)})"
     if found["busy_percent"] is not None:
         line += f", the device works {found['busy_percent']:.0f} % of it"
+    if found["looked"] and not 1 / UNLIKE < (looked := found["looked"][0]) / step_ms < UNLIKE:
+        line += f"; {_ms(looked)} when it was profiled: its shares may be others"
     return line
 
 
@@ -275,12 +279,12 @@ def _columns(causes: Sequence[Sequence[Scalar]]) -> list[str]:
     """Return rank, cause, lost time and bound of each cause, one below the other."""
     cells = [
         (
-            str(rank),
+            str(place),
             str(cause),
             _ms(float(lost or 0.0), 3),
             f"{BOUND[str(how)]}: {_ms(float(bound))}" if bound is not None else "",
         )
-        for rank, cause, _, lost, _, bound, how in causes
+        for place, (_, cause, _, lost, _, bound, how) in enumerate(causes, start=1)
     ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
