@@ -129,7 +129,7 @@ def _step(found: Mapping[str, Any], step_ms: float | None) -> str:
     if found["busy_percent"] is not None:
         line += f", the device works {found['busy_percent']:.0f} % of it"
     if found["looked"] and not 1 / UNLIKE < (looked := found["looked"][0]) / step_ms < UNLIKE:
-        line += f"; {_ms(looked)} when it was profiled: its shares may be others"
+        line += f"; {_ms(looked)} when profiled, so shares may differ"
     return line
 
 
@@ -221,7 +221,7 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
     plain = [row for row in causes if row[1] == "kernels" and float(row[4] or 0.0) < LARGE_PERCENT]
     shown = sorted([*(row for row in causes if row not in plain), *plain][:TOLD_CAUSES], key=causes.index)
     told = {str(cause) for _, cause, *_ in shown}
-    lines = [(0.0, step), *_of_causes(shown, better, results)]
+    lines = [*((0.0, line) for line in _wrapped(step)), *_of_causes(shown, better, results)]
     lines += [(2.0, line) for one in better if one.cause not in told for line in _wrapped(f"-> {_helped(one)}")]
     so_far = " ".join(line.strip() for _, line in lines)
     others = [one for one in better if f"-> {one.change}: " not in so_far]
