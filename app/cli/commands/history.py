@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,9 @@ from app.cli.terminal import echo
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
+
+KEY = re.compile("[0-9a-f]{4,}")
+"""A case's key, or its beginning."""
 
 
 @command
@@ -43,6 +47,8 @@ def history(
 
     if case is None and job_id is None:
         raise typer.BadParameter("give a case's key, or --job")
+    if case is not None and not KEY.fullmatch(case):
+        raise typer.BadParameter(f"{case!r} is no case's key, hexadecimal digits: `--job ID` takes a job")
     chosen = [f"{name}={value}" for name, value in arguments.parse_labels(coordinate or []).items()]
     shown = server.get(
         "/history", case=case, job=job_id, coordinate=chosen or None, metric=metric, device=device, limit=limit

@@ -38,6 +38,8 @@ def test_history(site: Any, flopwatch: Any, measured: Any) -> None:
     assert [point["job"] for point in answer["points"]] == jobs[1:]
 
     assert flopwatch("history").returncode == 2
+    for no_key in ("7", "make_step@train.py"):
+        assert "--job ID" in flopwatch("history", no_key).stderr
     unknown = flopwatch("history", "ffffffff")
     assert unknown.returncode == 1
     assert "no such case" in unknown.stderr
