@@ -124,7 +124,7 @@ class DdpSpec(TrainingSpec):
         "tokens_per_s",
         "mfu",
         "peak_memory_mib",
-        "memory_after_optimizer_mib",
+        "optimizer_state_mib",
         "gradient_error",
     )
 
