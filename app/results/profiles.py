@@ -12,6 +12,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from app.results.inference import FEWEST, interval
@@ -126,6 +127,7 @@ class ComparedTable:
         """Return the table and its phase, for people."""
         return self.kind if self.phase is None else f"{self.kind} ({self.phase})"
 
+    @cached_property
     def differences(self) -> list[Difference]:
         """Return the rows, those that changed most first."""
         if self.kind == WORK:
@@ -141,7 +143,7 @@ class ComparedTable:
         """Return the rows of the sheet."""
         return [
             [self.kind, *self._place(one.key), *one.numbers(known=self.kind != "classes")]
-            for one in self.differences()
+            for one in self.differences
             if any(side is not None and side.mean for side in (one.baseline, one.candidate))
         ]
 
@@ -214,7 +216,11 @@ class ComparedProfiles:
     @property
     def work(self) -> Sequence[Difference]:
         """The rows of `work`, those that changed most first."""
-        return next((table.differences() for table in self.tables if table.kind == WORK), [])
+        return self._differences(WORK) or []
+
+    def _differences(self, kind: str) -> list[Difference] | None:
+        """Return the rows of a table that has no phases of its own; None if the sides do not have it."""
+        return next((table.differences for table in self.tables if table.kind == kind), None)
 
     def explained(self) -> str | None:
         """Return a sentence: by how much a step is slower, and for what; None without the table `work`.
@@ -228,19 +234,18 @@ class ComparedProfiles:
             _, path, *_, class_name = one.key
             parts[f"{class_name} in {path}" if path else str(class_name)] += one.change
         busy = sum(parts.values())
-        waits = next((table for table in self.tables if table.kind == WAITS), None)
+        waits, lines = self._differences(WAITS), self._differences(LINES)
         total, what = busy, "work"
         if waits is not None:
             what = "a step"
-            changes = {str(one.key[0]): one.change for one in waits.differences()}
+            changes = {str(one.key[0]): one.change for one in waits}
             total = sum(changes.values())
             parts |= {cause: change for cause, change in changes.items() if cause not in RUNS}
             # Kernels that overlap take less than the sum of their times.
             parts["overlap"] = sum(changes.get(cause, 0.0) for cause in RUNS) - busy
-        lines = next((table for table in self.tables if table.kind == LINES), None)
         if waits is None and lines is not None:
-            parts = {f"`{one.key[2]}` in {one.key[1]}": one.change for one in lines.differences() if one.key[2]}
-            total, what = sum(one.change for one in lines.differences()), "a step"
+            parts = {f"`{one.key[2]}` in {one.key[1]}": one.change for one in lines if one.key[2]}
+            total, what = sum(one.change for one in lines), "a step"
         whole = sum(map(abs, parts.values()))
         told = sorted((one for one in parts.items() if abs(one[1]) > LARGE * whole), key=lambda one: -abs(one[1]))
         told = told[:MOST_TOLD]
