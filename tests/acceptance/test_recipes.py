@@ -147,6 +147,6 @@ def test_what_is_not_run_with_its_output_starts_the_service() -> None:
     assert [line.partition(" --")[0] for line in first.splitlines()] == ["flopwatch up"]
 
 
-def test_there_are_ten_recipes() -> None:
-    assert re.findall(r"^## (\d+)\.", PAGE, flags=re.MULTILINE) == [str(number) for number in range(1, 11)]
+def test_there_are_nine_recipes() -> None:
+    assert re.findall(r"^## (\d+)\.", PAGE, flags=re.MULTILINE) == [str(number) for number in range(1, 10)]
     assert len(list(steps())) >= 15
