@@ -50,7 +50,9 @@ class Case:
     bounds: tuple[str, ...] = ()
     """Changes that remove work, tried with `--narrow`."""
     marks: tuple[str, ...] = ()
-    """The planted lines; none: a cause has no line."""
+    """The planted lines."""
+    module: str = ""
+    """Where our model's step is slow."""
     refused: str | None = None
     """A change that has to be refused with a reason."""
     never: frozenset[str] = frozenset()
@@ -73,12 +75,13 @@ BOTH = ("cuda", "cpu")
 CASES = (
     Case("item", ("synchronisation",), (), ("no_synchronisation",), ("item",)),
     Case("loader", ("input",), ("loader_workers",), ("batches_from_memory",), ("loader",), devices=BOTH),
-    Case("tiny_kernels", ("launches", "host"), ("cuda_graph", "cuda_graph_model")),
+    Case("tiny_kernels", ("launches", "host"), ("cuda_graph",), (), ("forward",)),
     Case("printing", ("synchronisation", "host"), (), ("no_synchronisation",), ("printing",)),
     Case("pageable", ("copies", "synchronisation", "input"), ("pinned_memory",), (), ("pageable",)),
-    Case("attention", ("attention",), ("fused_attention",), step={**EAGER, "model": {"size": "small"}}),
+    Case("attention", ("attention",), ("fused_attention",), module="MultiHeadAttention",
+         step={**EAGER, "model": {"size": "small"}}),
     Case("optimizer", ("optimizer", "launches"), ("fused_optimizer",), ("no_optimizer",), ("optimizer",), devices=BOTH),
-    Case("fp32_products", ("kernels", "precision"), ("tf32",)),
+    Case("fp32_products", ("kernels", "precision"), ("tf32",), (), ("forward",)),
     Case("graph_break", ("synchronisation", "launches", "host"), (), ("no_synchronisation",), ("graph_break",)),
     Case("collecting", ("host", "launches"), ("gc_freeze",), (), ("collecting",)),
     Case("threads", ("kernels",), ("threads",), (), ("threads",), devices=("cpu",)),
@@ -139,6 +142,10 @@ def names_line(where: str | None, lines: set[int]) -> bool:
     return found is not None and any(int(found[1]) <= line <= int(found[2] or found[1]) for line in lines)
 
 
+def _names_module(where: str | None, case: Case) -> bool:
+    return bool(case.module) and case.module in (where or "")
+
+
 def judged(case: Case, said: Diagnosis) -> dict[str, str]:
     """Return the row of a case: was the cause found, at which rank, with its line, and the cure."""
     step = f"{said.step_ms:.4g}" if said.step_ms else "–"
@@ -153,11 +160,12 @@ def judged(case: Case, said: Diagnosis) -> dict[str, str]:
         return {**row, "first": told, **_negative(case, said, cures)}
     ranks = [one["rank"] for one in said.causes if one["cause"] in case.causes]
     lines = marked(case.marks)
-    with_line = [one["rank"] for one in said.causes if one["cause"] in case.causes and names_line(one["where"], lines)]
+    own = [one for one in said.causes if one["cause"] in case.causes]
+    with_line = [one["rank"] for one in own if names_line(one["where"], lines) or _names_module(one["where"], case)]
     wanted = [one for one in better if one["change"] in (case.cures or case.bounds)]
     best = min(wanted, key=lambda one: one["ratio"], default=None)
     cured = _once(case, said) if best is None else f"{best['change']} × {best['ratio']:.3f}"
-    named = "–" if not lines else f"yes, {with_line[0]}" if with_line else "no"
+    named = f"yes, {with_line[0]}" if with_line else "no"
     return {**row, "first": told, "found": f"yes, {ranks[0]}" if ranks else "no", "named": named, "cured": cured}
 
 

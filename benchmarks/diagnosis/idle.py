@@ -73,7 +73,7 @@ def compare(folder: Path) -> list[list[str]]:
         gaps = idle.groupby("idle_category")["idle_time"].sum() * 1e3
         ours = {cause: 100 * ns / about["whole"] for cause, ns in about["ours"].items()}
         rows.append([name, str(about["work"]), str(about["streams"])])
-        late = sum(ours.get(cause, 0) for cause in ("launches", "host", "input", "synchronisation"))
+        late = sum(ours.get(cause, 0) for cause in ("launches", "host", "input", "synchronisation", "optimizer"))
         pairs = (
             (ours.get("running", 0), busy["compute_time_pctg"]),
             (ours.get("copies", 0) + ours.get("communication", 0), busy["non_compute_time_pctg"]),

@@ -24,10 +24,10 @@ class Block(nn.Module):
         self.checked = checked
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = nn.functional.gelu(self.into(self.norm(x)))
+        hidden = nn.functional.gelu(self.into(self.norm(x)))  # planted: forward
         if self.checked and hidden.abs().max() > 1e9:  # planted: graph_break
             raise OverflowError
-        result: Tensor = x + self.out(hidden)
+        result: Tensor = x + self.out(hidden)  # planted: forward
         return result
 
 

@@ -29,7 +29,7 @@ def _length(loader: Any) -> int | None:
         return None
 
 
-def _from_memory(_device: torch.device) -> AbstractContextManager[None]:
+def _from_memory(device: torch.device) -> AbstractContextManager[None]:
     from torch.utils.data import DataLoader
 
     plain: Any = DataLoader.__iter__
@@ -37,7 +37,9 @@ def _from_memory(_device: torch.device) -> AbstractContextManager[None]:
 
     def iterate(self: Any) -> Iterator[Any]:
         if self not in kept:
-            kept[self] = list(itertools.islice(plain(self), KEPT))
+            # Pinned, as the cure's are: else the copies would take longer than with it.
+            with replaced(self, "pin_memory", self.pin_memory or device.type == "cuda"):
+                kept[self] = list(itertools.islice(plain(self), KEPT))
         return itertools.islice(itertools.cycle(kept[self]), _length(self))
 
     return replaced(DataLoader, "__iter__", iterate)

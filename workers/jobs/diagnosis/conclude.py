@@ -34,12 +34,16 @@ MOST_LINES, WIDTH = 12, 80
 """Of the answer on a terminal; the tables have all."""
 INDENT, TIED = "   ", "\N{NO-BREAK SPACE}"
 """What a wrapped line begins with; a space at which no line is broken."""
-TOLD_CAUSES = 6
+TOLD_CAUSES, FIRST_CAUSES = 6, 3
+"""Those of the first ranks, and the largest of the others."""
 LARGE_PERCENT = 5.0
 """Of a smaller cause it is not told why a change against it was refused; smaller kernels are told last."""
 BROAD = ("kernels", "host", "launches")
 """Causes against which so many changes may help that a refused one says little."""
-STAYS = ("attention", "kernels", "precision", "unexplained")
+PLAIN = "kernels"
+WORK = ("attention", PLAIN, "precision")
+"""The step's own work, for which nothing waits."""
+STAYS = (*WORK, "unexplained")
 """Causes whose time no cure takes away as a whole."""
 LEAST = 0.01
 """A cause that is a smaller share of what the step would take without the larger ones is not told."""
@@ -176,8 +180,8 @@ def _joined(found: Mapping[str, Any], results: Sequence[Result]) -> Result:
 
 
 def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_ms: float | None) -> list[list[Scalar]]:
-    """Return the rows of `causes`, the largest first. A bound that a counterfactual measured is one of all that is lost
-    to its cause."""
+    """Return the rows of `causes`, in the order of `_worth`. A bound that a counterfactual measured is one of all that
+    is lost to its cause."""
     total = sum(row["lost_ms"] for row in seen) or 1.0
     # The same shares, of the step as the turns have measured it.
     seen = [{**row, "lost_ms": row["lost_ms"] * (step_ms or total) / total} for row in seen]
@@ -201,8 +205,44 @@ def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_m
             limit, how = bound, "measured"
         else:
             limit, how = None if step_ms is None else max(0.0, step_ms - row["lost_ms"]), "ceiling"
-        rows.append([len(rows) + 1, row["cause"], row["where"] or None, row["lost_ms"], percent, limit, how])
-    return rows
+        rows.append([0, row["cause"], row["where"] or None, row["lost_ms"], percent, limit, how])
+    gains = {cause: total - ms for cause, ms in measured.items()}
+    rows.sort(key=lambda row: _worth(str(row[1]), float(row[3] or 0.0), of_cause, gains, results, total), reverse=True)
+    return [[rank, *row[1:]] for rank, row in enumerate(rows, start=1)]
+
+
+def _worth(
+    cause: str,
+    lost_ms: float,
+    of_cause: Mapping[str, float],
+    gains: Mapping[str, float],
+    results: Sequence[Result],
+    step_ms: float,
+) -> tuple[bool, float]:
+    """Return what it is worth to look at a cause: whether anything is known to shorten it, and by how many ms.
+
+    Time that the device waits is worth itself, or what a step without it or a change was measured to gain. Work is what
+    a step is made of: it is worth what a change gains. Attention and float64 are often slower than they need be, so
+    they are worth their time until a change has been tried.
+
+    Args:
+        cause: The cause.
+        lost_ms: What is lost to it in one place.
+        of_cause: What is lost to each cause in all places.
+        gains: The ms that steps without a cause were measured to gain.
+        results: What each change did.
+        step_ms: The step.
+    """
+    share = lost_ms / (of_cause[cause] or 1.0)
+    if cause in gains:
+        return True, gains[cause] * share
+    tried = [one.ratio for one in results if one.cause == cause and one.ratio is not None and not one.removes]
+    gain = 1 - min(tried, default=1.0)
+    if cause not in WORK:
+        return True, max(lost_ms, gain * step_ms * share)
+    if gain > GAIN:
+        return True, gain * step_ms * share
+    return cause != PLAIN and not tried, lost_ms
 
 
 def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Result], joined: Result) -> list[str]:
@@ -217,9 +257,11 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
     if not causes and not results:
         return [step]
     better = [one for one in results if one.verdict == "better" and not one.removes]
-    # Small operators here and there are what a step is made of: anything else is told before them.
-    plain = [row for row in causes if row[1] == "kernels" and float(row[4] or 0.0) < LARGE_PERCENT]
-    shown = sorted([*(row for row in causes if row not in plain), *plain][:TOLD_CAUSES], key=causes.index)
+    # Small operators here and there are what a step is made of: anything else is told instead of them.
+    plain = [row for row in causes if row[1] == PLAIN and float(row[4] or 0.0) < LARGE_PERCENT]
+    large = sorted((row for row in causes[FIRST_CAUSES:] if row not in plain), key=lambda row: -float(row[3] or 0.0))
+    told_rows = [*causes[:FIRST_CAUSES], *large, *(row for row in plain if row not in causes[:FIRST_CAUSES])]
+    shown = sorted(told_rows[:TOLD_CAUSES], key=causes.index)
     told = {str(cause) for _, cause, *_ in shown}
     lines = [*((0.0, line) for line in _wrapped(step)), *_of_causes(shown, better, results)]
     lines += [(2.0, line) for one in better if one.cause not in told for line in _wrapped(f"-> {_helped(one)}")]

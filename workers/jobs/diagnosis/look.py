@@ -55,7 +55,9 @@ TOLD_BREAKS = 3
 """Most lines in which torch.compile breaks graphs that are named with launches."""
 MANY = 100
 """A line that a step runs as often is a loop that somebody should know of."""
-OPTIMIZER, INPUT = "optimizer", "input"
+OPTIMIZER, INPUT, SYNCHRONISATION = "optimizer", "input", "synchronisation"
+ANSWERS = "answers"
+"""Work of the device for the numbers that the host asks for."""
 OF_LIBRARIES = (
     ("utils/data/", INPUT),
     ("optim/", OPTIMIZER),
@@ -77,7 +79,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     from workers.measure import environment
     from workers.measure.errors import NotMeasured
     from workers.measure.profiling.recording import AnotherProfiler
-    from workers.measure.profiling.waits import collections_named
+    from workers.measure.profiling.waits import collections_named, questions_named
     from workers.measure.validity import Monitor
 
     step: BenchmarkSpec = spec.step  # type: ignore[assignment]
@@ -105,7 +107,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
             values, checks = _reference.not_measured(metrics.metrics_of(step, pacing), error)
         else:
             try:
-                with turn.as_it_is(training), collections_named() as collected:
+                with turn.as_it_is(training), questions_named(), collections_named() as collected:
                     lost, gaps, traced, busy_percent = _lost(training, values, collected, report)
             except AnotherProfiler as error:
                 raise BrokenCode(str(error)) from error
@@ -276,13 +278,16 @@ def _where(lost: Mapping[tuple[str, Place | None], float], places: Places) -> Lo
     for (cause, place), ms in lost.items():
         if place is not None and ms >= LEAST * sum(lost.values()) / 10:
             functions[cause, place.file, place.function].append(place)
-    broken = [f"{file}:{line}" for file, line in sorted(places.breaks)][:TOLD_BREAKS]
     for (cause, place), ms in lost.items():
         where = "" if place is None else _named(functions[cause, place.file, place.function], place, places)
-        if cause == "launches" and broken and not where.endswith("(graph break)"):
-            where = f"{where}; graph breaks at {', '.join(broken)}".removeprefix("; ")
+        if cause == "launches" and "graph break" not in where:
+            where = _noted(where, [f"graph breaks at {one}" for one in _shown(places.breaks)])
         found[cause, where] += ms
     return found
+
+
+def _shown(breaks: Set[tuple[str, int]]) -> list[str]:
+    return [", ".join(f"{file}:{line}" for file, line in sorted(breaks)[:TOLD_BREAKS])] if breaks else []
 
 
 def _named(lines: Sequence[Place], place: Place, places: Places) -> str:
@@ -290,9 +295,17 @@ def _named(lines: Sequence[Place], place: Place, places: Places) -> str:
     span = str(first) if first == last else f"{first}-{last}"
     often = max(lines, key=places.runs, default=place)
     runs = places.runs(often)
-    repeated = f" (line {often.line}: {runs} times a step)" if runs >= MANY else ""
-    broken = " (graph break)" if any((one.file, one.line) in places.breaks for one in (*lines, place)) else ""
-    return f"{place.file}:{span} {place.function}{repeated}{broken}"
+    notes = [f"line {often.line}: {runs} times a step"] if runs >= MANY else []
+    broken = any((one.file, one.line) in places.breaks for one in (*lines, place))
+    return _noted(f"{place.file}:{span} {place.function}", [*notes, *(["graph break"] if broken else [])])
+
+
+def _noted(where: str, notes: Sequence[str]) -> str:
+    """Return a place with notes in brackets: "train.py:4 step (line 4: 200 times a step; graph break)"."""
+    if not notes:
+        return where
+    name, _, before = where.removesuffix(")").partition(" (")
+    return f"{name} ({'; '.join([*filter(None, [before]), *notes])})".lstrip()
 
 
 def _on_cpu(training: Training, samples: Samples, places: Places, step_ms: float) -> Lost:
@@ -382,21 +395,12 @@ def _on_gpu(
     """Return what the device's timeline says, its largest gaps, and the percentage of the step in which it works. The
     profiler lengthens gaps, so idle time is scaled to that of unprofiled steps."""
     from workers.measure.profiling.attribution import Attribution
-    from workers.measure.profiling.waits import RUNNING, WORKING, hidden_ns, in_a_row, stretches, unprofiled, waits
+    from workers.measure.profiling.waits import RUNNING, in_a_row, stretches
 
     phases = training.phases
-    attribution = Attribution(plain.recording, phases, on_gpu=True)
-    windows = attribution.windows
+    windows = Attribution(plain.recording, phases, on_gpu=True).windows
     of_steps = in_a_row(plain.recording, windows)
-    waiting = [one for one in waits(plain.recording) if one.begin_ns < windows[-1].end_ns]
-    totals: Counter[str] = Counter()
-    for of_step in of_steps:
-        for one in of_step:
-            totals[COLLECTED if one.collects else one.cause] += one.ns
-        hidden = hidden_ns(waiting, of_step)
-        totals["launches"] -= hidden
-        totals["synchronisation"] += hidden
-    times = unprofiled({cause: 1e-6 * ns / len(of_steps) for cause, ns in totals.items() if ns}, step_ms)
+    times, busy_percent = _times(plain.recording, windows, of_steps, step_ms)
     traced = Attribution(places.profile.recording, phases, on_gpu=True)
     moment = _same_moment(plain.recording, windows, places.profile.recording, traced.windows[0])
     found = [one for of_step in of_steps for one in of_step]
@@ -406,7 +410,7 @@ def _on_gpu(
     device: Lost = defaultdict(float)
     for cause, ms in times.items():
         if cause == RUNNING:
-            _running(lost, device, traced, places, ms, by_line=training.own is not None)
+            _running(lost, device, traced, places, ms)
         elif cause == COLLECTED:
             device["host", places.collecting] += ms
         else:
@@ -416,7 +420,6 @@ def _on_gpu(
     joined = _where(lost, places)
     for key, ms in device.items():
         joined[key] += ms
-    busy_percent = 100 * sum(times.get(one, 0.0) for one in WORKING) / (sum(times.values()) or 1.0)
     rows: list[list[Scalar]] = [
         [
             1e-6 * (one.begin_ns - begin),
@@ -428,6 +431,31 @@ def _on_gpu(
         for one in gaps
     ]
     return joined, rows, busy_percent
+
+
+def _times(
+    recording: Recording, steps: Sequence[Interval], parts: Sequence[Sequence[Stretch]], step_ms: float
+) -> tuple[dict[str, float], float]:
+    """Return the ms of each class in a step that no profiler has slowed down, and the percentage of it in which the
+    device works. What the device works for numbers that the host asks for is lost to `synchronisation`, and so is the
+    idle time that a host which never waits would not leave."""
+    from workers.measure.profiling.waits import WORKING, inside, questions, unprofiled, without_waiting_ms
+
+    asked = inside(questions(recording))
+    totals: Counter[str] = Counter()
+    for one in (one for part in parts for one in part):
+        answers = one.cause in WORKING and asked(one.at_ns)
+        totals[ANSWERS if answers else COLLECTED if one.collects else one.cause] += one.ns
+    ms = {cause: 1e-6 * ns / len(parts) for cause, ns in totals.items() if ns}
+    answers, idle = ms.pop(ANSWERS, 0.0), ms.pop(SYNCHRONISATION, 0.0)
+    waited = 0.0
+    if answers or idle:
+        left = max(0.0, step_ms - answers - sum(ms.get(one, 0.0) for one in WORKING))
+        lost = step_ms - without_waiting_ms(recording, steps, step_ms)
+        waited = min(max(lost - answers, 0.0), left) if ms.keys() - {*WORKING} else left
+    times = unprofiled(ms, step_ms - answers - waited)
+    busy_percent = 100 * (answers + sum(times.get(one, 0.0) for one in WORKING)) / step_ms
+    return times | ({SYNCHRONISATION: answers + waited} if answers or waited else {}), busy_percent
 
 
 def _same_moment(
@@ -457,7 +485,7 @@ def _same_moment(
             return ours[index].begin_ns
         if one.cause in ("launches", OPTIMIZER):
             return end
-        return begin if one.cause == "synchronisation" else (begin + end) // 2
+        return begin if one.cause == SYNCHRONISATION else (begin + end) // 2
 
     return moment
 
@@ -477,7 +505,7 @@ def _by_line(
     for one in found:
         if one.cause == cause and not one.collects:
             by_line[places.due(moment(one))] += one.ns
-    if not by_line and cause == "synchronisation":  # only launches are due to it
+    if not by_line and cause == SYNCHRONISATION:  # the device works on for it
         by_line.update(places.at(one.begin_ns) for one in waits(places.profile.recording))
     total = by_line.total()
     if not total:
@@ -492,14 +520,17 @@ def _running(
     traced: Attribution,
     places: Places,
     ms: float,
-    *,
-    by_line: bool,
 ) -> None:
     """Add the time in which kernels ran: to `lost` by the lines that they are due to, those of the forward pass, and to
-    `device`, where none is known or the lines are not the user's own, by what the kernels compute."""
+    `device`, where none is known, by what the kernels compute."""
     from workers.measure.profiling import classes, waits
 
-    kernels = [work for work in traced.work if work.kind == "kernel" or waits.ON_DEVICE.match(work.name)]
+    asked = waits.inside(waits.questions(places.profile.recording))
+    kernels = [
+        work
+        for work in traced.work
+        if (work.kind == "kernel" or waits.ON_DEVICE.match(work.name)) and not asked(work.made_ns)
+    ]
     total = sum(work.time_ns for work in kernels) or 1
     for work in kernels:
         name, place = classes.classify(work), places.at(work.made_ns)
@@ -508,10 +539,8 @@ def _running(
             cause = OPTIMIZER
         elif name == classes.ATTENTION or places.writes_attention(place):
             cause = "attention"
-        elif name == classes.SOFTMAX and not by_line and "logsoftmax" not in work.name.lower():
-            cause = "attention"  # our model's; of the user's code, lines tell
         share = ms * work.time_ns / total
-        if place is not None and by_line:
+        if place is not None:
             lost[cause, place] = lost.get((cause, place), 0.0) + share
         else:
             device[cause, name if cause == "kernels" else ""] += share

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import bisect
+import re
 import sys
 from array import array
 from collections import Counter, defaultdict
@@ -26,6 +27,8 @@ INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Folders of packages, which are nobody's own even inside of the user's folder."""
 COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 """Names of functions that are part of a statement; later versions of Python have none for most of them."""
+RESUMED = re.compile(r"torch_dynamo_resume_in_(\w+?)_at_\d+")
+"""The name of the rest of a function."""
 MAX_EVENTS = 1_000_000
 """Most lines whose runs are counted in a step; a second's worth."""
 ATTENTION = "scaled_dot_product"
@@ -144,8 +147,9 @@ class OwnCode:
 
 
 def readable(function: str) -> str:
-    """Return a function's qualified name for people; comprehensions have that of the function around them."""
-    names = function.split(".")
+    """Return a function's qualified name for people; comprehensions, and what torch.compile makes of the rest of a
+    function behind a break of its graph, have that of the function itself."""
+    names = RESUMED.sub(r"\1", function).split(".")
     while len(names) > 1 and names[-1] in COMPREHENSIONS:
         names = names[:-2] if names[-2] == "<locals>" else names[:-1]
     return ".".join(name for name in names if name != "<locals>")

@@ -3,10 +3,10 @@
 The union of the device's work is clipped to the step, so that busy and idle time add up to it. A gap ends with the work
 that begins then, whose launch says what the device waited for:
 
-- Launched after the gap had begun: the host was late. It was in a loader (`input`), in a call that waits for the device
-  (`synchronisation`), which also is to blame for what follows until the next launch, since the device had run dry; in
-  an optimizer's step (`optimizer`); collecting garbage (`host`); in operators (`launches`), or for longer than HOST_NS
-  in neither (`host`).
+- Launched after the gap had begun: the host was late. It was in a loader (`input`); in a call that waits for the device
+  or asks it for a number (`synchronisation`), which also is to blame for what follows until the next launch, since the
+  device had run dry; in an optimizer's step (`optimizer`); collecting garbage (`host`); in operators (`launches`), or
+  for longer than HOST_NS in neither (`host`).
 - Launched before: the device was slow to start it (`launches`), or waited for another stream (`unexplained`).
 - Part of the same CUDA graph as the work before: of the graph itself (`kernels`); the host has no part in it.
 
@@ -17,34 +17,45 @@ from __future__ import annotations
 
 import bisect
 import gc
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kernels.clock import unix_ns
 from kernels.ranges import named
 from workers.measure.profiling.attribution import Interval
 from workers.measure.profiling.classes import COMMUNICATION, class_of_kernel
 from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording
+from workers.measure.profiling.replay import Replay
 
 RUNNING = "running"
 """The class of time in which a kernel runs that is no collective."""
 WORKING = (RUNNING, "communication", "copies")
 """The classes of time in which the device works."""
+COLLECTS = "garbage collection"
+"""The range around a run of Python's garbage collector (`collections_named`)."""
+UNSLOWED = ("input", "host", "kernels", COLLECTS)
+"""The classes of idle time that a profiler does not lengthen."""
 LOADER = re.compile(r"enumerate\(DataLoader\)#")
 """Ranges that torch's loaders open around `__next__`."""
 SYNCHRONISES = re.compile(r"(cuda|cu)(Stream|Device|Event|Ctx)Synchronize.*|(cuda|cu)Memcpy(?!.*Async).*")
 """Calls that return when the device has done what was asked of it before."""
 UPDATES = re.compile(r"Optimizer\.step#")
 """Ranges that torch opens around an optimizer's step."""
-COLLECTS = "garbage collection"
-"""The range around a run of Python's garbage collector (`collections_named`)."""
+ASKS = "numbers asked for"
+"""The range around the text that is made of a tensor (`questions_named`)."""
+ASKING = re.compile(rf"aten::(item|_local_scalar_dense|is_nonzero|to|_to_copy|copy_)|{ASKS}")
+"""Operators and ranges that ask the device for numbers, if a copy to the host or a call that waits is inside."""
 BLOCKING_NS = 50_000
 """An asynchronous copy of memory that is not pinned whose call takes longer has waited for the device."""
 PAGEABLE = "Pageable"
 """Part of the name of a copy from or to memory that is not pinned."""
+TO_HOST = "DtoH"
+"""Likewise, of a copy to the host. To memory that is not pinned, its call ends when the copy does."""
 ON_DEVICE = re.compile(r"Memset|Memcpy DtoD")
 """Copies and fills that are work as kernels are."""
 HOST_NS = 100_000
@@ -105,24 +116,76 @@ def in_a_row(recording: Recording, steps: Sequence[Interval]) -> list[list[Stret
 def waits(recording: Recording) -> list[HostEvent]:
     """Return the calls in which the host waited for the device."""
     pageable = {one.launch for one in recording.device if PAGEABLE in one.name}
-    return [event for event in recording.host if _waits(event, pageable)]
+    to_host = {one.launch for one in recording.device if PAGEABLE in one.name and TO_HOST in one.name}
+    return [event for event in recording.host if _waits(event, pageable, to_host)]
 
 
-def hidden_ns(waiting: Sequence[HostEvent], step: Sequence[Stretch]) -> int:
-    """Return how much of a step's launches the device would not wait for, if the host did not wait for the device: the
-    host would run ahead, and only what it takes longer than the device would remain.
+def questions(recording: Recording) -> list[tuple[int, int]]:
+    """Return when the host asked the device for numbers, such as in `.item()`, from the beginning of the operator that
+    asks to its end; disjoint, in order."""
+    copies = {one.launch for one in recording.device if one.kind == "copy"}
+    to_host = {one.launch for one in recording.device if TO_HOST in one.name}
+    asks = {one.id for one in waits(recording)} - (copies - to_host)
+    calls = sorted(one.begin_ns for one in recording.host if one.kind == "launch" and one.id in asks)
+    others = sorted(one.begin_ns for one in recording.host if one.kind == "launch" and one.id in copies - to_host)
+    found = []
+    for one in recording.host:
+        asking = one.kind != "launch" and ASKING.fullmatch(one.name) and _any_in(calls, one)
+        if asking and (one.name == ASKS or not _any_in(others, one)):
+            found.append((one.begin_ns, one.end_ns))
+    return _merged(iter(found))
+
+
+def inside(intervals: Sequence[tuple[int, int]]) -> Callable[[int], bool]:
+    """Return a function that tells whether a moment lies in one of these disjoint intervals, which are in order."""
+    begins = [begin for begin, _ in intervals]
+
+    def lies(at_ns: int) -> bool:
+        index = bisect.bisect_right(begins, at_ns) - 1
+        return index >= 0 and at_ns < intervals[index][1]
+
+    return lies
+
+
+def _any_in(moments: Sequence[int], event: HostEvent) -> bool:
+    at = bisect.bisect_left(moments, event.begin_ns)
+    return at < len(moments) and moments[at] < event.end_ns
+
+
+def without_waiting_ms(recording: Recording, steps: Sequence[Interval], step_ms: float) -> float:
+    """Return what a step of `step_ms` would take if the host never waited for the device, and asked it for nothing.
 
     Args:
-        waiting: The calls that wait.
-        step: The parts of one of several steps in a row.
+        recording: Of the steps and, before them, of a warm-up.
+        steps: The steps, as the host ran their phases, in a row.
+        step_ms: The time of a step without a profiler.
     """
-    if not step:
-        return 0
-    begin, end = step[0].begin_ns, step[-1].end_ns
-    waited = sum(max(0, min(one.end_ns, end) - max(one.begin_ns, begin)) for one in waiting)
-    times = sums(step)
-    longer = end - begin - waited - sum(times[cause] for cause in WORKING)
-    return max(0, times["launches"] - max(0, longer)) if waited else 0
+    waiting = _merged((one.begin_ns, one.end_ns) for one in waits(recording))
+    # What such a call launches itself, such as a copy, is not needless.
+    needless = _merged(iter([*questions(recording), *((begin + 1, end) for begin, end in waiting)]))
+    replay = Replay(recording, steps, waiting, needless)
+    scale = replay.scale_for(1e6 * step_ms)
+    return step_ms * min(1.0, replay.length_ns(scale, asks=False) / (replay.length_ns(scale) or 1.0))
+
+
+@contextmanager
+def questions_named() -> Iterator[None]:
+    """Name the texts that are made of tensors for the profiler: their numbers are asked for."""
+    import torch
+
+    def asking(plain: Any) -> Any:
+        def ask(*given: Any, **options: Any) -> Any:
+            with named(ASKS):
+                return plain(*given, **options)
+
+        return ask
+
+    with ExitStack() as undo:
+        for name in ("__repr__", "__format__"):
+            plain = getattr(torch.Tensor, name)
+            setattr(torch.Tensor, name, asking(plain))
+            undo.callback(setattr, torch.Tensor, name, plain)
+        yield
 
 
 @contextmanager
@@ -188,15 +251,20 @@ def sums(found: Sequence[Stretch]) -> Counter[str]:
 def unprofiled(totals: Mapping[str, float], step: float) -> dict[str, float]:
     """Return the time of each class in a step that no profiler has slowed down, in the unit of `step`.
 
-    A profiler lengthens the gaps in a device's work, and not the work: the gaps fill what the work leaves of the step.
+    A profiler lengthens operators and launches, and neither the device's work nor plain Python: the gaps due to the
+    former fill what the latter leave of the step.
 
     Args:
         totals: The time of each class in a profiled step.
         step: The time of an unprofiled one.
     """
-    idle = sum(time for cause, time in totals.items() if cause not in WORKING)
-    left = max(0.0, step - sum(totals.values()) + idle)
-    return {cause: time if cause in WORKING or not idle else time * left / idle for cause, time in totals.items()}
+    left = max(0.0, step - sum(totals.get(cause, 0.0) for cause in WORKING))
+    plain = sum(totals.get(cause, 0.0) for cause in UNSLOWED)
+    slowed = sum(totals.values()) - plain - sum(totals.get(cause, 0.0) for cause in WORKING)
+    of_plain = min(plain, left) if slowed > 0 else left
+    scales = dict.fromkeys(WORKING, 1.0) | dict.fromkeys(UNSLOWED, of_plain / (plain or 1.0))
+    of_others = (left - of_plain) / (slowed or 1.0)
+    return {cause: time * scales.get(cause, of_others) for cause, time in totals.items()}
 
 
 def of_steps(recording: Recording, steps: Sequence[Interval], step_ms: float) -> tuple[list[Stretch], dict[str, float]]:
@@ -239,15 +307,25 @@ class _Host:
     def __init__(self, recording: Recording) -> None:
         events = recording.host
         self.loading = _merged((one.begin_ns, one.end_ns) for one in events if LOADER.match(one.name))
-        self.waiting = _merged((one.begin_ns, one.end_ns) for one in waits(recording))
+        calls = [(one.begin_ns, one.end_ns) for one in waits(recording)]
+        self.waiting = _merged(iter([*calls, *questions(recording)]))
+        self._calls = sorted(begin for begin, _ in calls)
         self.updating = _merged((one.begin_ns, one.end_ns) for one in events if UPDATES.match(one.name))
         self.collecting = _merged((one.begin_ns, one.end_ns) for one in events if one.name == COLLECTS)
         self.issuing = _merged((one.begin_ns, one.end_ns) for one in events if one.kind not in ("range", "python"))
 
+    def call_at(self, moment_ns: int) -> int:
+        """Return when the call began that waits in the question or call of this moment."""
+        begin, end = self.waiting[bisect.bisect_right(self.waiting, (moment_ns, math.inf)) - 1]
+        at = bisect.bisect_left(self._calls, begin)
+        return self._calls[at] if at < len(self._calls) and self._calls[at] < end else begin
 
-def _waits(event: HostEvent, pageable: Set[int]) -> bool:
+
+def _waits(event: HostEvent, pageable: Set[int], to_host: Set[int]) -> bool:
     if event.kind != "launch":
         return False
+    if event.id in to_host:
+        return True
     slow = event.end_ns - event.begin_ns > BLOCKING_NS
     return bool(SYNCHRONISES.fullmatch(event.name)) or (slow and event.id in pageable)
 
@@ -282,11 +360,11 @@ def _late(begin: int, end: int, host: _Host, name: str | None) -> Iterator[Stret
         if in_loader:
             yield Stretch(at, until, "input", at, name)
         elif dry is not None:
-            yield Stretch(at, until, "synchronisation", dry[0], name)
+            yield Stretch(at, until, "synchronisation", host.call_at(dry[0]), name)
         else:
             for inner, waits in _cut(at, until, host.waiting):
                 if waits:
-                    yield Stretch(at, inner, "synchronisation", at, name)
+                    yield Stretch(at, inner, "synchronisation", host.call_at(at), name)
                 else:
                     yield from _busy_host(at, inner, host, name)
                 at = inner

@@ -73,12 +73,12 @@ def test_a_change_that_cannot_be_made_is_told_under_a_large_cause_and_in_the_lis
 def test_small_plain_kernels_are_told_after_all_others() -> None:
     kernels = [[at, "kernels", f"train.py:{at} f", 10.0 - at, 4.9, 90.0, "ceiling"] for at in range(2, 7)]
     others = [[at, "host", f"train.py:{at} g", 10.0 - at, 1.0, 90.0, "ceiling"] for at in range(7, 10)]
-    lines = conclude.answer("step 100 ms", [CAUSES[0], *kernels, *others], [], NOTHING)
-    assert re.findall(r"train.py:(\d) [fg]", "\n".join(lines)) == list("23789")
+    lines = conclude.answer("step 100 ms", [CAUSES[0], *others, *kernels], [], NOTHING)
+    assert re.findall(r"train.py:(\d) [fg]", "\n".join(lines)) == list("78923")
     assert [line[0] for line in lines if line[0].isdecimal()] == list("123456")
     kernels[4][4] = 5.1
-    lines = conclude.answer("step 100 ms", [CAUSES[0], *kernels, *others], [], NOTHING)
-    assert re.findall(r"train.py:(\d) [fg]", "\n".join(lines)) == list("26789")
+    lines = conclude.answer("step 100 ms", [CAUSES[0], *others, *kernels], [], NOTHING)
+    assert re.findall(r"train.py:(\d) [fg]", "\n".join(lines)) == list("78926"), "a large one is told"
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -128,7 +128,7 @@ def test_small_causes_count_beside_what_a_large_one_leaves_of_the_step() -> None
         seen = [{"cause": cause, "where": "", "lost_ms": one} for cause, one in ms.items()]
         return [row[1] for row in conclude._causes(seen, [], sum(ms.values()))]
 
-    assert kinds(optimizer=92.0, kernels=7.6, input=0.4) == ["optimizer", "kernels", "input"]
+    assert kinds(optimizer=92.0, kernels=7.6, input=0.4) == ["optimizer", "input", "kernels"]
     assert kinds(optimizer=92.0, kernels=7.9, input=0.1) == ["optimizer", "kernels"], "too few samples"
     assert kinds(kernels=99.6, input=0.4) == ["kernels"], "the model's work does not go away"
 

@@ -98,7 +98,7 @@ def test_a_line_that_breaks_a_graph_is_marked(monkeypatch: pytest.MonkeyPatch) -
     )
     assert found == {
         ("synchronisation", "train.py:2 step (graph break)"): 2.0,
-        ("launches", "train.py:4 step; graph breaks at train.py:2"): 3.0,
+        ("launches", "train.py:4 step (graph breaks at train.py:2)"): 3.0,
     }
 
 
