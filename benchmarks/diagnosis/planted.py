@@ -79,7 +79,7 @@ class Slow(Dataset[Tensor]):
     def __getitem__(self, index: int) -> Tensor:
         until = time.perf_counter() + self.seconds
         while time.perf_counter() < until:  # planted: loader
-            pass
+            pass  # planted: loader
         return self.row
 
 

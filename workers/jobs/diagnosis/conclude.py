@@ -283,7 +283,8 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
     if joined.step_ms is not None and len(names := joined.how.split(" + ")) > 1:
         together = f"all together ({', '.join(names)}): {_became(joined)}"
     elif not better and not losers:
-        together = "no change was tried"
+        bounds = [one.change for one in results if one.removes and one.ratio is not None]
+        together = f"no change was tried but {', '.join(bounds)}, which is no cure" if bounds else "no change was tried"
     elif not better:
         together = "nothing that was tried shortens the step by more than 1 % for certain"
         promising = [one for one in losers if one.verdict == "inconclusive" and (one.ratio or 1.0) < 1 - GAIN]

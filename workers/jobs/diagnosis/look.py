@@ -444,8 +444,8 @@ def _times(
     asked = inside(questions(recording))
     totals: Counter[str] = Counter()
     for one in (one for part in parts for one in part):
-        answers = one.cause in WORKING and asked(one.at_ns)
-        totals[ANSWERS if answers else COLLECTED if one.collects else one.cause] += one.ns
+        is_answer = one.cause in WORKING and asked(one.at_ns)
+        totals[ANSWERS if is_answer else COLLECTED if one.collects else one.cause] += one.ns
     ms = {cause: 1e-6 * ns / len(parts) for cause, ns in totals.items() if ns}
     answers, idle = ms.pop(ANSWERS, 0.0), ms.pop(SYNCHRONISATION, 0.0)
     waited = 0.0

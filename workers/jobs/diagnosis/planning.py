@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -30,8 +31,12 @@ WARMUP_OF_SLOW = 2
 WARM_MS, FEWEST_TO_WARM_UP = 1000.0, 5
 """How long the steps take that warm up a turn on a GPU, at least so many of them."""
 START_S, SHOW = 12.0, 2
-"""About how long the interpreters of the turns take to start, together, and how many turns of each side show how long a
-turn takes on this host. Screening needs none: it is coarse, so its processes are forks."""
+"""About how long the interpreters of a round of turns take to start, together, and how many turns of each side show how
+long a turn takes on this host. Screening needs none: it is coarse, so its processes are forks."""
+SURELY = 3
+"""How many times the turns have to fit, by the time that screening took, to be planned without such a round."""
+CLOSE = 0.05
+"""A change that was further off when it was screened needs no interval."""
 FOR_SCREENING = 0.5
 """The largest part of the budget after which no further change is screened."""
 FOR_ONE, LEAST_LIMIT_S = 0.25, 20.0
@@ -84,7 +89,7 @@ class _Progress:
         tried = {_names(row) for row in self.rows if row["stage"] == "screen"}
         possible = [(row["change"],) for row in self.candidates if row["why_not"] is None]
         left = [names for names in possible if names not in tried]
-        fit = int((self.left_s - (1 - FOR_SCREENING) * self.spec.budget_s) / max(self._turn_s(), 1e-3))
+        fit = int((self.left_s - (1 - FOR_SCREENING) * self.spec.budget_s) / self._turn_s())
         if tried:
             return self._units("screen", left[: max(0, fit)])
         return self._units("screen", [(), *left[: max(1, fit - 1)]]) if left else []
@@ -130,34 +135,68 @@ class _Progress:
         return self._units("join", [following])
 
     def turns(self) -> list[Unit]:
-        """Plan the turns of as many sides as there is time for: a few of each first, then those that are missing."""
+        """Plan a round of turns: of the changes that help and of the bounds, as many as there is time for; once more of
+        those that may or may not help; then of those that brought nothing, the closest first, since without an
+        interval nobody knows that."""
         done = Counter(_names(row) for row in self.rows if row["stage"] == "turn")
-        had = max(done.values(), default=0)
         joined, _ = self.joined()
         removing = [names for row in self.candidates if row["removes"] and (names := (row["change"],))]
         sides = [*([joined] if joined else []), *(names for names in self.winners if names != joined)]
         sides += [names for names in removing if self.of(names, ["screen"])]
-        sides = [side for side in sides if not done or side in done]
-        while sides and (number := self._turns_that_fit(1 + len(sides))) < FEWEST - had and len(sides) > 1:
+        had = max((done[side] for side in sides), default=0)
+        sides = [side for side in sides if not had or (side in done and not self._decided(side))]
+        while len(sides) > 1 and self._turns_that_fit(1 + len(sides)) < FEWEST - had:
             sides.pop()
-        if not sides or had > SHOW or number < (FEWEST - had if had else 1):
-            return []
-        number = min(number, MOST - had if had else SHOW)
+        number = self._turns_that_fit(1 + len(sides))
+        if sides and had < MOST and number >= (max(1, FEWEST - had) if had else 1):
+            until = SHOW if not had and number < SURELY * FEWEST else FEWEST if had < FEWEST else MOST
+            return self._round(sides, min(number, until - had), had)
+        sides = [names for names in self._losers() if names not in done]
+        while sides and self._turns_that_fit(1 + len(sides)) < FEWEST:
+            sides.pop()
+        return self._round(sides, FEWEST, sum(done.values())) if sides else []
+
+    def _decided(self, side: Names) -> bool:
+        """Return True if all turns of a side say whether it saves more than GAIN. (With FEWEST turns the interval of
+        the ratio is about that of all pairs of turns.)"""
+        before, after = self.of((), ["turn"]), self.of(side, ["turn"])
+        known = min(len(before), len(after)) >= FEWEST
+        return known and not min(after) / max(before) < 1 - GAIN < max(after) / min(before)
+
+    def _round(self, sides: Sequence[Names], number: int, salt: int) -> list[Unit]:
         order = [side for side in [(), *sides] for _ in range(number)]
-        random.Random((self.spec.seed or 0) + had).shuffle(order)
+        random.Random((self.spec.seed or 0) + salt).shuffle(order)
         return self._units("turn", order)
 
-    def _turn_s(self) -> float:
-        """Return how long a turn takes: the mean of those so far or, before them, of the screening."""
+    def _losers(self) -> list[Names]:
+        """Return the changes with which the step was about as fast, the closest first."""
+        before = statistics.median(self.of((), ["look", "screen"]) or [1.0])
+        removing = {row["change"] for row in self.candidates if row["removes"]}
+        off = {
+            names: abs(value / before - 1)
+            for row in self.rows
+            if row["stage"] == "screen" and (names := _names(row)) and (value := self.value(row)) is not None
+            if names not in self.winners and names[0] not in removing
+        }
+        return sorted((names for names, one in off.items() if one < CLOSE), key=lambda names: off[names])
+
+    def _seconds(self) -> list[float]:
+        """Return the seconds of the turns so far or, before them, of the screening."""
         taken: dict[str, list[float]] = {}
         for unit, seconds in zip(self.so_far.units, self.so_far.seconds, strict=True):
             taken.setdefault("turn" if unit.params["stage"] == "turn" else "screen", []).append(seconds)
-        known = taken.get("turn") or taken["screen"][1:] or taken["screen"]
-        return sum(known) / len(known)
+        return taken.get("turn") or taken["screen"][1:] or taken["screen"]
+
+    def _turn_s(self) -> float:
+        """Return how long a turn takes."""
+        return max(1e-3, statistics.fmean(self._seconds()))
 
     def _turns_that_fit(self, sides: int) -> int:
-        start_s = 0.0 if any(unit.params["stage"] == "turn" for unit in self.so_far.units) else START_S
-        return int(max(0.0, self.left_s - start_s) / (sides * max(self._turn_s(), 1e-3)))
+        has_turns = any(unit.params["stage"] == "turn" for unit in self.so_far.units)
+        # The first turn of a round has waited for all interpreters of the round.
+        turn_s = statistics.median(self._seconds()) if has_turns else self._turn_s()
+        start_s = max(self._seconds()) - turn_s if has_turns else START_S
+        return int(max(0.0, self.left_s - start_s) / (sides * max(turn_s, 1e-3)))
 
     def _units(self, stage: str, sides: Sequence[Names]) -> list[Unit]:
         look = next(row for row in self.rows if row["stage"] == "look")

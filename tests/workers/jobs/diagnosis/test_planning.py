@@ -105,15 +105,14 @@ def test_each_change_is_tried_once_and_those_that_help_are_joined_and_measured_i
     both = "fused_optimizer+compile_blocks"
     assert played.sides("join") == {both: 1}
     turns = played.sides("turn")
-    assert turns.keys() == {"", both, "fused_optimizer", "compile_blocks", "no_optimizer"}
-    assert min(turns.values()) >= 4
-    assert len(set(turns.values())) == 1, "each side has as many turns"
+    helping = (both, "fused_optimizer", "compile_blocks", "no_optimizer")
+    assert turns == {"": 8, "threads": 4} | dict.fromkeys(helping, 4), "a loser has its interval, too, if it is close"
     results = played.results()
     assert {name: one.verdict for name, one in results.items()} == {
         "fused_optimizer": "better",
         "compile_blocks": "better",
-        "threads": "inconclusive",  # one process has tried it
-        "autocast_bf16": "inconclusive",
+        "threads": "no_difference",
+        "autocast_bf16": "inconclusive",  # one process has tried it
         "no_optimizer": "better",
         "together": "better",
     }
@@ -159,8 +158,8 @@ def test_a_small_budget_is_kept_and_what_was_left_out_is_said(budget_s: int) -> 
 
 
 def test_turns_that_take_longer_than_the_screening_leave_sides_out_and_keep_the_budget() -> None:
-    played = Played(budget_s=300, seconds=3.0, turn_s=15.0)
-    assert sum(played.seconds) <= 300
+    played = Played(budget_s=180, seconds=3.0, turn_s=9.0)
+    assert sum(played.seconds) <= 180 + 3, "the answer comes on top"
     turns = played.sides("turn")
     assert turns["fused_optimizer+compile_blocks"] >= 4, "the best side has its interval"
     assert turns["no_optimizer"] == 2, "the last one has none"
