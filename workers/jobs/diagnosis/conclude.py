@@ -190,6 +190,7 @@ def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_m
     for row in seen:
         of_cause[row["cause"]] += row["lost_ms"]
     measured = {row["cause"]: row["bound_ms"] for row in seen if row.get("bound_ms") is not None}
+    certain = {*measured, *(one.cause for one in results if one.removes and one.low is not None)}
     # Forks that screen differ from the processes of the turns: only their ratio carries over.
     measured |= {one.cause: one.ratio * total for one in results if one.removes and one.ratio is not None}
     rows: list[list[Scalar]] = []
@@ -206,7 +207,8 @@ def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_m
         else:
             limit, how = None if step_ms is None else max(0.0, step_ms - row["lost_ms"]), "ceiling"
         rows.append([0, row["cause"], row["where"] or None, row["lost_ms"], percent, limit, how])
-    gains = {cause: total - ms for cause, ms in measured.items()}
+    # What one process measured may be noise: then what the profile saw counts, unless it is less.
+    gains = {cause: max(0.0 if cause in certain else of_cause[cause], total - ms) for cause, ms in measured.items()}
     rows.sort(key=lambda row: _worth(str(row[1]), float(row[3] or 0.0), of_cause, gains, results, total), reverse=True)
     return [[rank, *row[1:]] for rank, row in enumerate(rows, start=1)]
 

@@ -156,3 +156,27 @@ def test_a_bound_is_the_share_that_its_own_stage_measured() -> None:
 
 def test_no_time_has_an_exponent_because_it_is_rounded_up() -> None:
     assert conclude._ms(999.7, 3) == "1000 ms"
+
+
+def ranked(results: list[Result], **ms: float) -> list[str]:
+    seen = [{"cause": cause, "where": "", "lost_ms": one} for cause, one in ms.items()]
+    return [row[1] for row in conclude._causes(seen, results, sum(ms.values()))]
+
+
+def test_what_a_step_waits_for_comes_before_its_own_work_unless_a_change_shortens_that() -> None:
+    times = {"kernels": 80.0, "attention": 8.0, "synchronisation": 10.0, "host": 2.0}
+    assert ranked([], **times) == ["synchronisation", "attention", "host", "kernels"]
+    tf32 = result("tf32", "better", 0.3, cause="kernels")
+    assert ranked([tf32], **times) == ["kernels", "synchronisation", "attention", "host"]
+    useless = [result("tf32", "no_difference", 0.995, cause=cause) for cause in ("kernels", "attention")]
+    assert ranked(useless, **times) == ["synchronisation", "host", "kernels", "attention"]
+
+
+def test_a_cause_is_worth_what_a_step_without_it_gained_and_one_process_is_no_proof() -> None:
+    times = {"kernels": 60.0, "input": 30.0, "synchronisation": 10.0}
+    hidden = result("no_input", "better", 0.95, cause="input", removes=True)
+    assert ranked([hidden], **times) == ["synchronisation", "input", "kernels"]
+    once = result("no_input", "inconclusive", 0.95, cause="input", removes=True, low=None, high=None)
+    assert ranked([once], **times) == ["input", "synchronisation", "kernels"]
+    more = result("no_synchronisation", "inconclusive", 0.6, cause="synchronisation", removes=True, low=None, high=None)
+    assert ranked([more], **times) == ["synchronisation", "input", "kernels"]

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from app.specs import KINDS
+from tests.workers.measure.profiling.test_waits import recorded
 from tests.workers.reporting import Report
 from workers.jobs.diagnosis import look, turn
 from workers.measure.profiling.attribution import Interval
 from workers.measure.profiling.lines import LineTrace, OwnCode, Place
 from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording
-from workers.measure.profiling.waits import Stretch
+from workers.measure.profiling.waits import WORKING, Stretch, in_a_row, sums
 from workers.outcome import RunnerError
 
 US = 1000
@@ -122,3 +123,17 @@ def test_a_counterfactual_with_other_products_is_thrown_away(monkeypatch: pytest
 def test_a_gpus_steps_follow_each_other() -> None:
     step: Any = KINDS["benchmark"].example()
     assert [turn.pacing(step, torch.device(one)) for one in ("cpu", "cuda")] == ["step", "loop"]
+
+
+@pytest.mark.parametrize("step_ms", [10.0, 14.0, 20.0])
+def test_busy_and_idle_time_of_a_real_step_without_a_profiler_add_up_to_it(step_ms: float) -> None:
+    recording, windows = recorded("item")
+    parts = in_a_row(recording, windows)
+    times, busy_percent = look._times(recording, windows, parts, step_ms)
+    assert sum(times.values()) == pytest.approx(step_ms)
+    assert min(times.values()) >= 0
+    working = 1e-6 * sum(sums(part)[one] for part in parts for one in WORKING) / len(parts)
+    assert busy_percent == pytest.approx(100 * working / step_ms), "a profiler does not slow the device down"
+    # What waiting costs is more than the gaps behind it: the host would have run ahead.
+    assert times["synchronisation"] > 0.1 * step_ms
+    assert times["synchronisation"] <= step_ms - working + 1e-6 * 98 * 5000

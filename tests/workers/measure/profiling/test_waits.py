@@ -9,18 +9,22 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels.ranges import record_ranges
 from workers.measure.profiling import tables
 from workers.measure.profiling.attribution import Attribution, Interval
 from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording, record
 from workers.measure.profiling.waits import (
+    ASKS,
     COLLECTS,
     RUNNING,
     WORKING,
     collections_named,
     in_a_row,
     of_steps,
+    questions,
+    questions_named,
     stretches,
     sums,
     unprofiled,
@@ -273,3 +277,30 @@ def test_a_real_step_that_waits_for_its_loader_is_told_from_one_that_waits_for_n
         assert times["input"] == times["communication"] == 0
         assert len({one.at_ns for one in step if one.cause == "synchronisation"}) == 98, "one gap for each"
         assert times["synchronisation"] > 4e6
+
+
+def test_a_number_is_asked_for_from_the_beginning_of_the_operator_that_asks(made: Made) -> None:
+    made.launch(0, 5, 50)
+    made.on_host("aten::item", 10, 80)
+    made.on_host("aten::_local_scalar_dense", 12, 79)
+    copy = made.on_host("cudaMemcpyAsync", 20, 60, "launch")
+    made.runs(copy, 52, 53, "Memcpy DtoH (Device -> Pageable)")
+    made.on_host("aten::to", 100, 170)
+    batch = made.on_host("cudaMemcpyAsync", 110, 165, "launch")
+    made.runs(batch, 115, 160, "Memcpy HtoD (Pageable -> Device)")
+    made.on_host("aten::copy_", 200, 230)
+    made.runs(made.on_host("cudaMemcpyAsync", 210, 212, "launch"), 215, 220, "Memcpy DtoH (Device -> Pinned)")
+    made.launch(240, 245, 250)
+    recording = made.recording
+    assert questions(recording) == [(10 * US, 80 * US)], "a copy to the device is none, nor one that nobody waits for"
+    assert [one.begin_ns for one in waits(recording)] == [20 * US, 110 * US]
+    found = stretches(recording, Interval("step_1", 1, 0, 250 * US))
+    assert {one.at_ns for one in found if one.cause == "synchronisation" and one.end_ns < 115 * US} == {20 * US}
+
+
+def test_texts_of_tensors_are_named_for_the_profiler_and_only_inside() -> None:
+    plain = torch.Tensor.__repr__
+    with questions_named(), record_ranges():
+        profile = record(lambda: print(torch.ones(2), f"{torch.ones(()):.1f}"), on_gpu=False)
+    assert sum(one.name == ASKS for one in profile.recording.host) >= 2
+    assert torch.Tensor.__repr__ is plain

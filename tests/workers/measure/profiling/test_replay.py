@@ -1,0 +1,72 @@
+"""What recorded steps would take with another host: times in µs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.workers.measure.profiling.test_waits import US, Made, recorded
+from workers.measure.profiling.attribution import Interval
+from workers.measure.profiling.replay import Replay
+from workers.measure.profiling.waits import in_a_row, questions, waits, without_waiting_ms
+
+
+def asking(steps: int, *, issue: float, works: float) -> tuple[Made, list[Interval]]:
+    """Return steps in which the host issues one kernel for so long, and asks for a number as soon as it is done."""
+    made, at, found = Made(), 0.0, []
+    for number in range(steps):
+        begin = at
+        made.launch(at + issue - 2, at + issue + 3, at + issue + 3 + works)
+        at += issue
+        made.on_host("aten::item", at, at + works + 15)
+        copy = made.on_host("cudaMemcpyAsync", at + 1, at + works + 10, "launch")
+        made.runs(copy, at + works + 5, at + works + 6, "Memcpy DtoH (Device -> Pageable)")
+        made.on_host("cudaStreamSynchronize", at + works + 11, at + works + 12, "launch")
+        at += works + 15
+        found.append(Interval(f"step_{number}", number, round(begin * US), round(at * US)))
+    return made, found[1:]
+
+
+def replay(made: Made, steps: list[Interval]) -> Replay:
+    calls = [(one.begin_ns, one.end_ns) for one in waits(made.recording)]
+    return Replay(made.recording, steps, calls, questions(made.recording))
+
+
+@pytest.mark.parametrize(("issue", "works"), [(100, 200), (300, 200), (50, 500)])
+def test_a_host_that_asks_for_nothing_runs_ahead_of_the_device(issue: float, works: float) -> None:
+    made, steps = asking(6, issue=issue, works=works)
+    again = replay(made, steps)
+    assert again.length_ns(1.0) == pytest.approx((issue + works + 15) * US, rel=0.01)
+    without = again.length_ns(1.0, asks=False) / US
+    assert without == pytest.approx(max(issue, works), abs=0.3 * min(issue, works)), "the longer of the two is left"
+    assert again.length_ns(0.5) == pytest.approx((issue / 2 + works + 15) * US, rel=0.02), "of a host twice as fast"
+
+
+def test_the_scale_that_gives_the_time_of_an_unprofiled_step_is_found() -> None:
+    made, steps = asking(4, issue=400, works=200)
+    again = replay(made, steps)
+    scale = again.scale_for(415 * US)
+    assert scale == pytest.approx(0.5, abs=0.02)
+    assert again.length_ns(scale) == pytest.approx(415 * US, rel=0.01)
+    assert again.scale_for(9000 * US) == 1, "a profiler makes no host faster"
+    assert without_waiting_ms(made.recording, steps, 0.415) == pytest.approx(0.2, abs=0.04)
+
+
+def test_steps_that_ask_for_nothing_take_as_long_without_asking() -> None:
+    draw, made, at = random.Random(5), Made(), 0.0
+    for _ in range(200):
+        begin = at + draw.choice((3, 40))
+        made.launch(at, begin, begin + draw.choice((2, 30)))
+        at = begin + draw.choice((0, 20))
+    whole = [Interval("step_1", 1, 0, round(at * US))]
+    assert without_waiting_ms(made.recording, whole, 1e-3 * at / 2) == pytest.approx(1e-3 * at / 2, rel=1e-6)
+
+
+def test_real_steps_happen_again_as_they_were() -> None:
+    recording, windows = recorded("item")
+    length = sum(one.ns for step in in_a_row(recording, windows) for one in step) / len(windows)
+    calls = [(one.begin_ns, one.end_ns) for one in waits(recording)]
+    again = Replay(recording, windows, sorted(calls), questions(recording))
+    assert again.length_ns(1.0) == pytest.approx(length, rel=0.02)
+    assert 0.5 * length < again.length_ns(1.0, asks=False) < 0.95 * length
