@@ -1,4 +1,4 @@
-"""The GitHub Actions example of docs/comparing.md, run as a runner does: its commands, its environment, its conditions.
+"""The workflow in deploy/github, run as GitHub's runner does: its commands, its environment, its conditions.
 
 The service that tests share stands for the one that the workflow starts: `up` itself is tested in tests/app/cli.
 """
@@ -21,7 +21,7 @@ from tools.service import Service
 from tools.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "comparing.md").read_text()
+WORKFLOW = ROOT / "deploy" / "github" / "speed.yml"
 SHA = "0123456789abcdef" * 2 + "01234567"
 REAL_SIZE = "sequence_lengths=1024"
 SMALL_SIZE = (
@@ -48,8 +48,7 @@ exec {python} -m app.cli "$@"
 
 @pytest.fixture(scope="module")
 def workflow() -> dict[str, Any]:
-    (text,) = re.findall(r"```yaml\n(# \.github/workflows/.*?)```", PAGE, flags=re.DOTALL)
-    found: dict[str, Any] = yaml.safe_load(text)
+    found: dict[str, Any] = yaml.safe_load(WORKFLOW.read_text())
     return found
 
 
