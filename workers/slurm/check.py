@@ -25,7 +25,7 @@ def examine(file: Path) -> Iterator[Finding]:
     try:
         settings = SlurmSettings.read(file)
     except CannotRunHere as error:
-        yield broken("slurm", error.detail, "see docs/slurm.md for the settings")
+        yield broken("slurm", error.detail, "deploy/slurm/slurm.toml explains the settings")
         return
     if missing := [command for command in COMMANDS if shutil.which(command) is None]:
         yield broken("slurm", f"no {', '.join(missing)} on PATH", "install Slurm's client, or run it on a login node")

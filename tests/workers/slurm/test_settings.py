@@ -44,11 +44,13 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         SlurmSettings.read(tmp_path / "none.toml")
 
 
-def test_the_page_has_every_field() -> None:
-    page = (EXAMPLE.parents[2] / "docs" / "slurm.md").read_text()
-    rows = [
-        line.split("|")[1]
-        for line in page.partition("## Settings")[2].partition("## What")[0].splitlines()[4:]
-        if "|" in line
-    ]
-    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(SlurmSettings.model_fields)
+def test_the_example_has_every_field() -> None:
+    named = re.findall(r"^(?:# )?(\w+) = ", EXAMPLE.read_text(), flags=re.MULTILINE)
+    assert sorted(named) == sorted(SlurmSettings.model_fields)
+
+
+def test_its_defaults_are_the_fields() -> None:
+    shown = re.findall(r"^# (\w+_s) = (\d+)$", EXAMPLE.read_text(), flags=re.MULTILINE)
+    assert {name: float(value) for name, value in shown} == {
+        name: field.default for name, field in SlurmSettings.model_fields.items() if name.endswith("_s")
+    }
