@@ -4,9 +4,12 @@
     python -m benchmarks.diagnosis                                  # all cases of a GPU, or else of the CPU
     python -m benchmarks.diagnosis --only item pageable --narrow --budget-s 60
     python -m benchmarks.diagnosis --only small_fastest --repeat 20
+    python -m benchmarks.diagnosis --ranks 2 --narrow --budget-s 130
     python -m benchmarks.diagnosis --job 17 18                      # diagnoses that have run, also of other steps
 
-`--narrow` tries only the changes that a case names, which saves most of the time. The ledger has what a step would take
+`--narrow` tries only the changes that a case names, which saves most of the time. `--ranks` runs the cases of that many
+ranks, on as many GPUs or on the CPU; on GPUs they need a slow link, such as NCCL_P2P_DISABLE=1 in the worker's
+environment makes of NVLink. The ledger has what a step would take
 without a cause, by the profile or by a counterfactual, beside what a counterfactual or a cure measured. One that brings
 more than was predicted proves the prediction wrong, and stands first.
 """
@@ -15,12 +18,15 @@ from __future__ import annotations
 
 import argparse
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.diagnosis.busy_host import busy_beside
 from flopwatch import Flopwatch
 from workers.changes import CHANGES
 
@@ -60,10 +66,18 @@ class Case:
     step: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the step; with `model` it is our model's."""
     devices: tuple[str, ...] = ("cuda",)
+    place: str | None = None
+    """Of several ranks: what the place of the first cause has to begin with."""
+    busy_rank: int | None = None
+    """The rank that shares a core with other processes while it trains."""
 
     @property
     def negative(self) -> bool:
         return not self.causes
+
+    @property
+    def kind(self) -> str:
+        return "ddp" if self.place else "benchmark"
 
     @property
     def tried(self) -> list[str]:
@@ -72,6 +86,12 @@ class Case:
 
 
 BOTH = ("cuda", "cpu")
+OF_RANKS = {
+    "model": {"d_model": 2048, "d_ff": 8192, "num_layers": 4, "num_heads": 16}, "context_length": 512,
+    "optimizer": "torch_fused_adamw",
+}  # fmt: skip
+"""Few wide layers: a device that works for longer than its host, and gradients that travel for as long as it works."""
+OF_A_CPU = {"model": {"d_model": 512, "d_ff": 2048, "num_layers": 4, "num_heads": 8}, "context_length": 16}
 CASES = (
     Case("item", ("synchronisation",), (), ("no_synchronisation",), ("item",)),
     Case("loader", ("input",), ("loader_workers",), ("batches_from_memory",), ("loader",), devices=BOTH),
@@ -89,6 +109,12 @@ CASES = (
     Case("small_fastest", step={**FAST, "model": {"size": "small"}}),
     Case("graph_gaps", never=LATE_HOST),
     Case("uncaptured", refused="cuda_graph"),
+    Case("late_rank", ("launches", "host", "kernels"), refused="cuda_graph", devices=BOTH, place="rank 1", busy_rank=1,
+         step={"model": {"size": "small"}, "context_length": 256}),
+    Case("one_bucket", ("communication",), ("smaller_buckets",), devices=BOTH, place="all_reduce before optimizer",
+         step={**OF_RANKS, "bucket_size_mb": None}),
+    Case("late_gather", ("communication",), ("gather_earlier",), devices=BOTH, place="all_gather before",
+         step={**OF_RANKS, "strategy": "fsdp", "prefetch": 0}),
 )  # fmt: skip
 
 
@@ -109,9 +135,21 @@ class Diagnosis:
         return None if first is None else 100 * first["lost_ms"] / first["lost_percent"]
 
 
-def read(server: Flopwatch, number: int) -> Diagnosis:
-    """Wait for a diagnosis, and return what it says."""
-    job = server.wait(number, check=False)
+def read(server: Flopwatch, number: int, busy_rank: int | None = None) -> Diagnosis:
+    """Wait for a diagnosis, and return what it says. Print how long each part takes, and keep a rank's host busy."""
+    begun, shown, planted = time.monotonic(), "", ExitStack()
+
+    def show(_done: int, _total: int, message: str) -> None:
+        nonlocal shown
+        if (part := message.partition(": measuring")[0]) != shown:
+            shown = part
+            print(f"{time.monotonic() - begun:6.1f} s  {part}", flush=True)
+        if busy_rank is not None and "warming up" in message and not busy:
+            busy.append(planted.enter_context(busy_beside(busy_rank)))
+
+    busy: list[None] = []
+    with planted:
+        job = server.wait(number, check=False, show=show)
     name = job["name"] or f"job {number}"
     if job["state"] != "succeeded":
         return Diagnosis(name, number, (), (), failed=f"{job['state']}: {job.get('error')}")
@@ -122,7 +160,10 @@ def read(server: Flopwatch, number: int) -> Diagnosis:
 def submit(server: Flopwatch, case: Case, given: argparse.Namespace) -> int:
     """Submit the diagnosis of a case; returns the job's number."""
     numbers = OF_A_GPU if given.device == "cuda" else {}
-    step = {"kind": "benchmark", "device": given.device, **numbers, **case.step}
+    step = {"kind": case.kind, "device": given.device, **numbers, **case.step}
+    if case.place:
+        step |= {"world_size": given.ranks, "warmup_steps": 3, "measure_steps": 12}
+        step |= {"backend": "nccl"} if given.device == "cuda" else OF_A_CPU
     spec: dict[str, Any] = {"kind": "diagnosis", "step": step, "budget_s": given.budget_s}
     if given.narrow and case.tried:
         spec["changes"] = case.tried
@@ -166,6 +207,8 @@ def judged(case: Case, said: Diagnosis) -> dict[str, str]:
     best = min(wanted, key=lambda one: one["ratio"], default=None)
     cured = _once(case, said) if best is None else f"{best['change']} × {best['ratio']:.3f}"
     named = f"yes, {with_line[0]}" if with_line else "no"
+    if case.place:
+        named = "yes, 1" if first and str(first["where"]).startswith(case.place) else "no"
     return {**row, "first": told, "found": f"yes, {ranks[0]}" if ranks else "no", "named": named, "cured": cured}
 
 
@@ -275,6 +318,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget-s", type=int, default=300)
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--narrow", action="store_true")
+    parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--job", type=int, nargs="+", default=[])
     return parser.parse_args(arguments)
 
@@ -282,12 +326,15 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Submit the cases that the command line names, and tell what became of each."""
     given = options(arguments)
-    chosen = [case for case in CASES if (case.name in given.only if given.only else given.device in case.devices)]
+    of_kind = [case for case in CASES if bool(case.place) == (given.ranks > 1)]
+    chosen = [case for case in of_kind if (case.name in given.only if given.only else given.device in case.devices)]
     said = []
     with Flopwatch() as server:
-        numbers = given.job or [submit(server, case, given) for case in chosen for _ in range(given.repeat)]
-        for number in numbers:
-            said.append(read(server, number))
+        told: list[tuple[int, int | None]] = [(number, None) for number in given.job] or [
+            (submit(server, case, given), case.busy_rank) for case in chosen for _ in range(given.repeat)
+        ]
+        for number, busy_rank in told:
+            said.append(read(server, number, busy_rank))
             print("", f"{said[-1].name}, job {number}", *said[-1].answer, said[-1].failed or "", sep="\n", flush=True)
     rows = [judged(case, one) for one in said for case in CASES if case.name == one.name]
     if rows:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from app.specs import Case
+    from workers.jobs.ddp.rank import Extent
     from workers.measure.validity import Monitor
 
 LOOK_S = 0.5
@@ -75,8 +76,8 @@ class Measured:
     """The size of a bucket that should leave the least communication exposed."""
 
 
-def measure(spec: DdpSpec, case: Case, title: str, report: Reporter) -> Measured:
-    """Run the ranks, and report all that they find as this case."""
+def measure(spec: DdpSpec, case: Case, title: str, report: Reporter, *, extent: Extent = "all") -> Measured:
+    """Run the ranks, and report all that they find as this case. `extent`: "all" or "look"."""
     from workers.measure import environment
     from workers.measure.validity import Monitor
 
@@ -85,7 +86,8 @@ def measure(spec: DdpSpec, case: Case, title: str, report: Reporter) -> Measured
     set_precision(spec.precision)
     report.environment(environment.fingerprint(devices[0], *devices[1:]))
     monitor = Monitor(devices)
-    found = run_ranks(spec, monitor, report)
+    every = run_ranks([spec], monitor, report, extent)
+    found = every if isinstance(every, NotMeasured) else every[0]
     values = Values(metrics(spec, () if isinstance(found, NotMeasured) else found[0]["phases"]))
     if isinstance(found, NotMeasured):
         monitor.watch(last=True)
@@ -106,9 +108,9 @@ def measure(spec: DdpSpec, case: Case, title: str, report: Reporter) -> Measured
     return Measured(found, values, devices, best)
 
 
-def times(spec: DdpSpec, report: Reporter) -> tuple[list[float], Sequence[torch.device]]:
-    """Run the ranks with the strategy's steps alone. Report what these returned; return the ms of the slowest rank in
-    each step, and the devices.
+def times(steps: Sequence[DdpSpec], report: Reporter) -> tuple[list[list[float]], Sequence[torch.device]]:
+    """Run ranks with the steps of these specs alone, one spec after the other. Report what a single one returned;
+    return the ms of the slowest rank in each step of each spec, and the devices.
 
     Raises:
         NotMeasured: the memory did not suffice.
@@ -116,15 +118,15 @@ def times(spec: DdpSpec, report: Reporter) -> tuple[list[float], Sequence[torch.
     from workers.measure import returned
     from workers.measure.validity import Monitor
 
-    devices = choose_devices(spec)
-    let_memory_grow(spec)
-    set_precision(spec.precision)
-    found = run_ranks(spec, Monitor(devices), report, only_times=True)
-    if isinstance(found, NotMeasured):
-        raise found
-    report.table(returned.VALUES, returned.COLUMNS, values_rows(spec, found))
-    (step_ms,) = steps_of(turns_of(found, spec.strategy))
-    return step_ms, devices
+    devices = choose_devices(steps[0])
+    let_memory_grow(steps[0])
+    set_precision(steps[0].precision)
+    each = run_ranks(steps, Monitor(devices), report, "times")
+    if isinstance(each, NotMeasured):
+        raise each
+    if len(steps) == 1:
+        report.table(returned.VALUES, returned.COLUMNS, values_rows(steps[0], each[0]))
+    return [steps_of(turns_of(found, step.strategy))[0] for step, found in zip(steps, each, strict=True)], devices
 
 
 def choose_devices(spec: DdpSpec) -> list[torch.device]:
@@ -161,9 +163,9 @@ def let_memory_grow(spec: DdpSpec) -> None:
 
 
 def run_ranks(
-    spec: DdpSpec, monitor: Monitor, report: Reporter, *, only_times: bool = False
-) -> list[dict[str, Any]] | NotMeasured:
-    """Start the ranks, and return each rank's results, or their steps' times alone; or why there are none.
+    specs: Sequence[DdpSpec], monitor: Monitor, report: Reporter, extent: Extent
+) -> list[list[dict[str, Any]]] | NotMeasured:
+    """Start the ranks, which measure each spec; return for each what the ranks found, or why there is nothing.
 
     Raises:
         Crashed: a rank died or made no step in time.
@@ -172,16 +174,18 @@ def run_ranks(
     from parallel.process_group import START_TIMEOUT_S, RanksFailed
     from workers.jobs.ddp.rank import run_rank
 
+    spec = specs[0]
+    compiles = any(one.compile for one in specs)
     ranks = RankReports(
         run_rank,
-        [spec.model_dump(mode="json"), str(report.scratch), only_times],
+        [[one.model_dump(mode="json") for one in specs], str(report.scratch), extent],
         world_size=spec.world_size,
         backend=spec.backend,
         folder=report.scratch / "ranks",
-        step_timeout_s=max(spec.step_timeout_s, START_TIMEOUT_S) if spec.compile else spec.step_timeout_s,
+        step_timeout_s=max(spec.step_timeout_s, START_TIMEOUT_S) if compiles else spec.step_timeout_s,
         nodes=spec.nodes,
     )
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, list[dict[str, Any]]] = {}
     failures: dict[int, dict[str, Any]] = {}
     measuring = False
     while len(found) < spec.world_size:
@@ -212,7 +216,7 @@ def run_ranks(
     monitor.watch(last=True)
     ranks.report_logs(report)
     ranks.report_nodes(report)
-    return [found[rank] for rank in range(spec.world_size)]
+    return [[found[rank][at] for rank in range(spec.world_size)] for at in range(len(specs))]
 
 
 def why_not_measured(failures: Mapping[int, Mapping[str, Any]]) -> NotMeasured | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -33,6 +33,7 @@ from workers.jobs.ddp.overlap import record_operations, record_snapshot, record_
 from workers.jobs.ddp.parity import ParityCheck
 from workers.jobs.ddp.strategies import NO_COMMUNICATION, Trained
 from workers.jobs.ddp.timing import StepTimer, Turn, measure_steps
+from workers.jobs.ddp.values import LEFT_OUT
 from workers.measure.busy import measure_busy
 from workers.measure.judging import WrongResult
 from workers.measure.memory import OutOfMemory, is_out_of_memory, memory_meter, short_message
@@ -55,23 +56,28 @@ def rounds_of(sides: Sequence[str], number: int, seed: int) -> list[list[str]]:
     return [list(sides), *(draw.sample(sides, len(sides)) for _ in range(number - 1))]
 
 
-def run_rank(rank: Rank, spec: dict[str, Any], folder: str, only_times: bool) -> None:
-    """Measure one rank, and report {"found": the result of `RankRun.run`}. See `measure_rank`."""
+Extent = Literal["all", "look", "times"]
+"""What ranks measure. "look": all but parity and one process alone, which say nothing of where a step's time goes.
+"times": the strategy's steps in one turn, and nothing else."""
+
+
+def run_rank(rank: Rank, specs: Sequence[dict[str, Any]], folder: str, extent: Extent) -> None:
+    """Measure one rank by each spec, and report {"found": the results of `measure_rank`}."""
     rank.report({"started": True})
-    rank.report({"found": measure_rank(rank, spec, folder, only_times=only_times)})
+    rank.report({"found": [measure_rank(rank, spec, folder, extent=extent) for spec in specs]})
 
 
-def measure_rank(rank: Rank, spec: dict[str, Any], folder: str, *, only_times: bool = False) -> dict[str, Any]:
+def measure_rank(rank: Rank, spec: dict[str, Any], folder: str, *, extent: Extent = "all") -> dict[str, Any]:
     """Measure one rank.
 
     Args:
         rank: This rank.
         spec: A DdpSpec, as JSON.
         folder: The folder in which ranks leave traces and snapshots.
-        only_times: Measure the strategy's steps in one turn, and nothing else.
+        extent: What is measured.
 
     Returns:
-        The result of `RankRun.run`, or with `only_times` its "turns"; and "parts": the checks of the model's parts, by
+        The result of `RankRun.run`, or of times alone its "turns"; and "parts": the checks of the model's parts, by
         rank 0. An error whose meaning is known is reported as {"failed": code, "detail": …} before it ends this rank.
     """
     parsed = parse_spec(spec)
@@ -82,10 +88,10 @@ def measure_rank(rank: Rank, spec: dict[str, Any], folder: str, *, only_times: b
         _own_step.hear_ranges()
         parts = _reference.check_parts(parsed, context.device) if rank.index == 0 else []
         run = RankRun(context, Path(folder))
-        if only_times:
+        if extent == "times":
             context.sides = context.sides[:1]
             return {"turns": [asdict(run.take_turn(parsed.strategy, parsed.measure_steps, None))]}
-        return {**run.run(), "parts": [asdict(check) for check in parts]}
+        return {**run.run(extent), "parts": [asdict(check) for check in parts]}
 
 
 @contextmanager
@@ -124,7 +130,7 @@ class RankRun:
         self.silent = silent_group()
         set_precision(self.context.spec.precision)
 
-    def run(self) -> dict[str, Any]:
+    def run(self, extent: Extent) -> dict[str, Any]:
         """Run the rank's part of the job.
 
         Returns:
@@ -136,7 +142,10 @@ class RankRun:
         """
         found: dict[str, Any] = {"alone": None, "parity": None, "overlap": None, "busy": None}
         found |= {"operations": [], "snapshot": None, "all_reduce": None}
-        if self.context.spec.strategy != NO_COMMUNICATION:
+        if self.context.spec.strategy != NO_COMMUNICATION and extent == "look":
+            found["alone"] = LEFT_OUT
+            self.context.sides.remove(NO_COMMUNICATION)
+        elif self.context.spec.strategy != NO_COMMUNICATION:
             check = ParityCheck(self.context)
             found["parity"] = check.run()
             if check.too_large is not None:

@@ -14,6 +14,7 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from app.results.agreement import FIRST, relative
@@ -32,7 +33,8 @@ WARM_MS, FEWEST_TO_WARM_UP = 1000.0, 5
 """How long the steps take that warm up a turn on a GPU, at least so many of them."""
 START_S, SHOW = 12.0, 2
 """About how long the interpreters of a round of turns take to start, together, and how many turns of each side show how
-long a turn takes on this host. Screening needs none: it is coarse, so its processes are forks."""
+long a turn takes on this host. Screening needs none: it is coarse, so its processes are forks. Nor do ranks,
+which are fresh processes anyway."""
 SURELY = 3
 """How many times the turns have to fit, by the time that screening took, to be planned without such a round."""
 CLOSE = 0.05
@@ -73,6 +75,7 @@ class _Progress:
         self.candidates = so_far.tables.get("candidates", ())
         self.differences = self._differences()
         self.left_s = spec.budget_s - sum(so_far.seconds)
+        self._of_ranks = spec.step.kind == "ddp"
 
     def value(self, row: Mapping[str, Any]) -> float | None:
         """Return the time by which a process counts; None if it has none, or returns NaN where the step does not."""
@@ -164,9 +167,18 @@ class _Progress:
         return known and not min(after) / max(before) < 1 - GAIN < max(after) / min(before)
 
     def _round(self, sides: Sequence[Names], number: int, salt: int) -> list[Unit]:
+        draw = random.Random((self.spec.seed or 0) + salt)
+        if self._of_ranks:
+            return [self._in_the_same_ranks(draw.sample([(), *sides], 1 + len(sides))) for _ in range(number)]
         order = [side for side in [(), *sides] for _ in range(number)]
-        random.Random((self.spec.seed or 0) + salt).shuffle(order)
+        draw.shuffle(order)
         return self._units("turn", order)
+
+    def _in_the_same_ranks(self, sides: Sequence[Names]) -> Unit:
+        """Plan a turn of each side, all in the same ranks, whose start takes longer than their steps."""
+        (unit,) = self._units("turn", [()])
+        each = [{"changes": list(names), "fields": self._fields(names)} for names in sides]
+        return replace(unit, title=f"{TITLES['turn']}: a round", params={**unit.params, "round": each}, start="fork")
 
     def _losers(self) -> list[Names]:
         """Return the changes with which the step was about as fast, the closest first."""
@@ -184,7 +196,8 @@ class _Progress:
         """Return the seconds of the turns so far or, before them, of the screening."""
         taken: dict[str, list[float]] = {}
         for unit, seconds in zip(self.so_far.units, self.so_far.seconds, strict=True):
-            taken.setdefault("turn" if unit.params["stage"] == "turn" else "screen", []).append(seconds)
+            stage = "turn" if unit.params["stage"] == "turn" else "screen"
+            taken.setdefault(stage, []).append(seconds / len(unit.params.get("round", [()])))
         return taken.get("turn") or taken["screen"][1:] or taken["screen"]
 
     def _turn_s(self) -> float:
@@ -195,7 +208,7 @@ class _Progress:
         has_turns = any(unit.params["stage"] == "turn" for unit in self.so_far.units)
         # The first turn of a round has waited for all interpreters of the round.
         turn_s = statistics.median(self._seconds()) if has_turns else self._turn_s()
-        start_s = max(self._seconds()) - turn_s if has_turns else START_S
+        start_s = max(self._seconds()) - turn_s if has_turns else 0.0 if self._of_ranks else START_S
         return int(max(0.0, self.left_s - start_s) / (sides * max(turn_s, 1e-3)))
 
     def _units(self, stage: str, sides: Sequence[Names]) -> list[Unit]:
@@ -211,8 +224,7 @@ class _Progress:
             Unit(
                 title=f"{TITLES[stage]}: {' + '.join(names) or STEP}",
                 params={"stage": stage, "changes": list(names), "fields": self._fields(names), **common},
-                # Each rank of a step of several is a fresh process.
-                start="exec" if stage == "turn" and self.spec.step.kind != "ddp" else "fork",
+                start="exec" if stage == "turn" else "fork",
             )
             for names in sides
         ]

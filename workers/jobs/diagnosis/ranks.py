@@ -35,7 +35,7 @@ SAME = 0.75
 def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     """Measure and profile the step, as a `ddp` job does."""
     step: DdpSpec = spec.step  # type: ignore[assignment]
-    measured = ddp.measure(step, spec.case(), unit.title, report)
+    measured = ddp.measure(step, spec.case(), unit.title, report, extent="look")
     devices = measured.devices
     samples = measured.values.samples("step_ms", "step")
     lost: look.Lost = defaultdict(float)

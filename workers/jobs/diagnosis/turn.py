@@ -43,6 +43,9 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     if (reason := unit.params.get("crashed")) is not None:
         report.table(TURNS, COLUMNS, [_refused(stage, names, reason)])
         return
+    if "round" in unit.params:
+        _round(spec, unit, report)
+        return
     report.cursor(0)  # a crash of this process is a result, too
     if names:
         # Without a handler the signal ends the process, whatever it is in.
@@ -51,7 +54,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     try:
         step = changed(spec.step, unit.params)
         if step.kind == "ddp":
-            samples, devices = ddp.times(step, report)
+            (samples,), devices = ddp.times([step], report)
             row = row_of(stage, names, samples, devices[0], len(devices) * step.nodes)
         else:
             row = row_of(stage, names, *_samples(step, changes, unit.params.get("kept_kernels"), report))
@@ -62,6 +65,23 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     report.table(TURNS, COLUMNS, [row])
+
+
+def _round(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
+    """Time each side once, all in the same ranks, whose start takes longer than their steps."""
+    from workers.measure.errors import NotMeasured
+
+    sides = unit.params["round"]
+    steps = [changed(spec.step, {**unit.params, **side}) for side in sides]
+    try:
+        samples, devices = ddp.times(steps, report)
+    except (RunnerError, NotMeasured) as error:
+        rows = [_refused("turn", side["changes"], str(error)) for side in sides if side["changes"]]
+    else:
+        number = len(devices) * spec.step.nodes  # type: ignore[attr-defined]
+        each = zip(sides, samples, strict=True)
+        rows = [row_of("turn", side["changes"], times, devices[0], number) for side, times in each]
+    report.table(TURNS, COLUMNS, rows)
 
 
 def pacing(step: BenchmarkSpec, device: torch.device) -> Literal["step", "loop"]:

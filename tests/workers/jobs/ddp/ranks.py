@@ -24,7 +24,7 @@ from workers.jobs.ddp import rank as rank_module
 from workers.jobs.ddp import strategies
 from workers.jobs.ddp.context import RankContext
 from workers.jobs.ddp.memory import state_bytes
-from workers.jobs.ddp.rank import measure_rank
+from workers.jobs.ddp.rank import Extent, measure_rank
 from workers.measure.memory import OutOfMemory
 from workers.model.steps import BackwardStep
 
@@ -35,8 +35,11 @@ FORGOTTEN = "layers.1.ln1.weight"
 CALIBRATION_CYCLES = 20_000_000
 SLEEP_MS = 300.0
 """How long rank 1 of "one sleeps" does nothing in each profiled step."""
-PROFILED = ("bucketed", "bucketed, small", "fsdp, compiled", "torch_fsdp", "one sleeps, bucketed", "fsdp, gathers late")
+PROFILED = ("bucketed", "bucketed, small", "fsdp, compiled", "torch_fsdp", "one sleeps, bucketed", "a look, fsdp")
 """Specs whose steps run under the profiler, too, which takes longer than all else."""
+
+EXTENTS: dict[str, Extent] = {"only times": "times", "a look": "look"}
+"""What is measured, by the first part of a spec's name; all of others."""
 
 
 class WithKeyBias(nn.Module):
@@ -123,8 +126,8 @@ def run_all(rank: Rank, specs: dict[str, Any], folder: str) -> dict[str, Any]:
             if name not in PROFILED:
                 patch.setattr(rank_module, "record_step_overlap", lambda *others: {"why_not": "it is not profiled"})
             optimizers = record_optimizers(patch)
-            only_times = name.startswith("only times")
-            found[name] = {**measure_rank(rank, spec, folder, only_times=only_times), "optimizers": optimizers}
+            extent = EXTENTS.get(name.split(", ")[0], "all")
+            found[name] = {**measure_rank(rank, spec, folder, extent=extent), "optimizers": optimizers}
     return found
 
 

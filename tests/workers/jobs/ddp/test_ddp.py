@@ -98,6 +98,7 @@ SPECS: dict[str, dict[str, Any]] = {
         "gradient_clip_norm": 0.1,
     },
     "torch_fsdp": {"strategy": "torch_fsdp", "optimizer": "torch_fused_adamw"},
+    "a look, fsdp": {"strategy": "fsdp", "prefetch": 0},
     "fsdp, gathers late": {"strategy": "fsdp", "prefetch": 0},
     "fsdp, gathers early": {"strategy": "fsdp", "prefetch": 3},
     "one sleeps, bucketed": {"strategy": "bucketed", "bucket_size_mb": None},
@@ -142,7 +143,7 @@ def run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def run(
         name: str, *, why_no_profiler: str | None = None, diagnosed: bool = False, stage: str = "look", **fields: Any
     ) -> Report:
-        def already(function: Any, spec: Any, scratch: str, only_times: bool, *, reported: Any, **options: Any) -> None:
+        def already(function: Any, specs: Any, scratch: str, extent: str, *, reported: Any, **options: Any) -> None:
             assert function is run_rank
             assert options["world_size"] == 2
             for message in reports:
@@ -154,7 +155,7 @@ def run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             if why_no_profiler is not None:
                 ranks[1]["overlap"] = {"why_not": why_no_profiler}
             for index, rank in enumerate(ranks):
-                reported(index, {"found": rank})
+                reported(index, {"found": [rank] * len(specs)})
 
         monkeypatch.setattr(process_group, "launch", already)
         spec, report = parsed(**SPECS[name], **fields), Report(tmp_path)
@@ -228,7 +229,7 @@ def test_a_rank_that_sleeps_is_the_one_that_the_other_waits_for(run: Any, measur
 
 def test_a_diagnosis_finds_what_a_step_of_ranks_is_lost_to(run: Any) -> None:
     """The same ranks, as `flopwatch why ddp` sees them."""
-    report = run("fsdp, gathers late", diagnosed=True)
+    report = run("a look, fsdp", diagnosed=True)
     causes = report.table_rows("seen")
     (step,) = [row["median"] for row in report.rows if row["metric"] == "step_ms"]
     assert sum(row["lost_ms"] for row in causes) == pytest.approx(step)
