@@ -152,7 +152,7 @@ def read(server: Flopwatch, number: int, busy_rank: int | None = None) -> Diagno
         job = server.wait(number, check=False, show=show)
     name = job["name"] or f"job {number}"
     if job["state"] != "succeeded":
-        return Diagnosis(name, number, (), (), failed=f"{job['state']}: {job.get('error')}")
+        return Diagnosis(name, number, (), (), failed=f"{job['state']}: {(job.get('error') or {}).get('detail')}")
     causes, changes, answer = (server.job_table_rows(job, table) for table in ("causes", "changes", "answer"))
     return Diagnosis(name, number, causes, changes, [row["answer"] for row in answer])
 

@@ -401,6 +401,11 @@ class Monitor:
         known = [size for size in used if size is not None]
         return ([max(known)], "") if known else (None, f"NVML {_why_unknown()}")
 
+    def clocks_mhz(self) -> list[float | None]:
+        """Return the median clock of each GPU's multiprocessors since the start; None where it is unknown."""
+        each = ([one.sm_clock_mhz for one in readings if one.sm_clock_mhz] for readings in self._readings)
+        return [statistics.median(clocks) if clocks else None for clocks in each]
+
     def compilation_checks(self, *, warmup_steps: int) -> list[Check]:
         """Check for compilation since the start, and for functions left uncompiled. For compiled models only."""
         return check_compilation(self._compilation, compilation(), warmup_steps=warmup_steps)

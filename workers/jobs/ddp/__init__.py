@@ -17,8 +17,10 @@ from workers.jobs._base import Unit
 from workers.jobs._ranks import RankReports, job_failure
 from workers.jobs._values import Values
 from workers.jobs.ddp.buckets import predicts, report_buckets
+from workers.jobs.ddp.stragglers import Lateness, work_of
 from workers.jobs.ddp.tables import report_snapshots, report_tables, report_traces, values_rows
 from workers.jobs.ddp.values import add_values, metrics, steps_of, turns_of
+from workers.jobs.ddp.waits import ranks_of
 from workers.measure.check import Check
 from workers.measure.errors import NotMeasured
 from workers.measure.host_memory import bound_memory
@@ -96,11 +98,14 @@ def measure(spec: DdpSpec, case: Case, title: str, report: Reporter, *, extent: 
         values.set("device_memory_mib", None, *monitor.device_memory_mib())
         checks = add_values(values, spec, devices, found, report.ceilings)
         checks += [Check(**check) for check in found[0]["parts"]]
+        lateness = Lateness(ranks_of(found), work_of(found), monitor.clocks_mhz())
+        if lateness.ranks.meetings:
+            checks.append(lateness.check())
         if spec.trace:
-            report_traces(spec, found, report)
+            report_traces(spec, found, lateness.ranks, report)
         if spec.snapshot:
             report_snapshots(found, report)
-        report_tables(spec, found, report)
+        report_tables(spec, found, lateness, report)
         if predicts(spec):
             best = report_buckets(spec, found, turns_of(found, "silent"), values, report)
     report.validity(monitor.conclude(checks), case.key, title)

@@ -19,7 +19,9 @@ from workers.measure.profiling import tables, usage
 from workers.measure.profiling.overlap import OverlapRecording, StepOverlap, at_most, record_overlap, total_ms
 from workers.measure.ranges import Ranges, named_layers
 
-PROFILED_STEPS = 2
+PROFILED_STEPS, MANY = 2, 6
+SHORT_MS = 300.0
+"""So many steps are profiled; of shorter ones without a trace `MANY`, in which ranks may take turns in being late."""
 KERNELS_PER_RANK = 200
 """Most kernels of one rank in the table: those that take the most time."""
 MAX_ENTRIES = 500_000
@@ -58,8 +60,9 @@ def record_operations(context: RankContext, trained: Trained) -> list[list[Any]]
     return recorder.rows
 
 
-def record_step_overlap(context: RankContext, trained: Trained, folder: Path) -> dict[str, Any]:
-    """Run some steps under the profiler; each rank saves its trace in `folder` if the spec asks for one.
+def record_step_overlap(context: RankContext, trained: Trained, step_ms: float, folder: Path) -> dict[str, Any]:
+    """Run some steps, which took this rank `step_ms` without it, under the profiler; each rank saves its trace in
+    `folder` if the spec asks for one.
 
     Returns:
         {"why_not": …}, or for each step its "step_ms", "communication_ms", "exposed_ms" and "spans" by stream; also
@@ -68,12 +71,14 @@ def record_step_overlap(context: RankContext, trained: Trained, folder: Path) ->
     why_not = why_no_profiler(context)
     if why_not is not None:
         return {"why_not": why_not}
-    names = [f"step_{number + 1}" for number in range(PROFILED_STEPS)]
+    short = max(context.exchange(step_ms)) < SHORT_MS and not context.spec.trace
+    steps = MANY if short else PROFILED_STEPS
+    names = [f"step_{number + 1}" for number in range(steps)]
     ranges = Ranges()
     timer = StepTimer(context, trained, [ranges])
 
     def run() -> None:
-        for number in range(1 + PROFILED_STEPS):
+        for number in range(1 + steps):
             ranges.counting = number > 0  # the first one includes the profiler's start-up
             timer.step()
 
@@ -88,11 +93,9 @@ def record_step_overlap(context: RankContext, trained: Trained, folder: Path) ->
         return {"why_not": "the profiler saw no kernel: another profiler may hold CUPTI"}
     return {
         "why_not": None,
-        "steps": [_as_json(step) for step in profiled.steps],
-        "kernels": tables.kernel_rows(usage.kernels(profiled.work, PROFILED_STEPS)[:KERNELS_PER_RANK]),
-        "classes": [
-            row[1:] for row in tables.class_rows({"": usage.classes(profiled.work, PROFILED_STEPS)}) if row[-1]
-        ],
+        "steps": [_as_json(step, shown=at < PROFILED_STEPS) for at, step in enumerate(profiled.steps)],
+        "kernels": tables.kernel_rows(usage.kernels(profiled.work, steps)[:KERNELS_PER_RANK]),
+        "classes": [row[1:] for row in tables.class_rows({"": usage.classes(profiled.work, steps)}) if row[-1]],
         "waits": of_rank(profiled),
         "trace": _save(context, profiled, folder),
     }
@@ -126,12 +129,12 @@ def why_no_profiler(context: RankContext) -> str | None:
     return f"the profiler of rank {failed[0]} failed" + ("" if failure is None else f": {failure}")
 
 
-def _as_json(step: StepOverlap) -> dict[str, Any]:
+def _as_json(step: StepOverlap, *, shown: bool) -> dict[str, Any]:
     return {
         "step_ms": 1e-6 * step.length_ns,
         "communication_ms": total_ms(step.communication),
         "exposed_ms": total_ms(step.exposed),
-        "spans": {name: at_most(spans, SPANS_PER_STEP) for name, spans in step.streams().items()},
+        "spans": {name: at_most(spans, SPANS_PER_STEP) for name, spans in step.streams().items() if shown},
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import random
+import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -193,7 +194,9 @@ class RankRun:
                 found.update(self._facts(trained))
                 self._record_memory(trained)
                 found["operations"] = record_operations(self.context, trained)
-                found["overlap"] = record_step_overlap(self.context, trained, self.folder)
+                found["overlap"] = record_step_overlap(
+                    self.context, trained, statistics.median(turn.step_ms), self.folder
+                )
                 found["snapshot"] = record_snapshot(self.context, trained, self.folder)
                 found["precision"] = self._precision(trained)
         finally:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.specs.ddp import DdpSpec
+from workers.jobs.ddp.stragglers import COLUMNS as STRAGGLERS_COLUMNS
+from workers.jobs.ddp.stragglers import STRAGGLERS, Lateness
 from workers.jobs.ddp.values import turns_of
 from workers.jobs.ddp.waits import COLUMNS as WAITS_COLUMNS
-from workers.jobs.ddp.waits import WAITS, ranks_of
+from workers.jobs.ddp.waits import WAITS, Ranks
 from workers.reporter import Reporter
 
 if TYPE_CHECKING:
     from workers.measure.table import Scalar
 
-TRACE = "trace.json.gz"
+TRACE, TOGETHER = "trace.json.gz", "trace-all-ranks.json.gz"
 RANKS_COLUMNS = (
     ("rank", "integer", None),
     ("device", "string", None),
@@ -33,27 +36,34 @@ COMMUNICATION_COLUMNS = (
 )
 WHEN = (("start_ms", "number", "ms"), ("end_ms", "number", "ms"))
 OPERATIONS_COLUMNS = (("rank", "integer", None), ("operation", "string", None), ("size", "integer", "bytes"), *WHEN)
+WAITING, SHOWN_MS = "waiting", 1e-3
+"""A stream of `timeline`: the rank is in a collective that another one enters later. Shorter spans are not shown."""
 TIMELINE_COLUMNS = (("step", "integer", None), ("rank", "integer", None), ("stream", "string", None), *WHEN)
 
 
-def report_traces(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
-    """Keep the trace of each rank, unless it is larger than the spec allows."""
+def report_traces(spec: DdpSpec, found: Sequence[Mapping[str, Any]], ranks: Ranks, report: Reporter) -> None:
+    """Keep one trace of all ranks, and that of each, unless it is larger than the spec allows."""
     from workers.measure.profiling import trace
 
-    for rank, overlap in enumerate(one["overlap"] for one in found):
-        if overlap["why_not"] is not None:
-            sys.stderr.write(f"no trace of rank {rank}: {overlap['why_not']}\n")
+    def keep(name: str, whose: str, write: Callable[[Path], None]) -> None:
+        try:
+            write(report.scratch / name)
+        except trace.TooLarge as error:
+            sys.stderr.write(f"no trace of {whose}: {error}\n")
+        else:
+            report.artifact(report.scratch / name, name=name, kind="trace", media_type="application/gzip")
+
+    most = spec.trace_max_mib << 20
+    raws = {rank: Path(one["overlap"]["trace"]) for rank, one in enumerate(found) if one["overlap"]["why_not"] is None}
+    if len(raws) == len(found) > 1:
+        keep(TOGETHER, "all ranks", lambda target: trace.together([*raws.values()], ranks.ahead_ms, target, most))
+    for rank, one in enumerate(found):
+        if rank not in raws:
+            sys.stderr.write(f"no trace of rank {rank}: {one['overlap']['why_not']}\n")
             continue
         name = TRACE if rank == 0 else f"trace-rank-{rank}.json.gz"
-        raw, target = Path(overlap["trace"]), report.scratch / name
-        try:
-            trace.write(raw, target, spec.trace_max_mib << 20)
-        except trace.TooLarge as error:
-            sys.stderr.write(f"no trace of rank {rank}: {error}\n")
-            continue
-        finally:
-            raw.unlink(missing_ok=True)
-        report.artifact(target, name=name, kind="trace", media_type="application/gzip")
+        keep(name, f"rank {rank}", partial(trace.write, raws[rank], max_bytes=most))
+        raws[rank].unlink(missing_ok=True)
 
 
 def report_snapshots(found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
@@ -64,8 +74,9 @@ def report_snapshots(found: Sequence[Mapping[str, Any]], report: Reporter) -> No
         report.artifact(path, name=name, kind="snapshot", media_type="application/octet-stream")
 
 
-def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
-    """Report the tables `ranks`, `communication`, `operations`, `timeline`, `kernels`, `classes`, `waits`, `values`."""
+def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], lateness: Lateness, report: Reporter) -> None:
+    """Report the tables `ranks`, `communication`, `operations`, `timeline`, `kernels`, `classes`, `waits`,
+    `stragglers`, `values`."""
     from workers.measure import returned
     from workers.measure.profiling.tables import CLASS_SHARES, KERNELS
     from workers.measure.table import Column, first_rows
@@ -77,15 +88,17 @@ def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Rep
         ("ranks", (*RANKS_COLUMNS, *memory, *node), ranks_rows(spec, found)),
         ("communication", COMMUNICATION_COLUMNS, found[0]["communication"]),
         ("operations", OPERATIONS_COLUMNS, operations),
-        ("timeline", TIMELINE_COLUMNS, timeline_rows(found)),
+        ("timeline", TIMELINE_COLUMNS, timeline_rows(found, lateness.ranks)),
     ):
         report.table(name, [Column(*column) for column in columns], first_rows(name, rows))
     for name, profiled in (("kernels", KERNELS), ("classes", CLASS_SHARES[1:])):
         rows = [[index, *row] for index, rank in enumerate(found) for row in rank["overlap"].get(name, [])]
         if rows:
             report.table(name, [Column("rank", "integer"), *profiled], first_rows(name, rows))
-    if rows := ranks_of(found).rows():
+    if rows := lateness.ranks.rows():
         report.table(WAITS, WAITS_COLUMNS, first_rows(WAITS, rows))
+    if rows := lateness.rows():
+        report.table(STRAGGLERS, STRAGGLERS_COLUMNS, first_rows(STRAGGLERS, rows))
     report.table(returned.VALUES, returned.COLUMNS, values_rows(spec, found))
 
 
@@ -117,14 +130,22 @@ def ranks_rows(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> list[list[S
     return rows
 
 
-def timeline_rows(found: Sequence[Mapping[str, Any]]) -> list[list[Scalar]]:
-    """Return the spans in which each rank computed and communicated in the profiled steps: all ranks of a step, then
-    the next step."""
+def timeline_rows(found: Sequence[Mapping[str, Any]], ranks: Ranks) -> list[list[Scalar]]:
+    """Return the spans in which each rank computed, communicated, and waited for a later one in the profiled steps: all
+    ranks of a step on one clock, which begins with the first of them, then the next step."""
     rows: list[list[Scalar]] = []
     steps = [rank["overlap"].get("steps", []) for rank in found]
     for number in range(max(map(len, steps))):
+        early = ranks.early_ms[number] if number < len(ranks.early_ms) else [0.0] * len(steps)
         for index, seen in enumerate(steps):
-            spans_of = seen[number]["spans"] if seen else {}
-            for stream, spans in spans_of.items():
-                rows += [[number + 1, index, stream, 1e-6 * first, 1e-6 * last] for first, last in spans]
+            began = max(early) - early[index]
+            streams = {
+                name: [(1e-6 * first, 1e-6 * last) for first, last in spans]
+                for name, spans in (seen[number]["spans"] if seen else {}).items()
+            }
+            if streams:
+                met = [one.waiting[index] for one in ranks.meetings if one.step == number]
+                streams[WAITING] = [(first, last) for first, last in met if last - first > SHOWN_MS]
+            for stream, spans in streams.items():
+                rows += [[number + 1, index, stream, began + first, began + last] for first, last in spans]
     return rows

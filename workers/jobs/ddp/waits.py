@@ -1,16 +1,18 @@
 """Puts every moment of each rank's profiled steps into one class, and tells which rank the others wait for.
 
-Ranks are aligned at the ends of their collectives, which all ranks leave together. So the rank in which a collective
-takes the least time came last, and that time is the transfer's; what another rank spends in it beyond that is waiting.
-A rank whose step began earlier than that of another waits for as long, and nobody is late.
+The rank in which a collective takes the least time came last, and that time is the transfer's; what another rank spends
+in it beyond that is waiting. The clocks of ranks are aligned at the ends of their collectives, which all ranks leave
+together. A rank whose step began earlier than that of another waits for as long, and nobody is late.
 """
 
 from __future__ import annotations
 
 import bisect
 import re
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from workers.measure.table import Column, Scalar
@@ -42,8 +44,9 @@ def of_rank(profiled: OverlapRecording) -> list[dict[str, Any]]:
     """Return what each step of a rank says, JSON-ready.
 
     Returns:
-        "places", rows of cause, where, layer and ms, without communication; "collectives", rows of operation, beginning
-        and end in ms since the step's beginning; "exposed", rows of a collective's number, a beginning, an end, phase
+        "begin_ms" and "ms", when it began by this rank's clock, and its length; "places", rows of cause, where, layer
+        and ms, without communication; "collectives", rows of operation, beginning and end in ms since the step's
+        beginning, and phase; "exposed", rows of a collective's number, a beginning, an end, phase
         and layer; "longest", rows of beginning, length, cause, the work that follows, and where. A gap is where the
         work is that ends it.
     """
@@ -85,9 +88,14 @@ def _of_step(profiled: OverlapRecording, window: Interval, stretches: Sequence[S
     total = sum(shares.values())
     for place, ns in (shares if total else {("kernels", "", ""): 1.0}).items():
         places[place] += running_ms * ns / (total or 1.0)
+    phases = {one.begin_ns: one.phase for one in profiled.work if one.step == window.step and classify(one) == MOVING}
     return {
+        "begin_ms": 1e-6 * window.begin_ns,
+        "ms": ms(end_ns),
         "places": [[*place, time_ms] for place, time_ms in places.items()],
-        "collectives": [[_operation(name), ms(begin), ms(end)] for name, (begin, end) in collectives],
+        "collectives": [
+            [_operation(name), ms(begin), ms(end), phases.get(begin, "")] for name, (begin, end) in collectives
+        ],
         "exposed": exposed,
         "longest": sorted(longest, key=lambda one: -one[1])[:LONGEST],
     }
@@ -109,6 +117,28 @@ def ranks_of(found: Sequence[Mapping[str, Any]]) -> Ranks:
     return Ranks(waits, {kind: max(sizes) for kind, sizes in of_kind.items() if len(sizes) == profiled[kind]})
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """One collective of a profiled step."""
+
+    step: int
+    operation: str
+    phase: str
+    moving_ms: float
+    """The time that data moved: that of the rank in which it took the least time."""
+    last: int
+    """That rank."""
+    waiting: list[tuple[float, float]]
+    """For each rank from when until when it waited for a later one, in ms since its step's beginning. Where it waited
+    in several collectives at once, the first has that time."""
+
+    @property
+    def late_ms(self) -> float:
+        """By how much the last rank came later than the one before it."""
+        others = [end - begin for rank, (begin, end) in enumerate(self.waiting) if rank != self.last]
+        return min(others, default=0.0)
+
+
 class Ranks:
     """What the profiled steps of all ranks say together.
 
@@ -119,9 +149,17 @@ class Ranks:
 
     def __init__(self, found: Sequence[Sequence[Mapping[str, Any]]], sizes: Mapping[str, int]) -> None:
         self.steps = max(1, min(map(len, found), default=0))
+        self.seen = [[rank[at] for rank in found] for at in range(self.steps if found and all(found) else 0)]
+        """Each step, as each rank saw it."""
+        self.ahead_ms, self.residual_ms = aligned(self.seen)
+        """By how much each rank's clock is ahead of rank 0's; and how far the ends of one collective lie apart on one
+        clock, of nine in ten: alignment is no better. None: there were no collectives."""
+        self.early_ms = [self._early(step) for step in self.seen]
+        """By how much each rank began a step earlier than the last one."""
+        self.meetings: list[Meeting] = []
         layers: list[Layers] = [defaultdict(float) for _ in found]
-        for number in range(self.steps if found and all(found) else 0):
-            self._add(layers, [rank[number] for rank in found])
+        for number, step in enumerate(self.seen):
+            self._add(layers, step, self._met(number, step))
         kinds = [kind for kind, *_ in found[0][0]["collectives"]] if found and found[0] else []
         notes = {
             kind: f"{kinds.count(kind)} a step" + (f", up to {sizes[kind] / 2**20:.3g} MB" if kind in sizes else "")
@@ -135,8 +173,41 @@ class Ranks:
         """The rank that waits least: its time is the step's."""
         return min(range(len(self.places)), key=lambda rank: self.places[rank][COMMUNICATION, WAITING])
 
-    def _add(self, layers: Sequence[Layers], step: Sequence[Mapping[str, Any]]) -> None:
-        for places, seen, waiting in zip(layers, step, self._waiting(step), strict=True):
+    def _early(self, step: Sequence[Mapping[str, Any]]) -> list[float]:
+        begins = [seen["begin_ms"] - ahead for seen, ahead in zip(step, self.ahead_ms, strict=True)]
+        return [max(begins) - begin for begin in begins]
+
+    def _met(self, number: int, step: Sequence[Mapping[str, Any]]) -> list[dict[int, tuple[float, float]]]:
+        """Note the meetings of a step; return for each rank, by the number of a collective, until when it waits: as
+        long as its step had begun earlier, and after that for a rank that comes later."""
+        found: list[dict[int, tuple[float, float]]] = [{} for _ in step]
+        kinds = [[one[0] for one in seen["collectives"]] for seen in step]
+        if any(one != kinds[0] for one in kinds):
+            return found
+        early, waited = list(self.early_ms[number]), [0.0] * len(step)
+        for at, each in enumerate(zip(*(seen["collectives"] for seen in step), strict=True)):
+            lengths = [end - begin for _, begin, end, _ in each]
+            waiting = []
+            for rank, (_, begin, _, _) in enumerate(each):
+                wait = lengths[rank] - min(lengths)
+                before = min(early[rank], wait)
+                early[rank] -= before
+                found[rank][at] = begin + before, begin + wait
+                since = min(max(begin + before, waited[rank]), begin + wait)
+                waited[rank] = max(waited[rank], begin + wait)
+                waiting.append((since, begin + wait))
+            last = lengths.index(min(lengths))
+            operation, _, _, phase = each[last]
+            self.meetings.append(Meeting(number, operation, phase, min(lengths), last, waiting))
+        return found
+
+    def _add(
+        self,
+        layers: Sequence[Layers],
+        step: Sequence[Mapping[str, Any]],
+        waits: Sequence[Mapping[int, tuple[float, float]]],
+    ) -> None:
+        for places, seen, waiting in zip(layers, step, waits, strict=True):
             for *place, ms in seen["places"]:
                 places[tuple(place)] += ms / self.steps
             for number, begin, end, *where in seen["exposed"]:
@@ -146,25 +217,6 @@ class Ranks:
                 places[COMMUNICATION, WAITING, ""] += (second - first) / self.steps
                 places[COMMUNICATION, f"{kind} {where[0]}", where[1]] += (end - second) / self.steps
 
-    def _waiting(self, step: Sequence[Mapping[str, Any]]) -> list[dict[int, tuple[float, float]]]:
-        """Return for each rank, by the number of a collective, until when it waits: as long as its step had begun
-        earlier, and after that for a rank that comes later."""
-        found: list[dict[int, tuple[float, float]]] = [{} for _ in step]
-        kinds = [[one[0] for one in seen["collectives"]] for seen in step]
-        if any(one != kinds[0] for one in kinds) or not kinds[0]:
-            return found
-        ends = [seen["collectives"][-1][2] for seen in step]
-        early = [end - min(ends) for end in ends]
-        for number, each in enumerate(zip(*(seen["collectives"] for seen in step), strict=True)):
-            lengths = [end - begin for _, begin, end in each]
-            waits = [length - min(lengths) for length in lengths]
-            for rank, (_, begin, _) in enumerate(each):
-                before = min(early[rank], waits[rank])
-                early[rank] -= before
-                found[rank][number] = begin + before, begin + waits[rank]
-                waits[rank] -= before
-        return found
-
     def rows(self) -> list[list[Scalar]]:
         """Return the rows of the table `waits`."""
         rows: list[list[Scalar]] = []
@@ -173,6 +225,24 @@ class Ranks:
             ordered = sorted(places.items(), key=lambda one: -one[1])
             rows += [[rank, *place, ms, 100 * ms / total] for place, ms in ordered if ms > 0]
         return rows
+
+
+def aligned(steps: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[list[float], float | None]:
+    """Return by how many ms each rank's clock is ahead of rank 0's, and the residual (see `Ranks`)."""
+    ends: list[list[float]] = []
+    for step in steps:
+        kinds = [[one[0] for one in seen["collectives"]] for seen in step]
+        if all(one == kinds[0] for one in kinds):
+            each = ([seen["begin_ms"] + one[2] for one in seen["collectives"]] for seen in step)
+            ends += [list(of_ranks) for of_ranks in zip(*each, strict=True)]
+    if not ends:
+        return [0.0] * max(map(len, steps), default=0), None
+    ahead = [statistics.median(of_ranks[rank] - of_ranks[0] for of_ranks in ends) for rank in range(len(ends[0]))]
+    spread = []
+    for of_ranks in ends:
+        left = [end - by for end, by in zip(of_ranks, ahead, strict=True)]
+        spread.append(max(left) - min(left))
+    return ahead, sorted(spread)[int(0.9 * (len(spread) - 1))]
 
 
 def joined(layers: Layers, notes: Mapping[str, str]) -> Places:

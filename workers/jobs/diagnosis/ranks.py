@@ -12,8 +12,9 @@ from app.specs.diagnosis import DiagnosisSpec
 from workers.changes._base import Look, Shared
 from workers.jobs import ddp
 from workers.jobs._base import Unit
+from workers.jobs.ddp.stragglers import LATE, SAME, TURNS, Lateness
 from workers.jobs.ddp.values import turns_of
-from workers.jobs.ddp.waits import COMMUNICATION, EARLY, WAITING, Ranks, ranks_of
+from workers.jobs.ddp.waits import COMMUNICATION, EARLY, Ranks, ranks_of
 from workers.jobs.diagnosis import look, turn
 from workers.measure.errors import NotMeasured
 from workers.measure.table import Column
@@ -24,12 +25,8 @@ if TYPE_CHECKING:
 
 WORK = ("kernels", "attention", "optimizer", "copies", COMMUNICATION)
 """Causes whose time a profiler does not lengthen."""
-LATE = 0.01
-"""A rank for which the others wait for a smaller share of the step is not late."""
 BOUND = Column("bound_ms", "number", "ms")
 """The step without the cause, if that was measured meanwhile."""
-SAME = 0.75
-"""In fewer of the steps no rank is the late one: ranks take turns."""
 
 
 def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
@@ -90,7 +87,7 @@ def lost_by(ranks: Ranks, step_ms: float, exposed_ms: float | None, alone: Seque
     for of, ms in (moves if moving else {(COMMUNICATION, ""): 1.0}).items():
         found[of] = max(0.0, moving if exposed_ms is None else exposed_ms) * ms / (moving or 1.0)
     if turns_ms > LATE * step_ms:
-        found["unexplained", "ranks take turns in being late"] = turns_ms
+        found["unexplained", TURNS] = turns_ms
     if late is not None and late_ms > LATE * step_ms:
         for of, share in _more(ranks, late).items():
             found[of] += late_ms * share
@@ -103,9 +100,11 @@ def lost_by(ranks: Ranks, step_ms: float, exposed_ms: float | None, alone: Seque
 
 def _seen(ranks: Ranks) -> tuple[int | None, float, float]:
     """Return what `skew` does, as far as the profiled steps show it."""
-    waits = [places[COMMUNICATION, WAITING] for places in ranks.places]
-    others = [ms for rank, ms in enumerate(waits) if rank != ranks.critical]
-    return (ranks.critical, statistics.median(others), 0.0) if others else (None, 0.0, 0.0)
+    lateness = Lateness(ranks)
+    ms = [lateness.late_ms(rank) for rank in range(len(ranks.places))]
+    if lateness.rank is not None:
+        return lateness.rank, ms[lateness.rank], 0.0
+    return None, 0.0, sum(ms) if lateness.in_turns else 0.0
 
 
 def skew(alone: Sequence[Sequence[float]]) -> tuple[int | None, float, float]:
@@ -137,14 +136,9 @@ def _unprofiled(places: Mapping[tuple[str, str], float], step_ms: float) -> dict
 
 def _more(ranks: Ranks, late: int) -> dict[tuple[str, str], float]:
     """Return the shares of what the late rank does longer than the others, by cause and place."""
-    others = [places for rank, places in enumerate(ranks.places) if rank != late]
-    longer = {
-        (of[0], _of_late(late, of[1])): ms - statistics.median(one.get(of, 0.0) for one in others)
-        for of, ms in ranks.places[late].items()
-        if of[0] != COMMUNICATION and of[1] != EARLY
-    }
-    total = sum(ms for ms in longer.values() if ms > 0)
-    return {of: ms / total for of, ms in longer.items() if ms > 0} if total else {("host", _of_late(late, "")): 1.0}
+    longer = {(of[0], _of_late(late, of[1])): ms for of, ms in Lateness(ranks).longer(late).items() if ms > 0}
+    total = sum(longer.values())
+    return {of: ms / total for of, ms in longer.items()} if total else {("host", _of_late(late, "")): 1.0}
 
 
 def _of_late(rank: int, where: str) -> str:

@@ -26,6 +26,7 @@ from workers.jobs.ddp.context import RankContext
 from workers.jobs.ddp.memory import state_bytes
 from workers.jobs.ddp.rank import Extent, measure_rank
 from workers.measure.memory import OutOfMemory
+from workers.measure.ranges import Ranges
 from workers.model.steps import BackwardStep
 
 SLOWER_MS = {"cpu": 120.0, "cuda": 5.0}
@@ -33,9 +34,9 @@ SLOWER_MS = {"cpu": 120.0, "cuda": 5.0}
 FORGOTTEN = "layers.1.ln1.weight"
 """The parameter whose gradient "forgets one" does not share: the smallest of the model, 5 % of all."""
 CALIBRATION_CYCLES = 20_000_000
-SLEEP_MS = 300.0
-"""How long rank 1 of "one sleeps" does nothing in each profiled step."""
-PROFILED = ("bucketed", "bucketed, small", "fsdp, compiled", "torch_fsdp", "one sleeps, bucketed", "a look, fsdp")
+BEGINS_LATE_S = 0.1
+"""How much later than rank 0 rank 1 of "begins late" begins each profiled step."""
+PROFILED = ("bucketed", "bucketed, small", "fsdp, compiled", "torch_fsdp", "a look, fsdp")
 """Specs whose steps run under the profiler, too, which takes longer than all else."""
 
 EXTENTS: dict[str, Extent] = {"only times": "times", "a look": "look"}
@@ -123,7 +124,7 @@ def run_all(rank: Rank, specs: dict[str, Any], folder: str) -> dict[str, Any]:
             patch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
             if (how := name.split(", ")[0]) in BREAKS:
                 BREAKS[how](patch, rank)
-            if name not in PROFILED:
+            if name not in PROFILED and spec["step_code"] is None:
                 patch.setattr(rank_module, "record_step_overlap", lambda *others: {"why_not": "it is not profiled"})
             optimizers = record_optimizers(patch)
             extent = EXTENTS.get(name.split(", ")[0], "all")
@@ -161,16 +162,15 @@ def slow_down(device: torch.device) -> Callable[[], None]:
     return lambda: torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
 
-def sleep_on_one(patch: pytest.MonkeyPatch, rank: Rank) -> None:
-    forward = BackwardStep.forward
+def begin_late(patch: pytest.MonkeyPatch, rank: Rank) -> None:
+    begin = Ranges.step_begins
 
-    def run(step: Any) -> None:
-        if torch.autograd.profiler._is_profiler_enabled:
-            time.sleep(1e-3 * SLEEP_MS)
-        forward(step)
+    def begins(ranges: Ranges) -> None:
+        time.sleep(BEGINS_LATE_S)
+        begin(ranges)
 
     if rank.index == 1:
-        patch.setattr(BackwardStep, "forward", run)
+        patch.setattr(Ranges, "step_begins", begins)
 
 
 def send_nothing(patch: pytest.MonkeyPatch, rank: Rank) -> None:
@@ -277,7 +277,7 @@ BREAKS: dict[str, Callable[[pytest.MonkeyPatch, Rank], None]] = {
     "sends nothing": send_nothing,
     "lacks a rank of 64": send_less,
     "sends slowly": send_slowly,
-    "one sleeps": sleep_on_one,
+    "begins late": begin_late,
     "forgets one": forget_one,
     "has a key bias": round_otherwise,
     "updates half": update_half,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import gzip
+import hashlib
 import json
 import math
 import pickle
@@ -27,9 +28,11 @@ from parallel import process_group
 from parallel.bucket_size import fit
 from parallel.process_group import RanksFailed, RanksTimedOut, launch
 from tests.parallel.pool import Pool
-from tests.workers.jobs.ddp.ranks import FORGOTTEN, SLEEP_MS, SLOWER_MS, dtypes_in_blocks, parity, run_all
+from tests.workers.jobs.ddp.planted_steps import LATE_S, MORE_TOKENS, TOKENS
+from tests.workers.jobs.ddp.ranks import BEGINS_LATE_S, FORGOTTEN, SLOWER_MS, dtypes_in_blocks, parity, run_all
 from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report
+from workers import uploaded
 from workers.jobs import diagnosis
 from workers.jobs._base import Unit
 from workers.jobs._latency_fits import BENT, NO_LINE
@@ -63,6 +66,8 @@ MIB = 2**20
 SMALL = {"model": MODEL, "context_length": 8, "warmup_steps": 0, "measure_steps": 1}
 LARGEST = {**DdpSpec.presets["8b"], "checkpoint_layers": 1}
 MASTER = {"precision": "bf16", "parameter_dtype": "bf16", "master_weights": True}
+STEPS = Path(__file__).with_name("planted_steps.py").read_bytes()
+CODE = {"sha256": hashlib.sha256(STEPS).hexdigest(), "function": "make_step", "file": "planted_steps.py"}
 SPECS: dict[str, dict[str, Any]] = {
     "none": {"strategy": "none"},
     "naive, sharded": {"strategy": "naive", "sharded_optimizer": True, "gradient_clip_norm": 0.1},
@@ -101,7 +106,16 @@ SPECS: dict[str, dict[str, Any]] = {
     "a look, fsdp": {"strategy": "fsdp", "prefetch": 0},
     "fsdp, gathers late": {"strategy": "fsdp", "prefetch": 0},
     "fsdp, gathers early": {"strategy": "fsdp", "prefetch": 3},
-    "one sleeps, bucketed": {"strategy": "bucketed", "bucket_size_mb": None},
+    **{
+        name: {"step_code": CODE, "arguments": {"late": late}}
+        for name, late in {
+            "host, own": "host",
+            "input, own": "input",
+            "documents, own": "documents",
+            "turns, own": "in turns",
+            "begins late, own": "",
+        }.items()
+    },
     "only times, flat": {"strategy": "flat", "measure_steps": 2},
     "flat": {"strategy": "flat"},
     "sends slowly, flat": {"strategy": "flat", "measure_steps": 6, "warmup_steps": 1},
@@ -131,7 +145,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, A
     specs = {name: parsed(**fields).model_dump(mode="json") for name, fields in SPECS.items()}
     reports: list[Any] = []
     options: dict[str, Any] = {"world_size": 2, "backend": "gloo", "folder": folder}
-    found = launch(run_all, specs, str(folder), reported=lambda rank, message: reports.append(message), **options)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in uploaded.write(folder / "code", [STEPS]).items():
+            patch.setenv(name, value)
+        found = launch(run_all, specs, str(folder), reported=lambda rank, message: reports.append(message), **options)
     return found, reports, folder
 
 
@@ -217,14 +234,52 @@ def test_every_strategy_equals_one_process_on_the_whole_batch(run: Any, name: st
         assert "changes no parameters" in found["parameter_error"]["reason"]
 
 
-def test_a_rank_that_sleeps_is_the_one_that_the_other_waits_for(run: Any, measured: Any) -> None:
-    rows = run("one sleeps, bucketed").table_rows("waits")
+def test_a_rank_whose_host_is_late_is_the_one_that_the_other_waits_for(run: Any, measured: Any) -> None:
+    rows = run("host, own").table_rows("waits")
     for rank, (where, cause) in enumerate([(WAITING, "communication"), ("before forward", "host")]):
         own = [row for row in rows if row["rank"] == rank]
         (longest,) = [row["time_ms"] for row in own if (row["where"], row["cause"]) == (where, cause)]
-        assert longest > 0.5 * SLEEP_MS
-        steps = [step["step_ms"] for step in measured[0][rank]["one sleeps, bucketed"]["overlap"]["steps"]]
+        assert longest > 0.5e3 * LATE_S
+        steps = [step["step_ms"] for step in measured[0][rank]["host, own"]["overlap"]["steps"]]
         assert sum(row["time_ms"] for row in own) == pytest.approx(statistics.fmean(steps), rel=0.01), "busy and idle"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("host, own", "its host is "),
+        ("input, own", "its input takes "),
+        ("documents, own", f"{MORE_TOKENS / TOKENS:.2f} times the others' tokens"),
+    ],
+)
+def test_a_straggler_is_named_with_its_cause(run: Any, name: str, said: str) -> None:
+    report = run(name)
+    first, second, *groups = report.table_rows("stragglers")
+    assert (first["operation"], second["operation"]) == ("all", "all")
+    assert said in second["what"]
+    assert second["late_ms"] > 5 * first["late_ms"]
+    assert first["waiting_ms"] > 0.5 * second["late_ms"]
+    assert 0 <= second["residual_ms"] < second["late_ms"]
+    assert {(row["operation"], row["phase"], row["collectives"]) for row in groups} == {("all_reduce", "backward", 2)}
+    (verdict,) = report.verdicts.values()
+    (check,) = [check for check in verdict["checks"] if check["name"] == "stragglers"]
+    assert said in check["detail"]
+    assert (check["ok"], check["severity"]) == (False, "note")
+    assert "clocks aligned to " in check["detail"]
+
+
+def test_ranks_that_take_turns_are_no_stragglers(run: Any) -> None:
+    rows = run("turns, own").table_rows("stragglers")[:2]
+    assert all(row["what"].startswith("ranks take turns in being late; late in 3 of 6 steps: its host") for row in rows)
+
+
+def test_a_step_that_begins_later_is_no_straggler(run: Any) -> None:
+    first, second, *_ = run("begins late, own").table_rows("stragglers")
+    assert first["early_ms"] > 0.5e3 * BEGINS_LATE_S
+    assert second["early_ms"] == pytest.approx(0, abs=0.1 * first["early_ms"])
+    assert second["late_ms"] < 0.5e3 * BEGINS_LATE_S
+    if second["what"] is None:  # a busy host may have delayed it later, too
+        assert first["what"] == "its steps begin earlier, and nobody is late"
 
 
 def test_a_diagnosis_finds_what_a_step_of_ranks_is_lost_to(run: Any) -> None:
@@ -546,7 +601,9 @@ def test_operations_of_our_strategies_tell_when_they_ran(run: Any, name: str, op
 
 
 def test_traces_show_ranks_steps_and_collectives(run: Any, readers: Path) -> None:
-    files = run("bucketed").files
+    report = run("bucketed")
+    files = report.files
+    together = json.loads(gzip.decompress(files.pop("trace-all-ranks.json.gz").read_bytes()))
     assert list(files) == ["trace.json.gz", "trace-rank-1.json.gz"]
     for rank, path in enumerate(files.values()):
         loaded = json.loads(gzip.decompress(path.read_bytes()))
@@ -555,6 +612,15 @@ def test_traces_show_ranks_steps_and_collectives(run: Any, readers: Path) -> Non
         about = loaded["distributedInfo"]
         assert (about["rank"], about["world_size"], about["backend"]) == (rank, 2, "gloo")
         assert loaded["host_name"] == ""
+    events = together["traceEvents"]
+    names = {(event["pid"], event["args"]["name"]) for event in events if event["name"] == "process_name"}
+    assert names == {(0, "rank 0"), (1, "rank 1")}
+    ends = [
+        [event["ts"] + event["dur"] for event in events if event["name"] == "gloo:all_reduce" and event["pid"] == rank]
+        for rank in (0, 1)
+    ]
+    (row, *_) = report.table_rows("stragglers")
+    assert 1e3 * row["residual_ms"] >= min(abs(one - other) for one, other in zip(*ends, strict=True)) - 1
     # Other programs find both ranks in the folder, and the steps in a file.
     assert ranks_and_steps(readers, path) == ([0, 1], [1, 2])
     assert steps_of_plugin(readers, path) == [1, 2]

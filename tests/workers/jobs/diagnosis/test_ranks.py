@@ -21,12 +21,14 @@ ALL_REDUCE = "all_reduce before optimizer (1 a step, up to 25 MB)"
 OF_RANK_1 = "rank 1 before forward layers.0 (the others wait for it)"
 
 
-def seen(begin: float, end: float, *, host: float = 0.0) -> dict[str, Any]:
+def seen(begin: float, end: float, *, host: float = 0.0, began: float = 0.0) -> dict[str, Any]:
     """A step that computes for 10 ms, idles for `host`, and then does nothing until its all-reduce ends."""
     places = [["kernels", "matmul", "", 10.0], *([["host", "before forward", "layers.0", host]] if host else [])]
     return {
+        "begin_ms": began,
+        "ms": end,
         "places": places,
-        "collectives": [["all_reduce", begin, end]],
+        "collectives": [["all_reduce", begin, end, "backward"]],
         "exposed": [[0, begin, end, "before optimizer", ""]],
         "longest": [],
     }
@@ -50,7 +52,7 @@ def test_a_rank_waits_for_the_one_in_which_the_collective_is_shortest() -> None:
 
 
 def test_a_step_that_began_earlier_is_no_lateness_of_the_other_rank() -> None:
-    places, _ = ranks(seen(10, 32), seen(10, 12)).places
+    places, _ = ranks(seen(10, 32), seen(10, 12, began=20)).places
     assert (places["unexplained", EARLY], places["communication", WAITING]) == (20, 0)
 
 

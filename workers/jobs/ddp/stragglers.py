@@ -1,0 +1,170 @@
+"""Tells which rank is late, how often, by how much, and why, from the profiled steps of all ranks."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from workers.jobs.ddp.waits import Layers, Ranks, joined
+from workers.measure.table import Column
+
+if TYPE_CHECKING:
+    from workers.jobs.ddp.waits import Meeting
+    from workers.measure.check import Check
+    from workers.measure.table import Scalar
+
+STRAGGLERS = "stragglers"
+COLUMNS = Column.parse(
+    "operation, phase, rank: integer, collectives: number, moving_ms: number ms, waiting_ms: number ms, "
+    "last_percent: number %, late_ms: number ms, early_ms: number ms, residual_ms: number ms, what"
+)
+"""A step's mean, of a collective `moving_ms`; rows of `operation` "all" come first."""
+ALL = "all"
+LATE = 0.01
+"""A rank for which the others wait for a smaller share of the step is not late."""
+SAME = 0.75
+"""In fewer of the steps no rank is the late one: ranks take turns."""
+TURNS = "ranks take turns in being late"
+WORKING = ("kernels", "attention", "optimizer", "precision", "copies")
+"""Causes that are the time of a device or of its work; of the others, all but `input` are the host's."""
+DIFFERS = 0.02
+"""By which share a rank's work, or its clock, differs from the others' where that may be a cause."""
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """Who is late in the profiled steps.
+
+    Args:
+        ranks: The profiled steps.
+        work: By name, such as "tokens", the work of each rank's step, where all told it.
+        clocks_mhz: Of each rank's device, where they are known.
+    """
+
+    ranks: Ranks
+    work: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    clocks_mhz: Sequence[float | None] = ()
+
+    @cached_property
+    def late(self) -> list[int | None]:
+        """The late rank of each step."""
+        found: list[int | None] = []
+        for number, step in enumerate(self.ranks.seen):
+            times = Counter[int]()
+            for one in self.ranks.meetings:
+                if one.step == number:
+                    times[one.last] += one.late_ms  # type: ignore[assignment]
+            rank, ms = times.most_common(1)[0] if times else (0, 0)
+            found.append(rank if ms > LATE * max(seen["ms"] for seen in step) else None)
+        return found
+
+    @cached_property
+    def rank(self) -> int | None:
+        """The rank that is late in nearly all steps."""
+        counts = Counter(rank for rank in self.late if rank is not None)
+        rank, number = counts.most_common(1)[0] if counts else (None, 0)
+        return rank if number >= SAME * self.ranks.steps else None
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether ranks take turns in being late."""
+        late = [rank for rank in self.late if rank is not None]
+        return self.rank is None and len(set(late)) > 1 and len(late) >= SAME * self.ranks.steps
+
+    def late_ms(self, rank: int) -> float:
+        """Return by how many ms of a step this rank came later than the others."""
+        return sum(one.late_ms for one in self.ranks.meetings if one.last == rank) / self.ranks.steps
+
+    def longer(self, rank: int) -> Mapping[tuple[str, str], float]:
+        """Return what this rank does longer than the others where it is late, by cause and place, in ms of such a
+        step."""
+        found: Layers = defaultdict(float)
+        steps = [step for step, late in zip(self.ranks.seen, self.late, strict=True) if late == rank]
+        for step in steps:
+            each = [{tuple(place): ms for *place, ms in seen["places"]} for seen in step]
+            others = [places for at, places in enumerate(each) if at != rank]
+            for of in {of for places in each for of in places}:
+                more = each[rank].get(of, 0.0) - statistics.median(one.get(of, 0.0) for one in others)
+                found[of] += more / len(steps)
+        return joined(found, {})
+
+    def why(self, rank: int) -> str:
+        """Say why this rank is late, as far as it is known."""
+        groups: dict[str, float] = defaultdict(float)
+        longer = self.longer(rank)
+        for (cause, _), ms in longer.items():
+            groups[cause if cause == "input" else "work" if cause in WORKING else "host"] += ms
+        group, ms = max(groups.items(), key=lambda one: one[1], default=("", 0.0))
+        if ms <= 0:
+            return "why is not known"
+        if group == "input":
+            return f"its input takes {ms:.3g} ms longer than the others'"
+        if group == "host":
+            cause, where = max((of for of in longer if of[0] not in (*WORKING, "input")), key=lambda of: longer[of])
+            return f"its host is {ms:.3g} ms later ({cause} {where})"
+        for name, amounts in self.work.items():
+            usual = statistics.median(amount for at, amount in enumerate(amounts) if at != rank)
+            if amounts[rank] > (1 + DIFFERS) * usual:
+                return f"its work takes {ms:.3g} ms longer: {amounts[rank] / usual:.2f} times the others' {name}"
+        others = [mhz for at, mhz in enumerate(self.clocks_mhz) if at != rank and mhz is not None]
+        own = self.clocks_mhz[rank] if self.clocks_mhz else None
+        if own is not None and others and own < (1 - DIFFERS) * statistics.median(others):
+            clocks = f"at {own:.0f} MHz, the others at {statistics.median(others):.0f}"
+            return f"its device takes {ms:.3g} ms longer ({clocks})"
+        return f"its device or its work takes {ms:.3g} ms longer"
+
+    def rows(self) -> list[list[Scalar]]:
+        """Return the rows of the table `stragglers`: of each rank all collectives, and then those of each operation
+        and phase."""
+        groups: dict[tuple[str, str | None], list[Meeting]] = {(ALL, None): self.ranks.meetings}
+        for one in self.ranks.meetings:
+            groups.setdefault((one.operation, one.phase or None), []).append(one)
+        rows: list[list[Scalar]] = []
+        for (operation, phase), met in groups.items() if self.ranks.meetings else ():
+            for rank in range(len(self.ranks.places)):
+                last = [one for one in met if one.last == rank]
+                waiting = sum(end - begin for one in met for begin, end in [one.waiting[rank]])
+                early = statistics.fmean(step[rank] for step in self.ranks.early_ms)
+                rows.append(
+                    [
+                        *(operation, phase, rank, len(met) / self.ranks.steps),
+                        *(statistics.fmean(one.moving_ms for one in met), waiting / self.ranks.steps),
+                        *(100 * len(last) / len(met), sum(one.late_ms for one in last) / self.ranks.steps),
+                        *(early if operation == ALL else None, self.ranks.residual_ms),
+                        self._what(rank) if operation == ALL else None,
+                    ]
+                )
+        return rows
+
+    def _what(self, rank: int) -> str | None:
+        if number := self.late.count(rank):
+            turns = f"{TURNS}; " if self.in_turns else ""
+            return f"{turns}late in {number} of {self.ranks.steps} steps: {self.why(rank)}"
+        early = statistics.fmean(step[rank] for step in self.ranks.early_ms)
+        step_ms = statistics.fmean(step[rank]["ms"] for step in self.ranks.seen)
+        return "its steps begin earlier, and nobody is late" if early > LATE * step_ms else None
+
+    def check(self) -> Check:
+        """Return the note for the verdict: who is late, and how well the ranks' clocks are aligned."""
+        from workers.measure.check import Check
+
+        told = (
+            [f"rank {rank} is {self._what(rank)}" for rank in range(len(self.ranks.places)) if rank in self.late]
+            if not self.in_turns
+            else [TURNS]
+        )
+        said = "; ".join(told) or "no rank is late"
+        if self.ranks.residual_ms is not None:
+            said += f"; clocks aligned to {self.ranks.residual_ms:.2g} ms"
+        return Check(STRAGGLERS, not told, said, "note")
+
+
+def work_of(found: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return the work of a step of the user's own, of each rank, as far as all ranks told it."""
+    each = [rank.get("work") or {} for rank in found]
+    names = [name for name in ("tokens", "items", "flops") if all(work.get(name) for work in each)]
+    return {name: [work[name] for work in each] for name in names}
