@@ -11,12 +11,13 @@ from torch.utils.data import DataLoader, Dataset
 import flopwatch
 
 LATE_S = 0.1
-TOKENS, MORE_TOKENS = 64, 16384
+TOKENS, MORE = 64, 256
+WIDTH = {"cpu": 128, "cuda": 2048}
 
 
 class Documents(Dataset):
-    def __init__(self, tokens, seconds):
-        self.tokens, self.seconds = tokens, seconds
+    def __init__(self, seconds):
+        self.seconds = seconds
 
     def __len__(self):
         return 1000
@@ -24,23 +25,25 @@ class Documents(Dataset):
     def __getitem__(self, _index):
         if torch.autograd.profiler._is_profiler_enabled:
             time.sleep(self.seconds)
-        return torch.randn(self.tokens, 128)
+        return 0
 
 
 def make_step(device, late):
-    model, rank, count = nn.Linear(128, 128), dist.get_rank(), 0
-    tokens = MORE_TOKENS if late == "documents" and rank else TOKENS
-    batches = iter(DataLoader(Documents(tokens, LATE_S if late == "input" and rank else 0.0)))
+    width, rank, count = WIDTH[device.type], dist.get_rank(), 0
+    model = nn.Linear(width, width, device=device)
+    tokens = TOKENS * (MORE if late == "documents" and rank else 1)
+    batches = iter(DataLoader(Documents(LATE_S if late == "input" and rank else 0.0)))
 
     def step():
         nonlocal count
         count += 1
         watched = torch.autograd.profiler._is_profiler_enabled
         with flopwatch.phase("data"):
-            x = next(batches)
+            next(batches)
         with flopwatch.phase("forward"):
             if watched and ((late == "host" and rank) or (late == "in turns" and count % 2 == rank)):
                 time.sleep(LATE_S)
+            x = torch.randn(tokens, width, device=device)
             for _ in range(8):
                 loss = model(x).square().mean()
         with flopwatch.phase("backward"):

@@ -28,7 +28,7 @@ from parallel import process_group
 from parallel.bucket_size import fit
 from parallel.process_group import RanksFailed, RanksTimedOut, launch
 from tests.parallel.pool import Pool
-from tests.workers.jobs.ddp.planted_steps import LATE_S, MORE_TOKENS, TOKENS
+from tests.workers.jobs.ddp.planted_steps import LATE_S, MORE
 from tests.workers.jobs.ddp.ranks import BEGINS_LATE_S, FORGOTTEN, SLOWER_MS, dtypes_in_blocks, parity, run_all
 from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report
@@ -249,7 +249,7 @@ def test_a_rank_whose_host_is_late_is_the_one_that_the_other_waits_for(run: Any,
     [
         ("host, own", "its host is "),
         ("input, own", "its input takes "),
-        ("documents, own", f"{MORE_TOKENS / TOKENS:.2f} times the others' tokens"),
+        ("documents, own", f"{MORE:.2f} times the others' tokens"),
     ],
 )
 def test_a_straggler_is_named_with_its_cause(run: Any, name: str, said: str) -> None:
