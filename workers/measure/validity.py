@@ -404,7 +404,7 @@ class Monitor:
     def clocks_mhz(self) -> list[float | None]:
         """Return the median clock of each GPU's multiprocessors since the start; None where it is unknown."""
         each = ([one.sm_clock_mhz for one in readings if one.sm_clock_mhz] for readings in self._readings)
-        return [statistics.median(clocks) if clocks else None for clocks in each]
+        return [median(clocks) if clocks else None for clocks in each]
 
     def compilation_checks(self, *, warmup_steps: int) -> list[Check]:
         """Check for compilation since the start, and for functions left uncompiled. For compiled models only."""

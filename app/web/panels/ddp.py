@@ -16,9 +16,20 @@ from app.web.panels._results import JobResults, Row
 from app.web.plots.drawing import Figure, escaped
 from flopwatch.text.cases import case_text, in_use
 
-STREAMS = {"compute": "computation", "communication": "communication", "exposed": "exposed communication"}
+STREAMS = {
+    "compute": "computation",
+    "communication": "communication",
+    "exposed": "exposed communication",
+    "waiting": "waiting for a later rank",
+}
 """Streams of the timeline from the top to the bottom, with their names for people."""
-COLOURS = {"compute": "var(--plot-1)", "communication": "var(--plot-3)", "exposed": "var(--bad)"}
+COLOURS = {
+    "compute": "var(--plot-1)",
+    "communication": "var(--plot-3)",
+    "exposed": "var(--bad)",
+    "waiting": "var(--plot-2)",
+}
+SHORT = {"exposed": "exposed", "waiting": "waiting"}
 ROW = 16
 """Height of a stream, in pixels."""
 AROUND = 140
@@ -72,8 +83,9 @@ def timeline(rows: Sequence[Row], step: int) -> Panel:
     return Panel(
         f"timeline-{step}",
         f"Computation and communication of each rank, profiled step {step}",
-        "Time runs from the beginning of the step. Communication while the rank computes is hidden; exposed is what "
-        "remains, waiting for other ranks included. Close neighbours are drawn as one."
+        "All ranks on one clock, from the beginning of the first one's step. Communication while the rank computes is "
+        "hidden; exposed is what remains. A rank waits in a collective until the last one enters it: table stragglers "
+        "says which, and why. Close neighbours are drawn as one."
         if first
         else "",
         lambda: draw_timeline([row for row in rows if row["step"] == step]),
@@ -142,7 +154,7 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
             times = [(float(row["start_ms"] or 0), float(row["end_ms"] or 0)) for row in own]
             spans += [(lines.index((rank, stream)), *span) for span in merged_spans(times, MAX_SPANS // len(lines))]
         traces.append(blocks(STREAMS[stream], COLOURS[stream], spans))
-    names = [f"rank {rank}, {STREAMS[stream].removesuffix(' communication')}" for rank, stream in lines]
+    names = [f"rank {rank}, {SHORT.get(stream) or STREAMS[stream]}" for rank, stream in lines]
     figure = rows_of_time(traces, names, "Time in the step (ms)")
     figure["table"] = {
         "columns": ["rank", "stream", "busy (ms)", "spans"],

@@ -487,6 +487,17 @@ def test_the_memory_of_the_fullest_device_counts(monkeypatch: pytest.MonkeyPatch
     assert monitor.device_memory_mib() == ([2048.5], "")
 
 
+def test_the_clock_of_each_gpu_is_the_median_since_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [FakeGpu("GPU-0"), FakeGpu("GPU-1")]
+    for gpu, clock in zip(gpus, (1980, None), strict=True):
+        monkeypatch.setattr(gpu, "read", lambda clock=clock: replace(reading(), sm_clock_mhz=clock))
+    monkeypatch.setattr(validity, "gpu_by_nvml", lambda device: gpus[device.index])
+    monitor = Monitor([torch.device("cuda", 0), torch.device("cuda", 1)])
+    monitor.start()
+    assert monitor.clocks_mhz() == [1980, None]
+    assert Monitor(torch.device("cpu")).clocks_mhz() == []
+
+
 def test_memory_that_nobody_tells_is_unknown_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Monitor(torch.device("cpu")).device_memory_mib() == (None, "known on GPUs only")
     monkeypatch.setattr(validity, "gpu_by_nvml", lambda device: None)

@@ -51,7 +51,7 @@ class Lateness:
 
     @cached_property
     def late(self) -> list[int | None]:
-        """The late rank of each step."""
+        """The late rank of each step: by more than a small share of it, and than clocks are aligned."""
         found: list[int | None] = []
         for number, step in enumerate(self.ranks.seen):
             times = Counter[int]()
@@ -59,7 +59,8 @@ class Lateness:
                 if one.step == number:
                     times[one.last] += one.late_ms  # type: ignore[assignment]
             rank, ms = times.most_common(1)[0] if times else (0, 0)
-            found.append(rank if ms > LATE * max(seen["ms"] for seen in step) else None)
+            least = max(LATE * max(seen["ms"] for seen in step), self.ranks.residual_ms or 0.0)
+            found.append(rank if ms > least else None)
         return found
 
     @cached_property

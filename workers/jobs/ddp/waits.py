@@ -8,6 +8,7 @@ together. A rank whose step began earlier than that of another waits for as long
 from __future__ import annotations
 
 import bisect
+import math
 import re
 import statistics
 from collections import Counter, defaultdict
@@ -242,7 +243,7 @@ def aligned(steps: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[list[float], 
     for of_ranks in ends:
         left = [end - by for end, by in zip(of_ranks, ahead, strict=True)]
         spread.append(max(left) - min(left))
-    return ahead, sorted(spread)[int(0.9 * (len(spread) - 1))]
+    return ahead, sorted(spread)[math.ceil(0.9 * len(spread)) - 1]
 
 
 def joined(layers: Layers, notes: Mapping[str, str]) -> Places:

@@ -73,7 +73,7 @@ def _of_ranks(raws: Sequence[Path], ahead_ms: Sequence[float]) -> Iterator[dict[
     """Yield the events of all ranks, each rank as one process: a GPU's streams are threads of it."""
     base: int | None = None
     for rank, (raw, ahead) in enumerate(zip(raws, ahead_ms, strict=True)):
-        loaded = json.loads(raw.read_text())
+        loaded = json.loads(raw.read_bytes())
         begun = int(loaded.get("baseTimeNanoseconds", 0))
         base = begun if base is None else base
         later_us = 1e-3 * (begun - base) - 1e3 * ahead

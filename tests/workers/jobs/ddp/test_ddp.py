@@ -558,7 +558,7 @@ def test_communication_is_seen_beside_computation(run: Any) -> None:
     assert found["communication_ms"]["median"] > 0
     assert found["communication_percent"]["median"] > 0
     timeline = report.table_rows("timeline")
-    assert {row["stream"] for row in timeline} == {"compute", "communication", "exposed"}
+    assert {"compute", "communication", "exposed"} <= {row["stream"] for row in timeline}
     assert {(row["step"], row["rank"]) for row in timeline} == {(1, 0), (1, 1), (2, 0), (2, 1)}
     assert all(0 <= row["start_ms"] <= row["end_ms"] for row in timeline)
     exposed = sum(row["end_ms"] - row["start_ms"] for row in timeline if row["stream"] == "exposed")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.specs import KINDS
 from app.specs.diagnosis import DiagnosisSpec
 from workers.jobs._base import SoFar, Unit
 from workers.jobs.diagnosis import RUNNER, conclude
@@ -47,8 +48,11 @@ class Played:
         refused: str = "",
         returned: dict[str, dict[str, float | None]] | None = None,
         fields: dict[str, dict[str, Any]] | None = None,
+        ranks: bool = False,
     ) -> None:
         spec = DiagnosisSpec.example().model_copy(update={"budget_s": budget_s, "seed": 3})
+        if ranks:
+            spec = spec.model_copy(update={"step": KINDS["ddp"].example()})
         self.units: list[Unit] = []
         self.seconds: list[float] = []
         turns: list[dict[str, Any]] = []
@@ -74,25 +78,28 @@ class Played:
                 if stage == "conclude":
                     self.found = unit.params
                     continue
-                row = {
-                    "stage": stage,
-                    "changes": ",".join(changes),
-                    "device": "cpu",
-                    "device_key": "1x cpu",
-                    "unit_index": len(self.units) - 1,
-                }
-                time = step_ms(changes, clash=clash)
-                good = {"step_ms": time, "samples": 10, "outcome": "ok", "reason": None}
-                bad = {"step_ms": None, "samples": 0, "outcome": "refused", "reason": "it failed"}
-                for name, value in (returned or {}).get(",".join(changes), {}).items():
-                    number = {"value": value, "not_finite": "nan" if value is None else None}
-                    place = {"what": "returned", "step": 1, "name": name, "unit_index": len(self.units) - 1}
-                    tables["values"].append({**place, **number})
-                turns.append({**row, **(bad if refused in changes else good)})
+                for side in unit.params.get("round", [{"changes": changes}]):
+                    changes = side["changes"]
+                    row = {
+                        "stage": stage,
+                        "changes": ",".join(changes),
+                        "device": "cpu",
+                        "device_key": "1x cpu",
+                        "unit_index": len(self.units) - 1,
+                    }
+                    time = step_ms(changes, clash=clash)
+                    good = {"step_ms": time, "samples": 10, "outcome": "ok", "reason": None}
+                    bad = {"step_ms": None, "samples": 0, "outcome": "refused", "reason": "it failed"}
+                    for name, value in (returned or {}).get(",".join(changes), {}).items():
+                        number = {"value": value, "not_finite": "nan" if value is None else None}
+                        place = {"what": "returned", "step": 1, "name": name, "unit_index": len(self.units) - 1}
+                        tables["values"].append({**place, **number})
+                    turns.append({**row, **(bad if refused in changes else good)})
             planned = RUNNER.further(spec, SoFar(self.units, self.seconds, tables))
 
     def sides(self, stage: str) -> Counter[str]:
-        return Counter("+".join(one.params["changes"]) for one in self.units if one.params["stage"] == stage)
+        units = [one.params for one in self.units if one.params["stage"] == stage]
+        return Counter("+".join(side["changes"]) for unit in units for side in unit.get("round", [unit]))
 
     def results(self) -> dict[str, conclude.Result]:
         of = [conclude._result(self.found, row) for row in self.found["candidates"]]
@@ -117,6 +124,20 @@ def test_each_change_is_tried_once_and_those_that_help_are_joined_and_measured_i
         "together": "better",
     }
     assert results["together"].ratio == pytest.approx(0.72)
+
+
+def test_ranks_take_the_turns_of_a_round_together() -> None:
+    """Their start takes longer than their steps."""
+    played = Played(ranks=True, turn_s=20.0)
+    rounds = [one for one in played.units if one.params["stage"] == "turn"]
+    assert len(rounds) == min(played.sides("turn").values()) == 8
+    orders = [[side["changes"] for side in one.params["round"]] for one in rounds]
+    assert {len(order) for order in orders} == {5}
+    assert len({str(order) for order in orders}) > 4, "drawn"
+    assert {one.start for one in rounds} == {"fork"}, "ranks are fresh processes anyway"
+    assert played.results()["fused_optimizer"].verdict == "better"
+    *_, last, _ = Played(ranks=True, fields={"fused_optimizer": {"optimizer": "x"}}).units
+    assert {"optimizer": "x"} in [side["fields"] for side in last.params["round"]]
 
 
 def test_the_order_of_the_turns_is_drawn() -> None:

@@ -12,6 +12,7 @@ import torch
 from app.specs import KINDS
 from app.specs.diagnosis import DiagnosisSpec
 from workers.changes._base import Look, Shared
+from workers.jobs.ddp.stragglers import Lateness
 from workers.jobs.ddp.waits import EARLY, WAITING, Ranks
 from workers.jobs.diagnosis.look import candidates
 from workers.jobs.diagnosis.ranks import lost_by, skew
@@ -38,6 +39,7 @@ def ranks(*steps: dict[str, Any]) -> Ranks:
     return Ranks([[one] for one in steps], {"all_reduce": 25 << 20})
 
 
+DEVICE = ("kernels", "elementwise")
 LATE = ranks(seen(10, 32), seen(30, 32, host=20.0))
 EVEN = ranks(seen(10, 12), seen(10, 12))
 
@@ -54,6 +56,51 @@ def test_a_rank_waits_for_the_one_in_which_the_collective_is_shortest() -> None:
 def test_a_step_that_began_earlier_is_no_lateness_of_the_other_rank() -> None:
     places, _ = ranks(seen(10, 32), seen(10, 12, began=20)).places
     assert (places["unexplained", EARLY], places["communication", WAITING]) == (20, 0)
+
+
+def test_a_clock_that_is_ahead_is_no_lateness() -> None:
+    """Rank 1's clock is 7 ms ahead, and its last collective ends 1 ms later than the alignment says."""
+    step = seen(10, 12), seen(10, 12, began=7)
+    for one, end in zip(step, (32, 33), strict=True):
+        one["collectives"] += [["all_reduce", 20, 22, "backward"], ["all_reduce", 30, end, "backward"]]
+    found = ranks(*step)
+    assert found.ahead_ms == [0, 7]
+    assert found.residual_ms == 1
+    assert found.early_ms == [[0, 0]]
+    assert Lateness(found).rank is None
+
+
+def test_waiting_in_several_collectives_at_once_counts_once() -> None:
+    """gloo's operations all wait from when they were issued."""
+    step = seen(10, 32), seen(30, 32, host=20)
+    for one, begin in zip(step, (12, 30), strict=True):
+        one["collectives"].append(["all_reduce", begin, 33, "backward"])
+    found = ranks(*step)
+    assert Lateness(found).late_ms(1) == pytest.approx(20, abs=1.01)
+    assert (found.ahead_ms, found.residual_ms) == ([0, 0], 0)
+
+
+@pytest.mark.parametrize(
+    ("longer", "known", "said"),
+    [
+        (("input", "before forward"), {}, "its input takes 20 ms longer than the others'"),
+        (("launches", "before backward"), {}, "its host is 20 ms later (launches before backward)"),
+        (DEVICE, {}, "its device or its work takes 20 ms longer"),
+        (DEVICE, {"work": {"tokens": [8.0, 8.0]}}, "its device or its work takes 20 ms longer"),
+        (DEVICE, {"work": {"tokens": [8.0, 16.0]}}, "its work takes 20 ms longer: 2.00 times the others' tokens"),
+        (DEVICE, {"clocks_mhz": [1980, 1410]}, "its device takes 20 ms longer (at 1410 MHz, the others at 1980)"),
+        (DEVICE, {"clocks_mhz": [None, 1410]}, "its device or its work takes 20 ms longer"),
+        (None, {}, "why is not known"),
+    ],
+)
+def test_why_a_rank_is_late(longer: tuple[str, str] | None, known: dict[str, Any], said: str) -> None:
+    late = seen(30, 32)
+    late["places"] += [[*longer, "", 20.0]] if longer else []
+    lateness = Lateness(ranks(seen(10, 32), late), **known)
+    assert (lateness.rank, lateness.why(1)) == (1, said)
+    detail = f"rank 1 is late in 1 of 1 steps: {said}; clocks aligned to 0 ms"
+    assert (lateness.check().ok, lateness.check().detail) == (False, detail)
+    assert Lateness(EVEN).check().detail == "no rank is late; clocks aligned to 0 ms"
 
 
 def test_ranks_that_ran_other_collectives_are_not_compared() -> None:
