@@ -66,8 +66,8 @@ class Case:
     step: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the step; with `model` it is our model's."""
     devices: tuple[str, ...] = ("cuda",)
-    place: str | None = None
-    """Of several ranks: what the place of the first cause has to begin with."""
+    of_ranks: bool = False
+    """The step is one of several ranks."""
     busy_rank: int | None = None
     """The rank that shares a core with other processes while it trains."""
 
@@ -77,7 +77,7 @@ class Case:
 
     @property
     def kind(self) -> str:
-        return "ddp" if self.place else "benchmark"
+        return "ddp" if self.of_ranks else "benchmark"
 
     @property
     def tried(self) -> list[str]:
@@ -109,12 +109,12 @@ CASES = (
     Case("small_fastest", step={**FAST, "model": {"size": "small"}}),
     Case("graph_gaps", never=LATE_HOST),
     Case("uncaptured", refused="cuda_graph"),
-    Case("late_rank", ("launches", "host", "kernels"), refused="cuda_graph", devices=BOTH, place="rank 1", busy_rank=1,
-         step={"model": {"size": "small"}, "context_length": 256}),
-    Case("one_bucket", ("communication",), ("smaller_buckets",), devices=BOTH, place="all_reduce before optimizer",
-         step={**OF_RANKS, "bucket_size_mb": None}),
-    Case("late_gather", ("communication",), ("gather_earlier",), devices=BOTH, place="all_gather before",
-         step={**OF_RANKS, "strategy": "fsdp", "prefetch": 0}),
+    Case("late_rank", ("launches", "host", "kernels"), refused="cuda_graph", devices=BOTH, of_ranks=True, busy_rank=1,
+         module="rank 1", step={"model": {"size": "small"}, "context_length": 256}),
+    Case("one_bucket", ("communication",), ("smaller_buckets",), devices=BOTH, of_ranks=True,
+         module="all_reduce before optimizer", step={**OF_RANKS, "bucket_size_mb": None}),
+    Case("late_gather", ("communication",), ("gather_earlier",), devices=BOTH, of_ranks=True,
+         module="all_gather before", step={**OF_RANKS, "strategy": "fsdp", "prefetch": 0}),
 )  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def submit(server: Flopwatch, case: Case, given: argparse.Namespace) -> int:
     """Submit the diagnosis of a case; returns the job's number."""
     numbers = OF_A_GPU if given.device == "cuda" else {}
     step = {"kind": case.kind, "device": given.device, **numbers, **case.step}
-    if case.place:
+    if case.of_ranks:
         step |= {"world_size": given.ranks, "warmup_steps": 3, "measure_steps": 12}
         step |= {"backend": "nccl"} if given.device == "cuda" else OF_A_CPU
     spec: dict[str, Any] = {"kind": "diagnosis", "step": step, "budget_s": given.budget_s}
@@ -207,8 +207,6 @@ def judged(case: Case, said: Diagnosis) -> dict[str, str]:
     best = min(wanted, key=lambda one: one["ratio"], default=None)
     cured = _once(case, said) if best is None else f"{best['change']} × {best['ratio']:.3f}"
     named = f"yes, {with_line[0]}" if with_line else "no"
-    if case.place:
-        named = "yes, 1" if first and str(first["where"]).startswith(case.place) else "no"
     return {**row, "first": told, "found": f"yes, {ranks[0]}" if ranks else "no", "named": named, "cured": cured}
 
 
@@ -326,7 +324,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Submit the cases that the command line names, and tell what became of each."""
     given = options(arguments)
-    of_kind = [case for case in CASES if bool(case.place) == (given.ranks > 1)]
+    of_kind = [case for case in CASES if case.of_ranks == (given.ranks > 1)]
     chosen = [case for case in of_kind if (case.name in given.only if given.only else given.device in case.devices)]
     said = []
     with Flopwatch() as server:

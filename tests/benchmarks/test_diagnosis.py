@@ -36,7 +36,8 @@ def said(causes: list[dict[str, Any]], changes: list[dict[str, Any]]) -> Diagnos
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_each_case_has_its_step_and_its_lines(case: Case) -> None:
     if "model" in case.step:
-        KINDS["benchmark"].model_validate({**case.step, "device": "cuda"})
+        backend = {"backend": "nccl"} if case.of_ranks else {}
+        KINDS[case.kind].model_validate({**case.step, "device": "cuda", **backend})
     else:
         assert callable(getattr(planted, case.name))
     assert bool(marked(case.marks)) == bool(case.marks)

@@ -130,10 +130,11 @@ def test_ranks_take_the_turns_of_a_round_together() -> None:
     """Their start takes longer than their steps."""
     played = Played(ranks=True, turn_s=20.0)
     rounds = [one for one in played.units if one.params["stage"] == "turn"]
-    assert len(rounds) == min(played.sides("turn").values()) == 8
+    assert len(rounds) == played.sides("turn")[""], "each has the step as it is"
+    assert min(played.sides("turn").values()) >= 4
     orders = [[side["changes"] for side in one.params["round"]] for one in rounds]
-    assert {len(order) for order in orders} == {5}
-    assert len({str(order) for order in orders}) > 4, "drawn"
+    assert all(len({str(side) for side in order}) == len(order) > 1 for order in orders), "once in a round"
+    assert len({order.index([]) for order in orders}) > 1, "drawn"
     assert {one.start for one in rounds} == {"fork"}, "ranks are fresh processes anyway"
     assert played.results()["fused_optimizer"].verdict == "better"
     *_, last, _ = Played(ranks=True, fields={"fused_optimizer": {"optimizer": "x"}}).units
