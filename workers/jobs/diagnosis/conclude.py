@@ -40,6 +40,8 @@ LARGE_PERCENT = 5.0
 """Of a smaller cause it is not told why a change against it was refused; smaller kernels are told last."""
 BROAD = ("kernels", "host", "launches")
 """Causes against which so many changes may help that a refused one says little."""
+OTHERS_WAIT = "(the others wait for it)"
+"""End of the place of a cause that a late rank has, by how much longer than the others'."""
 PLAIN = "kernels"
 WORK = ("attention", PLAIN, "precision")
 """The step's own work, for which nothing waits."""
@@ -209,7 +211,14 @@ def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_m
         rows.append([0, row["cause"], row["where"] or None, row["lost_ms"], percent, limit, how])
     # What one process measured may be noise: then what the profile saw counts, unless it is less.
     gains = {cause: max(0.0 if cause in certain else of_cause[cause], total - ms) for cause, ms in measured.items()}
-    rows.sort(key=lambda row: _worth(str(row[1]), float(row[3] or 0.0), of_cause, gains, results, total), reverse=True)
+
+    def worth(row: Sequence[Scalar]) -> tuple[bool, float]:
+        lost_ms = float(row[3] or 0.0)
+        if OTHERS_WAIT in str(row[2]):  # what only this rank does is not what a step is made of
+            return True, lost_ms
+        return _worth(str(row[1]), lost_ms, of_cause, gains, results, total)
+
+    rows.sort(key=worth, reverse=True)
     return [[rank, *row[1:]] for rank, row in enumerate(rows, start=1)]
 
 

@@ -16,6 +16,7 @@ from workers.jobs.ddp.stragglers import LATE, SAME, TURNS, Lateness
 from workers.jobs.ddp.values import turns_of
 from workers.jobs.ddp.waits import COMMUNICATION, EARLY, Ranks, ranks_of
 from workers.jobs.diagnosis import look, turn
+from workers.jobs.diagnosis.conclude import OTHERS_WAIT
 from workers.measure.errors import NotMeasured
 from workers.measure.table import Column
 from workers.reporter import Reporter
@@ -142,7 +143,7 @@ def _more(ranks: Ranks, late: int) -> dict[tuple[str, str], float]:
 
 
 def _of_late(rank: int, where: str) -> str:
-    return f"rank {rank} {where}".rstrip() + " (the others wait for it)"
+    return f"rank {rank} {where}".rstrip() + f" {OTHERS_WAIT}"
 
 
 def _gaps(waits: Sequence[Sequence[dict[str, Any]]]) -> list[list[Scalar]]:

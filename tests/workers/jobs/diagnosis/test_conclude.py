@@ -172,6 +172,12 @@ def test_what_a_step_waits_for_comes_before_its_own_work_unless_a_change_shorten
     assert ranked(useless, **times) == ["synchronisation", "host", "kernels", "attention"]
 
 
+def test_what_a_late_rank_computes_longer_comes_before_what_all_compute() -> None:
+    seen = [("kernels", "matmul", 60.0), ("kernels", f"rank 1 matmul {conclude.OTHERS_WAIT}", 30.0), ("host", "", 10.0)]
+    rows = [dict(zip(("cause", "where", "lost_ms"), one, strict=True)) for one in seen]
+    assert [row[3] for row in conclude._causes(rows, [], 100.0)] == [30, 10, 60]
+
+
 def test_a_cause_is_worth_what_a_step_without_it_gained_and_one_process_is_no_proof() -> None:
     times = {"kernels": 60.0, "input": 30.0, "synchronisation": 10.0}
     hidden = result("no_input", "better", 0.95, cause="input", removes=True)
