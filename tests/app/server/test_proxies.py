@@ -1,4 +1,4 @@
-"""The configurations of docs/reverse-proxy.md with the real proxies, in front of a real server."""
+"""The configurations of docs/reverse-proxy.md and deploy/nginx with the real proxies, in front of a real server."""
 
 from __future__ import annotations
 
@@ -93,18 +93,17 @@ def running(name: str, folder: Path, server: int, sign_on: int) -> Iterator[int]
         pytest.skip(f"no {program} here")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    text = PAGE.read_text().replace("127.0.0.1:8000", f"127.0.0.1:{server}")
-    nginx, caddy, signing_on = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)[1:]
     if name == "caddy":
+        _, caddy = re.findall(r"^```\w*\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+        caddy = caddy.replace("127.0.0.1:8000", f"127.0.0.1:{server}")
         own = f"admin off\nlocal_certs\nskip_install_trust\nauto_https disable_redirects\nhttps_port {port}\n"
         (folder / "Caddyfile").write_text(f"{{\n{own}default_bind 127.0.0.1\n}}\n{caddy}")
         command = ["caddy", "run", "--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"]
     else:
-        if name == "single-sign-on":
-            location = re.search(r"^  location / \{\n(.*?)^  \}\n", nginx, flags=re.MULTILINE | re.DOTALL)
-            assert location is not None
-            signing_on = signing_on.replace("the admin's token", TOKEN).replace(":4180", f":{sign_on}")
-            nginx = nginx.replace(location[0], signing_on.replace("# and the lines of `location /` above", location[1]))
+        file = "single-sign-on" if name == "single-sign-on" else "flopwatch"
+        nginx = (PAGE.parents[1] / f"deploy/nginx/{file}.conf").read_text()
+        nginx = nginx.replace("127.0.0.1:8000", f"127.0.0.1:{server}").replace(":4180", f":{sign_on}")
+        nginx = nginx.replace("the admin's token", TOKEN)
         key = ["-keyout", folder / "flopwatch.key", "-out", folder / "flopwatch.pem", "-subj", f"/CN={NAME}"]
         subprocess.run(
             ["openssl", "req", "-x509", "-nodes", "-newkey", "rsa:2048", *key], check=True, capture_output=True
