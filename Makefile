@@ -59,7 +59,7 @@ test: dev  ## run the whole suite, on all cores
 	@$(BIN)/python -m tools.suite --timeout=$(TEST_TIMEOUT_S) $(ARGS)
 
 long-test: dev  ## the tests that take minutes, one by one: before a release
-	@$(BIN)/python -m pytest -m long -p no:xdist --timeout=1200 $(ARGS)
+	@$(BIN)/python -m pytest -m long --timeout=1200 $(ARGS)
 
 serve: install  ## run server and worker on this host
 	$(BIN)/flopwatch up

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+pytest_plugins = ["tools.side_by_side"]
 SEED = pytest.StashKey[int]()
 TESTS = Path(__file__).parent
 WITHOUT_THE_SERVICE = ("kernels", "parallel", "workers/measure", "workers/model")
@@ -43,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    chosen = getattr(config, "workerinput", {}).get("random_seed", config.getoption("--random-seed"))
+    chosen = config.getoption("--random-seed")
     config.stash[SEED] = secrets.randbelow(2**32) if chosen is None else chosen
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): kept by pytest-timeout, which is not installed here")
@@ -55,18 +56,14 @@ def pytest_configure(config: pytest.Config) -> None:
     # The developer's own settings must change no test, and no test may touch the developer's own data.
     for name in [name for name in os.environ if name.startswith("FLOPWATCH_")]:
         del os.environ[name]
-    if config.getoption("numprocesses", 0) and "tests" in config.args and MISSING is None:
-        _share_forkserver()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """Give a worker of pytest-xdist the seed of the run."""
-    node.workerinput["random_seed"] = node.config.stash[SEED]
+    if config.getoption("--processes"):
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # torch's other way leaves no CUDA to forks
+        if "tests" in config.args and MISSING is None:
+            _share_forkserver()
 
 
 def _share_forkserver() -> None:
-    """Let all workers of pytest-xdist share one in a run of the whole suite: it imports torch only once."""
+    """Let all processes share one in a run of the whole suite: it imports torch only once."""
     try:
         from tests.forked import share_forkserver
     except ModuleNotFoundError:  # a suite of tests/tools

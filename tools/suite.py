@@ -5,8 +5,8 @@ Tests run at the same time as others, except those marked `alone`, which judge t
 afterwards, one by one. A few that have failed run once more, one by one: those that pass then are named as unstable,
 and do not fail the run. Further arguments go to pytest: `make test ARGS="tests/app -k claim"`.
 
-On a GPU host, `make gpu-test` needs pytest only, without pytest-xdist: each process takes a slice of the tests
-(`--slice` in tests/conftest.py).
+On a GPU host each process collects for itself and takes a slice of the tests (`--slice` in tests/conftest.py), because
+CUDA does not survive a fork.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def main(arguments: Sequence[str]) -> int:
     workers = cores + max(2, cores // 2)
     picked = [*([] if "-m" in arguments else ["-m", "not long"]), *arguments]
     LAST_FAILED.unlink(missing_ok=True)
-    together = run([f"--numprocesses={workers}", "--dist=worksteal", "--share=together", *picked], **ONE_THREAD)
-    return again(picked, together, run(["--share=alone", *picked, "--numprocesses=0"]))
+    together = run([f"--processes={workers}", "--share=together", *picked], **ONE_THREAD)
+    return again(picked, together, run(["--share=alone", *picked, "--processes=0"]))
 
 
 def again(picked: Sequence[str], *codes: int) -> int:
@@ -53,7 +53,7 @@ def again(picked: Sequence[str], *codes: int) -> int:
     if not 0 < len(failed) <= MOST_AGAIN or {*codes} - {0, FAILED, NO_TESTS}:
         return exit_code_of(*codes)
     print("These have failed, and run once more, alone:", *failed, sep="\n  ", flush=True)
-    code = run(["--last-failed", "--last-failed-no-failures=none", *picked, "--numprocesses=1"])
+    code = run(["--last-failed", "--last-failed-no-failures=none", *picked, "--processes=1"])
     if code == 0:
         print("UNSTABLE: failed beside others (see above), and passed alone:", *failed, sep="\n  ", flush=True)
     return code

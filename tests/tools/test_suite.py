@@ -46,7 +46,7 @@ def test_alone(number):
 
 NO_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 """Those that are installed take half of the start of each pytest."""
-TWO_WORKERS = ("-q", "-p", "xdist.plugin", "--numprocesses=2")
+TWO_PROCESSES = ("-q", "--processes=2")
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def counted(done: subprocess.CompletedProcess[str], what: str) -> list[int]:
 
 def test_tests_run_together_and_those_alone_afterwards(suite: Path) -> None:
     write(suite / "tests", processes=2)
-    done = run(suite, "tools.suite", *TWO_WORKERS, "-rP")
+    done = run(suite, "tools.suite", *TWO_PROCESSES, "-rP")
     assert done.returncode == 0, done.stdout + done.stderr
     assert counted(done, "passed") == [7, 4]
     seeds = re.findall(r"^random seed: (\d+)$", done.stdout, re.MULTILINE)
@@ -119,7 +119,7 @@ def test_tests_run_together_and_those_alone_afterwards(suite: Path) -> None:
 @pytest.mark.long
 def test_failures_in_either_run_count(suite: Path) -> None:
     write(suite / "tests", killed=3, fails=1)
-    done = run(suite, "tools.suite", *TWO_WORKERS)
+    done = run(suite, "tools.suite", *TWO_PROCESSES)
     assert done.returncode == 1, done.stdout + done.stderr
     assert (counted(done, "passed"), counted(done, "failed")) == ([6, 3], [1, 1, 2])
     assert "FAILED tests/test_small.py::test_together[3]" in done.stdout
@@ -129,7 +129,7 @@ def test_failures_in_either_run_count(suite: Path) -> None:
 
 def test_what_passes_when_it_runs_once_more_is_named(suite: Path) -> None:
     write(suite / "tests", fails=1, once=True)
-    done = run(suite, "tools.suite", *TWO_WORKERS)
+    done = run(suite, "tools.suite", *TWO_PROCESSES)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (counted(done, "passed"), counted(done, "failed")) == ([7, 3, 1], [1])
     assert done.stdout.endswith("passed alone:\n  tests/test_small.py::test_alone[1]\n")
@@ -139,21 +139,21 @@ def test_what_passes_when_it_runs_once_more_is_named(suite: Path) -> None:
 def test_many_failures_are_no_chance(suite: Path) -> None:
     each = f"@__import__('pytest').mark.parametrize('number', range({MOST_AGAIN + 1}))"
     (suite / "tests/test_plain.py").write_text(f"{each}\ndef test_plain(number): assert False\n")
-    done = run(suite, "tools.suite", *TWO_WORKERS, "tests/test_plain.py")
+    done = run(suite, "tools.suite", *TWO_PROCESSES, "tests/test_plain.py")
     assert (counted(done, "failed"), done.returncode) == ([MOST_AGAIN + 1], 1), done.stdout + done.stderr
 
 
 @pytest.mark.long
 def test_a_file_without_tests_that_run_alone(suite: Path) -> None:
     (suite / "tests/test_plain.py").write_text("def test_plain(): pass\n")
-    done = run(suite, "tools.suite", *TWO_WORKERS, "tests/test_plain.py")
+    done = run(suite, "tools.suite", *TWO_PROCESSES, "tests/test_plain.py")
     assert (counted(done, "passed"), done.returncode) == ([1], 0), done.stdout + done.stderr
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("chosen", "counts", "code"), [("together", [7], 0), ("alone and 2", [1], 0), ("none", [], 5)])
 def test_there_may_be_no_tests_of_either_kind(suite: Path, chosen: str, counts: list[int], code: int) -> None:
-    done = run(suite, "tools.suite", *TWO_WORKERS, "tests", "-k", chosen)
+    done = run(suite, "tools.suite", *TWO_PROCESSES, "tests", "-k", chosen)
     assert counted(done, "passed") == counts, done.stdout + done.stderr
     assert done.returncode == code
 
