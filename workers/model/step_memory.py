@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import NamedTuple
 
 from workers.model.accounting import Shape, StepMemory
 
@@ -32,8 +33,8 @@ CHUNK_BYTES, MIN_CHUNK_ROWS = 2**30, 128
 TILE = 128
 """Queries and keys of a tile of attention that is computed tile by tile (`kernels.attention.tiled`)."""
 
-PLAYED_LAYERS = 6
-"""Blocks of the model that is played in place of a deeper one. From two blocks on, each moment's highest use grows by
+PLAYED_LAYERS = 3
+"""Blocks of the model that is played in place of a deeper one. From three blocks on, each moment's highest use grows by
 the same tensors with each block, so that a deeper model's follows from this one and one that is a block deeper."""
 FIRST, LAST = "embedding, first block", "last block"
 Axes = tuple[str, ...]
@@ -41,8 +42,7 @@ ONE: Axes = ()
 BT, BTD, BTF, BTV, BHT, BHTT = (tuple(axes) for axes in ("BT", "BTD", "BTF", "BTV", "BHT", "BHTT"))
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(NamedTuple):
     """Bytes of a tensor: a number of bytes times the product of some axes, given by their symbols."""
 
     bytes: int
