@@ -62,6 +62,8 @@ MEASUREMENT = Measurement(
 ).to_wire()
 BENCHMARK = {"kind": "benchmark", "device": "cpu"}
 CELLS = {"kind": "attention", "device": "cpu", "implementations": ["tiled"], "sequence_lengths": [16, 32, 64]}
+STARTED = {"type": "started"}
+MEASURED = {"type": "measurement", **MEASUREMENT}
 SUCCESS = {"type": "outcome", "code": None, "detail": ""}
 
 
@@ -111,6 +113,16 @@ class Unit:
     def report(self, **how: int | None) -> None:
         self.control.sendall(json.dumps(how).encode() + b"\n")
         self.control.close()
+
+
+def saying(*messages: Any) -> Callable[[Unit], None]:
+    """What a unit does that says this, and ends."""
+
+    def play(unit: Unit) -> None:
+        unit.say(*messages)
+        unit.end()
+
+    return play
 
 
 class Launcher:
@@ -249,7 +261,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def test_what_a_unit_measures_lands_with_its_success(site: Site) -> None:
     def play(unit: Unit) -> None:
-        unit.say({"type": "started"}, {"type": "measurement", **MEASUREMENT}, SUCCESS)
+        unit.say(STARTED, MEASURED, SUCCESS)
         os.write(unit.log, b"hello\n")
         unit.end()
 
@@ -271,7 +283,7 @@ def test_replicates_start_together_and_run_one_after_the_other(site: Site, monke
             unit.gate.sendall(READY)
             unit.gate.recv(1)
         happened.append(f"{title} begins")
-        unit.say({"type": "started"}, SUCCESS)
+        unit.say(STARTED, SUCCESS)
         happened.append(f"{title} ends")
         unit.end()
 
@@ -332,11 +344,7 @@ def test_replicates_start_together_and_run_one_after_the_other(site: Site, monke
     ids=json.dumps,
 )
 def test_a_message_that_makes_no_sense_fails_the_job(site: Site, message: Any) -> None:
-    def play(unit: Unit) -> None:
-        unit.say(message, SUCCESS)
-        unit.end()
-
-    job = site.run(play)
+    job = site.run(saying(message, SUCCESS))
     assert (job["state"], job["error"]["code"]) == ("failed", "failed")
     assert "the worker could not go on" not in job["error"]["detail"]
     assert Reading(site.database).measurements(job["id"])["rows"] == []
@@ -359,9 +367,9 @@ def test_a_job_outlasts_an_unavailable_store(site: Site, error: type[FlopwatchEr
     queue = site.queue = RefusingQueue(site.database, error("not now"), {"report": 3, "finish": 2})
 
     def play(unit: Unit) -> None:
-        unit.say({"type": "started"})
+        unit.say(STARTED)
         wait_until(lambda: queue.refusals["report"] == 1, "two refusals", 10)  # longer than one flush
-        unit.say({"type": "measurement", **MEASUREMENT}, SUCCESS)
+        unit.say(MEASURED, SUCCESS)
         unit.end()
 
     job = site.run(play)
@@ -388,11 +396,7 @@ class TestEndOfTheWorker:
 
         queue = site.queue = RefusingQueue(site.database, DiskFull("it is full"), refusals, end)
 
-        def play(unit: Unit) -> None:
-            unit.say({"type": "started"}, {"type": "measurement", **MEASUREMENT}, SUCCESS)
-            unit.end()
-
-        job = site.run(play, **options)
+        job = site.run(saying(STARTED, MEASURED, SUCCESS), **options)
         job["attempts"] = [
             (attempt["state"], (attempt["error"] or {}).get("detail"))
             for attempt in Reading(site.database).attempts(job["id"])
@@ -428,7 +432,7 @@ class TestEndOfTheWorker:
 
     def test_a_unit_killed_after_its_success_keeps_its_result(self, site: Site) -> None:
         def play(unit: Unit) -> None:
-            unit.say({"type": "measurement", **MEASUREMENT}, SUCCESS)
+            unit.say(MEASURED, SUCCESS)
             assert site.running is not None
             site.running.stop.set(GivenBack())
             while unit.control.recv(1) != KILL:
@@ -445,7 +449,7 @@ class TestEndOfTheWorker:
         def play(unit: Unit) -> None:
             queue = Queue(site.database)
             queue.recover(queue.running()[0])
-            unit.say({"type": "started"})
+            unit.say(STARTED)
             while not select.select([unit.control], [], [], 0.001)[0]:
                 unit.scratch.mkdir(parents=True, exist_ok=True)
                 (unit.scratch / "more").touch()
@@ -475,8 +479,8 @@ def test_too_many_samples_have_a_code_of_their_own(site: Site, monkeypatch: pyte
     monkeypatch.setattr("workers.agent.measurements.MAX_MEASUREMENTS", 1)
 
     def play(unit: Unit) -> None:
-        message = {"type": "measurement", **MEASUREMENT}
-        unit.say({"type": "started"}, message, message, SUCCESS)
+        message = MEASURED
+        unit.say(STARTED, message, message, SUCCESS)
         unit.end()
 
     job = site.run(play)
@@ -486,11 +490,7 @@ def test_too_many_samples_have_a_code_of_their_own(site: Site, monkeypatch: pyte
 
 
 def test_a_long_progress_message_is_cut(site: Site) -> None:
-    def play(unit: Unit) -> None:
-        unit.say({"type": "started"}, {"type": "progress", "done": 1, "total": 2, "message": "x" * 100_000}, SUCCESS)
-        unit.end()
-
-    job = site.run(play)
+    job = site.run(saying(STARTED, {"type": "progress", "done": 1, "total": 2, "message": "x" * 100_000}, SUCCESS))
     assert (job["state"], job["progress"]["message"]) == ("succeeded", "x" * 3999 + "…")
 
 
@@ -509,11 +509,7 @@ def test_every_finished_cell_is_reported(site: Site) -> None:
     ]
     between = {"type": "progress", "done": 1, "total": 3, "message": "the next one"}
 
-    def play(unit: Unit) -> None:
-        unit.say({"type": "started"}, cells[0], between, cells[1], {**between, "done": 2}, SUCCESS)
-        unit.end()
-
-    job = site.run(play)
+    job = site.run(saying(STARTED, cells[0], between, cells[1], {**between, "done": 2}, SUCCESS))
     events = [event["data"] for event in Reading(site.database).events(job["id"]) if event["type"] == "progress"]
     titles = [event["cell"]["title"] for event in events if "cell" in event]
     assert titles == ["cell 1", "cell 2"]
@@ -640,7 +636,7 @@ class TestWorkingDirectory:
         site.settings = site.settings.model_copy(update={"max_artifact_bytes": limit})
 
         def play(unit: Unit) -> None:
-            unit.say({"type": "started"})
+            unit.say(STARTED)
             (unit.scratch / "work").mkdir()
             (unit.scratch / "work" / "checkpoint.pt").write_bytes(b"x" * (2 << 20))
             is_ordered_to_end = select.select([unit.control], [], [], 3 * FLUSH_S)[0]
@@ -667,7 +663,7 @@ class TestWorkingDirectory:
         monkeypatch.setattr("workers.agent.job_run.bytes_below", look)
 
         def play(unit: Unit) -> None:
-            unit.say({"type": "started"})
+            unit.say(STARTED)
             while clock.now < 1600.0:
                 clock.sleep(10.0)
                 time.sleep(0.002)
@@ -709,13 +705,13 @@ def test_the_start_of_a_unit_does_not_count(site: Site) -> None:
     site.before_start = lambda: clock.sleep(2 * timeout_s)
 
     def play(unit: Unit) -> None:
-        unit.say({"type": "started"})
+        unit.say(STARTED)
         is_ordered_to_end = select.select([unit.control], [], [], 2 * FLUSH_S)[0]
         unit.say(*([] if is_ordered_to_end else [SUCCESS]))
         unit.end()
 
     def play_on(unit: Unit) -> None:
-        unit.say({"type": "started"})
+        unit.say(STARTED)
         while not select.select([unit.control], [], [], FLUSH_S / 10)[0]:
             clock.sleep(timeout_s)
         assert unit.control.recv(1) == TERMINATE
@@ -730,7 +726,7 @@ def test_a_crashed_unit_goes_on_in_a_new_process(site: Site) -> None:
 
     def play(unit: Unit) -> None:
         seen.append(unit.params)
-        unit.say({"type": "started"}, {"type": "measurement", **MEASUREMENT})
+        unit.say(STARTED, MEASURED)
         of_its_own = {**MEASUREMENT, "case_key": f"cell {len(seen)}"}
         unit.say({"type": "measurement", **of_its_own})
         unit.say({"type": "progress", "done": 2, "total": 3, "message": "people want to know"})
@@ -759,7 +755,7 @@ def test_the_checks_of_several_cases_are_a_table(site: Site) -> None:
     note = {"name": "host_bound", "ok": False, "detail": "by far", "severity": "note"}
 
     def play(unit: Unit) -> None:
-        unit.say({"type": "started"})
+        unit.say(STARTED)
         for key in ("a", "b"):
             unit.say({"type": "measurement", **MEASUREMENT, "case_key": key})
             verdict = {"verdict": "valid", "checks": [note]}
@@ -853,7 +849,7 @@ class TestUnits:
         def play(unit: Unit) -> None:
             title = unit.request.unit["title"]
             unit.say({"type": "environment", "environment": {"of": title}})
-            unit.say({"type": "measurement", **MEASUREMENT}, TABLE)
+            unit.say(MEASURED, TABLE)
             unit.give("trace.json.gz", title)
             unit.say(validity("valid" if title == "first" else "suspect"), SUCCESS)
             unit.end()
@@ -897,7 +893,7 @@ class TestUnits:
         planned(Runner(Planned("first"), Planned("second"), Planned("third")))
 
         def play(unit: Unit) -> None:
-            unit.say({"type": "measurement", **MEASUREMENT}, TABLE)
+            unit.say(MEASURED, TABLE)
             unit.give("trace.json", unit.request.unit["title"])
             if unit.request.unit["title"] == "second":
                 unit.crash()
@@ -935,11 +931,7 @@ class TestUnits:
     def test_a_table_that_is_too_large_has_a_code_of_its_own(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("workers.measure.table.MAX_ROWS", 1)
 
-        def play(unit: Unit) -> None:
-            unit.say(TABLE, SUCCESS)
-            unit.end()
-
-        job = site.run(play)
+        job = site.run(saying(TABLE, SUCCESS))
         assert (job["state"], job["error"]["code"]) == ("failed", "too_large")
         assert "'kernels' has 2 rows; 1 are kept" in job["error"]["detail"]
 
@@ -992,7 +984,7 @@ def test_a_job_of_several_units_counts_units_and_nothing_else(site: Site) -> Non
     stages = [(3, 24, "making the model"), (5, 32, "warming up")]
 
     def play(unit: Unit) -> None:
-        unit.say({"type": "started"})
+        unit.say(STARTED)
         for done, total, message in stages:
             unit.say({"type": "progress", "done": done, "total": total, "message": message})
         cell = {"title": "a cell", "outcome": "ok", "headline": "1 ms", "seconds": 0.5}
@@ -1021,7 +1013,7 @@ class TestWrapped:
             request = unit.request
             report = Path(request.scratch) / "report"
             seen.append((request.task, unit.start, request.wrap, report.exists()))
-            unit.say({"type": "started"}, {"type": "progress", "done": 1, "total": 2, "message": "half"})
+            unit.say(STARTED, {"type": "progress", "done": 1, "total": 2, "message": "half"})
             if request.wrap:
                 assert request.wrap == ["nsys", "profile", "-o", str(report)]
                 report.write_text("written after the end")
@@ -1063,7 +1055,7 @@ class TestWrapped:
             ([SUCCESS], {"exit_code": None, "signal": 11}, "invalid_environment", "killed by SIGSEGV, although"),
             ([], {"exit_code": 1, "signal": None}, "invalid_environment", "exit code 1 and never started the unit"),
             ([], {"exit_code": 0, "signal": None}, "invalid_environment", "exit code 0 and never started the unit"),
-            ([{"type": "started"}], {"exit_code": 139, "signal": None}, "crashed", "'nsys', under which it ran"),
+            ([STARTED], {"exit_code": 139, "signal": None}, "crashed", "'nsys', under which it ran"),
             (
                 [{"type": "outcome", "code": "unsupported", "detail": "no such device"}],
                 {"exit_code": 69, "signal": None},
@@ -1135,7 +1127,7 @@ class TestWrapped:
                 return
             (unit.scratch / "report").touch()
             os.write(unit.log, b"ERR_NVGPUCTRPERM\n")
-            unit.say({"type": "started"}, last)
+            unit.say(STARTED, last)
             unit.close_pipes()
             unit.report(exit_code=0, signal=None)
 
@@ -1157,11 +1149,7 @@ class TestWrapped:
 
         planned(Knowing(WRAPPED))
 
-        def play(unit: Unit) -> None:
-            unit.say(SUCCESS)
-            unit.end()
-
-        assert site.run(play)["state"] == "succeeded"
+        assert site.run(saying(SUCCESS))["state"] == "succeeded"
 
     def test_an_unreadable_report_fails_the_job(self, site: Site, planned: Callable[[Runner], None]) -> None:
         class Confused(Collector):
@@ -1170,11 +1158,7 @@ class TestWrapped:
 
         planned(Confused(WRAPPED))
 
-        def play(unit: Unit) -> None:
-            unit.say(SUCCESS)
-            unit.end()
-
-        error = site.run(play)["error"]
+        error = site.run(saying(SUCCESS))["error"]
         assert (error["code"], error["detail"]) == ("failed", "LookupError: what does it say?")
 
     def test_a_wrapper_that_never_starts_its_unit_is_ended(self, site: Site, planned: Callable[[Runner], None]) -> None:
@@ -1198,7 +1182,7 @@ class TestWrapped:
         planned(Runner(WRAPPED))
 
         def play(unit: Unit) -> None:
-            unit.say({"type": "started"}, SUCCESS)
+            unit.say(STARTED, SUCCESS)
             while unit.control.recv(1) not in (KILL, b""):
                 continue
             unit.close_pipes()
@@ -1237,11 +1221,7 @@ class TestLeftovers:
     def test_a_job_without_devices_does_not_wait_for_them(self, site: Site) -> None:
         site.leftovers = [[17, 18]]
 
-        def play(unit: Unit) -> None:
-            unit.say(SUCCESS)
-            unit.end()
-
-        assert site.run(play)["state"] == "succeeded"
+        assert site.run(saying(SUCCESS))["state"] == "succeeded"
         assert site.leftovers == [[17, 18]], "nobody has looked"
 
 
@@ -1342,7 +1322,7 @@ class TestObjectStore:
         site.clock.sleep = pause  # type: ignore[method-assign]
 
         def play(unit: Unit) -> None:
-            unit.say({"type": "started"}, {"type": "measurement", **MEASUREMENT})
+            unit.say(STARTED, MEASURED)
             unit.give("trace.json", "a trace")
             bucket.network.cut_after = 10
             unit.say(SUCCESS)
