@@ -20,8 +20,10 @@ from tests.parallel.training import (
     close,
     device,
     different_model,
+    error_of,
     first_ranks_model,
     loss_of,
+    make_steps,
     part,
     same_state,
 )
@@ -61,9 +63,7 @@ def penalised(how: str, where: str) -> list[float]:
         norm = model.clip_grad_norm_(0.1) if how == "ours" else nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         close(norm, expected, "norm")
         norms.append(float(norm))
-        for optimizer in (ours, theirs):
-            optimizer.step()
-            optimizer.zero_grad()
+        make_steps(ours, theirs)
     same_state(model, alone)
     return norms
 
@@ -110,14 +110,6 @@ def results_of_parts() -> None:
     torch.save(model.module.weight, saved)
     saved.seek(0)
     assert type(torch.load(saved)) is nn.Parameter
-
-
-def error_of(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-        return str(error)
-    return "nothing was raised"
 
 
 def unfinished(wrapper: str) -> list[str]:

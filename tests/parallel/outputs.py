@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 import parallel
-from tests.parallel.guards import error_of
 from tests.parallel.passes import WIDTH, differences
-from tests.parallel.training import device
+from tests.parallel.training import device, error_of
 
 
 class Unit(nn.Module):
