@@ -64,6 +64,8 @@ BENCHMARK = {"kind": "benchmark", "device": "cpu"}
 CELLS = {"kind": "attention", "device": "cpu", "implementations": ["tiled"], "sequence_lengths": [16, 32, 64]}
 STARTED = {"type": "started"}
 MEASURED = {"type": "measurement", **MEASUREMENT}
+COLUMNS = [{"name": "calls", "type": "integer", "unit": None}]
+TABLE = {"type": "table", "name": "kernels", "columns": COLUMNS, "rows": [[3], [4]]}
 SUCCESS = {"type": "outcome", "code": None, "detail": ""}
 
 
@@ -312,17 +314,10 @@ def test_replicates_start_together_and_run_one_after_the_other(site: Site, monke
         [],
         "started",
         {"type": "gossip"},
-        {"type": "measurement", **MEASUREMENT, "metric": {}},
-        {"type": "measurement", **MEASUREMENT, "mean": "fast"},
-        {"type": "measurement", **MEASUREMENT, "case": ["context_length"]},
-        {"type": "measurement", **MEASUREMENT, "n": 2**70},
-        {"type": "measurement", **MEASUREMENT, "case_key": None},
         {"type": "measurement"},
         {"type": "measurement", **MEASUREMENT, "samples": "garbage"},
-        {"type": "measurement", **MEASUREMENT, "case": {"context_length": [1]}},
         {"type": "progress", "done": 10**30, "total": 2, "message": ""},
         {"type": "cursor", "position": 10**30},
-        {"type": "table", "name": "kernels", "columns": [], "rows": []},
         {"type": "table", "name": "kernels", "columns": [{"name": "n", "type": "integer"}], "rows": [[1.5]]},
         {"type": "cursor", "position": -1},
         {"type": "cursor", "position": "far"},
@@ -475,18 +470,23 @@ class TestEndOfTheWorker:
         assert site.run(play)["state"] == ("cancelled" if isinstance(then, GivenBack) else "running")
 
 
-def test_too_many_samples_have_a_code_of_their_own(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.agent.measurements.MAX_MEASUREMENTS", 1)
-
-    def play(unit: Unit) -> None:
-        message = MEASURED
-        unit.say(STARTED, message, message, SUCCESS)
-        unit.end()
-
-    job = site.run(play)
-    assert job["error"]["code"] == "too_large"
-    assert "this job has 2 measurements" in job["error"]["detail"]
-    assert len(Reading(site.database).measurements(job["id"])["rows"]) == 1, "what fits is kept"
+@pytest.mark.parametrize(
+    ("limit", "reported", "code", "words"),
+    [
+        ("workers.agent.measurements.MAX_MEASUREMENTS", [MEASURED] * 2, "too_large", "this job has 2 measurements"),
+        ("workers.measure.table.MAX_ROWS", [MEASURED, TABLE], "too_large", "'kernels' has 2 rows; 1 are kept"),
+        (None, [MEASURED, TABLE, TABLE], "failed", "unit 0 (small, context 256) reports two tables named 'kernels'"),
+    ],
+)
+def test_what_does_not_fit_fails_the_job_and_what_fits_is_kept(
+    site: Site, monkeypatch: pytest.MonkeyPatch, limit: str | None, reported: list[Any], code: str, words: str
+) -> None:
+    if limit is not None:
+        monkeypatch.setattr(limit, 1)
+    job = site.run(saying(STARTED, *reported, SUCCESS))
+    assert (job["state"], job["error"]["code"]) == ("failed", code)
+    assert words in job["error"]["detail"]
+    assert len(Reading(site.database).measurements(job["id"])["rows"]) == 1
 
 
 def test_a_long_progress_message_is_cut(site: Site) -> None:
@@ -823,14 +823,6 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[[Runner], None]:
     return lambda runner: monkeypatch.setitem(RUNNERS, "benchmark", runner)
 
 
-TABLE = {
-    "type": "table",
-    "name": "kernels",
-    "columns": [{"name": "calls", "type": "integer", "unit": None}],
-    "rows": [[3], [4]],
-}
-
-
 def validity(verdict: str) -> dict[str, Any]:
     checks = [{"name": "clocks", "ok": verdict == "valid", "detail": "as they are"}]
     return {
@@ -912,28 +904,6 @@ class TestUnits:
         assert {artifact["name"] for artifact in reading.artifacts(job["id"])} == {"trace.json", "trace-unit-1.json"}
         with site.database.read() as connection:
             assert connection.exec_driver_sql("SELECT count(*) FROM result_table WHERE partial").scalar_one() == 2
-
-    @pytest.mark.parametrize("what", ["artifacts", "tables"])
-    def test_two_of_one_name_in_a_unit_fail_the_job_by_name(self, site: Site, what: str) -> None:
-        def play(unit: Unit) -> None:
-            for number in range(2):
-                if what == "tables":
-                    unit.say(TABLE)
-                else:
-                    unit.give("kernels", str(number), path=str(number))
-            unit.say(SUCCESS)
-            unit.end()
-
-        job = site.run(play)
-        assert (job["state"], job["error"]["code"]) == ("failed", "failed")
-        assert job["error"]["detail"] == f"unit 0 (small, context 256) reports two {what} named 'kernels'"
-
-    def test_a_table_that_is_too_large_has_a_code_of_its_own(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("workers.measure.table.MAX_ROWS", 1)
-
-        job = site.run(saying(TABLE, SUCCESS))
-        assert (job["state"], job["error"]["code"]) == ("failed", "too_large")
-        assert "'kernels' has 2 rows; 1 are kept" in job["error"]["detail"]
 
     def test_a_file_is_out_of_the_units_reach_at_once(self, site: Site) -> None:
         order: list[str] = []
