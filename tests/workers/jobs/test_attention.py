@@ -308,10 +308,13 @@ def test_a_wrong_kernels_time_is_shown_as_wrong(run, name: str) -> None:
     assert report.cell(implementation="own")["forward_ms", "forward"]["outcome"] == "ok"
 
 
-def install(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
+def install(monkeypatch: pytest.MonkeyPatch, **given: Any) -> None:
     """These implementations are there besides those that are installed."""
     load, own = ATTENTION.load, ATTENTION.load("own")
-    added = {name: Implementation(name, function, own.dtypes) for name, function in functions.items()}
+    added = {
+        name: one if isinstance(one, Implementation) else Implementation(name, one, own.dtypes)
+        for name, one in given.items()
+    }
     monkeypatch.setattr(ATTENTION, "load", lambda name: added.get(name) or load(name))
 
 
@@ -646,13 +649,6 @@ def test_a_job_of_nothing_known_is_unsupported(run) -> None:
         run(implementations=["no_such"])
 
 
-def test_tf32_is_for_gpus(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    report = run(dtypes=["tf32", "fp32"])
-    assert report.cell(dtype="tf32")["forward_ms", "forward"]["outcome"] == "unsupported"
-    assert report.cell(dtype="fp32")["forward_ms", "forward"]["outcome"] == "ok"
-
-
 def test_nothing_compiled_survives_a_cell(run, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._dynamo
 
@@ -819,9 +815,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         asked.append((tuple(q.shape), causal, backward))
         return f"blue tiles for {q.shape[2]}"
 
-    load = ATTENTION.load
-    tunes = Implementation("tunes", function, own.dtypes, tune=tune)
-    monkeypatch.setattr(ATTENTION, "load", lambda name: tunes if name == "tunes" else load(name))
+    install(monkeypatch, tunes=Implementation("tunes", function, own.dtypes, tune=tune))
     return asked
 
 
@@ -859,9 +853,7 @@ def test_a_search_gets_the_options_of_the_problem(run, monkeypatch: pytest.Monke
         asked.append(options)
         return "the blue ones"
 
-    load = ATTENTION.load
-    own = dataclasses.replace(load("eager"), name="own", tune=tune)
-    monkeypatch.setattr(ATTENTION, "load", lambda name: own if name == "own" else load(name))
+    install(monkeypatch, own=dataclasses.replace(ATTENTION.load("eager"), name="own", tune=tune))
     report = run(implementations=["own"], window=5, bottom_right=True, autotune=True, device="cpu")
     assert asked == [{"window": 5}]
     assert report.cell()["forward_ms", "forward"]["outcome"] == "ok"
@@ -882,9 +874,7 @@ def test_a_search_that_fails_is_the_cells_outcome(
     def tune(*_inputs: Any, **_options: Any) -> str:
         raise error
 
-    load = ATTENTION.load
-    own = dataclasses.replace(load("own"), tune=tune)
-    monkeypatch.setattr(ATTENTION, "load", lambda name: own if name == "own" else load(name))
+    install(monkeypatch, own=dataclasses.replace(ATTENTION.load("own"), tune=tune))
     report = run(implementations=["own", "eager"], autotune=True, device="cpu")
     cell = report.cell(implementation="own")["forward_ms", "forward"]
     assert cell["outcome"] == outcome
