@@ -48,7 +48,8 @@ def test_a_folder_is_one_workers(folder: HandOverFolder) -> None:
 
 
 def test_a_folder_that_others_could_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o755)  # whatever the umask is
     with pytest.raises(CannotRunHere, match="chmod 700"):
         HandOverFolder(tmp_path / "open")
 
