@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +92,7 @@ def test_a_killed_rank_ends_the_job(site: Site) -> None:
 
 
 @pytest.mark.long
-def test_ranks_of_a_killed_worker_are_gone(
-    start_beside: Callable[..., Site],
-) -> None:
+def test_ranks_of_a_killed_worker_are_gone(start_beside) -> None:
     """The job's first worker is killed while four ranks measure. Its second attempt runs on the same devices, and ends
     when one of its ranks is stopped for longer than a step may take.
     """

@@ -115,9 +115,7 @@ def test_right_code_is_measured_beside_the_others(flopwatch: Flopwatch, site: An
         ("raising", "failed", "ValueError: only lengths of 7"),
     ],
 )
-def test_faulty_code_costs_its_own_cell_only(
-    flopwatch: Flopwatch, mine: str, function: str, outcome: str, words: str
-) -> None:
+def test_faulty_code_costs_its_own_cell_only(flopwatch, mine, function, outcome, words) -> None:
     job, found = run(flopwatch, f"{mine}:{function}")
     assert job["state"] == "succeeded"
     assert found["eager"]["outcome"] == "ok"
@@ -200,9 +198,7 @@ def test_revisions_of_a_repository_are_measured_in_turns(flopwatch: Flopwatch, t
     assert {row["baseline_outcome"] for row in compared["rows"]} == {"ok"}
 
 
-def test_a_check_of_an_edited_file_goes_on_in_turns(
-    flopwatch: Flopwatch, mine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_of_an_edited_file_goes_on_in_turns(flopwatch, mine, monkeypatch) -> None:
     monkeypatch.setattr(alternating, "FEWEST", 1)
     monkeypatch.setattr(alternating, "MOST", 1)
     kept, _ = run(flopwatch, f"{mine}:right")

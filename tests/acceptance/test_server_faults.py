@@ -288,9 +288,7 @@ def submit_to_a_locked_database(service: Service, program: str, end: int | None)
         pytest.param(FOREIGN, signal.SIGKILL, id="foreign stopped and killed", marks=pytest.mark.long),
     ],
 )
-def test_a_locked_database_refuses_writes_and_answers_reads(
-    impatient_service: Service, program: str, end: int | None
-) -> None:
+def test_a_locked_database_refuses_writes_and_answers_reads(impatient_service, program, end) -> None:
     assert submit_to_a_locked_database(impatient_service, program, end) == []
 
 

@@ -50,16 +50,12 @@ def test_two_hosts_run_every_job_once(service: Service, misbehave_folder: Path, 
     run_all_once(service, misbehave_folder, rng, jobs=12)
 
 
-def test_what_was_answered_survives_kill_9_of_the_server(
-    service: Service, postgres: Server, url: URL, rng: random.Random
-) -> None:
+def test_what_was_answered_survives_kill_9_of_the_server(service, postgres, url, rng) -> None:
     wrong = kill_amid_submissions(service, rng)
     assert wrong + half_written(lambda question: postgres.execute(question, str(url.database))) == []
 
 
-def test_a_clock_that_jumps_on_one_host_expires_nothing(
-    service: Service, misbehave_folder: Path, rng: random.Random
-) -> None:
+def test_a_clock_that_jumps_on_one_host_expires_nothing(service, misbehave_folder, rng) -> None:
     """A job runs on one host while the clock of another one jumps, to which it goes when its own is killed."""
     hours, folder = rng.sample([-2, -1, 1, 2], 2), misbehave_folder
     clock = service.folder / "clock"

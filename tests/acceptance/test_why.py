@@ -65,9 +65,7 @@ def rows(site: Site, tmp_path: Path) -> tuple[str, dict[str, Any]]:
     return result.stdout, get(site.client, "/jobs")[0]
 
 
-def test_a_slow_optimizer_is_named_with_its_line_and_its_bound_is_measured(
-    site: Site, rows: tuple[str, dict[str, Any]]
-) -> None:
+def test_a_slow_optimizer_is_named_with_its_line_and_its_bound_is_measured(site, rows) -> None:
     printed, job = rows
     lines = printed.strip().splitlines()
     assert len(lines) <= 12

@@ -119,9 +119,7 @@ def test_the_job_of_a_killed_worker_runs_again(service: Service, misbehave_folde
     survives_a_killed_worker(service, misbehave_folder, rng)
 
 
-def test_control_without_the_watcher_it_never_does(
-    own_service: Service, misbehave_folder: Path, rng: random.Random
-) -> None:
+def test_control_without_the_watcher_it_never_does(own_service, misbehave_folder, rng) -> None:
     without_it = plain_kind("watcher")
     own_service.start_server(**without_it)
     with pytest.raises(TimeoutError, match="second attempt"):
@@ -170,15 +168,11 @@ def ends_with_its_agent(
     wait_until_gone(*warm_and_keepers, timeout_s=RECOVERY_S)
 
 
-def test_a_killed_agents_processes_are_gone_at_once(
-    service: Service, misbehave_folder: Path, rng: random.Random
-) -> None:
+def test_a_killed_agents_processes_are_gone_at_once(service, misbehave_folder, rng) -> None:
     ends_with_its_agent(service, misbehave_folder, rng)
 
 
-def test_control_a_keeper_that_does_not_watch_its_pipe(
-    service: Service, misbehave_folder: Path, rng: random.Random
-) -> None:
+def test_control_a_keeper_that_does_not_watch_its_pipe(service, misbehave_folder, rng) -> None:
     with cleaned_up(misbehave_folder), pytest.raises(TimeoutError, match="to be gone"):
         ends_with_its_agent(service, misbehave_folder, rng, gone_s=CONTROL_S / 2, **plain_kind("watched_pipe"))
 
@@ -242,9 +236,7 @@ orders = pytest.mark.parametrize("winner_ends_first", [False, True], ids=["amid 
 
 
 @orders
-def test_results_after_the_lease_do_not_count(
-    service: Service, misbehave_folder: Path, winner_ends_first: bool
-) -> None:
+def test_results_after_the_lease_do_not_count(service, misbehave_folder, winner_ends_first) -> None:
     stale_worker_records_nothing(service, misbehave_folder, winner_ends_first=winner_ends_first)
 
 

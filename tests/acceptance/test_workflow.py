@@ -75,9 +75,7 @@ def run(script: str, checkout: Path, environment: dict[str, str]) -> tuple[int, 
 @pytest.mark.parametrize(
     ("answered", "exit_code"), [(0, 0), (3, 3), (4, 0), (5, 5), (6, 6), (8, 8), (9, 0), (1, 1)], ids=str
 )
-def test_only_what_turns_could_not_tell_or_not_measure_is_a_warning(
-    workflow: dict[str, Any], tmp_path: Path, answered: int, exit_code: int
-) -> None:
+def test_only_what_turns_could_not_tell_or_not_measure_is_a_warning(workflow, tmp_path, answered, exit_code) -> None:
     (job,) = workflow["jobs"].values()
     (check,) = [step["run"] for step in job["steps"] if "check --baseline" in step.get("run", "")]
     command = tmp_path / ".venv" / "bin" / "flopwatch"
@@ -166,9 +164,7 @@ def _pushed(happens: Event, started_service: tuple[Service, Any]) -> Iterator[No
     ],
     ids=["equal", "a fifth slower", "wrong", "failing"],
 )
-def test_a_pull_request_is_checked_against_the_last_push(
-    happens: Event, seconds: float, output: str, exit_code: int, words: str
-) -> None:
+def test_a_pull_request_is_checked_against_the_last_push(happens, seconds, output, exit_code, words) -> None:
     """The code sleeps, so that its time is known on a busy host, too."""
     codes, printed = happens("pull_request", seconds, output)
     measured = 1 if exit_code == 6 else 0  # the job of a candidate that only fails has failed

@@ -117,9 +117,7 @@ def run(flopwatch: Flopwatch, kind: str, file: Path, code: Path | None) -> list[
         for kind in KINDS
     ],
 )
-def test_jobs_start_in_a_fresh_copy_of_their_folder(
-    flopwatch: Flopwatch, site: Site, started_service: tuple[Service, Any], kind: str, tmp_path: Path
-) -> None:
+def test_jobs_start_in_a_fresh_copy_of_their_folder(flopwatch, site, started_service, kind, tmp_path) -> None:
     place = tmp_path / "project" / "training"
     place.mkdir(parents=True)
     (place / "train.py").write_text(LITTERING)

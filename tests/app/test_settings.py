@@ -31,9 +31,7 @@ from app.settings import Settings
         ),
     ],
 )
-def test_a_message_has_the_variable_and_our_words_only(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
-) -> None:
+def test_a_message_has_the_variable_and_our_words_only(monkeypatch, name, value, told) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(CannotRunHere) as caught:
         Settings.from_environment()

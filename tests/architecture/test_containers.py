@@ -104,9 +104,7 @@ def test_the_worker_gets_gpus_and_time_to_stop(compose: dict[str, Any]) -> None:
     assert float(worker["stop_grace_period"].removesuffix("s")) > grace_s
 
 
-def test_the_image_is_built_from_files_that_exist(
-    root: Path, dockerfile: str, commands: frozenset[str], settings: frozenset[str]
-) -> None:
+def test_the_image_is_built_from_files_that_exist(root, dockerfile, commands, settings) -> None:
     copied = [
         source
         for line in re.findall(r"^COPY (?!--from)(.+)$", dockerfile, flags=re.MULTILINE)

@@ -129,13 +129,7 @@ CALLS = 'if __name__ == "__main__":\n    train(3)\n'
     ],
     ids=["at the top", "in a function", "in a module"],
 )  # fmt: skip
-def test_a_loop_of_a_script_becomes_a_step_with_its_lines(
-    files: dict[str, str],
-    arguments: dict[str, str],
-    values: list[int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_loop_of_a_script_becomes_a_step_with_its_lines(files, arguments, values, tmp_path, monkeypatch) -> None:
     things = "class P: value = 0\nparameter = P()\nclass O:\n    def step(self): pass\noptimizer = O()\n"
     for name, text in {**files, "things.py": things, "loop_of.py": Path(loop_of.__file__).read_text()}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

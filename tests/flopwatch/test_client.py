@@ -75,15 +75,7 @@ def done(site: Any, flopwatch: Flopwatch, state: str = "succeeded", **results: A
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda found: found.name.removeprefix("app."))
-def test_examples_run(
-    example: doctest.DocTest,
-    site: Any,
-    flopwatch: Flopwatch,
-    measured: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    obedient_later: Any,
-) -> None:
+def test_examples_run(example, site, flopwatch, measured, tmp_path, monkeypatch, obedient_later) -> None:
     monkeypatch.setenv("FLOPWATCH_URL", site.url)
     measurements = [measured("forward_ms", 1.25, model="tiny", context_length=8)]
     job = done(site, flopwatch, measurements=measurements, artifacts=stored(site, tmp_path, "trace.json.gz"))
@@ -109,15 +101,7 @@ def test_most_methods_have_an_example() -> None:
         ("docs/python-client.md", ["forward_ms", "/spec/context_lenght Unknown field; did you mean context_length?"]),
     ],
 )
-def test_the_programs_in_the_documents_run(
-    page: str,
-    printed: list[str],
-    site: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    obedient: None,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_programs_in_the_documents_run(page, printed, site, monkeypatch, tmp_path, obedient, capsys) -> None:
     """They run against a server whose worker plays: what they ask for is right."""
     monkeypatch.setenv("FLOPWATCH_URL", site.url)
     monkeypatch.chdir(tmp_path)
@@ -138,9 +122,7 @@ class TestChecks:
         with pytest.raises(ClientError, match="There is no job to check: name some, or leave them out to run those"):
             flopwatch.check("checks", [])
 
-    def test_labels_of_the_former_run_are_not_copied(
-        self, site: Any, flopwatch: Flopwatch, measured: Any, obedient_later: Any
-    ) -> None:
+    def test_labels_of_the_former_run_are_not_copied(self, site, flopwatch, measured, obedient_later) -> None:
         job = done(site, flopwatch, measurements=[measured("forward_ms", 1.0, model="tiny")])
         assert job["labels"] == {"made": "up"}
         flopwatch.set_baseline("checks", job=job)
@@ -149,9 +131,7 @@ class TestChecks:
         (again,) = found["jobs"]
         assert flopwatch.job(again)["labels"] == {"check": "checks", "commit": "abc"}
 
-    def test_a_label_check_of_the_users_own_stays(
-        self, site: Any, flopwatch: Flopwatch, measured: Any, obedient_later: Any
-    ) -> None:
+    def test_a_label_check_of_the_users_own_stays(self, site, flopwatch, measured, obedient_later) -> None:
         flopwatch.set_baseline("labelled", job=done(site, flopwatch, measurements=[measured("step_ms", 1.0)]))
         obedient_later()
         (again,) = flopwatch.check("labelled", labels={"check": "nightly"})["jobs"]
@@ -290,9 +270,7 @@ class TestWaiting:
         flopwatch.cancel(job)
         flopwatch.cancel_sweep(sweep)
 
-    def test_progress_is_a_bar_on_a_terminal_only(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_progress_is_a_bar_on_a_terminal_only(self, capsys, monkeypatch) -> None:
         with client.progress_bar() as show:
             show(1, 2, "measuring")
         assert capsys.readouterr() == ("", "")
@@ -305,9 +283,7 @@ class TestWaiting:
         assert "\x1b]0;" not in printed
         assert r"\x1b]0;title\x07" in printed
 
-    def test_in_a_notebook_it_is_a_line(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_in_a_notebook_it_is_a_line(self, capsys, monkeypatch) -> None:
         monkeypatch.setitem(sys.modules, "ipykernel", sys)
         with client.progress_bar() as show:
             show(0, 0, "3 jobs ahead, about 2 min")
@@ -367,9 +343,7 @@ class TestSubmitting:
 
 
 class TestFrames:
-    def test_measurements_of_all_pages(
-        self, site: Any, flopwatch: Flopwatch, measured: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_measurements_of_all_pages(self, site, flopwatch, measured, monkeypatch) -> None:
         rows = [measured("forward_ms", 1.0 + n, context_length=n) for n in range(1, 6)]
         rows.append(measured("forward_ms", None, "oom", context_length=6))
         job = done(site, flopwatch, measurements=rows)
@@ -452,9 +426,7 @@ class TestFrames:
 
 
 class TestDownloads:
-    def test_a_folder_of_its_own_and_nothing_overwritten(
-        self, site: Any, flopwatch: Flopwatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_folder_of_its_own_and_nothing_overwritten(self, site, flopwatch, tmp_path, monkeypatch) -> None:
         job = done(site, flopwatch, artifacts=stored(site, tmp_path, "a", "b"))
         (tmp_path / "here").mkdir()
         monkeypatch.chdir(tmp_path / "here")
@@ -526,9 +498,7 @@ class TestAddress:
             ("http://127.0.0.1:1", {"http_proxy": "https://127.0.0.1:2"}, True),
         ],
     )
-    def test_certificates_are_checked_wherever_there_are_any(
-        self, url: str, proxies: dict[str, str], loaded: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_certificates_are_checked_wherever_there_are_any(self, url, proxies, loaded, monkeypatch) -> None:
         for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
             monkeypatch.delenv(name)
         for name, value in proxies.items():
@@ -579,9 +549,7 @@ def test_the_client_is_imported_without_pandas() -> None:
 
 @pytest.mark.parametrize("what", ["job", "sweep"])
 @pytest.mark.parametrize("away", [2, connection.MAX_RECONNECTS + 1])
-def test_waiting_outlasts_a_restart_of_the_server(
-    flopwatch: Flopwatch, monkeypatch: pytest.MonkeyPatch, what: str, away: int
-) -> None:
+def test_waiting_outlasts_a_restart_of_the_server(flopwatch, monkeypatch, what, away) -> None:
     """The stream is resumed; so is every other request."""
     monkeypatch.setattr(connection, "RECONNECT_S", 0.001)
     sweep = flopwatch.sweep(TINY, {"seed": [1]})

@@ -61,9 +61,7 @@ def test_a_module_of_the_folder_with_a_name_that_is_taken_is_told(tmp_path: Path
         ("from .size import SIZE\n", ([".size"], ".")),
     ],
 )
-def test_modules_that_do_not_go_along_with_the_file_alone(
-    tmp_path: Path, source: str, found: tuple[list[str], str] | None
-) -> None:
+def test_modules_that_do_not_go_along_with_the_file_alone(tmp_path, source, found) -> None:
     for name in ("run/size.py", "run/json.py", "run/train.py", "models/net.py", "tools/readme.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")

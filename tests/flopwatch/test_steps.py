@@ -76,9 +76,7 @@ class Heard:
     ids=lambda value: str(value)[:20] if not isinstance(value, int) else f"{value.bit_length()} bits",
 )
 @pytest.mark.parametrize("listens", [True, False])
-def test_work_that_is_no_amount_is_refused_also_by_a_script_alone(
-    amount: Any, why: str, listens: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_that_is_no_amount_is_refused_also_by_a_script_alone(amount, why, listens, monkeypatch) -> None:
     monkeypatch.setattr(steps, "_listener", Heard() if listens else None)
     with pytest.raises((TypeError, ValueError)) as refused:
         flopwatch.work(tokens=amount)

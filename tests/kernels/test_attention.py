@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable
 from importlib.util import find_spec
 
 import pytest
@@ -90,9 +88,7 @@ def test_reference_has_right_gradients() -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, importing Inductor
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("name", "device"), CASES)
-def test_implementations_agree_with_the_oracle(
-    name: str, device: str, is_causal: bool, rng: random.Random, assert_close: Callable[[Tensor, Tensor], None]
-) -> None:
+def test_implementations_agree_with_the_oracle(name, device, is_causal, rng, assert_close) -> None:
     implementation = ATTENTION.load(name)
     seed = rng.randrange(2**32)
     head_dim = HEAD_DIMS.get(name, 32)
@@ -136,9 +132,7 @@ HEAD_DIMS = {"hopper": 64}
 
 @pytest.mark.filterwarnings("ignore")  # of FlexAttention without a compiler, and of why backends refuse
 @pytest.mark.parametrize(("name", "device"), [*CASES, ("flex", "cpu")])
-def test_implementations_compute_the_problems_that_they_take(
-    name: str, device: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_implementations_compute_the_problems_that_they_take(name, device, rng, monkeypatch) -> None:
     implementation, has_backward = ATTENTION.load(name), device == "cuda" or name != "flex"  # which has none on a CPU
     if device == "cpu":
         monkeypatch.setattr(compiling, "compiled", lambda function: function)

@@ -144,9 +144,7 @@ def test_files_of_a_killed_build_are_removed(library: Library, cache: Path, monk
 
 
 @pytest.mark.long
-def test_a_build_outlives_its_killed_process(
-    library: Library, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_outlives_its_killed_process(library, cache, tmp_path, monkeypatch) -> None:
     compiler, started, go = (tmp_path / name for name in ("compiler", "started", "go"))
     wait = f'case "$*" in *answer.cpp*) touch {started}; until [ -e {go} ]; do sleep 0.05; done;; esac'
     compiler.write_text(f'#!/bin/sh\n{wait}\nexec c++ "$@"\n')
@@ -164,17 +162,13 @@ def test_a_build_outlives_its_killed_process(
     assert ctypes.CDLL(str(library.file())).answer() == 42
 
 
-def test_modules_of_the_present_folder_are_not_imported(
-    library: Library, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_of_the_present_folder_are_not_imported(library, cache, tmp_path, monkeypatch) -> None:
     (tmp_path / "random.py").write_text("raise RuntimeError('a module of the user')")
     monkeypatch.chdir(tmp_path)
     assert ctypes.CDLL(str(library.file())).answer() == 42
 
 
-def test_another_version_of_the_compiler_builds_anew(
-    library: Library, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_version_of_the_compiler_builds_anew(library, cache, tmp_path, monkeypatch) -> None:
     built = []
 
     def compile_nothing(_library: Library, folder: Path, _lock: int) -> None:
@@ -204,9 +198,7 @@ def test_without_a_compiler_the_error_says_so(library: Library, monkeypatch: pyt
         library.file()
 
 
-def test_a_failed_build_says_what_failed_and_leaves_nothing(
-    library: Library, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_build_says_what_failed_and_leaves_nothing(library, cache, tmp_path, monkeypatch) -> None:
     compiler = tmp_path / "c++"  # answers questions about itself, and compiles nothing
     compiler.write_text(f'#!/bin/sh\n[ $# -gt 2 ] || exec {shutil.which("c++")} "$@"\necho out of order >&2\nexit 1\n')
     compiler.chmod(0o755)

@@ -32,9 +32,7 @@ def drawn(queries: int, keys: int, head_dim: int, seed: int, batch: int = 2, hea
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-def test_all_agree_with_the_oracle_for_random_sizes(
-    function: Callable[..., Tensor], is_causal: bool, rng: random.Random, assert_close: AssertClose
-) -> None:
+def test_all_agree_with_the_oracle_for_random_sizes(function, is_causal, rng, assert_close) -> None:
     for _ in range(12):
         queries, keys, head_dim = rng.randint(1, 150), rng.randint(1, 150), rng.randint(1, 90)
         tensors = drawn(queries, keys, head_dim, rng.randrange(2**32))
@@ -45,9 +43,7 @@ def test_all_agree_with_the_oracle_for_random_sizes(
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("br", [1, 5, 16, 48, 70, 128])
 @pytest.mark.parametrize("bc", [1, 7, 64, 200])
-def test_flash_takes_any_tiles_forward_and_backward(
-    br: int, bc: int, is_causal: bool, rng: random.Random, assert_close: AssertClose
-) -> None:
+def test_flash_takes_any_tiles_forward_and_backward(br, bc, is_causal, rng, assert_close) -> None:
     seed = rng.randrange(2**32)
     tensors = [tensor.requires_grad_() for tensor in drawn(rng.randint(2, 131), rng.randint(2, 131), 20, seed)]
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
@@ -245,9 +241,7 @@ def test_flash_compiles_without_a_graph_break() -> None:
         (lambda q, k, v: (q[:, :1], k, v), ValueError, "q's 1 heads are no multiple of k's 3"),
     ],
 )
-def test_tensors_that_do_not_fit_are_refused(
-    change: Callable[..., tuple[Tensor, ...]], error: type[Exception], words: str
-) -> None:
+def test_tensors_that_do_not_fit_are_refused(change, error, words) -> None:
     for function in FUNCTIONS:
         with pytest.raises(error, match=words):
             function(*change(*drawn(8, 8, 4, seed=9)))

@@ -55,9 +55,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, **options: float) -> None:
 
 
 @pytest.mark.parametrize(("device", "shape"), CASES)
-def test_output_and_logsumexp_agree_with_the_oracle(
-    device: str, shape: Shape, rng: random.Random, taken: list[tuple[int, ...]]
-) -> None:
+def test_output_and_logsumexp_agree_with_the_oracle(device, shape, rng, taken) -> None:
     for dtype in (torch.bfloat16, torch.float16) if device == "cuda" else [torch.bfloat16]:
         check(*draw_inputs(shape, rng, dtype, device))
         assert len(taken) == 1
@@ -76,9 +74,7 @@ def test_gradients_follow_from_the_logsumexp(device: str, rng: random.Random, ta
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_cache_with_room_for_more_and_heads_behind_rows(
-    device: str, rng: random.Random, taken: list[tuple[int, ...]]
-) -> None:
+def test_a_cache_with_room_for_more_and_heads_behind_rows(device, rng, taken) -> None:
     k = draw(1, 2, 900, 16, rng=rng, dtype=torch.bfloat16, device=device)[:, :, :600]
     v = draw(1, 600, 2, 21, rng=rng, dtype=torch.bfloat16, device=device).transpose(1, 2)[..., :16]
     q = draw(1, 3, 4, 16, rng=rng, dtype=torch.bfloat16, device=device).transpose(1, 2)
@@ -116,9 +112,7 @@ def test_a_slice_without_weight_and_what_is_not_a_number(device: str, rng: rando
         (Shape(1, 1, 1, 1, 512, 16), False, torch.float32, False),
     ],
 )
-def test_few_queries_to_many_keys_are_split(
-    shape: Shape, is_causal: bool, dtype: torch.dtype, split: bool, rng: random.Random
-) -> None:
+def test_few_queries_to_many_keys_are_split(shape, is_causal, dtype, split, rng) -> None:
     q, k, _ = draw_inputs(shape, rng, dtype)
     assert suits(q, k, Scoring.of(q, k, is_causal)) == split
     if shape.queries == 1:
@@ -126,9 +120,7 @@ def test_few_queries_to_many_keys_are_split(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_one_causal_query_sees_the_first_key_only(
-    device: str, rng: random.Random, taken: list[tuple[int, ...]]
-) -> None:
+def test_one_causal_query_sees_the_first_key_only(device, rng, taken) -> None:
     q, k, v = draw_inputs(Shape(1, 1, 1, 1, 520, 16), rng, torch.float16, device)
     assert torch.equal(flash_attention(q, k, v, True), v[:, :, :1])
     assert not taken

@@ -74,9 +74,7 @@ def chosen(device: str, shape: Shape, is_causal: bool, dtypes: Sequence[torch.dt
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("device", "shape"), CASES)
-def test_output_and_gradients_agree_with_the_oracle(
-    device: str, shape: Shape, is_causal: bool, rng: random.Random
-) -> None:
+def test_output_and_gradients_agree_with_the_oracle(device, shape, is_causal, rng) -> None:
     # Padding does not know of the mask, and float32 takes the compiler longest: there once is enough.
     for dtype in DTYPES[1:] if shape in PADDED and not is_causal else chosen(device, shape, is_causal, DTYPES):
         check(*draw_inputs(shape, rng, dtype, device), is_causal, rng)
@@ -85,9 +83,7 @@ def test_output_and_gradients_agree_with_the_oracle(
 @pytest.mark.parametrize("form", ["two passes", "one pass"])
 @pytest.mark.parametrize("number", range(len(PROBLEMS)))
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_problem_agrees_with_the_oracle(
-    device: str, number: int, form: str, rng: random.Random, request: pytest.FixtureRequest
-) -> None:
+def test_every_problem_agrees_with_the_oracle(device, number, form, rng, request) -> None:
     if form == "one pass":
         request.getfixturevalue("one_pass")
     shape, problem = PROBLEMS[number]

@@ -133,9 +133,7 @@ def work_of(shape: tuple[int, int, int, int], is_causal: bool = True) -> tuple[l
         (2, 8, 32768, 256), (512, 16, 512, 128),
     ],
 )  # fmt: skip
-def test_each_unit_of_work_is_somebodys_turn(
-    shape: tuple[int, int, int, int], multiprocessors: int, is_causal: bool
-) -> None:
+def test_each_unit_of_work_is_somebodys_turn(shape, multiprocessors, is_causal) -> None:
     lengths, planes, head_bytes = work_of(shape, is_causal)
     programs, span = rules.order_of_work(lengths, planes, head_bytes, multiprocessors, is_causal)
     tiles = len(lengths)
@@ -272,9 +270,7 @@ def test_bounds_are_those_of_the_definition(problem: AttentionProblem, queries: 
 
 
 @pytest.mark.parametrize(("problem", "queries", "keys"), MASKS)
-def test_consumers_and_the_producer_walk_over_the_same_tiles(
-    problem: AttentionProblem, queries: int, keys: int
-) -> None:
+def test_consumers_and_the_producer_walk_over_the_same_tiles(problem, queries, keys) -> None:
     """Each consumer masks all tiles of its unit that its queries do not see all of; so do kernels that keep keys."""
     bounded, documents, seen = bounds_of(problem, queries, keys)
     with on_the_host(documents):
@@ -319,9 +315,7 @@ def test_consumers_and_the_producer_walk_over_the_same_tiles(
         ({"is_causal": False, "documents": True}, (9, 9), (-9, 9, True)),
     ],
 )
-def test_masks_that_are_not_plain_have_bounds(
-    options: dict[str, Any], lengths: tuple[int, int], bounded: tuple[int, int, bool] | None
-) -> None:
+def test_masks_that_are_not_plain_have_bounds(options, lengths, bounded) -> None:
     scoring = Scoring.of(*(torch.empty(length, 64) for length in lengths), **options)
     assert rules.Bounded.of(scoring, *lengths, bool(options.get("documents"))) == bounded
     assert rules.takes(scoring._replace(scale=0.5))
@@ -461,9 +455,7 @@ def test_kernels_of_the_backward_pass_agree_on_the_sum_of_dq(head_dim: int, colu
 
 
 @pytest.mark.parametrize(("head_dim", "queries"), [(64, 100), (56, 128), (72, 70), (80, 130), (128, 128)])
-def test_dq_is_read_in_the_order_in_which_threads_store_its_sum(
-    head_dim: int, queries: int, rng: random.Random
-) -> None:
+def test_dq_is_read_in_the_order_in_which_threads_store_its_sum(head_dim, queries, rng) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     padded, columns = -(-queries // ROW_TILE) * ROW_TILE, rules.sum_columns(head_dim)
     total = torch.randn(2, 3, padded, columns, generator=torch.Generator().manual_seed(rng.randrange(1 << 30)))
@@ -646,9 +638,7 @@ def test_a_graphed_step_launches_nothing(head_dim: int, rng: random.Random) -> N
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, importing Inductor
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 80, 256])
-def test_the_second_call_of_a_kind_goes_without_python(
-    head_dim: int, compiled: bool, rng: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_second_call_of_a_kind_goes_without_python(head_dim, compiled, rng, monkeypatch) -> None:
     function = torch.compile(flash_attention, fullgraph=True, dynamic=False) if compiled else flash_attention
     inputs = [
         one.requires_grad_() for one in draw_inputs(Shape(2, 4, 2, 300, 300, head_dim), rng, torch.bfloat16, "cuda")

@@ -1,4 +1,3 @@
-import random
 import sys
 from types import ModuleType
 from typing import Any
@@ -73,9 +72,7 @@ def library(unlimited: Any) -> ModuleType:
     ],
 )
 @pytest.mark.parametrize("number", range(len(PROBLEMS)))
-def test_a_problem_is_put_to_the_library_in_its_words(
-    name: str, module: str, unlimited: int | None, number: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_problem_is_put_to_the_library_in_its_words(name, module, unlimited, number, rng, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
     monkeypatch.setitem(sys.modules, module, library(unlimited))
     queries, keys, problem = PROBLEMS[number]

@@ -81,9 +81,7 @@ def test_what_is_made_of_documents_serves_inference_and_training() -> None:
 @pytest.mark.parametrize(
     ("queries", "heads", "backend"), [(64, 2, None), (65, 2, "TRITON"), (33, 4, "TRITON"), (128, 2, None)]
 )
-def test_flex_leaves_torchs_decoding_where_that_has_no_kernel(
-    queries: int, heads: int, backend: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flex_leaves_torchs_decoding_where_that_has_no_kernel(queries, heads, backend, monkeypatch) -> None:
     chosen = []
 
     def compiled(_function: Any) -> Any:

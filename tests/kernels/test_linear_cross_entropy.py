@@ -210,9 +210,7 @@ def ours(name: str) -> Any:
 @pytest.mark.parametrize("dtype", HALF_AND_FULL)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["kernel", "chunked"])
-def test_losses_and_gradients_with_all_options(
-    name: str, device: str, dtype: torch.dtype, rng: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_losses_and_gradients_with_all_options(name, device, dtype, rng, monkeypatch) -> None:
     monkeypatch.setattr(chunked, "MIN_CHUNK_ROWS", 1)
     monkeypatch.setattr(chunked, "CHUNK_BYTES", 3 * 61 * dtype.itemsize)
     for options in OPTIONS:
@@ -279,9 +277,7 @@ def test_a_first_tile_of_minus_infinity(device: str) -> None:
         (((4, 16), (33, 16), (4,)), {"z_loss": -1.0}, "z_loss must be a number from 0 on, not -1.0"),
     ],
 )
-def test_arguments_that_contradict_each_other(
-    name: str, shapes: tuple[tuple[int, ...], ...], options: dict[str, Any], words: str
-) -> None:
+def test_arguments_that_contradict_each_other(name, shapes, options, words) -> None:
     hidden, weight, targets = (torch.zeros(shape) for shape in shapes)
     with pytest.raises(ValueError, match=words):
         ours(name)(hidden, weight, targets.long(), **options)

@@ -158,9 +158,7 @@ def test_only_calls_of_the_same_kind_are_known(calls: Any, fake: ctypes.CDLL) ->
 
 
 @pytest.mark.parametrize("needs", ["q", "kv", "v", ""])
-def test_calls_that_need_some_gradients_only_are_left_to_python(
-    needs: str, calls: Any, fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_that_need_some_gradients_only_are_left_to_python(needs, calls, fake, monkeypatch) -> None:
     teach(calls, fake)
     inputs = draw(needs=needs)
     out = native.attend(*inputs, True)
@@ -182,9 +180,7 @@ def test_calls_that_need_some_gradients_only_are_left_to_python(
     assert asked == [tuple(name in needs for name in "qkv")]
 
 
-def test_gradients_cannot_be_differentiated_in_turn(
-    calls: Any, fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_cannot_be_differentiated_in_turn(calls, fake, monkeypatch) -> None:
     teach(calls, fake)
     monkeypatch.setattr(
         "kernels.attention.flash_triton._gradients", lambda gradient, *_rest: (1 * gradient, 2 * gradient, gradient)
@@ -301,9 +297,7 @@ def test_operations_launch_below_autograd(calls: Any, fake: ctypes.CDLL, asked_o
     assert not asked_of_python
 
 
-def test_values_that_are_not_in_memory_are_not_read_from_it(
-    calls: Any, fake: ctypes.CDLL, asked_of_python: list[str]
-) -> None:
+def test_values_that_are_not_in_memory_are_not_read_from_it(calls, fake, asked_of_python) -> None:
     """Of a view that is to be negated, and of zeros without memory. torch fills memory with what an operation takes."""
     teach(calls, fake)
     q, k, v = (one.detach() for one in draw())
@@ -331,9 +325,7 @@ def test_an_operations_launch_that_fails_says_why(calls: Any, fake: ctypes.CDLL)
     torch.testing.assert_close(torch.ops.flopwatch.flash_attention(q, k, v, True, False)[0], q + 2 * k + 3 * v)
 
 
-def test_operations_leave_to_python_what_is_not_known(
-    calls: Any, fake: ctypes.CDLL, asked_of_python: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_operations_leave_to_python_what_is_not_known(calls, fake, asked_of_python, monkeypatch) -> None:
     import triton
 
     teach(calls, fake)
@@ -419,9 +411,7 @@ def test_torch_jit_traces_operations(calls: Any, fake: ctypes.CDLL) -> None:
     assert asked[1] is None
 
 
-def test_an_expanded_gradient_and_one_that_is_unknown(
-    calls: Any, fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expanded_gradient_and_one_that_is_unknown(calls, fake, monkeypatch) -> None:
     teach(calls, fake)
     inputs = draw()
     out = native.attend(*inputs, True)
@@ -502,9 +492,7 @@ META = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [1, 1, 64, 
 @pytest.mark.skipif(
     not version("triton").startswith(KNOWN_VERSIONS), reason="the library is used with other versions of Triton"
 )
-def test_descriptors_are_encoded_as_triton_encodes_them(
-    calls: Any, fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_descriptors_are_encoded_as_triton_encodes_them(calls, fake, monkeypatch) -> None:
     """The description of a launch, through the library, against the arguments of Triton's own function."""
     given: list[tuple[Any, ...]] = []
     utils = SimpleNamespace(fill_tma_descriptor=lambda *arguments: given.append(arguments))
@@ -551,9 +539,7 @@ def test_descriptors_are_encoded_as_triton_encodes_them(
     assert expected in fake.asked().decode().splitlines()
 
 
-def test_a_call_works_without_a_learned_plan(
-    calls: Any, fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_call_works_without_a_learned_plan(calls, fake, monkeypatch, caplog) -> None:
     monkeypatch.setattr(native, "_failed", False)
     q, k, v = (one.detach() for one in draw())
     shifted = torch.randn(NUMBERS + 1)[1:].view(SHAPE)
@@ -579,9 +565,7 @@ def test_a_thread_does_not_wait_while_another_one_builds(monkeypatch: pytest.Mon
     assert not native._failed
 
 
-def test_a_host_that_cannot_build_it_warns_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_host_that_cannot_build_it_warns_once(monkeypatch, tmp_path, caplog) -> None:
     monkeypatch.setattr(native, "LIBRARY", replace(native.LIBRARY, name="flopwatch_never_built"))
     monkeypatch.setattr(native, "_loaded", None)
     monkeypatch.setattr(native, "_failed", False)

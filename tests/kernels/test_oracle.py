@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -17,9 +16,7 @@ from kernels.tolerance import Error, error
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("queries", "keys"), [(37, 37), (37, 20), (20, 37), (1, 1)])
-def test_parts_add_up(
-    queries: int, keys: int, is_causal: bool, rng: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_add_up(queries, keys, is_causal, rng, monkeypatch) -> None:
     monkeypatch.setattr(module, "SCORE_BYTES", 8 * 2 * 3 * keys * rng.randint(1, 40))
     generator = torch.Generator().manual_seed(rng.randrange(2**32))
     q, k, v, grad_out = (
@@ -55,9 +52,7 @@ def draw(queries: int, keys: int, dtype: torch.dtype, rng: random.Random) -> lis
         (64, {"softcap": 2.0, "scale": 0.25}, {"softcap": 2.1}),
     ],
 )
-def test_a_small_fault_exceeds_the_limits_of_half_precision(
-    keys: int, fields: dict[str, Any], fault: dict[str, Any], rng: random.Random
-) -> None:
+def test_a_small_fault_exceeds_the_limits_of_half_precision(keys, fields, fault, rng) -> None:
     """By a factor of two: masks off by one, a scale by 2 %, a soft cap by 5 %."""
     inputs = draw(64, keys, torch.float16, rng)
     right = oracle(*inputs, AttentionProblem(2, 1, **fields))

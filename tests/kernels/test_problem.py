@@ -64,9 +64,7 @@ def by_definition(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) ->
     return out, logsumexp
 
 
-def test_the_reference_the_oracle_and_the_pairs_follow_the_definitions(
-    rng: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reference_the_oracle_and_the_pairs_follow_the_definitions(rng, monkeypatch) -> None:
     for _ in range(25):
         problem, queries, keys = draw_problem(rng)
         monkeypatch.setattr(parts, "SCORE_BYTES", 8 * 4 * keys * rng.randint(1, 2 * queries))

@@ -103,9 +103,7 @@ def implementation(name: str = "theirs", function: Any = max, dtypes: Any = None
         (implementation(dtypes={"cpu": {torch.float32}}), "dtypes of cpu: unknown torch.float32; known are"),
     ],
 )  # fmt: skip
-def test_an_implementation_that_makes_no_sense_is_broken(
-    install, monkeypatch: pytest.MonkeyPatch, theirs: Implementation, message: str
-) -> None:
+def test_an_implementation_that_makes_no_sense_is_broken(install, monkeypatch, theirs, message) -> None:
     monkeypatch.setattr("math.theirs", theirs, raising=False)
     install("plugin-e", {"theirs": "math:theirs"})
     registry = Registry("thing", GROUP, {}, ATTENTION._check)

@@ -30,9 +30,7 @@ def draw(*shape: int, rng: random.Random, dtype: torch.dtype = torch.float64) ->
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("queries", "keys"), LENGTHS)
-def test_output_logsumexp_and_gradients_agree_with_the_oracle(
-    queries: int, keys: int, is_causal: bool, rng: random.Random
-) -> None:
+def test_output_logsumexp_and_gradients_agree_with_the_oracle(queries, keys, is_causal, rng) -> None:
     for dtype, tolerance in TOLERANCES.items():
         for leading in ((2,), (2, 3)):
             q = draw(*leading, queries, 8, rng=rng, dtype=dtype).requires_grad_()

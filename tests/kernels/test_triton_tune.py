@@ -116,9 +116,7 @@ def test_the_fastest_of_each_kernel_is_taken_by_the_next_call(inputs: list[Tenso
 
 @interpreted
 @on_a_small_table
-def test_the_choice_holds_for_its_dtype_width_and_precision(
-    inputs: list[Tensor],
-) -> None:
+def test_the_choice_holds_for_its_dtype_width_and_precision(inputs) -> None:
     tune(*inputs, timer=clock(keys={UPRIGHT: 1.0}), candidates=[UPRIGHT])
     kernels: set[str] = set()
 
@@ -206,9 +204,7 @@ def in_gradients(real: Callable[..., None], *arguments: Any) -> None:
         ("queries", in_gradients, "queries"),
     ],
 )
-def test_a_wrong_configuration_is_never_chosen(
-    inputs: list[Tensor], name: str, what: Callable[..., None], kernel: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_configuration_is_never_chosen(inputs, name, what, kernel, monkeypatch) -> None:
     damage(monkeypatch, name, what)
     lines: list[str] = []
     times = clock(**{kernel: {FLAT: 0.1, SMALL: 1.0}})
@@ -228,9 +224,7 @@ def test_a_wrong_configuration_is_never_chosen(
         (RuntimeError("PassManager::run failed"), "RuntimeError: PassManager::run failed"),
     ],
 )
-def test_configurations_that_triton_refuses_are_left_out(
-    inputs: list[Tensor], failure: Exception, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_configurations_that_triton_refuses_are_left_out(inputs, failure, words, monkeypatch) -> None:
     damage(monkeypatch, "forward", refuse(failure))
     lines: list[str] = []
     times = clock(forward={FLAT: 0.1, SMALL: 1.0})
@@ -242,9 +236,7 @@ def test_configurations_that_triton_refuses_are_left_out(
 
 @interpreted
 @on_a_small_table
-def test_other_errors_are_not_swallowed_and_change_nothing(
-    inputs: list[Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_errors_are_not_swallowed_and_change_nothing(inputs, monkeypatch) -> None:
     damage(monkeypatch, "forward", refuse(RuntimeError("CUDA error: an illegal memory access was encountered")))
     with pytest.raises(RuntimeError, match="illegal memory access"):
         tune(*inputs, timer=clock(), candidates=[FLAT], backward=False)

@@ -162,9 +162,7 @@ def test_infinity_in_one_ranks_part_skips_the_step_on_all(ranks: Pool, kind: str
 
 
 @pytest.mark.parametrize(("how", "where"), [("ours", "in the loss"), ("torch's", "a pass of its own")])
-def test_gradients_that_autograd_or_a_user_wrote_are_clipped_by_the_norm_of_all_parts(
-    two_ranks: Pool, how: str, where: str
-) -> None:
+def test_gradients_that_autograd_or_a_user_wrote_are_clipped_by_the_norm_of_all_parts(two_ranks, how, where) -> None:
     norms = two_ranks(guards.penalised, how, where)
     assert norms[0] == norms[1]
 

@@ -108,9 +108,7 @@ class StepClock:
         return time.monotonic() + self._offset_s
 
 
-def test_ranks_of_launches_at_once_meet_and_return_and_nothing_is_left(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_of_launches_at_once_meet_and_return_and_nothing_is_left(tmp_path_factory, monkeypatch) -> None:
     """In an environment that names a taken port."""
     reports: list[Any] = []
     others: list[Any] = []
@@ -138,9 +136,7 @@ def test_ranks_of_launches_at_once_meet_and_return_and_nothing_is_left(
     assert not alive([result["pid"] for result in (*results, *others)])
 
 
-def test_ranks_inherit_the_environment_and_return_plain_data(
-    light: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_inherit_the_environment_and_return_plain_data(light, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     results = run(ranks.tell, "NCCL_NVLS_ENABLE", folder=tmp_path, world_size=3)
     assert results == [[index, 3, "gloo", "0", [1, 2], float("inf")] for index in range(3)]
@@ -154,9 +150,7 @@ def test_ranks_inherit_the_environment_and_return_plain_data(
         ("crash", "died after step 1", "Fatal Python error: Segmentation fault"),
     ],
 )
-def test_one_ranks_failure_ends_all_and_is_reported(
-    light: None, tmp_path: Path, pids: list[int], how: str, reason: str, words: str
-) -> None:
+def test_one_ranks_failure_ends_all_and_is_reported(light, tmp_path, pids, how, reason, words) -> None:
     began = time.monotonic()
     with pytest.raises(RanksFailed, match=f"rank 1 {reason}") as failure:
         run(ranks.fail, how, 1, str(tmp_path), folder=tmp_path, pids=pids)
@@ -169,9 +163,7 @@ def test_one_ranks_failure_ends_all_and_is_reported(
     assert not alive(pids)
 
 
-def test_without_killing_the_others_would_live_on(
-    light: None, tmp_path: Path, pids: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_killing_the_others_would_live_on(light, tmp_path, pids, monkeypatch) -> None:
     """The control of the tests above."""
     monkeypatch.setattr(process_group._Ranks, "_kill", lambda self: None)
     monkeypatch.setattr(process_group, "END_S", 0.3)
@@ -196,9 +188,7 @@ def test_a_stopped_rank_is_named(light: None, tmp_path: Path, pids: list[int], m
     assert not alive(pids)
 
 
-def test_a_stopped_rank_is_looked_for(
-    light: None, tmp_path: Path, pids: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_rank_is_looked_for(light, tmp_path, pids, monkeypatch) -> None:
     """The control of the test above."""
     hold_time(monkeypatch, rank_1_is_stopped)
     monkeypatch.setattr(process_group, "_is_stopped", lambda pid: False)
@@ -210,9 +200,7 @@ def test_a_stopped_rank_is_looked_for(
     assert "in fail" in (tmp_path / "rank-0.log").read_text()
 
 
-def test_the_cause_is_distinguished_from_its_effects(
-    light: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cause_is_distinguished_from_its_effects(light, tmp_path, monkeypatch) -> None:
     heard = tmp_path / "heard"
     take = process_group._Ranks._handle
 

@@ -20,9 +20,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize(("kind", "optimizer"), EVERY)
-def test_another_number_of_ranks_goes_on(
-    two_ranks: Pool, three_ranks: Pool, tmp_path: Path, kind: str, optimizer: str
-) -> None:
+def test_another_number_of_ranks_goes_on(two_ranks, three_ranks, tmp_path, kind, optimizer) -> None:
     for few, many, name in ((two_ranks, three_ranks, "up"), (three_ranks, two_ranks, "down")):
         path = str(tmp_path / name)
         few(training.train_and_save, kind, optimizer, path)

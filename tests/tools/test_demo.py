@@ -87,9 +87,7 @@ def test_it_prints_a_table(demo: subprocess.Popen[str], tmp_path: Path) -> None:
     [("1 running", 3, signal.SIGINT, 130), ("Starting server", 1, signal.SIGTERM, 143)],
     ids=["while a job runs", "while it starts"],
 )
-def test_nothing_is_left_of_an_interrupted_demo(
-    demo: subprocess.Popen[str], tmp_path: Path, moment: str, processes: int, signum: signal.Signals, code: int
-) -> None:
+def test_nothing_is_left_of_an_interrupted_demo(demo, tmp_path, moment, processes, signum, code) -> None:
     assert demo.stdout is not None
     assert any(moment in line for line in demo.stdout), "the demo's own fields are accepted"
     assert len(processes_of(tmp_path)) >= processes  # what is gone in the end was there

@@ -115,9 +115,7 @@ def test_json_has_everything(run: Run) -> None:
     assert titles == ["tiny, context 8, replicate 1 of 2", "tiny, context 8, replicate 2 of 2"]
 
 
-def test_replicates_are_said_to_share_the_process_and_leave_nothing_to_the_next(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replicates_are_said_to_share_the_process_and_leave_nothing_to_the_next(run, monkeypatch) -> None:
     models: list[weakref.ref[Any]] = []
     alive: list[int] = []
     build = building.build
@@ -273,9 +271,7 @@ def test_runs_that_write_in_turns_have_a_number_each(tmp_path: Path, output: Pat
     assert len(list(output.iterdir())) == len(written)
 
 
-def test_a_name_is_taken_before_the_file_is_moved(
-    tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_is_taken_before_the_file_is_moved(tmp_path, output, monkeypatch) -> None:
     """Another run that writes meanwhile gets another name. A name that was only looked up would be both runs'."""
     one, other = (Writer(tmp_path / name, output) for name in ("one", "other"))
     move = shutil.move

@@ -140,9 +140,7 @@ def test_the_place_of_a_folders_file_is_the_working_directory(tmp_path: Path, mo
     ],
     ids=["relative", "beside", "elsewhere", "other error"],
 )
-def test_a_file_that_did_not_go_along_is_said_to_be_missing(
-    source: str, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_did_not_go_along_is_said_to_be_missing(source, words, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(BrokenCode) as caught:
         load_folder(packed({"pkg/train.py": source}), tmp_path / "code", monkeypatch)
@@ -173,9 +171,7 @@ def test_without_a_folder_files_are_said_to_need_one(put: Put) -> None:
     ],
     ids=["its own", "standard library", "of a module that it imports", "in a function", "not imported", "no module"],
 )  # fmt: skip
-def test_a_module_by_whose_name_another_is_loaded_is_refused(
-    files: dict[str, str], names: tuple[str, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_by_whose_name_another_is_loaded_is_refused(files, names, tmp_path, monkeypatch) -> None:
     """Python would give the code the one that is loaded, and it would be measured. The client cannot see all names."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "modules", {**sys.modules})
@@ -240,9 +236,7 @@ def test_a_name_of_ours_that_is_not_there_is_not_to_be_installed(put: Put, monke
         "many",
     ],
 )
-def test_what_a_folder_must_not_hold_is_refused(
-    content: bytes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_folder_must_not_hold_is_refused(content, words, tmp_path, monkeypatch) -> None:
     with pytest.raises(BrokenCode, match=words) as caught:
         load_folder(content, tmp_path / "code", monkeypatch)
     assert str(tmp_path) not in str(caught.value)

@@ -260,9 +260,7 @@ def test_requests_do_not_queue_for_a_database_that_hangs() -> None:
     asyncio.run(ask())
 
 
-def test_a_server_whose_tokens_cannot_be_read_stays_closed(
-    guarded: Any, tokens: dict[Scope, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_whose_tokens_cannot_be_read_stays_closed(guarded, tokens, monkeypatch) -> None:
     def fail(_self: Tokens) -> Any:
         raise StorageFailed("The disk fails.")
 
@@ -272,9 +270,7 @@ def test_a_server_whose_tokens_cannot_be_read_stays_closed(
     refused(guarded.http.get("/jobs"), 401, "unauthorized")
 
 
-def test_tokens_are_listed_without_their_secrets(
-    guarded: Any, tokens: dict[Scope, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_are_listed_without_their_secrets(guarded, tokens, monkeypatch) -> None:
     guarded.http.get("/jobs", headers=bearer(tokens["code"]))
     before = {one["id"]: one for one in guarded.http.get("/tokens", headers=bearer(BOOTSTRAP)).json()["data"]}
     guarded.services.guard.note_uses()
@@ -468,9 +464,7 @@ class TestLimits:
     @pytest.mark.parametrize(
         ("proxies", "believed"), [(None, True), ("", False), ("192.0.2.0/24", False), ("192.0.2.1, 127.0.0.0/8", True)]
     )
-    def test_only_trusted_proxies_are_believed(
-        self, serve: Any, tmp_path: Path, proxies: str | None, believed: bool
-    ) -> None:
+    def test_only_trusted_proxies_are_believed(self, serve, tmp_path, proxies, believed) -> None:
         with serve(tmp_path, api_token=BOOTSTRAP, trusted_proxies=proxies) as site:
             used = made(site, "ada", "read")
 
@@ -605,9 +599,7 @@ class TestSessions:
         behind_https = self.sign_in(guarded, tokens["read"], **{"X-Forwarded-Proto": "https"})
         assert "Secure" in behind_https.headers["set-cookie"].split("; ")
 
-    def test_servers_of_one_host_have_a_session_each(
-        self, guarded: Any, tokens: dict[Scope, str], serve: Any, tmp_path: Path
-    ) -> None:
+    def test_servers_of_one_host_have_a_session_each(self, guarded, tokens, serve, tmp_path) -> None:
         with serve(tmp_path, api_token=BOOTSTRAP) as other, httpx.Client(trust_env=False) as browser:
             for site, token in ((guarded, tokens["read"]), (other, BOOTSTRAP)):
                 browser.post(f"{site.url}/ui/sign-in", data={"token": token})
@@ -638,9 +630,7 @@ class TestSessions:
         ],
         ids=str,
     )
-    def test_another_site_changes_nothing(
-        self, guarded: Any, tokens: dict[Scope, str], headers: dict[str, str], status: int
-    ) -> None:
+    def test_another_site_changes_nothing(self, guarded, tokens, headers, status) -> None:
         sent = {name: value.replace("{url}", guarded.url) for name, value in headers.items()}
         before = guarded.rows()["job"]
         cookie = self.cookie(guarded, tokens["submit"])
@@ -648,9 +638,7 @@ class TestSessions:
         assert guarded.http.post("/ui/new", content=content, headers={**cookie, **FORM, **sent}).status_code == status
         assert guarded.rows()["job"] == before + (status == 303)
 
-    def test_control_of_the_origin(
-        self, guarded: Any, tokens: dict[Scope, str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_control_of_the_origin(self, guarded, tokens, monkeypatch) -> None:
         monkeypatch.setattr(gate, "is_cross_site", lambda *_, **__: False)
         self.test_another_site_changes_nothing(guarded, tokens, {"Origin": "http://127.0.0.1:1"}, 303)
 
@@ -765,9 +753,7 @@ class TestStreams:
         assert followed(guarded, one, sign_out) < 5
         assert followed(guarded, other, lambda: self.revoke(guarded, token)) < 5
 
-    def test_another_servers_revocation_ends_it_with_the_next_sign_of_life(
-        self, guarded: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_another_servers_revocation_ends_it_with_the_next_sign_of_life(self, guarded, monkeypatch) -> None:
         monkeypatch.setattr(events, "QUEUED_KEEP_ALIVE_S", 0.05)
         token = made(guarded, "ada", "read")
         assert followed(guarded, bearer(token), lambda: guarded.services.access_tokens.revoke(token.split("_")[1])) < 5
@@ -786,9 +772,7 @@ class TestStreams:
             assert [type_ for _, type_, _ in stream] == ["state", "done"]
 
 
-def test_no_token_reaches_the_log_or_the_database(
-    serve: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_token_reaches_the_log_or_the_database(serve, tmp_path, caplog, monkeypatch) -> None:
     caplog.set_level(logging.DEBUG)
     for client in ("httpx", "httpcore"):
         caplog.set_level(logging.WARNING, client)

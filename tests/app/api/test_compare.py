@@ -61,9 +61,7 @@ def test_json_has_all_rows_and_says_what_differs(site: Any, profiles: list[int])
         ("html", "text/html", 20),
     ],
 )
-def test_people_get_what_changed_most(
-    site: Any, profiles: list[int], format_: str, media_type: str, kernels: int
-) -> None:
+def test_people_get_what_changed_most(site, profiles, format_, media_type, kernels) -> None:
     query = {"baseline": profiles[0], "candidate": profiles[1], "format": format_}
     response = site.http.get("/compare", params=query)
     assert response.status_code == 200

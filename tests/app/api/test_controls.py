@@ -112,9 +112,7 @@ class TestRetry:
         assert site.http.post(f"{path}/retry?x=1").status_code == 422
 
     @pytest.mark.parametrize("batch", [1, 2, 6, 500])
-    def test_a_stream_ends_with_the_last_done(
-        self, site: Any, failed: int, monkeypatch: pytest.MonkeyPatch, batch: int
-    ) -> None:
+    def test_a_stream_ends_with_the_last_done(self, site, failed, monkeypatch, batch) -> None:
         """Clients stop at `done`. One that follows a retried job must not stop where the job had failed before."""
         monkeypatch.setattr(events, "BATCH", batch)
         before = streamed(site, failed)

@@ -146,9 +146,7 @@ def test_deleted_job_ends_its_stream(site: Any) -> None:
     assert response.status_code == 404
 
 
-def test_an_outage_ends_streams_without_an_error(
-    fresh_site: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_outage_ends_streams_without_an_error(fresh_site, monkeypatch, caplog) -> None:
     """A client that resumes its stream gets the error."""
     job_id = fresh_site.submit()["id"]
 

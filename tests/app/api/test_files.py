@@ -113,9 +113,7 @@ class TestUploading:
     def test_a_path_that_is_no_hash_is_refused(self, site: Any) -> None:
         assert site.http.put("/files/mine.py", content=SOURCE).status_code == 422
 
-    def test_a_file_may_be_larger_than_other_bodies_up_to_a_limit(
-        self, site: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_file_may_be_larger_than_other_bodies_up_to_a_limit(self, site, monkeypatch) -> None:
         limit = 2 * site.services.settings.max_body_bytes
         monkeypatch.setattr("app.api.files.MAX_BYTES", limit)
         for size, status in ((limit, 201), (limit + 1, 413)):

@@ -167,9 +167,7 @@ def test_a_receiver_that_never_takes_it(serve: Any, tmp_path: Path, receiver: Re
         (410, 1, "The receiver answered 410."),
     ],
 )
-def test_redirects_and_gone(
-    serve: Any, tmp_path: Path, receiver: Receiver, status: int, tries: int, error: str
-) -> None:
+def test_redirects_and_gone(serve, tmp_path, receiver, status, tries, error) -> None:
     receiver.statuses = [status] * 10
     with serve(tmp_path, **LOOPBACK) as site:
         job = site.submit(notify_url=receiver.url)["id"]
@@ -180,9 +178,7 @@ def test_redirects_and_gone(
     assert set(receiver.paths) == {"/hook?key=1"}
 
 
-def test_a_receiver_that_does_not_answer(
-    serve: Any, tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_receiver_that_does_not_answer(serve, tmp_path, receiver, monkeypatch) -> None:
     monkeypatch.setattr(notifying, "LIMIT_S", 0.3)
     receiver.answers.clear()
     with serve(tmp_path, **LOOPBACK) as site:
@@ -292,9 +288,7 @@ def test_one_private_address_among_several_is_enough(receiver: Receiver, monkeyp
 
 
 @pytest.mark.parametrize("name", ["hook.example", "other.example"])
-def test_the_certificate_is_that_of_the_name(
-    name: str, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_certificate_is_that_of_the_name(name, receiver, tmp_path, monkeypatch) -> None:
     """And the name is asked for although the connection is to an address."""
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     subprocess.run(

@@ -112,9 +112,7 @@ def test_ranges(site: Any, downloadable: str, content: bytes) -> None:
 
 @pytest.mark.parametrize("change", ["reversed", "shorter", "longer", "empty"])
 @pytest.mark.parametrize("small", [True, False])
-def test_no_client_takes_a_changed_file_for_whole(
-    fresh_site: Any, tmp_path: Path, content: bytes, change: str, small: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_client_takes_a_changed_file_for_whole(fresh_site, tmp_path, content, change, small, monkeypatch) -> None:
     if not small:
         monkeypatch.setattr(store, "SMALL_BYTES", 100)
         monkeypatch.setattr(FileResponse, "chunk_size", 3000)

@@ -7,7 +7,6 @@ import json
 import os
 import re
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,9 +38,7 @@ def test_not_ready_without_a_database(serve: Any, tmp_path: Any, monkeypatch: py
         assert site.http.get("/healthz").status_code == 200
 
 
-def test_an_outage_is_logged_once(
-    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_outage_is_logged_once(serve, tmp_path, monkeypatch, caplog) -> None:
     from app.errors import DatabaseGone
 
     tries = []
@@ -60,9 +57,7 @@ def test_an_outage_is_logged_once(
     ] * 2
 
 
-def test_unreferenced_files_are_removed_again_and_again(
-    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreferenced_files_are_removed_again_and_again(serve, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("app.api.services.UNREFERENCED_PERIOD_S", 0.01)
     orphan = tmp_path / "orphan"
     with serve(tmp_path) as site:
@@ -371,9 +366,7 @@ def test_lost_workers_are_noticed(serve: Any, tmp_path: Any) -> None:
         wait_until(lambda: site.http.get("/workers").json()["data"][0]["state"] == "lost", "the worker's loss", 10)
 
 
-def test_a_server_says_which_limits_of_all_it_changes(
-    serve: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_says_which_limits_of_all_it_changes(serve, tmp_path, caplog) -> None:
     def said(**settings: Any) -> list[str]:
         caplog.clear()
         with serve(tmp_path, **settings):

@@ -61,9 +61,7 @@ def test_in_pages_and_columns_and_for_people(fresh_site: Any, swept: str) -> Non
         ("where=bytes=8", [(2, "relu")]),
     ],
 )
-def test_rows_are_chosen_by_value_and_of_each_job(
-    fresh_site: Any, swept: str, query: str, found: list[tuple[int, str]]
-) -> None:
+def test_rows_are_chosen_by_value_and_of_each_job(fresh_site, swept, query, found) -> None:
     rows = fresh_site.http.get(f"{swept}/kernels?{query}").json()["rows"]
     names = {4.0: "gemm", 2.0: "gemm", 1.0: "relu", 0.5: "relu"}
     assert [(row["job"], names[row["total_ms"]]) for row in rows] == found

@@ -146,9 +146,7 @@ def test_columns_get_other_names(site: Any, measured_jobs: list[int]) -> None:
 
 @pytest.mark.parametrize("pivot", ["", "&pivot=precision"])
 @pytest.mark.parametrize("format_", ["markdown", "latex", "html"])
-def test_the_standard_deviation_has_a_column(
-    site: Any, measured: Any, measured_jobs: list[int], format_: str, pivot: str
-) -> None:
+def test_the_standard_deviation_has_a_column(site, measured, measured_jobs, format_, pivot) -> None:
     job = site.submit(spec={"kind": "benchmark", "model": {"size": "tiny"}}, priority=90)["id"]
     found = replace(measured("step_ms", 41.5, model="tiny", precision="fp32"), std=0.25, n=10)
     site.worker.finish(site.worker.claim_job(job), measurements=[found])
@@ -181,9 +179,7 @@ def test_latex_names_are_checked(site: Any) -> None:
 
 
 @pytest.mark.parametrize("options", ["", "format=csv", "format=markdown", "columns=step_ms", "limit=5"])
-def test_a_table_that_is_too_large_is_refused(
-    site: Any, measured_jobs: list[int], monkeypatch: pytest.MonkeyPatch, options: str
-) -> None:
+def test_a_table_that_is_too_large_is_refused(site, measured_jobs, monkeypatch, options) -> None:
     monkeypatch.setattr(measurements, "MAX_MEASUREMENTS", 3)
     detail = get(site, f"/tables?label=table:tables&{options}", 422).json()["detail"]
     assert "more than 3 measurements: choose fewer jobs (kind, sweep, job" in detail

@@ -173,9 +173,7 @@ def submit_while_others_delete(serve: Any, folder: Path, monkeypatch: pytest.Mon
     return answer
 
 
-def test_long_requests_keep_no_short_one_from_writing(
-    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_requests_keep_no_short_one_from_writing(serve, tmp_path, monkeypatch) -> None:
     assert submit_while_others_delete(serve, tmp_path, monkeypatch, LONG_THREADS).status_code == 201
 
 

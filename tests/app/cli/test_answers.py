@@ -130,9 +130,7 @@ def allocation(phase: str, mib: float, count: int, line: int) -> dict[str, Any]:
         ("oom", True, "memory ran out; "),
     ],
 )
-def test_a_memorys_peak_names_its_phase_and_lines(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, phase: str, complete: bool, said: str
-) -> None:
+def test_a_memorys_peak_names_its_phase_and_lines(capsys, monkeypatch, phase, complete, said) -> None:
     rows = [allocation(phase, 9.0, 1, 1), allocation(phase, 8.0, 1, 2), allocation(phase, 7.0, 1, 3)]
     rows += [allocation(phase, 3.0, 4, 4), allocation("initialisation", 99.0, 1, 5)]
     monkeypatch.setitem(DISTURBED, "checks", [{"name": "history", "ok": complete, "detail": "truncated"}])

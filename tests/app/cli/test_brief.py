@@ -95,9 +95,7 @@ def turns(site: Any, measured: Any, reported: Any) -> Turns:
         (1.2, {}, "slower", 3),
     ],
 )
-def test_only_what_is_better_is_kept(
-    flopwatch: Any, turns: Turns, factor: float, options: dict[str, Any], outcome: str, code: int
-) -> None:
+def test_only_what_is_better_is_kept(flopwatch, turns, factor, options, outcome, code) -> None:
     job = str(turns(factor, **options))
     found = flopwatch("compare", job, "--keep-if", "better", "--json")
     document = json.loads(found.stdout)
@@ -111,9 +109,7 @@ def test_only_what_is_better_is_kept(
     ("later", "outcome", "code"),
     [([1.9, 1.8], "better", 0), ([1.95, 1.95], "wrong", 8), ([1.9, None], "missing", 6)],
 )
-def test_steps_after_the_first_ones_are_asked_for_too(
-    flopwatch: Any, turns: Turns, later: list[float | None], outcome: str, code: int
-) -> None:
+def test_steps_after_the_first_ones_are_asked_for_too(flopwatch, turns, later, outcome, code) -> None:
     job = str(turns(0.01, later=later))
     document = read(flopwatch("compare", job, "--keep-if", "better", "--format", "brief"))
     assert (document["outcome"], document["exit_code"]) == (outcome, str(code))

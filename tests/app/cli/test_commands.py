@@ -208,9 +208,7 @@ def test_table_of_another_statistic(site: Any, flopwatch: Any) -> None:
     assert "1.250" in ended(flopwatch("table", *chosen[:2]))
 
 
-def test_the_statistic_of_a_job_that_was_waited_for(
-    flopwatch: Any, obedient: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_statistic_of_a_job_that_was_waited_for(flopwatch, obedient, monkeypatch) -> None:
     monkeypatch.setattr(builders, "measured", lambda *a, **k: replace(MEASURED(*a, **k), n=10, std=0.25))
     for command in (("submit", *TINY), ("sweep", *TINY, "seed=1,2")):
         assert "1.25 ± 0.25" in ended(flopwatch(*command, "--wait", "--statistic", "mean"))
@@ -381,9 +379,7 @@ STEP = ("submit", "benchmark", "--step")
         (("token", "create", "ada"), "Missing option '--scope'"),
     ],
 )
-def test_a_mistake_that_needs_no_server_exits_with_2(
-    flopwatch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], why: str
-) -> None:
+def test_a_mistake_that_needs_no_server_exits_with_2(flopwatch, tmp_path, monkeypatch, words, why) -> None:
     """In one form, before anything is submitted."""
     (tmp_path / "train.py").write_text("import beside\n\n\ndef make_step(device): return min\n")
     (tmp_path / "beside.py").write_text("")

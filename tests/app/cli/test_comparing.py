@@ -234,9 +234,7 @@ def worker(site: Any, finish: Any) -> Iterator[dict[str, float]]:
     thread.join()
 
 
-def test_a_check_without_a_job_runs_the_baselines_jobs_again(
-    site: Any, flopwatch: Any, run: Any, request: pytest.FixtureRequest
-) -> None:
+def test_a_check_without_a_job_runs_the_baselines_jobs_again(site, flopwatch, run, request) -> None:
     first, second = run(seed=1), run(seed=2)
     for job in (first, second):
         ended(flopwatch("baseline", "set", "nightly", job))
@@ -251,9 +249,7 @@ def test_a_check_without_a_job_runs_the_baselines_jobs_again(
     assert "worse by more than 5 %: step_ms" in ended(flopwatch("check", "--baseline", "nightly"), 9)
 
 
-def test_a_slowdown_is_confirmed_in_turns_or_not(
-    flopwatch: Any, site: Any, run: Any, measured: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slowdown_is_confirmed_in_turns_or_not(flopwatch, site, run, measured, monkeypatch) -> None:
     """The candidate's job has met a jump of the host, which both sides of the job in turns meet."""
     one, other = run(seed=1), run(1.2, seed=2)
     told = ended(flopwatch("compare", one, other, "--fail-above", "5%"), 9)

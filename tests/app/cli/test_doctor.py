@@ -197,9 +197,7 @@ def test_a_network_file_system_is_a_fault_with_sqlite_only(tmp_path: Path, monke
         ("fastapi", "99.0", "broken"),
     ],
 )
-def test_a_torch_that_is_newer_than_the_tests_is_a_note(
-    package: str, version: str, state: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_torch_that_is_newer_than_the_tests_is_a_note(package, version, state, monkeypatch) -> None:
     real = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version if name == package else real(name))
     monkeypatch.setattr(

@@ -90,9 +90,7 @@ def results(site: Any, measured: Any, reported: Any) -> tuple[str, str, str, str
     return tuple(ids)
 
 
-def test_every_table_fits_a_terminal_of_80_columns(
-    site: Any, flopwatch: Any, on_terminal: Callable[..., list[str]], results: tuple[str, ...]
-) -> None:
+def test_every_table_fits_a_terminal_of_80_columns(site, flopwatch, on_terminal, results) -> None:
     site.worker.register()
     flopwatch("sweep", "benchmark", "model.size=tiny", "seed=1,2", "--name", "of a grid " * 10)
     flopwatch("sweep", "benchmark", "model.size=tiny", "context_length=8,16", "batch_size=1,2", "precision=fp32,bf16")
@@ -120,9 +118,7 @@ def test_every_table_fits_a_terminal_of_80_columns(
     assert {command: width for command, width in widest.items() if width > 80} == {}
 
 
-def test_jobs_say_what_they_share_once(
-    flopwatch: Any, on_terminal: Callable[..., list[str]], results: tuple[str, ...]
-) -> None:
+def test_jobs_say_what_they_share_once(flopwatch, on_terminal, results) -> None:
     listed = ("jobs", "--label", "by=layout", "--limit", "4")
     (shown,), piped = on_terminal(listed), flopwatch(*listed).stdout
     above = shown.partition("\n\n")[0]

@@ -148,9 +148,7 @@ def test_no_process_uses_a_database_that_has_moved(folder: Path, url: str, entra
         (None, "{}/flopwatch.sqlite3"),
     ],
 )
-def test_no_database_is_made_in_a_folder_of_postgresql(
-    tmp_path: Path, url: str, files: str | None, lacking: str | None
-) -> None:
+def test_no_database_is_made_in_a_folder_of_postgresql(tmp_path, url, files, lacking) -> None:
     folder, copy = tmp_path / "data", tmp_path / "copy"
     wrong = f"sqlite:///{lacking.format(tmp_path)}" if lacking else lacking
     bare = Settings(data_dir=folder, artifacts_url=None if files is None else str(tmp_path / files), database_url=wrong)
@@ -171,9 +169,7 @@ def test_no_database_is_made_in_a_folder_of_postgresql(
 
 
 @pytest.mark.parametrize("dies", ["before the copy's commit", "after it"])
-def test_a_move_that_is_killed_leaves_one_database_in_use(
-    folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, dies: str
-) -> None:
+def test_a_move_that_is_killed_leaves_one_database_in_use(folder, url, monkeypatch, dies) -> None:
     class Killed(BaseException):
         pass
 
@@ -196,9 +192,7 @@ def test_long_logs_are_not_all_in_memory(folder: Path, monkeypatch: pytest.Monke
         assert [len(rows) for rows in moving._batches(connection, tables.attempt)] == [1, 1, 1]
 
 
-def test_no_transaction_of_postgresql_waits_while_sqlite_counts(
-    folder: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_transaction_of_postgresql_waits_while_sqlite_counts(folder, url, monkeypatch) -> None:
     """Its server ends one that does nothing for long."""
     count, watcher = moving._count, create_engine(url)
     open_ones: dict[str, set[int]] = {"sqlite": set(), "postgresql": set()}

@@ -7,15 +7,13 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import httpx
-import pytest
 from typer.testing import CliRunner
 
 from app.cli.commands import cli
 from tests.app.api.test_writing import TINY
-from tests.postgres import Server, programs
+from tests.postgres import programs
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = (DOCS / "lab-server.md").read_text() + (DOCS / "operations.md").read_text()
@@ -35,9 +33,7 @@ def run(words: list[str]) -> str:
     return result.stdout
 
 
-def test_tokens_are_made_and_the_folder_moves(
-    serve: Any, postgres: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_are_made_and_the_folder_moves(serve, postgres, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("FLOPWATCH_API_TOKEN", ADMIN)
     monkeypatch.setenv("FLOPWATCH_DATA_DIR", str(tmp_path))
     with serve(tmp_path, api_token=ADMIN) as site:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +21,7 @@ def job(site: Any, flopwatch: Any, measured: Any) -> str:
     return number
 
 
-def test_the_plots_of_a_job_and_one_as_a_file(
-    flopwatch: Any, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plots_of_a_job_and_one_as_a_file(flopwatch, job, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert re.search(r"^phases +Where a step's time goes", ended(flopwatch("plot", job)), re.MULTILINE)
     told = ended(flopwatch("plot", job, "phases"))

@@ -143,9 +143,7 @@ def test_the_servers_log_has_a_message_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("on_terminal", [True, False])
-def test_long_texts_are_shortened_on_a_terminal_only(
-    on_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_long_texts_are_shortened_on_a_terminal_only(on_terminal, monkeypatch, capsys) -> None:
     table = f"| name |\n|:-----|\n| {'x' * 300} |\n"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: on_terminal)
     terminal.echo_table(table)

@@ -187,9 +187,7 @@ class TestRelative:
             ({"precision": "fp32", "context_length": "9"}, "No row has context_length=9"),
         ],
     )
-    def test_a_reference_that_is_not_there_is_refused(
-        self, database: Database, grid: list[int], reference: dict[str, str], message: str
-    ) -> None:
+    def test_a_reference_that_is_not_there_is_refused(self, database, grid, reference, message) -> None:
         with pytest.raises(InvalidRequest, match=message) as caught:
             table(database, relative_to=reference)
         assert caught.value.errors[0].pointer == "/relative_to"
@@ -209,9 +207,7 @@ class TestBest:
         assert "<strong>5</strong>" in render(sheet, "html")
 
     @pytest.mark.parametrize("pivot", ["precision", "context_length"])
-    def test_with_a_pivot_it_is_the_best_way_to_do_the_same_work(
-        self, database: Database, grid: list[int], pivot: str
-    ) -> None:
+    def test_with_a_pivot_it_is_the_best_way_to_do_the_same_work(self, database, grid, pivot) -> None:
         sheet = table(database, pivot=pivot, columns=["step_ms", "tokens_per_s"], best=True)
         text = render(sheet, "markdown")
         for fp32, bf16 in (("10", "5"), ("20", "15")):

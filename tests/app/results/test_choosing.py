@@ -13,7 +13,7 @@ from app.store import tables
 from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
 from app.store.reading import measurements
-from app.store.records import Claim, Finish, MeasurementRecord, NewJob
+from app.store.records import Finish, MeasurementRecord, NewJob
 from tests.app.results.conftest import table
 
 Measure = Callable[..., int]
@@ -28,9 +28,7 @@ def test_by_kind_and_job(database: Database, measure: Measure) -> None:
     assert len(table(database, jobs=[first, second]).rows) == 2
 
 
-def test_by_labels(
-    database: Database, queue: Queue, run_job: Callable[..., Claim], record: Callable[..., MeasurementRecord]
-) -> None:
+def test_by_labels(database, queue, run_job, record) -> None:
     for labels in ({"team": "a", "run": "1"}, {"team": "a"}, {"team": "b"}):
         queue.finish(run_job(labels=labels), Finish("succeeded", measurements=[record()]))
     assert len(table(database, labels=[("team", "a")]).rows) == 2
@@ -55,9 +53,7 @@ def test_unknown_ones_are_not_found(database: Database, arguments: dict[str, Any
         table(database, **arguments)
 
 
-def test_more_measurements_than_a_table_holds_are_refused(
-    database: Database, measure: Measure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_measurements_than_a_table_holds_are_refused(database, measure, monkeypatch) -> None:
     monkeypatch.setattr(measurements, "MAX_MEASUREMENTS", 3)
     jobs = [measure(("forward_ms", {}), ("backward_ms", {})) for _ in range(2)]
     assert table(database, jobs=jobs[:1]).rows
@@ -65,9 +61,7 @@ def test_more_measurements_than_a_table_holds_are_refused(
         table(database, jobs=jobs)
 
 
-def test_too_many_are_refused_and_not_cut(
-    database: Database, measure: Measure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_are_refused_and_not_cut(database, measure, monkeypatch) -> None:
     for _ in range(2):
         measure(("step_ms", {}))
     monkeypatch.setattr(measurements, "MAX_JOBS", 1)
@@ -94,9 +88,7 @@ class TestSweeps:
         measured = [record(case=case, case_key=str(case))] if ending.state == "succeeded" else []
         queue.finish(claim, Finish(ending.state, error=ending.error, measurements=measured))
 
-    def test_only_its_jobs(
-        self, database: Database, shop: Any, queue: Queue, record: Any, sweep: Callable[..., int], measure: Measure
-    ) -> None:
+    def test_only_its_jobs(self, database, shop, queue, record, sweep, measure) -> None:
         measure(("step_ms", {}))
         number = sweep({"seed": 0})
         assert table(database, sweep=number).rows == []
@@ -104,17 +96,13 @@ class TestSweeps:
         assert table(database, sweep=number).column("context_length") == [100]
         assert len(table(database).rows) == 2
 
-    def test_of_each_point_the_latest_job(
-        self, database: Database, shop: Any, queue: Queue, record: Any, sweep: Callable[..., int]
-    ) -> None:
+    def test_of_each_point_the_latest_job(self, database, shop, queue, record, sweep) -> None:
         number = sweep({"x": 0, "y": 1}, {"x": 1, "y": 1}, {"x": 0, "y": 1})
         for ending in (BROKEN, Finish("succeeded"), Finish("succeeded")):
             self.finish(shop, queue, record, ending)
         assert table(database, sweep=number).column("context_length") == [101, 102]
 
-    def test_with_other_jobs_and_sweeps_it_is_a_union(
-        self, database: Database, shop: Any, queue: Queue, record: Any, sweep: Callable[..., int], measure: Measure
-    ) -> None:
+    def test_with_other_jobs_and_sweeps_it_is_a_union(self, database, shop, queue, record, sweep, measure) -> None:
         first, second = sweep({"x": 0}), sweep({"x": 0}, {"x": 1})
         for _ in range(3):
             self.finish(shop, queue, record, Finish("succeeded"))
@@ -124,17 +112,13 @@ class TestSweeps:
         assert table(database, sweep=second, jobs=[alone]).column("context_length") == [100, 101, 7]
         assert table(database, sweep=second, jobs=[alone], labels=[("no", "such")]).rows == []
 
-    def test_a_point_that_is_being_resumed_has_no_result(
-        self, database: Database, shop: Any, queue: Queue, record: Any, sweep: Callable[..., int]
-    ) -> None:
+    def test_a_point_that_is_being_resumed_has_no_result(self, database, shop, queue, record, sweep) -> None:
         number = sweep({"x": 0}, {"x": 0})
         self.finish(shop, queue, record, BROKEN)
         assert table(database, sweep=number).rows == []
 
 
-def test_only_the_last_recorded_attempt_counts(
-    database: Database, queue: Queue, shop: Any, record: Callable[..., MeasurementRecord]
-) -> None:
+def test_only_the_last_recorded_attempt_counts(database, queue, shop, record) -> None:
     """A job that was retried has measurements of several attempts."""
     claim = shop.running_job()
     queue.finish(claim, Finish("failed", error=BROKEN.error, measurements=[record(mean=1.0)]))
@@ -161,9 +145,7 @@ def retried(queue: Queue, shop: Any, record: Callable[..., MeasurementRecord]) -
     return int(claim.job_id)
 
 
-def test_former_attempts_do_not_count_towards_the_limit(
-    database: Database, retried: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_former_attempts_do_not_count_towards_the_limit(database, retried, monkeypatch) -> None:
     monkeypatch.setattr(measurements, "MAX_MEASUREMENTS", 3)
     assert [cell.value for cell in table(database, jobs=[retried]).column("step_ms")] == [2.0] * 3
     monkeypatch.setattr(measurements, "MAX_MEASUREMENTS", 2)

@@ -165,9 +165,7 @@ class TestMetrics:
         names = [name.strip() for name in head.strip("|").split("|")]
         assert names == ["model", "context_length", "metric", "unit", "baseline", "candidate", "change", "ratio"]
 
-    def test_below_the_table_it_says_that_its_values_are_medians(
-        self, database: Database, measure: Measure, profile: Callable[..., int]
-    ) -> None:
+    def test_below_the_table_it_says_that_its_values_are_medians(self, database, measure, profile) -> None:
         jobs = [measure(("step_ms", {"mean": 3.0})) for _ in range(2)]
         sheet = compare(database, *jobs)
         assert [row["baseline"] for row in rows(sheet)] == [2.0], "not the mean"
@@ -248,9 +246,7 @@ class TestMetrics:
             together[length, row["metric"]] for length, row in zip(sorted([*lengths, *lengths]), alone, strict=True)
         ] == alone
 
-    def test_the_one_device_of_all_is_not_shown(
-        self, database: Database, run_job: Callable[..., Claim], queue: Queue, record: Callable[..., Any]
-    ) -> None:
+    def test_the_one_device_of_all_is_not_shown(self, database, run_job, queue, record) -> None:
         spec = {"kind": "attention", "implementations": ["eager"], "sequence_lengths": [64, 128], "device": "cpu"}
 
         def run(*lengths: int, finish: Finish = SUCCEEDED, device: str = "1x Test CPU") -> int:
@@ -316,9 +312,7 @@ class TestWithABaseline:
 
         return keep
 
-    def test_the_devices_of_one_case_are_not_pooled(
-        self, database: Database, run: Callable[..., int], keep: Callable[..., None]
-    ) -> None:
+    def test_the_devices_of_one_case_are_not_pooled(self, database, run, keep) -> None:
         keep(run("cpu 0"), run("gpu 0", 0.1))
         sheet = compare_with_baseline(
             database, "main", [run("cpu 0"), run("gpu 0", 0.2)], Question(fail_above_percent=5)
@@ -331,18 +325,14 @@ class TestWithABaseline:
             "twice the time on the GPU, which the CPU's would hide"
         )
 
-    def test_a_device_is_matched_with_itself_only(
-        self, database: Database, run: Callable[..., int], keep: Callable[..., None]
-    ) -> None:
+    def test_a_device_is_matched_with_itself_only(self, database, run, keep) -> None:
         keep(run("cpu 0"), run("gpu 0", 0.1))
         sheet = compare_with_baseline(database, "main", run("gpu 0", 0.1))
         assert [(row["baseline"], row["ratio"]) for row in rows(sheet)] == [(pytest.approx(0.1001, abs=1e-4), 1.0)]
         assert about(sheet, "conclusion") == "no_difference"
 
     @pytest.mark.parametrize("recorded", [True, False])
-    def test_another_device_is_not_comparable(
-        self, database: Database, run: Callable[..., int], keep: Callable[..., None], recorded: bool
-    ) -> None:
+    def test_another_device_is_not_comparable(self, database, run, keep, recorded) -> None:
         keep(run("cpu 0", recorded=recorded, asks_for="cpu"))
         sheet = compare_with_baseline(
             database, "main", run("gpu 0", recorded=recorded, asks_for="cuda"), Question(fail_above_percent=5)
@@ -354,9 +344,7 @@ class TestWithABaseline:
         sheet = compare(database, run("cpu 0", asks_for="cpu"), run("gpu 0", asks_for="cuda"))
         assert about(sheet, "conclusion") == "no_difference"
 
-    def test_a_job_without_measurements_lacks_a_device(
-        self, database: Database, run: Callable[..., int], keep: Callable[..., None]
-    ) -> None:
+    def test_a_job_without_measurements_lacks_a_device(self, database, run, keep) -> None:
         keep(run("cpu 0"), run("gpu 0"))
         jobs = [run("cpu 0"), run("gpu 0", fails=True)]
         sheet = compare_with_baseline(database, "main", jobs, Question(fail_above_percent=5))
@@ -423,9 +411,7 @@ def test_the_sides_of_one_job_were_alternated(database: Database, measure: Measu
 
 
 @pytest.mark.parametrize(("state", "code"), [("cancelled", "cancelled"), ("failed", "timeout")])
-def test_what_was_measured_of_a_comparison_that_ended_too_soon_is_told(
-    database: Database, measure: Measure, state: Any, code: str
-) -> None:
+def test_what_was_measured_of_a_comparison_that_ended_too_soon_is_told(database, measure, state, code) -> None:
     """Five processes of one side and four of the other, of eight each."""
 
     def case(index: int) -> dict[str, Any]:
@@ -549,9 +535,7 @@ class TestTheValueOfAProcess:
 
     @pytest.mark.parametrize("device", ["cpu", "cuda"])
     @pytest.mark.parametrize("steps", [(5, 300), (40, 10)])
-    def test_equally_many_samples_meet(
-        self, in_turns_of: Callable[..., Sheet], rng: random.Random, device: str, steps: tuple[int, int]
-    ) -> None:
+    def test_equally_many_samples_meet(self, in_turns_of, rng, device, steps) -> None:
         """Identical code was "2.12× faster, CI 1.33–2.92" by the fastest of 300 steps against the fastest of 5."""
         one, other = (drawn(rng, 8, number) for number in steps)
         sheet = in_turns_of(one, other, device)
@@ -563,9 +547,7 @@ class TestTheValueOfAProcess:
         assert f"8 processes each, by the {step['statistic']} of {fewest} samples" in str(about(sheet, "sentence"))
         assert f"(some have {max(steps)})" in sheet.notes[0]
 
-    def test_processes_of_both_sides_may_have_chosen_another_number_of_steps(
-        self, in_turns_of: Callable[..., Sheet], rng: random.Random
-    ) -> None:
+    def test_processes_of_both_sides_may_have_chosen_another_number_of_steps(self, in_turns_of, rng) -> None:
         """By default each process counts the steps of a second: near the edge of a round number, 70 or 100."""
         one, other = ([*drawn(rng, 4, 70), *drawn(rng, 4, 100)][::order] for order in (1, -1))
         sheet = in_turns_of(one, other)
@@ -594,9 +576,7 @@ class TestTheValueOfAProcess:
         ],
         ids=["two of three steps slower", "one of four", "one faster, two slower"],
     )
-    def test_what_slows_some_steps_down_is_seen(
-        self, in_turns_of: Callable[..., Sheet], rng: random.Random, factor: Callable[[int], float], words: str
-    ) -> None:
+    def test_what_slows_some_steps_down_is_seen(self, in_turns_of, rng, factor, words) -> None:
         """`step_ms` said "no difference", and `tokens_per_s` 0.73."""
         quiet = [[9 + rng.random() / 50 for _ in range(30)] for _ in range(16)]
         slowed = [[factor(step) * time for step, time in enumerate(process)] for process in quiet[8:]]
@@ -612,9 +592,7 @@ class TestTheValueOfAProcess:
         assert tokens["ratio"] == pytest.approx(1 / step["ratio"])
 
 
-def test_a_load_that_begins_between_two_blocks_of_turns_hides_no_slowdown(
-    in_turns_of: Callable[..., Sheet], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_load_that_begins_between_two_blocks_of_turns_hides_no_slowdown(in_turns_of, monkeypatch) -> None:
     loads = [*[10.0] * 4, *[13.0] * 4]
     one, other = (
         [[factor * load * (1 + 0.001 * (at * 5 % 8))] for at, load in enumerate(loads)] for factor in (1.0, 1.06)
@@ -716,9 +694,7 @@ class TestProfiles:
             "−2 ms matmul in layers.*/mlp, +1 ms matmul in head, +1 ms elsewhere"
         )
 
-    def test_on_a_cpu_the_lines_of_the_users_code_tell_what_takes_longer(
-        self, database: Database, profile: Callable[..., int]
-    ) -> None:
+    def test_on_a_cpu_the_lines_of_the_users_code_tell_what_takes_longer(self, database, profile) -> None:
         def tables(busy: float) -> tuple[Any, Any]:
             lines = [["a.py", 11, "busy", "for _ in range(n):", busy], ["a.py", 20, "step", "x @ x", 3.0]]
             return self.work(("outside", "aten::mm", "[8]", "aten::mm", "matmul", 3.0)), ("lines", lines, LINES)
@@ -739,9 +715,7 @@ class TestProfiles:
         idle = {row["name"]: row["change_ms"] for row in rows(sheet) if row["table"] == "waits"}
         assert idle == {"launches": 5.0, "running": -1.0, "host": 0.0}
 
-    def test_classes_come_first_by_scope_and_operators_last(
-        self, database: Database, profile: Callable[..., int]
-    ) -> None:
+    def test_classes_come_first_by_scope_and_operators_last(self, database, profile) -> None:
         def tables(factor: float) -> list[Any]:
             return [
                 ("operators-forward", [["aten::mm", "matmul", 6.0 * factor, 1.0, 5.0]], OPERATORS),
@@ -780,9 +754,7 @@ class TestProfiles:
         assert (whole["name"], whole["change_ms"]) == ("all operators", 1.0)
         assert (operator["baseline_ms"], operator["candidate_ms"], operator["ratio"]) == (2.0, 3.0, 1.5)
 
-    def test_a_table_of_one_side_only_is_named_and_not_compared(
-        self, database: Database, profile: Callable[..., int]
-    ) -> None:
+    def test_a_table_of_one_side_only_is_named_and_not_compared(self, database, profile) -> None:
         backward = ("kernels-backward", [["gemm", "matmul", 6.0, 10.0]], KERNELS)
         inference = ("classes", [["forward", "matmul", 6.0, 10.0]], CLASSES)
         training = ("classes", [["forward", "matmul", 6.0, 10.0], ["step", "matmul", 9.0, 20.0]], CLASSES)
@@ -854,9 +826,7 @@ def test_a_table_has_no_notes_among_its_numbers(database: Database, profile: Cal
     assert text.splitlines()[0].startswith("table,phase,name,class,baseline_ms")
 
 
-def test_both_sides_and_their_tables_are_read_in_one_snapshot(
-    database: Database, profile: Callable[..., int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_sides_and_their_tables_are_read_in_one_snapshot(database, profile, monkeypatch) -> None:
     jobs = [[profile(FORWARD)], [profile(FORWARD)]]
     snapshots = []
     read = database.read
@@ -894,9 +864,7 @@ def losses(*values: float | None, tokens: float = 64.0) -> list[list[Any]]:
     return [*returned, ["work", None, "tokens", tokens, None]]
 
 
-def test_what_the_steps_of_both_sides_returned_is_compared(
-    database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any, record: Any
-) -> None:
+def test_what_the_steps_of_both_sides_returned_is_compared(database, run_job, queue, reported, record) -> None:
     claim = run_job(IN_TURNS)
     sides = [unit.side for unit in in_turns()]
     tables = [
@@ -924,9 +892,7 @@ def test_what_the_steps_of_both_sides_returned_is_compared(
     assert judged.gate.outcome == "wrong"
 
 
-def test_returned_numbers_of_two_jobs_and_of_one_that_has_none(
-    database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any, record: Any
-) -> None:
+def test_returned_numbers_of_two_jobs_and_of_one_that_has_none(database, run_job, queue, reported, record) -> None:
     jobs = []
     for rows_ in (losses(2.0, None), losses(2.0, None), None):
         claim = run_job({})
@@ -945,9 +911,7 @@ def test_returned_numbers_of_two_jobs_and_of_one_that_has_none(
     assert results.compare(database, [without], [without]).agreement is None
 
 
-def test_of_a_diagnosis_the_unchanged_step_counts_with_its_own_seed(
-    database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any, record: Any
-) -> None:
+def test_of_a_diagnosis_the_unchanged_step_counts_with_its_own_seed(database, run_job, queue, reported, record) -> None:
     def job(drawn: int, *of_units: float) -> int:
         spec = {"kind": "diagnosis", "seed": drawn, "step": {"kind": "benchmark", "seed": 5}}
         claim = run_job(spec)
@@ -965,9 +929,7 @@ def test_of_a_diagnosis_the_unchanged_step_counts_with_its_own_seed(
     assert outcome(job(1, 2.0, 9.0), job(2, 3.0, 9.0)) == "wrong"
 
 
-def test_what_steps_of_other_seeds_returned_is_not_compared(
-    database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any, record: Any
-) -> None:
+def test_what_steps_of_other_seeds_returned_is_not_compared(database, run_job, queue, reported, record) -> None:
     def job(loss: float, seed: int) -> int:
         claim = run_job({"seed": seed})
         tables = [reported("values", losses(loss), **RETURNED)]

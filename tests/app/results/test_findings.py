@@ -256,9 +256,7 @@ class TestWitnesses:
             (1.0, 1.045, STEADY, "inconclusive"),
         ],
     )
-    def test_a_candidate_that_is_not_slower_by_any_statistic_passes(
-        self, own: float, factor: float, of_witness: Sequence[float], outcome: str
-    ) -> None:
+    def test_a_candidate_that_is_not_slower_by_any_statistic_passes(self, own, factor, of_witness, outcome) -> None:
         _, whole = self.judged(of_witness, times(factor, of_witness[::-1]), own)
         assert whole.gate is not None
         assert whole.gate.outcome == outcome
@@ -500,9 +498,7 @@ def test_the_gate(candidate: Sequence[float], limit: float, outcome: str) -> Non
         ([0.0] * 3, [0.0] * 3, "inconclusive"),
     ],
 )
-def test_the_gate_passes_what_is_0_in_all_processes(
-    baseline: list[float], candidate: list[float], outcome: str
-) -> None:
+def test_the_gate_passes_what_is_0_in_all_processes(baseline, candidate, outcome) -> None:
     _, whole = judged(row(baseline, candidate), limit=5.0)
     assert whole.gate is not None
     assert whole.gate.outcome == outcome, whole.gate.sentence

@@ -14,9 +14,8 @@ from app.results.versions import commit_of, revision_of, revision_text, short_ve
 from app.specs import spec_adapter
 from app.store.database.engine import Database
 from app.store.keeping.baselines import Baselines
-from app.store.queue.transitions import Queue
 from app.store.reading import history as stored
-from app.store.records import Finish, MeasurementRecord, Offer, UnitRecord
+from app.store.records import Finish, Offer, UnitRecord
 
 Measure = Callable[..., int]
 A, B = "a" * 40, "b" * 40
@@ -71,9 +70,7 @@ def test_processes_are_one_point_and_failures_an_outcome(database: Database, mea
     assert (stopped.value, stopped.outcome) == (None, "timeout")
 
 
-def test_of_the_oldest_job_all_processes_count_or_none(
-    database: Database, measure: Measure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_the_oldest_job_all_processes_count_or_none(database, measure, monkeypatch) -> None:
     rows = [("step_ms", {"case_key": KEY, "unit_index": unit, "median": 1.0 + unit}) for unit in range(2)]
     jobs = [measure(*rows, spec={"replicates": 2}) for _ in range(3)]
     for most, shown in ((3, jobs[2:]), (4, jobs[1:]), (6, jobs)):
@@ -83,9 +80,7 @@ def test_of_the_oldest_job_all_processes_count_or_none(
         assert history.is_cut == (len(shown) < len(jobs))
 
 
-def test_only_the_last_recorded_attempt_counts(
-    database: Database, queue: Queue, run_job: Any, record: Callable[..., MeasurementRecord]
-) -> None:
+def test_only_the_last_recorded_attempt_counts(database, queue, run_job, record) -> None:
     claim = run_job()
     broken = Finish("failed", error=job_problem("failed", "It broke."), measurements=[record("step_ms", case_key=KEY)])
     queue.finish(claim, broken)
@@ -101,9 +96,7 @@ def test_only_the_last_recorded_attempt_counts(
     assert [point.value for point in of(database).points] == [7.0]
 
 
-def test_sides_of_a_comparison_are_points(
-    database: Database, queue: Queue, run_job: Any, record: Callable[..., MeasurementRecord]
-) -> None:
+def test_sides_of_a_comparison_are_points(database, queue, run_job, record) -> None:
     claim = run_job({"kind": "compare", "baseline": {"kind": "benchmark"}, "candidate": {"kind": "benchmark"}})
     sides = ("baseline", "candidate")
     queue.finish(
@@ -154,9 +147,7 @@ def test_one_of_several_cases_is_chosen(database: Database, measure: Measure) ->
         (CaseChoice(key=KEY, coordinates=[("precision", "int4")]), NotFound),
     ],
 )
-def test_what_is_not_there_is_said(
-    database: Database, measure: Measure, choice: CaseChoice, error: type[Exception]
-) -> None:
+def test_what_is_not_there_is_said(database, measure, choice, error) -> None:
     measure(("step_ms", {"case_key": KEY}))
     with pytest.raises(error):
         results.history(database, choice)

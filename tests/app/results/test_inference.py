@@ -113,9 +113,7 @@ class TestEstimate:
                 inside, outside = ([value / end / step for value in sides[1]] for step in (inwards, 1 / inwards))
                 assert inference.p_value(sides[0], inside) > inference.ALPHA >= inference.p_value(sides[0], outside)
 
-    def test_many_processes_have_the_interval_of_the_normal_approximation(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_many_processes_have_the_interval_of_the_normal_approximation(self, monkeypatch) -> None:
         exact = inference._place_of_end.__wrapped__
         places = [exact(number, number + 7) for number in (30, 41, 53)]
         monkeypatch.setattr(inference, "MAX_EXACT", 1)

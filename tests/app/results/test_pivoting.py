@@ -148,9 +148,7 @@ class TestRows:
     @pytest.mark.parametrize(
         ("arguments", "pointer"), [({"rows": ["nose"]}, "/rows"), ({"columns": ["x"]}, "/columns")]
     )
-    def test_unknown_names_are_refused(
-        self, database: Database, measure: Measure, arguments: dict[str, Any], pointer: str
-    ) -> None:
+    def test_unknown_names_are_refused(self, database, measure, arguments, pointer) -> None:
         lengths(measure, 128)
         with pytest.raises(InvalidRequest) as caught:
             table(database, **arguments)
@@ -253,9 +251,7 @@ class TestCells:
         ("statistic", "alone", "together"),
         [("median", 3.0, 4.0), ("min", 1.0, 1.0), ("max", 9.0, 12.0), ("p05", 1.5, 1.6), ("p95", 8.0, 9.8)],
     )
-    def test_another_statistic_is_of_the_processes_own(
-        self, database: Database, measure: Measure, statistic: Any, alone: float, together: float
-    ) -> None:
+    def test_another_statistic_is_of_the_processes_own(self, database, measure, statistic, alone, together) -> None:
         values = [
             {"median": 3.0, "min": 1.0, "max": 9.0, "p05": 1.5, "p95": 8.0},
             {"median": 4.0, "min": 2.0, "max": 12.0, "p05": 2.5, "p95": 10.0},
@@ -362,9 +358,7 @@ class TestPartial:
         assert text.count("*") == 6 + 1
         assert f"* partial: measured before the job ended without success: timeout (job {timed_out})." in text
 
-    def test_cells_that_it_did_not_get_to_have_rows(
-        self, database: Database, run_job: Any, queue: Any, record: Any
-    ) -> None:
+    def test_cells_that_it_did_not_get_to_have_rows(self, database, run_job, queue, record) -> None:
         claim = run_job(self.SPEC)
         cases = AttentionSpec.model_validate_json(json.dumps(self.SPEC)).cases()
         records = [record("forward_ms", case=case.coordinates, case_key=case.key) for case in cases[:2]]

@@ -39,9 +39,7 @@ def job(shop: Shop, queue: Queue, record: Callable[..., Any]) -> int:
 
 
 @pytest.mark.parametrize(("metric", "value"), [("tflops", 1.0), ("backward_tflops", 2.0), ("forward_tflops", 3.0)])
-def test_all_processes_and_nothing_else(
-    database: Database, job: int, metric: str, value: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_processes_and_nothing_else(database, job, metric, value, monkeypatch) -> None:
     """As few rows as there are of this column are read."""
     monkeypatch.setattr(measurements, "MAX_SAMPLED", 2)
     (found,) = samples_of(database, [job], metric, ["context_length"])

@@ -44,9 +44,7 @@ def test_a_list_tells_columns_and_number_of_rows(database: Database, profiled: i
     assert (odd["name"], odd["url"]) == ("a/b", f"/jobs/{profiled}/tables/a%2Fb")
 
 
-def test_tables_come_in_the_order_in_which_people_read_them(
-    database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any
-) -> None:
+def test_tables_come_in_the_order_in_which_people_read_them(database, run_job, queue, reported) -> None:
     claim = run_job({"kind": "memory"})
     names = ["timeline", "extra", "categories-forward", "categories-backward", "allocations", "checks"]
     queue.finish(claim, Finish("succeeded", tables=[reported(name, [[1]], x="integer") for name in names]))
@@ -74,9 +72,7 @@ def test_units_are_merged_in_their_order(database: Database, profiled: int) -> N
         (None, "bacde"),
     ],
 )
-def test_sorted_by_a_column_with_what_is_unknown_last(
-    database: Database, profiled: int, sort: str | None, kernels: str
-) -> None:
+def test_sorted_by_a_column_with_what_is_unknown_last(database, profiled, sort, kernels) -> None:
     assert "".join(result_table(database, profiled, "kernels", Excerpt(sort=sort)).column("kernel")) == kernels
 
 
@@ -96,9 +92,7 @@ def test_page_by_page(database: Database, profiled: int) -> None:
     )
 
 
-def test_a_page_reads_only_the_parts_that_it_shows(
-    database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_reads_only_the_parts_that_it_shows(database, run_job, queue, reported, monkeypatch) -> None:
     claim = run_job()
     tables = [reported("n", [[4 * unit + row] for row in range(4)], unit_index=unit, n="integer") for unit in range(9)]
     queue.finish(claim, Finish("succeeded", tables=tables))
@@ -138,9 +132,7 @@ def test_unknown_things(database: Database, profiled: int, run_job: Callable[...
             list_tables(database, number)
 
 
-def test_a_column_of_the_reporters_own_named_as_ours(
-    database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any
-) -> None:
+def test_a_column_of_the_reporters_own_named_as_ours(database, run_job, queue, reported) -> None:
     claim = run_job()
     column = {"name": "unit_index", "type": "integer", "unit": None}
     table = replace(reported("own", [[5]], unit_index=2), columns=[column])
@@ -204,15 +196,7 @@ def test_columns_on_request(database: Database, kernels: int) -> None:
         (["one", "other"], "| part   | note   |", []),
     ],
 )
-def test_a_note_of_many_rows_stands_below_once(
-    database: Database,
-    run_job: Callable[..., Claim],
-    queue: Queue,
-    reported: Any,
-    notes: list[str | None],
-    head: str,
-    below: list[str],
-) -> None:
+def test_a_note_of_many_rows_stands_below_once(database, run_job, queue, reported, notes, head, below) -> None:
     claim = run_job()
     rows = [[f"p{number}", note] for number, note in enumerate(notes)]
     queue.finish(claim, Finish("succeeded", tables=[reported("parts", rows, part="string", note="string")]))

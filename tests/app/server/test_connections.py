@@ -267,9 +267,7 @@ def test_requests_in_a_row_on_one_connection(run: Any) -> None:
         ((1024, resource.RLIM_INFINITY), 2000, 2000),
     ],
 )
-def test_connections_leave_files_to_the_others(
-    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], wanted: int, expected: int
-) -> None:
+def test_connections_leave_files_to_the_others(monkeypatch, limits, wanted, expected) -> None:
     raised: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _which: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda _which, made: raised.append(made))

@@ -78,9 +78,7 @@ def test_samples_are_a_line_for_each_phase_and_process(fresh_site: Any, measured
 @pytest.mark.parametrize(
     ("processes", "drawn", "note"), [(20, 20, ""), (70, 64, "Drawn: the first 64 of 70 processes")]
 )
-def test_left_out_processes_of_samples_are_reported(
-    fresh_site: Any, measured: Any, processes: int, drawn: int, note: str
-) -> None:
+def test_left_out_processes_of_samples_are_reported(fresh_site, measured, processes, drawn, note) -> None:
     phases = ("forward", "backward", "optimizer", "step")
     job_id = fresh_site.submit()["id"]
     rows = [
@@ -159,9 +157,7 @@ def test_a_job_is_submitted_once_more(fresh_site: Any) -> None:
 
 
 @pytest.mark.parametrize(("cases", "parts"), [(3, ("<h2>Results", 'id="panels"')), (4, ('id="panels"', "<h2>Results"))])
-def test_the_answer_stands_before_tables_and_environment(
-    fresh_site: Any, measured: Any, reported: Any, cases: int, parts: tuple[str, str]
-) -> None:
+def test_the_answer_stands_before_tables_and_environment(fresh_site, measured, reported, cases, parts) -> None:
     job = fresh_site.submit(labels={"a": "b"})["id"]
     rows = [[f"none_{number}", 0.0] for number in range(30)] + [["all", 7.0]]
     table = reported("categories-forward", rows, category="string", peak_mib="number")

@@ -119,9 +119,7 @@ def test_a_list_that_has_not_changed_is_not_sent_again(fresh_site: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/ui", "/ui/sweeps/1"])
-def test_refreshes_share_a_page_that_visits_get_anew(
-    fresh_site: Any, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def test_refreshes_share_a_page_that_visits_get_anew(fresh_site, monkeypatch, path) -> None:
     def tag(**headers: str) -> str:
         return str(fresh_site.http.get(path, headers=headers).headers["etag"])
 

@@ -158,9 +158,7 @@ def test_the_first_of_many_measurements_are_shown(site: Any, measured: Any) -> N
     assert f"/jobs/{job_id}/measurements" in found.references
 
 
-def test_a_page_reads_a_bounded_number_of_measurements(
-    fresh_site: Any, measured: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_reads_a_bounded_number_of_measurements(fresh_site, measured, monkeypatch) -> None:
     monkeypatch.setattr(measurements, "MAX_BEGINNING", 5)
     sweep = fresh_site.http.post("/sweeps", json={"base": {"kind": "benchmark"}, "grid": {"seed": [1, 2, 3]}}).json()
     for length in (1000, 2000, 3000):
@@ -184,9 +182,7 @@ def test_a_page_reads_a_bounded_number_of_measurements(
     )
 
 
-def test_a_page_that_has_not_changed_is_not_sent_again(
-    site: Any, measured: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_that_has_not_changed_is_not_sent_again(site, measured, monkeypatch) -> None:
     monkeypatch.setattr("app.web.live.time", SimpleNamespace(monotonic=lambda: 0.0))  # ages go on every 10 s
     sweep = site.http.post(
         "/sweeps", json={"base": {"kind": "benchmark"}, "grid": {"seed": [5]}, "priority": 20}

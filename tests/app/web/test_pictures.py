@@ -8,7 +8,6 @@ import re
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,9 +143,7 @@ def test_a_case_of_several_is_chosen(swept: Any, measured: Callable[..., Any]) -
     assert get(site, f"{history}?where=precision=bf16&metric=step_ms").json()["data"][0]["y"] == [2]
 
 
-def test_every_plot_of_a_profile(
-    swept: Any, measured: Callable[..., Any], reported: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_every_plot_of_a_profile(swept, measured, reported, tmp_path) -> None:
     site = swept
     stacks = tmp_path / "stacks.txt"
     stacks.write_text("step;forward;<built-in> 900\nstep;backward 100\nno stack\n")

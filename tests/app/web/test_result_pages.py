@@ -250,9 +250,7 @@ class TestPlots:
         monkeypatch.setattr(plots_page, "MANY_POINTS", 1)
         assert values() == of_table
 
-    def test_a_failed_job_shows_all_its_processes(
-        self, fresh_site: Any, measured: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_failed_job_shows_all_its_processes(self, fresh_site, measured, monkeypatch) -> None:
         base = {**TINY, "replicates": 2}
         grid = {"context_length": [8, 16, 32, 64]}
         assert fresh_site.http.post("/sweeps", json={"base": base, "grid": grid}).status_code == 201

@@ -78,9 +78,7 @@ def locked(settings: Settings) -> Iterator[None]:
         yield
 
 
-def test_a_locked_database_costs_no_job(
-    tmp_path: Path, settings: Settings, database: Database, agent: subprocess.Popen[bytes]
-) -> None:
+def test_a_locked_database_costs_no_job(tmp_path, settings, database, agent) -> None:
     job_id = submit_a_gated_job(database)
     wait_until((tmp_path / "started").exists, "the job's start")
     with locked(settings):
@@ -95,9 +93,7 @@ def test_a_locked_database_costs_no_job(
     assert [worker["state"] for worker in reading.workers()] == ["stopped"]
 
 
-def test_a_database_that_is_gone_for_a_while_costs_no_job(
-    tmp_path: Path, settings: Settings, database: Database, agent: subprocess.Popen[bytes]
-) -> None:
+def test_a_database_that_is_gone_for_a_while_costs_no_job(tmp_path, settings, database, agent) -> None:
     job_id = submit_a_gated_job(database)
     wait_until((tmp_path / "started").exists, "the job's start")
     file, aside = settings.data_dir / "flopwatch.sqlite3", settings.data_dir / "aside"

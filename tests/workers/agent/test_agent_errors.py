@@ -184,9 +184,7 @@ def test_a_job_that_cannot_start_uses_up_its_attempts(
     free.release()
 
 
-def test_an_agent_out_of_threads_does_not_use_up_the_queue(
-    agent: Agent, clock: Clock, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_out_of_threads_does_not_use_up_the_queue(agent, clock, database, monkeypatch) -> None:
     jobs = [submit(database, max_attempts=1) for _ in range(3)]
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     failed = []
@@ -207,16 +205,7 @@ def test_an_agent_out_of_threads_does_not_use_up_the_queue(
     ids=["out of memory", "out of descriptors", "it leaves"],
 )
 @pytest.mark.parametrize("where", [(Spool, "begin_unit"), (type(RUNNERS["benchmark"]), "plan")], ids=["spool", "plan"])
-def test_an_error_ends_the_attempt_with_a_code(
-    agent: Agent,
-    clock: Clock,
-    locks: DeviceLocks,
-    database: Database,
-    monkeypatch: pytest.MonkeyPatch,
-    where: tuple[Any, str],
-    fault: Any,
-    says: str,
-) -> None:
+def test_an_error_ends_the_attempt_with_a_code(agent, clock, locks, database, monkeypatch, where, fault, says) -> None:
     """The job is tried again only when the host was out of something."""
     job_id = submit(database, max_attempts=2)
     monkeypatch.setattr(*where, fault)
@@ -246,9 +235,7 @@ UNSTARTED = {
 
 
 @pytest.mark.parametrize("error", UNSTARTED.values(), ids=UNSTARTED.keys())
-def test_a_job_on_an_exhausted_host_is_retried(
-    agent: Agent, launcher: IdleLauncher, database: Database, error: Exception
-) -> None:
+def test_a_job_on_an_exhausted_host_is_retried(agent, launcher, database, error) -> None:
     launcher.error = error
     jobs = [submit(database, max_attempts=2) for _ in range(2)]
     for _ in range(3):
@@ -260,14 +247,7 @@ def test_a_job_on_an_exhausted_host_is_retried(
     assert str(error) in attempt["error"]["detail"]
 
 
-def test_leftovers_that_cannot_be_ended_fail_no_job(
-    agent: Agent,
-    clock: Clock,
-    launcher: IdleLauncher,
-    database: Database,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_leftovers_that_cannot_be_ended_fail_no_job(agent, clock, launcher, database, monkeypatch, caplog) -> None:
     def fail_to_end() -> list[int]:
         clock.sleep(LEFTOVERS_S)
         return [17, 18]
@@ -287,9 +267,7 @@ def test_leftovers_that_cannot_be_ended_fail_no_job(
     assert "cannot be ended: 17, 18 (pids)" in caplog.text
 
 
-def test_devices_are_given_back_whatever_fails_at_the_end(
-    agent: Agent, locks: DeviceLocks, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_are_given_back_whatever_fails_at_the_end(agent, locks, database, monkeypatch) -> None:
     job_id = submit(database)
     monkeypatch.setattr(Spool, "begin_unit", leave)
     monkeypatch.setattr(ArtifactFiles, "release", no_memory)
@@ -347,9 +325,7 @@ def test_agents_of_one_host_take_turns(tmp_path: Path, launcher: IdleLauncher) -
     assert order_of_starts(tmp_path, launcher, wakes=3) == "ABAB"
 
 
-def test_control_an_agent_that_sees_no_other_goes_on(
-    tmp_path: Path, launcher: IdleLauncher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_an_agent_that_sees_no_other_goes_on(tmp_path, launcher, monkeypatch) -> None:
     monkeypatch.setattr(DeviceLocks, "has_company", property(lambda _: False, lambda *_: None))
     assert order_of_starts(tmp_path, launcher, wakes=3) == "AABB"
 
@@ -371,9 +347,7 @@ def test_the_loop_goes_on_after_any_error(agent: Agent, monkeypatch: pytest.Monk
     assert next(turns, None) is None
 
 
-def test_an_agents_error_counts_as_an_attempt(
-    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agents_error_counts_as_an_attempt(agent, database, monkeypatch) -> None:
     for error, attempt in ((None, 0), ("it is broken", 1)):
         job_id = submit(database)
         started = threading.Event()
@@ -449,9 +423,7 @@ class OneOfEachJob(dict[int, JobRun]):
 
 
 @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "one run of each job"])
-def test_a_lost_job_may_be_claimed_before_its_run_ends(
-    agent: Agent, clock: Clock, database: Database, monkeypatch: pytest.MonkeyPatch, sabotage: bool
-) -> None:
+def test_a_lost_job_may_be_claimed_before_its_run_ends(agent, clock, database, monkeypatch, sabotage) -> None:
     may_end = threading.Event()
     monkeypatch.setattr(JobRun, "_run_units", lambda _run: may_end.wait(20) and Succeeded())
     if sabotage:

@@ -282,9 +282,7 @@ class TestSameFailures:
             (True, ["failed"] * 2 * SAME) if users == 1 else (False, ["queued"] * 2 * SAME)
         )
 
-    def test_excused_jobs_are_queued_again_once_the_store_can_be_written(
-        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_excused_jobs_are_queued_again_once_the_store_can_be_written(self, lab, monkeypatch) -> None:
         retry, is_busy = lab.agent._queue.retry, [True]
 
         def retry_later(job_id: int) -> dict[str, Any]:
@@ -379,9 +377,7 @@ class TestCauses:
         assert (lab.states, lab.unfit) == (["succeeded"], None)
 
     @pytest.mark.parametrize("failure", [CRASH, TIMEOUT], ids=lambda failure: failure.code)
-    def test_a_job_that_fails_meanwhile_goes_back(
-        self, lab: Lab, code: str, failure: Failed, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_job_that_fails_meanwhile_goes_back(self, lab, code, failure, monkeypatch) -> None:
         """It fails because of that, since the worker was fit when it claimed the job."""
         mend: list[Callable[[], None]] = []
 
@@ -398,9 +394,7 @@ class TestCauses:
         mend[0]()
 
     @pytest.mark.parametrize("failure", [CRASH, TIMEOUT], ids=lambda failure: failure.code)
-    def test_control_without_it_the_job_fails(
-        self, lab: Lab, code: str, failure: Failed, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_control_without_it_the_job_fails(self, lab, code, failure, monkeypatch) -> None:
         CAUSES[code](lab, monkeypatch)()
         lab.submit(failure, max_attempts=1)
         lab.serve()
@@ -490,9 +484,7 @@ class TestVersions:
         return job_id
 
     @pytest.mark.parametrize(("number", "code"), [(SCHEMA, "too_old"), (SCHEMA - 1, "too_new")])
-    def test_a_job_that_it_cannot_read_goes_back(
-        self, lab: Lab, monkeypatch: pytest.MonkeyPatch, number: int, code: str
-    ) -> None:
+    def test_a_job_that_it_cannot_read_goes_back(self, lab, monkeypatch, number, code) -> None:
         self.newer_server(lab, number=number)
         job_id = self.unreadable(lab, monkeypatch)
         lab.serve()

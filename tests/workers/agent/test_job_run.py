@@ -478,9 +478,7 @@ class TestEndOfTheWorker:
         (None, [MEASURED, TABLE, TABLE], "failed", "unit 0 (small, context 256) reports two tables named 'kernels'"),
     ],
 )
-def test_what_does_not_fit_fails_the_job_and_what_fits_is_kept(
-    site: Site, monkeypatch: pytest.MonkeyPatch, limit: str | None, reported: list[Any], code: str, words: str
-) -> None:
+def test_what_does_not_fit_fails_the_job_and_what_fits_is_kept(site, monkeypatch, limit, reported, code, words) -> None:
     if limit is not None:
         monkeypatch.setattr(limit, 1)
     job = site.run(saying(STARTED, *reported, SUCCESS))
@@ -879,9 +877,7 @@ class TestUnits:
         error = site.run(play)["error"]
         assert (error["code"], error["detail"]) == ("unsupported", "the candidate: no module named 'flash'")
 
-    def test_of_a_unit_that_fails_everything_is_kept_as_partial(
-        self, site: Site, planned: Callable[[Runner], None]
-    ) -> None:
+    def test_of_a_unit_that_fails_everything_is_kept_as_partial(self, site, planned) -> None:
         planned(Runner(Planned("first"), Planned("second"), Planned("third")))
 
         def play(unit: Unit) -> None:
@@ -973,9 +969,7 @@ def test_a_job_of_several_units_counts_units_and_nothing_else(site: Site) -> Non
 
 
 class TestWrapped:
-    def test_a_wrapped_units_report_is_collected_afterwards(
-        self, site: Site, planned: Callable[[Runner], None]
-    ) -> None:
+    def test_a_wrapped_units_report_is_collected_afterwards(self, site, planned) -> None:
         planned(Collector(Planned("plain"), WRAPPED))
         seen: list[tuple[str, str, list[str], bool]] = []
 
@@ -1034,15 +1028,7 @@ class TestWrapped:
             ),
         ],
     )
-    def test_a_wrapper_fails_the_job_in_its_own_words(
-        self,
-        site: Site,
-        planned: Callable[[Runner], None],
-        said: list[Any],
-        ending: dict[str, int | None],
-        code: str,
-        words: str,
-    ) -> None:
+    def test_a_wrapper_fails_the_job_in_its_own_words(self, site, planned, said, ending, code, words) -> None:
         planned(Collector(WRAPPED))
         seen = []
 
@@ -1070,14 +1056,7 @@ class TestWrapped:
             (SUCCESS, None, None),
         ],
     )
-    def test_a_wrappers_error_is_believed(
-        self,
-        site: Site,
-        planned: Callable[[Runner], None],
-        last: dict[str, Any],
-        words: str | None,
-        code: str | None,
-    ) -> None:
+    def test_a_wrappers_error_is_believed(self, site, planned, last, words, code) -> None:
         seen: list[Any] = []
 
         class Knowing(Collector):
@@ -1108,9 +1087,7 @@ class TestWrapped:
             assert job["error"]["detail"] == words
         assert seen == [*(questions if code != "unsupported" else []), *(["collect"] if code is None else [])]
 
-    def test_control_of_the_wrappers_words(
-        self, site: Site, planned: Callable[[Runner], None], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_control_of_the_wrappers_words(self, site, planned, monkeypatch) -> None:
         monkeypatch.setattr(JobRun, "_after_wrapper", lambda _self, _wrapper, outcome, _ask: outcome)
 
         class Knowing(Collector):
@@ -1249,13 +1226,7 @@ class TestHugeArtifacts:
         ("reason", "state", "grace_s"),
         [(Cancelled(), "cancelled", 0.2), (GivenBack(), "queued", 60), (Abandoned(), "running", 60)],
     )
-    def test_storing_ends_with_a_stop(
-        self,
-        site: Site,
-        reason: Cancelled | GivenBack | Abandoned,
-        state: str,
-        grace_s: float,
-    ) -> None:
+    def test_storing_ends_with_a_stop(self, site, reason, state, grace_s) -> None:
         """At once, without a grace, when the result is not wanted."""
         site.settings = site.settings.model_copy(update={"grace_s": grace_s})
         job = self.store_slowly(site, lambda run, _clock: run.stop.set(reason))
@@ -1311,9 +1282,7 @@ class TestObjectStore:
             names = connection.exec_driver_sql("SELECT name FROM stored_object").scalars().all()
         assert {name.rpartition("/")[2] for name in bucket.names()} == set(names)
 
-    def test_a_busy_database_takes_none_of_its_patience(
-        self, remote: Site, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_busy_database_takes_none_of_its_patience(self, remote, bucket, monkeypatch) -> None:
         """The database is busy for longer than a lease, before the first upload."""
         put, busy = ObjectFiles._put, iter(range(3))
 
@@ -1338,9 +1307,7 @@ class TestObjectStore:
             number = connection.exec_driver_sql("SELECT count(*) FROM stored_object").scalar_one()
         assert number < 5, "no try leaves a row"
 
-    def test_control_of_the_timeout_that_stands_still(
-        self, remote: Site, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_control_of_the_timeout_that_stands_still(self, remote, bucket, monkeypatch) -> None:
         monkeypatch.setattr(Timeout, "later", lambda self, _seconds: self)
         assert self.run(remote, bucket, mended_after=1000, timeout_s=30)["error"]["code"] == "timeout"
 

@@ -436,9 +436,7 @@ class TestChecks:
         assert self.judged(1).tables == []
 
     @pytest.mark.parametrize(("limit", "value"), [("MAX_TABLES_ROWS", 4), ("MAX_TABLES_BYTES", 290)])
-    def test_what_is_too_much_is_cut_and_said_to_be(
-        self, limit: str, value: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_is_too_much_is_cut_and_said_to_be(self, limit, value, monkeypatch) -> None:
         spool = self.judged(3)
         (whole,) = spool.tables
         monkeypatch.setattr(spooling, limit, value)

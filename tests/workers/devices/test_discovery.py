@@ -69,9 +69,7 @@ def test_an_index_among_mixed_gpus_is_refused(monkeypatch: pytest.MonkeyPatch, o
 
 
 @pytest.mark.parametrize(("visible", "gpus"), [(None, (OLD, NEW)), ("GPU-new", (NEW,)), ("", ())])
-def test_several_models_without_an_index_are_clear(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, gpus: tuple[Gpu, ...]
-) -> None:
+def test_several_models_without_an_index_are_clear(monkeypatch, visible, gpus) -> None:
     discovered(monkeypatch, Driver(OLD, NEW), visible)
     assert discover().gpus == gpus
 
@@ -89,9 +87,7 @@ def test_mig_instances_come_after_whole_gpus(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("visible", "gpus"), [("MIG-1b", SLICES[1:]), ("MIG-1b,MIG-1a", SLICES[::-1]), ("MIG-1", ())])
-def test_instances_are_named_by_their_uuids(
-    monkeypatch: pytest.MonkeyPatch, visible: str, gpus: tuple[Gpu, ...]
-) -> None:
+def test_instances_are_named_by_their_uuids(monkeypatch, visible, gpus) -> None:
     discovered(monkeypatch, Driver(NEW, instances={NEW.uuid: SLICES}), visible)
     assert discover().gpus == gpus
 
@@ -188,9 +184,7 @@ def test_what_nvml_tells_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpus[0] == {"type": "cuda", "uuid": "GPU-aaaa-0", "name": "NVIDIA H200", "memory_mib": 143_771}
 
 
-def test_a_gpu_that_does_not_answer_costs_no_other(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_gpu_that_does_not_answer_costs_no_other(monkeypatch, caplog) -> None:
     discovered(monkeypatch, Driver(*GPUS, lost={GPUS[1].uuid}))
     assert discover().gpus == (GPUS[0], GPUS[2])
     assert "GPU 1 of NVML's order does not answer" in caplog.text
@@ -200,9 +194,7 @@ def test_a_gpu_that_does_not_answer_costs_no_other(
 @pytest.mark.parametrize(
     ("visible", "indices"), [("0", [0]), ("1", []), ("2", [2]), ("1,2", [2]), ("2,0", [2, 0]), ("0,3", [0])]
 )
-def test_a_gpu_that_does_not_answer_keeps_its_index(
-    monkeypatch: pytest.MonkeyPatch, visible: str, indices: list[int], lost_whole: bool
-) -> None:
+def test_a_gpu_that_does_not_answer_keeps_its_index(monkeypatch, visible, indices, lost_whole) -> None:
     driver = Driver(*GPUS, lost={GPUS[1].uuid})
     if not lost_whole:  # its handle and place are known
         monkeypatch.setattr(driver, "nvmlDeviceGetHandleByIndex", lambda index: GPUS[index])

@@ -152,9 +152,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("name", ["open", "fstat", "flock"])
-def test_an_error_while_locking_holds_no_lock(
-    folder: Path, held: list[HeldDevices], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_an_error_while_locking_holds_no_lock(folder, held, monkeypatch, name) -> None:
     locks = DeviceLocks(GPU_HOST, folder)
     locks.take_free().release()
     locks.close()
@@ -452,9 +450,7 @@ def test_no_user_can_change_anothers_locks(shared: Path, user: Callable[..., Use
 
 @several_users
 @pytest.mark.parametrize("trap", ["folder", "link to a folder", "link", "pipe", "unreadable"])
-def test_a_trap_is_refused_and_nothing_written_elsewhere(
-    shared: Path, user: Callable[..., User], tmp_path: Path, trap: str
-) -> None:
+def test_a_trap_is_refused_and_nothing_written_elsewhere(shared, user, tmp_path, trap) -> None:
     target, file = shared.with_name("target"), shared / "host.lock"
 
     def make_trap() -> None:

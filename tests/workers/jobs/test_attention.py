@@ -145,9 +145,7 @@ def test_passes_together_are_as_bad_as_the_worst(severities: tuple[Any, Any]) ->
 
 
 @pytest.mark.parametrize(("call", "valid"), [(5, True), (6, False)], ids=["warming up", "measured"])
-def test_compiling_while_timed_makes_a_case_invalid(
-    run, monkeypatch: pytest.MonkeyPatch, call: int, valid: bool
-) -> None:
+def test_compiling_while_timed_makes_a_case_invalid(run, monkeypatch, call, valid) -> None:
     calls = 0
 
     def compiles(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
@@ -181,9 +179,7 @@ def test_rates_follow_from_times_and_the_ceiling(run, tmp_path: Path) -> None:
             assert cell["ceiling_percent", phase]["median"] == pytest.approx(100 * rate["median"] / 0.5)
 
 
-def test_a_call_that_returns_before_its_work_is_done_is_invalid(
-    run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_call_that_returns_before_its_work_is_done_is_invalid(run, monkeypatch, tmp_path) -> None:
     """It computes where it is checked; where it is timed, it returns at once."""
     outputs: dict[float, torch.Tensor] = {}
 
@@ -348,9 +344,7 @@ class SpoiledGradients(torch.autograd.Function):
     ],
     ids=["tuple", "none", "shape", "dtype", "device", "detached", "unused", "no gradients", "shape of gradient"],
 )  # fmt: skip
-def test_what_cannot_be_the_result_is_wrong(
-    run, monkeypatch: pytest.MonkeyPatch, function: Any, dtype: str, reason: str
-) -> None:
+def test_what_cannot_be_the_result_is_wrong(run, monkeypatch, function, dtype, reason) -> None:
     install(monkeypatch, unfit=function)
     report = run(implementations=["unfit", "own"], dtypes=[dtype], device="cpu")
     cell = report.cell(implementation="unfit")
@@ -424,9 +418,7 @@ def test_what_goes_wrong_in_one_cell_costs_no_other(run, no_gpu: None) -> None:
         ({"dtypes": ["fp16"], "implementations": ["own"]}, "does not take float16 on cpu"),
     ],
 )
-def test_what_cannot_run_here_costs_no_oracle(
-    run, no_gpu: None, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], reason: str
-) -> None:
+def test_what_cannot_run_here_costs_no_oracle(run, no_gpu, monkeypatch, fields, reason) -> None:
     def make_reference(*_: Any) -> Any:
         raise AssertionError("for nothing")
 
@@ -866,9 +858,7 @@ def test_a_search_gets_the_options_of_the_problem(run, monkeypatch: pytest.Monke
         (ValueError("the tiles are a pineapple"), "failed", "ValueError: the tiles are a pineapple"),
     ],
 )
-def test_a_search_that_fails_is_the_cells_outcome(
-    run, monkeypatch: pytest.MonkeyPatch, error: Exception, outcome: str, reason: str
-) -> None:
+def test_a_search_that_fails_is_the_cells_outcome(run, monkeypatch, error, outcome, reason) -> None:
     """Times that are not of what was asked for would be worse than none."""
 
     def tune(*_inputs: Any, **_options: Any) -> str:

@@ -644,9 +644,7 @@ def test_an_environment_that_forbids_tf32_is_refused(monkeypatch: pytest.MonkeyP
         set_precision("tf32")
 
 
-def test_memory_counts_from_before_the_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_counts_from_before_the_model(monkeypatch) -> None:
     """Else an exec'd process would count torch's compiler, which optimizers import, as memory of the model."""
     events: list[str] = []
 

@@ -120,15 +120,7 @@ def test_the_stopwatch_warms_up_until_times_are_steady(run, watch: Watch) -> Non
         ({"measure_steps": 1}, set(), "1 samples are too few"),
     ],
 )
-def test_a_toy_run_is_no_ceiling(
-    run,
-    tmp_path: Path,
-    watch: Watch,
-    capsys: pytest.CaptureFixture,
-    sizes: dict[str, int],
-    kept: set[str],
-    log: str,
-) -> None:
+def test_a_toy_run_is_no_ceiling(run, tmp_path, watch, capsys, sizes, kept, log) -> None:
     ceilings, cpu = Ceilings(tmp_path / "ceilings"), torch.device("cpu")
     ceilings.record(cpu, {"fp32": 123.0}, 456.0)
     report = run(dtypes=["fp32"], **{**OWN_SIZES, **sizes})
@@ -146,15 +138,7 @@ def test_a_toy_run_is_no_ceiling(
     ("other", "steady", "failed"),
     [(10.0, True, "variation: "), (2.0, False, "steady: times still")],
 )
-def test_a_disturbed_run_is_no_ceiling(
-    run,
-    tmp_path: Path,
-    watch: Watch,
-    capsys: pytest.CaptureFixture,
-    other: float,
-    steady: bool,
-    failed: str,
-) -> None:
+def test_a_disturbed_run_is_no_ceiling(run, tmp_path, watch, capsys, other, steady, failed) -> None:
     watch.other, watch.steady = other, steady
     report = run(dtypes=["fp32"], **OWN_SIZES)
     assert report.verdict_on(operation="copy")["verdict"] == "suspect"
@@ -169,9 +153,7 @@ def test_a_disturbed_run_is_no_ceiling(
 
 
 @pytest.mark.parametrize("others", [2.0, 0.5])
-def test_beside_other_load_there_is_no_ceiling(
-    run, tmp_path: Path, watch: Watch, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, others: float
-) -> None:
+def test_beside_other_load_there_is_no_ceiling(run, tmp_path, watch, capsys, monkeypatch, others) -> None:
     """Also where the others use less than the unit, which is a note for other kinds."""
     loads = (HostLoad(number * (others + 1.0), 1.0 * number, 4.0 * number) for number in itertools.count())
     monkeypatch.setattr(validity, "read_host_load", lambda: next(loads))

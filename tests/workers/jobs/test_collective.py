@@ -66,9 +66,7 @@ FACTORS |= {"all_to_all": 0.5, "send_receive": 1.0}
 """Bus bandwidth over algorithm bandwidth, of two ranks."""
 
 
-def test_two_ranks_with_faults_in_some_cells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_ranks_with_faults_in_some_cells(tmp_path, monkeypatch, capsys) -> None:
     """In one launch, since each takes seconds."""
     monkeypatch.setattr(collective_timing, "time_cells", sabotaged_ranks.time_cells)
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0})
@@ -218,9 +216,7 @@ def failing(error: Exception, *, begun: bool) -> Script:
         (OSError("no ports"), False, InvalidEnvironment, "could not be launched: no ports"),
     ],
 )
-def test_ranks_that_end_fail_the_job(
-    tmp_path: Path, script: list[Script], error: Exception, begun: bool, failure: type[RunnerError], message: str
-) -> None:
+def test_ranks_that_end_fail_the_job(tmp_path, script, error, begun, failure, message) -> None:
     script.append(failing(error, begun=begun))
     with pytest.raises(RunnerError, match=message) as failed:
         run(Report(tmp_path), size_mb=[1, 2], operations=["broadcast"])

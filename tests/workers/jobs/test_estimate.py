@@ -200,9 +200,7 @@ def test_a_batch_hides_communication_from_the_threshold_on(run) -> None:
     ],
     ids=str,
 )
-def test_what_has_no_value_is_null_with_a_reason(
-    run, fields: dict[str, Any], unknown: tuple[str, ...], reason: str
-) -> None:
+def test_what_has_no_value_is_null_with_a_reason(run, fields, unknown, reason) -> None:
     report = run(**fields)
     without = {name for name, value in medians(report).items() if value is None}
     assert {f"{name.partition('_')[0]}_" for name in without} == set(unknown)

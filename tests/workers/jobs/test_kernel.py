@@ -67,9 +67,7 @@ HEADS = 33 * 20 * 64
     ("kernel", "forward", "backward"),
     [("weighted_sum", 33 * 20 + 20 + 33, 2 * 33 * 20 + 2 * 20 + 33), ("rope", 2 * HEADS, 2 * HEADS)],
 )
-def test_bandwidth_counts_what_has_to_be_read_and_written(
-    tmp_path: Path, kernel: str, forward: int, backward: int
-) -> None:
+def test_bandwidth_counts_what_has_to_be_read_and_written(tmp_path, kernel, forward, backward) -> None:
     cell = run(tmp_path, kernel=kernel, device="cpu").cell()
     numbers = {"forward": forward, "backward": backward}
     whole = sum(numbers.values())
@@ -202,9 +200,7 @@ def test_what_an_operation_does_not_have_is_unsupported(tmp_path: Path) -> None:
         ({"kernels": [Implementation("one", abs, {})]}, "dtypes must map types of devices"),
     ],
 )
-def test_an_installed_operation_is_checked(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
-) -> None:
+def test_an_installed_operation_is_checked(monkeypatch, changes, words) -> None:
     whole = {"name": "rms_norm", "shapes": lambda rows, columns: (), "plain": abs, **changes}
     monkeypatch.setattr("kernels.operations.rms_norm", Kernel(**whole))
     with pytest.raises(BrokenEntryPoint, match=words):

@@ -29,9 +29,7 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> None:
     ("precision", "tflops", "ok"),
     [("bf16", 989.0, True), ("bf16", 990.0, False), ("fp32", 300.0, True), ("fp32", 500.0, False)],
 )
-def test_float32_is_bound_by_the_units_it_can_be_composed_from(
-    tmp_path: Path, precision: str, tflops: float, ok: bool
-) -> None:
+def test_float32_is_bound_by_the_units_it_can_be_composed_from(tmp_path, precision, tflops, ok) -> None:
     """67 TFLOP/s is the peak of the H200's float32 units; TF32 reaches 495, three 16-bit products 330."""
     assert check_rate(tflops, precision, GPU, tmp_path).ok is ok
 

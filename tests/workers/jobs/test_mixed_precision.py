@@ -201,9 +201,7 @@ def test_an_attention_that_lacks_the_type_is_unsupported(run) -> None:
     assert report.cell()["modules_in_float32", None]["outcome"] == "unsupported"
 
 
-def test_a_table_with_too_many_rows_is_cut_and_says_so(
-    run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_with_too_many_rows_is_cut_and_says_so(run, monkeypatch, capsys) -> None:
     monkeypatch.setattr(table, "MAX_ROWS", 20)
     report = run(accumulations=[], audits=["toy"], autocasts=["none", "bf16"])
     assert len(report.table_rows("dtypes")) == 20

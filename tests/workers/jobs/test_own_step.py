@@ -215,9 +215,7 @@ def test_a_benchmark_times_the_named_phases_and_the_rest(run: Run, device: str, 
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_mfu_is_relative_to_the_precision_of_the_products(
-    run: Run, monkeypatch: pytest.MonkeyPatch, precision: str
-) -> None:
+def test_mfu_is_relative_to_the_precision_of_the_products(run, monkeypatch, precision) -> None:
     """The step computes in fp32, whatever the spec says."""
     peaks = {"fp32": 2.0, "bf16": 1000.0}
     monkeypatch.setattr("workers.model.accounting.peak_tflops", lambda _, name: (peaks.get(name, 1e9), ""))
@@ -316,9 +314,7 @@ def test_out_of_memory_is_a_result_of_every_kind(run: Run, kind: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_each_rank_of_ddp_calls_the_step_which_does_its_own_parallelism(
-    run: Run, world_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_rank_of_ddp_calls_the_step_which_does_its_own_parallelism(run, world_size, monkeypatch) -> None:
     peaks = {"fp32": 2.0, "bf16": 1000.0}
     monkeypatch.setattr("workers.model.accounting.peak_tflops", lambda _, name: (peaks.get(name, 1e9), ""))
     report = run("ddp", "make_shared_step", world_size=world_size, arguments={"batch_size": 8}, device="auto")

@@ -154,9 +154,7 @@ def test_a_length_that_no_tile_fits_is_checked(put: Any) -> None:
 @pytest.mark.parametrize(("kind", "fields"), [
     ("benchmark", FEW), ("profile", FEW), ("memory", {}), ("ddp", {"backend": "gloo", "world_size": 1, **FEW}),
 ])  # fmt: skip
-def test_a_wrong_attention_has_no_values_in_any_kind(
-    put: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, fields: dict[str, Any]
-) -> None:
+def test_a_wrong_attention_has_no_values_in_any_kind(put, tmp_path, monkeypatch, kind, fields) -> None:
     monkeypatch.setattr(torch_profiler, "has_roofline", lambda spec: False)  # its ceilings take seconds to measure
     monkeypatch.setattr(process_group, "launch", in_this_process)
     report = run(parsed(kind, attention_code=put(WRONG["not causal"][0]), **fields), tmp_path)

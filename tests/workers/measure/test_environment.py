@@ -205,9 +205,7 @@ class MigNvml(FakeNvml):
         ("12", None, None),
     ],
 )
-def test_a_mig_instance_is_found_whichever_uuid_cuda_gives(
-    uuid: str, visible: str | None, expected: str | None
-) -> None:
+def test_a_mig_instance_is_found_whichever_uuid_cuda_gives(uuid, visible, expected) -> None:
     gpu = nvml.find_gpu(uuid, visible, MigNvml)
     assert (None if gpu is None else gpu.uuid) == expected
 

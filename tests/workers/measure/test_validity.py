@@ -70,9 +70,7 @@ def test_a_gpus_variation_is_judged_more_strictly() -> None:
         (1e9, None, None, True, "not judged"),
     ],
 )
-def test_nothing_is_faster_than_the_device(
-    tflops: float, peak: float | None, ceiling: Rate | None, ok: bool, words: str
-) -> None:
+def test_nothing_is_faster_than_the_device(tflops, peak, ceiling, ok, words) -> None:
     check = check_ceiling(tflops, peak, ceiling, "cuda")
     assert (check.name, check.ok) == ("ceiling", ok)
     assert words in check.detail

@@ -86,9 +86,7 @@ def settling(share: float, time_constant_s: float) -> Callable[[float], float]:
     ("share", "time_constant_s", "window_s", "lasts_s"),
     [(0.08, 1.0, WINDOW_S, 4.0), (0.08, 5.0, 0.5, 15.0), (0.15, 3.0, 0.5, 15.0), (0.05, 0.5, WINDOW_S, 3.0)],
 )
-def test_a_device_that_settles_is_waited_out(
-    share: float, time_constant_s: float, window_s: float, lasts_s: float, direction: int, rng: random.Random
-) -> None:
+def test_a_device_that_settles_is_waited_out(share, time_constant_s, window_s, lasts_s, direction, rng) -> None:
     """By windows of this length it changes by less than a percent from one to the next long before."""
     curve = settling(direction * share, time_constant_s)
     calls = Calls(window_s=window_s)

@@ -247,9 +247,7 @@ DTYPES = [("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"), ("fp16", "fp32")
 @pytest.mark.parametrize(("batch", "context", "shape"), IN_BLOCKS)
 @pytest.mark.parametrize(("precision", "parameter_dtype"), DTYPES)
 @pytest.mark.parametrize("attention", ["eager", "tiled"])
-def test_activations_are_what_autograd_saves(
-    batch: int, context: int, shape: accounting.Shape, precision: Any, parameter_dtype: Any, attention: str
-) -> None:
+def test_activations_are_what_autograd_saves(batch, context, shape, precision, parameter_dtype, attention) -> None:
     """Within 1 %: exact with torch 2.13, and another torch may save one tensor more or less."""
     kind: Any = "eager" if attention == "eager" else "fused"
     step = StepMemory(batch, context, precision, parameter_dtype, kind, on_gpu=False)

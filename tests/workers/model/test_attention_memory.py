@@ -51,9 +51,7 @@ def measured(size: tuple[int, int, int, int], precision: str, attention: str, *,
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_bytes_are_those_of_torchs_allocations(
-    size: tuple[int, int, int, int], precision: str, causal: bool
-) -> None:
+def test_the_bytes_are_those_of_torchs_allocations(size, precision, causal) -> None:
     pytest.importorskip("torch")
     found = {name: moment.total for name, moment in call(size, precision, causal=causal).moments().items()}
     # A few numbers, and the positions of which the mask is made, are not played; nor oneDNN's copies for bf16 products.

@@ -100,13 +100,7 @@ def outcome_of(error: BaseException, folder: Path, monkeypatch: pytest.MonkeyPat
     ],
     ids=repr,
 )
-def test_a_unit_that_leaves_says_why(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    error: BaseException,
-    detail: str,
-) -> None:
+def test_a_unit_that_leaves_says_why(tmp_path, monkeypatch, capfd, error, detail) -> None:
     code, message = outcome_of(error, tmp_path, monkeypatch)
     assert code == EXIT_CODES["failed"]
     assert message["type"] == "outcome"
@@ -121,9 +115,7 @@ def test_a_unit_that_leaves_says_why(
     ("kind", "task", "imported"),
     [("benchmark", "run", True), ("benchmark", "collect", False), ("estimate", "run", False)],
 )
-def test_a_unit_imports_torch_without_the_collector(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, task: Any, imported: bool
-) -> None:
+def test_a_unit_imports_torch_without_the_collector(tmp_path, monkeypatch, kind, task, imported) -> None:
     (tmp_path / "torch.py").write_text("import gc; WAS_ENABLED = gc.isenabled()")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "torch", sys)  # whatever is there, the import below is undone

@@ -242,9 +242,7 @@ def test_kill_ends_a_descendant_in_a_session_of_its_own(run_forked: Run) -> None
 
 @starts
 @pytest.mark.parametrize("victim", ["agent's end", "keeper", "child"])
-def test_nothing_survives_and_locks_are_held_until_then(
-    run_forked: Run, tmp_path: Path, start: str, victim: str
-) -> None:
+def test_nothing_survives_and_locks_are_held_until_then(run_forked, tmp_path, start, victim) -> None:
     run = run_forked if start == "fork" else functools.partial(run_script, tmp_path, start)
     printed = run(
         f"""
@@ -492,9 +490,7 @@ def variables_of_a_unit(folder: Path, run: Run, body: str = "", wrap: str = "()"
 
 
 @pytest.mark.parametrize(("start", "wrap"), [("fork", "()"), ("exec", "()"), ("exec", "[*WRAPPER, '--']")])
-def test_a_unit_has_every_variable_but_the_services_settings(
-    run_forked: Run, tmp_path: Path, start: str, wrap: str
-) -> None:
+def test_a_unit_has_every_variable_but_the_services_settings(run_forked, tmp_path, start, wrap) -> None:
     run = run_forked if start == "fork" else functools.partial(run_script, tmp_path, start)
     variables = variables_of_a_unit(tmp_path, run, wrap=wrap)
     assert {"NCCL_DEBUG=WARN", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES="} <= variables
@@ -559,9 +555,7 @@ def ends_with_a_stopped_keeper(
         ("exec", "keeper", "GivenBack", "GivenBack"),
     ],
 )
-def test_a_stopped_keeper_keeps_nothing_alive(
-    tmp_path: Path, start: str, stopped: str, reason: str | None, outcome: str
-) -> None:
+def test_a_stopped_keeper_keeps_nothing_alive(tmp_path, start, stopped, reason, outcome) -> None:
     assert ends_with_a_stopped_keeper(tmp_path, start, stopped, reason=reason) == [[outcome], [False] * 3]
 
 

@@ -123,9 +123,7 @@ def test_a_pid_that_another_process_has_now_tells_of_no_life(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("error", "ended"), [(errno.EMFILE, False), (errno.ENOENT, True), (errno.ESRCH, True)], ids=errno.errorcode.get
 )
-def test_an_agent_that_cannot_be_looked_at_is_not_dead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, ended: bool
-) -> None:
+def test_an_agent_that_cannot_be_looked_at_is_not_dead(tmp_path, monkeypatch, error, ended) -> None:
     """The agent lives; its status cannot be read, or is gone."""
     mark, read_text = mark_of(tmp_path), Path.read_text
 

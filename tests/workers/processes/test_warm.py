@@ -13,9 +13,7 @@ from workers.processes.keeper import Request
 from workers.processes.launch import Launcher
 
 
-def test_a_fork_that_fails_is_only_its_own_unit_s_end(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fork_that_fails_is_only_its_own_unit_s_end(monkeypatch, capsys) -> None:
     def fork() -> int:
         raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
@@ -43,9 +41,7 @@ def test_no_launcher_ends_children_of_pytest_itself() -> None:
         warm.kill_all()
 
 
-def test_the_agent_hears_that_the_host_has_no_processes_left(
-    childless: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_agent_hears_that_the_host_has_no_processes_left(childless, tmp_path, monkeypatch) -> None:
     launcher = Launcher()
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(launcher, "_warm_socket", lambda: ours)

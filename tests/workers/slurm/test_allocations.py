@@ -123,9 +123,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 @pytest.mark.parametrize(
     ("state", "words"), [*((state, WORDS) for state in sorted(FINAL)), (None, WORDS), ("FAILED", ""), (None, "")]
 )
-def test_whatever_ended_it_the_job_is_submitted_again_and_no_attempt_counts(
-    site: Site, state: str | None, words: str
-) -> None:
+def test_whatever_ended_it_the_job_is_submitted_again_and_no_attempt_counts(site, state, words) -> None:
     for number in range(1, TRIES):
         site.end(state, words)
         assert (site.job["state"], site.job["attempt"], site.allocation.ended) == ("queued", 1, False)

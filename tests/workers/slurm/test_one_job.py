@@ -54,15 +54,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneJobAge
         (GPU_JOB, (), (), True, True, "sees 0"),
     ],
 )
-def test_a_node_without_the_jobs_devices_takes_nothing_over(
-    agent: OneJobAgent,
-    job: HandOver,
-    gpus: tuple[Gpu, ...],
-    held_gpus: tuple[Gpu, ...],
-    alone: bool,
-    locked: bool,
-    words: str | None,
-) -> None:
+def test_a_node_without_the_jobs_devices_takes_nothing_over(agent, job, gpus, held_gpus, alone, locked, words) -> None:
     agent._handed, agent._host = job, Host(gpus=gpus, cpu_count=2, memory_mib=1)
     held = HeldDevices(held_gpus, alone, [99] if locked else [])
     if words is None:

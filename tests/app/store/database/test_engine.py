@@ -48,9 +48,7 @@ def test_connections_are_set_up_as_the_measurements_asked(database: Database) ->
     assert tuple(map(int, version.split("."))) >= sqlite.SAFE_VERSION
 
 
-def test_a_missing_wheel_is_warned_of_loudly_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_wheel_is_warned_of_loudly_once(monkeypatch, caplog) -> None:
     monkeypatch.setitem(sys.modules, "pysqlite3", None)
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 40, 1))
     sqlite.driver.cache_clear()
@@ -172,9 +170,7 @@ def test_a_checkpoint_truncates_the_log(database: Database, settings: Settings) 
     assert wal.stat().st_size == 0
 
 
-def test_a_long_log_is_truncated_by_the_write_that_finds_it(
-    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_log_is_truncated_by_the_write_that_finds_it(database, settings, monkeypatch) -> None:
     monkeypatch.setattr(sqlite, "WAL_LIMIT_BYTES", 50_000)
     wal = settings.data_dir / "flopwatch.sqlite3-wal"
     sizes = []
@@ -186,9 +182,7 @@ def test_a_long_log_is_truncated_by_the_write_that_finds_it(
     assert 0 in sizes
 
 
-def test_a_reader_in_the_way_of_a_truncation_delays_no_write(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_in_the_way_of_a_truncation_delays_no_write(settings, monkeypatch) -> None:
     monkeypatch.setattr(sqlite, "WAL_LIMIT_BYTES", 50_000)
     with closing(open_database(settings.model_copy(update={"busy_timeout_s": 60.0}))) as database:
         with database.read() as reader:
@@ -201,9 +195,7 @@ def test_a_reader_in_the_way_of_a_truncation_delays_no_write(
         assert count(database) == 40
 
 
-def test_an_error_of_the_truncation_is_none_of_the_write(
-    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_of_the_truncation_is_none_of_the_write(database, monkeypatch, caplog) -> None:
     def full(_backend: sqlite.SQLite, wait_s: float | None = None) -> None:
         raise sqlite.driver().OperationalError("database or disk is full")
 
@@ -335,9 +327,7 @@ class TestFileSystems:
         assert file_systems.file_system_type(tmp_path, tmp_path / "none") is None
 
     @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "lustre", "gpfs", "beegfs", "fuse.sshfs"])
-    def test_a_database_on_a_network_file_system_is_refused(
-        self, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_database_on_a_network_file_system_is_refused(self, tmp_path, kind, monkeypatch) -> None:
         table = tmp_path / "mounts"
         table.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n")
         monkeypatch.setattr(file_systems.refuse_network_file_system, "__defaults__", (table,))

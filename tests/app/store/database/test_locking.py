@@ -181,9 +181,7 @@ def test_a_waiter_gets_the_lock_as_soon_as_it_is_free(path: Path, holder: Holder
 
 
 @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "a thread for each wait"])
-def test_a_host_without_threads_keeps_no_writer_from_its_turn(
-    path: Path, holder: Holder, monkeypatch: pytest.MonkeyPatch, sabotage: bool
-) -> None:
+def test_a_host_without_threads_keeps_no_writer_from_its_turn(path, holder, monkeypatch, sabotage) -> None:
     """The helper is there already when somebody else holds the lock and the host has no thread left."""
     lock = WriteLock(path)
     lock.prepare()

@@ -101,9 +101,7 @@ def test_a_current_database_is_opened_without_alembic(settings: Settings) -> Non
         ("0018", CannotRunHere, r"revision 0018\): check out commit 01e30bb.*or begin with an empty data folder"),
     ],
 )
-def test_a_database_of_another_revision_is_refused(
-    settings: Settings, revision: str, error: type[Exception], message: str
-) -> None:
+def test_a_database_of_another_revision_is_refused(settings, revision, error, message) -> None:
     set_revision(settings, revision)
     file = settings.data_dir / "flopwatch.sqlite3"
     before = file.read_bytes()

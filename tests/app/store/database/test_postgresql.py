@@ -8,7 +8,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
@@ -139,9 +139,7 @@ class TestTransactions:
     @pytest.mark.parametrize(
         ("rows", "is_ended"), [(1, True), (3, True), (1, False)], ids=["one row", "many rows", "without the limit"]
     )
-    def test_a_stopped_writer_does_not_keep_the_others(
-        self, database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch, rows: int, is_ended: bool
-    ) -> None:
+    def test_a_stopped_writer_does_not_keep_the_others(self, database, settings, monkeypatch, rows, is_ended) -> None:
         monkeypatch.setattr(postgresql, "WRITER_IDLE_S", 1 if is_ended else 60)
         with contextlib.closing(Database(settings.resolved_database_url, busy_timeout_s=3)) as patient:
             ends = pytest.raises(DatabaseBusy) if is_ended else contextlib.nullcontext()
@@ -182,9 +180,7 @@ class TestUpkeep:
 
 
 class TestWatch:
-    def test_commits_are_seen_by_few_looks(
-        self, database: Database, other: Database, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_commits_are_seen_by_few_looks(self, database, other, monkeypatch) -> None:
         looks = []
         look = postgresql.Snapshots.value
         monkeypatch.setattr(postgresql.Snapshots, "value", lambda counter: looks.append(1) or look(counter))
@@ -196,9 +192,7 @@ class TestWatch:
             pass
         assert len(looks) <= 2 + (time.monotonic() - started) / postgresql.LOOK_S, "most calls ask nobody"
 
-    def test_a_commit_is_noticed_when_others_can_see_it(
-        self, database: Database, postgres: Server, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_commit_is_noticed_when_others_can_see_it(self, database, postgres, monkeypatch) -> None:
         """Its place in the log moves before: here a standby's answer is missing. The control looks at the log."""
         monkeypatch.setattr(postgresql.Snapshots, "period_s", 0.0)
         watch, name = database.watch(), str(database.backend.engine.url.database)
@@ -245,9 +239,7 @@ class TestWatch:
 
 
 class TestValues:
-    def test_what_it_would_refuse_is_stored(
-        self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., Any]
-    ) -> None:
+    def test_what_it_would_refuse_is_stored(self, shop, queue, reading, record) -> None:
         claim = shop.running_job(name="n\0ul", labels={"a": "\ud800"})
         queue.report(claim, [NewEvent("log", {"text": "a\0b\udfffc\\u0000"}), NewEvent("log", {"nan": math.nan})])
         measured = [record(mean=math.nan, case={"c": "\0"}), record("other_ms", median=math.inf)]
@@ -284,9 +276,7 @@ class TestNoServer:
         postgres.execute(f"{ends} '{database.backend.engine.url.database}'")
         assert names(database) == ["one"]
 
-    def test_a_connection_that_is_cut_after_the_answer_is_closed_quietly(
-        self, database: Database, postgres: Server
-    ) -> None:
+    def test_a_connection_that_is_cut_after_the_answer_is_closed_quietly(self, database, postgres) -> None:
         for number in range(CONNECTIONS + 5):  # none stays taken
             with database.read() as connection:
                 pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
@@ -334,9 +324,7 @@ class TestLostCommits:
 
     @pytest.mark.parametrize("when", ["before", "after"])
     @pytest.mark.parametrize("state", ["succeeded", "failed"])
-    def test_an_end_is_recorded_once(
-        self, when: str, state: Any, shop: Any, far_queue: Queue, proxy: Proxy, reading: Reading, results: Finish
-    ) -> None:
+    def test_an_end_is_recorded_once(self, when, state, shop, far_queue, proxy, reading, results) -> None:
         claim = shop.running_job()
         ending = replace(results, state=state, error=None if state == "succeeded" else {"code": "crashed"})
         proxy.when = when

@@ -23,7 +23,6 @@ from app.store.files.artifacts import ArtifactFiles
 from app.store.files.owner import NOTE
 from app.store.keeping.deleting import delete_job
 from app.store.queue.transitions import Queue
-from app.store.reading.queries import Reading
 from app.store.records import Finish, StoredArtifact
 
 
@@ -121,9 +120,7 @@ def steps_in_order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return order
 
 
-def test_everything_is_synced_before_it_has_its_name(
-    files: ArtifactFiles, trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_is_synced_before_it_has_its_name(files, trace, monkeypatch) -> None:
     order = steps_in_order(monkeypatch)
     files.put(trace)
     assert order == ["file", "folder", "link", "folder"]
@@ -132,9 +129,7 @@ def test_everything_is_synced_before_it_has_its_name(
 class TestTake:
     """The file itself becomes the content, where that is possible."""
 
-    def test_the_file_is_the_content_and_is_gone_from_its_place(
-        self, files: ArtifactFiles, folder: Path, trace: Path
-    ) -> None:
+    def test_the_file_is_the_content_and_is_gone_from_its_place(self, files, folder, trace) -> None:
         inode = trace.stat().st_ino
         assert files.take(trace) == (SHA256, 5)
         assert not trace.exists()
@@ -150,9 +145,7 @@ class TestTake:
             assert files.open_path(sha256).read_bytes() == content
 
     @pytest.mark.parametrize("mode", [0o600, 0o400, 0o4777])
-    def test_nobody_else_may_read_it(
-        self, files: ArtifactFiles, folder: Path, trace: Path, tmp_path: Path, mode: int
-    ) -> None:
+    def test_nobody_else_may_read_it(self, files, folder, trace, tmp_path, mode) -> None:
         former = os.umask(0)
         try:
             other = tmp_path / "other"
@@ -177,9 +170,7 @@ class TestTake:
         assert len(stored(folder)) == 1
 
     @pytest.mark.parametrize("why", ["another name", "another disk", "no links"])
-    def test_a_file_that_cannot_be_linked_is_copied(
-        self, files: ArtifactFiles, folder: Path, trace: Path, why: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_file_that_cannot_be_linked_is_copied(self, files, folder, trace, why, monkeypatch) -> None:
         other = trace.with_name("other")
         if why == "another name":
             other.hardlink_to(trace)
@@ -201,16 +192,12 @@ class TestTake:
         assert files.open_path(SHA256).stat().st_ino != inode
         assert stored(folder) == [files.open_path(SHA256)]
 
-    def test_everything_is_synced_before_it_has_its_name(
-        self, files: ArtifactFiles, trace: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_everything_is_synced_before_it_has_its_name(self, files, trace, monkeypatch) -> None:
         order = steps_in_order(monkeypatch)
         files.take(trace)
         assert order == ["file", "folder", "link", "folder"]
 
-    def test_what_is_held_stays_until_it_is_released(
-        self, files: ArtifactFiles, folder: Path, trace: Path, database: Database
-    ) -> None:
+    def test_what_is_held_stays_until_it_is_released(self, files, folder, trace, database) -> None:
         files.take(trace)
         assert ArtifactFiles(folder).remove([SHA256], database) == []
         files.release([SHA256])
@@ -229,9 +216,7 @@ def stopping_after(size: int) -> Callable[[int], None]:
 class TestCheck:
     """A caller can stop a file of any size before it is read, and at each chunk."""
 
-    def test_a_huge_file_is_refused_unread(
-        self, files: ArtifactFiles, folder: Path, trace: Path, store: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_huge_file_is_refused_unread(self, files, folder, trace, store, monkeypatch) -> None:
         os.truncate(trace, 100 << 30)  # sparse
         monkeypatch.setattr(artifacts, "_digest", None)
         with pytest.raises(InterruptedError, match=f"{100 << 30} bytes"):
@@ -239,9 +224,7 @@ class TestCheck:
         assert trace.exists()
         assert stored(folder) == []
 
-    def test_one_that_grows_is_left_at_a_chunk(
-        self, files: ArtifactFiles, folder: Path, trace: Path, store: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_one_that_grows_is_left_at_a_chunk(self, files, folder, trace, store, monkeypatch) -> None:
         monkeypatch.setattr(artifacts, "CHUNK_BYTES", 1)
         sizes = []
 
@@ -258,9 +241,7 @@ class TestCheck:
         assert stored(folder) == []
 
     @pytest.mark.parametrize("kind", ["link", "pipe"])
-    def test_what_is_no_file_is_refused(
-        self, files: ArtifactFiles, folder: Path, trace: Path, store: Any, kind: str
-    ) -> None:
+    def test_what_is_no_file_is_refused(self, files, folder, trace, store, kind) -> None:
         other = trace.with_name("other")
         if kind == "link":
             other.symlink_to(trace)
@@ -284,9 +265,7 @@ def test_many_held_files_take_one_descriptor(files: ArtifactFiles, tmp_path: Pat
 
 
 class TestRemove:
-    def test_a_deleted_jobs_files_go(
-        self, files: ArtifactFiles, folder: Path, trace: Path, queue: Queue, shop: Any, database: Database
-    ) -> None:
+    def test_a_deleted_jobs_files_go(self, files, folder, trace, queue, shop, database) -> None:
         files.put(trace)
         job_id = finish_with(queue, shop, SHA256)
         files.release([SHA256])
@@ -295,9 +274,7 @@ class TestRemove:
         assert stored(folder) == []
         assert files.remove([SHA256], database) == []
 
-    def test_held_files_stay_until_each_hold_ends(
-        self, files: ArtifactFiles, folder: Path, trace: Path, database: Database
-    ) -> None:
+    def test_held_files_stay_until_each_hold_ends(self, files, folder, trace, database) -> None:
         files.put(trace)
         files.put(trace)
         for _ in range(2):
@@ -305,9 +282,7 @@ class TestRemove:
             files.release([SHA256])
         assert ArtifactFiles(folder).remove([SHA256], database) == [SHA256]
 
-    def test_a_process_that_ends_releases_what_it_held(
-        self, files: ArtifactFiles, folder: Path, trace: Path, database: Database
-    ) -> None:
+    def test_a_process_that_ends_releases_what_it_held(self, files, folder, trace, database) -> None:
         program = (
             "import sys; from pathlib import Path; from app.store.files.artifacts import ArtifactFiles\n"
             "ArtifactFiles(Path(sys.argv[1])).put(Path(sys.argv[2])); print('put', flush=True); sys.stdin.read()"
@@ -351,21 +326,11 @@ class TestRemove:
             remover.join()
         return not missing
 
-    def test_removal_never_races_with_a_put_of_the_same_content(
-        self, files: ArtifactFiles, trace: Path, queue: Queue, shop: Any, database: Database
-    ) -> None:
+    def test_removal_never_races_with_a_put_of_the_same_content(self, files, trace, queue, shop, database) -> None:
         assert self.removals_take_nothing_that_is_used(files, trace, queue, shop, database)
 
     @pytest.mark.long
-    def test_without_holds_it_would(
-        self,
-        files: ArtifactFiles,
-        trace: Path,
-        queue: Queue,
-        shop: Any,
-        database: Database,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+    def test_without_holds_it_would(self, files, trace, queue, shop, database, monkeypatch) -> None:
         monkeypatch.setattr(byte_locks, "try_exclusive", lambda *_: True)
         assert not self.removals_take_nothing_that_is_used(files, trace, queue, shop, database)
 
@@ -374,9 +339,7 @@ class TestOrphans:
     def age(self, path: Path, seconds: float) -> None:
         os.utime(path, (time.time() - seconds,) * 2)
 
-    def test_old_orphans_are_swept_and_nothing_else(
-        self, files: ArtifactFiles, folder: Path, tmp_path: Path, queue: Queue, shop: Any, database: Database
-    ) -> None:
+    def test_old_orphans_are_swept_and_nothing_else(self, files, folder, tmp_path, queue, shop, database) -> None:
         contents = {}
         for name in ("referred", "held", "young", "orphan"):
             path = tmp_path / name
@@ -398,9 +361,7 @@ class TestOrphans:
     def test_there_may_be_nothing_at_all(self, files: ArtifactFiles, database: Database) -> None:
         assert files.remove_unreferenced(database, older_than_s=0) == []
 
-    def test_many_orphans_are_swept_in_batches(
-        self, files: ArtifactFiles, tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_many_orphans_are_swept_in_batches(self, files, tmp_path, database, monkeypatch) -> None:
         monkeypatch.setattr(store, "BATCH", 3)
         path, contents = tmp_path / "file", []
         for number in range(8):
@@ -410,9 +371,7 @@ class TestOrphans:
         assert sorted(files.remove_unreferenced(database, older_than_s=-60)) == sorted(contents)
 
 
-def test_a_stale_workers_artifact_counts_for_nothing(
-    files: ArtifactFiles, trace: Path, folder: Path, queue: Queue, shop: Any, database: Database, results: Finish
-) -> None:
+def test_a_stale_workers_artifact_counts_for_nothing(files, trace, folder, queue, shop, database, results) -> None:
     stale = shop.running_job()
     sha256, size = files.put(trace)
     queue.recover(queue.running()[0])
@@ -423,9 +382,7 @@ def test_a_stale_workers_artifact_counts_for_nothing(
     assert stored(folder) == []
 
 
-def test_files_of_the_next_attempt_replace_the_former(
-    queue: Queue, reading: Reading, shop: Any, database: Database, files: ArtifactFiles, folder: Path, tmp_path: Path
-) -> None:
+def test_files_of_the_next_attempt_replace_the_former(queue, reading, shop, database, files, folder, tmp_path) -> None:
     """They have the same names. The former ones stay, as results of all attempts do, until the job is deleted."""
     sha256s = []
     for content in ("first", "second"):

@@ -78,9 +78,7 @@ def all_of(content: Any, start: int = 0, stop: int | None = None) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 5, LARGE])
-def test_a_file_is_stored_and_read_again(
-    files: ObjectFiles, bucket: Bucket, database: Database, queue: Queue, shop: Any, tmp_path: Path, size: int
-) -> None:
+def test_a_file_is_stored_and_read_again(files, bucket, database, queue, shop, tmp_path, size) -> None:
     content, path, claim = os.urandom(size), tmp_path / "file", shop.running_job()
     path.write_bytes(content)
     sha256, stored = files.take(path, claim=claim)
@@ -101,9 +99,7 @@ def test_a_content_that_is_not_there(files: ObjectFiles) -> None:
 
 
 @ON_SQLITE
-def test_one_that_is_stopped_leaves_the_file_and_no_content(
-    files: ObjectFiles, bucket: Bucket, tmp_path: Path, shop: Any, database: Database
-) -> None:
+def test_one_that_is_stopped_leaves_the_file_and_no_content(files, bucket, tmp_path, shop, database) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(LARGE))
 
@@ -123,9 +119,7 @@ def test_one_that_is_stopped_leaves_the_file_and_no_content(
 
 @ON_SQLITE
 @pytest.mark.parametrize("what", ["another content", "another size", "nothing"])
-def test_what_the_store_has_changed_is_an_error(
-    files: ObjectFiles, bucket: Bucket, trace: Path, shop: Any, queue: Queue, what: str
-) -> None:
+def test_what_the_store_has_changed_is_an_error(files, bucket, trace, shop, queue, what) -> None:
     claim = shop.running_job()
     sha256, size = files.take(trace, claim=claim)
     finish(queue, claim, (sha256, size))
@@ -157,9 +151,7 @@ class TestLostAnswers:
                 assert trace.exists()
 
     @pytest.mark.parametrize("lost", [1, 4])
-    def test_a_lost_answer_costs_nothing(
-        self, files: ObjectFiles, bucket: Bucket, trace: Path, shop: Any, queue: Queue, database: Database, lost: int
-    ) -> None:
+    def test_a_lost_answer_costs_nothing(self, files, bucket, trace, shop, queue, database, lost) -> None:
         claim = shop.running_job()
         finish(queue, claim, self.store(files, bucket, trace, claim, lost))
         assert len(bucket.names()) == (1 if lost == 1 else 2), "the repetition of the whole has a name of its own"
@@ -168,9 +160,7 @@ class TestLostAnswers:
         assert names(bucket) == {name}
         assert files.read(str(sha256)) == b"trace"
 
-    def test_control_of_the_row_before_the_upload(
-        self, files: ObjectFiles, bucket: Bucket, trace: Path, shop: Any, queue: Queue, database: Database
-    ) -> None:
+    def test_control_of_the_row_before_the_upload(self, files, bucket, trace, shop, queue, database) -> None:
         claim = shop.running_job()
         finish(queue, claim, self.store(files, bucket, trace, claim, 4))
         unknown = next(name for name, sha256 in rows(database).items() if sha256 is None)
@@ -182,9 +172,7 @@ class TestLostAnswers:
 
 
 class TestCutNetwork:
-    def test_an_upload_that_breaks_off_is_repeated(
-        self, files: ObjectFiles, bucket: Bucket, tmp_path: Path, shop: Any, queue: Queue, database: Database
-    ) -> None:
+    def test_an_upload_that_breaks_off_is_repeated(self, files, bucket, tmp_path, shop, queue, database) -> None:
         content, path, claim = os.urandom(LARGE), tmp_path / "file", shop.running_job()
         path.write_bytes(content)
         bucket.network.cut_after = 5.5 * (1 << 20)
@@ -199,17 +187,7 @@ class TestCutNetwork:
         assert files.read(stored[0]) == content
 
     @pytest.mark.parametrize("by", ["the next removal", "the server's upkeep"])
-    def test_a_removal_is_completed_later(
-        self,
-        files: ObjectFiles,
-        bucket: Bucket,
-        trace: Path,
-        shop: Any,
-        queue: Queue,
-        database: Database,
-        clock: Clock,
-        by: str,
-    ) -> None:
+    def test_a_removal_is_completed_later(self, files, bucket, trace, shop, queue, database, clock, by) -> None:
         claim = shop.running_job()
         stored = files.take(trace, claim=claim)
         finish(queue, claim, stored)
@@ -276,30 +254,18 @@ class TestRemoval:
         return sha256
 
     @pytest.mark.parametrize("late", [False, True])
-    def test_an_upload_meets_a_removal(
-        self, files: ObjectFiles, bucket: Bucket, trace: Path, queue: Queue, shop: Any, database: Database, late: bool
-    ) -> None:
+    def test_an_upload_meets_a_removal(self, files, bucket, trace, queue, shop, database, late) -> None:
         sha256 = self.race(files, trace, queue, shop, database, late=late)
         assert files.read(sha256) == b"trace"
         assert rows(database) == dict.fromkeys(names(bucket), sha256)
 
-    def test_control_of_the_names(
-        self,
-        files: ObjectFiles,
-        trace: Path,
-        queue: Queue,
-        shop: Any,
-        database: Database,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+    def test_control_of_the_names(self, files, trace, queue, shop, database, monkeypatch) -> None:
         monkeypatch.setattr(objects.secrets, "token_hex", lambda _: "the same for this content")
         sha256 = self.race(files, trace, queue, shop, database, late=True)
         with pytest.raises(NotFound):
             files.read(sha256)
 
-    def test_a_removed_file_that_comes_back_goes_again(
-        self, files: ObjectFiles, bucket: Bucket, trace: Path, database: Database, clock: Clock
-    ) -> None:
+    def test_a_removed_file_that_comes_back_goes_again(self, files, bucket, trace, database, clock) -> None:
         files.remove_unreferenced(database, 0)
         files.put_bytes(b"trace")
         [name] = bucket.names()
@@ -315,9 +281,7 @@ class TestRemoval:
         files.remove_unreferenced(database, -60)
         assert bucket.names() == set()
 
-    def test_a_running_attempt_holds_what_it_has_stored(
-        self, files: ObjectFiles, bucket: Bucket, trace: Path, queue: Queue, shop: Any, database: Database
-    ) -> None:
+    def test_a_running_attempt_holds_what_it_has_stored(self, files, bucket, trace, queue, shop, database) -> None:
         claim = shop.running_job()
         sha256, _ = files.take(trace, claim=claim)
         other = ObjectFiles(bucket.url, database)
@@ -328,16 +292,7 @@ class TestRemoval:
         with pytest.raises(LeaseLost):
             finish(queue, claim, (sha256, 5))
 
-    def test_many_go_in_batches(
-        self,
-        files: ObjectFiles,
-        bucket: Bucket,
-        trace: Path,
-        queue: Queue,
-        shop: Any,
-        database: Database,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+    def test_many_go_in_batches(self, files, bucket, trace, queue, shop, database, monkeypatch) -> None:
         monkeypatch.setattr(objects, "BATCH", 3)
         kept, lost = shop.running_job(), shop.running_job()
         stored = []
@@ -351,9 +306,7 @@ class TestRemoval:
 
 
 class TestLease:
-    def test_who_has_lost_it_uploads_nothing(
-        self, files: ObjectFiles, bucket: Bucket, trace: Path, queue: Queue, shop: Any, database: Database
-    ) -> None:
+    def test_who_has_lost_it_uploads_nothing(self, files, bucket, trace, queue, shop, database) -> None:
         claim = shop.running_job()
         queue.recover(queue.running()[0])
         with pytest.raises(LeaseLost):
@@ -389,9 +342,7 @@ class TestUploadedCode:
         uploads.put(b"code")
         assert uploads.read(file["sha256"]) == b"code"
 
-    def test_a_young_one_without_a_row_of_its_own_stays_a_while(
-        self, files: ObjectFiles, bucket: Bucket, database: Database
-    ) -> None:
+    def test_a_young_one_without_a_row_of_its_own_stays_a_while(self, files, bucket, database) -> None:
         sha256, _ = files.put_bytes(b"code")
         assert files.remove_unreferenced(database, 3600) == []
         assert files.remove_unreferenced(database, -60) == [sha256]
@@ -416,9 +367,7 @@ def another(tmp_path: Path) -> Iterator[Database]:
     opened.close()
 
 
-def test_two_databases_with_one_url_leave_each_others_files_alone(
-    files: ObjectFiles, bucket: Bucket, database: Database, another: Database
-) -> None:
+def test_two_databases_with_one_url_leave_each_others_files_alone(files, bucket, database, another) -> None:
     sha256, _ = files.put_bytes(b"code")
     others = ObjectFiles(bucket.url, another)
     others.remove_unreferenced(another, -60)
@@ -437,9 +386,7 @@ def test_two_databases_with_one_url_leave_each_others_files_alone(
         files.read(sha256)
 
 
-def test_a_folders_files_are_copied(
-    files: ObjectFiles, bucket: Bucket, trace: Path, queue: Queue, shop: Any, database: Database, tmp_path: Path
-) -> None:
+def test_a_folders_files_are_copied(files, bucket, trace, queue, shop, database, tmp_path) -> None:
     folder, stored = ArtifactFiles(tmp_path / "artifacts"), []
     for content in (b"whole", b"damaged", b"gone", b"unreadable", b"nobody's"):
         trace.write_bytes(content)

@@ -6,7 +6,7 @@ import errno
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from datetime import timedelta
@@ -98,14 +98,7 @@ def deletion(files: Any, database: Database, job: int) -> None:
 
 @pytest.mark.parametrize("whole", [False, True], ids=["restored backup", "cloned folder"])
 @pytest.mark.parametrize("remove", [upkeep, retention, deletion])
-def test_a_copy_of_the_database_removes_no_file(
-    world: World,
-    tmp_path: Path,
-    remove: Callable[[Any, Database, int], None],
-    whole: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_copy_of_the_database_removes_no_file(world, tmp_path, remove, whole, monkeypatch, caplog) -> None:
     job, before = world.store(b"known to both")
     copy = world.copied_to(tmp_path / "copy", whole=whole)
     _, later = world.store(b"known to the living one")
@@ -194,9 +187,7 @@ def test_a_cloned_folder_whose_files_are_linked_removes_none(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("where", ["read", "write"])
-def test_a_note_that_the_disk_refuses_stops_removals_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
-) -> None:
+def test_a_note_that_the_disk_refuses_stops_removals_only(tmp_path, monkeypatch, caplog, where) -> None:
     world = World(tmp_path, None)
     _, sha256 = world.store(b"its own")
     forget_note(world)
@@ -220,9 +211,7 @@ def full(*_: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_files_without_an_owner_stay_where_some_are_unknown(
-    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_files_without_an_owner_stay_where_some_are_unknown(world, tmp_path, caplog) -> None:
     """As after an upgrade, or with a database from before the files."""
     _, sha256 = world.store(b"its own")
     caplog.set_level(logging.WARNING)
@@ -249,9 +238,7 @@ def test_a_damaged_note_is_no_owner(world: World) -> None:
     assert world.files.read(sha256) == b"its own"
 
 
-def test_a_database_that_moved_to_a_server_leaves_its_files_alone(
-    tmp_path: Path, postgres: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_that_moved_to_a_server_leaves_its_files_alone(tmp_path, postgres, monkeypatch) -> None:
     """The mark of the move refuses it (tests/app/cli/test_move.py); so does the note, where a process has missed it."""
     world = World(tmp_path, None)
     with postgres.database() as url, closing(world.database):
@@ -276,9 +263,7 @@ def forget_note(world: World) -> None:
 
 
 @pytest.mark.parametrize("first", ["folder", "objects"])
-def test_a_database_has_its_files_in_one_store(
-    tmp_path: Path, first: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_has_its_files_in_one_store(tmp_path, first, request, monkeypatch) -> None:
     """A server with another folder would find no file of the jobs, and keep its own where no other looks."""
     url = f"sqlite:///{tmp_path / 'one.sqlite3'}"
     places: dict[str, Any] = {"folder": {}, "objects": {"artifacts_url": request.getfixturevalue("bucket").url}}

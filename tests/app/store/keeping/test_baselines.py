@@ -74,9 +74,7 @@ def test_a_job_replaces_the_cases_that_it_has(baselines: Baselines, done: Callab
     assert (first["kind"], first["case"]) == ("benchmark", "tiny, context_length=128")
 
 
-def test_cases_that_differ_in_a_field_have_names_of_their_own(
-    baselines: Baselines, shop: Shop, record: Callable[..., Any]
-) -> None:
+def test_cases_that_differ_in_a_field_have_names_of_their_own(baselines, shop, record) -> None:
     claim = shop.running_job()
     plain = {"model": "tiny", "context_length": 128, "compile": False, "batch_size": 4}
     measured = [record(case={**plain, "compile": value}, case_key=str(value)) for value in (False, True)]
@@ -106,9 +104,7 @@ def test_succeeded_jobs_of_a_sweep_are_samples(baselines: Baselines, shop: Shop,
     assert cases(baselines) == {("a", "1x test CPU"): ids[:2]}
 
 
-def test_what_has_no_complete_results_is_refused(
-    baselines: Baselines, done: Callable[..., int], shop: Shop, queue: Queue
-) -> None:
+def test_what_has_no_complete_results_is_refused(baselines, done, shop, queue) -> None:
     for ids, words in (
         ({"job": done("a", state="failed")}, "failed .timeout., so its results may be incomplete"),
         ({"job": done("a", state="cancelled")}, "is cancelled"),
@@ -191,9 +187,7 @@ def test_a_comparison_is_refused(baselines: Baselines, queue: Queue, shop: Shop,
     assert [error.pointer for error in raised.value.errors] == ["/job"]
 
 
-def test_a_job_in_a_baseline_cannot_be_deleted(
-    baselines: Baselines, done: Callable[..., int], queue: Queue, database: Database, tmp_path: Any
-) -> None:
+def test_a_job_in_a_baseline_cannot_be_deleted(baselines, done, queue, database, tmp_path) -> None:
     kept, other = done("a", labels={"of": "test"}), done("b", labels={"of": "test"})
     for name, user in (("main", None), ("release", "bob")):
         baselines.put(name, job=kept, set_by=user)
@@ -230,9 +224,7 @@ def test_pruning_spares_it(baselines: Baselines, done: Callable[..., int], datab
     assert other != kept
 
 
-def test_a_job_that_is_being_deleted_gets_into_none(
-    baselines: Baselines, done: Callable[..., int], database: Database
-) -> None:
+def test_a_job_that_is_being_deleted_gets_into_none(baselines, done, database) -> None:
     job = done("a")
     with database.write() as connection:  # the first slice of a deletion
         connection.execute(delete(tables.attempt).where(tables.attempt.c.job_id == job))
@@ -240,9 +232,7 @@ def test_a_job_that_is_being_deleted_gets_into_none(
         baselines.put("main", job=job)
 
 
-def test_a_job_whose_deletion_began_just_now_gets_into_none(
-    baselines: Baselines, done: Callable[..., int], database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_whose_deletion_began_just_now_gets_into_none(baselines, done, database, monkeypatch) -> None:
     job, write = done("a"), database.write
 
     def deleted_meanwhile() -> Any:

@@ -99,9 +99,7 @@ class TestWorkers:
         assert prune(in_days=31) == replace(NOTHING, workers=2)
         assert {worker["id"] for worker in reading.workers()} == {"alive", "ending"}
 
-    def test_the_newest_of_very_many_stay(
-        self, shop: Any, reading: Reading, prune: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_newest_of_very_many_stay(self, shop, reading, prune, monkeypatch) -> None:
         monkeypatch.setattr(pruning, "KEPT_WORKERS", 2)
         for number in range(5):
             shop.register(f"worker-{number}")
@@ -127,9 +125,7 @@ class TestWorkers:
 
 
 class TestEvents:
-    def test_progress_and_output_go_and_the_log_stays(
-        self, shop: Any, queue: Queue, reading: Reading, prune: Any
-    ) -> None:
+    def test_progress_and_output_go_and_the_log_stays(self, shop, queue, reading, prune) -> None:
         job_id = finished(shop, queue)
         running = shop.running_job()
         queue.report(running, [NewEvent("log", {"text": "still running"})])
@@ -156,9 +152,7 @@ class TestEvents:
         assert reading.log(lost.job_id, 1) == "last words\n"
         assert reading.log(lost.job_id, 2) == "a line\n"
 
-    def test_jobs_that_ended_since_are_looked_at_next_time(
-        self, shop: Any, queue: Queue, reading: Reading, database: Database, files: ArtifactFiles
-    ) -> None:
+    def test_jobs_that_ended_since_are_looked_at_next_time(self, shop, queue, reading, database, files) -> None:
         claim = shop.running_job()  # submitted first, ends last
         finished(shop, queue)
         made = Pruning(Slices(database), files, KEPT, clock=lambda: utc_now() + timedelta(days=8))
@@ -298,9 +292,7 @@ def test_others_write_between_slices(database: Database) -> None:
     assert 3 * slices.SLICE_S <= sum(paused) <= time.monotonic() - began
 
 
-def test_nobody_reads_a_part_of_the_results(
-    database: Database, queue: Queue, shop: Any, reading: Reading, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_reads_a_part_of_the_results(database, queue, shop, reading, monkeypatch) -> None:
     """Stopped after its first slice, as by the end of the process, a deletion leaves no half results behind."""
     monkeypatch.setattr(deleting, "ROWS_AT_ONCE", 5)
     job_id = finished(shop, queue)
@@ -312,9 +304,7 @@ def test_nobody_reads_a_part_of_the_results(
     assert rows(database) == {}
 
 
-def test_a_job_that_is_being_deleted_cannot_be_retried(
-    database: Database, queue: Queue, shop: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_is_being_deleted_cannot_be_retried(database, queue, shop, monkeypatch) -> None:
     monkeypatch.setattr(deleting, "ROWS_AT_ONCE", 5)
     claim = shop.running_job()
     queue.finish(claim, Finish("failed", error=job_problem("failed", "it broke")))
@@ -379,9 +369,7 @@ def test_a_deletion_whose_process_was_killed_is_completed(
         assert sabotage, "its file stays"
 
 
-def test_control_of_the_order(
-    database: Database, queue: Queue, shop: Any, reading: Reading, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_of_the_order(database, queue, shop, reading, monkeypatch) -> None:
     """With the attempts deleted last, as ON DELETE CASCADE would, the part that is left is shown as the whole."""
 
     def rows_first(connection: Any, job_ids: Any, _contents: Any) -> int:

@@ -55,9 +55,7 @@ def test_a_job_with_a_broken_spec_fails_and_the_next_runs(
     assert delete_job(database, first) == []
 
 
-def test_control_of_the_stored_json(
-    engine: str, database: Database, queue: Queue, reading: Reading, shop: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_of_the_stored_json(engine, database, queue, reading, shop, monkeypatch) -> None:
     as_text = (
         (lambda *_: lambda value: value and json.loads(value)) if engine == "postgresql" else JSON.result_processor
     )

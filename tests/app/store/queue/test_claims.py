@@ -11,7 +11,6 @@ from sqlalchemy.dialects import postgresql
 
 from app.specs._base import Resources
 from app.specs.benchmark import BenchmarkSpec
-from app.store.database.engine import Database
 from app.store.queue import claims
 from app.store.queue.transitions import Queue
 from app.store.records import NewJob
@@ -170,9 +169,7 @@ class TestWithoutDevices:
 
     @pytest.mark.parametrize("gpus", [0, 2])
     @pytest.mark.parametrize("users", [False, True])
-    def test_it_passes_no_earlier_job_that_runs_alone(
-        self, shop: Any, submit_needing: Any, gpus: int, users: bool, database: Database
-    ) -> None:
+    def test_it_passes_no_earlier_job_that_runs_alone(self, shop, submit_needing, gpus, users, database) -> None:
         if users:
             Tokens(database).create("ada", "submit", None)
         on_cpu, paper = submit_needing(device_type="cpu", devices=1), submit_needing(device_type="none", devices=0)
@@ -202,9 +199,7 @@ LANES = {
 @ON_SQLITE
 @pytest.mark.parametrize("page", ["first_page", "next_page"])
 @pytest.mark.parametrize(("index", "lane"), [(index, lane) for index, lanes in LANES.items() for lane in lanes])
-def test_claims_come_from_a_partial_index_without_sorting(
-    database: Database, index: str, lane: claims.Lane, page: str
-) -> None:
+def test_claims_come_from_a_partial_index_without_sorting(database, index, lane, page) -> None:
     values = {"kinds": ["benchmark"], "total_gpus": 2, "limit": 4, "last_priority": 0, "last_id": 1}
     executed: list[tuple[str, Any]] = []
 

@@ -50,9 +50,7 @@ def pass_time(
     return recovered
 
 
-def test_a_silent_attempt_is_recovered_after_its_lease(
-    shop: Any, watcher: Watcher, clock: Clock, queue: Queue, reading: Reading
-) -> None:
+def test_a_silent_attempt_is_recovered_after_its_lease(shop, watcher, clock, queue, reading) -> None:
     claim = shop.running_job()
     assert watcher.poll() == []
     assert pass_time(watcher, clock, LEASE_S) == []
@@ -80,9 +78,7 @@ def test_the_second_attempt_has_a_lease_of_its_own(shop: Any, watcher: Watcher, 
     assert reading.job(first.job_id)[0]["error"]["code"] == "worker_lost"
 
 
-def test_a_watcher_that_wakes_expires_nobody(
-    shop: Any, watcher: Watcher, clock: Clock, queue: Queue, reading: Reading
-) -> None:
+def test_a_watcher_that_wakes_expires_nobody(shop, watcher, clock, queue, reading) -> None:
     claim = shop.running_job()
     pass_time(watcher, clock, 5)
     clock.now += 3600
@@ -94,9 +90,7 @@ def test_a_watcher_that_wakes_expires_nobody(
     assert pass_time(watcher, clock, 5) == [claim.job_id]
 
 
-def test_a_new_watcher_gives_everybody_a_whole_lease(
-    shop: Any, queue: Queue, registration: Registration, clock: Clock
-) -> None:
+def test_a_new_watcher_gives_everybody_a_whole_lease(shop, queue, registration, clock) -> None:
     claim = shop.running_job()
     clock.now += 3600
     restarted = Watcher(queue, registration, LEASE_S, clock)
@@ -135,9 +129,7 @@ def test_a_job_that_ended_is_forgotten(shop: Any, watcher: Watcher, clock: Clock
     assert pass_time(watcher, clock, 100) == []
 
 
-def test_two_watchers_recover_a_job_once(
-    shop: Any, queue: Queue, registration: Registration, clock: Clock, reading: Reading
-) -> None:
+def test_two_watchers_recover_a_job_once(shop, queue, registration, clock, reading) -> None:
     claim = shop.running_job(max_attempts=3)
     watchers = [Watcher(queue, registration, LEASE_S, clock) for _ in range(2)]
     recovered = []
@@ -163,9 +155,7 @@ def stalled(
 
 
 @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "judging without a commit"])
-def test_while_nobody_can_write_nobody_is_silent(
-    shop: Any, settings: Settings, clock: Clock, reading: Reading, monkeypatch: pytest.MonkeyPatch, sabotage: bool
-) -> None:
+def test_while_nobody_can_write_nobody_is_silent(shop, settings, clock, reading, monkeypatch, sabotage) -> None:
     database = Database(settings.resolved_database_url, busy_timeout_s=0.02)
     queue, registration = Queue(database), Registration(database)
     watcher = Watcher(queue, registration, LEASE_S, clock)
@@ -190,9 +180,7 @@ def test_while_nobody_can_write_nobody_is_silent(
     database.close()
 
 
-def test_a_late_look_expires_no_worker(
-    shop: Any, watcher: Watcher, clock: Clock, queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_look_expires_no_worker(shop, watcher, clock, queue, monkeypatch) -> None:
     claim = shop.running_job()
 
     def slowly() -> None:
@@ -216,9 +204,7 @@ def test_time_without_writing_does_not_count(shop: Any, watcher: Watcher, clock:
     assert pass_time(watcher, clock, 5) == [claim.job_id]
 
 
-def test_a_workers_beat_and_its_renewals_are_one_transaction(
-    shop: Any, queue: Queue, registration: Registration, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workers_beat_and_its_renewals_are_one_transaction(shop, queue, registration, monkeypatch) -> None:
     shop.register()
     claim = shop.running_job()
     assert queue.renew([claim], ("worker", "draining")).lost == frozenset()
@@ -255,9 +241,7 @@ class TestTheDatabasesLease:
         with pytest.raises(CannotRunHere, match="31"):
             with_agreed_lease(database, Settings.from_environment())
 
-    def test_two_leases_would_lose_a_healthy_job(
-        self, shop: Any, queue: Queue, registration: Registration, clock: Clock, database: Database
-    ) -> None:
+    def test_two_leases_would_lose_a_healthy_job(self, shop, queue, registration, clock, database) -> None:
         """The control: what is refused above does harm. The worker renews every 10 s, a third of its own lease."""
         claim = shop.running_job()
         short = Watcher(queue, registration, 3.0, clock)
@@ -277,9 +261,7 @@ class TestTheDatabasesLease:
         assert self.agreed(database, lease_s=7) == 7
 
     @pytest.mark.parametrize("state", ["active", "draining"])
-    def test_it_does_not_change_while_a_worker_lives(
-        self, shop: Any, database: Database, registration: Registration, queue: Queue, state: LivingState
-    ) -> None:
+    def test_it_does_not_change_while_a_worker_lives(self, shop, database, registration, queue, state) -> None:
         self.agreed(database)
         shop.register("worker-1")
         registration.set_worker_state("worker-1", state)
@@ -290,9 +272,7 @@ class TestTheDatabasesLease:
         change_lease(database, 7.0)
         assert queue.lease_s() == 7
 
-    def test_a_worker_of_this_host_that_was_killed_is_none(
-        self, database: Database, registration: Registration, queue: Queue
-    ) -> None:
+    def test_a_worker_of_this_host_that_was_killed_is_none(self, database, registration, queue) -> None:
         def register(name: str, pid: int) -> None:
             registration.register_worker(name, socket.gethostname(), pid, [], [], [], {})
 
@@ -308,15 +288,7 @@ class TestTheDatabasesLease:
 
 class TestWorkers:
     @pytest.mark.parametrize("state", ["active", "draining"])
-    def test_a_silent_worker_is_lost_and_comes_back(
-        self,
-        shop: Any,
-        watcher: Watcher,
-        clock: Clock,
-        registration: Registration,
-        reading: Reading,
-        state: LivingState,
-    ) -> None:
+    def test_a_silent_worker_is_lost_and_comes_back(self, shop, watcher, clock, registration, reading, state) -> None:
         shop.register()
         registration.set_worker_state("worker", state)
         pass_time(watcher, clock, LEASE_S, lambda: shop.queue.renew([], ("worker", state)))
@@ -326,9 +298,7 @@ class TestWorkers:
         shop.queue.renew([], ("worker", state))
         assert reading.workers()[0]["state"] == state
 
-    def test_a_worker_that_stopped_in_order_is_not_lost(
-        self, shop: Any, watcher: Watcher, clock: Clock, registration: Registration, reading: Reading
-    ) -> None:
+    def test_a_worker_that_stopped_in_order_is_not_lost(self, shop, watcher, clock, registration, reading) -> None:
         shop.register()
         registration.set_worker_state("worker", "stopped")
         pass_time(watcher, clock, LEASE_S + 2)
@@ -379,9 +349,7 @@ def until_all_have_ended(
 
 
 @pytest.mark.parametrize("culprits", [{0}, {2}, {4}, {0, 3}, {1, 2, 4}])
-def test_jobs_that_are_lost_with_a_culprit_succeed(
-    shop: Any, watcher: Watcher, clock: Clock, reading: Reading, culprits: set[int]
-) -> None:
+def test_jobs_that_are_lost_with_a_culprit_succeed(shop, watcher, clock, reading, culprits) -> None:
     ids, deaths = until_all_have_ended(shop, watcher, clock, 5, culprits)
     for place, job_id in enumerate(ids):
         job = reading.job(job_id)[0]
@@ -395,17 +363,13 @@ def test_jobs_that_are_lost_with_a_culprit_succeed(
     assert f"while it ran the jobs {', '.join(map(str, ids))}." in told
 
 
-def test_control_of_jobs_that_are_lost_with_a_culprit(
-    shop: Any, watcher: Watcher, clock: Clock, reading: Reading, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_of_jobs_that_are_lost_with_a_culprit(shop, watcher, clock, reading, monkeypatch) -> None:
     monkeypatch.setattr(transitions, "_excuse", lambda *_: None)
     ids, _ = until_all_have_ended(shop, watcher, clock, 5, {2})
     assert {reading.job(job_id)[0]["state"] for job_id in ids} == {"failed"}
 
 
-def test_a_job_that_a_living_worker_has_lost_charges_nobody_else(
-    shop: Any, watcher: Watcher, clock: Clock, queue: Queue, reading: Reading
-) -> None:
+def test_a_job_that_a_living_worker_has_lost_charges_nobody_else(shop, watcher, clock, queue, reading) -> None:
     shop.register("w", gpus=2)
     ids = [shop.submit(max_attempts=1) for _ in range(2)]
     lost, kept = (shop.claim("w", total_gpus=2, free_gpus=free, idle=free == 2) for free in (2, 1))

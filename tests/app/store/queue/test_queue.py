@@ -32,7 +32,6 @@ from app.store.records import (
     Finish,
     HandedOver,
     Idempotency,
-    MeasurementRecord,
     NewEvent,
     NewJob,
     RunningAttempt,
@@ -96,9 +95,7 @@ class TestSubmit:
         delete_job(database, first)
         assert shop.submit() > first
 
-    def test_ids_may_have_64_bits(
-        self, engine: str, shop: Any, queue: Queue, reading: Reading, database: Database, results: Finish
-    ) -> None:
+    def test_ids_may_have_64_bits(self, engine, shop, queue, reading, database, results) -> None:
         shop.submit()
         with database.write() as connection:
             for table in ("job", "sweep", "event", "attempt", "measurement", "artifact"):
@@ -176,9 +173,7 @@ class TestSweep:
         assert reading.sweeps() == ([], None)
 
     @pytest.mark.long
-    def test_a_process_killed_amid_a_submission_leaves_nothing(
-        self, queue: Queue, reading: Reading, settings: Settings
-    ) -> None:
+    def test_a_process_killed_amid_a_submission_leaves_nothing(self, queue, reading, settings) -> None:
         """Also its Idempotency-Key is new for the request that comes again."""
         killed = subprocess.run([sys.executable, "-c", KILLED_AMID_A_SWEEP, settings.model_dump_json()], check=False)
         assert killed.returncode == -signal.SIGKILL
@@ -278,9 +273,7 @@ class TestSweepsAsWholes:
         events = reading.events(running["id"])
         assert [event["data"].get("cancel_requested") for event in events] == [None, None, True]
 
-    def test_cancelling_is_one_transaction(
-        self, queue: Queue, reading: Reading, swept: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_cancelling_is_one_transaction(self, queue, reading, swept, monkeypatch) -> None:
         before = reading.jobs(sweep=swept)
 
         def fail(*_: Any) -> None:
@@ -312,9 +305,7 @@ class TestSweepsAsWholes:
         counts = queue.resume_sweep(swept)["counts"]
         assert counts == {"queued": 3, "running": 0, "succeeded": 1, "failed": 0, "cancelled": 0}
 
-    def test_again_it_finds_nothing_until_another_fails(
-        self, queue: Queue, shop: Any, reading: Reading, swept: int
-    ) -> None:
+    def test_again_it_finds_nothing_until_another_fails(self, queue, shop, reading, swept) -> None:
         queue.resume_sweep(swept)
         with pytest.raises(Conflict, match="nothing to resume"):
             queue.resume_sweep(swept)
@@ -331,18 +322,14 @@ class TestSweepsAsWholes:
         }
         assert queue.resume_sweep(swept)["counts"]["queued"] == 3, "the one that is being cancelled, too"
 
-    def test_a_points_former_job_follows_a_deleted_one(
-        self, queue: Queue, reading: Reading, swept: int, database: Database
-    ) -> None:
+    def test_a_points_former_job_follows_a_deleted_one(self, queue, reading, swept, database) -> None:
         queue.resume_sweep(swept)
         queue.cancel_sweep(swept)
         delete_job(database, reading.jobs(sweep=swept)[0][0]["id"])
         assert reading.sweep(swept)["counts"]["failed"] == 1
 
     @pytest.mark.parametrize("deleted", [["failed"], ["succeeded", "failed"]], ids=" and ".join)
-    def test_resuming_submits_points_whose_jobs_were_deleted(
-        self, queue: Queue, reading: Reading, swept: int, deleted: list[str], database: Database
-    ) -> None:
+    def test_resuming_submits_points_whose_jobs_were_deleted(self, queue, reading, swept, deleted, database) -> None:
         before = {job["spec"]["context_length"]: job for job in reading.jobs(sweep=swept)[0]}
         gone = {length: job for length, job in before.items() if job["state"] in deleted}
         for job in gone.values():
@@ -367,9 +354,7 @@ class TestSweepsAsWholes:
         with pytest.raises(Conflict, match="nothing to resume"):
             queue.resume_sweep(sweep)
 
-    def test_a_point_that_is_no_longer_valid_says_so(
-        self, queue: Queue, reading: Reading, swept: int, database: Database
-    ) -> None:
+    def test_a_point_that_is_no_longer_valid_says_so(self, queue, reading, swept, database) -> None:
         with database.write() as connection:
             connection.exec_driver_sql("""UPDATE sweep SET base = '{"kind": "benchmark", "gone": 1}'""")
         assert queue.resume_sweep(swept)["counts"]["queued"] == 2, "jobs that are there are run as they are"
@@ -448,9 +433,7 @@ class TestRunning:
         assert [event.type for event in recorded[:2]] == ["state", "state"]
         assert recorded[2:] == events
 
-    def test_a_success_lands_with_all_it_leaves(
-        self, shop: Any, queue: Queue, reading: Reading, results: Finish
-    ) -> None:
+    def test_a_success_lands_with_all_it_leaves(self, shop, queue, reading, results) -> None:
         claim = shop.running_job()
         assert queue.finish(claim, results) == "succeeded"
         found = job(reading, claim.job_id)
@@ -464,17 +447,13 @@ class TestRunning:
         assert reading.events(claim.job_id)[-1]["type"] == "done"
         assert states(reading, claim.job_id) == ["queued", "running", "succeeded"]
 
-    def test_what_a_failed_job_measured_is_partial(
-        self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord]
-    ) -> None:
+    def test_what_a_failed_job_measured_is_partial(self, shop, queue, reading, record) -> None:
         claim = shop.running_job()
         assert queue.finish(claim, replace(FAILURE, measurements=[record()])) == "failed"
         assert job(reading, claim.job_id)["error"]["code"] == "crashed"
         assert reading.measurements(claim.job_id)["rows"][0]["partial"]
 
-    def test_units_and_tables_are_kept_with_what_belongs_to_them(
-        self, shop: Any, queue: Queue, database: Database, record: Callable[..., MeasurementRecord], results: Finish
-    ) -> None:
+    def test_units_and_tables_are_kept_with_what_belongs_to_them(self, shop, queue, database, record, results) -> None:
         claim = shop.running_job()
         verdict = {"verdict": "suspect", "counts": {"suspect": 1}, "checks": []}
         units = [
@@ -499,9 +478,7 @@ class TestRunning:
             found = "SELECT unit_index, case_key, device_key, validity FROM measurement"
             assert connection.exec_driver_sql(f"{found} {of_job}").all() == [(1, "abc", "1x GPU", "suspect")]
 
-    def test_units_and_tables_of_a_job_that_failed_are_partial(
-        self, shop: Any, queue: Queue, database: Database
-    ) -> None:
+    def test_units_and_tables_of_a_job_that_failed_are_partial(self, shop, queue, database) -> None:
         claim = shop.running_job()
         tables = [TableRecord(0, "kernels", [], 0, b"")]
         queue.finish(claim, replace(FAILURE, units=[UnitRecord(0, "first", "crashed")], tables=tables))
@@ -630,9 +607,7 @@ class TestHandingOver:
         with pytest.raises(LeaseLost):
             queue.take_over(self.handed(claim), "new", "other")
 
-    def test_a_job_whose_kind_was_paused_meanwhile_goes_back(
-        self, shop: Any, queue: Queue, database: Database, reading: Reading
-    ) -> None:
+    def test_a_job_whose_kind_was_paused_meanwhile_goes_back(self, shop, queue, database, reading) -> None:
         job_id = shop.submit()
         claim = queue.claim("worker-1", shop.offer(), waits_for="its allocation")
         assert claim is not None
@@ -646,9 +621,7 @@ class TestHandingOver:
         Pausing(database).pause("all")
         assert queue.take_over(self.handed(again), "new", "other"), "a lost answer is repeated: it runs already"
 
-    def test_a_job_that_a_former_server_has_ended_does_not_start(
-        self, shop: Any, queue: Queue, database: Database, reading: Reading
-    ) -> None:
+    def test_a_job_that_a_former_server_has_ended_does_not_start(self, shop, queue, database, reading) -> None:
         """Release 0.1.0 ends a queued job and knows nothing of its attempt, which waits in a cluster."""
         claim = shop.running_job()
         with database.write() as connection:
@@ -669,9 +642,7 @@ class TestCancel:
         assert reading.events(job_id)[-1]["type"] == "done"
 
     @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
-    def test_a_cancelled_job_ends_cancelled(
-        self, shop: Any, queue: Queue, reading: Reading, ending: Finish, record: Callable[..., MeasurementRecord]
-    ) -> None:
+    def test_a_cancelled_job_ends_cancelled(self, shop, queue, reading, ending, record) -> None:
         claim = shop.running_job()
         answer = queue.cancel(claim.job_id)
         assert answer["state"] == "running"
@@ -682,9 +653,7 @@ class TestCancel:
         assert reading.measurements(claim.job_id)["rows"][0]["partial"]
         assert queue.cancel(claim.job_id)["state"] == "cancelled"
 
-    def test_a_cancelled_job_that_is_given_back_stays_cancelled(
-        self, shop: Any, queue: Queue, reading: Reading
-    ) -> None:
+    def test_a_cancelled_job_that_is_given_back_stays_cancelled(self, shop, queue, reading) -> None:
         claim = shop.running_job()
         queue.cancel(claim.job_id)
         queue.give_back(claim)
@@ -773,26 +742,14 @@ def a_stale_worker_records_nothing(
 
 @pytest.mark.parametrize("write", STALE_WRITES.values(), ids=STALE_WRITES.keys())
 class TestFence:
-    def test_a_worker_that_lost_its_lease_records_nothing(
-        self, write: Callable[..., object], queue: Queue, reading: Reading, shop: Any, results: Finish
-    ) -> None:
+    def test_a_worker_that_lost_its_lease_records_nothing(self, write, queue, reading, shop, results) -> None:
         assert a_stale_worker_records_nothing(write, queue, reading, shop, results)
 
-    def test_without_the_fence_it_would(
-        self,
-        write: Callable[..., object],
-        queue: Queue,
-        reading: Reading,
-        shop: Any,
-        results: Finish,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+    def test_without_the_fence_it_would(self, write, queue, reading, shop, results, monkeypatch) -> None:
         monkeypatch.setattr(fence, "check", lambda connection, claim: None)
         assert not a_stale_worker_records_nothing(write, queue, reading, shop, results)
 
-    def test_nor_after_another_has_finished_the_job(
-        self, write: Callable[..., object], queue: Queue, reading: Reading, shop: Any, results: Finish
-    ) -> None:
+    def test_nor_after_another_has_finished_the_job(self, write, queue, reading, shop, results) -> None:
         stale = shop.running_job()
         queue.recover(queue.running()[0])
         queue.finish(shop.claim("w2"), Finish("succeeded"))
@@ -802,9 +759,7 @@ class TestFence:
         assert everything(reading, stale.job_id) == before
 
     @pytest.mark.parametrize("field", ["token", "attempt", "attempt_id", "job_id"])
-    def test_each_part_of_a_claim_counts(
-        self, write: Callable[..., object], field: str, queue: Queue, reading: Reading, shop: Any, results: Finish
-    ) -> None:
+    def test_each_part_of_a_claim_counts(self, write, field, queue, reading, shop, results) -> None:
         claim, other = shop.running_job(), shop.running_job()
         forged = replace(claim, **{field: "0" * 32 if field == "token" else getattr(other, field) + 1})
         before = everything(reading, claim.job_id), everything(reading, other.job_id)
@@ -884,9 +839,7 @@ class TestRetry:
         assert shop.claim().job_id == first.job_id
 
     @pytest.mark.parametrize("state", ["queued", "running", "being cancelled", "succeeded"])
-    def test_only_what_failed_or_was_cancelled_is_retried(
-        self, shop: Any, queue: Queue, reading: Reading, state: str
-    ) -> None:
+    def test_only_what_failed_or_was_cancelled_is_retried(self, shop, queue, reading, state) -> None:
         job_id = shop.submit()
         claim = None if state == "queued" else shop.claim()
         if state == "being cancelled":
@@ -900,9 +853,7 @@ class TestRetry:
         with pytest.raises(NotFound):
             queue.retry(77)
 
-    def test_what_an_attempt_left_stays_readable(
-        self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord], database: Database
-    ) -> None:
+    def test_what_an_attempt_left_stays_readable(self, shop, queue, reading, record, database) -> None:
         claim = shop.running_job(max_attempts=1)
         job_id = claim.job_id
         queue.finish(claim, replace(FAILURE, **left(1, measurements=[record(n=1)])))
@@ -1064,9 +1015,7 @@ class TestUniqueKey:
 
 
 class TestDelete:
-    def test_all_that_belongs_to_a_job_goes_with_it(
-        self, shop: Any, queue: Queue, reading: Reading, results: Finish, database: Database
-    ) -> None:
+    def test_all_that_belongs_to_a_job_goes_with_it(self, shop, queue, reading, results, database) -> None:
         claim = shop.running_job(labels={"a": "b"})
         left = {"units": [UnitRecord(0, "u", "succeeded")], "tables": [TableRecord(0, "t", [], 0, b"")]}
         queue.finish(claim, replace(results, **left))
@@ -1080,9 +1029,7 @@ class TestDelete:
                 assert connection.exec_driver_sql(sql).scalar_one() == 0
         assert job(reading, kept)["state"] == "queued"
 
-    def test_a_content_that_another_job_refers_to_is_not_returned(
-        self, shop: Any, queue: Queue, results: Finish, database: Database
-    ) -> None:
+    def test_a_content_that_another_job_refers_to_is_not_returned(self, shop, queue, results, database) -> None:
         first, second = shop.running_job(), shop.running_job()
         queue.finish(first, results)
         queue.finish(second, results)

@@ -14,7 +14,6 @@ from app.states import FINISHED_STATES
 from app.store.database.engine import Database
 from app.store.keeping.deleting import delete_job
 from app.store.queue.transitions import Queue
-from app.store.reading.queries import Reading
 from app.store.records import Claim, Finish, NewEvent, RunningAttempt
 
 STEPS = 250
@@ -203,9 +202,7 @@ class Walk:
         job.max_attempts = max(job.max_attempts, job.attempt + 1)
 
 
-def test_every_step_does_what_the_model_says(
-    rng: random.Random, shop: Any, reading: Reading, database: Database
-) -> None:
+def test_every_step_does_what_the_model_says(rng, shop, reading, database) -> None:
     walk = Walk(rng, shop, database)
     for number in range(STEPS):
         walk.step()

@@ -84,9 +84,7 @@ def test_one_job_does_not_wait_behind_many(shop: Any, database: Database, run: A
 
 
 @pytest.mark.parametrize("users", [("ada", "bob"), ("ada", None), (None, "zoe")])
-def test_the_least_device_time_is_next_however_it_is_cut(
-    shop: Any, database: Database, run: Any, users: tuple[str | None, str | None]
-) -> None:
+def test_the_least_device_time_is_next_however_it_is_cut(shop, database, run, users) -> None:
     with_tokens(database)
     short, long = jobs(shop, users[0], 30), jobs(shop, users[1], 3)
     order = run(33, lambda job_id: 30.0 if job_id in short else 300.0)
@@ -141,9 +139,7 @@ def test_use_decays_by_its_half_life(shop: Any, database: Database, run: Any, cl
 
 
 @ON_SQLITE
-def test_a_lost_attempt_is_charged_and_one_given_back_is_not(
-    shop: Any, database: Database, queue: Queue, clock: Any
-) -> None:
+def test_a_lost_attempt_is_charged_and_one_given_back_is_not(shop, database, queue, clock) -> None:
     with_tokens(database)
     jobs(shop, "ada", 1)
     claim = shop.claim()
@@ -161,9 +157,7 @@ def test_a_lost_attempt_is_charged_and_one_given_back_is_not(
 
 
 @ON_SQLITE
-def test_a_job_without_a_device_takes_no_device_time_and_is_not_limited(
-    shop: Any, database: Database, queue: Queue, clock: Any
-) -> None:
+def test_a_job_without_a_device_takes_no_device_time_and_is_not_limited(shop, database, queue, clock) -> None:
     with_tokens(database)
     with database.write() as connection:
         sharing.put_policy(connection, sharing.Policy(most_devices=1))
@@ -206,9 +200,7 @@ def test_a_job_that_takes_what_is_there_is_charged_for_what_it_got(
 
 @pytest.mark.parametrize("end", ["give_up", "finish"])
 @pytest.mark.parametrize("waited_only", [True, False], ids=["it waited in a cluster's queue", "control: it ran"])
-def test_waiting_in_a_clusters_queue_is_not_charged(
-    shop: Any, database: Database, queue: Queue, clock: Any, end: str, waited_only: bool
-) -> None:
+def test_waiting_in_a_clusters_queue_is_not_charged(shop, database, queue, clock, end, waited_only) -> None:
     with_tokens(database)
     jobs(shop, "ada", 1)
     claim = queue.claim("slurm", shop.offer(), "Slurm: Resources")
@@ -226,9 +218,7 @@ def test_waiting_in_a_clusters_queue_is_not_charged(
 
 
 @pytest.mark.parametrize("tokens", [True, False])
-def test_who_fills_a_clusters_queue_keeps_no_other_out(
-    shop: Any, database: Database, queue: Queue, tokens: bool
-) -> None:
+def test_who_fills_a_clusters_queue_keeps_no_other_out(shop, database, queue, tokens) -> None:
     """What waits there has used nothing yet."""
     if tokens:
         with_tokens(database)
@@ -305,9 +295,7 @@ def rows(database: Database, table: Any) -> Any:
 
 
 @pytest.mark.parametrize("tokens", [True, False])
-def test_places_foretell_the_order(
-    shop: Any, database: Database, queue: Queue, reading: Any, run: Any, tokens: bool
-) -> None:
+def test_places_foretell_the_order(shop, database, queue, reading, run, tokens) -> None:
     if tokens:
         with_tokens(database)
     shop.register()

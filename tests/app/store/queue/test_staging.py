@@ -13,7 +13,6 @@ from sqlalchemy import func, select
 
 from app import results
 from app.errors import DatabaseBusy, LeaseLost
-from app.settings import Settings
 from app.store.database.engine import Database
 from app.store.queue import staging
 from app.store.queue.transitions import Queue
@@ -72,16 +71,7 @@ def seen(database: Database, job_id: int) -> int:
 
 
 @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "attempts that run are shown"])
-def test_nobody_sees_half_a_result(
-    shop: Any,
-    queue: Queue,
-    database: Database,
-    large: Finish,
-    pauses: Pauses,
-    settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
-    sabotage: bool,
-) -> None:
+def test_nobody_sees_half_a_result(shop, queue, database, large, pauses, settings, monkeypatch, sabotage) -> None:
     claim, other = shop.running_job(), shop.running_job()
     if sabotage:
         monkeypatch.setattr(measurements, "FINISHED_STATES", ("succeeded", "running"))
@@ -148,9 +138,7 @@ def break_off_finish(queue: Queue, pauses: Pauses, claim: Claim, large: Finish) 
     pauses.call = lambda: None
 
 
-def test_rows_of_a_lost_attempt_are_never_seen(
-    shop: Any, queue: Queue, database: Database, large: Finish, pauses: Pauses
-) -> None:
+def test_rows_of_a_lost_attempt_are_never_seen(shop, queue, database, large, pauses) -> None:
     claim = shop.running_job()
     lose_after(2, queue, pauses, claim)
     with pytest.raises(LeaseLost):
@@ -167,9 +155,7 @@ def test_rows_of_a_lost_attempt_are_never_seen(
     assert queue.delete_abandoned_results() == 0
 
 
-def test_a_finish_that_broke_off_begins_anew(
-    shop: Any, queue: Queue, database: Database, large: Finish, pauses: Pauses
-) -> None:
+def test_a_finish_that_broke_off_begins_anew(shop, queue, database, large, pauses) -> None:
     claim = shop.running_job()
     break_off_finish(queue, pauses, claim, large)
     assert stored(database) == 8
@@ -177,9 +163,7 @@ def test_a_finish_that_broke_off_begins_anew(
     assert stored(database) == seen(database, claim.job_id) == ROWS + 3
 
 
-def test_a_running_attempts_rows_are_not_swept(
-    shop: Any, queue: Queue, database: Database, large: Finish, pauses: Pauses
-) -> None:
+def test_a_running_attempts_rows_are_not_swept(shop, queue, database, large, pauses) -> None:
     claim = shop.running_job()
     break_off_finish(queue, pauses, claim, large)
     assert queue.delete_abandoned_results() == 0
@@ -190,9 +174,7 @@ def test_a_running_attempts_rows_are_not_swept(
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_a_job_given_back_amid_its_finish_keeps_nothing_of_it(
-    shop: Any, queue: Queue, database: Database, large: Finish, pauses: Pauses, cancelled: bool
-) -> None:
+def test_a_job_given_back_amid_its_finish_keeps_nothing_of_it(shop, queue, database, large, pauses, cancelled) -> None:
     claim = shop.running_job()
     break_off_finish(queue, pauses, claim, large)
     if cancelled:
@@ -206,9 +188,7 @@ def test_a_job_given_back_amid_its_finish_keeps_nothing_of_it(
         assert stored(database) == seen(database, claim.job_id) == 6
 
 
-def test_a_finish_that_fails_after_a_break_has_no_results(
-    shop: Any, queue: Queue, database: Database, large: Finish, pauses: Pauses
-) -> None:
+def test_a_finish_that_fails_after_a_break_has_no_results(shop, queue, database, large, pauses) -> None:
     claim = shop.running_job()
     lose_after(99, queue, pauses, claim)
     broken = replace(large, measurements=[*large.measurements, replace(large.measurements[0], samples=object())])
@@ -218,9 +198,7 @@ def test_a_finish_that_fails_after_a_break_has_no_results(
     assert stored(database) == seen(database, claim.job_id) == 0
 
 
-def test_a_cancel_between_slices_makes_all_of_them_partial(
-    shop: Any, queue: Queue, database: Database, large: Finish, pauses: Pauses
-) -> None:
+def test_a_cancel_between_slices_makes_all_of_them_partial(shop, queue, database, large, pauses) -> None:
     claim = shop.running_job()
     pauses.call = lambda: queue.cancel(claim.job_id)
     assert queue.finish(claim, large) == "cancelled"
@@ -230,15 +208,7 @@ def test_a_cancel_between_slices_makes_all_of_them_partial(
 
 
 @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "in one slice"])
-def test_renewals_get_a_turn_during_a_large_finish(
-    shop: Any,
-    queue: Queue,
-    pauses: Pauses,
-    settings: Settings,
-    large: Finish,
-    monkeypatch: pytest.MonkeyPatch,
-    sabotage: bool,
-) -> None:
+def test_renewals_get_a_turn_during_a_large_finish(shop, queue, pauses, settings, large, monkeypatch, sabotage) -> None:
     if sabotage:
         monkeypatch.setattr(staging, "MAX_ROWS", 10**6)
     claim, other = shop.running_job(), shop.running_job()

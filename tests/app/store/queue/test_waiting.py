@@ -120,9 +120,7 @@ FREE = "no worker that could run it is free now"
         (needs("cuda"), [on("a"), on("b", "host", "GPU-1", gpus=1)], {}, 'the GPUs of "b"'),  # "a" has none
     ],
 )
-def test_who_holds_the_devices_is_named(
-    job: Needs, connected: list[Host], running: dict[str, list[Needs]], reason: str | None
-) -> None:
+def test_who_holds_the_devices_is_named(job, connected, running, reason) -> None:
     waiting = occupied_for(job, connected, running)
     assert waiting == reason or (reason is not None and reason in str(waiting))
 
@@ -138,9 +136,7 @@ def test_the_jobs_that_it_waits_for_are_named(ids: list[int], named: str) -> Non
 
 class TestInTheQueue:
     @pytest.mark.parametrize(("uuids", "waits"), [(["GPU-1", "GPU-2"], False), (["MIG-1", "MIG-2"], True)])
-    def test_instances_of_one_gpu_are_not_several_gpus(
-        self, shop: Any, queue: Queue, monkeypatch: pytest.MonkeyPatch, uuids: list[str], waits: bool
-    ) -> None:
+    def test_instances_of_one_gpu_are_not_several_gpus(self, shop, queue, monkeypatch, uuids, waits) -> None:
         devices = [{"type": "cuda", "uuid": uuid} for uuid in uuids]
         shop.registration.register_worker("w", "host", 1, {"benchmark"}, EAGER, devices, {})
         monkeypatch.setattr(BenchmarkSpec, "resources", lambda self: Resources(device_type="cuda", devices=2))
@@ -211,9 +207,7 @@ class TestInTheQueue:
         assert reading.job(queued)[0]["waiting"] is not None
         assert queue.cancel(queued)["waiting"] is None
 
-    def test_what_waits_is_what_no_worker_claims(
-        self, shop: Any, queue: Queue, reading: Reading, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_waits_is_what_no_worker_claims(self, shop, queue, reading, monkeypatch) -> None:
         """The reason and the claim agree, whatever the job needs and the host has."""
         for gpus, (device_type, devices) in [
             (gpus, needed)

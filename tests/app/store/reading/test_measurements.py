@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import event
@@ -48,9 +47,7 @@ def test_environments_of_one_side(database: Database, queue: Queue, shop: Shop) 
     assert [hosts(database, [claim.job_id], side) for side in sides] == [["a"], ["b"]]
 
 
-def test_one_statement_reads_the_environments_of_many_jobs(
-    database: Database, queue: Queue, shop: Shop, record: Callable[..., Any]
-) -> None:
+def test_one_statement_reads_the_environments_of_many_jobs(database, queue, shop, record) -> None:
     claims = [shop.running_job() for _ in range(5)]
     for claim in claims:
         queue.finish(claim, Finish("succeeded", units=units("a")))

@@ -5,7 +5,6 @@ import json
 import math
 import threading
 import zlib
-from collections.abc import Callable
 from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -20,7 +19,7 @@ from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
 from app.store.reading import queries as reading_module
 from app.store.reading.queries import STATISTICS, Reading
-from app.store.records import Finish, MeasurementRecord, NewEvent, NewJob, StoredArtifact, UnitRecord
+from app.store.records import Finish, NewEvent, NewJob, StoredArtifact, UnitRecord
 from app.store.tables import utc_now
 from tests.app.store.conftest import ON_SQLITE, Shop
 from workers.measure.statistics import Summary
@@ -46,9 +45,7 @@ class TestJobs:
             shop.submit()
         assert reading.jobs(limit=3)[1] is None
 
-    def test_a_page_has_only_so_many_bytes(
-        self, shop: Any, reading: Reading, queue: Queue, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_page_has_only_so_many_bytes(self, shop, reading, queue, monkeypatch) -> None:
         for size in (10, 10, 5000, 10, 10):  # characters of the environment
             queue.finish(shop.running_job(), Finish("succeeded", environment={"host": "x" * size}))
         whole, _ = reading.jobs()
@@ -61,9 +58,7 @@ class TestJobs:
         assert pages == [[5, 4], [3], [2, 1]], "one that is too large has a page of its own"
         assert reading.jobs(after="6") == (whole[:2], "4")
 
-    def test_a_page_of_sweeps_has_only_so_many_bytes(
-        self, reading: Reading, queue: Queue, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_page_of_sweeps_has_only_so_many_bytes(self, reading, queue, monkeypatch) -> None:
         for _ in range(3):
             queue.submit_sweep(None, {}, {"x": "x" * 1000}, {}, [], [NewJob(BenchmarkSpec())])
         monkeypatch.setattr(reading_module, "MAX_PAGE_BYTES", 2100)
@@ -144,9 +139,7 @@ class TestLog:
 
 
 class TestMeasurements:
-    def test_columns_describe_the_rows(
-        self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord]
-    ) -> None:
+    def test_columns_describe_the_rows(self, shop, queue, reading, record) -> None:
         claim = shop.running_job()
         case = {"model": "tiny", "context_length": 128, "compile": False, "n": 3, "rate": 1, "what": None}
         records = [
@@ -189,9 +182,7 @@ class TestMeasurements:
         assert (last["case_key"], last["device_key"]) == ("key", "1x test CPU")
         json.dumps(found, allow_nan=False)
 
-    def test_raw_samples_on_demand(
-        self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord]
-    ) -> None:
+    def test_raw_samples_on_demand(self, shop, queue, reading, record) -> None:
         claim = shop.running_job()
         packed = zlib.compress(array.array("d", [1.5, math.nan, 2.5]).tobytes())
         queue.finish(claim, Finish("succeeded", measurements=[record(samples=packed), record(outcome="oom")]))
@@ -200,14 +191,7 @@ class TestMeasurements:
         assert [row["samples"] for row in found["rows"]] == [[1.5, None, 2.5], None]
         assert found["columns"][-1] == {"name": "samples", "type": "array", "unit": None}
 
-    def test_a_page_has_so_many_samples(
-        self,
-        shop: Any,
-        queue: Queue,
-        reading: Reading,
-        record: Callable[..., MeasurementRecord],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+    def test_a_page_has_so_many_samples(self, shop, queue, reading, record, monkeypatch) -> None:
         monkeypatch.setattr("app.store.reading.queries.MAX_SAMPLES", 5)
         claim = shop.running_job()
         sizes = [2, 3, 1, 9, None, 4, 1]
@@ -228,9 +212,7 @@ class TestMeasurements:
         assert found["rows"] == []
         assert "metric" in {column["name"] for column in found["columns"]}
 
-    def test_page_by_page(
-        self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord]
-    ) -> None:
+    def test_page_by_page(self, shop, queue, reading, record) -> None:
         for _ in range(2):  # so that the ids of the jobs' rows are not their numbers
             claim = shop.running_job()
             records = [record(case={"number": number}) for number in range(5)]
@@ -295,9 +277,7 @@ class TestUnits:
         with pytest.raises(NotFound):
             reading.units(7777)
 
-    def test_of_the_last_attempt_that_recorded(
-        self, database: Database, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord]
-    ) -> None:
+    def test_of_the_last_attempt_that_recorded(self, database, shop, queue, reading, record) -> None:
         error = job_problem("failed", "it broke")
         claim = shop.running_job()
         first = Finish("failed", error=error, units=[UnitRecord(0, "first", "failed")], measurements=[record()])
@@ -388,9 +368,7 @@ class TestWorkersAndSweeps:
         assert after is None
 
 
-def test_a_reader_never_sees_half_a_change(
-    shop: Any, queue: Queue, reading: Reading, database: Database, results: Finish
-) -> None:
+def test_a_reader_never_sees_half_a_change(shop, queue, reading, database, results) -> None:
     stop = threading.Event()
     broken: list[int] = []
 
@@ -410,9 +388,7 @@ def test_a_reader_never_sees_half_a_change(
     assert broken == []
 
 
-def test_a_page_of_events_ends_by_number_or_by_bytes(
-    queue: Queue, reading: Reading, shop: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_of_events_ends_by_number_or_by_bytes(queue, reading, shop, monkeypatch) -> None:
     monkeypatch.setattr("app.store.reading.queries.MAX_EVENT_BYTES", 100)
     claim = shop.running_job()
     for piece in ("x" * 120, "y", "z"):
@@ -455,9 +431,7 @@ def test_statistics_are_those_that_measurements_have() -> None:
     assert tuple(stored[stored.index("n") : stored.index("samples")]) == STATISTICS
 
 
-def test_first_values_are_those_of_the_last_attempt_that_recorded_any(
-    database: Database, reading: Reading, shop: Shop, record: Callable[..., MeasurementRecord]
-) -> None:
+def test_first_values_are_those_of_the_last_attempt_that_recorded_any(database, reading, shop, record) -> None:
     """Those of an attempt that still runs are not shown before its end."""
     claim = shop.running_job()
     shop.queue.finish(claim, Finish("failed", error=job_problem("failed", "x"), measurements=[record(median=1.0)]))

@@ -97,9 +97,7 @@ def test_panels_draw_what_the_small_bundle_of_plotly_can() -> None:
 
 
 @pytest.mark.parametrize(("attributes", "complaint"), [({}, "must define `panels`"), ({"panels": list}, "no job kind")])
-def test_a_module_that_is_no_panel_stops_the_program(
-    monkeypatch: pytest.MonkeyPatch, attributes: dict[str, Any], complaint: str
-) -> None:
+def test_a_module_that_is_no_panel_stops_the_program(monkeypatch, attributes, complaint) -> None:
     name = "ddp" if not attributes else "bicycle"
     module = ModuleType(f"app.web.panels.{name}")
     vars(module).update(attributes)

@@ -130,9 +130,7 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         ("collections", "make_step.step: garbage collection", "gc_freeze"),
     ],
 )
-def test_what_is_planted_is_named_first_with_its_function(
-    look: Callable[..., Report], slow: str, where: str, change: str | None
-) -> None:
+def test_what_is_planted_is_named_first_with_its_function(look, slow, where, change) -> None:
     report = look(arguments={"slow": slow})
     cause, at, _ = report.tables["seen"]["rows"][0]
     assert cause == {"collections": "host"}.get(slow, slow)
@@ -180,9 +178,7 @@ def test_a_changed_step_that_hangs_is_ended_and_refused() -> None:
 
 
 @pytest.mark.parametrize("slow", ["accumulation", "host"])
-def test_a_look_sees_whether_all_steps_update_the_same(
-    look: Callable[..., Report], monkeypatch: pytest.MonkeyPatch, slow: str
-) -> None:
+def test_a_look_sees_whether_all_steps_update_the_same(look, monkeypatch, slow) -> None:
     seen: list[bool] = []
     monkeypatch.setattr(stage, "candidates", lambda _spec, known, _lost: seen.append(known.uneven) or [])
     look(arguments={"slow": slow})

@@ -99,9 +99,7 @@ class TestPlan:
 
 
 class TestRun:
-    def test_the_profiled_steps_have_names_and_no_measurement(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_profiled_steps_have_names_and_no_measurement(self, tmp_path, monkeypatch) -> None:
         spec, unit = planned(tmp_path, "ncu")
         report, calls = Report(tmp_path), []
         monkeypatch.setattr(device_events, "synchronize", lambda: calls.append("synchronize"))
@@ -205,9 +203,7 @@ class TestNcu:
         assert [(row["outcome"], row["median"]) for row in rows] == [("unknown", None)] * 2
         assert "the set 'basic' of Nsight Compute does not hold sm__branches.sum" in rows[0]["reason"]
 
-    def test_a_long_table_is_cut_between_launches_and_says_so(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_long_table_is_cut_between_launches_and_says_so(self, tmp_path, monkeypatch) -> None:
         monkeypatch.setattr(nsight, "MAX_COUNTER_ROWS", 20)
         report = collected(tmp_path, "ncu")
         assert {row["launch"] for row in report.table_rows("ncu")} == {0}

@@ -322,9 +322,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("scope", [pytest.param("blocks", marks=pytest.mark.long), "model"])
-def test_naming_compiles_nothing_anew(
-    run: Any, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch, scope: str
-) -> None:
+def test_naming_compiles_nothing_anew(run, fresh_compiler, monkeypatch, scope) -> None:
     """With the compiler's first half only; the whole takes too long for every run of the tests."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     report = run(compile=True, compile_scope=scope)
@@ -414,9 +412,7 @@ def test_tables_before_a_failure_stay(run: Any, report: Report, monkeypatch: pyt
     assert {"kernels-forward", "classes", "attention"} <= set(report.tables)
 
 
-def test_without_kernels_another_profiler_holds_cupti(
-    run: Any, report: Report, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_kernels_another_profiler_holds_cupti(run, report, monkeypatch) -> None:
     empty = Profile(Recording([], []), lambda _path: None)
     monkeypatch.setattr(recording, "record", lambda *_, **__: empty)
     monkeypatch.setattr(torch_profiler.Profiling, "_profiled", lambda *_, **__: (empty, [1.0], {}))
@@ -482,9 +478,7 @@ def test_a_ceiling_that_is_missing_is_measured_and_recorded(tmp_path: Path, monk
     assert not any("ceiling" in message for *_, message in again.steps), "it is on record now"
 
 
-def test_a_ceiling_that_is_not_recorded_has_its_reason_in_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ceiling_that_is_not_recorded_has_its_reason_in_the_table(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(ceiling, "COPY_MIB", {"cpu": 1})
     monkeypatch.setattr(ceiling, "MATRIX_SIZES", {"cpu": {"fp32": 32}})
     monkeypatch.setattr(ceiling, "why_not_to_record", lambda field, *_: f"{field} was disturbed")

@@ -294,9 +294,7 @@ PARAMETER = {4096: Owner(0, "weight", 1000)}
 
 
 @pytest.mark.parametrize("max_entries", [1000, 12])
-def test_an_overflowing_gpu_history_is_followed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, max_entries: int
-) -> None:
+def test_an_overflowing_gpu_history_is_followed(monkeypatch, tmp_path, max_entries) -> None:
     """With 12 entries, the forward pass fits, and the beginning of the backward pass is lost."""
     allocator = MadeAllocator(monkeypatch, max_entries)
     recording = CudaRecording(torch.device("cuda", 0), max_entries)

@@ -21,9 +21,7 @@ def raw(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("read_bytes", [1 << 20, 100])
-def test_a_trace_is_whole_but_for_the_host(
-    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int
-) -> None:
+def test_a_trace_is_whole_but_for_the_host(raw, tmp_path, monkeypatch, read_bytes) -> None:
     monkeypatch.setattr(trace, "READ_BYTES", read_bytes)
     monkeypatch.syspath_prepend(tmp_path.parent)
     trace.write(raw, tmp_path / "trace.json.gz", 1 << 20)
