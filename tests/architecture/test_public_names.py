@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 PACKAGES = ("flopwatch", "kernels", "kernels.attention", "parallel")
-PAGES = ("README.md", *(f"docs/{page}.md" for page in ("kernels", "parallel", "python-client")))
+PAGES = [f"docs/{page}.md" for page in ("kernels", "parallel", "python-client")]
 
 
 def names_in(page: str) -> Iterator[str]:
