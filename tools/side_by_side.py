@@ -1,4 +1,5 @@
-"""`pytest --processes=N`: collects the tests once, and runs them in N forks of that process, side by side.
+"""`pytest --processes=N`: collects the tests once, and runs them in N forks of that process, side by side; those that
+are marked `alone` run afterwards, in one more.
 
 Each worker of pytest-xdist would collect for itself, which takes some 12 s of processor time for the whole suite.
 """
@@ -35,6 +36,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     run = Run(session, count)
     try:
         run.follow()
+        run.follow_alone()
     finally:
         run.stop()
     return True
@@ -50,14 +52,21 @@ def chunks(tests: int, processes: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
+def is_alone(item: pytest.Item) -> bool:
+    """Tell whether a test judges times or fills a device, so that nothing else may run meanwhile."""
+    return item.get_closest_marker("alone") is not None
+
+
 class Run:
     """The processes and what they have to do."""
 
     def __init__(self, session: pytest.Session, count: int) -> None:
         self._session = session
         self._config = session.config
+        session.items.sort(key=is_alone)
+        self._together = sum(not is_alone(item) for item in session.items)
         self._chunks, filled = os.pipe()  # a process takes a part by reading it
-        os.write(filled, b"".join(itertools.starmap(CHUNK.pack, chunks(len(session.items), count))))
+        os.write(filled, b"".join(itertools.starmap(CHUNK.pack, chunks(self._together, count))))
         os.close(filled)
         self._temporary: Path = self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         self._parts: dict[Connection, tuple[BaseProcess, deque[int]]] = {}
@@ -86,6 +95,12 @@ class Run:
                 if ended:
                     del self._parts[connection]
                     self._account(process, list(owed))
+
+    def follow_alone(self) -> None:
+        """Run what must not run beside others."""
+        if alone := [*range(self._together, len(self._session.items))]:
+            self._start(alone)
+            self.follow()
 
     def _take(self, message: Any, owed: deque[int]) -> None:
         match message:

@@ -43,15 +43,14 @@ def main(arguments: Sequence[str]) -> int:
     workers = cores + max(2, cores // 2)
     picked = [*([] if "-m" in arguments else ["-m", "not long"]), *arguments]
     LAST_FAILED.unlink(missing_ok=True)
-    together = run([f"--processes={workers}", "--share=together", *picked], **ONE_THREAD)
-    return again(picked, together, run(["--share=alone", *picked, "--processes=0"]))
+    return again(picked, run([f"--processes={workers}", *picked], **ONE_THREAD))
 
 
-def again(picked: Sequence[str], *codes: int) -> int:
+def again(picked: Sequence[str], code: int) -> int:
     """Run the tests that have failed once more, if they are few and nothing else went wrong; returns the exit code."""
     failed = sorted(json.loads(LAST_FAILED.read_text())) if LAST_FAILED.exists() else []
-    if not 0 < len(failed) <= MOST_AGAIN or {*codes} - {0, FAILED, NO_TESTS}:
-        return exit_code_of(*codes)
+    if code != FAILED or not 0 < len(failed) <= MOST_AGAIN:
+        return code
     print("These have failed, and run once more, alone:", *failed, sep="\n  ", flush=True)
     code = run(["--last-failed", "--last-failed-no-failures=none", *picked, "--processes=1"])
     if code == 0:
