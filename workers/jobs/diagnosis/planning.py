@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.results.agreement import FIRST, relative
 from app.specs.diagnosis import DiagnosisSpec
 from workers.jobs._base import SoFar, Unit
 from workers.jobs.diagnosis.turn import JOINED, TURNS
@@ -35,6 +34,8 @@ START_S, SHOW = 12.0, 2
 """About how long the interpreters of a round of turns take to start, together, and how many turns of each side show how
 long a turn takes on this host. Screening needs none: it is coarse, so its processes are forks. Nor do ranks,
 which are fresh processes anyway."""
+TOGETHER = 2
+"""Turns of each side in the same ranks; a factor of SHOW, FEWEST and MOST."""
 SURELY = 3
 """How many times the turns have to fit, by the time that screening took, to be planned without such a round."""
 CLOSE = 0.05
@@ -169,16 +170,19 @@ class _Progress:
     def _round(self, sides: Sequence[Names], number: int, salt: int) -> list[Unit]:
         draw = random.Random((self.spec.seed or 0) + salt)
         if self._of_ranks:
-            return [self._in_the_same_ranks(draw.sample([(), *sides], 1 + len(sides))) for _ in range(number)]
+            return [self._in_the_same_ranks([(), *sides], draw) for _ in range(number // TOGETHER)]
         order = [side for side in [(), *sides] for _ in range(number)]
         draw.shuffle(order)
         return self._units("turn", order)
 
-    def _in_the_same_ranks(self, sides: Sequence[Names]) -> Unit:
-        """Plan a turn of each side, all in the same ranks, whose start takes longer than their steps."""
+    def _in_the_same_ranks(self, sides: Sequence[Names], draw: random.Random) -> Unit:
+        """Plan some turns of each side in the same ranks, whose start takes longer than their steps."""
         (unit,) = self._units("turn", [()])
-        each = [{"changes": list(names), "fields": self._fields(names)} for names in sides]
-        return replace(unit, title=f"{TITLES['turn']}: a round", params={**unit.params, "round": each}, start="fork")
+        order = [names for _ in range(TOGETHER) for names in draw.sample(sides, len(sides))]
+        each = [{"changes": list(names), "fields": self._fields(names)} for names in order]
+        return replace(
+            unit, title=f"{TITLES['turn']}: {TOGETHER} rounds", params={**unit.params, "rounds": each}, start="fork"
+        )
 
     def _losers(self) -> list[Names]:
         """Return the changes with which the step was about as fast, the closest first."""
@@ -197,7 +201,7 @@ class _Progress:
         taken: dict[str, list[float]] = {}
         for unit, seconds in zip(self.so_far.units, self.so_far.seconds, strict=True):
             stage = "turn" if unit.params["stage"] == "turn" else "screen"
-            taken.setdefault(stage, []).append(seconds / len(unit.params.get("round", [()])))
+            taken.setdefault(stage, []).append(seconds / len(unit.params.get("rounds", [()])))
         return taken.get("turn") or taken["screen"][1:] or taken["screen"]
 
     def _turn_s(self) -> float:
@@ -206,10 +210,21 @@ class _Progress:
 
     def _turns_that_fit(self, sides: int) -> int:
         has_turns = any(unit.params["stage"] == "turn" for unit in self.so_far.units)
+        if self._of_ranks and not has_turns:
+            return TOGETHER * int(self.left_s / self._launch_s(sides))
         # The first turn of a round has waited for all interpreters of the round.
         turn_s = statistics.median(self._seconds()) if has_turns else self._turn_s()
-        start_s = max(self._seconds()) - turn_s if has_turns else 0.0 if self._of_ranks else START_S
+        start_s = max(self._seconds()) - turn_s if has_turns else START_S
         return int(max(0.0, self.left_s - start_s) / (sides * max(turn_s, 1e-3)))
+
+    def _launch_s(self, sides: int) -> float:
+        """Return how long ranks take that have turns of so many sides, by how long their screening took."""
+        screened, params = self._turn_s(), self.so_far.units[-1].params
+        look = next(row for row in self.rows if row["stage"] == "look")
+        steps = params["warmup_steps"] and params["warmup_steps"] + params["measure_steps"]
+        # A model is built for about as long as it runs.
+        turn_s = min(screened, 2e-3 * steps * look["step_ms"]) if steps else screened
+        return screened - turn_s + TOGETHER * sides * turn_s
 
     def _units(self, stage: str, sides: Sequence[Names]) -> list[Unit]:
         look = next(row for row in self.rows if row["stage"] == "look")
@@ -263,6 +278,8 @@ class _Progress:
     def _differences(self) -> dict[str, float]:
         """Return the largest relative difference of the numbers that changed steps return from those of the step as it
         is, in the first steps; infinite where one has become infinite or NaN."""
+        from app.results.agreement import FIRST, relative  # with the database, which every rank would import
+
         returned: dict[int, dict[tuple[int, str], float]] = {}
         for row in self.so_far.tables.get("values", ()):
             if row["what"] == "returned" and row["step"] <= FIRST:

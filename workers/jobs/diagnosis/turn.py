@@ -43,8 +43,8 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     if (reason := unit.params.get("crashed")) is not None:
         report.table(TURNS, COLUMNS, [_refused(stage, names, reason)])
         return
-    if "round" in unit.params:
-        _round(spec, unit, report)
+    if "rounds" in unit.params:
+        _rounds(spec, unit, report)
         return
     report.cursor(0)  # a crash of this process is a result, too
     if names:
@@ -67,11 +67,11 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     report.table(TURNS, COLUMNS, [row])
 
 
-def _round(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
-    """Time each side once, all in the same ranks, whose start takes longer than their steps."""
+def _rounds(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
+    """Time the sides one after the other in the same ranks."""
     from workers.measure.errors import NotMeasured
 
-    sides = unit.params["round"]
+    sides = unit.params["rounds"]
     steps = [changed(spec.step, {**unit.params, **side}) for side in sides]
     try:
         samples, devices = ddp.times(steps, report)

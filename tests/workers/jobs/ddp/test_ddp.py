@@ -158,7 +158,13 @@ def run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found, reports, _ = measured
 
     def run(
-        name: str, *, why_no_profiler: str | None = None, diagnosed: bool = False, stage: str = "look", **fields: Any
+        name: str,
+        *,
+        why_no_profiler: str | None = None,
+        diagnosed: bool = False,
+        stage: str = "look",
+        rounds: Any = None,
+        **fields: Any,
     ) -> Report:
         def already(function: Any, specs: Any, scratch: str, extent: str, *, reported: Any, **options: Any) -> None:
             assert function is run_rank
@@ -180,6 +186,7 @@ def run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             changes = ["gather_earlier", "gather_once", "compile_model"]
             of_step = KINDS["diagnosis"].model_validate({"step": spec.model_dump(), "changes": changes})
             params = {"stage": stage, "changes": [], "fields": {}, "warmup_steps": 0, "measure_steps": 2}
+            params |= {} if rounds is None else {"rounds": rounds}
             diagnosis.RUNNER.run(of_step, Unit("x", params), report)
             return report
         (unit,) = RUNNER.plan(spec)
@@ -304,6 +311,28 @@ def test_a_changed_step_of_ranks_is_timed_alone_and_its_losses_are_kept(run: Any
     assert row["step_ms"] > 0
     losses = [(row["step"], row["name"]) for row in report.table_rows("values") if row["what"] == "returned"]
     assert losses[:2] == [(1, "rank 0 loss"), (2, "rank 0 loss")]
+
+
+SIDES = [{"changes": [], "fields": {}}, {"changes": ["gather_once"], "fields": {"batch_size": 1}}]
+
+
+def test_the_sides_of_a_round_are_timed_in_the_same_ranks(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = run("only times, flat", diagnosed=True, stage="turn", rounds=SIDES * 2)
+    rows = report.table_rows("turns")
+    assert [(row["changes"], row["samples"], row["outcome"]) for row in rows] == [
+        ("", 2, "ok"),
+        ("gather_once", 2, "ok"),
+    ] * 2
+    assert "values" not in report.tables, "the screening has them"
+
+    def crash(*_: Any) -> None:
+        raise Crashed("rank 1 died")
+
+    monkeypatch.setattr("workers.jobs.ddp.times", crash)
+    rows = run("only times, flat", diagnosed=True, stage="turn", rounds=SIDES * 2).table_rows("turns")
+    assert [(row["changes"], row["outcome"], row["reason"]) for row in rows] == [
+        ("gather_once", "refused", "rank 1 died")
+    ] * 2
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ import pytest
 from app.specs import KINDS
 from app.specs.diagnosis import DiagnosisSpec
 from workers.jobs._base import SoFar, Unit
-from workers.jobs.diagnosis import RUNNER, conclude
+from workers.jobs.diagnosis import RUNNER, conclude, planning
 
 STEP_MS = {
     "": 100.0,
@@ -49,10 +49,12 @@ class Played:
         returned: dict[str, dict[str, float | None]] | None = None,
         fields: dict[str, dict[str, Any]] | None = None,
         ranks: bool = False,
+        warmup_steps: int | None = 3,
     ) -> None:
         spec = DiagnosisSpec.example().model_copy(update={"budget_s": budget_s, "seed": 3})
         if ranks:
-            spec = spec.model_copy(update={"step": KINDS["ddp"].example()})
+            step = KINDS["ddp"].example().model_copy(update={"warmup_steps": warmup_steps})
+            spec = spec.model_copy(update={"step": step})
         self.units: list[Unit] = []
         self.seconds: list[float] = []
         turns: list[dict[str, Any]] = []
@@ -69,6 +71,7 @@ class Played:
             if name
         ]
         tables: dict[str, list[dict[str, Any]]] = {"candidates": candidates, "turns": turns, "seen": [], "values": []}
+        self.spec, self.tables = spec, tables
         planned = RUNNER.plan(spec)
         while planned:
             for unit in planned:
@@ -78,7 +81,7 @@ class Played:
                 if stage == "conclude":
                     self.found = unit.params
                     continue
-                for side in unit.params.get("round", [{"changes": changes}]):
+                for side in unit.params.get("rounds", [{"changes": changes}]):
                     changes = side["changes"]
                     row = {
                         "stage": stage,
@@ -99,7 +102,7 @@ class Played:
 
     def sides(self, stage: str) -> Counter[str]:
         units = [one.params for one in self.units if one.params["stage"] == stage]
-        return Counter("+".join(side["changes"]) for unit in units for side in unit.get("round", [unit]))
+        return Counter("+".join(side["changes"]) for unit in units for side in unit.get("rounds", [unit]))
 
     def results(self) -> dict[str, conclude.Result]:
         of = [conclude._result(self.found, row) for row in self.found["candidates"]]
@@ -126,20 +129,31 @@ def test_each_change_is_tried_once_and_those_that_help_are_joined_and_measured_i
     assert results["together"].ratio == pytest.approx(0.72)
 
 
-def test_ranks_take_the_turns_of_a_round_together() -> None:
+def test_ranks_take_the_turns_of_two_rounds_together() -> None:
     """Their start takes longer than their steps."""
     played = Played(ranks=True, turn_s=20.0)
-    rounds = [one for one in played.units if one.params["stage"] == "turn"]
-    assert len(rounds) == played.sides("turn")[""], "each has the step as it is"
+    units = [one for one in played.units if one.params["stage"] == "turn"]
+    assert 2 * len(units) == played.sides("turn")[""], "each has the step as it is"
     assert min(played.sides("turn").values()) >= 4
-    orders = [[side["changes"] for side in one.params["round"]] for one in rounds]
-    assert all(len({str(side) for side in order}) == len(order) > 1 for order in orders), "once in a round"
-    assert len({order.index([]) for order in orders}) > 1, "drawn"
-    assert {one.start for one in rounds} == {"fork"}, "ranks are fresh processes anyway"
+    orders = [[str(side["changes"]) for side in one.params["rounds"]] for one in units]
+    for order in orders:
+        first, second = order[: len(order) // 2], order[len(order) // 2 :]
+        assert sorted(first) == sorted(second) == sorted(set(order)), "once in a round"
+    assert len({order.index("[]") for order in orders}) > 1, "drawn"
+    assert {one.start for one in units} == {"fork"}, "ranks are fresh processes anyway"
     assert played.results()["fused_optimizer"].verdict == "better"
-    units = Played(ranks=True, fields={"fused_optimizer": {"optimizer": "x"}}).units
-    rounds = [one for one in units if one.params["stage"] == "turn"]
-    assert any(side["fields"] == {"optimizer": "x"} for one in rounds for side in one.params["round"])
+    changed = Played(ranks=True, fields={"fused_optimizer": {"optimizer": "x"}}).units
+    units = [one for one in changed if one.params["stage"] == "turn"]
+    assert any(side["fields"] == {"optimizer": "x"} for one in units for side in one.params["rounds"])
+
+
+@pytest.mark.parametrize(("warmup_steps", "seconds"), [(3, 14.4 + 4 * 2.6), (None, 4 * 17.0)])
+def test_what_the_ranks_start_takes_is_told_from_their_screening(warmup_steps: int | None, seconds: float) -> None:
+    """It took 17 s: 3 + 10 steps of 100 ms, as long to build them, and the start. Where steps warm up until they are
+    steady, all of it may be theirs."""
+    played = Played(ranks=True, seconds=17.0, warmup_steps=warmup_steps)
+    progress = planning._Progress(played.spec, SoFar(played.units[:2], played.seconds[:2], played.tables))
+    assert progress._launch_s(2) == pytest.approx(seconds)
 
 
 def test_the_order_of_the_turns_is_drawn() -> None:
