@@ -153,15 +153,14 @@ class Lateness:
         """Return the note for the verdict: who is late, and how well the ranks' clocks are aligned."""
         from workers.measure.check import Check
 
-        told = (
-            [f"rank {rank} is {self._what(rank)}" for rank in range(len(self.ranks.places)) if rank in self.late]
-            if not self.in_turns
-            else [TURNS]
-        )
-        said = "; ".join(told) or "no rank is late"
+        said = "no rank is late in most steps"
+        if self.rank is not None:
+            said = f"rank {self.rank} is {self._what(self.rank)}"
+        elif self.in_turns:
+            said = TURNS
         if self.ranks.residual_ms is not None:
             said += f"; clocks aligned to {self.ranks.residual_ms:.2g} ms"
-        return Check(STRAGGLERS, not told, said, "note")
+        return Check(STRAGGLERS, self.rank is None and not self.in_turns, said, "note")
 
 
 def work_of(found: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

@@ -19,6 +19,7 @@ from app.specs.ddp import DdpSpec
 from parallel.process_group import Rank
 from workers.jobs._base import parse_spec
 from workers.jobs._training import building
+from workers.jobs.ddp import overlap as overlap_module
 from workers.jobs.ddp import parity as parity_module
 from workers.jobs.ddp import rank as rank_module
 from workers.jobs.ddp import strategies
@@ -124,6 +125,8 @@ def run_all(rank: Rank, specs: dict[str, Any], folder: str) -> dict[str, Any]:
             patch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
             if (how := name.split(", ")[0]) in BREAKS:
                 BREAKS[how](patch, rank)
+            if spec["step_code"] is None:
+                patch.setattr(overlap_module, "MANY", overlap_module.PROFILED_STEPS)
             if name not in PROFILED and spec["step_code"] is None:
                 patch.setattr(rank_module, "record_step_overlap", lambda *others: {"why_not": "it is not profiled"})
             optimizers = record_optimizers(patch)

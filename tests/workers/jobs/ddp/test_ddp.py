@@ -277,13 +277,14 @@ def test_a_straggler_is_named_with_its_cause(run: Any, name: str, said: str) -> 
 
 def test_ranks_that_take_turns_are_no_stragglers(run: Any) -> None:
     rows = run("turns, own").table_rows("stragglers")[:2]
-    assert all(row["what"].startswith("ranks take turns in being late; late in 3 of 6 steps: its host") for row in rows)
+    assert all("ranks take turns in being late; late in" in row["what"] for row in rows)
+    assert all("of 6 steps: its host is " in row["what"] for row in rows)
 
 
 def test_a_step_that_begins_later_is_no_straggler(run: Any) -> None:
     first, second, *_ = run("begins late, own").table_rows("stragglers")
     assert first["early_ms"] > 0.5e3 * BEGINS_LATE_S
-    assert second["early_ms"] == pytest.approx(0, abs=0.1 * first["early_ms"])
+    assert second["early_ms"] < 0.5 * first["early_ms"]
     assert second["late_ms"] < 0.5e3 * BEGINS_LATE_S
     if second["what"] is None:  # a busy host may have delayed it later, too
         assert first["what"] == "its steps begin earlier, and nobody is late"
