@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import random
 from collections.abc import Iterator, Mapping
@@ -14,19 +15,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from app.specs import KINDS, Case, SpecBase, spec_adapter
 from app.specs._base import flat
 from app.specs._code import CodeSpec
-from app.specs.attention import BLOCK_SIZES, NOT_TUNED, AttentionSpec
+from app.specs.attention import BLOCK_SIZES, NOT_TUNED
 from app.specs.benchmark import BenchmarkSpec
-from app.specs.ceiling import CeilingSpec
-from app.specs.collective import CollectiveSpec
 from app.specs.compare import CompareSpec
-from app.specs.ddp import DdpSpec
-from app.specs.diagnosis import DiagnosisSpec
-from app.specs.estimate import EstimateSpec
-from app.specs.kernel import KernelSpec
-from app.specs.memory import MemorySpec
-from app.specs.mixed_precision import MixedPrecisionSpec
-from app.specs.profile import ProfileSpec
-from app.specs.script import ScriptSpec
 from flopwatch.text.cases import case_text
 
 PLAIN_KINDS = sorted(kind for kind, spec in KINDS.items() if not spec.holds_specs)
@@ -238,6 +229,12 @@ def test_a_field_without_effect_changes_no_case(kind: str) -> None:
                 assert usual is None or keys(usual) == keys(changed), path
 
 
+OF_TRAINING = {
+    "optimizer": "torch_adamw", "gradient_clip_norm": 1.0, "master_weights": True, "activation_checkpointing": True,
+}  # fmt: skip
+SAMPLING = {"new_tokens": 8, "temperature": 1.0, "top_k": 8, "top_p": 0.5, "end_token": 8, "prompt": "Once"}
+
+
 @pytest.mark.parametrize(
     ("fields", "idle"),
     [
@@ -245,6 +242,10 @@ def test_a_field_without_effect_changes_no_case(kind: str) -> None:
         ({"kind": "benchmark", "checkpoint_layers": 2, "activation_checkpointing": True}, 0),
         ({"kind": "benchmark", "compile_scope": "model", "new_tokens": 8}, 2),
         ({"kind": "benchmark", "mode": "forward", "optimizer": "torch_adamw", "gradient_clip_norm": 1.0}, 2),
+        ({"kind": "benchmark", "mode": "forward", **SAMPLING, **OF_TRAINING, "compile_scope": "model"}, 11),
+        ({"kind": "benchmark", "mode": "forward_backward", **SAMPLING, "optimizer": "torch_adamw"}, 7),
+        ({"kind": "benchmark", "mode": "train_step", **SAMPLING, "checkpoint_blocks": 2}, 7),
+        ({"kind": "benchmark", "mode": "generate", **OF_TRAINING}, 4),
         ({"kind": "benchmark", "model": {"size": "tiny", "vocab_size": 100}, "batch_size": 2, "seed": 3}, 0),
         ({"kind": "ddp", "strategy": "flat", "bucket_size_mb": 1}, 1),
         ({"kind": "ddp", "bucket_size_mb": None}, 0),
@@ -310,11 +311,6 @@ def test_cases_are_flat_and_tell_themselves_apart(kind: str) -> None:
 
 
 class TestModels:
-    def test_models_that_differ_in_name_or_theta_are_told_apart(self) -> None:
-        base = {"kind": "benchmark", "model": {"size": "tiny"}}
-        specs = [base, with_value(base, "model.name", "other"), with_value(base, "model.rope_theta", 500.0)]
-        assert len({validated(fields).case().key for fields in specs}) == 3
-
     def test_a_preset_equals_its_sizes_spelled_out(self) -> None:
         tiny = {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}
         preset, spelled = (
@@ -327,36 +323,6 @@ class TestModels:
     def test_a_whole_number_is_the_same_written_with_a_point(self) -> None:
         specs = [validated({"kind": "benchmark", "gradient_clip_norm": norm}) for norm in (1, 1.0)]
         assert specs[0].case().key == specs[1].case().key
-
-    @pytest.mark.parametrize(
-        ("mode", "field", "value"),
-        [
-            ("forward", "optimizer", "torch_adamw"),
-            ("forward", "gradient_clip_norm", 1.0),
-            ("forward", "master_weights", True),
-            ("forward", "activation_checkpointing", True),
-            ("forward", "new_tokens", 8),
-            ("forward", "compile_scope", "model"),
-            ("forward_backward", "optimizer", "torch_adamw"),
-            ("forward_backward", "master_weights", True),
-            ("forward_backward", "new_tokens", 8),
-            ("train_step", "new_tokens", 8),
-            ("train_step", "temperature", 1.0),
-            ("forward", "top_k", 8),
-            ("forward", "top_p", 0.5),
-            ("forward_backward", "end_token", 8),
-            ("forward", "prompt", "Once"),
-            ("train_step", "compile_scope", "model"),
-            ("train_step", "checkpoint_scope", "selective"),
-            ("train_step", "checkpoint_layers", 1),
-            ("train_step", "checkpoint_blocks", 2),
-            ("generate", "optimizer", "torch_adamw"),
-            ("generate", "activation_checkpointing", True),
-        ],
-    )
-    def test_a_field_without_effect_in_the_mode_changes_nothing(self, mode: str, field: str, value: Any) -> None:
-        plain = {"kind": "benchmark", "mode": mode}
-        assert validated(plain).case().key == validated({**plain, field: value}).case().key
 
     def test_a_new_training_field_keeps_old_keys(self) -> None:
         """Keys that were stored then."""
@@ -486,13 +452,6 @@ class TestComparisons:
         assert keys(example.model_copy(update={"replicates": 3})) == keys(example)
 
 
-def test_a_sweeps_job_has_the_case_of_the_job_alone() -> None:
-    base = {"kind": "benchmark", "model": {"size": "tiny"}}
-    swept = with_value(with_value(base, "context_length", 64), "model.rope_theta", 100)
-    alone = validated({"kind": "benchmark", "model": {"size": "tiny", "rope_theta": 100.0}, "context_length": 64})
-    assert validated(swept).case().key == alone.case().key
-
-
 def test_the_hash_is_of_sorted_plain_json() -> None:
     case = Case("kind", {"b": 1.5, "a": "ü", "c": None, "d": True})
     assert case.canonical == '["kind",{"a":"\\u00fc","b":1.5,"d":true}]'
@@ -506,61 +465,28 @@ def test_the_hash_is_of_sorted_plain_json() -> None:
 # Results of all versions meet by these keys, and rows that are stored cannot be mended: a key that changes here cuts
 # users off from everything that they have measured. A new field of a kind goes into the class's `added`, with the
 # default that it came with, and these stay.
-GOLDEN: dict[type[SpecBase], list[str]] = {
-    BenchmarkSpec: ["210bb22a2223f6a31b2c"],
-    AttentionSpec: ["463c056a2e20a4016587", "b984ff5c04d275f8b1b1", "898646a0525dd3347ee4", "47f1062995b086d9cca3"],
-    KernelSpec: ["10ed8788b93a4adbeff0", "f9370b3251e1b81a510e"],
-    CeilingSpec: [
-        "a10c369ad7b2ac57fe6a",
-        "793a8f1bc33782121df6",
-        "a94da0d8e350ca4effa5",
-        "092208d79a4f6a79fcc7",
-        "11c7a1f0456cf39dda4e",
-    ],
-    MixedPrecisionSpec: [
-        "6c23e650de1d8591b598",
-        "b159ac8db7849e4ac985",
-        "4a0a98405d6f1a5bbda9",
-        "230a92b1f53d08eef6fa",
-        "884b5d6d660baf4a801c",
-        "746803d753eba3cb62a5",
-        "0f6e0b7cb2af00d8c322",
-        "5aecb925f032e2b3d470",
-        "7e76ddb9a136107f3369",
-        "4fe294b08bed8e455bf4",
-    ],
-    DdpSpec: ["5083756590642cab3d52"],
-    EstimateSpec: ["ebc733cdd2715834248c"],
-    ProfileSpec: ["cb683b42ecf4e49ae2f7"],
-    CollectiveSpec: [
-        "319c3c7bc9aac22ccff8",
-        "5f994924a55e335ebd77",
-        "650c09f4b8a5b1304d04",
-        "b8e7d9f80b019aa45186",
-        "478b00f725f73043fde9",
-        "25b170d1e975269a33e0",
-        "349b42baeea4c8e45f5e",
-        "0ab33fec560544162c9a",
-        "ee42c4d30e3c6c3f3663",
-        "f95a1e5fa551ab3bd5c9",
-        "8d57bf2e6e60d70345aa",
-        "001745a881187759f0d5",
-    ],
-    CompareSpec: ["9670ef397cb247e88341", "0d2b135c0f1835cd7845"],
-    MemorySpec: ["61e5b4b949587fb65873"],
-    ScriptSpec: ["a4e9b27ee559228395bf"],
-    DiagnosisSpec: ["39cf9eab3e84f458db8e"],
+GOLDEN = {
+    "attention": "1a283e9398f4c2a98d17",
+    "benchmark": "2314970cbc53b41b3573",
+    "ceiling": "405ca23d0d3abc8a0fa9",
+    "collective": "9f7772b215aab4ffde71",
+    "compare": "f6b44352378eb0e8d913",
+    "ddp": "375f0c8c8622aa2d7e63",
+    "diagnosis": "4b6701a7423fcea8e13b",
+    "estimate": "ccb8f0132d021d5a03b7",
+    "kernel": "605fbd18498c1e7e7ec3",
+    "memory": "c77fab7ef6cd97ff1313",
+    "mixed_precision": "bf2ae7e3b978032b951c",
+    "profile": "934e86c8acabb6733da7",
+    "script": "4ce298a68d1ec28f516e",
 }
+"""A hash of the keys of each kind's example. A new kind's is added here."""
 
 
-@pytest.mark.parametrize("spec", GOLDEN, ids=lambda spec: spec.__name__)
-def test_keys_of_examples_never_change(spec: type[SpecBase]) -> None:
-    assert keys(spec.example()) == GOLDEN[spec]
-
-
-def test_every_kind_has_its_keys_pinned() -> None:
-    unpinned = {kind: keys(spec.example()) for kind, spec in KINDS.items() if spec not in GOLDEN}
-    assert not unpinned, "copy the keys of a new kind to GOLDEN"
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_keys_of_examples_never_change(kind: str) -> None:
+    found = keys(KINDS[kind].example())
+    assert hashlib.sha256(" ".join(found).encode()).hexdigest()[:20] == GOLDEN.get(kind), found
 
 
 def test_identity_holds_every_measured_field() -> None:
