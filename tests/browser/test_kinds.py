@@ -152,7 +152,7 @@ def test_a_data_parallel_job_with_its_timeline(site: Site, page: Page) -> None:
     timeline = drawn(page, "timeline-1")
     expect(timeline.locator(".yaxislayer-above")).to_contain_text("rank 1, communication")
     timeline.get_by_text("Numbers of this plot").click()
-    expect(rows(timeline)).to_have_count(6)
+    expect(rows(timeline)).to_have_count(8)
     drawn(page, "exposed")
     expect(page.locator("#panel-timeline-2 figure")).not_to_be_visible()
     drawn(page, "timeline-2")
