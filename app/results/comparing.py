@@ -1,8 +1,8 @@
 """Compares finished jobs, or the two sides of a job of kind `compare`.
 
-Jobs whose units reported tables of times (`classes`, `kernels-<phase>`, `operators-<phase>` of a profile) are compared
-row by row (see profiles.py). All others are compared metric by metric, by the medians of their processes, and judged
-(see findings.py). Of profiles, only the headline metric is judged.
+Profiles are compared by the rows of their tables of times (see profiles.py), jobs of kind `memory` by what fills their
+peaks (see memories.py); of both, only the headline metric is judged. All others are compared metric by metric, by the
+medians of their processes, and judged (see findings.py).
 
 Cases are matched by their coordinates. Coordinates that have one value on each side, but different values on the two
 sides (precision=fp32 → bf16), are the subject of the comparison: they are listed separately, and matching ignores them.
@@ -23,8 +23,10 @@ from app.results.agreement import Agreement
 from app.results.cases import CaseOfJob
 from app.results.choosing import coordinates_of
 from app.results.environments import Difference, EnvironmentDifference
+from app.results.matching import change_and_ratio
+from app.results.memories import ComparedMemory
 from app.results.process_values import ProcessValues, process_values
-from app.results.profiles import ComparedProfiles, change_and_ratio
+from app.results.profiles import ComparedProfiles
 from app.results.remedies import Remedy
 from app.results.sheet import NOT_MEASURED, Cell
 from app.results.sides import Pair, Side, joins_of, sides_of_baseline, sides_of_job, sides_of_jobs
@@ -32,7 +34,7 @@ from app.results.versions import VERSION
 from app.specs import KINDS, Scalar
 from app.specs.compare import blocks_of_turns
 from app.states import VERDICTS
-from app.store.database.engine import Database
+from app.store.database.engine import Database, Snapshot
 from app.summaries import planned_processes, summarise
 from flopwatch.text.cases import ARROW, case_text, in_use
 from flopwatch.text.numbers import finite
@@ -66,6 +68,7 @@ class Question:
 
 
 PLAIN = Question()
+ComparedTables = ComparedProfiles | ComparedMemory
 
 
 @dataclass(frozen=True)
@@ -130,9 +133,9 @@ class Comparison:
     agreement: dict[str, Any] | None
     """How far the numbers that the steps of both sides returned agree; None if there are none."""
     rows: Sequence[ComparedMetric]
-    profiles: ComparedProfiles | None
-    """The tables of two profiles, which are shown in place of the rows; None if the sides have no such tables in
-    common, or certain metrics were asked for."""
+    tables: ComparedTables | None
+    """The tables of two profiles or snapshots, which are shown in place of the rows; None if the sides have no such
+    tables in common, or certain metrics were asked for."""
     differences: Sequence[Difference]
     """The coordinates that are the subject of the comparison."""
     spec_differences: Sequence[Difference]
@@ -178,9 +181,9 @@ def compare(
     """
     with database.read() as snapshot:
         pair = sides_of_jobs(snapshot, list(dict.fromkeys(baseline)), list(dict.fromkeys(candidate)))
-        profiles = None if question.metrics else ComparedProfiles.read(snapshot, pair)
+        tables = _tables(snapshot, pair, question)
         agreed = agreement.read(snapshot, pair)
-    return _compared(pair, profiles, agreed, question)
+    return _compared(pair, tables, agreed, question)
 
 
 def compare_with_baseline(
@@ -198,9 +201,9 @@ def compare_with_baseline(
     """
     with database.read() as snapshot:
         pair = sides_of_baseline(snapshot, name, list(dict.fromkeys(candidate)))
-        profiles = None if question.metrics else ComparedProfiles.read(snapshot, pair)
+        tables = _tables(snapshot, pair, question)
         agreed = agreement.read(snapshot, pair)
-    return _compared(pair, profiles, agreed, question)
+    return _compared(pair, tables, agreed, question)
 
 
 def compare_sides(database: Database, job_id: int, question: Question = PLAIN) -> Comparison:
@@ -213,14 +216,18 @@ def compare_sides(database: Database, job_id: int, question: Question = PLAIN) -
     """
     with database.read() as snapshot:
         pair = sides_of_job(snapshot, job_id)
-        profiles = None if question.metrics else ComparedProfiles.read(snapshot, pair)
+        tables = _tables(snapshot, pair, question)
         agreed = agreement.read(snapshot, pair)
-    return _compared(pair, profiles, agreed, question)
+    return _compared(pair, tables, agreed, question)
 
 
-def _compared(
-    pair: Pair, profiles: ComparedProfiles | None, agreed: Agreement | None, question: Question
-) -> Comparison:
+def _tables(snapshot: Snapshot, pair: Pair, question: Question) -> ComparedTables | None:
+    if question.metrics:
+        return None
+    return ComparedProfiles.read(snapshot, pair) or ComparedMemory.read(snapshot, pair)
+
+
+def _compared(pair: Pair, tables: ComparedTables | None, agreed: Agreement | None, question: Question) -> Comparison:
     """Compare and judge two sides."""
     baseline, candidate = pair.both
     differences = _differences(baseline, candidate)
@@ -246,12 +253,15 @@ def _compared(
     if pair.alternated and (stopped := baseline.jobs[0].stopped) is not None:
         job = baseline.jobs[0]
         judgement = findings.cut_short(judgement, judged, job.id, stopped, planned_processes(job.spec))
-    if profiles is not None and (explained := profiles.explained()) is not None:
+    lacking: Sequence[str] = ()
+    if isinstance(tables, ComparedMemory) and not tables.peaks:
+        tables, lacking = None, tables.notes
+    if tables is not None and (explained := tables.explained()) is not None:
         judgement = replace(judgement, sentence=f"{judgement.sentence}. {explained}")
     agreed = agreed and agreed.under(judgement)
-    notes = [*_notes(pair, _unlabelled(differences, kind), of_environments), *pair.notes]
+    notes = [*_notes(pair, _unlabelled(differences, kind), of_environments), *pair.notes, *lacking]
     how = None
-    if profiles is None and any(cell.value is not None for row in judged for cell in row.cells):
+    if tables is None and any(cell.value is not None for row in judged for cell in row.cells):
         how = FASTEST if pair.takes_fastest else MEDIANS
         cut = [row.cut_from for row in judged if row.cut_from is not None]
         if cut:
@@ -263,7 +273,7 @@ def _compared(
         judgement=agreement.applied(judgement, agreed, question.expect_equal),
         agreement=None if agreed is None else agreed.as_json(question.expect_equal),
         rows=[replace(row, judged=its) for row, its in zip(rows, judged, strict=True)],
-        profiles=profiles,
+        tables=tables,
         differences=differences,
         spec_differences=_with_effect(environments.spec_differences(baseline.setup, candidate.setup), pair.both),
         environment_differences=of_environments,

@@ -1,4 +1,4 @@
-"""Writes a comparison as a sheet: the metrics of its cases or, for two profiles, the rows of their tables."""
+"""Writes a comparison as a sheet: the metrics of its cases, or the rows of the tables of two profiles or snapshots."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ process counts as ("fastest" or "median"; null if it has a single value), of so 
 def sheet_of(comparison: Comparison, limit: int | None = None) -> Sheet:
     """Return a comparison as a sheet. `Sheet.about` has the sides, the judgement and all differences.
 
-    limit: for profiles, the largest number of rows of each table and phase, those with the largest changes; None: all.
+    limit: for profiles and snapshots, the largest number of rows of each table and phase, those with the largest
+        changes; None: all.
     """
-    profiles = comparison.profiles
-    sheet = _metric_sheet(comparison.rows) if profiles is None else profiles.sheet(limit)
+    tables = comparison.tables
+    sheet = _metric_sheet(comparison.rows) if tables is None else tables.sheet(limit)
     notes = [*filter(None, [comparison.how]), *comparison.notes, *sheet.notes]
     return replace(sheet, notes=notes, lead=_lead(comparison.judgement), about=_about(comparison, notes))
 
@@ -65,7 +66,7 @@ def _about(comparison: Comparison, notes: Sequence[str]) -> dict[str, Any]:
         "differences": comparison.differences,
         "spec_differences": comparison.spec_differences,
         "environment_differences": comparison.environment_differences,
-        "distributions": [] if comparison.profiles is not None else _distributions(comparison),
+        "distributions": [] if comparison.tables is not None else _distributions(comparison),
         "notes": list(notes),
     }
 

@@ -7,23 +7,22 @@ gone, so that all rows together are the whole difference. On a GPU the table `wa
 
 from __future__ import annotations
 
-import re
-import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from app.results.inference import FEWEST, interval
+from app.results.matching import Difference, Key, Spent, added, by_key, columns, matched, told
 from app.results.sheet import Column, Sheet
 from app.results.sides import SIDES, Pair, Side, SideName
-from app.results.unit_tables import UNIT_INDEX, table_of, tables_of
+from app.results.unit_tables import table_of, tables_of
 from app.specs import Scalar
 from app.store.database.engine import Snapshot
-from flopwatch.text.cases import ARROW
 
 WORK, WAITS, LINES = "work", "waits", "lines"
+OUTSIDE = "outside"
+"""The range of work that is in none."""
 JOINED = {
     LINES: ("file", "function", "code"),
     WAITS: ("class",),
@@ -39,78 +38,16 @@ LEVELS = ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3), (0, 1, 2), (0, 4))
 """By which columns of `work` rows are matched: all, then without the kernel's name, then without the shapes of the
 operator's inputs, and last by phase and name, for work whose range is named otherwise.
 """
-NUMBERED = re.compile(r"(?<=[a-z])_\d+$")
-"""The number that a compiler appends to the name of a kernel."""
 RUNS = ("running", "copies", "communication")
 """The classes of `waits` in which a device works: the rows of `work` explain them."""
-LARGE = 0.05
-"""A part of a difference is told if it is a larger share of all changes."""
-MOST_TOLD = 4
 ONE_EACH = (
     "One profile of each side cannot tell a difference of some 2 % from chance: `--alternate` measures both in turns, "
     "and gives each row an interval."
 )
 TIMES = ("self_ms", "total_ms", "device_ms", "host_ms")
 """Columns of time per step. The first that both sides have values of is compared."""
-CALLS = "calls"
 PHASES = ("forward", "backward", "forward_backward", "optimizer", "step", "prefill", "decode")
 """The order of phases; others follow."""
-DIFFERENCE = (
-    Column("baseline_ms", "number", "ms"),
-    Column("candidate_ms", "number", "ms"),
-    Column("change_ms", "number", "ms"),
-    Column("ratio", "number"),
-    Column("ratio_low", "number"),
-    Column("ratio_high", "number"),
-    Column("baseline_calls", "number", "calls"),
-    Column("candidate_calls", "number", "calls"),
-)
-"""Columns of the differences; `ratio` is candidate / baseline. Null: that side did not run the kernel or operator, or
-could not determine the class.
-"""
-
-Key = tuple[Scalar, ...]
-"""The columns that identify a row."""
-
-
-@dataclass(frozen=True)
-class Times:
-    """What a side spent on a row per step."""
-
-    ms: tuple[float, ...]
-    """Of each process that profiled it."""
-    calls: float | None
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.ms)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One row: what both sides spent on the same work."""
-
-    key: Key
-    """Of `work`, a part that the sides do not share is both joined by an arrow."""
-    baseline: Times | None
-    candidate: Times | None
-
-    @property
-    def change(self) -> float:
-        """The candidate's ms less the baseline's; a side that did not run the work spent none."""
-        return (self.candidate.mean if self.candidate else 0.0) - (self.baseline.mean if self.baseline else 0.0)
-
-    def numbers(self, *, known: bool) -> list[Scalar]:
-        """Return the values of DIFFERENCE. `known`: a side without this row spent nothing on it."""
-        sides = (self.baseline, self.candidate)
-        baseline, candidate = (None if side is None else side.mean for side in sides)
-        change, ratio = change_and_ratio(baseline, candidate)
-        low = high = None
-        if self.baseline and self.candidate and min(len(side.ms) for side in sides if side) >= FEWEST:
-            found = interval(self.baseline.ms, self.candidate.ms)
-            low, high = found.low, found.high
-        calls = [None if side is None else side.calls for side in sides]
-        return [baseline, candidate, self.change if known else change, ratio, low, high, *calls]
 
 
 @dataclass(frozen=True)
@@ -119,8 +56,8 @@ class ComparedTable:
 
     kind: str
     phase: str | None
-    baseline: Mapping[Key, Times]
-    candidate: Mapping[Key, Times]
+    baseline: Mapping[Key, Spent]
+    candidate: Mapping[Key, Spent]
 
     @property
     def title(self) -> str:
@@ -131,7 +68,7 @@ class ComparedTable:
     def differences(self) -> list[Difference]:
         """Return the rows, those that changed most first."""
         if self.kind == WORK:
-            found = list(_matched(self.baseline, self.candidate))
+            found = list(matched(self.baseline, self.candidate, LEVELS))
         else:
             keys = dict.fromkeys([*self.baseline, *self.candidate])
             found = [Difference(key, self.baseline.get(key), self.candidate.get(key)) for key in keys]
@@ -166,6 +103,9 @@ class ComparedProfiles:
     tables: Sequence[ComparedTable]
     of_one_side: Mapping[SideName, Sequence[str]]
     """The names of tables, and scopes of classes, that only one side has."""
+
+    unit = "ms"
+    what = "Work by phase, range, operator and kernel: as wide as on the slower side"
 
     @classmethod
     def read(cls, snapshot: Snapshot, pair: Pair) -> ComparedProfiles | None:
@@ -210,13 +150,22 @@ class ComparedProfiles:
             notes.append(ONE_EACH)
         place = [Column(name, "string") for name in ("table", "phase", "name", "class")]
         where = Column("where", "string", in_text=any(row[4] is not None for row in rows))
-        shown = [replace(one, in_text=has_intervals or "ratio_" not in one.name) for one in DIFFERENCE]
+        shown = [replace(one, in_text=has_intervals or "ratio_" not in one.name) for one in columns("ms", "calls")]
         return Sheet([*place, *shown, where], [[*row[:4], *row[5:], row[4]] for row in rows], notes=notes)
 
     @property
     def work(self) -> Sequence[Difference]:
         """The rows of `work`, those that changed most first."""
         return self._differences(WORK) or []
+
+    def flames(self) -> Iterator[tuple[list[str], float, float]]:
+        """Yield the work of both sides: phase, ranges, operator and kernel, and the ms of each side."""
+        for one in self.work:
+            phase, path, operator, _, name, _ = one.key
+            ranges = [] if path in (None, OUTSIDE) else str(path).split("/")
+            frames = [str(part) for part in (None if phase == "step" else phase, *ranges, operator, name) if part]
+            baseline, candidate = (0.0 if side is None else side.mean for side in (one.baseline, one.candidate))
+            yield list(dict.fromkeys(frames)), baseline, candidate
 
     def _differences(self, kind: str) -> list[Difference] | None:
         """Return the rows of a table that has no phases of its own; None if the sides do not have it."""
@@ -246,65 +195,9 @@ class ComparedProfiles:
         if waits is None and lines is not None:
             parts = {f"`{one.key[2]}` in {one.key[1]}": one.change for one in lines if one.key[2]}
             total, what = sum(one.change for one in lines), "a step"
-        whole = sum(map(abs, parts.values()))
-        told = sorted((one for one in parts.items() if abs(one[1]) > LARGE * whole), key=lambda one: -abs(one[1]))
-        told = told[:MOST_TOLD]
-        rest = total - sum(change for _, change in told)
-        named = [f"{_signed(change)} {name}" for name, change in told]
-        if abs(rest) > LARGE * whole / 10:
-            named.append(f"{_signed(rest)} elsewhere")
+        named = told(parts, total, "ms")
         verb = "longer" if total > 0 else "less"
-        return f"By the profiles, {what} takes {abs(total):.3g} ms {verb}: {', '.join(named)}" if named else None
-
-
-def _signed(ms: float) -> str:
-    return f"{ms:+.3g} ms".replace("-", "\N{MINUS SIGN}")
-
-
-def _matched(baseline: Mapping[Key, Times], candidate: Mapping[Key, Times]) -> Iterator[Difference]:
-    """Yield the rows of `work` of both sides, matched by LEVELS."""
-    left = [dict(side) for side in (baseline, candidate)]
-    for level in LEVELS:
-        ones, others = (_grouped(side, level) for side in left)
-        for place in [place for place in ones if place in others]:
-            keys = ones[place], others[place]
-            times = [_added([side.pop(key) for key in its]) for side, its in zip(left, keys, strict=True)]
-            yield Difference(_both(*keys), *times)
-    yield from (Difference(key, times, None) for key, times in left[0].items())
-    yield from (Difference(key, None, times) for key, times in left[1].items())
-
-
-def _grouped(side: Mapping[Key, Times], level: Sequence[int]) -> dict[Key, list[Key]]:
-    found: dict[Key, list[Key]] = defaultdict(list)
-    for key in side:
-        found[tuple(_plain(key[at]) for at in level)].append(key)
-    return found
-
-
-def _plain(value: Scalar) -> Scalar:
-    return NUMBERED.sub("", value) if isinstance(value, str) and value.startswith("triton_") else value
-
-
-def _both(ones: Sequence[Key], others: Sequence[Key]) -> Key:
-    """Return the key of rows that are one: of each column the common value, or those of both sides."""
-    found = []
-    for one, other in zip(zip(*ones, strict=True), zip(*others, strict=True), strict=True):
-        names = [" + ".join(dict.fromkeys(str(value) for value in side if value is not None)) for side in (one, other)]
-        same = {*one} == {*other} or [*map(_plain, one)] == [*map(_plain, other)]
-        found.append(names[0] or None if same else ARROW.join(names))
-    return tuple(found)
-
-
-def _added(times: Sequence[Times]) -> Times:
-    calls = [each.calls for each in times if each.calls is not None]
-    return Times(tuple(map(sum, zip(*(each.ms for each in times), strict=True))), sum(calls) if calls else None)
-
-
-def change_and_ratio(baseline: float | None, candidate: float | None) -> tuple[float | None, float | None]:
-    """Return candidate - baseline and candidate / baseline, each None if unknown."""
-    if baseline is None or candidate is None:
-        return None, None
-    return candidate - baseline, candidate / baseline if baseline else None
+        return f"By the profiles, {what} takes {abs(total):.3g} ms {verb}: {named}" if named else None
 
 
 def _names(snapshot: Snapshot, side: Side) -> list[str]:
@@ -338,7 +231,7 @@ def _compared(name: str, sheets: Sequence[Sheet], units: Sequence[frozenset[int]
     time = next((time for time in TIMES if all(_has_values(sheet, time) for sheet in sheets)), None)
     if time is None:
         return []
-    ones, others = (_by_key(sheet, JOINED[kind], time, of_side) for sheet, of_side in zip(sheets, units, strict=True))
+    ones, others = (by_key(sheet, JOINED[kind], time, of_side) for sheet, of_side in zip(sheets, units, strict=True))
     if kind != "classes":
         return [ComparedTable(kind, phase or None, ones, others)]
     scopes = sorted({str(key[0]) for key in (*ones, *others)}, key=_order)
@@ -351,38 +244,6 @@ def _compared(name: str, sheets: Sequence[Sheet], units: Sequence[frozenset[int]
 
 def _has_values(sheet: Sheet, column: str) -> bool:
     return column in sheet.names() and any(value is not None for value in sheet.column(column))
-
-
-def _by_key(sheet: Sheet, identity: Sequence[str], time: str, units: frozenset[int] | None) -> dict[Key, Times]:
-    """Return time and calls of each row. If several processes measured them: means over the processes.
-
-    A process whose table lacks a row did not run it.
-    """
-    names = sheet.names()
-    at = {name: names.index(name) for name in (UNIT_INDEX, *identity, time)}
-    calls_at = names.index(CALLS) if CALLS in names else None
-    by_key: dict[Key, dict[int, tuple[float, float]]] = {}
-    processes: dict[int, None] = {}
-    for row in sheet.rows:
-        unit = row[at[UNIT_INDEX]]
-        if (units is not None and unit not in units) or row[at[time]] is None:
-            continue
-        processes[unit] = None
-        calls = row[calls_at] if calls_at is not None else None
-        of_unit = by_key.setdefault(tuple(row[at[name]] for name in identity), {})
-        before = of_unit.get(unit, (0.0, 0.0))
-        of_unit[unit] = (before[0] + row[at[time]], before[1] + (calls or 0.0))
-    found = {}
-    for key, of_unit in by_key.items():
-        both = [of_unit.get(unit, (0.0, 0.0)) for unit in processes]
-        calls = None if calls_at is None else _whole(statistics.fmean(calls for _, calls in both))
-        found[key] = Times(tuple(ms for ms, _ in both), calls)
-    return found
-
-
-def _whole(number: float) -> float:
-    """Return a number of calls, as an integer if it is one."""
-    return int(number) if number.is_integer() else number
 
 
 def _totals(table: ComparedTable) -> list[list[Scalar]]:
@@ -399,6 +260,6 @@ def _totals(table: ComparedTable) -> list[list[Scalar]]:
             [times for key, times in side.items() if table.kind != WORK or key[at] == phase]
             for side in (table.baseline, table.candidate)
         ]
-        one, other = (_added(side) if side else None for side in sides)
+        one, other = (added(side) if side else None for side in sides)
         rows.append(["total", phase, f"all {table.kind}", None, None, *Difference((), one, other).numbers(known=True)])
     return rows

@@ -60,14 +60,14 @@ def draw_flames(root: list[Any]) -> Figure:
     return _flames(drawn, texts, {"color": [PALETTE[zlib.crc32(one.name.encode()) % FLAME_COLOURS] for one in drawn]})
 
 
-def draw_changed_flames(work: Iterable[tuple[Sequence[str], float, float]]) -> Figure:
-    """Draw what two profiles spent: each frame as wide as the larger side's share, red where the candidate spends more,
+def draw_changed_flames(work: Iterable[tuple[Sequence[str], float, float]], unit: str) -> Figure:
+    """Draw what two sides spent: each frame as wide as the larger side's share, red where the candidate spends more,
     blue where it spends less, the paler the less it differs.
 
     Args:
-        work: Of each row its frames, the outermost first, and the ms of baseline and candidate.
+        work: Of each row its frames, the outermost first, and what baseline and candidate spent, in `unit`.
     """
-    root, sides = Frame("step"), dict[tuple[str, ...], list[float]]()
+    root, sides = Frame("all"), dict[tuple[str, ...], list[float]]()
     for frames, *both in work:
         for depth in range(len(frames) + 1):
             of_frame = sides.setdefault(tuple(frames[:depth]), [0.0, 0.0])
@@ -83,7 +83,7 @@ def draw_changed_flames(work: Iterable[tuple[Sequence[str], float, float]]) -> F
     for one in drawn:
         baseline, candidate = sides.get(one.path, (0.0, 0.0))
         change = candidate - baseline
-        texts.append(f"{escaped(one.name)}: {baseline:.3g} → {candidate:.3g} ms ({change:+.3g} ms)")
+        texts.append(f"{escaped(one.name)}: {baseline:.3g} → {candidate:.3g} {unit} ({change:+.3g} {unit})")
         changes.append(change / (max(baseline, candidate) or 1.0))
     return _flames(drawn, texts, {"color": changes, "cmin": -1, "cmax": 1, "colorscale": LESS_OR_MORE})
 

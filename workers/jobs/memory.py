@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from workers.jobs._training.building import Training
     from workers.measure.allocations.categories import Owners
+    from workers.measure.allocations.growth import AfterSteps
     from workers.measure.allocations.ledger import Allocation, Point, Stretch
     from workers.measure.allocations.recording import RecordedStretch, Recording
     from workers.measure.check import Check
@@ -52,6 +53,8 @@ WHOLE = (
     ("unknown_percent", "%"),
     ("rounding_mib", "MiB"),
     ("fragmentation_mib", "MiB"),
+    ("largest_free_mib", "MiB"),
+    ("growth_mib_per_step", "MiB"),
     ("residual_stream_mib", "MiB"),
     ("residual_stream_seen_mib", "MiB"),
     ("residual_streams_seen", "tensors"),
@@ -61,12 +64,20 @@ WHOLE = (
 )
 """Metrics without a phase, of the whole step, with their units."""
 OF_OUR_MODEL = ("residual_stream_mib", "residual_stream_seen_mib", "residual_streams_seen")
-EACH_PHASE = ("peak_memory_mib", "end_memory_mib", "memory_reserved_mib", "end_reserved_mib", "fragmentation_mib")
+EACH_PHASE = (
+    *("peak_memory_mib", "end_memory_mib", "memory_reserved_mib", "end_reserved_mib"),
+    *("fragmentation_mib", "largest_free_mib"),
+)
 WORK = {"forward": "inference", "forward_backward": "forward and backward pass", "train_step": "full step"}
 """The work that the snapshots of a mode's phases show."""
 MAX_UNKNOWN_PERCENT = 2.0
 MAX_DIFFERENCE = 1e-3
 """Largest relative difference between the peak of the history and the allocator's own count of the same."""
+MAX_FREE_SHARE, MAX_FREE_MIB = 0.1, 64
+"""More free memory at the peak than both, as a share of the reserved memory and in MiB, is worth a setting."""
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+MAX_NAMED = 3
+"""Most places that grow that are named in one sentence."""
 MAX_POINTS = 1000
 """Largest number of rows of the timeline."""
 NO_CACHE = "known on GPUs only: a CPU's allocator gives back what is released"
@@ -107,7 +118,8 @@ RUNNER = MemoryRunner()
 
 def metrics(spec: MemorySpec, phases: Sequence[str]) -> list[Metric]:
     """Return the metrics of a spec, whose step has these phases, in the order of the report."""
-    whole = [(name, unit) for name, unit in WHOLE if spec.step_code is None or name not in OF_OUR_MODEL]
+    without = {*(OF_OUR_MODEL if spec.step_code else ()), *(() if spec.snapshot_steps else ("growth_mib_per_step",))}
+    whole = [(name, unit) for name, unit in WHOLE if name not in without]
     return [
         *(Metric(name, None, unit) for name, unit in whole),
         *(Metric(name, phase, "MiB") for phase in (INITIALISATION, *phases) for name in EACH_PHASE),
@@ -136,6 +148,10 @@ class Session:
     """Bytes of each block's output, as found among the allocations; None if it could not be observed."""
     saved: list[SavedTensor] = field(default_factory=list)
     """What autograd saves in a forward pass of our step."""
+    moments: dict[str, RecordedStretch] = field(default_factory=dict)
+    """What followed each of `snapshot_steps`, by the name of its snapshot."""
+    after_steps: AfterSteps | None = None
+    """What was alive after each step from the first to the last of `snapshot_steps`."""
     files: dict[str, int] = field(default_factory=dict)
     """Bytes of each snapshot, by its phase."""
 
@@ -171,6 +187,7 @@ def record(spec: MemorySpec, device: torch.device, build_model: building.Maker, 
     try:
         training = building.build(spec, device, build_model)
         owners = owners_in(training)
+        gc.collect()
         recording.mark(INITIALISATION, owners(), keep=True)
         (session.initialisation,) = recording.end()
         save_snapshot(session, INITIALISATION, session.initialisation, report)
@@ -189,7 +206,8 @@ def record(spec: MemorySpec, device: torch.device, build_model: building.Maker, 
 
 def warmup_steps(spec: MemorySpec) -> int:
     """Return the number of steps before those that are recorded."""
-    return DEFAULT_WARMUP_STEPS if spec.warmup_steps is None else spec.warmup_steps
+    steps = DEFAULT_WARMUP_STEPS if spec.warmup_steps is None else spec.warmup_steps
+    return max(steps, *spec.snapshot_steps or (0,))
 
 
 def owners_in(training: Training) -> Callable[[], Owners]:
@@ -233,7 +251,8 @@ def record_steps(
     where: StepPosition,
     report: Reporter,
 ) -> None:
-    """Warm up, record the steps, each in a history of its own, and save the snapshots of the last one's phases.
+    """Warm up, record the steps, each in a history of its own, and save the snapshots of the last one's phases. The
+    warm-up's steps have such histories from the first of `snapshot_steps` on.
 
     Raises:
         OutOfMemory: the memory did not suffice in some phase. The recording continues.
@@ -245,6 +264,7 @@ def record_steps(
 
     spec, step = session.spec, training.step
     warmup, total = warmup_steps(spec), warmup_steps(spec) + spec.measure_steps
+    moments = spec.snapshot_steps or [warmup]
     own, stream = training.own, ResidualStream()
     if own is not None:
         own.takes = f"{warmup} steps to warm up and {spec.measure_steps} recorded ones"
@@ -254,13 +274,16 @@ def record_steps(
     recorded: list[list[RecordedStretch]] = []
     with translate_oom_in_step(where):
         for number in range(total):
-            if number and number >= warmup:
-                recorded.append(recording.end())
+            if number and number >= moments[0]:
                 gc.collect()
+                recorded.append(recording.end())
+                keep_moment(session, number, recorded[-1], report)
                 recording.begin(owners())
-            if 0 < number == warmup - 1:
+            if 0 < number == moments[0] - 1:
                 recording.measure_workspaces()
             marks.keep = number + 1 == total
+            marks.watch = spec.snapshot_steps is not None and moments[0] <= number + 1 <= moments[-1]
+            marks.keep_after = number + 1 in moments
             where.preparation_begins()
             step.prepare()
             # A hook on a compiled block would cause a recompilation.
@@ -278,6 +301,20 @@ def record_steps(
 
         step.prepare()
         session.saved = saved_tensors(training.model, cast("BackwardStep", step).forward)
+
+
+def keep_moment(session: Session, step: int, recorded: Sequence[RecordedStretch], report: Reporter) -> None:
+    """Keep what is alive after a step that was watched."""
+    from workers.measure.allocations.growth import AfterSteps
+
+    last = recorded[-1]
+    if last.alive is None:
+        return
+    session.after_steps = session.after_steps or AfterSteps()
+    session.after_steps.add(last.alive)
+    if last.snapshot is not None:
+        session.moments[f"step-{step}"] = last
+        save_snapshot(session, f"step-{step}", last, report)
 
 
 def save_snapshot(session: Session, name: str, recorded: RecordedStretch, report: Reporter) -> None:
@@ -330,6 +367,9 @@ def results(session: Session) -> tuple[Values, list[Check]]:
     percent = values.samples("unknown_percent", None)
     if percent is not None:
         checks.append(check_unknown(percent[0], max(phases, key=height).stretch))
+    checks += check_fragmentation(max(phases, key=height))
+    if session.after_steps is not None and session.spec.snapshot_steps:
+        checks.append(check_growth(values, session.after_steps, session.spec.snapshot_steps))
     return values, checks
 
 
@@ -349,6 +389,43 @@ def check_unknown(percent: float, stretch: Stretch) -> Check:
     return Check("unknown", percent <= MAX_UNKNOWN_PERCENT, detail, "note")
 
 
+def check_fragmentation(recorded: RecordedStretch) -> list[Check]:
+    """Check that little of what the allocator has reserved is free at the peak; none on a CPU."""
+    from workers.measure.check import Check
+
+    free, reserved = fragmentation_mib(recorded)[0], recorded.stretch.reserved_at_peak
+    if free is None or reserved is None or recorded.largest_free is None:
+        return []
+    share = free[0] * MIB / max(1, reserved)
+    detail = f"{free[0]:.4g} MiB of {reserved / MIB:.4g} MiB reserved are free at the peak, the largest block of them "
+    detail += f"has {recorded.largest_free / MIB:.4g} MiB"
+    settings = (recorded.snapshot or {}).get("allocator_settings", {})
+    matters = share > MAX_FREE_SHARE and free[0] > MAX_FREE_MIB
+    if matters and not settings.get("expandable_segments"):
+        detail += f": start the worker with {EXPANDABLE}"
+    return [Check("fragmentation", not matters, detail, "note")]
+
+
+def check_growth(values: Values, after: AfterSteps, moments: Sequence[int]) -> Check:
+    """Check that no memory grows from step to step, and set by how much it does. The detail names the lines."""
+    from workers.measure.allocations.stacks import site
+    from workers.measure.check import Check
+
+    steps = moments[-1] - moments[0]
+    growing = [one for one in after.growths() if one.continues]
+    values.set("growth_mib_per_step", None, [sum(one.size for one in growing) / steps / MIB])
+    named = [
+        f"{one.size / steps / MIB:.4g} MiB a step by "
+        f"{site(one.example.frames) or one.example.name or 'code without a Python stack'}"
+        for one in growing[:MAX_NAMED]
+    ]
+    if not growing:
+        return Check("growth", True, f"no memory keeps growing from step {moments[0]} to step {moments[-1]}", "note")
+    more = f", and {len(growing) - MAX_NAMED} others" if len(growing) > MAX_NAMED else ""
+    detail = f"memory grows from step {moments[0]} to step {moments[-1]}: {', '.join(named)}{more}"
+    return Check("growth", False, detail, "note")
+
+
 def peak_seen(recorded: RecordedStretch) -> bool:
     """Return True if the history includes the peak: it is complete, or it reaches the allocator's own peak."""
     counters, stretch = recorded.counters, recorded.stretch
@@ -361,14 +438,22 @@ def add_phase(values: Values, recorded: RecordedStretch, phase: str) -> None:
     if counters is None:
         values.set("peak_memory_mib", phase, [recorded.stretch.peak.total / MIB])
         values.set("end_memory_mib", phase, [recorded.stretch.end.total / MIB])
-        for name in ("memory_reserved_mib", "end_reserved_mib", "fragmentation_mib"):
+        for name in EACH_PHASE[2:]:
             values.set(name, phase, None, NO_CACHE)
         return
     values.set("peak_memory_mib", phase, [counters.allocated_peak / MIB])
     values.set("end_memory_mib", phase, [counters.allocated_end / MIB])
     values.set("memory_reserved_mib", phase, [counters.reserved_peak / MIB])
     values.set("end_reserved_mib", phase, [counters.reserved_end / MIB])
-    values.set("fragmentation_mib", phase, *fragmentation_mib(recorded))
+    add_fragmentation(values, recorded, phase)
+
+
+def add_fragmentation(values: Values, recorded: RecordedStretch, phase: str | None) -> None:
+    """Set how much free memory the allocator held at the peak, and the largest block of it."""
+    free, reason = fragmentation_mib(recorded)
+    values.set("fragmentation_mib", phase, free, reason)
+    block = None if free is None or recorded.largest_free is None else [recorded.largest_free / MIB]
+    values.set("largest_free_mib", phase, block, reason or NO_CACHE)
 
 
 def fragmentation_mib(recorded: RecordedStretch) -> tuple[list[float] | None, str]:
@@ -389,7 +474,7 @@ def add_whole(values: Values, session: Session) -> None:
     values.set("peak_memory_mib", None, [height(highest) / MIB])
     held = [phase.counters.reserved_peak / MIB for phase in phases if phase.counters is not None]
     values.set("memory_reserved_mib", None, [max(held)] if held else None, NO_CACHE)
-    values.set("fragmentation_mib", None, *fragmentation_mib(highest))
+    add_fragmentation(values, highest, None)
     peak = highest.stretch.peak if peak_seen(highest) else None
     for category, name in CATEGORY_METRICS.items():
         used = None if peak is None else [peak.usage[CATEGORIES.index(category)] / MIB]
@@ -466,7 +551,8 @@ def report_tables(session: Session, report: Reporter) -> None:
         report_categories(name, phase, report)
     report_allocations(session, recorded, report)
     report_saved(session, report)
-    report_snapshots(session, recorded, report)
+    report_growth(session, report)
+    report_snapshots(session, {**recorded, **session.moments}, report)
     if session.steps:
         report_timeline(session, report)
 
@@ -503,7 +589,7 @@ def report_allocations(session: Session, recorded: dict[str, RecordedStretch], r
 
     columns = Column.parse(
         "at_peak_of, size_mib: number MiB, count: integer allocations, total_mib: number MiB, category, name, "
-        "made_in, site, stack"
+        "made_in, site, stack, code"
     )
     rows: list[list[Any]] = [
         [name, *row]
@@ -517,7 +603,8 @@ def report_allocations(session: Session, recorded: dict[str, RecordedStretch], r
 def largest(stretch: Stretch, most: int) -> list[list[Any]]:
     """Return the largest groups of equal allocations at a peak, the largest allocation first."""
     from workers.measure.allocations.categories import CATEGORIES
-    from workers.measure.allocations.stacks import short_stack, site
+    from workers.measure.allocations.growth import pattern
+    from workers.measure.allocations.stacks import code, short_stack, site
 
     groups: dict[tuple[Any, ...], list[Allocation]] = {}
     for allocation in stretch.at_peak:
@@ -540,6 +627,7 @@ def largest(stretch: Stretch, most: int) -> list[list[Any]]:
             made_in or "before the history",
             site(alike[0].frames),
             stack,
+            code(alike[0].frames),
         ]
         for (size, category, name, made_in, stack), alike in ranked[:most]
     ]
@@ -547,6 +635,7 @@ def largest(stretch: Stretch, most: int) -> list[list[Any]]:
 
 def report_saved(session: Session, report: Reporter) -> None:
     """Report what autograd saves, the largest first; what corresponding modules save is one row."""
+    from workers.measure.allocations.growth import pattern
     from workers.measure.table import Column
 
     if not session.saved:
@@ -567,12 +656,28 @@ def report_saved(session: Session, report: Reporter) -> None:
     report.table("saved", columns, rows)
 
 
-def pattern(name: str | None) -> str | None:
-    """Return a tensor's name with a star for each number, so that corresponding tensors of all layers have the same
-    name."""
-    if name is None:
-        return None
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+def report_growth(session: Session, report: Reporter) -> None:
+    """Report the allocations that are more or larger after the last of `snapshot_steps` than after the first."""
+    from workers.measure.allocations.categories import CATEGORIES
+    from workers.measure.allocations.stacks import NEXT, code, site
+    from workers.measure.table import Column
+
+    moments = session.spec.snapshot_steps
+    if session.after_steps is None or moments is None or len(session.after_steps.steps) <= moments[-1] - moments[0]:
+        return
+    columns = Column.parse(
+        "per_step_mib: number MiB, keeps_growing: boolean, first_mib: number MiB, last_mib: number MiB, "
+        "first_count: integer allocations, last_count: integer allocations, category, name, made_in, site, stack, code"
+    )
+    rows: list[list[Any]] = [
+        [
+            *(one.size / (moments[-1] - moments[0]) / MIB, one.continues, one.sizes[0] / MIB, one.sizes[-1] / MIB),
+            *(*one.counts, CATEGORIES[one.example.category], one.place[0], one.example.made_in),
+            *(site(one.example.frames), one.place[1], (code(one.example.frames) or "").partition(NEXT)[0] or None),
+        ]
+        for one in session.after_steps.growths()
+    ]
+    report.table("growth", columns, rows)
 
 
 def report_snapshots(session: Session, recorded: dict[str, RecordedStretch], report: Reporter) -> None:

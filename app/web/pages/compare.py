@@ -166,17 +166,15 @@ def _compared(services: Services, baseline: Mapping[str, Any], candidate: Mappin
     return {**page, **shown(comparison, sides)}
 
 
-OUTSIDE = "outside"
-"""The range of work that is in none."""
 NOT_COMPARED: dict[str, Any] = {"flames": None, "comparison": None, "headline": None, "metrics": [], "rows": []}
 
 
 def shown(comparison: results.Comparison, sides: tuple[str, str]) -> dict[str, Any]:
     """Return what pages show of a comparison. `sides`: the names of baseline and candidate in the plots' legends.
 
-    A profile's comparison has a `table`, and every other one has `rows`.
+    A comparison of profiles or snapshots has a `table`, and every other one has `rows`.
     """
-    is_judged = comparison.profiles is None
+    is_judged = comparison.tables is None
     sheet = results.sheet_of(comparison, SHOWN_OF_PROFILES)
     names = short_names(list(dict.fromkeys(case_text(row.place) for row in comparison.rows)))
     rows = [{**row.values(), "case": names[case_text(row.place)]} for row in comparison.rows] if is_judged else []
@@ -200,17 +198,10 @@ def shown(comparison: results.Comparison, sides: tuple[str, str]) -> dict[str, A
 
 
 def changed_flames(comparison: results.Comparison) -> dict[str, Any] | None:
-    """Return the flame graph of what two profiles spent by phase, range, operator and kernel; None of others."""
-    if comparison.profiles is None or not (work := comparison.profiles.work):
+    """Return the flame graph of what two profiles spent, or of what two jobs held at their peaks; None of others."""
+    if comparison.tables is None or not (found := list(comparison.tables.flames())):
         return None
-    found = []
-    for one in work:
-        phase, path, operator, _, name, _ = one.key
-        ranges = [] if path in (None, OUTSIDE) else str(path).split("/")
-        frames = [str(part) for part in (None if phase == "step" else phase, *ranges, operator, name) if part]
-        baseline, candidate = (0.0 if side is None else side.mean for side in (one.baseline, one.candidate))
-        found.append((list(dict.fromkeys(frames)), baseline, candidate))
-    return embedded(draw_changed_flames(found))
+    return {"what": comparison.tables.what, **embedded(draw_changed_flames(found, comparison.tables.unit))}
 
 
 def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
@@ -220,7 +211,7 @@ def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], 
     unit, by = None, ""
     for shown in comparisons:
         comparison: results.Comparison | None = shown["comparison"]
-        if comparison is None or comparison.profiles is not None:  # it cannot be compared: the page says why
+        if comparison is None or comparison.tables is not None:  # it cannot be compared: the page says why
             continue
         for row in comparison.distributions():
             if row.judged.metric != metric:

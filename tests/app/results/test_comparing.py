@@ -837,7 +837,7 @@ def test_both_sides_and_their_tables_are_read_in_one_snapshot(database, profile,
 
     monkeypatch.setattr(database, "read", counted)
     comparison = results.compare(database, *jobs)
-    assert comparison.profiles is not None
+    assert comparison.tables is not None
     assert len(snapshots) == 1
 
 

@@ -47,13 +47,13 @@ def test_stacks_that_are_too_deep_are_cut(tmp_path: Path) -> None:
 
 
 def test_changed_work_is_as_wide_as_on_its_slower_side_and_coloured_by_its_change() -> None:
-    figure = draw_changed_flames([(["forward", "mm"], 6.0, 4.0), (["forward", "copy"], 0.0, 4.0)])
+    figure = draw_changed_flames([(["forward", "mm"], 6.0, 4.0), (["forward", "copy"], 0.0, 4.0)], "ms")
     (trace,) = figure["data"]
     widths = dict(zip(trace["text"], trace["x"], strict=True))
-    assert widths == {"step": 100, "forward": 100, "mm": 60, "copy": 40}
+    assert widths == {"all": 100, "forward": 100, "mm": 60, "copy": 40}
     changes = dict(zip(trace["text"], trace["marker"]["color"], strict=True))
     assert changes == {
-        "step": pytest.approx(0.25),
+        "all": pytest.approx(0.25),
         "forward": pytest.approx(0.25),
         "mm": pytest.approx(-1 / 3),
         "copy": 1,

@@ -1,7 +1,8 @@
 """Records the allocations on a CPU, through the events of torch's profiler.
 
 A CPU's allocator has neither blocks nor a cache, and torch reports the release of an allocation only if a profiler ran
-when it was made. So begin to record before the model is made; older allocations are known only by their owners.
+when it was made, and runs again. So begin to record before the model is made, and collect garbage before a history
+ends; older allocations are known only by their owners.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Mark:
     phase: str
     owners: Owners
     keep: bool
+    alive: bool
 
 
 class CpuRecording:
@@ -40,16 +42,26 @@ class CpuRecording:
 
     def begin(self, owners: Owners, *, stacks: bool = True) -> None:
         self._marks: list[Mark] = []
-        self._before = allocations_of(owners, self._alive)
+        self._before = [
+            *allocations_of(owners, self._alive),
+            # Torch reports the release of what an earlier profiler saw.
+            *(
+                Allocation(one.address, one.size, one.made_in, one.frames)
+                for address, one in self._alive.items()
+                if address not in owners
+            ),
+        ]
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=stacks)
         self._profile.start()
 
     def measure_workspaces(self) -> None:
         """Do nothing: on a CPU, libraries do not allocate workspaces by torch's allocator."""
 
-    def mark(self, phase: str, owners: Owners, *, keep: bool = False, failed: bool = False) -> None:
+    def mark(
+        self, phase: str, owners: Owners, *, keep: bool = False, alive: bool = False, failed: bool = False
+    ) -> None:
         with record_function(f"{MARK}{len(self._marks)}"):
-            self._marks.append(Mark(phase, owners, keep))
+            self._marks.append(Mark(phase, owners, keep, alive))
 
     def end(self) -> list[RecordedStretch]:
         profiler = self._profile
@@ -99,7 +111,8 @@ def stretches(
                 alive=ledger.alive,
                 about={"phase": mark.phase, "history_lost": lost},
             )
-        recorded.append(RecordedStretch(stretch, None, snapshot, len(kept), lost))
+        alive = list(ledger.alive.values()) if mark.alive else None
+        recorded.append(RecordedStretch(stretch, None, snapshot, len(kept), lost, alive))
     return recorded
 
 

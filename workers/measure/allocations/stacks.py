@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
+import re
+import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +20,12 @@ PACKAGES = "site-packages/"
 SHOWN_PARTS = 3
 """Parts of a file's path that are shown."""
 SHOWN_FRAMES = 5
+MAX_CODE = 100
+"""Characters of a line of code that are kept."""
+NEXT = " ← "
+"""Between the lines of code of a stack."""
+UPLOAD = re.compile(r"^[0-9a-f]{8}/")
+"""The folder of an uploaded file, named by its content (workers.uploaded): two versions have the same places."""
 DRIVERS = ("workers/jobs/memory.py", "workers/measure/timing.py")
 """Files whose functions run the steps and make the model."""
 
@@ -46,7 +55,7 @@ def from_the_step_on(frames: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any
 
 def place(frame: Frame) -> str:
     """Return a frame as text: "model/transformer.py:68 forward"."""
-    path = "/".join(Path(without_folders(frame["filename"])).parts[-SHOWN_PARTS:])
+    path = "/".join(Path(UPLOAD.sub("", without_folders(frame["filename"]))).parts[-SHOWN_PARTS:])
     return f"{path}:{frame['line']} {frame['name']}"
 
 
@@ -58,3 +67,16 @@ def site(frames: Sequence[Frame]) -> str | None:
 def short_stack(frames: Sequence[Frame]) -> str | None:
     """Return the innermost places outside torch, each called by the next."""
     return " < ".join(place(frame) for frame in outside_torch(frames)[:SHOWN_FRAMES]) or None
+
+
+def code(frames: Sequence[Frame]) -> str | None:
+    """Return the lines' text of `short_stack`, which stays the same where lines move; None where it is unknown."""
+    lines = [_line(frame) for frame in outside_torch(frames)[:SHOWN_FRAMES]]
+    return NEXT.join(lines) if any(lines) else None
+
+
+def _line(frame: Frame) -> str:
+    # Torch's profiler leaves the folders of sys.path out, and uploaded code is in the cache only.
+    name = frame["filename"]
+    known = next((full for folder in sys.path if (full := f"{folder}/{name}") in linecache.cache), name)
+    return linecache.getline(known, frame["line"]).strip()[:MAX_CODE]
