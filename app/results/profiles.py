@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from app.results.matching import Difference, Key, Spent, added, by_key, columns, matched, told
+from app.results.matching import Difference, Key, Spent, added, amount, by_key, columns, matched, told
 from app.results.sheet import Column, Sheet
 from app.results.sides import SIDES, Pair, Side, SideName
 from app.results.unit_tables import table_of, tables_of
@@ -197,7 +197,7 @@ class ComparedProfiles:
             total, what = sum(one.change for one in lines), "a step"
         named = told(parts, total, "ms")
         verb = "longer" if total > 0 else "less"
-        return f"By the profiles, {what} takes {abs(total):.3g} ms {verb}: {named}" if named else None
+        return f"By the profiles, {what} takes {amount(abs(total))} ms {verb}: {named}" if named else None
 
 
 def _names(snapshot: Snapshot, side: Side) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,12 @@ from workers.jobs.memory import (
     WHOLE,
     Session,
     check_accounted,
+    check_fragmentation,
     check_unknown,
     report_tables,
     results,
 )
 from workers.measure.allocations.categories import CATEGORIES
-from workers.measure.allocations.growth import pattern
 from workers.measure.allocations.ledger import Allocation, Ledger
 from workers.measure.allocations.recording import Counters, RecordedStretch
 from workers.measure.environment import device_key
@@ -213,11 +214,6 @@ def test_the_largest_allocations_say_where_they_come_from(run, device: str) -> N
         row for row in table if row["at_peak_of"] == "initialisation" and row["name"] == "layers.*.ffn.w1.weight"
     ]
     assert [row["count"] for row in weights] == [3], "those of all layers are one row"
-
-
-def test_a_name_with_numbers_stands_for_all_layers() -> None:
-    assert pattern("layers.12.attn.q_proj.weight") == "layers.*.attn.q_proj.weight"
-    assert pattern(None) is None
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -423,7 +419,7 @@ def test_of_a_peak_that_the_history_lost_nothing_is_said(tmp_path: Path) -> None
     assert values.samples("peak_memory_mib", None) == [8000 / MIB], "the allocator has counted it"
     report = Report(tmp_path)
     values.report(spec.case(), "1x GPU", report)
-    for metric in ("parameter_mib", "unknown_percent", "rounding_mib", "fragmentation_mib"):
+    for metric in ("parameter_mib", "unknown_percent", "rounding_mib", "fragmentation_mib", "largest_free_mib"):
         assert value(report, metric)["outcome"] == "unknown"
         assert value(report, metric)["reason"].endswith("raise history_entries")
     report_tables(session, report)
@@ -459,6 +455,23 @@ def test_rows_carry_the_case_and_the_device(run) -> None:
         assert (row["case_key"], row["device_key"]) == (spec.case().key, device_key(torch.device("cpu")))
     assert report.fingerprint["settings"]["float32_matmul_precision"] == "highest"
     assert list(report.titles.values()) == ["d16-f24-l3-h2, context 8, forward"]
+
+
+@pytest.mark.parametrize(
+    ("allocated", "expandable", "ok", "told"),
+    [(890, True, False, False), (890, False, False, True), (990, False, True, False)],
+)
+def test_much_free_memory_at_the_peak_is_told_with_the_setting_that_helps(
+    allocated: int, expandable: bool, ok: bool, told: bool
+) -> None:
+    stretch = replace(Ledger().follow("backward", [], {}), reserved_at_peak=1000 * MIB)
+    counters = Counters(*(allocated * MIB,) * 3, *(1000 * MIB,) * 2)
+    kept = {"allocator_settings": {"expandable_segments": expandable}}
+    (check,) = check_fragmentation(RecordedStretch(stretch, counters, kept, largest_free=20 * MIB))
+    assert (check.ok, check.severity) == (ok, "note")
+    assert "the largest block of them has 20 MiB" in check.detail
+    assert ("expandable_segments:True" in check.detail) == told
+    assert check_fragmentation(RecordedStretch(stretch)) == [], "nothing of it is known on a CPU"
 
 
 @pytest.mark.parametrize("device", DEVICES)

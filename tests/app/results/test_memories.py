@@ -1,0 +1,199 @@
+"""Comparisons of what fills the memory of two jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app import results
+from app.results import render, sheet_of
+from app.results.memories import NOT_LISTED, ROUNDING
+from app.store.database.engine import Database
+from app.store.queue.transitions import Queue
+from app.store.records import Claim, Finish, UnitRecord
+from tests.app.results.conftest import Measure
+
+CATEGORIES = {"category": "string", "peak_mib": "number", "end_mib": "number"}
+ALLOCATIONS = {
+    **dict.fromkeys(("at_peak_of", "category", "name", "made_in", "site", "stack", "code"), "string"),
+    "count": "integer",
+    "total_mib": "number",
+}
+Row = tuple[str, str | None, str, str | None, str | None, float]
+"""Phase, name, category, stack, line of code, MiB."""
+SCORES = ("backward", None, "activation", "m.py:10 attend < m.py:3 forward", "scores = q @ k.mT", 400.0)
+WEIGHT = ("backward", "layers.*.w", "parameter", "m.py:1 make", "self.w = Parameter(w)", 100.0)
+COPY = ("backward", None, "temporary", "m.py:30 loss < m.py:3 forward", "x = x.contiguous()", 88.0)
+
+
+@pytest.fixture
+def memory(run_job: Callable[..., Claim], queue: Queue, reported: Any, record: Any) -> Callable[..., int]:
+    """Record a job of kind `memory` with these allocations; `more`: MiB by phase and category that are not listed."""
+
+    def run(*rows: Row, more: Any = None, peak: float | None = None, code: bool = True, **spec: Any) -> int:
+        claim = run_job({"kind": "memory", **spec})
+        finish = Finish("succeeded", tables=tables(reported, rows, more or {}, code=code))
+        measured = [] if peak is None else [record("peak_memory_mib", value=peak, unit="MiB")]
+        queue.finish(claim, replace(finish, measurements=measured))
+        return claim.job_id
+
+    return run
+
+
+def tables(reported: Any, rows: Sequence[Row], more: Any, *, code: bool = True, unit_index: int = 0) -> list[Any]:
+    columns = {name: type_ for name, type_ in ALLOCATIONS.items() if code or name != "code"}
+    sums: dict[str, dict[str, float]] = {phase: dict(by_category) for phase, by_category in more.items()}
+    listed = []
+    for phase, name, category, stack, text, mib in rows:
+        of_phase = sums.setdefault(phase, {})
+        of_phase[category] = of_phase.get(category, 0.0) + mib
+        site = None if stack is None else stack.partition(" < ")[0]
+        row = dict(zip(ALLOCATIONS, (phase, category, name, "forward", site, stack, text, 2, mib), strict=True))
+        listed.append([row[column] for column in columns])
+    found = [
+        reported(f"categories-{phase}", [[*one, 0.0] for one in its.items()], unit_index=unit_index, **CATEGORIES)
+        for phase, its in sums.items()
+    ]
+    return [*found, reported("allocations", listed, unit_index=unit_index, **columns)]
+
+
+def compared(
+    database: Database, one: int, other: int, limit: int | None = None
+) -> tuple[str, list[dict[str, Any]], Any]:
+    """Return the sentence, the rows and the notes."""
+    sheet = sheet_of(results.compare(database, [one], [other]), limit)
+    found = json.loads(render(sheet, "json"))
+    return found["sentence"], found["rows"], found["notes"]
+
+
+def changes(rows: Sequence[dict[str, Any]], table: str, phase: str) -> dict[Any, Any]:
+    name = "category" if table == "categories" else "name"
+    return {row[name]: row["change_mib"] for row in rows if (row["table"], row["phase"]) == (table, phase)}
+
+
+def test_what_came_went_and_grew_adds_up_to_the_difference(database: Database, memory: Callable[..., int]) -> None:
+    grown = (*WEIGHT[:-1], 101.0)
+    moved = tuple("m.py:15 make" if part == "m.py:1 make" else part for part in grown)
+    sentence, rows, _ = compared(database, memory(SCORES, WEIGHT), memory(COPY, moved))
+    assert sentence.endswith(
+        "By the snapshots, the candidate needs 311 MiB less at its peak (backward): −400 MiB activation at m.py:10 "
+        "attend, +88 MiB temporary at m.py:30 loss"
+    )
+    assert changes(rows, "categories", "backward") == {"activation": -400, "temporary": 88, "parameter": 1}
+    found = changes(rows, "allocations", "backward")
+    assert found == {"scores = q @ k.mT": -400, "x = x.contiguous()": 88, "layers.*.w": 1}
+    (total,) = [row["change_mib"] for row in rows if row["table"] == "total"]
+    assert total == sum(found.values()) == -311
+    went = next(row for row in rows if row["name"] == "scores = q @ k.mT")
+    assert (went["baseline_allocations"], went["candidate_mib"], went["where"]) == (2, None, "m.py:10 attend")
+
+
+def test_equal_jobs_have_no_row_of_allocations(database: Database, memory: Callable[..., int]) -> None:
+    sentence, rows, _ = compared(database, memory(SCORES, WEIGHT), memory(SCORES, WEIGHT))
+    assert sentence.endswith("both sides need the same memory at their peaks (backward)")
+    assert {row["table"] for row in rows} == {"total", "categories"}
+
+
+@pytest.mark.parametrize(
+    "stack", ["m.py:99 attend < m.py:7 forward", "m.py:10 attend < new.py:1 wrap < m.py:3 forward", "other.py:1 attend"]
+)
+def test_a_line_that_moved_is_the_same(database: Database, memory: Callable[..., int], stack: str) -> None:
+    moved = (*SCORES[:3], stack, *SCORES[4:])
+    twice = (*SCORES[:3], "m.py:12 attend < m.py:3 forward", "other = q @ v", 7.0)
+    _, rows, _ = compared(database, memory(SCORES, twice), memory(moved, twice))
+    assert changes(rows, "allocations", "backward") == {}
+
+
+def test_a_parameter_is_matched_by_its_name(database: Database, memory: Callable[..., int]) -> None:
+    other = (*WEIGHT[:3], "n.py:1 build", "self.register_parameter(w)", 60.0)
+    _, rows, _ = compared(database, memory(WEIGHT), memory(other))
+    assert changes(rows, "allocations", "backward") == {"layers.*.w": -40}
+
+
+def test_allocations_without_a_stack_and_equal_ones_are_added(database: Database, memory: Callable[..., int]) -> None:
+    def made(*mib: float) -> list[Row]:
+        return [("backward", None, "temporary", None, None, one) for one in mib]
+
+    sentence, rows, _ = compared(database, memory(*made(1.0, 2.0)), memory(*made(4.0)))
+    assert changes(rows, "allocations", "backward") == {None: 1}
+    assert sentence.endswith("1 MiB more at its peak (backward): +1 MiB temporary")
+
+
+def test_peaks_in_different_phases_are_compared_and_each_phase_that_both_have(
+    database: Database, memory: Callable[..., int]
+) -> None:
+    def of(row: Row, phase: str) -> Row:
+        return (phase, *row[1:])
+
+    one = memory(SCORES, of(WEIGHT, "optimizer"), of(COPY, "forward"))
+    other = memory(of(SCORES, "optimizer"), of(WEIGHT, "optimizer"), WEIGHT)
+    sentence, rows, _ = compared(database, one, other)
+    assert "100 MiB more at its peak (backward → optimizer): +100 MiB parameter" in sentence
+    assert changes(rows, "allocations", "backward → optimizer") == {"layers.*.w": 100}
+    assert changes(rows, "allocations", "backward") == {"scores = q @ k.mT": -400, "layers.*.w": 100}
+    assert not changes(rows, "total", "forward"), "one side has no such phase"
+
+
+def test_what_is_not_listed_and_rounding_are_rows_of_their_own(database: Database, memory: Callable[..., int]) -> None:
+    one = memory(WEIGHT, more={"backward": {"gradient": 30.0}}, peak=131.0)
+    other = memory(WEIGHT, more={"backward": {"gradient": 10.0}}, peak=114.0)
+    sentence, rows, notes = compared(database, one, other)
+    assert changes(rows, "allocations", "backward") == {NOT_LISTED: -20, None: 3}
+    assert next(row["category"] for row in rows if row["change_mib"] == 3) == ROUNDING
+    assert [row["change_mib"] for row in rows if row["table"] == "total"] == [-17]
+    assert "needs 17 MiB less" in sentence
+    assert sum("lists only its largest allocations" in note for note in notes) == 2
+
+
+def test_of_a_job_recorded_without_lines_of_code_functions_are_matched(
+    database: Database, memory: Callable[..., int]
+) -> None:
+    moved = (*SCORES[:3], "m.py:99 attend < m.py:7 forward", None, 300.0)
+    _, rows, notes = compared(database, memory(SCORES, code=False), memory(moved))
+    (row,) = [row for row in rows if row["table"] == "allocations"]
+    assert (row["change_mib"], row["where"]) == (-100, "m.py:10 attend → m.py:99 attend")
+    (note,) = [note for note in notes if "without lines of code" in note]
+    assert note.startswith("The baseline, job ")
+
+
+def test_running_out_of_memory_is_compared_with_the_peak(database: Database, memory: Callable[..., int]) -> None:
+    lacked = [("oom", *row[1:]) for row in (SCORES, WEIGHT, COPY)]
+    sentence, rows, _ = compared(database, memory(SCORES, WEIGHT), memory(*lacked))
+    assert "the candidate ran out of memory, and then the candidate held 88 MiB more" in sentence
+    assert changes(rows, "allocations", "backward → oom") == {"x = x.contiguous()": 88}
+
+
+def test_a_job_that_lacks_the_tables_is_compared_by_metrics(
+    database: Database, memory: Callable[..., int], measure: Measure
+) -> None:
+    without = measure(("peak_memory_mib", {"value": 7.0}), spec={"kind": "memory"})
+    sentence, rows, notes = compared(database, memory(SCORES, peak=400.0), without)
+    assert "By the snapshots" not in sentence
+    assert [row["metric"] for row in rows] == ["peak_memory_mib"]
+    assert "The candidate has no complete tables of what its peaks hold: only metrics are compared." in notes
+
+
+def test_sides_of_one_job_are_means_of_their_processes(
+    database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any
+) -> None:
+    side = {"kind": "memory", "context_length": 64}
+    claim = run_job({"kind": "compare", "baseline": side, "candidate": {**side, "precision": "bf16"}, "replicates": 4})
+    units = [UnitRecord(at, f"{at}", "succeeded", side=("baseline", "candidate")[at % 2]) for at in range(8)]
+    of_units = [
+        tables(reported, [(*SCORES[:-1], 400.0 - 100 * (at % 2) + at // 2)], {}, unit_index=at) for at in range(8)
+    ]
+    queue.finish(claim, Finish("succeeded", units=units, tables=[one for its in of_units for one in its]))
+    sheet = sheet_of(results.compare_sides(database, claim.job_id))
+    (row,) = [row for row in json.loads(render(sheet, "json"))["rows"] if row["table"] == "allocations"]
+    assert (row["baseline_mib"], row["candidate_mib"], row["change_mib"]) == (401.5, 301.5, -100)
+    assert row["ratio_low"] < 0.751 < row["ratio_high"]
+
+
+def test_a_limit_says_what_it_leaves_out(database: Database, memory: Callable[..., int]) -> None:
+    _, rows, notes = compared(database, memory(SCORES, WEIGHT, COPY), memory((*WEIGHT[:-1], 1.0)), limit=2)
+    assert list(changes(rows, "allocations", "backward").values()) == [-400, -99]
+    assert "Shown are the 2 allocations that changed most of 3 of backward." in notes

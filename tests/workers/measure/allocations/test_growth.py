@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from workers.measure.allocations.growth import AfterSteps, pattern
+from workers.measure.allocations.ledger import Allocation
+
+LINE = [{"filename": "/home/user/train.py", "line": 12, "name": "step"}]
+
+
+def after(sizes: Sequence[Sequence[int]]) -> AfterSteps:
+    """What one line has alive after each step: the sizes of its allocations."""
+    found = AfterSteps()
+    for of_step in sizes:
+        found.add([Allocation(1, 40, None, name="weight"), *(Allocation(9, size, None, LINE) for size in of_step)])
+    return found
+
+
+GROWING = {
+    "a tensor more each step": [[8] * n for n in range(1, 12)],
+    "one that is joined with more": [[8 * n] for n in range(1, 12)],
+    "every fourth step": [[8] * (n // 4) for n in range(11)],
+    "beside one that comes and goes": [[8] * n + [4] for n in range(1, 12)],
+}
+STEADY = {
+    "a cache that filled in the first steps": [[8] * min(n, 4) for n in range(1, 12)],
+    "one tensor in one step": [[8] * (n >= 5) for n in range(11)],
+    "one tensor in the last step": [[8] * (n == 10) for n in range(11)],
+    "batches of another size": [[size] for size in (4, 9, 2, 7, 1, 8, 3, 9, 5, 6, 7)],
+    "what shrinks": [[8] * (11 - n) for n in range(11)],
+}
+
+
+@pytest.mark.parametrize("sizes", GROWING.values(), ids=GROWING)
+def test_memory_that_keeps_growing_is_found_with_its_line(sizes: Sequence[Sequence[int]]) -> None:
+    (growth,) = after(sizes).growths()
+    assert growth.continues
+    assert growth.size == sum(sizes[-1]) - sum(sizes[0])
+    assert growth.place == (None, "train.py:12 step")
+
+
+@pytest.mark.parametrize("sizes", STEADY.values(), ids=STEADY)
+def test_memory_that_does_not_keep_growing_is_no_leak(sizes: Sequence[Sequence[int]]) -> None:
+    assert not any(growth.continues for growth in after(sizes).growths())
+
+
+def test_a_name_with_numbers_stands_for_all_layers() -> None:
+    assert pattern("layers.12.attn.q_proj.weight") == "layers.*.attn.q_proj.weight"
+    assert pattern("h2o.3") == "h2o.*"
+    assert pattern(None) is None
