@@ -255,7 +255,7 @@ def _compared(pair: Pair, tables: ComparedTables | None, agreed: Agreement | Non
         judgement = findings.cut_short(judgement, judged, job.id, stopped, planned_processes(job.spec))
     lacking: Sequence[str] = ()
     if isinstance(tables, ComparedMemory) and not tables.peaks:
-        tables, lacking = None, tables.notes
+        lacking, tables = tables.notes, None
     if tables is not None and (explained := tables.explained()) is not None:
         judgement = replace(judgement, sentence=f"{judgement.sentence}. {explained}")
     agreed = agreed and agreed.under(judgement)

@@ -121,7 +121,8 @@ class ComparedMemory:
             # Of a row whose sides have different stacks, the candidate's.
             places = str(functions or "").split(ARROW)[-1].split(" + ")[0].split(" < ")[::-1]
             frames = [str(part) for part in (category, *places, name) if part]
-            yield frames, *(0.0 if side is None else side.mean for side in (one.baseline, one.candidate))
+            baseline, candidate = (0.0 if side is None else side.mean for side in (one.baseline, one.candidate))
+            yield frames, baseline, candidate
 
     def explained(self) -> str:
         """Return a sentence: how much more or less the candidate needs at its peak, and for what."""
@@ -188,8 +189,9 @@ def _innermost(code: str) -> str:
 
 def _peak(side: Side) -> float | None:
     """Return the MiB of the step's peak, as the allocator counted them; None if unknown."""
-    values = [row.value for case in side.cases for row in case.processes.get("peak_memory_mib", ())]
-    return statistics.fmean(values) if values and None not in values else None
+    rows = [row for case in side.cases for row in case.processes.get("peak_memory_mib", ())]
+    values = [row.value for row in rows if row.value is not None]
+    return statistics.fmean(values) if values and len(values) == len(rows) else None
 
 
 def _with_rest(
@@ -199,7 +201,7 @@ def _with_rest(
     sums: dict[Scalar, float] = defaultdict(float)
     for key, spent in listed.items():
         sums[key[0]] += spent.mean
-    rests = {(key[0], NOT_LISTED): spent.mean - sums[key[0]] for key, spent in categories.items()}
+    rests: dict[Key, float] = {(key[0], NOT_LISTED): spent.mean - sums[key[0]] for key, spent in categories.items()}
     if peak is not None:
         rests[ROUNDING, None] = peak - sum(spent.mean for spent in categories.values())
     for (category, name), rest in rests.items():

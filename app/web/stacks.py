@@ -85,7 +85,7 @@ def draw_changed_flames(work: Iterable[tuple[Sequence[str], float, float]], unit
         change = candidate - baseline
         texts.append(f"{escaped(one.name)}: {baseline:.3g} → {candidate:.3g} {unit} ({change:+.3g} {unit})")
         changes.append(change / (max(baseline, candidate) or 1.0))
-    return _flames(drawn, texts, {"color": changes, "cmin": -1, "cmax": 1, "colorscale": LESS_OR_MORE})
+    return _flames(drawn, texts, {"color": changes, "cmin": -1, "cmax": 1, "colorscale": LESS_OR_MORE}, "Share (%)")
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,9 @@ def _placed(frame: list[Any], whole: float, path: tuple[str, ...] = (), start: f
         start += callee[1]
 
 
-def _flames(drawn: Sequence[_Placed], texts: Sequence[str], marker: Mapping[str, Any]) -> Figure:
+def _flames(
+    drawn: Sequence[_Placed], texts: Sequence[str], marker: Mapping[str, Any], share: str = "Share of the time (%)"
+) -> Figure:
     depth = [len(one.path) for one in drawn]
     trace = {
         "type": "bar",
@@ -129,7 +131,7 @@ def _flames(drawn: Sequence[_Placed], texts: Sequence[str], marker: Mapping[str,
     }
     layout = {
         "height": 90 + 18 * (max(depth) + 1),
-        "xaxis": {"title": {"text": "Share of the time (%)"}, "range": [0, 100]},
+        "xaxis": {"title": {"text": share}, "range": [0, 100]},
         "yaxis": {"autorange": "reversed", "showticklabels": False, "showgrid": False, "zeroline": False},
         "showlegend": False,
         "uniformtext": {"minsize": 8, "mode": "hide"},

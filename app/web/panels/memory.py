@@ -54,6 +54,16 @@ def panels(results: JobResults) -> list[Panel]:
                 lambda: draw_peaks({phase: results.rows(f"{HEAD}{phase}") for phase in phases}),
             )
         )
+    if results.has("growth") and results.rows("growth"):
+        panels.append(
+            Panel(
+                "growth",
+                "What grows from step to step",
+                "Alive after the last of the chosen steps, and not after the first, by the line that made it.",
+                template="explorer.html",
+                values={"table": "growth", "sort": "-per_step_mib"},
+            )
+        )
     if results.has("allocations"):
         panels.append(
             Panel(

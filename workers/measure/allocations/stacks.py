@@ -26,7 +26,7 @@ NEXT = " ← "
 """Between the lines of code of a stack."""
 UPLOAD = re.compile(r"^[0-9a-f]{8}/")
 """The folder of an uploaded file, named by its content (workers.uploaded): two versions have the same places."""
-DRIVERS = ("workers/jobs/memory.py", "workers/measure/timing.py")
+DRIVERS = ("workers/jobs/memory.py", "workers/measure/timing.py", "workers/measure/own_step.py")
 """Files whose functions run the steps and make the model."""
 
 Frame = Mapping[str, Any]
@@ -64,14 +64,20 @@ def site(frames: Sequence[Frame]) -> str | None:
     return next((place(frame) for frame in outside_torch(frames)), None)
 
 
+def _shown(frames: Sequence[Frame]) -> Sequence[Frame]:
+    outside = outside_torch(frames)
+    around = (at for at, frame in enumerate(outside) if without_folders(frame["filename"]) in DRIVERS)
+    return outside[: max(1, next(around, SHOWN_FRAMES))][:SHOWN_FRAMES]
+
+
 def short_stack(frames: Sequence[Frame]) -> str | None:
-    """Return the innermost places outside torch, each called by the next."""
-    return " < ".join(place(frame) for frame in outside_torch(frames)[:SHOWN_FRAMES]) or None
+    """Return the innermost places of the step outside torch, each called by the next."""
+    return " < ".join(place(frame) for frame in _shown(frames)) or None
 
 
 def code(frames: Sequence[Frame]) -> str | None:
     """Return the lines' text of `short_stack`, which stays the same where lines move; None where it is unknown."""
-    lines = [_line(frame) for frame in outside_torch(frames)[:SHOWN_FRAMES]]
+    lines = [_line(frame) for frame in _shown(frames)]
     return NEXT.join(lines) if any(lines) else None
 
 
