@@ -73,8 +73,8 @@ WORK = {"forward": "inference", "forward_backward": "forward and backward pass",
 MAX_UNKNOWN_PERCENT = 2.0
 MAX_DIFFERENCE = 1e-3
 """Largest relative difference between the peak of the history and the allocator's own count of the same."""
-MAX_FREE_SHARE, MAX_FREE_MIB = 0.1, 64
-"""More free memory at the peak than both, as a share of the reserved memory and in MiB, is worth a setting."""
+MAX_STUCK_SHARE, MAX_STUCK_MIB = 0.1, 64
+"""More free memory between blocks in use than both, as a share of what is reserved and in MiB, is worth a setting."""
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 MAX_NAMED = 3
 """Most places that grow that are named in one sentence."""
@@ -390,19 +390,21 @@ def check_unknown(percent: float, stretch: Stretch) -> Check:
 
 
 def check_fragmentation(recorded: RecordedStretch) -> list[Check]:
-    """Check that little of what the allocator has reserved is free at the peak; none on a CPU."""
+    """Check that at the peak little of what the allocator has reserved lies between blocks in use; none on a CPU."""
     from workers.measure.check import Check
 
     free, reserved = fragmentation_mib(recorded)[0], recorded.stretch.reserved_at_peak
-    if free is None or reserved is None or recorded.largest_free is None:
+    if free is None or reserved is None or recorded.free is None:
         return []
-    share = free[0] * MIB / max(1, reserved)
-    detail = f"{free[0]:.4g} MiB of {reserved / MIB:.4g} MiB reserved are free at the peak, the largest block of them "
-    detail += f"has {recorded.largest_free / MIB:.4g} MiB"
+    largest, stuck = (size / MIB for size in recorded.free)
+    detail = (
+        f"{free[0]:.4g} MiB of {reserved / MIB:.4g} MiB reserved are free at the peak, {stuck:.4g} MiB of them between "
+        f"blocks in use; the largest free block has {largest:.4g} MiB"
+    )
     settings = (recorded.snapshot or {}).get("allocator_settings", {})
-    matters = share > MAX_FREE_SHARE and free[0] > MAX_FREE_MIB
+    matters = stuck > max(MAX_STUCK_MIB, MAX_STUCK_SHARE * reserved / MIB)
     if matters and not settings.get("expandable_segments"):
-        detail += f": start the worker with {EXPANDABLE}"
+        detail += f": a worker started with {EXPANDABLE} gives them back where memory runs out"
     return [Check("fragmentation", not matters, detail, "note")]
 
 
@@ -452,7 +454,7 @@ def add_fragmentation(values: Values, recorded: RecordedStretch, phase: str | No
     """Set how much free memory the allocator held at the peak, and the largest block of it."""
     free, reason = fragmentation_mib(recorded)
     values.set("fragmentation_mib", phase, free, reason)
-    block = None if free is None or recorded.largest_free is None else [recorded.largest_free / MIB]
+    block = None if free is None or recorded.free is None else [recorded.free.largest / MIB]
     values.set("largest_free_mib", phase, block, reason or NO_CACHE)
 
 

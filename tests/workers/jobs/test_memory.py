@@ -30,6 +30,7 @@ from workers.jobs.memory import (
     results,
 )
 from workers.measure.allocations.categories import CATEGORIES
+from workers.measure.allocations.free import Free
 from workers.measure.allocations.ledger import Allocation, Ledger
 from workers.measure.allocations.recording import Counters, RecordedStretch
 from workers.measure.environment import device_key
@@ -458,18 +459,18 @@ def test_rows_carry_the_case_and_the_device(run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("allocated", "expandable", "ok", "told"),
-    [(890, True, False, False), (890, False, False, True), (990, False, True, False)],
+    ("stuck", "expandable", "ok", "told"),
+    [(110, True, False, False), (110, False, False, True), (90, False, True, False)],
 )
 def test_much_free_memory_at_the_peak_is_told_with_the_setting_that_helps(
-    allocated: int, expandable: bool, ok: bool, told: bool
+    stuck: int, expandable: bool, ok: bool, told: bool
 ) -> None:
     stretch = replace(Ledger().follow("backward", [], {}), reserved_at_peak=1000 * MIB)
-    counters = Counters(*(allocated * MIB,) * 3, *(1000 * MIB,) * 2)
+    counters = Counters(*(800 * MIB,) * 3, *(1000 * MIB,) * 2)
     kept = {"allocator_settings": {"expandable_segments": expandable}}
-    (check,) = check_fragmentation(RecordedStretch(stretch, counters, kept, largest_free=20 * MIB))
+    (check,) = check_fragmentation(RecordedStretch(stretch, counters, kept, free=Free(20 * MIB, stuck * MIB)))
     assert (check.ok, check.severity) == (ok, "note")
-    assert "the largest block of them has 20 MiB" in check.detail
+    assert "the largest free block has 20 MiB" in check.detail
     assert ("expandable_segments:True" in check.detail) == told
     assert check_fragmentation(RecordedStretch(stretch)) == [], "nothing of it is known on a CPU"
 

@@ -9,15 +9,14 @@ from typing import Any
 import torch
 
 from workers.measure.allocations.categories import UNKNOWN, Owners
-from workers.measure.allocations.free import largest_free
-from workers.measure.allocations.ledger import Allocation, Entry, Ledger
+from workers.measure.allocations.free import free_at
+from workers.measure.allocations.ledger import WORKSPACE, Allocation, Entry, Ledger
 from workers.measure.allocations.recording import MAX_POINTS, Counters, RecordedStretch
 from workers.measure.allocations.snapshot import BEFORE, Snapshot, annotated, blocks_of, reserved_in
 
 _active: list[CudaRecording] = []
 """The active recording, if any: torch's observer, which cannot be removed, sets its `at_oom` when memory runs out."""
 _attached = False
-WORKSPACE = "cuBLAS workspace"
 
 
 class CudaRecording:
@@ -81,7 +80,7 @@ class CudaRecording:
         full = history >= self.max_entries
         kept = self._annotated(snapshot, phase, lost=full) if keep else None
         held = list(self._ledger.alive.values()) if alive else None
-        free = largest_free(snapshot, self.device, entries[stretch.peak.entry + 1 :], stretch.at_peak)
+        free = free_at(snapshot, self.device, entries[stretch.peak.entry + 1 :], stretch.at_peak)
         self._recorded.append(RecordedStretch(stretch, counters, kept, history, full, held, free))
         torch.cuda.reset_peak_memory_stats(self.device)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from workers.measure.allocations.ledger import Allocation, Entry
 from workers.measure.allocations.snapshot import Snapshot
@@ -12,8 +13,17 @@ ROUNDED_TO = 512
 Range = tuple[int, int]
 
 
-def largest_free(snapshot: Snapshot, device_index: int, since: Sequence[Entry], used: Iterable[Allocation]) -> int:
-    """Return the bytes of the largest free block at an earlier moment.
+class Free(NamedTuple):
+    """Free memory that an allocator holds, in bytes."""
+
+    largest: int
+    """The largest block."""
+    stuck: int
+    """In segments that are partly in use, which the allocator cannot give back where memory runs out."""
+
+
+def free_at(snapshot: Snapshot, device_index: int, since: Sequence[Entry], used: Iterable[Allocation]) -> Free:
+    """Return the free memory at an earlier moment.
 
     Args:
         snapshot: A later snapshot.
@@ -22,17 +32,18 @@ def largest_free(snapshot: Snapshot, device_index: int, since: Sequence[Entry], 
         used: The allocations alive at that moment.
     """
     blocks = sorted((one.address, one.address + -(-one.size // ROUNDED_TO) * ROUNDED_TO) for one in used)
-    largest, position = 0, 0
+    largest, stuck, position = 0, 0, 0
     for begin, end in _segments(snapshot, device_index, since):
         while position < len(blocks) and blocks[position][0] < begin:
             position += 1
-        free_from = begin
+        free, free_from = [], begin
         while position < len(blocks) and blocks[position][0] < end:
-            largest = max(largest, blocks[position][0] - free_from)
+            free.append(blocks[position][0] - free_from)
             free_from = blocks[position][1]
             position += 1
-        largest = max(largest, end - free_from)
-    return largest
+        stuck += sum(free) + end - free_from if free else 0
+        largest = max(largest, *free, end - free_from)
+    return Free(largest, stuck)
 
 
 def _segments(snapshot: Snapshot, device_index: int, since: Sequence[Entry]) -> list[Range]:

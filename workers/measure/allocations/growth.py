@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from workers.measure.allocations.categories import UNKNOWN
-from workers.measure.allocations.ledger import Allocation
+from workers.measure.allocations.ledger import WORKSPACE, Allocation
 from workers.measure.allocations.stacks import short_stack
 
 Place = tuple[str | None, str | None]
@@ -61,7 +61,9 @@ class AfterSteps:
         """Add what is alive after the next step."""
         held: dict[Place, Held] = {}
         for one in alive:
-            of_place = held.setdefault((pattern(one.name), short_stack(one.frames)), Held())
+            # Which of several blocks of a workspace's size is one is a guess.
+            name = None if one.name == WORKSPACE else pattern(one.name)
+            of_place = held.setdefault((name, short_stack(one.frames)), Held())
             of_place.size += one.size
             of_place.count += 1
             if of_place.example is None or of_place.example.category == UNKNOWN:

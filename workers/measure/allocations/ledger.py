@@ -20,6 +20,9 @@ Entry = dict[str, Any]
 GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 """Actions that change what the allocator holds of the device's memory, with their signs."""
 
+WORKSPACE = "cuBLAS workspace"
+"""Name of the blocks that libraries keep for matrix products."""
+
 
 @dataclass(slots=True, eq=False)
 class Allocation:

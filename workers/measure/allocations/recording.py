@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from workers.measure.allocations.categories import Owners
+from workers.measure.allocations.free import Free
 from workers.measure.allocations.ledger import Allocation, Stretch
 from workers.measure.allocations.snapshot import Snapshot
 
@@ -45,8 +46,8 @@ class RecordedStretch:
     """True if the history is longer, so that its oldest entries are missing in the snapshot."""
     alive: Sequence[Allocation] | None = None
     """The allocations alive at the stretch's end; None if they were not requested."""
-    largest_free: int | None = None
-    """Bytes of the largest free block that the allocator held at the peak; None if it reports no segments."""
+    free: Free | None = None
+    """The free memory that the allocator held at the peak; None if it reports no segments."""
 
 
 class Recording(Protocol):

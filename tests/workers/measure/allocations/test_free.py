@@ -3,8 +3,9 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
-from workers.measure.allocations.free import largest_free
+from workers.measure.allocations.free import Free, free_at
 from workers.measure.allocations.ledger import Allocation, Ledger
 from workers.measure.allocations.snapshot import blocks_of, reserved_in, rewind
 
@@ -15,6 +16,15 @@ def snapshot(*segments: tuple[int, int]) -> dict[str, object]:
 
 def used(*blocks: tuple[int, int]) -> list[Allocation]:
     return [Allocation(at, size, None) for at, size in blocks]
+
+
+def largest_free(*arguments: Any) -> int:
+    return free_at(*arguments).largest
+
+
+def test_free_segments_are_given_back_and_what_is_between_blocks_is_not() -> None:
+    found = free_at(snapshot((0, 8192), (100_000, 4096)), 0, [], used((1024, 1024), (4096, 512)))
+    assert found == Free(4096, 8192 - 1024 - 512)
 
 
 def test_the_largest_gap_between_blocks() -> None:
@@ -54,6 +64,6 @@ def test_of_an_h200_it_is_the_largest_block_that_the_allocator_lists() -> None:
     ledger = Ledger(rewind(blocks, recorded["device_traces"][0]).values())
     trace = recorded["device_traces"][0]
     stretch = ledger.follow("forward", trace, {}, reserved=reserved_in(recorded, 0))
-    at_peak = largest_free(recorded, 0, trace[stretch.peak.entry + 1 :], stretch.at_peak)
+    at_peak, _ = free_at(recorded, 0, trace[stretch.peak.entry + 1 :], stretch.at_peak)
     assert stretch.reserved_at_peak is not None
     assert 0 < at_peak <= stretch.reserved_at_peak - stretch.peak.total

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from workers.measure.allocations.growth import AfterSteps, pattern
-from workers.measure.allocations.ledger import Allocation
+from workers.measure.allocations.ledger import WORKSPACE, Allocation
 
 LINE = [{"filename": "/home/user/train.py", "line": 12, "name": "step"}]
 
@@ -44,6 +44,13 @@ def test_memory_that_keeps_growing_is_found_with_its_line(sizes: Sequence[Sequen
 @pytest.mark.parametrize("sizes", STEADY.values(), ids=STEADY)
 def test_memory_that_does_not_keep_growing_is_no_leak(sizes: Sequence[Sequence[int]]) -> None:
     assert not any(growth.continues for growth in after(sizes).growths())
+
+
+def test_a_block_that_is_taken_for_a_workspace_is_still_made_by_its_line() -> None:
+    found = AfterSteps()
+    for step in range(5):
+        found.add([Allocation(9, 8, None, LINE, name=WORKSPACE if step and not one else None) for one in range(2)])
+    assert found.growths() == []
 
 
 def test_a_name_with_numbers_stands_for_all_layers() -> None:
