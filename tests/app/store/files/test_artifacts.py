@@ -72,20 +72,26 @@ def test_a_file_is_stored_under_its_content(files: ArtifactFiles, folder: Path, 
     assert stored(folder) == [files.open_path(SHA256)]
 
 
-def test_the_same_content_is_stored_once(files: ArtifactFiles, folder: Path, trace: Path) -> None:
+STORES = pytest.mark.parametrize("store", [ArtifactFiles.put, ArtifactFiles.take])
+
+
+@STORES
+def test_the_same_content_is_stored_once(files: ArtifactFiles, folder: Path, trace: Path, store: Any) -> None:
     files.put(trace)
     inode = files.open_path(SHA256).stat().st_ino
-    assert files.put(trace) == (SHA256, 5)
+    assert store(files, trace) == (SHA256, 5)
     assert files.open_path(SHA256).stat().st_ino == inode
     assert len(stored(folder)) == 1
+    assert trace.exists() == (store is ArtifactFiles.put)
 
 
-def test_an_empty_and_a_large_file(files: ArtifactFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@STORES
+def test_an_empty_and_a_large_file(files, tmp_path, store, monkeypatch) -> None:
     monkeypatch.setattr(artifacts, "CHUNK_BYTES", 1000)
     for content in (b"", os.urandom(12_345)):
         path = tmp_path / "file"
         path.write_bytes(content)
-        sha256, size = files.put(path)
+        sha256, size = store(files, path)
         assert (sha256, size) == (hashlib.sha256(content).hexdigest(), len(content))
         assert files.open_path(sha256).read_bytes() == content
 
@@ -120,9 +126,10 @@ def steps_in_order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return order
 
 
-def test_everything_is_synced_before_it_has_its_name(files, trace, monkeypatch) -> None:
+@STORES
+def test_everything_is_synced_before_it_has_its_name(files, trace, store, monkeypatch) -> None:
     order = steps_in_order(monkeypatch)
-    files.put(trace)
+    store(files, trace)
     assert order == ["file", "folder", "link", "folder"]
 
 
@@ -135,14 +142,6 @@ class TestTake:
         assert not trace.exists()
         assert files.open_path(SHA256).stat().st_ino == inode
         assert stored(folder) == [files.open_path(SHA256)]
-
-    def test_an_empty_and_a_large_file(self, files: ArtifactFiles, tmp_path: Path) -> None:
-        for content in (b"", os.urandom(3_123_456)):
-            path = tmp_path / "file"
-            path.write_bytes(content)
-            sha256, size = files.take(path)
-            assert (sha256, size) == (hashlib.sha256(content).hexdigest(), len(content))
-            assert files.open_path(sha256).read_bytes() == content
 
     @pytest.mark.parametrize("mode", [0o600, 0o400, 0o4777])
     def test_nobody_else_may_read_it(self, files, folder, trace, tmp_path, mode) -> None:
@@ -160,14 +159,6 @@ class TestTake:
         assert {path.stat().st_mode & 0o7777 for path in stored(folder)} == {0o600}
         folders = [folder, files.open_path(put).parent, files.open_path(SHA256).parent, folder / "incoming"]
         assert {path.stat().st_mode & 0o7777 for path in folders} == {0o700}
-
-    def test_a_content_that_is_there_already_stays(self, files: ArtifactFiles, folder: Path, trace: Path) -> None:
-        files.put(trace)
-        inode = files.open_path(SHA256).stat().st_ino
-        assert files.take(trace) == (SHA256, 5)
-        assert not trace.exists()
-        assert files.open_path(SHA256).stat().st_ino == inode
-        assert len(stored(folder)) == 1
 
     @pytest.mark.parametrize("why", ["another name", "another disk", "no links"])
     def test_a_file_that_cannot_be_linked_is_copied(self, files, folder, trace, why, monkeypatch) -> None:
@@ -192,17 +183,6 @@ class TestTake:
         assert files.open_path(SHA256).stat().st_ino != inode
         assert stored(folder) == [files.open_path(SHA256)]
 
-    def test_everything_is_synced_before_it_has_its_name(self, files, trace, monkeypatch) -> None:
-        order = steps_in_order(monkeypatch)
-        files.take(trace)
-        assert order == ["file", "folder", "link", "folder"]
-
-    def test_what_is_held_stays_until_it_is_released(self, files, folder, trace, database) -> None:
-        files.take(trace)
-        assert ArtifactFiles(folder).remove([SHA256], database) == []
-        files.release([SHA256])
-        assert ArtifactFiles(folder).remove([SHA256], database) == [SHA256]
-
 
 def stopping_after(size: int) -> Callable[[int], None]:
     def check(read: int) -> None:
@@ -212,7 +192,7 @@ def stopping_after(size: int) -> Callable[[int], None]:
     return check
 
 
-@pytest.mark.parametrize("store", [ArtifactFiles.put, ArtifactFiles.take])
+@STORES
 class TestCheck:
     """A caller can stop a file of any size before it is read, and at each chunk."""
 
@@ -276,7 +256,7 @@ class TestRemove:
 
     def test_held_files_stay_until_each_hold_ends(self, files, folder, trace, database) -> None:
         files.put(trace)
-        files.put(trace)
+        files.take(trace)
         for _ in range(2):
             assert ArtifactFiles(folder).remove([SHA256], database) == []
             files.release([SHA256])
