@@ -13,7 +13,7 @@ import os
 import signal
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -42,14 +42,27 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     return True
 
 
-def chunks(tests: int, processes: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts, from and to, that the processes take in turn: neighbours share fixtures, and the last parts are
-    small, so that all end together (guided self-scheduling, Polychronopoulos and Kuck 1987)."""
-    start = 0
-    while start < tests:
-        stop = start + max(1, (tests - start) // (2 * processes))
+def chunks(items: Sequence[pytest.Item], processes: int) -> Iterator[tuple[int, int]]:
+    """Yield the parts, from and to, that the processes take in turn.
+
+    The later ones are smaller, so that all end together (guided self-scheduling, Polychronopoulos and Kuck 1987). No
+    fixture of a module or class is made in two of them.
+    """
+    last = {fixture: index for index, item in enumerate(items) for fixture in shared_fixtures(item)}
+    start = stop = 0
+    while start < len(items):
+        end = start + max(1, (len(items) - start) // (8 * processes))
+        while stop < end:
+            end = max(end, *(last[fixture] + 1 for fixture in shared_fixtures(items[stop])), 0)
+            stop += 1
         yield start, stop
         start = stop
+
+
+def shared_fixtures(item: pytest.Item) -> set[tuple[Path, str]]:
+    """Return the fixtures of a test that other tests of its file may share."""
+    known = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    return {(item.path, name) for name, found in known.items() if found[-1].scope in ("class", "module")}
 
 
 def is_alone(item: pytest.Item) -> bool:
@@ -64,9 +77,10 @@ class Run:
         self._session = session
         self._config = session.config
         session.items.sort(key=is_alone)
-        self._together = sum(not is_alone(item) for item in session.items)
+        together = [item for item in session.items if not is_alone(item)]
+        self._together = len(together)
         self._chunks, filled = os.pipe()  # a process takes a part by reading it
-        os.write(filled, b"".join(itertools.starmap(CHUNK.pack, chunks(self._together, count))))
+        os.write(filled, b"".join(itertools.starmap(CHUNK.pack, chunks(together, count))))
         os.close(filled)
         self._temporary: Path = self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         self._parts: dict[Connection, tuple[BaseProcess, deque[int]]] = {}
