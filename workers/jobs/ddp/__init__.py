@@ -99,8 +99,8 @@ def measure(spec: DdpSpec, case: Case, title: str, report: Reporter, *, extent: 
         checks = add_values(values, spec, devices, found, report.ceilings)
         checks += [Check(**check) for check in found[0]["parts"]]
         lateness = Lateness(ranks_of(found), work_of(found), monitor.clocks_mhz())
-        if lateness.ranks.meetings:
-            checks.append(lateness.check())
+        if (note := lateness.check()) is not None:
+            checks.append(note)
         if spec.trace:
             report_traces(spec, found, lateness.ranks, report)
         if spec.snapshot:

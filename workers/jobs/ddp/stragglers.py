@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,6 +31,8 @@ SAME = 0.75
 TURNS = "ranks take turns in being late"
 WORKING = ("kernels", "attention", "optimizer", "precision", "copies")
 """Causes that are the time of a device or of its work; of the others, all but `input` are the host's."""
+TOLD = 3
+"""Late ranks that are named in the verdict."""
 DIFFERS = 0.02
 """By which share a rank's work, or its clock, differs from the others' where that may be a cause."""
 
@@ -50,41 +52,62 @@ class Lateness:
     clocks_mhz: Sequence[float | None] = ()
 
     @cached_property
-    def late(self) -> list[int | None]:
-        """The late rank of each step: by more than a small share of it, and than clocks are aligned."""
-        found: list[int | None] = []
-        for number, step in enumerate(self.ranks.seen):
-            times = Counter[int]()
-            for one in self.ranks.meetings:
-                if one.step == number:
-                    times[one.last] += one.late_ms  # type: ignore[assignment]
-            rank, ms = times.most_common(1)[0] if times else (0, 0)
-            least = max(LATE * max(seen["ms"] for seen in step), self.ranks.residual_ms or 0.0)
-            found.append(rank if ms > least else None)
+    def _waits_ms(self) -> list[list[float]]:
+        """How long each rank waits in each step."""
+        found = [[0.0] * len(step) for step in self.ranks.seen]
+        for one in self.ranks.meetings:
+            for rank in range(len(one.waiting)):
+                found[one.step][rank] += one.waits_ms(rank)
         return found
 
     @cached_property
-    def rank(self) -> int | None:
-        """The rank that is late in nearly all steps."""
-        counts = Counter(rank for rank in self.late if rank is not None)
-        rank, number = counts.most_common(1)[0] if counts else (None, 0)
-        return rank if number >= SAME * self.ranks.steps else None
+    def later_ms(self) -> list[list[float]]:
+        """By how much longer than each rank the others wait in each step (their median): what it is late."""
+        return [
+            [statistics.median([*step[:rank], *step[rank + 1 :]] or [own]) - own for rank, own in enumerate(step)]
+            for step in self._waits_ms
+        ]
+
+    @cached_property
+    def least_ms(self) -> list[float]:
+        """The time in each step from which on a rank is late: a small share of it, and how well clocks are aligned."""
+        shares = (LATE * max(seen["ms"] for seen in step) for step in self.ranks.seen)
+        return [max(share, self.ranks.residual_ms or 0.0) for share in shares]
+
+    def steps_late(self, rank: int) -> list[int]:
+        """Return the steps in which a rank is late."""
+        return [at for at, ms in enumerate(self.later_ms) if ms[rank] > self.least_ms[at]]
+
+    @cached_property
+    def late(self) -> list[int]:
+        """The ranks that are late in nearly all steps, the latest first."""
+        most = [rank for rank in self._all if len(self.steps_late(rank)) >= SAME * self.ranks.steps]
+        return sorted(most, key=self.mean_ms, reverse=True)
 
     @property
     def in_turns(self) -> bool:
-        """Whether ranks take turns in being late."""
-        late = [rank for rank in self.late if rank is not None]
-        return self.rank is None and len(set(late)) > 1 and len(late) >= SAME * self.ranks.steps
+        """Whether ranks take turns in being late: no rank is late in nearly all steps, but in those somebody waits."""
+        waits = [max(step) > least for step, least in zip(self._waits_ms, self.least_ms, strict=True)]
+        return not self.late and sum(waits) >= SAME * self.ranks.steps
 
-    def late_ms(self, rank: int) -> float:
-        """Return by how many ms of a step this rank came later than the others."""
-        return sum(one.late_ms for one in self.ranks.meetings if one.last == rank) / self.ranks.steps
+    def mean_ms(self, rank: int) -> float:
+        """Return by how many ms of a step a rank is late."""
+        return statistics.fmean(step[rank] for step in self.later_ms)
+
+    @property
+    def turns_ms(self) -> float:
+        """How long a rank waits in a step, where they take turns."""
+        return statistics.fmean(statistics.median(step) for step in self._waits_ms) if self.in_turns else 0.0
+
+    @property
+    def _all(self) -> range:
+        return range(len(self.ranks.places) if self.ranks.meetings else 0)
 
     def longer(self, rank: int) -> Mapping[tuple[str, str], float]:
         """Return what this rank does longer than the others where it is late, by cause and place, in ms of such a
         step."""
         found: Layers = defaultdict(float)
-        steps = [step for step, late in zip(self.ranks.seen, self.late, strict=True) if late == rank]
+        steps = [self.ranks.seen[at] for at in self.steps_late(rank)]
         for step in steps:
             each = [{tuple(place): ms for *place, ms in seen["places"]} for seen in step]
             others = [places for at, places in enumerate(each) if at != rank]
@@ -125,16 +148,16 @@ class Lateness:
         for one in self.ranks.meetings:
             groups.setdefault((one.operation, one.phase or None), []).append(one)
         rows: list[list[Scalar]] = []
-        for (operation, phase), met in groups.items() if self.ranks.meetings else ():
-            for rank in range(len(self.ranks.places)):
-                last = [one for one in met if one.last == rank]
-                waiting = sum(end - begin for one in met for begin, end in [one.waiting[rank]])
+        for (operation, phase), met in groups.items():
+            for rank in self._all:
                 early = statistics.fmean(step[rank] for step in self.ranks.early_ms)
                 rows.append(
                     [
                         *(operation, phase, rank, len(met) / self.ranks.steps),
-                        *(statistics.fmean(one.moving_ms for one in met), waiting / self.ranks.steps),
-                        *(100 * len(last) / len(met), sum(one.late_ms for one in last) / self.ranks.steps),
+                        statistics.fmean(one.moving_ms for one in met),
+                        sum(one.waits_ms(rank) for one in met) / self.ranks.steps,
+                        100 * sum(one.last == rank for one in met) / len(met),
+                        sum(one.late_ms(rank) for one in met) / self.ranks.steps,
                         *(early if operation == ALL else None, self.ranks.residual_ms),
                         self._what(rank) if operation == ALL else None,
                     ]
@@ -142,25 +165,29 @@ class Lateness:
         return rows
 
     def _what(self, rank: int) -> str | None:
-        if number := self.late.count(rank):
+        if number := len(self.steps_late(rank)):
             turns = f"{TURNS}; " if self.in_turns else ""
             return f"{turns}late in {number} of {self.ranks.steps} steps: {self.why(rank)}"
         early = statistics.fmean(step[rank] for step in self.ranks.early_ms)
         step_ms = statistics.fmean(step[rank]["ms"] for step in self.ranks.seen)
         return "its steps begin earlier, and nobody is late" if early > LATE * step_ms else None
 
-    def check(self) -> Check:
-        """Return the note for the verdict: who is late, and how well the ranks' clocks are aligned."""
+    def check(self) -> Check | None:
+        """Return the note for the verdict: who is late, and how well the ranks' clocks are aligned. None: the ranks ran
+        no collective."""
         from workers.measure.check import Check
 
+        if not self.ranks.meetings:
+            differ = "ranks ran different collectives: nobody knows who waits for whom"
+            return Check(STRAGGLERS, False, differ, "note") if self.ranks.differ else None
         said = "no rank is late in most steps"
-        if self.rank is not None:
-            said = f"rank {self.rank} is {self._what(self.rank)}"
+        if self.late:
+            said = "; ".join(f"rank {rank} is {self._what(rank)}" for rank in self.late[:TOLD])
+            said += f"; and {len(self.late) - TOLD} more ranks" if len(self.late) > TOLD else ""
         elif self.in_turns:
             said = TURNS
-        if self.ranks.residual_ms is not None:
-            said += f"; clocks aligned to {self.ranks.residual_ms:.2g} ms"
-        return Check(STRAGGLERS, self.rank is None and not self.in_turns, said, "note")
+        said += f"; clocks aligned to {self.ranks.residual_ms:.2g} ms"
+        return Check(STRAGGLERS, not self.late and not self.in_turns, said, "note")
 
 
 def work_of(found: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

@@ -133,11 +133,15 @@ class Meeting:
     """For each rank from when until when it waited for a later one, in ms since its step's beginning. Where it waited
     in several collectives at once, the first has that time."""
 
-    @property
-    def late_ms(self) -> float:
-        """By how much the last rank came later than the one before it."""
-        others = [end - begin for rank, (begin, end) in enumerate(self.waiting) if rank != self.last]
-        return min(others, default=0.0)
+    def waits_ms(self, rank: int) -> float:
+        """Return how long a rank waited."""
+        begin, end = self.waiting[rank]
+        return end - begin
+
+    def late_ms(self, rank: int) -> float:
+        """Return by how much a rank came later than the others, most of which waited for longer (their median)."""
+        others = [self.waits_ms(other) for other in range(len(self.waiting)) if other != rank]
+        return max(0.0, statistics.median(others) - self.waits_ms(rank)) if others else 0.0
 
 
 class Ranks:
@@ -158,6 +162,8 @@ class Ranks:
         self.early_ms = [self._early(step) for step in self.seen]
         """By how much each rank began a step earlier than the last one."""
         self.meetings: list[Meeting] = []
+        self.differ = False
+        """Whether ranks ran different collectives in some step: then nobody knows who waits for whom."""
         layers: list[Layers] = [defaultdict(float) for _ in found]
         for number, step in enumerate(self.seen):
             self._add(layers, step, self._met(number, step))
@@ -184,6 +190,7 @@ class Ranks:
         found: list[dict[int, tuple[float, float]]] = [{} for _ in step]
         kinds = [[one[0] for one in seen["collectives"]] for seen in step]
         if any(one != kinds[0] for one in kinds):
+            self.differ = True
             return found
         early, waited = list(self.early_ms[number]), [0.0] * len(step)
         for at, each in enumerate(zip(*(seen["collectives"] for seen in step), strict=True)):

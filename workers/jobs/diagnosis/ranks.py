@@ -86,7 +86,10 @@ def lost_by(ranks: Ranks, step_ms: float, exposed_ms: float | None, alone: Seque
     moves = {of: ms for of, ms in places.items() if of[0] == COMMUNICATION}
     moving = sum(moves.values())
     for of, ms in (moves if moving else {(COMMUNICATION, ""): 1.0}).items():
-        found[of] = max(0.0, moving if exposed_ms is None else exposed_ms) * ms / (moving or 1.0)
+        found[of] = min(step_ms, max(0.0, moving if exposed_ms is None else exposed_ms)) * ms / (moving or 1.0)
+    # Of few steps on a busy host the parts may be more than the step.
+    left = step_ms - sum(found.values())
+    late_ms, turns_ms = min(late_ms, left), min(turns_ms, left)
     if turns_ms > LATE * step_ms:
         found["unexplained", TURNS] = turns_ms
     if late is not None and late_ms > LATE * step_ms:
@@ -102,10 +105,8 @@ def lost_by(ranks: Ranks, step_ms: float, exposed_ms: float | None, alone: Seque
 def _seen(ranks: Ranks) -> tuple[int | None, float, float]:
     """Return what `skew` does, as far as the profiled steps show it."""
     lateness = Lateness(ranks)
-    ms = [lateness.late_ms(rank) for rank in range(len(ranks.places))]
-    if lateness.rank is not None:
-        return lateness.rank, ms[lateness.rank], 0.0
-    return None, 0.0, sum(ms) if lateness.in_turns else 0.0
+    late = lateness.late[0] if lateness.late else None
+    return late, 0.0 if late is None else lateness.mean_ms(late), lateness.turns_ms
 
 
 def skew(alone: Sequence[Sequence[float]]) -> tuple[int | None, float, float]:

@@ -67,7 +67,7 @@ def test_a_clock_that_is_ahead_is_no_lateness() -> None:
     assert found.ahead_ms == [0, 7]
     assert found.residual_ms == 1
     assert found.early_ms == [[0, 0]]
-    assert Lateness(found).rank is None
+    assert Lateness(found).late == []
 
 
 def test_waiting_in_several_collectives_at_once_counts_once() -> None:
@@ -76,7 +76,7 @@ def test_waiting_in_several_collectives_at_once_counts_once() -> None:
     for one, begin in zip(step, (12, 30), strict=True):
         one["collectives"].append(["all_reduce", begin, 33, "backward"])
     found = ranks(*step)
-    assert Lateness(found).late_ms(1) == pytest.approx(20, abs=1.01)
+    assert Lateness(found).mean_ms(1) == pytest.approx(20, abs=1.01)
     assert (found.ahead_ms, found.residual_ms) == ([0, 0], 0)
 
 
@@ -97,15 +97,37 @@ def test_why_a_rank_is_late(longer: tuple[str, str] | None, known: dict[str, Any
     late = seen(30, 32)
     late["places"] += [[*longer, "", 20.0]] if longer else []
     lateness = Lateness(ranks(seen(10, 32), late), **known)
-    assert (lateness.rank, lateness.why(1)) == (1, said)
+    assert (lateness.late, lateness.why(1)) == ([1], said)
     detail = f"rank 1 is late in 1 of 1 steps: {said}; clocks aligned to 0 ms"
     assert (lateness.check().ok, lateness.check().detail) == (False, detail)
     assert Lateness(EVEN).check().detail == "no rank is late in most steps; clocks aligned to 0 ms"
 
 
+def test_two_late_ranks_of_five_are_both_late() -> None:
+    """Such as those of a slow node: neither comes much later than the other."""
+    lateness = Lateness(ranks(*(seen(10, 32) for _ in range(3)), seen(29, 32, host=19), seen(30, 32, host=20)))
+    assert lateness.late == [4, 3]
+    assert [lateness.mean_ms(rank) for rank in (3, 4)] == [19, 20]
+    assert [row[7] for row in lateness.rows()][:5] == [0, 0, 0, 19, 20]
+    assert "; rank 3 is late in 1 of 1 steps: its host is 19 ms later" in lateness.check().detail  # type: ignore[union-attr]
+
+
+def test_ranks_that_take_turns_within_a_step_are_no_stragglers() -> None:
+    one, other = seen(10, 12), seen(10, 12)
+    for step, begins in ((one, (20, 30)), (other, (25, 25))):
+        step["collectives"] += [["all_reduce", begins[0], 26, ""], ["all_reduce", begins[1], 31, ""]]
+    lateness = Lateness(ranks(one, other))
+    assert (lateness.late, lateness.in_turns) == ([], True)
+    assert lateness.turns_ms == 5
+    assert lateness.check().detail.startswith("ranks take turns in being late")  # type: ignore[union-attr]
+
+
 def test_ranks_that_ran_other_collectives_are_not_compared() -> None:
     other = seen(10, 32)
     other["collectives"][0][0] = "all_gather"
+    lateness = Lateness(ranks(seen(10, 12), other))
+    assert "ran different collectives" in lateness.check().detail  # type: ignore[union-attr]
+    assert (lateness.rows(), Lateness(ranks()).check()) == ([], None)
     assert all(
         WAITING not in where for places in ranks(seen(10, 12), other).places for (_, where), ms in places.items() if ms
     )
@@ -140,6 +162,14 @@ def test_exposed_communication_is_what_was_measured_and_not_what_the_profiler_sa
     assert dict(lost) == pytest.approx(
         {("communication", ALL_REDUCE): 8, ("communication", WAITING): 0, ("kernels", "matmul"): 12}
     )
+
+
+def test_parts_of_few_steps_are_no_more_than_the_step() -> None:
+    for alone in ([[12.0, 60.0] * 4, [60.0, 12.0] * 4], [[12.0] * 8, [60.0] * 8]):
+        lost = lost_by(LATE, 20.0, 8.0, alone)
+        assert sum(lost.values()) == pytest.approx(20)
+        assert min(lost.values()) >= 0
+    assert lost_by(EVEN, 20.0, 30.0, [[12.0] * 8] * 2)["communication", ALL_REDUCE] == 20
 
 
 def test_without_the_step_that_moves_nothing_the_profile_tells() -> None:
