@@ -118,7 +118,7 @@ SPECS: dict[str, dict[str, Any]] = {
     },
     "only times, flat": {"strategy": "flat", "measure_steps": 2},
     "flat": {"strategy": "flat"},
-    "sends slowly, flat": {"strategy": "flat", "measure_steps": 6, "warmup_steps": 1},
+    "sends slowly, flat": {"strategy": "flat", "measure_steps": 3},
     "updates half of one side, flat": {"strategy": "flat"},
     "sends nothing, flat": {"strategy": "flat"},
     "has a key bias, bucketed": {"strategy": "bucketed"},
