@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from array import array
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ class Watch:
         self.steady: bool | None = True
         self.asked: list[tuple[int | None, int]] = []
 
-    def time(self, work: Any, *, warmup: int | None, calls: int) -> Timing:
+    def time(self, work: Any, *, warmup: int | None, calls: int, **_: Any) -> Timing:
         self.asked.append((warmup, calls))
         work()
         return Timing(
@@ -61,6 +62,7 @@ class Watch:
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     """What an undisturbed host finds whose own sizes are small."""
     watch = Watch()
+    monkeypatch.setattr(validity, "MIN_LOAD_SPAN_S", math.inf)
     monkeypatch.setattr("workers.measure.stopwatch.stopwatch", lambda device: watch)
     monkeypatch.setattr(ceiling, "COPY_MIB", {"cpu": 1})
     monkeypatch.setattr(ceiling, "MATRIX_SIZES", {"cpu": dict.fromkeys(("fp32", "tf32", "bf16", "fp16"), 64)})
@@ -202,7 +204,7 @@ def test_sizes_do_not_depend_on_the_time_taken(run, monkeypatch: pytest.MonkeyPa
     """Else one case would be two works, by chance."""
 
     class Still:
-        def time(self, work: Any, *, warmup: int | None, calls: int) -> Timing:
+        def time(self, work: Any, *, warmup: int | None, calls: int, **_: Any) -> Timing:
             return Timing(array("d", calls * [milliseconds]), None, 5, steady=True, host_bound=False)
 
     monkeypatch.setattr("workers.measure.stopwatch.stopwatch", lambda device: Still())
