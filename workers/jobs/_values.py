@@ -39,7 +39,7 @@ class Values:
         self._results: dict[tuple[str, str | None], tuple[str, str | None, Sequence[float] | None]] = {}
 
     def set(self, name: str, phase: str | None, samples: Sequence[float] | None, reason: str = "") -> None:
-        """Set a metric's samples, or None and the reason why they are unknown."""
+        """Set a metric's samples, or None and the reason why they are unknown. Only declared metrics are reported."""
         self._results[name, phase] = ("unknown", reason, None) if samples is None else ("ok", None, samples)
 
     def set_missing(self, outcome: str, reason: str, of: Iterable[Metric] | None = None) -> None:
@@ -71,8 +71,19 @@ class Values:
 
     @property
     def _first(self) -> tuple[str, str | None]:
-        outcomes = [self._results[metric.name, metric.phase][:2] for metric in self.metrics]
+        outcomes = [self._result(metric)[:2] for metric in self.metrics]
         return next(((outcome, reason) for outcome, reason in outcomes if outcome in FAULTS), outcomes[0])
+
+    def _result(self, metric: Metric) -> tuple[str, str | None, Sequence[float] | None]:
+        """Return a metric's outcome, its reason and samples.
+
+        Raises:
+            RuntimeError: the runner declared it and gave it no result.
+        """
+        key = metric.name, metric.phase
+        if key not in self._results:
+            raise RuntimeError(f"metric {key} was declared and not set; set are {', '.join(map(str, self._results))}")
+        return self._results[key]
 
     def headline(self) -> str:
         """Return the first metric's median, or the reason why the case has none, in a few words."""
@@ -87,7 +98,7 @@ class Values:
         from workers.measure.measurement import Measurement
 
         for metric in self.metrics:
-            outcome, reason, samples = self._results[metric.name, metric.phase]
+            outcome, reason, samples = self._result(metric)
             report.measure(
                 Measurement(
                     case=case.coordinates,

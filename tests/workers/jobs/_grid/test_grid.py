@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -271,6 +272,16 @@ def test_the_rest_of_some_metrics() -> None:
     values.set("forward_ms", "forward", [1.0])
     values.set_missing("failed", "too late")
     assert (values.outcome, values.reason) == ("ok", None)
+
+
+@pytest.mark.parametrize("misspelt", [("forward_mb", "forward"), ("forward_ms", None)])
+def test_a_declared_metric_that_nothing_sets_is_named(misspelt: tuple[str, str | None]) -> None:
+    values = Values([Metric("forward_ms", "forward", "ms")])
+    values.set(*misspelt, [1.0])
+    with pytest.raises(
+        RuntimeError, match=re.escape(f"('forward_ms', 'forward') was declared and not set; set are {misspelt}")
+    ):
+        _ = values.outcome
 
 
 def test_the_larger_error_of_several_judgements_is_shown() -> None:
