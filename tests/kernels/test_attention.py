@@ -121,11 +121,8 @@ TAKEN = {
     "tiled": 2,
     "triton": 3,
     "hopper": 2,
-    "flash_attn": 2,
-    "flash_attn_3": 2,
-    "flash_attn_4": 2,
 }
-"""Of them, by the implementations that are no library's; those take two."""
+"""How many of them each implementation takes, or more; libraries' take two."""
 HEAD_DIMS = {"hopper": 64}
 """It takes none below 40."""
 
@@ -159,7 +156,7 @@ def test_implementations_compute_the_problems_that_they_take(name, device, rng, 
         rights = right.out, *right.gradients
         for given, expected, limit in zip(results, rights, right.limits, strict=False):
             assert (why := error(given, expected).why_wrong(limit)) is None, f"{problem}: {why}"
-    assert taken == TAKEN.get(name, 2 if name.startswith(("sdpa", "flash_attn")) else 0)
+    assert taken >= TAKEN.get(name, 2 if name.startswith(("sdpa", "flash_attn")) else 0)
 
 
 @pytest.mark.parametrize("name", ["eager", "sdpa_flash", "sdpa_math"])
