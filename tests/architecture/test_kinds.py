@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from app.specs import KINDS
+from tests.workers.reporting import Report
 from workers.jobs import RUNNERS
 
 TESTS = Path(__file__).parents[1]
@@ -40,3 +43,17 @@ def test_every_field_is_described_and_has_a_default(kind: str) -> None:
         if name != "kind":
             assert field.is_required() == ((kind, name) in ONLY_CLIENTS_KNOW), f"{kind}.{name} has no default"
             assert field.description or hasattr(field.annotation, "model_fields"), f"{kind}.{name} is not described"
+
+
+def test_the_example_of_the_how_to_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (TESTS.parent / "docs/how-to-add-a-job-kind.md").read_text()
+    spec_text, runner_text, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    for name, text in (("app.specs.sort", spec_text), ("workers.jobs.sort", runner_text)):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        exec(text, vars(sys.modules[name]))
+    runner = sys.modules["workers.jobs.sort"].RUNNER
+    spec = sys.modules["app.specs.sort"].SortSpec(length=64, measure_steps=3, device="cpu")
+    report = Report(tmp_path)
+    runner.run(spec, runner.plan(spec)[0], report)
+    assert report.cell(length=64)["sort_ms", "sort"]["outcome"] == "ok"
+    assert {check["name"] for check in report.verdict_on(length=64)["checks"]} >= {"variation", "steady"}
