@@ -15,6 +15,7 @@ from app.specs.diagnosis import DiagnosisSpec
 from app.summaries import median_interval
 from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
+from workers.jobs.diagnosis.look import REPEATED
 from workers.jobs.diagnosis.planning import GAIN
 from workers.jobs.diagnosis.turn import JOINED
 from workers.measure.table import Column, Scalar
@@ -211,20 +212,12 @@ def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_m
         rows.append([0, row["cause"], row["where"] or None, row["lost_ms"], percent, limit, how])
     # What one process measured may be noise: then what the profile saw counts, unless it is less.
     gains = {cause: max(0.0 if cause in certain else of_cause[cause], total - ms) for cause, ms in measured.items()}
-
-    def worth(row: Sequence[Scalar]) -> tuple[bool, float]:
-        lost_ms = float(row[3] or 0.0)
-        if OTHERS_WAIT in str(row[2]):  # what only this rank does is not what a step is made of
-            return True, lost_ms
-        return _worth(str(row[1]), lost_ms, of_cause, gains, results, total)
-
-    rows.sort(key=worth, reverse=True)
+    rows.sort(key=lambda row: _worth(row, of_cause, gains, results, total), reverse=True)
     return [[rank, *row[1:]] for rank, row in enumerate(rows, start=1)]
 
 
 def _worth(
-    cause: str,
-    lost_ms: float,
+    row: Sequence[Scalar],
     of_cause: Mapping[str, float],
     gains: Mapping[str, float],
     results: Sequence[Result],
@@ -234,16 +227,16 @@ def _worth(
 
     Time that the device waits is worth itself, or what a step without it or a change was measured to gain. Work is what
     a step is made of: it is worth what a change gains. Attention and float64 are often slower than they need be, so
-    they are worth their time until a change has been tried.
+    they are worth their time until a change has been tried; and so is a loop.
 
     Args:
-        cause: The cause.
-        lost_ms: What is lost to it in one place.
+        row: A row of `causes`.
         of_cause: What is lost to each cause in all places.
         gains: The ms that steps without a cause were measured to gain.
         results: What each change did.
         step_ms: The step.
     """
+    cause, where, lost_ms = str(row[1]), str(row[2]), float(row[3] or 0.0)
     share = lost_ms / (of_cause[cause] or 1.0)
     if cause in gains:
         return True, gains[cause] * share
@@ -253,7 +246,9 @@ def _worth(
         return True, max(lost_ms, gain * step_ms * share)
     if gain > GAIN:
         return True, gain * step_ms * share
-    return cause != PLAIN and not tried, lost_ms
+    if OTHERS_WAIT in where:  # what only this rank does is not what a step is made of
+        return True, lost_ms
+    return REPEATED in where or (cause != PLAIN and not tried), lost_ms
 
 
 def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Result], joined: Result) -> list[str]:
@@ -269,7 +264,11 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
         return [step]
     better = [one for one in results if one.verdict == "better" and not one.removes]
     # Small operators here and there are what a step is made of: anything else is told instead of them.
-    plain = [row for row in causes if row[1] == PLAIN and float(row[4] or 0.0) < LARGE_PERCENT]
+    plain = [
+        row
+        for row in causes
+        if row[1] == PLAIN and float(row[4] or 0.0) < LARGE_PERCENT and REPEATED not in str(row[2])
+    ]
     large = sorted((row for row in causes[FIRST_CAUSES:] if row not in plain), key=lambda row: -float(row[3] or 0.0))
     told_rows = [*causes[:FIRST_CAUSES], *large, *(row for row in plain if row not in causes[:FIRST_CAUSES])]
     shown = sorted(told_rows[:TOLD_CAUSES], key=causes.index)

@@ -55,6 +55,8 @@ TOLD_BREAKS = 3
 """Most lines in which torch.compile breaks graphs that are named with launches."""
 MANY = 100
 """A line that a step runs as often is a loop that somebody should know of."""
+REPEATED = "times a step"
+"""The end of a note on such a line."""
 OPTIMIZER, INPUT, SYNCHRONISATION = "optimizer", "input", "synchronisation"
 ANSWERS = "answers"
 """Work of the device for the numbers that the host asks for."""
@@ -272,14 +274,19 @@ class Places:
 
 
 def _where(lost: Mapping[tuple[str, Place | None], float], places: Places) -> Lost:
-    """Join the lines of each function: "train.py:51-55 SlowAdam.step (line 52: 17260 times a step)"."""
+    """Join the lines of each function, those of loops apart: "train.py:51-55 SlowAdam.step (line 52: 17260 times a
+    step)"."""
     found: Lost = defaultdict(float)
-    functions: dict[tuple[str, str, str], list[Place]] = defaultdict(list)
+    functions: dict[tuple[str, str, str, bool], list[Place]] = defaultdict(list)
+
+    def key(cause: str, place: Place) -> tuple[str, str, str, bool]:
+        return cause, place.file, place.function, places.runs(place) >= MANY
+
     for (cause, place), ms in lost.items():
         if place is not None and ms >= LEAST * sum(lost.values()) / 10:
-            functions[cause, place.file, place.function].append(place)
+            functions[key(cause, place)].append(place)
     for (cause, place), ms in lost.items():
-        where = "" if place is None else _named(functions[cause, place.file, place.function], place, places)
+        where = "" if place is None else _named(functions[key(cause, place)], place, places)
         if cause == "launches" and "graph break" not in where:
             where = _noted(where, [f"graph breaks at {one}" for one in _shown(places.breaks)])
         found[cause, where] += ms
@@ -295,7 +302,7 @@ def _named(lines: Sequence[Place], place: Place, places: Places) -> str:
     span = str(first) if first == last else f"{first}-{last}"
     often = max(lines, key=places.runs, default=place)
     runs = places.runs(often)
-    notes = [f"line {often.line}: {runs} times a step"] if runs >= MANY else []
+    notes = [f"line {often.line}: {runs} {REPEATED}"] if runs >= MANY else []
     broken = any((one.file, one.line) in places.breaks for one in (*lines, place))
     return _noted(f"{place.file}:{span} {place.function}", [*notes, *(["graph break"] if broken else [])])
 
@@ -476,12 +483,13 @@ def _same_moment(
     begins, of_steps = [one.begin_ns for one in theirs], [one.begin_ns for one in steps]
 
     def moment(one: Stretch) -> int:
-        index = (bisect.bisect_right(begins, one.at_ns) - 1) % len(ours)
+        at = bisect.bisect_right(begins, one.at_ns) - 1
+        index = at % len(ours)
         begin, end = ours[index].end_ns, ours[index + 1].begin_ns if index + 1 < len(ours) else step.end_ns
         number = bisect.bisect_right(of_steps, one.at_ns) - 1
         if end == step.end_ns and theirs[number * len(ours)].begin_ns > one.at_ns >= of_steps[number]:
             begin, end = step.begin_ns, ours[0].begin_ns
-        if one.cause in WORKING:  # its own launch
+        if one.cause in WORKING or (at >= 0 and begins[at] == one.at_ns):  # its own launch
             return ours[index].begin_ns
         if one.cause in ("launches", OPTIMIZER):
             return end

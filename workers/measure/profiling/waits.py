@@ -7,7 +7,8 @@ that begins then, whose launch says what the device waited for:
   or asks it for a number (`synchronisation`), which also is to blame for what follows until the next launch, since the
   device had run dry; in an optimizer's step (`optimizer`); collecting garbage (`host`); in operators (`launches`), or
   for longer than HOST_NS in neither (`host`).
-- Launched before: the device was slow to start it (`launches`), or waited for another stream (`unexplained`).
+- Launched before: the device was slow to start it (`launches`, or `optimizer`), or waited for another stream
+  (`unexplained`).
 - Part of the same CUDA graph as the work before: of the graph itself (`kernels`); the host has no part in it.
 
 Time in which only copies run is `copies`, in which only collectives run `communication`.
@@ -311,6 +312,7 @@ class _Host:
         self.waiting = _merged(iter([*calls, *questions(recording)]))
         self._calls = sorted(begin for begin, _ in calls)
         self.updating = _merged((one.begin_ns, one.end_ns) for one in events if UPDATES.match(one.name))
+        self.updates = inside(self.updating)
         self.collecting = _merged((one.begin_ns, one.end_ns) for one in events if one.name == COLLECTS)
         self.issuing = _merged((one.begin_ns, one.end_ns) for one in events if one.kind not in ("range", "python"))
 
@@ -348,7 +350,8 @@ def _gap(
     yield from _late(begin, issued, host, name)
     if end > issued:
         known = (launch is not None and issued > begin) or end - begin <= START_NS
-        yield Stretch(issued, end, "launches" if known else "unexplained", issued, name)
+        updates = launch is not None and host.updates(launch.begin_ns)
+        yield Stretch(issued, end, ("optimizer" if updates else "launches") if known else "unexplained", issued, name)
 
 
 def _late(begin: int, end: int, host: _Host, name: str | None) -> Iterator[Stretch]:

@@ -83,6 +83,7 @@ def test_a_gap_is_found_between_the_same_launches_of_the_slower_traced_step() ->
         return moment(Stretch(0, 0, cause, round(time * US))) / US
 
     assert at(15, "launches") == at(115, "launches") == 700, "the launch that ends the gap"
+    assert at(10, "launches") == 300, "a slow start: its own launch"
     assert at(115, "synchronisation") == 302, "the call that waits comes behind the launch before"
     assert at(110, "copies") == at(10, "copies") == 300, "the launch of the copy itself"
     assert at(130, "host") == at(30, "host") == (702 + 900) / 2
