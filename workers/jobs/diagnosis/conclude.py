@@ -38,7 +38,7 @@ INDENT, TIED = "   ", "\N{NO-BREAK SPACE}"
 TOLD_CAUSES, FIRST_CAUSES = 6, 3
 """Those of the first ranks, and the largest of the others."""
 LARGE_PERCENT = 5.0
-"""Of a smaller cause it is not told why a change against it was refused; smaller kernels are told last."""
+"""Of a smaller cause it is not told why a change against it was refused. Smaller ones come after all larger ones."""
 BROAD = ("kernels", "host", "launches")
 """Causes against which so many changes may help that a refused one says little."""
 OTHERS_WAIT = "(the others wait for it)"
@@ -222,8 +222,9 @@ def _worth(
     gains: Mapping[str, float],
     results: Sequence[Result],
     step_ms: float,
-) -> tuple[bool, float]:
-    """Return what it is worth to look at a cause: whether anything is known to shorten it, and by how many ms.
+) -> tuple[bool, bool, float]:
+    """Return what it is worth to look at a cause: whether that is a large part of the step, whether anything is known
+    to shorten it, and by how many ms.
 
     Time that the device waits is worth itself, or what a step without it or a change was measured to gain. Work is what
     a step is made of: it is worth what a change gains. Attention and float64 are often slower than they need be, so
@@ -238,17 +239,18 @@ def _worth(
     """
     cause, where, lost_ms = str(row[1]), str(row[2]), float(row[3] or 0.0)
     share = lost_ms / (of_cause[cause] or 1.0)
-    if cause in gains:
-        return True, gains[cause] * share
     tried = [one.ratio for one in results if one.cause == cause and one.ratio is not None and not one.removes]
-    gain = 1 - min(tried, default=1.0)
-    if cause not in WORK:
-        return True, max(lost_ms, gain * step_ms * share)
-    if gain > GAIN:
-        return True, gain * step_ms * share
+    gain_ms = share * step_ms * (1 - min(tried, default=1.0))
+    known, worth = True, max(lost_ms, gain_ms)
     if OTHERS_WAIT in where:  # what only this rank does is not what a step is made of
-        return True, lost_ms
-    return REPEATED in where or (cause != PLAIN and not tried), lost_ms
+        worth = lost_ms
+    elif cause in gains:
+        worth = gains[cause] * share
+    elif cause in WORK and gain_ms > GAIN * share * step_ms:
+        worth = gain_ms
+    elif cause in WORK:
+        known, worth = REPEATED in where or (cause != PLAIN and not tried), lost_ms
+    return 100 * worth >= LARGE_PERCENT * step_ms, known, worth
 
 
 def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Result], joined: Result) -> list[str]:

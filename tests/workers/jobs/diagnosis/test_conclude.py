@@ -128,7 +128,7 @@ def test_small_causes_count_beside_what_a_large_one_leaves_of_the_step() -> None
         seen = [{"cause": cause, "where": "", "lost_ms": one} for cause, one in ms.items()]
         return [row[1] for row in conclude._causes(seen, [], sum(ms.values()))]
 
-    assert kinds(optimizer=92.0, kernels=7.6, input=0.4) == ["optimizer", "input", "kernels"]
+    assert kinds(optimizer=92.0, kernels=7.6, input=0.4) == ["optimizer", "kernels", "input"]
     assert kinds(optimizer=92.0, kernels=7.9, input=0.1) == ["optimizer", "kernels"], "too few samples"
     assert kinds(kernels=99.6, input=0.4) == ["kernels"], "the model's work does not go away"
 
@@ -165,11 +165,11 @@ def ranked(results: list[Result], **ms: float) -> list[str]:
 
 def test_what_a_step_waits_for_comes_before_its_own_work_unless_a_change_shortens_that() -> None:
     times = {"kernels": 80.0, "attention": 8.0, "synchronisation": 10.0, "host": 2.0}
-    assert ranked([], **times) == ["synchronisation", "attention", "host", "kernels"]
+    assert ranked([], **times) == ["synchronisation", "attention", "kernels", "host"], "2 % are little"
     tf32 = result("tf32", "better", 0.3, cause="kernels")
     assert ranked([tf32], **times) == ["kernels", "synchronisation", "attention", "host"]
     useless = [result("tf32", "no_difference", 0.995, cause=cause) for cause in ("kernels", "attention")]
-    assert ranked(useless, **times) == ["synchronisation", "host", "kernels", "attention"]
+    assert ranked(useless, **times) == ["synchronisation", "kernels", "attention", "host"]
 
 
 def test_what_a_late_rank_computes_longer_comes_before_what_all_compute() -> None:
@@ -181,7 +181,7 @@ def test_what_a_late_rank_computes_longer_comes_before_what_all_compute() -> Non
 def test_a_cause_is_worth_what_a_step_without_it_gained_and_one_process_is_no_proof() -> None:
     times = {"kernels": 60.0, "input": 30.0, "synchronisation": 10.0}
     hidden = result("no_input", "better", 0.95, cause="input", removes=True)
-    assert ranked([hidden], **times) == ["synchronisation", "input", "kernels"]
+    assert ranked([hidden], **times) == ["synchronisation", "input", "kernels"], "5 % are much"
     once = result("no_input", "inconclusive", 0.95, cause="input", removes=True, low=None, high=None)
     assert ranked([once], **times) == ["input", "synchronisation", "kernels"]
     more = result("no_synchronisation", "inconclusive", 0.6, cause="synchronisation", removes=True, low=None, high=None)
