@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -26,19 +27,21 @@ LOOP_S = 2.0
 """Seconds that a loop of slow steps lasts, and it has at least MIN_LOOP_STEPS. The monitor reads the device between
 loops."""
 MIN_LOOP_STEPS = 10
+FEWEST_STEPS = 3
 WINDOW_S = {"cpu": 0.2, "cuda": 0.5}
 """Shortest window in seconds of a warm-up that lasts until times are steady. A GPU that multiplies large matrices takes
 seconds to settle at its power limit."""
 
 
 def measure(
-    training: Training, monitor: Monitor, report: Reporter, pacing: Pacing = "step"
+    training: Training, monitor: Monitor, report: Reporter, pacing: Pacing = "step", *, most_s: float = math.inf
 ) -> tuple[Values, list[Check]]:
     """Time the steps. Returns the values, and the checks of the samples' validity.
 
     Args:
         pacing: `step`: phases and the whole step are timed in isolated steps. `loop`: phases are timed in isolated
             steps, and the whole step in a loop of as many steps that follows.
+        most_s: Fewer steps are measured by default if they would take longer, but FEWEST_STEPS.
 
     Raises:
         OutOfMemory: the memory did not suffice in some phase.
@@ -49,7 +52,7 @@ def measure(
     from workers.measure.timing import run_step
 
     step, numbers = training.step, ReturnedNumbers(training.returned)
-    times = time_isolated(training, monitor, report, numbers, loops=pacing == "loop")
+    times = time_isolated(training, monitor, report, numbers, loops=pacing == "loop", most_s=most_s)
     work = work_rows({kind: work_of_step(training, kind) for kind in KINDS})
     report.table(VALUES, COLUMNS, [*numbers.rows, *work])
     step_ms = times.step if pacing == "step" else time_loops(training, times, monitor, report)
@@ -65,11 +68,17 @@ def measure(
 
 
 def time_isolated(
-    training: Training, monitor: Monitor, report: Reporter, numbers: ReturnedNumbers, *, loops: bool
+    training: Training,
+    monitor: Monitor,
+    report: Reporter,
+    numbers: ReturnedNumbers,
+    *,
+    loops: bool,
+    most_s: float = math.inf,
 ) -> StepTimes:
     """Warm up, and time steps that each begin on an idle device.
 
-    `numbers` takes what steps return; `loops` says that loops of as many steps follow.
+    `numbers` takes what steps return; `loops` says that loops of as many steps follow; `most_s` is that of `measure`.
 
     Raises:
         OutOfMemory: the memory did not suffice in some phase.
@@ -100,7 +109,12 @@ def time_isolated(
         total = max(least, warmed_up) + (1 + loops) * planned
         report.progress(warmed_up + measured, total, "measuring" if measured else "warming up")
 
-    by_default = steps_of_a_second if training.device.type == "cpu" else STEPS
+    def by_default(quickest_ms: float) -> int:
+        steps = steps_of_a_second(quickest_ms) if training.device.type == "cpu" else STEPS
+        if steps * quickest_ms <= 1e3 * most_s:
+            return steps
+        return min(steps, max(FEWEST_STEPS, int(1e3 * most_s / quickest_ms)))
+
     times = time_steps(
         step.phases,
         make_clock(training.device),

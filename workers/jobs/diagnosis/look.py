@@ -49,6 +49,8 @@ PROFILED = 3
 """Steps of a GPU that are profiled; of a CPU one, which samples tell apart."""
 WARMUP = 10
 """Steps of a GPU before those that are looked at: turns decide, and to wait until a GPU is steady takes long."""
+MEASURED_S = 4.0
+"""How long the measured steps take, at least a few of them: what slow steps take, turns tell."""
 LEAST = 0.01
 """A smaller share of the step is no cause: nobody gains from it."""
 TOLD_BREAKS = 3
@@ -102,7 +104,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
             own = training.own
             noted = own.updates() if own is not None and own.optimizers else nullcontext(set[tuple[bool, ...]]())
             with turn.as_it_is(training), noted as updates:
-                values, checks = measuring.measure(training, monitor, report, pacing=pacing)
+                values, checks = measuring.measure(training, monitor, report, pacing=pacing, most_s=MEASURED_S)
             checks += parts + metrics.add_rates(values, training, report.ceilings)
         except NotMeasured as error:
             monitor.watch(last=True)

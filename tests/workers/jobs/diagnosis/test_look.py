@@ -19,6 +19,7 @@ from flopwatch import steps
 from tests.workers.reporting import Report
 from workers import uploaded
 from workers.jobs._base import Unit
+from workers.jobs._training import measuring
 from workers.jobs.diagnosis import RUNNER
 from workers.jobs.diagnosis import look as stage
 from workers.outcome import Failed
@@ -156,6 +157,7 @@ from pathlib import Path
 from workers.changes import CHANGES
 from workers.changes._base import Change
 from workers.jobs._base import Unit
+from workers.jobs._training import measuring
 from workers.jobs.diagnosis import RUNNER
 from app.specs import KINDS
 from tests.workers.reporting import Report
@@ -181,8 +183,11 @@ def test_a_changed_step_that_hangs_is_ended_and_refused() -> None:
 def test_a_look_sees_whether_all_steps_update_the_same(look, monkeypatch, slow) -> None:
     seen: list[bool] = []
     monkeypatch.setattr(stage, "candidates", lambda _spec, known, _lost: seen.append(known.uneven) or [])
-    look(arguments={"slow": slow})
+    monkeypatch.setattr(stage, "MEASURED_S", 0.0)
+    report = look(arguments={"slow": slow}, measure_steps=None)
     assert seen == [slow == "accumulation"]
+    (turn,) = report.tables["turns"]["rows"]
+    assert turn[3] == measuring.FEWEST_STEPS, "slow steps are not looked at for long"
 
 
 def test_a_changed_step_that_fails_is_a_refused_change(tmp_path: Path) -> None:
