@@ -191,7 +191,7 @@ def judged(case: Case, said: Diagnosis) -> dict[str, str]:
     """Return the row of a case: was the cause found, at which rank, with its line, and the cure."""
     step = f"{said.step_ms:.4g}" if said.step_ms else "–"
     row = {"case": case.name, "job": str(said.number), "step, ms": step}
-    better = [one for one in said.changes if one["verdict"] == "better" and one["change"] != "together"]
+    better = [one for one in said.changes if one["verdict"] in ("better", "bound") and one["change"] != "together"]
     cures = [one for one in better if not removes(one["change"])]
     first = next(iter(said.causes), None)
     told = "–" if first is None else f"{first['cause']} {first['lost_percent']:.0f} % {first['where'] or ''}".strip()
@@ -269,11 +269,11 @@ def entries(said: Diagnosis) -> list[Entry]:
     for cause, ms in lost.items():
         by, predicted = "profile", said.step_ms - ms
         tried = [one for one in said.changes if one["cause"] == cause and one["change"] != "together"]
-        helped = [one for one in tried if one["verdict"] in ("better", "inconclusive") and one["ratio"] < 1]
+        helped = [one for one in tried if one["verdict"] in ("better", "bound", "inconclusive") and one["ratio"] < 1]
         for of_bounds in (True, False):
             some = [one for one in helped if removes(one["change"]) == of_bounds]
             if best := min(some, key=lambda one: one["ratio"], default=None):
-                measured, once = said.step_ms * best["ratio"], best["verdict"] != "better"
+                measured, once = said.step_ms * best["ratio"], best["verdict"] == "inconclusive"
                 found.append(Entry(said.name, cause, said.step_ms, by, predicted, best["change"], measured, once))
                 by, predicted = best["change"], measured
     return found

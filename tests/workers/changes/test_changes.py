@@ -16,12 +16,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from app.specs import KINDS
-from kernels.ranges import record_ranges
 from workers.changes import CHANGES
 from workers.changes._base import Change, Look, cores, nothing
 from workers.changes.loader_workers import workers
 from workers.measure.own_step import OwnStep
-from workers.measure.profiling.recording import record
 from workers.measure.timing import run_step
 from workers.outcome import Unsupported
 
@@ -141,6 +139,16 @@ def test_batches_from_memory_are_made_once() -> None:
         assert Numbers.made == made
 
 
+def test_batches_from_memory_are_pinned_for_a_gpu_as_those_of_the_cure_are() -> None:
+    pinned: list[bool] = []
+    with load("batches_from_memory").before(torch.device("cuda")) as _, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DataLoader, "_get_iterator", lambda self: pinned.append(self.pin_memory) or iter([1, 2]))
+        loader = DataLoader(Numbers())
+        assert list(itertools.islice(loader, 2)) == [1, 2]
+    assert pinned == [True]
+    assert not loader.pin_memory, "only while they are made"
+
+
 def test_batches_from_memory_are_made_once_for_a_loader_and_end_where_its_own_end() -> None:
     with load("batches_from_memory").before(CPU):
         loader = DataLoader(Numbers(), batch_size=4)
@@ -191,27 +199,6 @@ def test_a_loader_with_workers_gets_more_batches_ahead() -> None:
         assert (ahead.prefetch_factor, ahead.persistent_workers, ahead.num_workers) == (4, True, max(1, workers()))
         assert DataLoader(Numbers()).num_workers == 0
     assert change.why_not(look(make_step())) is not None
-
-
-def test_gradients_are_dropped(own: OwnStep) -> None:
-    change = load("set_to_none")
-    assert change.why_not(replace(look(own), names=Counter({"aten::zero_": 6}))) is None
-    (parameter, *_), (optimizer,) = own.model.parameters(), own.optimizers
-    parameter.grad = torch.ones_like(parameter)
-    with change.before(CPU):
-        optimizer.zero_grad(set_to_none=False)
-        assert parameter.grad is None
-    parameter.grad = torch.ones_like(parameter)
-    optimizer.zero_grad(set_to_none=False)
-    assert parameter.grad is not None
-
-
-def test_gradients_are_clipped_at_once() -> None:
-    parameter = nn.Parameter(torch.ones(2))
-    parameter.grad = torch.ones(2)
-    with load("foreach_clipping").before(CPU), record_ranges():
-        profile = record(lambda: nn.utils.clip_grad_norm_([parameter], 1.0, foreach=False), on_gpu=False)
-    assert "aten::_foreach_norm" in {event.name for event in profile.recording.host}
 
 
 def test_objects_that_live_on_are_not_looked_at(own: OwnStep) -> None:

@@ -61,6 +61,10 @@ UNLIKE = 1.5
 NO_TIME = "no time was left: a larger budget_s tries it"
 
 
+BOUND_FOUND = "bound"
+"""The verdict of a change that removes work, and so is no cure, if the step is faster with it."""
+
+
 @dataclass(frozen=True)
 class Result:
     """What one change, or several together, did to the step."""
@@ -81,7 +85,8 @@ class Result:
     def row(self) -> list[Scalar]:
         how = f"{self.how}: {self.reason}" if self.reason else self.how
         numbers = (self.step_ms, self.ratio, self.low, self.high)
-        return [self.change, self.cause, *numbers, self.verdict, self.difference, how]
+        verdict = BOUND_FOUND if self.removes and self.verdict == "better" else self.verdict
+        return [self.change, self.cause, *numbers, verdict, self.difference, how]
 
     @property
     def gain(self) -> str:

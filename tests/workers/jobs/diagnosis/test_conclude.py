@@ -186,3 +186,12 @@ def test_a_cause_is_worth_what_a_step_without_it_gained_and_one_process_is_no_pr
     assert ranked([once], **times) == ["input", "synchronisation", "kernels"]
     more = result("no_synchronisation", "inconclusive", 0.6, cause="synchronisation", removes=True, low=None, high=None)
     assert ranked([more], **times) == ["synchronisation", "input", "kernels"]
+
+
+def test_a_step_without_a_part_of_its_work_is_a_bound_and_no_cure() -> None:
+    bound = result("no_optimizer", "better", 0.08, removes=True)
+    row = dict(zip([column.name for column in conclude.CHANGES], bound.row, strict=True))
+    assert row["verdict"] == "bound"
+    lines = conclude.answer("step 475 ms", CAUSES, [bound], NOTHING)
+    assert lines[-1] == "no change was tried but no_optimizer, which is no cure"
+    assert not any("->" in line for line in lines)
