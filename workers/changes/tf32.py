@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from workers.changes._base import Change, Elsewhere, Look
 
 if TYPE_CHECKING:
-    import torch
+    from workers.measure.own_step import OwnStep
 
 
 def _why_not(look: Look) -> str | None:
@@ -25,7 +25,7 @@ def _why_not(look: Look) -> str | None:
 
 
 @contextmanager
-def _allowed(_device: torch.device) -> Iterator[None]:
+def _allowed(_step: OwnStep) -> Iterator[None]:
     import torch
 
     before = torch.get_float32_matmul_precision()
@@ -45,5 +45,5 @@ CHANGE = Change(
     how='torch.set_float32_matmul_precision("high")',
     why_not=_why_not,
     fields=_fields,
-    before=_allowed,
+    after=_allowed,  # the code may have chosen otherwise
 )

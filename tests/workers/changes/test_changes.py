@@ -13,6 +13,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend
 from torch.utils.data import DataLoader
 
 from app.specs import KINDS
@@ -346,3 +347,80 @@ def test_small_operators_are_tried_on_one_thread(own: OwnStep) -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def chosen_otherwise(see: Callable[[], object]) -> OwnStep:
+    """Return a step whose code has chosen, when it was made, what changes choose. It calls `see` inside."""
+    own = OwnStep()
+
+    def make() -> Callable[[], object]:
+        torch.set_float32_matmul_precision("highest")
+        torch.set_num_threads(cores() + 1)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        own.frozen = gc.get_freeze_count()  # type: ignore[attr-defined]
+        own.loaders_made = [DataLoader(Numbers()), DataLoader(Numbers(), num_workers=1)]  # type: ignore[attr-defined]
+
+        def one() -> torch.Tensor:
+            see()
+            return next(model.parameters()).sum() * len(optimizer.param_groups)
+
+        return one
+
+    own.make(make)
+    return own
+
+
+def replaced_now(owner: Any, name: str) -> Callable[[OwnStep], bool]:
+    plain = getattr(owner, name)
+    return lambda _own: getattr(owner, name) is not plain
+
+
+INSIDE: dict[str, Callable[[Any], bool]] = {
+    "attention_cudnn": lambda _own: torch._C._get_sdp_priority_order()[0] == int(SDPBackend.CUDNN_ATTENTION.value),
+    "attention_triton": replaced_now(nn.functional, "scaled_dot_product_attention"),
+    "autocast_bf16": lambda _own: torch.is_autocast_enabled("cpu"),
+    "batches_from_memory": replaced_now(DataLoader, "__iter__"),
+    "compile_blocks": lambda own: any(one._compiled_call_impl for one in own.model.modules()),
+    "compile_model": lambda own: any(one._compiled_call_impl for one in own.roots),
+    "cuda_graph": lambda own: type(own._step).__name__ == "_Graphed",
+    "cuda_graph_model": lambda own: own._step.__qualname__.startswith("OwnStep.inside"),
+    "fused_optimizer": lambda own: own.optimizers[0].defaults["fused"],
+    "gc_freeze": lambda own: gc.get_freeze_count() > own.frozen,
+    "loader_prefetch": lambda own: own.loaders_made[1].prefetch_factor == 4,
+    "loader_workers": lambda own: own.loaders_made[0].num_workers > 0,
+    "no_optimizer": lambda own: "step" in vars(own.optimizers[0]),
+    "no_synchronisation": replaced_now(torch.Tensor, "item"),
+    "one_thread": lambda _own: torch.get_num_threads() == 1,
+    "pinned_memory": lambda own: own.loaders_made[0].pin_memory and torch.Tensor.to is not TO,
+    "tf32": lambda _own: torch.get_float32_matmul_precision() == "high",
+    "threads": lambda _own: torch.get_num_threads() == cores(),
+}  # fmt: skip
+"""What shows inside of a step that it is changed."""
+TO = torch.Tensor.to
+OF_OWN_STEPS = [
+    name
+    for name in CHANGES.names()
+    if {load(name).before, load(name).after} != {nothing} and name != "expandable_segments"
+]
+
+
+@pytest.mark.parametrize("name", OF_OWN_STEPS)
+def test_a_step_is_changed_whatever_its_code_has_chosen(name: str) -> None:
+    seen: list[bool] = []
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    device = torch.device("cuda" if name in ("pinned_memory", "cuda_graph") else "cpu")
+    try:
+        plain = chosen_otherwise(lambda: seen.append(bool(INSIDE[name](plain))))
+        run_step(plain.phases, ())
+        with load(name).before(device):
+            own = chosen_otherwise(lambda: seen.append(bool(INSIDE[name](own))))
+            with load(name).after(own):
+                if name == "cuda_graph":  # nothing runs on a CPU
+                    seen.append(INSIDE[name](own))
+                else:
+                    run_step(own.phases, ())
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+    assert seen == [False, True], "the step as it is, and the changed one"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -109,12 +110,6 @@ def time_isolated(
         total = max(least, warmed_up) + (1 + loops) * planned
         report.progress(warmed_up + measured, total, "measuring" if measured else "warming up")
 
-    def by_default(quickest_ms: float) -> int:
-        steps = steps_of_a_second(quickest_ms) if training.device.type == "cpu" else STEPS
-        if steps * quickest_ms <= 1e3 * most_s:
-            return steps
-        return min(steps, max(FEWEST_STEPS, int(1e3 * most_s / quickest_ms)))
-
     times = time_steps(
         step.phases,
         make_clock(training.device),
@@ -122,12 +117,19 @@ def time_isolated(
         inner_times_ms=dict if graphed is None else graphed.inner_times_ms,
         warmup_steps=spec.warmup_steps,
         window_s=WINDOW_S[training.device.type],
-        measure_steps=by_default if spec.measure_steps is None else spec.measure_steps,
+        measure_steps=spec.measure_steps or functools.partial(_steps_by_default, training.device.type, most_s),
         measuring=measuring,
         on_progress=on_progress,
     )
     training.take_returned(numbers, last=True)
     return times
+
+
+def _steps_by_default(device_type: str, most_s: float, quickest_ms: float) -> int:
+    steps = steps_of_a_second(quickest_ms) if device_type == "cpu" else STEPS
+    if steps * quickest_ms <= 1e3 * most_s:
+        return steps
+    return min(steps, max(FEWEST_STEPS, int(1e3 * most_s / quickest_ms)))
 
 
 def _number_of_steps(spec: TrainingSpec, device: torch.device, *, loops: bool) -> str:
