@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch.distributed import distributed_c10d
 
 from app.specs.ddp import DdpSpec
 from parallel.process_group import Rank
@@ -129,6 +130,7 @@ class RankRun:
         self.memory = Memory()
         self.built = False
         self.silent = silent_group()
+        self.groups = len(distributed_c10d._world.pg_map)
         set_precision(self.context.spec.precision)
 
     def run(self, extent: Extent) -> dict[str, Any]:
@@ -246,5 +248,6 @@ class RankRun:
             "flops": metrics.step_flops(spec, trained.model) if own is None else own.work_of_step("flops"),
             "work": None if own is None else {kind: own.work_of_step(kind) for kind in KINDS},
             "phases": None if own is None else own.phase_names,
+            "groups": 0 if own is None else len(distributed_c10d._world.pg_map) - self.groups,
             "communication": strategies.communication(spec, trained.sizes),
         }

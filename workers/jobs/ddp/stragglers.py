@@ -45,11 +45,13 @@ class Lateness:
         ranks: The profiled steps.
         work: By name, such as "tokens", the work of each rank's step, where all told it.
         clocks_mhz: Of each rank's device, where they are known.
+        groups: Process groups that the step's code has made, whose collectives count as those of all ranks.
     """
 
     ranks: Ranks
     work: Mapping[str, Sequence[float]] = field(default_factory=dict)
     clocks_mhz: Sequence[float | None] = ()
+    groups: int = 0
 
     @cached_property
     def _waits_ms(self) -> list[list[float]]:
@@ -187,7 +189,10 @@ class Lateness:
         elif self.in_turns:
             said = TURNS
         said += f"; clocks aligned to {self.ranks.residual_ms:.2g} ms"
-        return Check(STRAGGLERS, not self.late and not self.in_turns, said, "note")
+        if self.groups:
+            more = f"{self.groups} process group{'s' * (self.groups > 1)} of its own"
+            said += f"; the step made {more}, but ranks are compared as if all met in each collective"
+        return Check(STRAGGLERS, not self.groups and not self.late and not self.in_turns, said, "note")
 
 
 def work_of(found: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

@@ -31,6 +31,8 @@ class Documents(Dataset):
 def make_step(device, late):
     width, rank, count = WIDTH[device.type], dist.get_rank(), 0
     model = nn.Linear(width, width, device=device)
+    if late == "groups":
+        dist.new_group()
     tokens = TOKENS * (MORE if late == "documents" and rank else 1)
     batches = iter(DataLoader(Documents(LATE_S if late == "input" and rank else 0.0)))
 
