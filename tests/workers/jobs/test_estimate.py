@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pydantic", reason="the service's dependencies are not installed")
-
 from app.results.pivoting import local_table
 from app.specs import spec_adapter
 from app.specs.estimate import EstimateSpec

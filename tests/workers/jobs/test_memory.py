@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pydantic", reason="the service's dependencies are not installed")
-
 import torch
 
 from app.specs.memory import MemorySpec

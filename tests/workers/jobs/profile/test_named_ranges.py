@@ -9,9 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pydantic", reason="the service's dependencies are not installed")
-
 import torch
 
 from app.specs import spec_adapter

@@ -14,9 +14,6 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
-
-pytest.importorskip("pydantic", reason="the service's dependencies are not installed")
-
 import torch
 
 from app.specs._training import PHASES
