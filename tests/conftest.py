@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 pytest_plugins = ["tools.side_by_side"]
+os.environ.pop("COLUMNS", None)  # pytest-xdist's processes have it from readline; commands would lay out by it
 SEED = pytest.StashKey[int]()
 TESTS = Path(__file__).parent
 WITHOUT_THE_SERVICE = ("kernels", "parallel", "workers/measure", "workers/model")

@@ -13,8 +13,11 @@ from flopwatch.text.numbers import NOTHING
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-WIDEST_UNBROKEN = 20
+WIDEST_UNBROKEN = 28
 """A column whose longest cell has at most so many characters is not wrapped."""
+LEAST_WRAPPED = 20
+"""Text is not wrapped to fewer characters than this."""
+_BEGIN = re.compile(r"\s*(?:- )?")
 GAP = 2
 """Spaces between columns."""
 EMPTY = ("", NOTHING)
@@ -53,11 +56,36 @@ def table(head: Sequence[str], rows: Rows, rights: Collection[int] = ()) -> str:
     return "\n\n".join(parts)
 
 
-def wrapped(text: str, width: int | None = None) -> str:
-    """Wrap a sentence at the terminal's width."""
+def wrapped(text: str, width: int | None = None, hang: int | None = None) -> str:
+    """Wrap each line of a text at the terminal's width.
+
+    hang: how many characters a line's continuation is indented; None: as far as the line itself, or its text after
+        "- ".
+    """
     from rich.text import Text
 
-    return _render(Text(text), width or shutil.get_terminal_size().columns)
+    width = width or shutil.get_terminal_size().columns
+    lines = []
+    for line in text.split("\n"):
+        begin = line[: len(_BEGIN.match(line)[0]) if hang is None else hang]  # type: ignore[index]  # it always matches
+        rest = _render(Text(line[len(begin) :]), max(width - len(begin), LEAST_WRAPPED))
+        lines.append(begin + rest.replace("\n", "\n" + " " * len(begin)))
+    return "\n".join(lines)
+
+
+def rejoined(lines: Sequence[str]) -> list[str]:
+    """Join the lines of an answer that was laid out for a wider terminal to paragraphs, which can be wrapped anew.
+
+    A line that is indented continues the line before, unless that is a row, which begins with its number: then it
+    begins a paragraph, indented as well.
+    """
+    joined: list[str] = []
+    for line in lines:
+        if line.startswith(" ") and joined and not joined[-1][:1].isdigit():
+            joined[-1] += f" {line.strip()}"
+        else:
+            joined.append(line)
+    return joined
 
 
 def _broken_name(name: str, width: int) -> str:

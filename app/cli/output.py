@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from app.cli.brief import DIFFERENT, HEADLINE
-from app.cli.terminal import cell, echo, echo_columns, echo_json, echo_line, echo_table
+from app.cli.terminal import cell, echo, echo_columns, echo_json, echo_laid_out, echo_line, echo_table
 from app.states import FIRST_IN_QUEUE
 from flopwatch.client import Flopwatch, Show, progress_bar
 from flopwatch.connection import problem_text
@@ -19,7 +19,7 @@ from flopwatch.text.cases import case_text
 from flopwatch.text.markdown_tables import cut
 from flopwatch.text.numbers import NOTHING, number
 from flopwatch.text.times import age, duration, moment, ran
-from flopwatch.text.validity import doubts, noisy_host, notes, verdict
+from flopwatch.text.validity import doubts, noisy_host, not_judged, notes, verdict
 
 MAX_NAMED = 10
 """Largest number of job ids that are printed for one reason to wait, and of files."""
@@ -50,7 +50,7 @@ def _text(value: Any) -> str:
 
 def print_job(job: dict[str, Any], place: int | None = None) -> None:
     """Print a job's main facts, one per line. `place` is its place in the queue."""
-    echo(f"job {job['id']}: {job['kind']}, {job['state']}" + (f" ({cell(job['name'])})" if job["name"] else ""))
+    echo_line(f"job {job['id']}: {job['kind']}, {job['state']}" + (f" ({cell(job['name'])})" if job["name"] else ""))
     progress = job["progress"]
     facts = {
         "case": case_text(job["summary"]) or None,
@@ -60,6 +60,7 @@ def print_job(job: dict[str, Any], place: int | None = None) -> None:
         "sweep": job["sweep_id"],
         "priority": job["priority"],
         "place": f"{place} in the queue" if place is not None else None,
+        "unused": ", ".join(job.get("without_effect") or ()) or None,
         "waiting": job.get("waiting") or (FIRST_IN_QUEUE if place == 1 else None),
         "created": ", ".join(filter(None, (moment(job["created_at"]), age(job["created_at"])))) or None,
         "started": moment(job["started_at"]),
@@ -75,10 +76,12 @@ def print_job(job: dict[str, Any], place: int | None = None) -> None:
         "validity": verdict(job["validity"]) if job["validity"] is not None else None,
     }
     _print_facts(facts)
+    if unjudged := not_judged(job["validity"] or {}):
+        echo_line(f"    not judged: {unjudged}")
     for line in notes(job["validity"] or {}):
-        echo(f"    {line}")
+        echo_line(f"    {line}")
     if job["error"] is not None:
-        echo(problem_text(job["error"]))
+        echo_line(problem_text(job["error"]))
 
 
 def _code(links: Mapping[str, str]) -> str | None:
@@ -93,7 +96,7 @@ def _code(links: Mapping[str, str]) -> str | None:
 def _print_facts(facts: Mapping[str, Any]) -> None:
     for name, value in facts.items():
         if value is not None:
-            echo(f"  {name + ':':10}{cell(str(value))}")
+            echo_line(f"  {name + ':':10}{cell(str(value))}", hang=12)
 
 
 def print_job_list(jobs: Sequence[dict[str, Any]], places: Mapping[int, int]) -> None:
@@ -163,8 +166,7 @@ def print_answers(server: Flopwatch, job: Mapping[str, Any]) -> None:
             left_out = {"unit_index"} if len(table["units"]) == 1 else set()
             names = [column["name"] for column in table["columns"] if column["name"] not in left_out]
             if len(names) == 1:
-                for row in rows:
-                    echo_line(cell(row[names[0]]))
+                echo_laid_out([cell(row[names[0]]) for row in rows])
             else:
                 print_columns(names, [[row[name] for name in names] for row in rows])
             echo()
@@ -175,7 +177,7 @@ def _print_files(server: Flopwatch, job: Mapping[str, Any]) -> None:
     names = [cell(file["name"]) for file in server.list_files(job)]
     if names:
         more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-        echo(f"files: {', '.join(names[:MAX_NAMED])}{more}; `flopwatch download {job['id']}` fetches them")
+        echo_line(f"files: {', '.join(names[:MAX_NAMED])}{more}; `flopwatch download {job['id']}` fetches them")
 
 
 def print_answer(server: Flopwatch, job: dict[str, Any], statistic: str | None = None) -> None:
@@ -185,7 +187,7 @@ def print_answer(server: Flopwatch, job: dict[str, Any], statistic: str | None =
     if statistic is not None or answer is None or job["state"] != "succeeded" or not answer(server, job):
         print_results(server, job, statistic)
     if job["state"] == "failed":
-        echo(f"`flopwatch logs {job['id']}` prints its output")
+        echo_line(f"`flopwatch logs {job['id']}` prints its output")
 
 
 def _print_lines(server: Flopwatch, job: Mapping[str, Any]) -> None:
@@ -199,7 +201,7 @@ def _print_lines(server: Flopwatch, job: Mapping[str, Any]) -> None:
     echo()
     step_ms = 100 * rows[0]["self_ms"] / rows[0]["self_percent"] if rows[0]["self_percent"] else None
     of = "" if step_ms is None else f" of {number(step_ms)} ms, unprofiled"
-    echo(f"lines of your code by their own time in a step{of}:")
+    echo_line(f"lines of your code by their own time in a step{of}:")
     on_gpu = any(row["device_self_ms"] is not None for row in rows)
     columns = {"self_ms": "self ms", "total_ms": "total ms", "python_ms": "Python ms"}
     columns |= {"device_self_ms": "device ms", "device_total_ms": "device total"} if on_gpu else {}
@@ -217,7 +219,7 @@ def _print_lines(server: Flopwatch, job: Mapping[str, Any]) -> None:
             for row in rows
         ],
     )
-    echo(f"`{shlex.join(['flopwatch', 'table', '--job', str(job_id), '--name', 'lines'])}` prints all")
+    echo_line(f"`{shlex.join(['flopwatch', 'table', '--job', str(job_id), '--name', 'lines'])}` prints all")
 
 
 def _share(row: Mapping[str, Any]) -> str:
@@ -241,11 +243,13 @@ def _print_peak(server: Flopwatch, job: Mapping[str, Any]) -> None:
     checks = {check["name"]: check["ok"] for check in (job["validity"] or {}).get("checks", ())}
     echo()
     if phase == "oom":
-        echo("memory ran out; the largest allocations then:")
+        echo_line("memory ran out; the largest allocations then:")
     elif checks.get("history", True):
-        echo(f"the peak of memory is in phase {phase}; the largest allocations there, equal ones together:")
+        echo_line(f"the peak of memory is in phase {phase}; the largest allocations there, equal ones together:")
     else:
-        echo(f"largest allocations at the peak of phase {phase} (the history is cut: the step's peak may be another):")
+        echo_line(
+            f"largest allocations at the peak of phase {phase} (the history is cut: the step's peak may be another):"
+        )
     print_columns(
         ("MiB", "count", "category", "name", "made in", "line"),
         [
@@ -253,7 +257,7 @@ def _print_peak(server: Flopwatch, job: Mapping[str, Any]) -> None:
             for row in at_peak[:MOST_ALLOCATIONS]
         ],
     )
-    echo(f"`{shlex.join(['flopwatch', 'table', '--job', str(job_id), '--name', 'allocations'])}` prints more")
+    echo_line(f"`{shlex.join(['flopwatch', 'table', '--job', str(job_id), '--name', 'allocations'])}` prints more")
 
 
 def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
@@ -276,7 +280,7 @@ def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
     slowest = sorted(kernels.items(), key=lambda kernel: -kernel[1][0])[:MOST_KERNELS]
     echo()
     where = f"phase {', '.join(phases)}" if phases else "the whole step"
-    echo(f"{len(slowest)} of {len(kernels)} kernels, by their time in {where} (a CPU's kernels are operators):")
+    echo_line(f"{len(slowest)} of {len(kernels)} kernels, by their time in {where} (a CPU's kernels are operators):")
     print_columns(
         ("kernel", "class", "ms per step", "share", "calls"),
         [
@@ -291,7 +295,7 @@ def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
         ],
     )
     command = shlex.join(["flopwatch", "table", "--job", str(job_id), "--name", names[0]])
-    echo(f"`{command}` prints all of one phase; `flopwatch show {job_id}` names the other tables")
+    echo_line(f"`{command}` prints all of one phase; `flopwatch show {job_id}` names the other tables")
     _print_files(server, job)
     print_missing(doubts(job["validity"] or {}))
     return True
@@ -310,16 +314,16 @@ def _print_comparison(server: Flopwatch, job: Mapping[str, Any]) -> bool:
     labels = next((its for its in compared["spec_differences"] if its["name"].endswith("revision.label")), None)
     sides = f"{labels['candidate']} against {labels['baseline']}: " if labels else ""
     echo()
-    echo(f"{sides}{compared['sentence']}.")
+    echo_line(f"{sides}{compared['sentence']}.")
     if rows:
         shown = ("baseline_ms", "candidate_ms", "change_ms") if of_profiles else HEADLINE
         echo()
         print_columns([*place, *shown], [[row[name] for name in (*place, *shown)] for row in rows[:MOST_COMPARED]])
     echo()
     for note in compared["notes"]:
-        echo(f"- {note}")
+        echo_line(f"- {note}")
     print_missing(server.missing(job))
-    echo(f"`flopwatch compare {job_id}` prints all {len(compared['rows'])} rows")
+    echo_line(f"`flopwatch compare {job_id}` prints all {len(compared['rows'])} rows")
     return True
 
 
@@ -352,7 +356,9 @@ def counts_text(counts: Mapping[str, int]) -> str:
 
 def print_sweep(sweep: Mapping[str, Any]) -> None:
     """Print a sweep's main facts, one per line, and what its searches have found."""
-    echo(f"sweep {sweep['id']}: {sweep['base'].get('kind')}" + (f" ({cell(sweep['name'])})" if sweep["name"] else ""))
+    echo_line(
+        f"sweep {sweep['id']}: {sweep['base'].get('kind')}" + (f" ({cell(sweep['name'])})" if sweep["name"] else "")
+    )
     facts = {
         "grid": grid_text(sweep),
         "labels": _text(sweep["labels"]) if sweep["labels"] else None,
@@ -362,7 +368,9 @@ def print_sweep(sweep: Mapping[str, Any]) -> None:
     }
     _print_facts(facts)
     print_searches(sweep)
-    echo(f"`flopwatch jobs --sweep {sweep['id']}` lists its jobs, `flopwatch table --sweep {sweep['id']}` its results")
+    echo_line(
+        f"`flopwatch jobs --sweep {sweep['id']}` lists its jobs, `flopwatch table --sweep {sweep['id']}` its results"
+    )
 
 
 def print_searches(sweep: Mapping[str, Any]) -> None:
@@ -376,7 +384,7 @@ def print_searches(sweep: Mapping[str, Any]) -> None:
             result += f", {search['too_large']} does not (job {search['too_large_job']})"
         state = "" if search["state"] == "done" else f" [{search['state']}]"
         reason = f". {search['reason']}" if search["reason"] else ""
-        echo(cell(f"{f'{point}: ' if point else ''}{result}{state}{reason}"))
+        echo_line(cell(f"{f'{point}: ' if point else ''}{result}{state}{reason}"))
 
 
 def print_dry_run(
@@ -405,16 +413,16 @@ def print_dry_run(
     several = "" if jobs == 1 else "s"
     search = f"{jobs} search{'es' if several else ''}, one job at a time each, at most {most} jobs in all"
     echo(search if searches else f"{jobs} job{several}")
-    echo(guessed.sentence(one_each=searches))
+    echo_line(guessed.sentence(one_each=searches))
     if lacking is not None:
-        echo(lacking)
+        echo_line(lacking)
     echo("nothing was submitted (--dry-run)", err=True)
 
 
 def print_missing(lines: Sequence[str]) -> None:
     """Print below a table why cells have no numbers."""
     if lines:
-        echo("\n" + "\n".join(lines))
+        echo_line("\n" + "\n".join(lines))
 
 
 def _print_units(units: Sequence[dict[str, Any]]) -> None:
@@ -438,7 +446,9 @@ def _print_tables(job_id: int, tables: Sequence[dict[str, Any]]) -> None:
     if tables:
         echo()
         print_columns(("table", "rows"), [[table["name"], table["rows"]] for table in tables])
-        echo(f"`{shlex.join(['flopwatch', 'table', '--job', str(job_id), '--name', tables[0]['name']])}` prints one")
+        echo_line(
+            f"`{shlex.join(['flopwatch', 'table', '--job', str(job_id), '--name', tables[0]['name']])}` prints one"
+        )
 
 
 @contextlib.contextmanager

@@ -79,18 +79,6 @@ def paths_of(name: str, words: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(path for path in paths if name in (path, path.rpartition(".")[2])))
 
 
-def without_effect(spec: Mapping[str, Any]) -> list[str]:
-    """Return the fields of a spec that change nothing; none if it is of another version than this command."""
-    from pydantic import ValidationError
-
-    from app.specs import spec_adapter
-
-    try:
-        return spec_adapter.validate_json(json.dumps(spec)).without_effect()
-    except ValidationError:
-        return []
-
-
 @functools.cache
 def local_specs() -> list[dict[str, Any]]:
     """Return the specs of this installation, as `GET /specs` does while no worker has registered. Callers must not

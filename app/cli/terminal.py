@@ -6,6 +6,8 @@ tomorrow. `--raw` prints them unchanged.
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +19,8 @@ import typer
 from flopwatch.text.characters import in_json, one_line, shown
 from flopwatch.text.markdown_tables import CUT_NOTE, cut, is_right, parsed, unescaped
 
+HANG = 3
+"""How far the continuation of an answer's line is indented."""
 _raw: ContextVar[bool] = ContextVar("raw", default=False)
 
 
@@ -45,9 +49,18 @@ def _shown(text: str) -> str:
     return text if _raw.get() else shown(text)
 
 
+def width(*, err: bool = False) -> int | None:
+    """Return for how many columns all commands lay out tables and sentences: COLUMNS, or the terminal's width.
+
+    None where there is neither: another program reads whole lines.
+    """
+    is_read = (sys.stderr if err else sys.stdout).isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return shutil.get_terminal_size().columns if is_read else None
+
+
 def echo_table(markdown: str) -> None:
-    """Print tables in Markdown; on a terminal as columns that fit, without the middle of long texts."""
-    if not sys.stdout.isatty():
+    """Print tables in Markdown; where there is a width as columns that fit, without the middle of long texts."""
+    if width() is None:
         echo(markdown, nl=not markdown.endswith("\n"))
         return
     from app.cli import layout
@@ -67,25 +80,35 @@ def echo_table(markdown: str) -> None:
 
 
 def echo_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; on a terminal so that it fits."""
+    """Print a table; where there is a width so that it fits."""
     cells = [head, *([cell(text) for text in row] for row in rows)]
-    if sys.stdout.isatty():
+    if width() is not None:
         from app.cli import layout
 
         echo(layout.table(cells[0], cells[1:]))
         return
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     for row in cells:
-        echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+        echo("  ".join(text.ljust(widest) for text, widest in zip(row, widths, strict=True)).rstrip())
 
 
-def echo_line(text: str) -> None:
-    """Print a sentence; on a terminal, wrapped at its width."""
-    if sys.stdout.isatty():
+def echo_line(text: str, *, err: bool = False, hang: int | None = None) -> None:
+    """Print a sentence; where there is a width, wrapped (`hang`: as in layout.wrapped)."""
+    if (columns := width(err=err)) is not None:
         from app.cli import layout
 
-        text = layout.wrapped(_shown(text))
-    echo(text)
+        text = layout.wrapped(_shown(text), columns, hang)
+    echo(text, err=err)
+
+
+def echo_laid_out(lines: Sequence[str]) -> None:
+    """Print lines that were laid out for 80 columns; where there are fewer, laid out anew."""
+    columns = width()
+    if columns is not None and max(map(len, lines), default=0) > columns:
+        from app.cli import layout
+
+        lines = [layout.wrapped(line, columns, HANG) for line in layout.rejoined(lines)]
+    echo("\n".join(lines))
 
 
 def echo_json(text: str) -> None:
@@ -100,5 +123,5 @@ def echo_bytes(content: bytes) -> None:
 
 def fail(message: str, code: int = 1) -> NoReturn:
     """Print an error and exit."""
-    echo(f"error: {message}", err=True)
+    echo_line(f"error: {message}", err=True)
     raise typer.Exit(code)

@@ -27,7 +27,7 @@ from app.cli.common import (
     of_sweep,
     with_server,
 )
-from app.cli.terminal import echo
+from app.cli.terminal import echo, echo_line
 from flopwatch.text.numbers import NOTHING
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def compare(
         print_table(
             server.compare_text(*compared, format=format_of(output_format), metrics=metrics).text, output_format
         )
-        echo(judged.sentence or "", err=True)
+        echo_line(judged.sentence or "", err=True)
         raise typer.Exit(judged.exit_code)
     comparison = server.compare_text(
         *compared,
@@ -208,7 +208,7 @@ def _exit(comparison: ComparisonText, output_format: TableFormat, *, is_judged: 
     """Exit with the code of the gate's answer or, without a gate, of a wrong result."""
     if is_judged:
         if output_format.value != "markdown":  # the text of other formats does not have it
-            echo(comparison.gate_sentence, err=True)
+            echo_line(comparison.gate_sentence, err=True)
         raise typer.Exit(EXIT_CODES[comparison.gate])
     if comparison.wrong_sides:
         sides = comparison.wrong_sides.replace(",", " and the")
@@ -331,14 +331,14 @@ def check(
     else:
         _print_checked(checked, baseline)
         if not alternate and server.can_alternate(checked):
-            echo(ALTERNATE, err=True)
+            echo_line(ALTERNATE, err=True)
     raise typer.Exit(EXIT_CODES[checked["outcome"]])
 
 
 def _print_checked(checked: Mapping[str, Any], baseline: str) -> None:
     for comparison in checked["comparisons"]:
         how = ", in turns" if comparison["alternated"] else ""
-        echo(f"{_jobs(comparison['candidate']['jobs'])} against {baseline}{how}: {comparison['gate']['sentence']}")
+        echo_line(f"{_jobs(comparison['candidate']['jobs'])} against {baseline}{how}: {comparison['gate']['sentence']}")
 
 
 baseline = typer.Typer(no_args_is_help=True, help="Keep named results that later ones are checked against.")

@@ -37,7 +37,7 @@ from app.cli.common import (
     of_jobs,
     of_sweep,
 )
-from app.cli.terminal import echo, echo_table, raw
+from app.cli.terminal import echo, echo_line, echo_table, raw
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
@@ -203,9 +203,9 @@ def _go_on(
         _tell_without_effect([job["spec"]])
     if job["waiting"] is not None:
         if not wait:
-            echo(f"job {job['id']} waits: {job['waiting']}", err=True)
+            echo_line(f"job {job['id']} waits: {job['waiting']}", err=True)
         elif waiting.wait_at_most is None:
-            echo("Ctrl-C stops waiting; the job keeps running. Use --wait-at-most to limit the wait.", err=True)
+            echo_line("Ctrl-C stops waiting; the job keeps running. Use --wait-at-most to limit the wait.", err=True)
     if wait:
         with (
             _going_on_when_interrupted(lambda: _how_it_goes_on(server, job["id"])),
@@ -253,7 +253,7 @@ def versus(
     _go_on(server, job, Waiting(True, wait_at_most))
     if judging != Judging():
         judged = judge(server, [job["id"]], None, judging)
-        echo(judged.sentence or "", err=True)
+        echo_line(judged.sentence or "", err=True)
         raise typer.Exit(judged.exit_code)
 
 
@@ -374,7 +374,7 @@ def _follow_sweep(server: Flopwatch, made: dict[str, Any], waiting: Waiting, not
     elif wait:
         echo_table(server.table_text(sweep=made["id"], statistic=waiting.statistic))  # type: ignore[arg-type]  # its choices
         echo()
-        echo(counts_text(made["counts"]))
+        echo_line(counts_text(made["counts"]))
         print_searches(made)
     if wait and not _all_well(made):
         raise typer.Exit(1)
@@ -689,15 +689,15 @@ def _say_what_waits(server: Flopwatch, sweep_id: int) -> None:
     queued = server.list_jobs(state="queued", sweep=sweep_id, limit=MAX_LOOKED_AT)
     for reason, count in Counter(job["waiting"] for job in queued if job["waiting"] is not None).items():
         many = f"{count} jobs wait" if count > 1 else "1 job waits"
-        echo(f"{many}: {reason}", err=True)
+        echo_line(f"{many}: {reason}", err=True)
 
 
 def _tell_without_effect(specs: Sequence[Mapping[str, Any]]) -> None:
     """Print which fields change nothing: in all jobs that set them to such a value, or in some of these."""
-    from app.cli.specs import without_effect
+    from app.specs import without_effect_in
     from app.specs._base import flat
 
-    first = [(flat(spec), without_effect(spec)) for spec in specs[:MAX_LOOKED_AT]]
+    first = [(flat(spec), without_effect_in(spec)) for spec in specs[:MAX_LOOKED_AT]]
     told: dict[str, list[str]] = {}
     for field in dict.fromkeys(field for _, idle in first for field in idle):
         values = [values.get(field) for values, idle in first if field in idle]
@@ -707,7 +707,7 @@ def _tell_without_effect(specs: Sequence[Mapping[str, Any]]) -> None:
     for where, fields in told.items():
         verb = "has" if len(fields) == 1 else "have"
         kind = specs[0]["kind"]
-        echo(f"note: {', '.join(fields)} {verb} no effect {where} (see `flopwatch specs {kind}`)", err=True)
+        echo_line(f"note: {', '.join(fields)} {verb} no effect {where} (see `flopwatch specs {kind}`)", err=True)
 
 
 def _how_it_goes_on(server: Flopwatch, job_id: int) -> str:

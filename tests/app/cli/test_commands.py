@@ -85,6 +85,7 @@ def test_fields_that_change_nothing_are_noted(site: Any, flopwatch: Any) -> None
         ["attention_layer.num_heads has no effect here (see `flopwatch specs estimate`)"],
         ["checkpoint_layers has no effect in 2 of 4 jobs (see `flopwatch specs benchmark`)"],
     ]
+    assert "unused:   compile_scope, checkpoint_layers" in flopwatch("show", both.stdout.split()[1]).stdout
     for done in (used, idle, both):
         site.http.post(f"/jobs/{ended(done).split()[1]}/cancel")
 
@@ -160,13 +161,14 @@ def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> Non
             "verdict": "suspect",
             "counts": {"valid": 1, "suspect": 1},
             "checks": [
+                {"name": "steady", "ok": True, "detail": "too slow", "severity": "not_judged"},
                 {"name": "host_bound", "ok": False, "detail": "by far", "severity": "note"},
                 {**DRIFT, "unit": "replicate 1"},
             ],
         },
     )
     shown = ended(flopwatch("show", str(job_id)))
-    assert "validity: suspect (1 valid, 1 suspect)\n    note: host_bound: by far\n" in shown
+    assert "validity: suspect (1 valid, 1 suspect)\n    not judged: steady\n    note: host_bound: by far\n" in shown
     assert "- † suspect: drift: 9 %." in shown
     assert shown.count("9 %") == 1, "the reason stands once"
     assert re.search(r"^0 +replicate 0 +succeeded +valid$", shown, re.MULTILINE), shown

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from rich.cells import cell_len
 
-from app.cli import layout
+from app.cli import layout, terminal
 
 from .conftest import environment
 
@@ -132,6 +133,24 @@ def test_jobs_say_what_they_share_once(flopwatch, on_terminal, results) -> None:
     assert max(map(len, piped.splitlines())) > 200
 
 
+def test_every_command_keeps_to_columns_also_in_a_pipe(flopwatch: Any, results: tuple[str, ...]) -> None:
+    profile, _, one, other = results
+    assert flopwatch("baseline", "set", "of_60", one).returncode == 0
+    commands = [
+        ("jobs", "--label", "by=layout"),
+        ("table", "--job", one, "--job", other),
+        ("compare", one, other),
+        ("check", "--baseline", "of_60", other),
+        ("show", other),
+        ("show", profile),
+    ]
+    for command in commands:
+        narrow, whole = flopwatch(*command, COLUMNS="60"), flopwatch(*command)
+        lines = [*narrow.stdout.splitlines(), *narrow.stderr.splitlines()]
+        assert max(map(len, lines)) <= 60, (command, lines)
+        assert max(map(len, whole.stdout.splitlines())) > 60, "without COLUMNS other programs read whole lines"
+
+
 def test_a_comparisons_names_are_whole(on_terminal: Callable[..., list[str]], results: tuple[str, ...]) -> None:
     (shown,) = on_terminal(("compare", *results[2:]))
     for metric in ("forward_ms", "peak_memory_mib", "tokens_per_s"):
@@ -141,6 +160,35 @@ def test_a_comparisons_names_are_whole(on_terminal: Callable[..., list[str]], re
 @pytest.fixture
 def _of_60(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
+
+
+ANSWER = [
+    "1  optimizer     0.39 ms  measured: 0.3891 ms  train.py:13-14 make_step.step in",
+    "   a_long_name_of_a_function; no one_thread: it has one thread already",
+    "2  host         0.244 ms  at most: 0.5634 ms   train.py:11-14 make_step.step",
+    "nothing that was tried shortens the step by more than 1 % for certain; `--change",
+    "   fused_optimizer` with a larger budget_s measures it again",
+]
+
+
+@pytest.mark.usefixtures("_of_60")
+def test_an_answer_of_80_columns_is_wrapped_once(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.echo_laid_out(ANSWER)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert " ".join(" ".join(lines).split()) == " ".join(" ".join(ANSWER).split())
+    for line, following in pairwise(lines):
+        goes_on = following.startswith(" ") and not following.strip().startswith("a_long_name")
+        if goes_on:
+            assert len(f"{line}   {following.split()[0]}") > 60, "a line ends only where the next word has no room"
+
+
+@pytest.mark.usefixtures("_of_60")
+def test_continuations_stand_below_the_text() -> None:
+    note = layout.wrapped("- " + "some words " * 12)
+    assert all(line.startswith(("- some", "  ")) for line in note.splitlines())
+    fact = layout.wrapped("  case:     " + "some words " * 12, hang=12)
+    assert {line[:12].strip() for line in fact.splitlines()} == {"case:", ""}
 
 
 @pytest.mark.usefixtures("_of_60")
