@@ -159,7 +159,8 @@ class JobChoice:
 
 
 def choose_jobs(snapshot: Snapshot, choice: JobChoice, first: int | None = None) -> list[FinishedJob]:
-    """Return the jobs of a choice, in order of submission. `first`: only so many; None: all.
+    """Return the jobs of a choice, in order of submission; those of a search for what fits, in the order of the values
+    tried. `first`: only so many; None: all.
 
     Raises:
         NotFound: a sweep, or one of the jobs, does not exist.
@@ -174,7 +175,23 @@ def choose_jobs(snapshot: Snapshot, choice: JobChoice, first: int | None = None)
         raise InvalidRequest(
             f"The table would have more than {MAX_JOBS} jobs: choose a sweep, jobs, a label, or since and until."
         )
-    return [FinishedJob(*row) for row in rows]
+    tried = _tried(snapshot, choice.sweeps)
+    return sorted((FinishedJob(*row) for row in rows), key=lambda job: tried.get(job.id, (job.id,)))
+
+
+def _tried(snapshot: Snapshot, sweep_ids: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Return the place of each job of these sweeps' searches: the sweep's first job, its point, and the value tried."""
+    sweep = tables.sweep.c
+    searching = select(sweep.id, sweep.fit, sweep.grid).where(sweep.id.in_(sweep_ids), sweep.fit.is_not(None))
+    places: dict[int, tuple[int, ...]] = {}
+    for sweep_id, fit, grid in snapshot.execute(searching) if sweep_ids else ():
+        if fit is None:  # a column of JSON may have its null
+            continue
+        of_sweep = select(tables.job.c.id, tables.job.c.point).where(tables.job.c.sweep_id == sweep_id)
+        jobs = snapshot.execute(of_sweep.order_by(tables.job.c.id)).all()
+        paths = [*grid, fit["axis"]]
+        places |= {job.id: (jobs[0].id, *(job.point.get(path, 0) for path in paths)) for job in jobs}
+    return places
 
 
 def _check_known(snapshot: Snapshot, column: Any, numbers: Collection[int], what: str) -> None:
@@ -294,7 +311,7 @@ def first_measurements(
     if len(rows) <= MAX_BEGINNING:
         return list(jobs), rows, False
     last = rows[-1]
-    if last.job_id != job_ids[0]:
+    if last.job_id != min(job_ids):
         whole = [job for job in jobs if job.id < last.job_id]
         return whole, [row for row in rows if row.job_id < last.job_id], True
     if _number_of_units(snapshot, last.job_id, recorded[last.job_id]) > 1:

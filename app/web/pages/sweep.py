@@ -49,8 +49,9 @@ class SweepQuery(StrictQuery):
     """A path, a metric, job, state, verdict or duration; with "-" before it, descending."""
     page: Annotated[int, Field(ge=1, le=10_000)] = 1
 
-    def choice(self) -> members.MemberQuery:
-        sort = self.sort or "job"
+    def choice(self, sort: str) -> members.MemberQuery:
+        """`sort`: by what jobs are sorted unless the query says so."""
+        sort = self.sort or sort
         return members.MemberQuery(
             state=self.state,
             verdict=self.verdict,
@@ -89,7 +90,7 @@ def page(request: Request, services: Services, sweep_id: int, query: SweepQuery,
     if known(tag):
         return unchanged(tag, plots=True)
     progress = members.progress(services.database, sweep, current_time())
-    choice = query.choice()
+    choice = query.choice(next(iter(members.searched(sweep)), "job"))
     jobs, number = members.page(
         services.database, sweep, choice, limit=JOBS_PER_PAGE, offset=(query.page - 1) * JOBS_PER_PAGE
     )

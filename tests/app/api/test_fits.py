@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +57,11 @@ def test_a_search_ends_at_the_largest_that_fits(fresh_site: Any, measured: Any) 
     (search,) = found["searches"]
     assert (search["state"], search["largest"], search["too_large"]) == ("done", 600, 650)
     assert [one["value"] for one in search["tried"]] == [50, 100, 200, 400, 800, 600, 700, 650]
+    values = sorted(one["value"] for one in search["tried"])
+    rows = fresh_site.http.get(f"/tables?sweep={sweep['id']}").json()["rows"]
+    assert [row["length"] for row in rows] == values
+    shown = fresh_site.http.get(f"/ui/sweeps/{sweep['id']}").text
+    assert [int(cell) for cell in re.findall(r'data-head="context_length">(\d+)<', shown)] == values
     job = fresh_site.http.get(f"/jobs/{search['largest_job']}").json()
     assert (job["spec"]["context_length"], job["name"], job["state"]) == (
         600,
@@ -87,6 +93,11 @@ def test_a_grid_has_a_search_for_each_point(fresh_site: Any, measured: Any) -> N
         ({"model.size": "tiny"}, 1000, None),
         ({"model.size": "small"}, 200, 300),
     ]
+    rows = fresh_site.http.get(f"/tables?sweep={sweep['id']}").json()["rows"]
+    sizes = ["tiny", "small"]
+    jobs = {job["id"]: job for job in fresh_site.http.get("/jobs?limit=100").json()["data"]}
+    places = [(sizes.index(jobs[row["job"]]["spec"]["model"]["size"]), row["length"]) for row in rows]
+    assert places == sorted(places), "search by search, each by the values tried"
     assert searches[0]["reason"] == "Every value up to 1000 that was tried fits."
 
 
