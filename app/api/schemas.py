@@ -46,6 +46,8 @@ class Job(TypedDict):
     environment: dict[str, Any] | None
     validity: dict[str, Any] | None
     broken: dict[str, Any] | None
+    without_effect: list[str] | None
+    """Fields of the spec that change nothing in this job; null in lists."""
     links: dict[str, str]
 
 

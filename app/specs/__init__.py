@@ -7,16 +7,20 @@ underscore are not kinds.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import json
 import pkgutil
+from collections.abc import Mapping
+from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from app.specs._base import Resources, SpecBase
 from app.specs._identity import Case, Scalar
 from app.specs._union import KINDS, JobSpec
 
-__all__ = ["KINDS", "Case", "JobSpec", "Resources", "Scalar", "SpecBase", "spec_adapter"]
+__all__ = ["KINDS", "Case", "JobSpec", "Resources", "Scalar", "SpecBase", "spec_adapter", "without_effect_in"]
 
 
 def _walk() -> dict[str, type[SpecBase]]:
@@ -42,3 +46,16 @@ def _walk() -> dict[str, type[SpecBase]]:
 KINDS.update(_walk())
 
 spec_adapter: TypeAdapter[SpecBase] = TypeAdapter(JobSpec)
+
+
+def without_effect_in(spec: Mapping[str, Any]) -> list[str]:
+    """Return the fields of a spec that change nothing; none if it is of another version than this one."""
+    return list(_without_effect(json.dumps(spec)))
+
+
+@functools.lru_cache(maxsize=256)
+def _without_effect(spec: str) -> tuple[str, ...]:
+    try:
+        return tuple(spec_adapter.validate_json(spec).without_effect())
+    except ValidationError:
+        return ()

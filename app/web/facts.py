@@ -11,6 +11,7 @@ from typing import Any
 from app.specs import KINDS
 from app.specs._base import flat
 from flopwatch.text.times import current_time, duration, parsed_time
+from flopwatch.text.validity import NOT_JUDGED
 
 MAX_CHECKS = 60
 """Number of a job's checks that its page lists."""
@@ -103,12 +104,13 @@ def checks(validity: Mapping[str, Any], without_details: Collection[str] = ()) -
     for check in validity.get("checks") or ():
         severity = str(check.get("severity") or "suspect")
         name = str(check.get("name") or "check")
-        verdict = "passed" if check.get("ok") else severity
+        passed = check.get("ok") and severity != NOT_JUDGED
+        verdict = "passed" if passed else severity.replace("_", " ")
         where = list(dict.fromkeys(str(check[key]) for key in ("unit", "case") if check.get(key)))
         detail = "" if name in without_details else str(check.get("detail") or "")
         alike = listed.setdefault((verdict, name, str(check.get("case") or check.get("unit"))), [])
         alike.append(Check(verdict, name, detail, ", ".join(where)))
-    order = {"wrong": 0, "invalid": 1, "suspect": 2, "note": 3, "passed": 4}
+    order = {"wrong": 0, "invalid": 1, "suspect": 2, "note": 3, "not judged": 4, "passed": 5}
     first = [
         alike[0] if len(alike) == 1 else replace(alike[0], where=f"{alike[0].where}; so in {len(alike)} units")
         for alike in listed.values()

@@ -104,6 +104,7 @@ def _marks(points: Sequence[HistoryPoint], along: Along, unit: str | None) -> di
         "y": [point.value for point in points],
         "text": [escaped(", ".join(point.baselines)) for point in points],
         "textposition": "top center",
+        "cliponaxis": False,
         "marker": {"symbol": "star", "size": 14, "color": "var(--text)"},
         **_hovers(points, unit),
     }

@@ -14,7 +14,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 from fastapi.templating import Jinja2Templates
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from app import results
 from app.metrics import in_a_sentence, readable
@@ -49,6 +49,7 @@ def _templates() -> Jinja2Templates:
     templates.env.auto_reload = False
     templates.env.trim_blocks = templates.env.lstrip_blocks = True
     templates.env.filters |= {
+        "breakable": breakable,
         "number": number,
         "noisy_host": noisy_host,
         "verdict": verdict,
@@ -135,6 +136,11 @@ def pretty(value: Any) -> str:
 def kind_title(kind: str) -> str:
     """Return the name of a kind of job as a heading: "mixed_precision" is "Mixed precision"."""
     return {"ddp": "Data parallel"}.get(kind, kind.replace("_", " ").capitalize())
+
+
+def breakable(text: str) -> Markup:
+    """Return a case's text with places to break between its values and names, rather than within a word."""
+    return Markup(re.sub("([/@])", r"\1<wbr>", str(escape(text))))  # noqa: S704  # escaped
 
 
 def plain(value: Any) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+NOT_JUDGED = "not_judged"
+"""Severity of a check that had nothing to judge by; it counts as ok."""
 MAX_DOUBTS = 5
 """Number of a job's failed checks that are shown."""
 
@@ -53,6 +55,12 @@ def notes(validity: Mapping[str, Any]) -> list[str]:
     """Return the notes, which inform about the measurements without questioning them: "note: check: detail"."""
     noted = [check for check in validity.get("checks") or () if not check.get("ok") and _is_note(check)]
     return [f"note: {_line(check)}" for check in noted[:MAX_DOUBTS]]
+
+
+def not_judged(validity: Mapping[str, Any]) -> str | None:
+    """Name the checks that could not judge, such as for want of samples: "variation, drift"; None if all could."""
+    names = [check.get("name") for check in validity.get("checks") or () if check.get("severity") == NOT_JUDGED]
+    return ", ".join(dict.fromkeys(map(str, names))) or None
 
 
 def _is_note(check: Mapping[str, Any]) -> bool:

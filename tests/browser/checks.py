@@ -30,9 +30,27 @@ def assert_accessible(page: Page) -> None:
     assert not violations, "\n".join(violations)
 
 
+BROKEN_WORDS = """() => {
+  const found = [];
+  const walker = document.createTreeWalker(document.querySelector("main") ?? document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    if (node.parentElement.closest("pre, script, svg, textarea") || !node.parentElement.checkVisibility()) continue;
+    for (const { 0: word, index } of node.data.matchAll(/(?<![\\p{L}\\p{N}])\\p{L}{2,20}(?![\\p{L}\\p{N}])/gu)) {
+      const range = document.createRange();
+      range.setStart(node, index);
+      range.setEnd(node, index + word.length);
+      const lines = new Set([...range.getClientRects()].map((rect) => Math.round(rect.top)));
+      if (lines.size > 1) found.push(`${word} in ${node.data.trim().slice(0, 80)}`);
+    }
+  }
+  return found;
+}"""
+"""Words of at most 20 letters that stand on two lines."""
+
+
 def assert_fits(page: Page) -> None:
     """The page itself needs no sideways scrolling, once its plots have followed the window's width; its tables may
-    scroll inside. Its header leaves room for the page.
+    scroll inside. No word is broken. Its header leaves room for the page.
     """
     header = page.evaluate("() => document.querySelector('body > header')?.offsetHeight ?? 0")
     assert header <= MAX_HEADER, f"the header is {header} pixels high"
@@ -48,6 +66,8 @@ def assert_fits(page: Page) -> None:
             width,
         )
         raise AssertionError("\n".join(["wider than the window:", *wide[:10]])) from None
+    broken = page.evaluate(BROKEN_WORDS)
+    assert not broken, "\n".join(["broken words:", *broken])
 
 
 def at_both_widths(page: Page) -> Iterator[Literal["light", "dark"]]:

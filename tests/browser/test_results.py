@@ -19,7 +19,7 @@ from app.specs import spec_adapter
 from app.store.records import UnitRecord
 from tests.app.conftest import CAPABILITIES, KINDS, Site, reported
 from tests.app.web.panels.test_panels import diagnosed
-from tests.browser.checks import WIDTHS, assert_fits, assert_readable
+from tests.browser.checks import WIDTHS, assert_fits, assert_readable, at_both_widths
 from tests.browser.conftest import PlayedSite, Watch, watched_page
 from tests.builders import measured
 
@@ -190,6 +190,46 @@ def test_labels_of_ticks_stand_apart_on_a_phone(site: PlayedSite, page: Page) ->
     expect(labels).to_have_count(len(lengths))
     turned = [label.get_attribute("transform") or "" for label in labels.all()]
     assert all("rotate(-45" in transform for transform in turned)
+
+
+def test_a_logarithmic_axis_within_a_decade_has_labels(site: PlayedSite, page: Page) -> None:
+    sweep = submit_sweep(site, LENGTHS[:2])
+    for _ in range(4):
+        finish(site)
+    page.goto(f"/ui/sweeps/{sweep}")
+    figure = drawn(page, "Step (ms) along context length")
+    figure.get_by_label("logarithmic y").check()
+    labels = figure.locator(".ytick text")
+    expect(labels.nth(1)).to_be_visible()
+    values = page.evaluate("() => document.querySelector('#figure-chart .plot').data.flatMap((trace) => trace.y)")
+    assert max(values) < 10 * min(values)
+    assert all(re.fullmatch(r"[\d.,]+", text) for text in labels.all_text_contents())
+
+
+def test_a_plot_of_outcomes_alone_has_no_numbers(site: PlayedSite, page: Page) -> None:
+    """And no path of Plotly's, which would be an error on the console, is NaN."""
+    sweep = submit_sweep(site, LENGTHS[:1])
+    for _ in range(2):
+        finish(site, outcome="oom")
+    page.goto(f"/ui/sweeps/{sweep}")
+    figure = page.locator("#figure-chart")
+    expect(figure).to_have_attribute("data-drawn", "yes")
+    expect(figure.locator(".ytick text")).to_have_count(0)
+
+
+def test_a_plot_is_drawn_once_when_theme_and_width_change_at_once(site: PlayedSite, page: Page) -> None:
+    sweep = submit_sweep(site, LENGTHS[:2])
+    for _ in range(4):
+        finish(site)
+    page.goto(f"/ui/sweeps/{sweep}")
+    figure = drawn(page, "Step (ms) along context length")
+    for width, scheme in ((390, "dark"), (1400, "light"), (390, "dark"), (1400, "light")):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+    expect(figure).to_have_attribute("data-drawn", "yes")
+    page.wait_for_load_state("networkidle")
+    expect(figure.locator(".plot")).to_have_count(1)
+    expect(figure.locator(".plot-data")).to_have_count(1)
 
 
 @pytest.mark.long
@@ -390,6 +430,9 @@ def test_nothing_moves_while_a_page_loads(site: PlayedSite, page: Page, width: i
         page.goto(path)
         expect(page.locator("figure[data-drawn=yes]").first).to_be_visible()
         assert page.evaluate("moved") < 0.1, "Lighthouse calls that good"
+    page.goto(f"/ui/jobs/{finish(site, outcome='oom')}")
+    page.wait_for_load_state("networkidle")
+    assert page.evaluate("moved") < 0.1, "there is nothing to draw"
     waiting = submit_sweep(site)
     page.goto(f"/ui/sweeps/{waiting}")
     expect(page.get_by_text("No results to plot yet")).to_be_visible()
@@ -422,4 +465,7 @@ def test_a_diagnosis_with_its_answer_waterfall_and_changes(site: PlayedSite, pag
     for name in ("losers", "untried", "panel-gaps"):
         page.locator(f"#{name} > summary").click()
     expect(page.locator("#panel-gaps")).to_contain_text("sgemm")
+    for _scheme in at_both_widths(page):
+        wide = page.locator("#answer-answer .scroll").evaluate("it => it.scrollWidth - it.clientWidth")
+        assert wide == 0, "the answer is wrapped"
     assert_readable(page)

@@ -63,6 +63,9 @@ def test_signing_in_and_out(guarded: Site, page: Page, seen: Watch) -> None:
     page.goto("/ui/new?kind=benchmark")
     expect(page).to_have_url(re.compile(r"/ui/sign-in\?next="))
     assert_readable(page)
+    field = page.get_by_label("Token").bounding_box()
+    assert field is not None
+    assert field["width"] < 500, "a token needs no more"
     seen.expect("401")
     sign_in(page, "hunter2")
     expect(page.get_by_role("alert")).to_contain_text("is no token")

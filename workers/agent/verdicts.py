@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from app.states import VERDICTS, Verdict, worst
-from workers.measure.check import SEVERITIES, Check
+from workers.measure.check import NOT_JUDGED, SEVERITIES, Check
 from workers.measure.table import MAX_BYTES, MAX_ROWS, Column, Scalar, Table
 
 MAX_CHECKS = 100
@@ -119,7 +119,7 @@ def checks_table(
 
 
 def _row(verdict: CaseVerdict, check: Check) -> list[Scalar]:
-    severity = None if check.ok else check.severity
+    severity = None if check.ok and check.severity != NOT_JUDGED else check.severity
     return [verdict.case_key, verdict.title or None, check.name, check.ok, severity, check.detail]
 
 

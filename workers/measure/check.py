@@ -5,16 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Severity = Literal["note", "suspect", "invalid", "wrong"]
+Severity = Literal["not_judged", "note", "suspect", "invalid", "wrong"]
+NOT_JUDGED: Severity = "not_judged"
 SEVERITIES: tuple[Severity, ...] = ("wrong", "invalid", "suspect", "note")
-"""All severities, from worst to mildest."""
+"""All severities of a failed check, from worst to mildest."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check. If not ok, it lowers the verdict to its `severity`; a "note" does not change it."""
+    """The result of one check. If not ok, it lowers the verdict to its `severity`; a "note" does not change it. If ok,
+    it has passed, unless its severity is "not_judged" (`not_judged`): then there was nothing to judge by."""
 
     name: str
     ok: bool
     detail: str
     severity: Severity = "suspect"
+
+
+def not_judged(name: str, why: str) -> Check:
+    """Return the result of a check that could not judge: it questions nothing, and vouches for nothing."""
+    return Check(name, True, why, NOT_JUDGED)

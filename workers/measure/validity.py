@@ -1,8 +1,8 @@
 """Checks of whether measured numbers can be trusted, and the verdict that follows from them.
 
 "wrong": a result is not that of the reference. "invalid": the measured work is not the work that the spec describes.
-"suspect": something disturbed, or may have disturbed, the measurement. "valid": all checks passed. With few samples
-that means little, and details say so.
+"suspect": something disturbed, or may have disturbed, the measurement. "valid": no check failed. With few samples
+several cannot judge, and say so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernels.versions import why_not_hopper
 from workers.measure import statistics
 from workers.measure.busy import DEVICE_GAP_US, Busy
 from workers.measure.ceilings import Rate
-from workers.measure.check import SEVERITIES, Check
+from workers.measure.check import SEVERITIES, Check, not_judged
 from workers.measure.compilation import Compilation, compilation
 from workers.measure.environment import gpu_by_nvml
 from workers.measure.nvml import THROTTLE_REASONS, Gpu, Reading, is_available
@@ -72,7 +72,7 @@ def check_variation(samples: Sequence[float], *, on_gpu: bool) -> Check:
     """
     error = statistics.error_of_median(samples)
     if error is None:
-        return Check("variation", True, f"samples: {len(samples)}, too few to judge")
+        return not_judged("variation", f"samples: {len(samples)}, too few to judge")
     modes = statistics.modes(samples, share=MODES_SHARE)
     if modes is not None and modes[1] - modes[0] > MAX_DRIFT * median(samples):
         return Check("variation", False, f"two speeds: some samples near {modes[0]:.4g} ms, others near {modes[1]:.4g}")
@@ -89,7 +89,7 @@ def check_drift(samples: Sequence[float]) -> Check:
     """Check the trend of the samples: check `drift`."""
     drift = statistics.drift(samples)
     if drift is None:
-        return Check("drift", True, f"samples: {len(samples)}, too few to judge")
+        return not_judged("drift", f"samples: {len(samples)}, too few to judge")
     change, error = drift
     limit = max(MAX_DRIFT, MAX_DRIFT_ERRORS * error)
     speed = "slower" if change > 0 else "faster"
@@ -110,9 +110,9 @@ def check_steady(steady: bool | None, warmup: int, *, too_slow: bool = False, hi
         detail = f"no drift seen, but noise would hide one of {hidden:.0%}, after a warm-up of {warmup}"
         return Check("steady", False, detail, "note")
     if too_slow:
-        return Check("steady", True, f"too slow to judge: {warmup} calls to warm up")
+        return not_judged("steady", f"too slow to judge: {warmup} calls to warm up")
     if steady is None:
-        return Check("steady", True, f"a warm-up of {warmup} was asked for; not judged")
+        return not_judged("steady", f"a warm-up of {warmup} was asked for")
     state = "steady" if steady else "times still drifted when the limit was reached"
     return Check("steady", steady, f"{state}, after a warm-up of {warmup}")
 
@@ -185,7 +185,7 @@ def check_ceiling(tflops: float, peak: float | None, ceiling: Rate | None, devic
         limit = ceiling.value + max(ceiling.spread, CEILING_MARGINS[device_type] * ceiling.value)
         limits.append((limit, f"the ceiling measured at {ceiling.measured_at} with its margin"))
     if not limits:
-        return Check("ceiling", True, "no peak or ceiling of this device is on record: not judged")
+        return not_judged("ceiling", "no peak or ceiling of this device is on record")
     lowest, name = min(limits)
     if tflops <= lowest:
         return Check("ceiling", True, f"{tflops:.4g} TFLOP/s, of {lowest:.4g}: {name}")
@@ -339,9 +339,10 @@ def check_host_load(before: HostLoad | None, after: HostLoad | None, span_s: flo
     Others that use less than the unit itself are a note: a busy host is no news, and its noise is judged by itself.
     """
     if span_s < MIN_LOAD_SPAN_S:
-        return Check("host_load", True, f"measured for {span_s:.2f} s: too short to tell")
+        return not_judged("host_load", f"measured for {span_s:.2f} s: too short to tell")
     if before is None or after is None or after.available <= before.available:
-        return Check("host_load", not matters, "not available on this system")
+        unknown = "not available on this system"
+        return Check("host_load", False, unknown) if matters else not_judged("host_load", unknown)
     available, own = after.available - before.available, after.own - before.own
     others = max(0.0, after.busy - before.busy - own)
     share = others / available
@@ -427,7 +428,7 @@ class Monitor:
     def _neighbours(self) -> Check:
         known = [gpu for gpu in self._gpus if gpu is not None]
         if not known:
-            return Check("neighbours", True, "not known")
+            return not_judged("neighbours", "not known")
         own = {gpu.uuid for gpu in known}
         others = [gpu for gpu in known[0].neighbours() if gpu.uuid not in own]
         busy = sum(bool(gpu.read().process_ids) for gpu in others)

@@ -21,7 +21,7 @@ from app.api.parameters import NO_QUERY, JobId, Json, StrictQuery, Text
 from app.api.services import CurrentServices, Services
 from app.errors import FieldError, InvalidRequest
 from app.results.footnotes import NOT_MEASURED
-from app.specs import KINDS
+from app.specs import KINDS, without_effect_in
 from app.specs._code import codes_of
 from app.states import FINISHED_STATES
 from app.store.keeping.describing import describe_job
@@ -91,6 +91,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
         pace=facts.pace(progress),
         steps=facts.steps(progress),
         differences=facts.differences(spec),
+        idle=without_effect_in(spec),
         environment=facts.environment_facts(job["environment"] or {}),
         shown_checks=SHOWN_CHECKS,
         command=command(again),

@@ -24,6 +24,7 @@ LOOK = {
     "time of a step": {"color": "var(--quiet)"},
 }
 """The parts of the waterfall, in the order of the legend."""
+HATCHED = ("at most", "unexplained")
 
 
 def panels(results: JobResults) -> list[Panel]:
@@ -112,7 +113,7 @@ def _trace(part: str, bars: Sequence[tuple[str, str, float, float, str]]) -> dic
         "x": [length for *_, length, _ in bars],
         "base": [base for _, _, base, *_ in bars],
         "text": [number(length) for *_, length, _ in bars],
-        "textposition": "auto",
+        "textposition": "outside" if part in HATCHED else "auto",  # on hatching nobody can read it
         "marker": LOOK[part],
         "customdata": [f"{number(length)} ms {escaped(where)}" for *_, length, where in bars],
         "hovertemplate": "%{y}: %{customdata}<extra></extra>",

@@ -35,6 +35,8 @@ MAX_LINES = 20
 TOO_LOW = "too low"
 """In the source of a ceiling that work has exceeded."""
 PYTHON, OTHER = "Python", "operators and waits"
+SAMPLED, STEPS = "sampled steps", ("profiled step", "unprofiled step")
+"""Rows of the table `summary`."""
 STACKS, FLAME_GRAPH = "stacks.txt", "flamegraph.svg"
 MAX_PRODUCTS = 300
 """Most points of the roofline: the products that take the most time."""
@@ -45,13 +47,16 @@ MIN_SIZE, MAX_SIZE = 6.0, 30.0
 def panels(results: JobResults) -> list[Panel]:
     """Return the panels that the job's tables and files allow."""
     panels = []
+    summary = {row["what"]: row for row in results.rows("summary")} if results.has("summary") else {}
     if results.has("lines"):
+        # The note says how long the sampled steps took where that is longer.
+        how = summary.get(SAMPLED, {}).get("note") or "sampled without a profiler"
         panels.append(
             Panel(
                 "lines",
                 "Lines of your code: where a step's time goes",
-                "Sampled without a profiler. The own times (self) add up to an unprofiled step; a line's total "
-                "includes your functions that it calls.",
+                f"{str(how)[:1].upper()}{str(how)[1:]}. The own times (self) add up to an unprofiled step; a line's "
+                "total includes your functions that it calls.",
                 lambda: draw_lines(results.rows("lines")),
             )
         )
@@ -92,7 +97,8 @@ def panels(results: JobResults) -> list[Panel]:
     if kernels is not None:
         panels.append(Panel("kernels", "Kernels and operators", template="explorer.html", values={"table": kernels}))
     if STACKS in results.artifacts:
-        values = {"stacks": results.artifacts[STACKS], "drawn": results.artifacts.get(FLAME_GRAPH)}
+        values: dict[str, Any] = {"stacks": results.artifacts[STACKS], "drawn": results.artifacts.get(FLAME_GRAPH)}
+        values["profiled"], values["unprofiled"] = (summary.get(step, {}).get("value") for step in STEPS)
         panels.append(Panel("flame-graph", "Flame graph", template="flame_graph.html", values=values))
     return panels
 
@@ -209,14 +215,13 @@ def draw_roofline(products: Sequence[Row], attention: Sequence[Row], ceilings: S
     if traces:
         intensities = [float(row["intensity"] or 1.0) for _, row, _ in points]
         traces += roofs(limits_of(ceilings), min(intensities), max(intensities))
-    decades = {"dtick": 1, "exponentformat": "none"}
     return {
         "data": traces,
         "layout": {
             "height": 460,
             "hovermode": "closest",
-            "xaxis": {"type": "log", "title": {"text": "FLOPs per byte"}, **decades},
-            "yaxis": {"type": "log", "title": {"text": "TFLOP/s"}, **decades},
+            "xaxis": {"type": "log", "title": {"text": "FLOPs per byte"}},
+            "yaxis": {"type": "log", "title": {"text": "TFLOP/s"}},
         },
         "table": {
             "columns": ["what", "phase", "FLOP/byte", "TFLOP/s", "ms per step", "of the limit (%)", "bound"],

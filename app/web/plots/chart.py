@@ -89,8 +89,10 @@ def draw_chart(
         _trace(name, group, axes.x, style, lines=numeric) for (name, group), style in zip(shown, styles, strict=True)
     ]
     of_shown = [point for _, group in shown for point in group]
-    traces += [*legend_of_doubt(of_shown, lines=numeric), *_outcome_marks(of_shown, axes.x, numeric=numeric)]
     values = [point.value for point in of_shown if point.value is not None]
+    traces += legend_of_doubt(of_shown, lines=numeric)
+    # Plotly cannot draw an axis over one that has nothing.
+    traces += _outcome_marks(of_shown, axes.x, "y2" if values else "y", numeric=numeric)
     layout = {
         "xaxis": _x_axis(axes.x, places, log=log_x),
         "yaxis": {
@@ -242,8 +244,8 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
     }
 
 
-def _outcome_marks(points: Sequence[Point], x: str, *, numeric: bool) -> list[dict[str, Any]]:
-    """Return a trace for each outcome without a number: crosses along the top of the figure."""
+def _outcome_marks(points: Sequence[Point], x: str, axis: str, *, numeric: bool) -> list[dict[str, Any]]:
+    """Return a trace for each outcome without a number: crosses along the top of the figure, on an axis from 0 to 1."""
     by_outcome: dict[str, list[Point]] = {}
     for point in points:
         if point.value is None and point.missing is not None:
@@ -257,7 +259,7 @@ def _outcome_marks(points: Sequence[Point], x: str, *, numeric: bool) -> list[di
                 "type": "scatter",
                 "mode": "markers",
                 "name": escaped(outcome),
-                "yaxis": "y2",
+                "yaxis": axis,
                 "x": places if numeric else [label_of(place) for place in places],
                 "y": [max(0.97 - 0.05 * index, 0.5)] * len(group),
                 "marker": {"symbol": "x", "size": 10, "color": OUTCOMES.get(outcome, OTHER_OUTCOME)},
@@ -285,9 +287,9 @@ def _x_axis(name: str, places: Sequence[Scalar], *, log: bool) -> dict[str, Any]
 
 
 def _y_scale(values: Sequence[float], *, log: bool, bars: bool) -> dict[str, Any]:
-    if not values:
-        return {"type": "linear"}
+    if not values:  # the marks of outcomes are on it
+        return {"type": "linear", "range": [0, 1], "showticklabels": False, "zeroline": False}
     if log:
-        return {"type": "log", "dtick": "D2" if max(values) / min(values) < 1000 else 1}
+        return {"type": "log"}
     # A bar that does not start at 0 would mislead about the value.
     return {"type": "linear", "rangemode": "tozero" if bars or min(values) >= 0 else "normal"}

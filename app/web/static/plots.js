@@ -10,6 +10,7 @@
 const plotlyText = document.querySelector("script#plotly");
 const IS_EXPORTED = plotlyText !== null;
 const COLOURS = 8;
+const LOG_TICKS = ",~r"; // Plotly writes the ticks between powers of ten as "2" and "5" unless a format is set
 const NARROW = 520;
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const narrow = window.matchMedia(`(width < ${NARROW}px)`);
@@ -45,8 +46,15 @@ const seen = new IntersectionObserver((entries) => {
   }
 });
 
+// The latest drawing of each figure: one that was cleared meanwhile, as when theme and width change at once, ends.
+const drawings = new WeakMap();
+
 function drawOrExplain(figure) {
-  draw(figure).catch((error) => showMessage(figure, `This plot could not be drawn: ${error.message}.`));
+  const drawing = {};
+  drawings.set(figure, drawing);
+  draw(figure, () => drawings.get(figure) === drawing).catch((error) => {
+    if (drawings.get(figure) === drawing) showMessage(figure, `This plot could not be drawn: ${error.message}.`);
+  });
 }
 
 export function drawPlots(root) {
@@ -62,6 +70,7 @@ const opened = new WeakSet();
 
 export function clearPlot(figure) {
   seen.unobserve(figure);
+  drawings.delete(figure);
   if (figure.querySelector(".plot-data[open]")) opened.add(figure);
   const picture = figure.querySelector(".plot");
   if (picture && window.Plotly) window.Plotly.purge(picture);
@@ -84,9 +93,10 @@ async function load(source) {
   return body;
 }
 
-async function draw(figure) {
+async function draw(figure, isLatest) {
   const [content, Plotly] = await Promise.all([load(figure.dataset.plot), plotly()]);
   await new Promise((resolve) => window.setTimeout(resolve)); // the page answers between Plotly's start and the drawing
+  if (!isLatest()) return;
   if (!content.data.length) {
     showMessage(figure, content.empty ?? "There is nothing to draw.");
     figure.dataset.drawn = "empty";
@@ -116,6 +126,7 @@ async function draw(figure) {
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
     toImageButtonOptions: { format: "svg", filename: document.title },
   });
+  if (!isLatest()) return;
   // A point with a second value in its customdata leads there: to the job that measured it.
   picture.on("plotly_click", ({ points }) => {
     const to = points[0]?.customdata?.[1];
@@ -207,13 +218,13 @@ function themed(content) {
   };
   for (const name of new Set(["xaxis", "yaxis", ...Object.keys(given).filter((key) => /^[xy]axis\d*$/.test(key))])) {
     layout[name] = { ...axis, ...given[name] };
-    // Plotly writes the ticks between powers of ten as "2" and "5" unless a format is set.
-    if (layout[name].type === "log" && layout[name].dtick === "D2") layout[name].tickformat ??= ",~r";
+    if (layout[name].type === "log") layout[name].tickformat ??= LOG_TICKS;
     // Plotly turns labels that overlap: upwards, so that the last is not cut off; spaces make those overlap that touch.
     if (name[0] === "x") {
       layout[name].autotickangles = [0, -45];
       if (layout[name].ticktext) layout[name].ticktext = layout[name].ticktext.map((label) => `\u00a0${label}\u00a0`);
     }
+    if (narrow.matches && layout[name].type === "date") layout[name].nticks = 3;
     if (typeof layout[name].title === "string") layout[name].title = { text: layout[name].title };
     // It is centred below the plot, beside which a phone has long names of rows: what is wider than the plot is cut off.
     if (narrow.matches && name[0] === "x" && layout[name].title) layout[name].title = { ...layout[name].title, font: { size: 10 } };
@@ -233,7 +244,11 @@ function tools(figure, picture, Plotly, layout) {
     box.type = "checkbox";
     box.checked = layout[`${name}axis`].type === "log";
     box.addEventListener("change", () => {
-      Plotly.relayout(picture, { [`${name}axis.type`]: box.checked ? "log" : "linear", [`${name}axis.autorange`]: true });
+      Plotly.relayout(picture, {
+        [`${name}axis.type`]: box.checked ? "log" : "linear",
+        [`${name}axis.autorange`]: true,
+        [`${name}axis.tickformat`]: box.checked ? LOG_TICKS : null,
+      });
     });
     label.append(box, ` logarithmic ${name}`);
     bar.append(label);

@@ -37,13 +37,14 @@ def test_checks_that_failed_come_first() -> None:
     validity = {
         "checks": [
             {"name": "fine", "ok": True},
+            {"name": "steady", "ok": True, "severity": "not_judged"},
             {"name": "host_bound", "ok": False, "severity": "note", "detail": "by far"},
             {"name": "drift", "ok": False, "detail": "9 %", "case": "a", "unit": "a"},
             {"name": "throttled", "ok": False, "severity": "invalid"},
         ]
     }
     found = facts.checks(validity)
-    assert [check.verdict for check in found] == ["invalid", "suspect", "note", "passed"]
+    assert [check.verdict for check in found] == ["invalid", "suspect", "note", "not judged", "passed"]
     assert found[1].where == "a"
 
 

@@ -231,6 +231,19 @@ def test_the_preview_names_fields_without_effect(site: Any) -> None:
     assert "Without effect" not in site.http.get("/ui/new/preview", params=fields).text, "it has one in a job"
 
 
+def test_a_job_carries_its_fields_without_effect(site: Any) -> None:
+    spec = {"kind": "benchmark", "model": {"size": "tiny"}, "checkpoint_layers": 1}
+    made = site.http.post("/jobs", json={"spec": spec}).json()
+    assert (
+        made["without_effect"] == ["checkpoint_layers"] == site.http.get(f"/jobs/{made['id']}").json()["without_effect"]
+    )
+    assert site.http.get("/jobs?limit=1").json()["data"][0]["without_effect"] is None, "a list is quick"
+    assert "Without effect here: checkpoint_layers." in site.http.get(f"/ui/jobs/{made['id']}").text
+    used = site.http.post("/jobs", json={"spec": {**spec, "activation_checkpointing": True}}).json()
+    assert used["without_effect"] == []
+    assert "Without effect" not in site.http.get(f"/ui/jobs/{used['id']}").text
+
+
 def test_several_ticked_values_are_a_sweep_in_the_preview(site: Any) -> None:
     fields = {"kind": "benchmark", "spec.precision": ["bf16", "fp32"], "spec.parameter_dtype": "fp32"}
     answer = site.http.get("/ui/new/preview", params=fields)

@@ -130,6 +130,9 @@ def test_lines_in_order_with_error_bars_log_axes_and_units() -> None:
 def test_axes_are_linear_on_request_and_for_few_values() -> None:
     figure = draw_chart(grid(), axes_of(grid()), "forward_ms", "ms", log_x=False, log_y=False)
     assert (figure["layout"]["xaxis"]["type"], figure["layout"]["yaxis"]["type"]) == ("linear", "linear")
+    assert "dtick" not in draw_chart(grid(), axes_of(grid()), "forward_ms", "ms", log_y=True)["layout"]["yaxis"], (
+        "within a decade there may be no 1, 2 or 5"
+    )
     with_zero = [*grid(), Point({"implementation": "eager", "sequence_length": 0, "causal": True}, 0.0)]
     figure = draw_chart(with_zero, axes_of(with_zero), "forward_ms", "ms", log_x=True, log_y=True)
     assert (figure["layout"]["xaxis"]["type"], figure["layout"]["yaxis"]["type"]) == ("linear", "linear")

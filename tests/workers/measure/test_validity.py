@@ -17,7 +17,7 @@ import torch
 from workers.measure import validity
 from workers.measure.busy import Busy
 from workers.measure.ceilings import Rate
-from workers.measure.check import Check
+from workers.measure.check import Check, not_judged
 from workers.measure.compilation import MAX_REASONS, Compilation, compilation
 from workers.measure.nvml import Reading
 from workers.measure.stopwatch import Timing
@@ -67,7 +67,7 @@ def test_a_gpus_variation_is_judged_more_strictly() -> None:
         (104.0, None, Rate(100.0, "2026-01-02T03:04:05Z", 0.1), True, "of 105"),
         (106.0, None, Rate(100.0, "2026-01-02T03:04:05Z", 0.1), False, "more than 105"),
         (106.0, 101.0, Rate(100.0, "2026-01-02T03:04:05Z", 9.0), False, "more than 101, the vendor's peak"),
-        (1e9, None, None, True, "not judged"),
+        (1e9, None, None, True, "on record"),
     ],
 )
 def test_nothing_is_faster_than_the_device(tflops, peak, ceiling, ok, words) -> None:
@@ -166,13 +166,27 @@ def test_a_warm_up_that_never_got_steady_is_suspect() -> None:
     assert check_steady(True, 12).ok
     assert "after a warm-up of 12" in check_steady(True, 12).detail
     assert not check_steady(False, 12).ok
-    assert check_steady(None, 5).ok
-    assert "asked for; not judged" in check_steady(None, 5).detail
+    assert check_steady(None, 5) == not_judged("steady", "a warm-up of 5 was asked for")
     noisy = check_steady(None, 6, hidden=0.083)
     assert (noisy.ok, noisy.severity) == (False, "note")
     assert "noise would hide one of 8%" in noisy.detail
     slow = check_steady(None, 6, too_slow=True)
-    assert (slow.ok, slow.detail) == (True, "too slow to judge: 6 calls to warm up")
+    assert slow == not_judged("steady", "too slow to judge: 6 calls to warm up")
+
+
+def test_what_cannot_be_judged_says_so_and_lowers_no_verdict() -> None:
+    load = HostLoad(1.0, 1.0, 10.0)
+    checks = [
+        *check_stability([1.0], on_gpu=True),
+        check_steady(None, 5),
+        check_ceiling(1.0, None, None, "cuda"),
+        check_host_load(load, load, 0.01, matters=True),
+        check_host_load(None, None, 1.0, matters=False),
+    ]
+    assert {(check.ok, check.severity) for check in checks} == {(True, "not_judged")}
+    assert verdict(checks)["verdict"] == "valid"
+    judged = check_stability([1.0, 1.01] * 20, on_gpu=False)
+    assert {check.severity for check in judged} == {"suspect"}, "with samples they are judged"
 
 
 def timing(device_ms: float, host_us: float | None, *, exposed: bool = False) -> Timing:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from workers.jobs._grid import Context, GridRunner, GridSpec, Trial
 from workers.jobs._limits import check_rate
 from workers.jobs._values import GPU_ONLY, Metric, Values
-from workers.measure.check import SEVERITIES
+from workers.measure.check import NOT_JUDGED, SEVERITIES
 from workers.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -343,6 +343,6 @@ def combined(checks_by_pass: Mapping[str, Sequence[Check]]) -> list[Check]:
         failed = {pass_name: check for pass_name, check in checks_of.items() if not check.ok}
         detail = "; ".join(f"{pass_name}: {check.detail}" for pass_name, check in (failed or checks_of).items())
         severities = {check.severity for check in (failed or checks_of).values()}
-        severity = next(worst for worst in SEVERITIES if worst in severities)
+        severity = next((worst for worst in SEVERITIES if worst in severities), NOT_JUDGED)
         result.append(Check(name, not failed, detail, severity))
     return result
