@@ -50,6 +50,7 @@ def _templates() -> Jinja2Templates:
     templates.env.trim_blocks = templates.env.lstrip_blocks = True
     templates.env.filters |= {
         "breakable": breakable,
+        "short_hash": short_hash,
         "number": number,
         "noisy_host": noisy_host,
         "verdict": verdict,
@@ -138,9 +139,15 @@ def kind_title(kind: str) -> str:
     return {"ddp": "Data parallel"}.get(kind, kind.replace("_", " ").capitalize())
 
 
-def breakable(text: str) -> Markup:
-    """Return a case's text with places to break between its values and names, rather than within a word."""
-    return Markup(re.sub("([/@])", r"\1<wbr>", str(escape(text))))  # noqa: S704  # escaped
+def breakable(text: str, after: str = "/@") -> Markup:
+    """Return a text with places to break after these characters, rather than within a word: a case's names have none
+    else."""
+    return Markup(re.sub(f"([{after}])", r"\1<wbr>", str(escape(text))))  # noqa: S704  # escaped
+
+
+def short_hash(value: Any) -> Any:
+    """Return a hash's first digits; anything else as it is."""
+    return value[:8] if isinstance(value, str) and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", value) else value
 
 
 def plain(value: Any) -> str:

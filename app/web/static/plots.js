@@ -194,7 +194,7 @@ function themed(content) {
   };
   const resolved = (value) => {
     if (typeof value === "string") return value.replace(/var\((--[\w-]+)\)/g, (_, name) => variable(name));
-    if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map(resolved);
+    if (Array.isArray(value)) return value.every((one) => typeof one === "number") ? value : value.map(resolved);
     if (value && typeof value === "object") {
       return Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, resolved(inner)]));
     }

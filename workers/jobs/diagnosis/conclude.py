@@ -392,12 +392,13 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 
 def _listed(title: str, texts: Sequence[str], end: str = "") -> list[str]:
-    """Return a list in one line, as many of its texts as fit; none of an empty list."""
+    """Return a list in one line, as many of its texts as fit, or one text in two lines; none of an empty list."""
     for number in range(len(texts), 0, -1):
         more = f" and {len(texts) - number} more" if number < len(texts) else ""
         line = f"{title}: {', '.join(texts[:number])}{more}{end}"
         if len(line) <= WIDTH or number == 1:
-            return [textwrap.shorten(line, WIDTH, placeholder=" …").replace(TIED, " ")]
+            lines = textwrap.wrap(line, WIDTH, subsequent_indent=INDENT, max_lines=2, placeholder=" …")
+            return [line.replace(TIED, " ") for line in lines]
     return []
 
 
