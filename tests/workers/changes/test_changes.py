@@ -407,6 +407,7 @@ OF_OWN_STEPS = [
 
 @pytest.mark.parametrize("name", OF_OWN_STEPS)
 def test_a_step_is_changed_whatever_its_code_has_chosen(name: str) -> None:
+    assert name in INSIDE, "add to INSIDE what shows inside of a step that it is changed"
     seen: list[bool] = []
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     device = torch.device("cuda" if name in ("pinned_memory", "cuda_graph") else "cpu")
