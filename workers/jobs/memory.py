@@ -669,13 +669,14 @@ def report_growth(session: Session, report: Reporter) -> None:
         return
     columns = Column.parse(
         "per_step_mib: number MiB, keeps_growing: boolean, first_mib: number MiB, last_mib: number MiB, "
-        "first_count: integer allocations, last_count: integer allocations, category, name, made_in, site, stack, code"
+        "category, name, site, code, first_count: integer allocations, last_count: integer allocations, made_in, stack"
     )
     rows: list[list[Any]] = [
         [
             *(one.size / (moments[-1] - moments[0]) / MIB, one.continues, one.sizes[0] / MIB, one.sizes[-1] / MIB),
-            *(*one.counts, CATEGORIES[one.example.category], one.place[0], one.example.made_in),
-            *(site(one.example.frames), one.place[1], (code(one.example.frames) or "").partition(NEXT)[0] or None),
+            *(CATEGORIES[one.example.category], one.place[0], site(one.example.frames)),
+            (code(one.example.frames) or "").partition(NEXT)[0] or None,
+            *(*one.counts, one.example.made_in, one.place[1]),
         ]
         for one in session.after_steps.growths()
     ]
