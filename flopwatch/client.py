@@ -916,7 +916,7 @@ class Flopwatch(Connection):
             metrics: compare and judge only these; by default all are compared, and the first is judged.
             fail_above_percent: judge also if the candidate is worse by more than this: `attrs["gate"]`.
             expect_equal: judge also if the numbers that the steps return differ by more than this, relatively.
-            limit: of profiles, the most rows of each table and phase.
+            limit: of profiles and memory, the most rows of each table and phase.
 
         Returns:
             A frame: one row is a metric of a case, or a kernel, operator or class of a profile, on both sides. Its

@@ -47,8 +47,8 @@ class ComparedQuery(StrictQuery):
     """Ask for `gate`: it is `wrong` if the numbers that the steps return (the loss) differ by more than this, relative
     to the larger one, and `missing` if there are none."""
     limit: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """For profiles: the largest number of rows of each table and phase, those with the largest changes; by default 20
-    in Markdown, LaTeX and HTML, and all in JSON and CSV."""
+    """For profiles and memory: the largest number of rows of each table and phase, those with the largest changes; by
+    default 20 in Markdown, LaTeX and HTML, and all in JSON and CSV."""
 
     def comparison(self, database: Database) -> results.Comparison:
         """Compare the jobs."""
@@ -99,8 +99,8 @@ HEADERS = {
     summary="Two jobs, or two sides, compared",
 )
 async def compare(request: Request, services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:
-    """For profiles, returns what each kernel, operator and class gained or lost per step; for other kinds, the metrics'
-    medians, with interval, test and power.
+    """For profiles, returns what each kernel, operator and class gained or lost per step; for memory, what each line of
+    code has alive at the peak; for other kinds, the metrics' medians, with interval, test and power.
 
     `sentence` states the finding in words; `alternated` is true if fresh processes measured both sides in turns. In
     every format, the headers `Flopwatch-Gate` and `Flopwatch-Gate-Sentence` (percent-encoded UTF-8) have the gate's

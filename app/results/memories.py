@@ -155,6 +155,8 @@ def _categories(snapshot: Snapshot, side: Side) -> dict[str, dict[Key, Spent]]:
         for name in names
         if name.startswith(CATEGORIES)
     }
+    if not found.get(INITIALISATION):
+        found.pop(INITIALISATION, None)
     return found if ALLOCATIONS in names and all(found.values()) else {}
 
 

@@ -193,6 +193,15 @@ def test_sides_of_one_job_are_means_of_their_processes(
     assert row["ratio_low"] < 0.751 < row["ratio_high"]
 
 
+def test_a_lost_peak_of_making_the_model_is_left_out(database: Database, memory: Callable[..., int]) -> None:
+    jobs = [memory(SCORES, more={"initialisation": {"parameter": lost}}) for lost in (None, 1.0)]
+    sentence, rows, _ = compared(database, *jobs)
+    assert sentence.endswith("both sides need the same memory at their peaks (backward)")
+    assert {row["phase"] for row in rows} == {"backward"}
+    lost = memory(SCORES, more={"forward": {"parameter": None}})
+    assert "By the snapshots" not in compared(database, lost, jobs[1])[0]
+
+
 def test_a_limit_says_what_it_leaves_out(database: Database, memory: Callable[..., int]) -> None:
     _, rows, notes = compared(database, memory(SCORES, WEIGHT, COPY), memory((*WEIGHT[:-1], 1.0)), limit=2)
     assert list(changes(rows, "allocations", "backward").values()) == [-400, -99]
