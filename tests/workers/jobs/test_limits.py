@@ -52,7 +52,7 @@ def test_a_cpu_is_judged_by_what_was_measured(tmp_path: Path) -> None:
     assert check_rate(4.0, "bf16", CPU, tmp_path).ok, "torch's attention computes with float32 where 16 bits are slow"
     assert not check_rate(6.0, "bf16", CPU, tmp_path).ok
     assert check_rate(9.0, "fp16", CPU, tmp_path).ok, "its own units are not measured"
-    assert "not judged" in check_rate(0.2, "tf32", CPU, tmp_path / "none").detail
+    assert check_rate(0.2, "tf32", CPU, tmp_path / "none").severity == "not_judged"
 
 
 def test_every_precision_has_its_units() -> None:

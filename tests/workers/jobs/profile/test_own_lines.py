@@ -128,6 +128,8 @@ Run = Callable[..., Report]
 @contextlib.contextmanager
 def runs(folder: Path) -> Iterator[Run]:
     """Run steps of the code above; their files are in the folder."""
+    if compiler := sys.modules.get("torch._dynamo.utils"):
+        compiler.counters.clear()  # of tests that compiled in this process
     with pytest.MonkeyPatch.context() as patch:
 
         def run(function: str = "make_step", **fields: Any) -> Report:
@@ -182,6 +184,7 @@ def test_the_lines_that_take_the_time_are_named(profiled: Report) -> None:
     assert 0 < summary["Python itself"]["value"] <= step_ms
 
 
+@pytest.mark.alone
 def test_lines_of_a_short_step_are_as_exact_as_they_say(run: Run) -> None:
     report = run("make_short_step", stacks=False)
     summary = {row["what"]: row for row in report.table_rows("summary")}
