@@ -73,6 +73,8 @@ class Look:
 
     shared: Shared | None = None
     """For a step of several ranks."""
+    doubles: bool = False
+    """Whether an operator of a step has an input in float64 with dimensions."""
 
     @property
     def on_gpu(self) -> bool:
@@ -107,6 +109,9 @@ class Change:
     """True if it takes away a part of the work: no cure, but what it measures bounds what any cure can bring."""
     slow: bool = False
     """True if it takes many seconds to apply, so that the others are tried first."""
+    way: str | None = None
+    """What it does in another way than the changes with the same word. They are not joined, and if one takes too long,
+    the others are not tried."""
 
 
 def cores() -> int:

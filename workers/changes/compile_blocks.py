@@ -57,4 +57,5 @@ CHANGE = Change(
     fields=_fields,
     after=_compiled,
     slow=True,
+    way="compile",
 )

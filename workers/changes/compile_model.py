@@ -40,4 +40,5 @@ CHANGE = Change(
     fields=_fields,
     after=_compiled,
     slow=True,
+    way="compile",
 )

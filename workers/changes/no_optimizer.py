@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 def _why_not(look: Look) -> str | None:
     if look.own is None:
         return None if look.spec.mode == "train_step" else f"mode {look.spec.mode} has no optimizer"
-    return None if look.own.optimizers else "the code makes no torch.optim.Optimizer"
+    made = look.own.optimizers or look.own.plain_optimizers()
+    return None if made else "the code makes no torch.optim.Optimizer, and no object with step() that holds parameters"
 
 
 @contextmanager
 def _without(step: OwnStep) -> Iterator[None]:
-    for optimizer in step.optimizers:
+    for optimizer in (*step.optimizers, *step.plain_optimizers()):
         vars(optimizer)["step"] = lambda closure=None: None if closure is None else closure()
     yield
 

@@ -7,12 +7,13 @@ named ones is the phase REST; a step that names none is one phase, WHOLE.
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -32,6 +33,10 @@ RESERVED = frozenset(
 MAX_PHASES = 20
 KINDS = ("flops", "tokens", "items")
 MADE: tuple[type, ...] = (nn.Module, Optimizer, torch.amp.GradScaler)
+
+
+OURS = frozenset(("torch", "workers", "kernels", "app", "flopwatch"))
+"""Packages whose objects are no optimizers of the user's own."""
 
 
 class WrongPhase(ValueError):
@@ -142,6 +147,24 @@ class OwnStep:
 
         with self.inside(noted):
             yield found
+
+    def plain_optimizers(self) -> list[Any]:
+        """Return the objects that the code made which update parameters and are no torch.optim.Optimizer: those with a
+        method `step`, and a method `zero_grad` or a list of parameters, whose class does no backward pass."""
+        kinds = {id(type(one)): type(one) for one in gc.get_objects()}
+        updating = {number for number, kind in kinds.items() if _is_optimizer(kind)}
+        found = (one for one in gc.get_objects() if id(type(one)) in updating)
+        return [one for one in found if hasattr(type(one), "zero_grad") or _holds_parameters(one)]
+
+    @contextmanager
+    def updates_named(self) -> Iterator[None]:
+        """Name the updates of optimizers that torch does not know, as it names those of its own."""
+        with ExitStack() as undo:
+            for one in self.plain_optimizers():
+                name = f"Optimizer.step#{type(one).__name__}.step"
+                vars(one)["step"] = torch.profiler.record_function(name)(one.step)
+                undo.callback(vars(one).pop, "step", None)
+            yield
 
     @property
     def phase_names(self) -> tuple[str, ...]:
@@ -276,6 +299,22 @@ class OwnStep:
 def _instances(kind: type) -> list[Any]:
     # By type: `isinstance` would ask objects that stand for others, which may import modules or warn.
     return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+
+
+def _is_optimizer(kind: type) -> bool:
+    """Return True if objects of this type have a method `step` that may update parameters."""
+    if issubclass(kind, MADE) or str(kind.__module__).partition(".")[0] in OURS or not kind.__dictoffset__:
+        return False
+    step = next((vars(one)["step"] for one in kind.__mro__ if "step" in vars(one)), None)
+    if not inspect.isfunction(step):
+        return False
+    methods = [inspect.unwrap(of) for one in kind.__mro__ for of in vars(one).values() if inspect.isfunction(of)]
+    return not any("backward" in method.__code__.co_names for method in methods)
+
+
+def _holds_parameters(one: object) -> bool:
+    lists = [value for value in vars(one).values() if type(value) in (list, tuple)]
+    return any(issubclass(type(part), nn.Parameter) for value in lists for part in value)
 
 
 def _roots(modules: Sequence[nn.Module]) -> list[nn.Module]:

@@ -13,7 +13,7 @@ from app.web.plots.ratios import Ratio, draw_ratios
 from flopwatch.text.numbers import number
 
 MOST_BARS = 15
-WORK = ("attention", "kernels", "precision")
+WORK = ("attention", "kernels")
 """Causes whose time is that of the model's own work: no cure takes it away as a whole."""
 STEP, FLOOR, REST = "step", "floor", "the rest"
 LOOK = {

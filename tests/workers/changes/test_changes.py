@@ -123,6 +123,75 @@ def test_an_optimizer_of_ones_own_has_no_fused_form() -> None:
     assert "Mine" in reason
 
 
+class Descent:
+    """No torch.optim.Optimizer."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.parameters = list(parameters)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for one in self.parameters:
+            one -= 0.1 * one.grad  # type: ignore[operator]
+
+    def zero_grad(self) -> None:
+        for one in self.parameters:
+            one.grad = None
+
+
+class Trainer(Descent):
+    """Its step is that of the training."""
+
+    def loss(self) -> None:
+        self.parameters[0].sum().backward()
+
+
+def test_an_object_that_updates_parameters_is_an_optimizer_and_one_that_trains_is_none() -> None:
+    for kind in (torch.optim.AdamW, Trainer):
+        other = make_step(kind)  # type: ignore[arg-type]
+        assert kind not in map(type, other.plain_optimizers())
+    own = make_step(Descent)  # type: ignore[arg-type]
+    (found,) = own.plain_optimizers()
+    assert type(found) is Descent
+    assert load("no_optimizer").why_not(look(own)) is None
+    with own.updates_named():
+        assert "step" in vars(found)
+    assert "step" not in vars(found)
+    before = [one.detach().clone() for one in own.model.parameters()]
+    with load("no_optimizer").after(own):
+        losses(own)
+    assert all(map(torch.equal, before, own.model.parameters()))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.double(),
+        lambda x: x.to(torch.float64),
+        lambda x: x.to(dtype=torch.double),
+        lambda x: x.type(torch.float64),
+        lambda x: x.type("torch.DoubleTensor"),
+        lambda x: x.softmax(-1, dtype=torch.float64),
+        lambda x: torch.softmax(x, -1, dtype=torch.float64),
+        lambda x: nn.functional.softmax(x, -1, dtype=torch.float64),
+        lambda _x: torch.zeros(3, dtype=torch.float64),
+        lambda _x: nn.Linear(2, 2).double().weight,
+        lambda _x: nn.Linear(2, 2).to(torch.float64).weight,
+    ],
+)
+def test_what_asks_for_float64_gets_float32(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.ones(3)
+    with load("float32").before(CPU):
+        assert make(x).dtype == torch.float32
+    assert make(x).dtype == torch.float64, "nothing is left behind"
+
+
+def test_a_step_without_float64_is_not_tried_in_float32(own: OwnStep) -> None:
+    assert "float64" in str(load("float32").why_not(look(own)))
+    assert load("float32").why_not(replace(look(own), doubles=True)) is None
+    assert load("float32").why_not(look()) is not None
+
+
 def test_without_the_optimizer_no_parameter_changes(own: OwnStep) -> None:
     before = [one.detach().clone() for one in own.model.parameters()]
     with load("no_optimizer").after(own):
@@ -385,6 +454,7 @@ INSIDE: dict[str, Callable[[Any], bool]] = {
     "compile_model": lambda own: any(one._compiled_call_impl for one in own.roots),
     "cuda_graph": lambda own: type(own._step).__name__ == "_Graphed",
     "cuda_graph_model": lambda own: own._step.__qualname__.startswith("OwnStep.inside"),
+    "float32": replaced_now(torch.Tensor, "double"),
     "fused_optimizer": lambda own: own.optimizers[0].defaults["fused"],
     "gc_freeze": lambda own: gc.get_freeze_count() > own.frozen,
     "loader_prefetch": lambda own: own.loaders_made[1].prefetch_factor == 4,

@@ -34,7 +34,7 @@ class DiagnosisRunner:
         detail = failure.detail
         if "SIGALRM" in detail:
             detail = (
-                f"it took longer than {unit.params['limit_s']:.0f} s and was ended: a larger budget_s gives it longer"
+                f"{planning.TOO_LONG} {unit.params['limit_s']:.0f} s and was ended: a larger budget_s gives it longer"
             )
         return replace(unit, params={**unit.params, "crashed": detail}, start="fork")
 

@@ -48,6 +48,8 @@ WORK = ("attention", PLAIN, "precision")
 """The step's own work, for which nothing waits."""
 STAYS = (*WORK, "unexplained")
 """Causes whose time no cure takes away as a whole."""
+COMPARABLE = 1.5
+"""By how much a ceiling must be larger than a measured gain to come before it: no cure takes all of it away."""
 LEAST = 0.01
 """A cause that is a smaller share of what the step would take without the larger ones is not told."""
 LEAST_SEEN = 0.002
@@ -233,7 +235,8 @@ def _worth(
 
     Time that the device waits is worth itself, or what a step without it or a change was measured to gain. Work is what
     a step is made of: it is worth what a change gains. Attention and float64 are often slower than they need be, so
-    they are worth their time until a change has been tried; and so is a loop.
+    they are worth their time until a change has been tried; and so is a loop. A ceiling counts for less than what was
+    measured.
 
     Args:
         row: A row of `causes`.
@@ -247,6 +250,7 @@ def _worth(
     tried = [one.ratio for one in results if one.cause == cause and one.ratio is not None and not one.removes]
     gain_ms = share * step_ms * (1 - min(tried, default=1.0))
     known, worth = True, max(lost_ms, gain_ms)
+    measured = cause in gains or gain_ms > GAIN * share * step_ms
     if OTHERS_WAIT in where:  # what only this rank does is not what a step is made of
         worth = lost_ms
     elif cause in gains:
@@ -255,7 +259,7 @@ def _worth(
         worth = gain_ms
     elif cause in WORK:
         known, worth = REPEATED in where or (cause != PLAIN and not tried), lost_ms
-    return 100 * worth >= LARGE_PERCENT * step_ms, known, worth
+    return 100 * worth >= LARGE_PERCENT * step_ms, known, worth if measured else worth / COMPARABLE
 
 
 def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Result], joined: Result) -> list[str]:
@@ -276,7 +280,8 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
         for row in causes
         if row[1] == PLAIN and float(row[4] or 0.0) < LARGE_PERCENT and REPEATED not in str(row[2])
     ]
-    large = sorted((row for row in causes[FIRST_CAUSES:] if row not in plain), key=lambda row: -float(row[3] or 0.0))
+    large = [row for row in causes[FIRST_CAUSES:] if row not in plain]
+    large.sort(key=lambda row: (row[6] != "measured", -float(row[3] or 0.0)))
     told_rows = [*causes[:FIRST_CAUSES], *large, *(row for row in plain if row not in causes[:FIRST_CAUSES])]
     shown = sorted(told_rows[:TOLD_CAUSES], key=causes.index)
     told = {str(cause) for _, cause, *_ in shown}
@@ -325,7 +330,7 @@ def _of_causes(
         why_not = "" if cure or cause in told or percent < LARGE_PERCENT else _refused(cause, results)
         told.add(cause)
         line, *others = _wrapped(f"{head}  {name}".rstrip())
-        yield place, line
+        yield (0.5 if row[6] == "measured" else place), line
         below = "; ".join(filter(None, [*map(str.strip, others), often.rstrip(")"), why_not]))
         below = " -> ".join([below, cure] if cure else [below]).lstrip()
         for line in _wrapped(below, INDENT):

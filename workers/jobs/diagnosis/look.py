@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import inspect
 import json
 import statistics
 import sys
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 SEEN, CANDIDATES, GAPS = "seen", "candidates", "gaps"
 SEEN_COLUMNS = Column.parse("cause, where, lost_ms: number ms")
-CANDIDATE_COLUMNS = Column.parse("change, cause, why_not, removes: boolean, how, fields")
+CANDIDATE_COLUMNS = Column.parse("change, cause, why_not, removes: boolean, how, way, fields")
 """`fields`: those of our model's spec that change, as JSON."""
 GAP_COLUMNS = Column.parse("begin_ms: number ms, gap_ms: number ms, cause, next, where")
 MOST_GAPS = 10
@@ -111,7 +112,8 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
             values, checks = _reference.not_measured(metrics.metrics_of(step, pacing), error)
         else:
             try:
-                with turn.as_it_is(training), questions_named(), collections_named() as collected:
+                named = own.updates_named() if own is not None else nullcontext()
+                with turn.as_it_is(training), named, questions_named(), collections_named() as collected:
                     lost, gaps, traced, busy_percent = _lost(training, values, collected, report)
             except AnotherProfiler as error:
                 raise BrokenCode(str(error)) from error
@@ -322,7 +324,10 @@ def _on_cpu(training: Training, samples: Samples, places: Places, step_ms: float
     operators, in so far as these ran in it under the profiler, and else the host's. Operators of a backward pass count
     for the lines of the forward pass that made them."""
     lost: dict[tuple[str, Place | None], float] = defaultdict(float)
-    optimizers = {f"{type(one).__qualname__}.step" for one in training.own.optimizers} if training.own else set()
+    own = training.own
+    optimizers = {f"{type(one).__qualname__}.step" for one in own.optimizers} if own is not None else set()
+    steps = [type(one).step for one in own.plain_optimizers()] if own is not None else []
+    optimizers |= {inspect.unwrap(one).__code__.co_qualname for one in steps}
     wall: Counter[tuple[str, Place | None]] = Counter()
     for (phase, frames), sample in samples.stacks.items():
         at = next((found for frame in reversed(frames) if (found := places.own.place(*frame)) is not None), None)
@@ -571,6 +576,7 @@ def _candidates(
         compilation().graphs > 0,
         collections,
         uneven,
+        doubles=any(event.double for event in traced.host),
     )
     return candidates(spec, look, lost)
 
@@ -596,7 +602,7 @@ def candidates(spec: DiagnosisSpec, look: Look, lost: Lost) -> list[list[Scalar]
         if why_not is None and look.own is None:
             why_not, fields = _fields(change, look)
         how = change.how if change.removes or not fields else ", ".join(f"{one}={_text(fields[one])}" for one in fields)
-        row: list[Scalar] = [name, cause, why_not, change.removes, how, json.dumps(fields)]
+        row: list[Scalar] = [name, cause, why_not, change.removes, how, change.way, json.dumps(fields)]
         found.append((change.slow, -of_cause[cause], row))
     return [row for *_, row in sorted(found, key=lambda one: one[:2])]
 

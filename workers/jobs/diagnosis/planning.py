@@ -46,6 +46,8 @@ FOR_ONE, LEAST_LIMIT_S = 0.25, 20.0
 """The largest part of the budget for a process with changes, and how long it may take at least: one that hangs is
 ended."""
 STEP = "the step as it is"
+TOO_LONG = "it took longer than"
+"""In the reason of a change whose process was ended."""
 NOT_FINITE = "a number that the step returns becomes infinite or NaN"
 TITLES = {"screen": "does it help", "join": "do they help together", "turn": "by how much"}
 
@@ -92,7 +94,10 @@ class _Progress:
         the look at the step, which takes longer."""
         tried = {_names(row) for row in self.rows if row["stage"] == "screen"}
         possible = [(row["change"],) for row in self.candidates if row["why_not"] is None]
-        left = [names for names in possible if names not in tried]
+        left = [names for names in possible if names not in tried and names[0] not in self.too_slow]
+        # Of changes that do the same, one after the other: if the first takes too long, the next is not tried.
+        first = {way: names for names in reversed(left) for way in self._ways(names)}
+        left = [names for names in left if all(first[way] == names for way in self._ways(names))]
         fit = int((self.left_s - (1 - FOR_SCREENING) * self.spec.budget_s) / self._turn_s())
         if tried:
             return self._units("screen", left[: max(0, fit)])
@@ -118,14 +123,29 @@ class _Progress:
         kept: Names = winners[0] if winners else ()
         for one in winners[1:]:
             both = (*kept, *one)
-            if self._fields(kept).keys() & self._fields(one).keys():
-                continue  # the later one would undo the earlier
+            if self._fields(kept).keys() & self._fields(one).keys() or self._ways(kept) & self._ways(one):
+                continue  # the later one would undo the earlier, or do the same again
             if not any(_names(row) == both for row in self.rows):
                 return kept, both
             now, before = self.of(both, ["join"]), self.of(kept, ["screen", "join"])
             if now and min(now) < (1 - GAIN) * min(before):
                 kept = both
         return kept, None
+
+    @property
+    def too_slow(self) -> dict[str, str]:
+        """Why changes need not be tried: one that does the same in another way has taken too long."""
+        refused = {row["changes"]: row["reason"] for row in self.rows if row.get("outcome") == "refused"}
+        late = {name: reason for name, reason in refused.items() if TOO_LONG in reason}
+        return {
+            row["change"]: f"{name}, which does the same in another way, was tried: {reason}"
+            for row in self.candidates
+            for name, reason in late.items()
+            if row["change"] != name and self._ways((row["change"],)) & self._ways((name,))
+        }
+
+    def _ways(self, names: Names) -> set[str]:
+        return {way for row in self.candidates if row["change"] in names and (way := row.get("way"))}
 
     def _fields(self, names: Names) -> dict[str, Any]:
         """Return the fields that these changes set."""
@@ -260,6 +280,7 @@ class _Progress:
         """Return what the concluding unit needs: the values of each side, and what is known of each change."""
         joined, _ = self.joined() if self.of((), ["screen"]) else ((), None)
         refused = {JOINED.join(_names(row)): row["reason"] for row in self.rows if row["outcome"] == "refused"}
+        refused = {name: why for name, why in self.too_slow.items() if not self.of((name,), ["screen"])} | refused
         refused |= {key: NOT_FINITE for key, difference in self.differences.items() if difference == math.inf}
         sides = {JOINED.join(_names(row)): _names(row) for row in self.rows}
         return {

@@ -65,7 +65,8 @@ class HostEvent:
     product: Product | None = None
     """The matrix product that an operator computes; None for other events, and if the shapes were not recorded."""
     double: bool = False
-    """True of an operator with an input in float64, if the shapes were recorded."""
+    """True of an operator with an input in float64, if the shapes were recorded. The number of `0.9 * m` is a tensor in
+    float64 without dimensions, and does not count: the operator computes in the type of `m`."""
     shapes: str = ""
     """Those of an operator's inputs, `[4, 16] [16]`, if they were recorded."""
 
@@ -208,9 +209,13 @@ def host_events(events: Iterable[Any]) -> Iterator[HostEvent]:
             event.sequence_nr(),
             event.fwd_thread_id(),
             product_of(name, event.shapes(), event.dtypes()) if name in FACTORS and not is_range else None,
-            not is_range and "double" in event.dtypes(),
+            not is_range and _in_double(event),
             "" if is_range else _shapes_text(event.shapes()),
         )
+
+
+def _in_double(event: Any) -> bool:
+    return any(dtype == "double" and shape for dtype, shape in zip(event.dtypes(), event.shapes(), strict=False))
 
 
 def _shapes_text(shapes: Iterable[Sequence[int]]) -> str:

@@ -154,6 +154,23 @@ def test_a_bound_is_the_share_that_its_own_stage_measured() -> None:
     assert row[-2] == pytest.approx(60.0)
 
 
+def test_a_measured_cause_comes_before_a_ceiling_of_about_its_size_and_is_never_cut() -> None:
+    once = result("no_input", "inconclusive", 0.92, cause="input", removes=True, low=None, high=None)
+    sure = result("no_input", "better", 0.92, cause="input", removes=True)
+    times = {"synchronisation": 11.0, "input": 8.0, "kernels": 81.0}
+    assert ranked([sure], **times) == ["input", "synchronisation", "kernels"]
+    assert ranked([once], **times) == ["input", "synchronisation", "kernels"]
+    assert ranked([sure], **{**times, "synchronisation": 13.0})[0] == "synchronisation"
+    large = [[at, "host", f"train.py:{at} f (line {at}: 100 times a step)", 20.0 - at, 6.0, 90.0, "ceiling"]
+             for at in range(1, 9)]  # fmt: skip
+    measured = [9, "input", "train.py:9 g", 5.0, 5.0, 92.0, "measured"]
+    cures = [result(f"change_{at}", "better", 0.9, cause="host") for at in range(30)]
+    for last, is_told in ((measured, True), ([*measured[:-1], "ceiling"], False)):
+        lines = conclude.answer("step 100 ms", [*large, last], cures, NOTHING)
+        assert len(lines) <= MOST_LINES
+        assert any("train.py:9 g" in line for line in lines) == is_told
+
+
 def test_no_time_has_an_exponent_because_it_is_rounded_up() -> None:
     assert conclude._ms(999.7, 3) == "1000 ms"
 

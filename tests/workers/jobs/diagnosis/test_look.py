@@ -46,6 +46,21 @@ class Rows(torch.optim.Optimizer):
                     row.sub_(gradient, alpha=0.01)
 
 
+class Plain:
+    def __init__(self, parameters):
+        self.parameters = list(parameters)
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.parameters:
+            for row, gradient in zip(parameter, parameter.grad):
+                row -= 0.01 * gradient
+
+    def zero_grad(self):
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
 class Slow(Dataset):
     def __len__(self):
         return 10_000
@@ -78,7 +93,8 @@ def make_step(device, slow):
     middle = {"precision": Wide, "attention": Attention}.get(slow, nn.ReLU)()
     model = nn.Sequential(nn.Linear(16, 512), middle, nn.Linear(512, 4))
     kept = [[number] for number in range(300_000)] if slow == "collections" else []
-    optimizer = (Rows if slow == "optimizer" else torch.optim.SGD)(model.parameters())
+    optimizers = {"optimizer": Rows, "plain": Plain}
+    optimizer = optimizers.get(slow, torch.optim.SGD)(model.parameters())
     batches = iter(DataLoader(Slow(), batch_size=4)) if slow == "input" else None
     numbers = itertools.count()
     data = torch.randn(256 if slow in ("precision", "attention") else 4, 16)
@@ -124,8 +140,9 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     ("slow", "where", "change"),
     [
         ("optimizer", "Rows.step", "no_optimizer"),
+        ("plain", "Plain.step", "no_optimizer"),
         ("input", "Slow.__getitem__", "loader_workers"),
-        ("precision", "Wide.forward", None),
+        ("precision", "Wide.forward", "float32"),
         ("host", "make_step.step", None),
         ("attention", "Attention.forward", None),
         ("collections", "make_step.step: garbage collection", "gc_freeze"),
@@ -134,7 +151,7 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 def test_what_is_planted_is_named_first_with_its_function(look, slow, where, change) -> None:
     report = look(arguments={"slow": slow})
     cause, at, _ = report.tables["seen"]["rows"][0]
-    assert cause == {"collections": "host"}.get(slow, slow)
+    assert cause == {"collections": "host", "plain": "optimizer"}.get(slow, slow)
     assert at.startswith("train.py:")
     assert where in at
     by_cause: dict[str, float] = defaultdict(float)
@@ -142,7 +159,8 @@ def test_what_is_planted_is_named_first_with_its_function(look, slow, where, cha
         by_cause[cause] += ms
     (row,) = [row for row in report.rows if row["metric"] == "step_ms"]
     assert sum(by_cause.values()) == pytest.approx(row["median"], rel=1e-6), "the causes add up to the step"
-    if slow == "optimizer":
+    assert ("precision" in by_cause) == (slow == "precision"), "0.01 * gradient is none"
+    if slow in ("optimizer", "plain"):
         assert "times a step)" in at, "the loop over rows"
     candidates = {name: why_not for name, _, why_not, *_ in report.tables["candidates"]["rows"]}
     if change is not None:

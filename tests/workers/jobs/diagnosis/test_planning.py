@@ -50,6 +50,8 @@ class Played:
         fields: dict[str, dict[str, Any]] | None = None,
         ranks: bool = False,
         warmup_steps: int | None = 3,
+        ways: dict[str, str] | None = None,
+        reason: str = "it failed",
     ) -> None:
         spec = DiagnosisSpec.example().model_copy(update={"budget_s": budget_s, "seed": 3})
         if ranks:
@@ -66,6 +68,7 @@ class Played:
                 "removes": name in REMOVES,
                 "how": f"do {name}",
                 "fields": json.dumps((fields or {}).get(name, {})),
+                "way": (ways or {}).get(name),
             }
             for name in STEP_MS
             if name
@@ -92,7 +95,7 @@ class Played:
                     }
                     time = step_ms(changes, clash=clash)
                     good = {"step_ms": time, "samples": 10, "outcome": "ok", "reason": None}
-                    bad = {"step_ms": None, "samples": 0, "outcome": "refused", "reason": "it failed"}
+                    bad = {"step_ms": None, "samples": 0, "outcome": "refused", "reason": reason}
                     for name, value in (returned or {}).get(",".join(changes), {}).items():
                         number = {"value": value, "not_finite": "nan" if value is None else None}
                         place = {"what": "returned", "step": 1, "name": name, "unit_index": len(self.units) - 1}
@@ -127,6 +130,25 @@ def test_each_change_is_tried_once_and_those_that_help_are_joined_and_measured_i
         "together": "better",
     }
     assert results["together"].ratio == pytest.approx(0.72)
+
+
+def test_two_ways_of_the_same_are_not_joined() -> None:
+    ways = dict.fromkeys(("fused_optimizer", "compile_blocks"), "compile")
+    played = Played(ways=ways)
+    assert not played.sides("join")
+    assert played.sides("turn")["compile_blocks"], "each is measured"
+    assert played.results()["together"].how == "fused_optimizer"
+
+
+@pytest.mark.parametrize("reason", [f"{planning.TOO_LONG} 75 s and was ended", "it failed"])
+def test_after_one_way_that_took_too_long_the_other_is_not_tried(reason: str) -> None:
+    ways = dict.fromkeys(("compile_blocks", "threads"), "compile")
+    played = Played(ways=ways, refused="compile_blocks", reason=reason)
+    slow = reason != "it failed"
+    assert played.sides("screen")["threads"] == (not slow)
+    assert (played.results()["threads"].verdict == "refused") == slow
+    if slow:
+        assert "compile_blocks, which does the same in another way" in str(played.results()["threads"].reason)
 
 
 def test_ranks_take_the_turns_of_two_rounds_together() -> None:

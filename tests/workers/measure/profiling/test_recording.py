@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,6 +63,19 @@ def test_kinds_of_host_events() -> None:
         ("cudaLaunchKernel", "launch"),
         ("cuLaunchKernelEx", "launch"),
     ]
+
+
+def test_a_number_is_no_input_in_float64() -> None:
+    rows, number = torch.ones(4), torch.tensor(0.9, dtype=torch.float64)
+
+    def doubles(work: Callable[[], object]) -> set[str]:
+        with torch.profiler.profile(record_shapes=True) as profiler:
+            work()
+        return {one.name for one in host_events(profiler.profiler.kineto_results.events()) if one.double}  # type: ignore[union-attr]
+
+    assert doubles(lambda: (0.9 * rows, rows * number, rows / 3, rows.sub_(number), torch.tensor(0.9) + 1.5)) == set()
+    assert "aten::mul" in doubles(lambda: 2 * torch.ones(1, dtype=torch.float64))
+    assert "aten::mm" in doubles(lambda: torch.ones(2, 2).double() @ torch.ones(2, 2).double())
 
 
 def test_kinds_of_device_events() -> None:

@@ -1,0 +1,48 @@
+"""float32 where the code asks for float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from workers.changes._base import Change, Look, all_replaced, own_only
+
+if TYPE_CHECKING:
+    import torch
+
+OF_TENSORS = ("to", "type", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty", "softmax", "sum", "mean")
+OF_TORCH = ("zeros", "ones", "full", "empty", "tensor", "as_tensor", "arange", "linspace", "eye", "rand", "randn",
+            "zeros_like", "ones_like", "full_like", "empty_like", "softmax", "sum", "mean",
+            "set_default_dtype")  # fmt: skip
+"""Functions that are told a data type."""
+
+
+def _why_not(look: Look) -> str | None:
+    return own_only(look) or (None if look.doubles else "none of its operators computes in float64")
+
+
+def _single(_device: torch.device) -> AbstractContextManager[None]:
+    import torch
+
+    of = {torch.float64: torch.float32, "torch.DoubleTensor": "torch.FloatTensor"}
+
+    def single(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            kept = [of.get(one, one) if type(one) in (torch.dtype, str) else one for one in arguments]
+            if options.get("dtype") is torch.float64:
+                options["dtype"] = torch.float32
+            return plain(*kept, **options)
+
+        return (lambda tensor, **options: tensor.float(**options)) if plain is torch.Tensor.double else call
+
+    places = [(torch.Tensor, name) for name in ("double", *OF_TENSORS)] + [(torch, name) for name in OF_TORCH]
+    return all_replaced(single, *places, (torch.nn.functional, "softmax"))
+
+
+CHANGE = Change(
+    causes=("precision",),
+    how=".float() in place of .double(), torch.float32 in place of torch.float64",
+    why_not=_why_not,
+    before=_single,
+)
