@@ -14,11 +14,13 @@ ENDING = ("adopt_orphans", "kill_all", "reap", "signal_all")
 UNFREEZE = gc.unfreeze
 
 
-@pytest.fixture(autouse=True)
-def _what_is_frozen_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_frozen_stays_so() -> Iterator[None]:
     """A runner unfreezes what it has frozen, and with it what tests/conftest.py has: all later collections would take
-    half a second."""
-    monkeypatch.setattr(gc, "unfreeze", lambda: None)
+    half a second, and former tests' models would count as those of an own step."""
+    with pytest.MonkeyPatch.context() as patch:  # before the fixtures of modules, some of which run jobs
+        patch.setattr(gc, "unfreeze", lambda: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

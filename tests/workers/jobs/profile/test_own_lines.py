@@ -128,8 +128,6 @@ Run = Callable[..., Report]
 @contextlib.contextmanager
 def runs(folder: Path) -> Iterator[Run]:
     """Run steps of the code above; their files are in the folder."""
-    if compiler := sys.modules.get("torch._dynamo.utils"):
-        compiler.counters.clear()  # of tests that compiled in this process
     with pytest.MonkeyPatch.context() as patch:
 
         def run(function: str = "make_step", **fields: Any) -> Report:
