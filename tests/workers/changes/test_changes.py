@@ -154,6 +154,7 @@ def test_an_object_that_updates_parameters_is_an_optimizer_and_one_that_trains_i
     (found,) = own.plain_optimizers()
     assert type(found) is Descent
     assert load("no_optimizer").why_not(look(own)) is None
+    assert "Descent" in str(load("fused_optimizer").why_not(look(own)))
     with own.updates_named():
         assert "step" in vars(found)
     assert "step" not in vars(found)
