@@ -49,7 +49,7 @@ class Commands(TyperGroup):
 
         commands = {name: name for name in self.list_commands(ctx)}
         words = {kind: f"submit {kind}" for kind in KINDS} | commands | MEANT
-        near = difflib.get_close_matches(args[0], words, n=1)
+        near = difflib.get_close_matches(args[0], words, n=1, cutoff=0.75)
         cure = f": write flopwatch {words[near[0]]}" if near else ""
         return ctx.fail(f"No such command {args[0]!r}{cure}")
 

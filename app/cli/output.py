@@ -76,9 +76,9 @@ def print_job(job: dict[str, Any], place: int | None = None) -> None:
         "validity": verdict(job["validity"]) if job["validity"] is not None else None,
     }
     _print_facts(facts)
-    if unjudged := not_judged(job["validity"] or {}):
-        echo_line(f"    not judged: {unjudged}")
-    for line in notes(job["validity"] or {}):
+    validity = job["validity"] or {}
+    unjudged = not_judged(validity)
+    for line in [*doubts(validity), *([f"not judged: {unjudged}"] if unjudged else []), *notes(validity)]:
         echo_line(f"    {line}")
     if job["error"] is not None:
         echo_line(problem_text(job["error"]))
@@ -140,8 +140,7 @@ def _jobs_wait(ids: Sequence[str]) -> str:
 def print_results(server: Flopwatch, job: dict[str, Any], statistic: str | None = None) -> None:
     """Print a job's table as `flopwatch table` does, the reasons why cells have no numbers, its units and their tables.
 
-    The table's footnotes say why cells are not valid; without a table, the failed checks do. For a job that did not
-    succeed, the table has its earlier measurements, marked, and why the other cells are empty.
+    For a job that did not succeed, the table has its earlier measurements, marked, and why the other cells are empty.
     """
     _print_lines(server, job)
     _print_peak(server, job)
@@ -150,8 +149,6 @@ def print_results(server: Flopwatch, job: dict[str, Any], statistic: str | None 
         echo()
         echo_table(server.table_text(job=job, statistic=statistic))  # type: ignore[arg-type]  # the option's choices
         print_missing(server.missing(job))
-    else:
-        print_missing(doubts(job["validity"] or {}))
     _print_units(server.units(job))
     _print_tables(job["id"], tables)
     _print_files(server, job)
@@ -297,7 +294,6 @@ def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
     command = shlex.join(["flopwatch", "table", "--job", str(job_id), "--name", names[0]])
     echo_line(f"`{command}` prints all of one phase; `flopwatch show {job_id}` names the other tables")
     _print_files(server, job)
-    print_missing(doubts(job["validity"] or {}))
     return True
 
 

@@ -93,7 +93,13 @@ def metrics_of(cases: Sequence[CaseOfJob], units: Mapping[str, str], requested: 
         units: the unit of each metric that was measured.
         requested: those that were asked for.
     """
-    of_kinds = (name for kind in kinds_of(cases) for name in KINDS[kind].table_columns)
+    on_gpu = any(case.coordinates.get("backend") != "gloo" for case in cases)
+    of_kinds = (
+        name
+        for kind in kinds_of(cases)
+        for name in KINDS[kind].table_columns
+        if on_gpu or name not in KINDS[kind].gpu_columns
+    )
     preferred = dict.fromkeys([*_phases(cases), *of_kinds])
     every = [*(name for name in preferred if name in units), *(name for name in units if name not in preferred)]
     if requested is not None:

@@ -40,6 +40,8 @@ from flopwatch.text.cases import ARROW, case_text, in_use
 from flopwatch.text.numbers import finite
 
 NOT_ALTERNATED = "The jobs ran one after the other: what changed on the host between them counts as a difference."
+COUNTED = "memory"
+"""The kind whose sizes are counted by an allocator; other kinds' may be those of a whole process."""
 ALTERNATED = "Fresh processes measured both sides in turns"
 RATIO = "Ratios and intervals are Hodges and Lehmann's, of all pairs of a process of either side."
 MEDIANS = f"Values are medians: of each process's samples, and of several processes the median of these. {RATIO}"
@@ -257,7 +259,10 @@ def _compared(pair: Pair, tables: ComparedTables | None, agreed: Agreement | Non
     if isinstance(tables, ComparedMemory) and not tables.peaks:
         lacking, tables = tables.notes, None
     if tables is not None and (explained := tables.explained()) is not None:
-        judgement = replace(judgement, sentence=f"{judgement.sentence}. {explained}")
+        sentences = [judgement.sentence, explained]
+        if judgement.conclusion == "inconclusive":  # what was found comes first
+            sentences.reverse()
+        judgement = replace(judgement, sentence=". ".join(sentences))
     agreed = agreed and agreed.under(judgement)
     notes = [*_notes(pair, _unlabelled(differences, kind), of_environments), *pair.notes, *lacking]
     how = None
@@ -298,8 +303,8 @@ def _notes(
 ) -> list[str]:
     """Return the sentences that stand below the table."""
     notes = [_in_turns(pair.baseline.jobs[0].spec.get("seed")) if pair.alternated else NOT_ALTERNATED]
-    if not pair.alternated and _same_jobs(*pair.both):
-        notes = []  # the sentence above the table says it
+    if not pair.alternated and (_same_jobs(*pair.both) or all(job.kind == COUNTED for job in pair.baseline.jobs)):
+        notes = []  # the sentence above the table says it, or the host has no part in the numbers
     if differences:
         notes.append(
             f"They differ in {case_text({difference.name: _change(difference) for difference in differences})}."
@@ -411,6 +416,7 @@ def _rows(pair: Pair, differing: Collection[str], requested: Sequence[str]) -> l
     varying = [name for name in shown if len({repr(either[key].show(name)) for key in keys}) > 1]
     units = {**candidate.metrics, **baseline.metrics}
     metrics = list(requested) or list(dict.fromkeys([*baseline.metrics, *candidate.metrics]))
+    kinds = {case.tabled_as[-1] for case in either.values()}
     rows = []
     for key in keys:
         cases = (ones.get(key), others.get(key))
@@ -442,6 +448,7 @@ def _rows(pair: Pair, differing: Collection[str], requested: Sequence[str]) -> l
                 cut_from=values.cut_from,
                 unequal=values.unequal,
                 is_computed=candidate.is_computed and baseline.is_computed,
+                is_counted=kinds == {COUNTED} and units.get(metric) == "MiB",
                 is_phase=_is_phase(values, metric),
                 remedy=remedy,
             )

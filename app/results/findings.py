@@ -47,6 +47,8 @@ MAX_PHASES = 3
 """Most phases that the sentence of an inconclusive comparison names."""
 STATISTICS = {"fastest": "fastest samples", "median": "medians", "mean": "means"}
 """The names of the statistics by which a process counts, or could count."""
+NOISE_MIB = 1.0
+"""An interpreter that collects its garbage at another moment may make a counted size differ by so much."""
 IN_TURNS = "measure them in turns, with a job of kind compare"
 
 NOTHING = Estimate(None, None, None, None)
@@ -97,6 +99,8 @@ class Row:
     """Why processes with different numbers of samples could not be compared by equally many."""
     is_computed: bool = False
     """True if no chance is in the values: jobs of kind `estimate` compute them from formulas."""
+    is_counted: bool = False
+    """True if it is a size in MiB that an allocator counted, not one that was sampled."""
     is_phase: bool = False
     """True if it is the time of one phase of a step."""
     remedy: Remedy | None = None
@@ -294,6 +298,8 @@ class Row:
 
     def doubt(self, limit_percent: float = RELEVANT_PERCENT) -> str:
         """Say why it is inconclusive, and how to detect a difference of this many percent."""
+        if self.is_counted and max(len(self.baseline), len(self.candidate)) == 1:
+            return f"the sides differ by less than {NOISE_MIB:g} MiB, which may be chance; {self._number}"
         if min(len(self.baseline), len(self.candidate)) < FEWEST:
             return (
                 f"{self._number}, and at least {FEWEST} per side are needed; the steps of one process are not "
@@ -451,6 +457,8 @@ class Row:
     def is_exact(self) -> bool:
         """True if the sides are equal or differ, without any chance."""
         is_one_each = len({*self.baseline}) == len({*self.candidate}) == 1
+        if is_one_each and self.is_counted:
+            return not 0 < abs(self.candidate[0] - self.baseline[0]) < NOISE_MIB
         return self.is_computed or (is_count(self.unit) and is_one_each)
 
     def _is_same(self) -> bool:
@@ -585,7 +593,7 @@ def conclude(
         sentence = same
     elif (
         not alternated
-        and not all(row.is_computed for row in chosen)
+        and not all(row.is_computed or row.is_counted for row in chosen)
         and conclusion in ("better", "worse", "changed", "mixed", "no_difference")
     ):
         sentence += "; not alternated, so changes of the host count as well"

@@ -19,7 +19,7 @@ NUMBERED = re.compile(r"(?<=[a-z])_\d+$")
 """The number that a compiler appends to the name of a kernel."""
 LARGE = 0.05
 """A part of a difference is told if it is a larger share of all changes."""
-MOST_TOLD = 4
+MOST_TOLD = 3
 Key = tuple[Scalar, ...]
 """The columns that identify a row."""
 
@@ -153,13 +153,14 @@ def told(parts: Mapping[str, float], total: float, unit: str) -> str:
     large = sorted((one for one in parts.items() if abs(one[1]) > LARGE * whole), key=lambda one: -abs(one[1]))
     large = large[:MOST_TOLD]
     rest = total - sum(change for _, change in large)
-    named = [f"{_signed(change, unit)} {name}" for name, change in large]
+    named = [f"{signed(change, unit)} {name}" for name, change in large]
     if abs(rest) > LARGE * whole / 10:
-        named.append(f"{_signed(rest, unit)} elsewhere")
+        named.append(f"{signed(rest, unit)} elsewhere")
     return ", ".join(named)
 
 
-def _signed(change: float, unit: str) -> str:
+def signed(change: float, unit: str) -> str:
+    """Write a change with its sign: "−3 ms"."""
     sign = "\N{MINUS SIGN}" if change < 0 else "+"
     return f"{sign}{amount(abs(change))} {unit}"
 

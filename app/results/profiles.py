@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from app.results.matching import Difference, Key, Spent, added, amount, by_key, columns, matched, told
+from app.results.matching import LARGE, Difference, Key, Spent, added, amount, by_key, columns, matched, signed, told
 from app.results.sheet import Column, Sheet
 from app.results.sides import SIDES, Pair, Side, SideName
 from app.results.unit_tables import table_of, tables_of
@@ -46,6 +46,8 @@ ONE_EACH = (
 )
 TIMES = ("self_ms", "total_ms", "device_ms", "host_ms")
 """Columns of time per step. The first that both sides have values of is compared."""
+DOUBLE = "f64["
+"""In the shapes of an operator's inputs: one is in float64."""
 PHASES = ("forward", "backward", "forward_backward", "optimizer", "step", "prefill", "decode")
 """The order of phases; others follow."""
 
@@ -197,7 +199,9 @@ class ComparedProfiles:
             total, what = sum(one.change for one in lines), "a step"
         named = told(parts, total, "ms")
         verb = "longer" if total > 0 else "less"
-        return f"By the profiles, {what} takes {amount(abs(total))} ms {verb}: {named}" if named else None
+        double = sum(one.change for one in work if DOUBLE in str(one.key[3]))
+        in_double = f" ({signed(double, 'ms')} in float64)" if abs(double) > LARGE * abs(busy) else ""
+        return f"By the profiles, {what} takes {amount(abs(total))} ms {verb}{in_double}: {named}" if named else None
 
 
 def _names(snapshot: Snapshot, side: Side) -> list[str]:

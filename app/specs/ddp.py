@@ -120,6 +120,7 @@ class DdpSpec(TrainingSpec):
         "predicted_exposed_ms",
         "net_cost_ms",
         "communication_ms",
+        "hidden_percent",
         "communication_mib",
         "tokens_per_s",
         "mfu",
@@ -127,6 +128,8 @@ class DdpSpec(TrainingSpec):
         "optimizer_state_mib",
         "gradient_error",
     )
+
+    gpu_columns: ClassVar[frozenset[str]] = frozenset({"peak_memory_mib"})
 
     _no_graph = without_cuda_graph("ranks do not capture their communication in a graph: leave cuda_graph out")
 

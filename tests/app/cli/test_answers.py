@@ -87,11 +87,10 @@ def test_a_long_name_hides_no_number_in_a_pipe(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("kind", ["profile", "memory"])
-def test_the_files_and_the_doubts_are_named(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+def test_the_files_are_named(capsys: pytest.CaptureFixture[str], kind: str) -> None:
     answers = Answers({"kernels-forward": [kernel("gemm", 3.0)]}, files=["trace.json.gz", "flamegraph.svg"])
     text = "\n".join(printed(capsys, kind, answers))
     assert "files: trace.json.gz, flamegraph.svg; `flopwatch download 7` fetches them" in text
-    assert "steady: the times drift" in text
 
 
 def test_a_profile_of_some_phases_names_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,6 +208,21 @@ def test_what_formulas_give_is_equal_or_differs(candidate: float, conclusion: st
     assert measured.conclusion == "inconclusive", "the control"
 
 
+@pytest.mark.parametrize(
+    ("candidate", "conclusion", "words"),
+    [
+        (10.0, "no_difference", "no difference: the same in all processes; 1 process each"),
+        (10.9, "inconclusive", "the sides differ by less than 1 MiB, which may be chance; 1 process each"),
+        (12.0, "worse", "candidate is 1.20× larger; 1 process each"),
+        (5.0, "better", "candidate is 2.00× smaller; 1 process each"),
+    ],
+)
+def test_counted_sizes_need_no_replicates(candidate: float, conclusion: str, words: str) -> None:
+    sizes = row([10.0], [candidate], "peak_memory_mib", unit="MiB", is_counted=True)
+    _, whole = judged(sizes, alternated=False)
+    assert (whole.conclusion, whole.sentence.partition(": ")[2].removeprefix("inconclusive: ")) == (conclusion, words)
+
+
 class TestWitnesses:
     """Other statistics of the samples, such as medians where the fastest sample of each process counts."""
 

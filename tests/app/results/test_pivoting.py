@@ -74,6 +74,18 @@ class TestRows:
         assert sheet.column("context_length") == [512, 128, 256]
         assert [cell.value for cell in sheet.column("step_ms")] == [512.0, 128.0, 256.0]
 
+    @pytest.mark.parametrize("backend", ["gloo", "nccl"])
+    def test_a_cpus_memory_of_a_whole_process_is_no_column(
+        self, database: Database, measure: Measure, backend: str
+    ) -> None:
+        spec = {"kind": "ddp", "backend": backend}
+        measure(
+            ("step_ms", {}), ("peak_memory_mib", {"unit": "MiB"}), ("optimizer_state_mib", {"unit": "MiB"}), spec=spec
+        )
+        shown = ["step_ms", *(["peak_memory_mib"] if backend == "nccl" else []), "optimizer_state_mib"]
+        assert table(database).names("metric") == shown
+        assert "peak_memory_mib" in table(database, columns=["all"]).names("metric")
+
     def test_every_coordinate_that_varies_is_shown(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {}), spec={"precision": "fp32", "batch_size": 4})
         measure(("step_ms", {}), spec={"precision": "bf16", "batch_size": 4})

@@ -49,12 +49,11 @@ OF_OUR_STRATEGIES = frozenset(
         *ALONE,
         *PARITY,
         "exposed_communication_percent",
+        "hidden_percent",
         "communication_mib",
     }
 )
 """Metrics that a step of the user's own has not."""
-MAX_ERROR_PERCENT = 5.0
-"""Half the width of the exposed communication's interval, in percent of the step: the largest of a valid case."""
 MAX_NEGATIVE = 0.01
 """Share of the step by which the step without communication may take longer in a valid case."""
 MEMORY = {
@@ -104,6 +103,7 @@ def _metrics(phases: Sequence[str]) -> list[Metric]:
         Metric("net_cost_ms", None, "ms"),
         Metric("communication_ms", None, "ms"),
         Metric("communication_percent", None, "%"),
+        Metric("hidden_percent", None, "%"),
         Metric("uncovered_communication_ms", None, "ms"),
         Metric("communication_mib", None, "MiB"),
         Metric("tokens_per_s", None, "tokens/s"),
@@ -145,6 +145,10 @@ def add_values(
     add_times(values, turns, step_ms)
     exposed = [] if spec.step_code is not None else add_exposed(values, spec, found)
     add_overlap(values, spec, found, statistics.median(step_ms))
+    add_hidden(values)
+    total = sum(row[1] for row in found[0]["communication"] if row[0] == "all_reduce")
+    if predicts(spec) and (alone := check_buckets(spec, total)) is not None:
+        exposed.append(alone)
     add_memory(values, spec, found, turns)
     sent = sum(row[2] for row in found[0]["communication"])
     values.set("communication_mib", None, [sent / 2**20])
@@ -201,12 +205,14 @@ def add_exposed(values: Values, spec: DdpSpec, ranks: Sequence[Mapping[str, Any]
         return []
     step_ms = statistics.median(time_ms for turn in steps for time_ms in turn)
     values.set(share, None, [100 * statistics.median(exposed) / step_ms])
-    return [check_exposed(exposed, step_ms)]
+    return [check_exposed(exposed, step_ms, on_gpu=spec.backend == "nccl")]
 
 
-def check_exposed(exposed: Sequence[float], step_ms: float) -> Check:
-    """Check that the interval of the median exposed time, of all rounds, is narrow and not below zero."""
+def check_exposed(exposed: Sequence[float], step_ms: float, *, on_gpu: bool) -> Check:
+    """Check that the interval of the median exposed time, of all rounds, is not below zero, and narrow: it has the
+    limits of `workers.measure.validity.check_variation`, as shares of the step."""
     from workers.measure.check import Check
+    from workers.measure.validity import MAX_ERROR, MAX_ERROR_CPU
 
     interval = median_interval(exposed)
     if interval is None:
@@ -215,13 +221,50 @@ def check_exposed(exposed: Sequence[float], step_ms: float) -> Check:
         )
         return Check("exposed_communication", False, detail)
     low, high = interval
-    percent = 100 * (high - low) / 2 / step_ms
-    known_to = f"{percent:.{1 if percent < 10 else 0}f}%"
-    detail = f"exposed communication is uncertain by ± {known_to} of the step, limit {MAX_ERROR_PERCENT:g}%"
+    error = (high - low) / 2 / step_ms
+    known_to = f"{100 * error:.{1 if error < 0.1 else 0}f}%"
+    limit = MAX_ERROR if on_gpu else MAX_ERROR_CPU
+    detail = f"exposed communication is uncertain by ± {known_to} of the step, limit {limit:.0%}"
     if high < 0 and statistics.median(exposed) < -MAX_NEGATIVE * step_ms:
         detail = f"{detail}; the step without communication takes longer: it is the host's time, or the clocks differ"
         return Check("exposed_communication", False, detail)
-    return Check("exposed_communication", percent <= MAX_ERROR_PERCENT, detail)
+    is_note = MAX_ERROR < error <= limit
+    return Check("exposed_communication", error <= MAX_ERROR, detail, "note" if is_note else "suspect")
+
+
+def add_hidden(values: Values) -> None:
+    """Set the share of the communication that computation hides, where the exposed time is surely the smaller one."""
+    exposed = values.samples("exposed_communication_ms", None)
+    communication = values.samples("communication_ms", None)
+    if not exposed or not communication:
+        values.set("hidden_percent", None, None, "the exposed or the whole communication is not known")
+        return
+    whole, left = statistics.median(communication), statistics.median(exposed)
+    low, high = median_interval(exposed) or (min(exposed), max(exposed))
+    if high >= whole or high < 0:
+        known = f"exposed communication is {left:.3g} ms ({low:.3g} to {high:.3g})"
+        why = "the step without communication takes longer"
+        if high >= 0:
+            why = f"communication_ms {whole:.3g}: nothing surely hidden; the host's work for it, or waiting, adds to it"
+        values.set("hidden_percent", None, None, f"{known}, {why}")
+        return
+    values.set("hidden_percent", None, [min(100.0, 100 * (1 - left / whole))])
+
+
+def check_buckets(spec: DdpSpec, gradients: int) -> Check | None:
+    """Note that a single bucket, which travels after the backward pass, hides nothing; None if there are several.
+
+    gradients: bytes of all of them.
+    """
+    from workers.measure.check import Check
+
+    if spec.bucket_size_mb is not None and gradients > spec.bucket_size_mb * 2**20:
+        return None
+    detail = (
+        f"1 bucket has all gradients ({gradients / 2**20:.3g} MiB), so it travels after the backward pass, which can "
+        "hide nothing: choose a bucket_size_mb below that"
+    )
+    return Check("buckets", False, detail, "note")
 
 
 def add_difference(

@@ -41,6 +41,8 @@ ANOTHER_PROFILER = (
     "the step opens a torch.profiler of its own, and torch runs one at a time: leave it out for this job (open it only "
     "where the script runs by itself), or measure the step with it by kind benchmark"
 )
+FLOATS = {"double": "f64", "c10::BFloat16": "bf16", "c10::Half": "f16"}
+"""The types of inputs that their shapes name; float32 is not named."""
 MAX_SHAPES = 200
 """Most characters of the shapes of an operator's inputs: an optimizer's operator takes hundreds of tensors."""
 ADDRESS = re.compile(r" object at 0x[0-9a-f]+|\(\) at 0x[0-9a-f]+")
@@ -68,7 +70,7 @@ class HostEvent:
     """True of an operator with an input in float64, if the shapes were recorded. The number of `0.9 * m` is a tensor in
     float64 without dimensions, and does not count: the operator computes in the type of `m`."""
     shapes: str = ""
-    """Those of an operator's inputs, `[4, 16] [16]`, if they were recorded."""
+    """Those of an operator's inputs, `[4, 16] f64[16]`, if they were recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +212,7 @@ def host_events(events: Iterable[Any]) -> Iterator[HostEvent]:
             event.fwd_thread_id(),
             product_of(name, event.shapes(), event.dtypes()) if name in FACTORS and not is_range else None,
             not is_range and _in_double(event),
-            "" if is_range else _shapes_text(event.shapes()),
+            "" if is_range else _shapes_text(event.shapes(), event.dtypes()),
         )
 
 
@@ -218,9 +220,12 @@ def _in_double(event: Any) -> bool:
     return any(dtype == "double" and shape for dtype, shape in zip(event.dtypes(), event.shapes(), strict=False))
 
 
-def _shapes_text(shapes: Iterable[Sequence[int]]) -> str:
-    """Write the shapes of tensors; numbers have none."""
-    text = " ".join(str(list(shape)) for shape in shapes if shape)
+def _shapes_text(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> str:
+    """Write the shapes of tensors, and types but float32; numbers have no shape."""
+    types = [*dtypes, *[""] * (len(shapes) - len(dtypes))]
+    text = " ".join(
+        FLOATS.get(dtype, "") + str(list(shape)) for shape, dtype in zip(shapes, types, strict=False) if shape
+    )
     return text if len(text) <= MAX_SHAPES else f"{text[:MAX_SHAPES]}…"
 
 

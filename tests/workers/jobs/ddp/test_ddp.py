@@ -46,6 +46,8 @@ from workers.jobs.ddp.strategies import Trained
 from workers.jobs.ddp.values import (
     PARITY,
     add_exposed,
+    add_hidden,
+    check_buckets,
     check_exposed,
     check_host,
     metrics,
@@ -431,6 +433,7 @@ def test_times_are_the_slowest_ranks(run: Any, measured: Any) -> None:
     (verdict,) = report.verdicts.values()
     (check,) = [check for check in verdict["checks"] if check["name"] == "exposed_communication"]
     assert (check["ok"], check["detail"].split(",")[0]) == (False, "3 of 6 rounds")
+    assert [check["severity"] for check in verdict["checks"] if check["name"] == "buckets"] == ["note"]
     assert found["synchronization_ms"]["n"] == 3
     tokens = 2 * 2 * 8
     assert found["tokens_per_s"]["median"] == pytest.approx(1e3 * tokens / found["step_ms"]["median"])
@@ -561,9 +564,43 @@ def test_an_uncertain_or_impossible_exposed_time_is_suspect(error_ms: float, sil
     ],
 )
 def test_the_error_of_the_exposed_time_is_that_of_its_median(rounds: list[float], known_to: str) -> None:
-    check = check_exposed(rounds, 100.0)
+    check = check_exposed(rounds, 100.0, on_gpu=True)
     assert known_to in check.detail
     assert check.ok is (known_to == "uncertain by ± 0.5% of the step")
+    on_cpu = check_exposed(rounds, 100.0, on_gpu=False)
+    assert check.severity == "suspect"
+    assert on_cpu.severity == ("note" if "13%" in known_to else "suspect"), "the limit there is 20 %"
+
+
+@pytest.mark.parametrize(
+    ("exposed_ms", "communication_ms", "hidden"),
+    [
+        ([4.0] * 6, 16.0, 75.0),
+        ([-1.0, -1.0, -1.0, 1.0, 1.0, -1.0], 16.0, 100.0),
+        ([3.0, 3.0, 3.0, 3.0, 3.0, 17.0], 16.0, "3 ms (3 to 17), communication_ms 16: nothing surely hidden"),
+        ([18.4] * 6, 16.2, "18.4 ms (18.4 to 18.4), communication_ms 16.2: nothing surely hidden"),
+        ([-2.0] * 6, 16.0, "the step without communication takes longer"),
+        ([4.0] * 6, None, "is not known"),
+        (None, 16.0, "is not known"),
+    ],
+)
+def test_what_is_hidden_is_known_or_says_why_not(exposed_ms: Any, communication_ms: Any, hidden: Any) -> None:
+    collected = Values([one for one in metrics(parsed(strategy="flat")) if one.name == "hidden_percent"])
+    collected.set("exposed_communication_ms", None, exposed_ms)
+    collected.set("communication_ms", None, None if communication_ms is None else [communication_ms])
+    add_hidden(collected)
+    if isinstance(hidden, float):
+        assert collected.samples("hidden_percent", None) == [hidden]
+    else:
+        assert collected.samples("hidden_percent", None) is None
+        assert hidden in str(collected.reason)
+
+
+@pytest.mark.parametrize(("size_mb", "is_one"), [(None, True), (25, True), (4, True), (3.9, False)])
+def test_one_bucket_hides_nothing(size_mb: float | None, is_one: bool) -> None:
+    check = check_buckets(parsed(bucket_size_mb=size_mb), 4 * MIB)
+    assert (check is not None) == is_one
+    assert check is None or (check.severity, "1 bucket has all gradients (4 MiB)" in check.detail) == ("note", True)
 
 
 @pytest.mark.parametrize(

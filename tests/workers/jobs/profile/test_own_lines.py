@@ -131,6 +131,8 @@ def runs(folder: Path) -> Iterator[Run]:
     with pytest.MonkeyPatch.context() as patch:
 
         def run(function: str = "make_step", **fields: Any) -> Report:
+            # A job's process is a fresh one: where something was compiled, no module is named.
+            torch._dynamo.utils.counters.clear()
             for name, value in uploaded.write(folder / "code", [SOURCE.encode()]).items():
                 patch.setenv(name, value)
             code = {"sha256": hashlib.sha256(SOURCE.encode()).hexdigest(), "function": function, "file": "train.py"}

@@ -140,6 +140,14 @@ def test_without_shapes_no_products_are_known() -> None:
         assert any(one.product is not None for one in host) == shapes
 
 
+def test_shapes_name_types_but_float32() -> None:
+    many = {"shapes": [[2, 3], [3], [], [4]], "dtypes": ["double", "c10::BFloat16", "Scalar", "float"]}
+    assert [one.shapes for one in host_events([event("aten::mm", **many)])] == ["f64[2, 3] bf16[3] [4]"]
+    double = torch.ones(2, 2, dtype=torch.float64)
+    host = record(lambda: void(double @ double), on_gpu=False).recording.host
+    assert "f64[2, 2] f64[2, 2]" in {one.shapes for one in host if one.name == "aten::mm"}
+
+
 @pytest.mark.gpu
 def test_a_gpu_recording_links_kernels_to_operators() -> None:
     x = torch.randn(512, 512, device="cuda")
