@@ -179,7 +179,7 @@ def test_a_job_that_lacks_the_tables_is_compared_by_metrics(
 
 def test_one_process_each_tells_a_difference_of_peaks(database: Database, memory: Callable[..., int]) -> None:
     sentence, _, notes = compared(database, memory(SCORES, peak=400.0), memory(COPY, peak=88.0))
-    assert sentence.startswith("peak_memory_mib: candidate is 4.55× smaller; 1 process each. By the snapshots, ")
+    assert sentence.startswith("peak_memory_mib: candidate is 4.55× smaller; 1 process each")
     assert not any("one after the other" in note for note in notes)
 
 

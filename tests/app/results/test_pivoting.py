@@ -78,10 +78,9 @@ class TestRows:
     def test_a_cpus_memory_of_a_whole_process_is_no_column(
         self, database: Database, measure: Measure, backend: str
     ) -> None:
-        spec = {"kind": "ddp", "backend": backend}
-        measure(
-            ("step_ms", {}), ("peak_memory_mib", {"unit": "MiB"}), ("optimizer_state_mib", {"unit": "MiB"}), spec=spec
-        )
+        case = {"case": {"backend": backend}}
+        sizes = [(name, {**case, "unit": "MiB"}) for name in ("peak_memory_mib", "optimizer_state_mib")]
+        measure(("step_ms", case), *sizes, spec={"kind": "ddp"})
         shown = ["step_ms", *(["peak_memory_mib"] if backend == "nccl" else []), "optimizer_state_mib"]
         assert table(database).names("metric") == shown
         assert "peak_memory_mib" in table(database, columns=["all"]).names("metric")
