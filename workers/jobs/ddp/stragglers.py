@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from workers.jobs.ddp.waits import Layers, Ranks, joined
+from workers.jobs.ddp.waits import Layers, Ranks, joined, later
 from workers.measure.table import Column
 
 if TYPE_CHECKING:
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 STRAGGLERS = "stragglers"
 COLUMNS = Column.parse(
     "operation, phase, rank: integer, collectives: number, moving_ms: number ms, waiting_ms: number ms, "
-    "last_percent: number %, late_ms: number ms, early_ms: number ms, residual_ms: number ms, what"
+    "last_percent: number %, late_ms: number ms, early_ms: number ms, what"
 )
-"""A step's mean, of a collective `moving_ms`; rows of `operation` "all" come first."""
+"""Times are means of a step; `moving_ms` is the mean of a collective. Rows of `operation` "all" come first."""
 ALL = "all"
 LATE = 0.01
 """A rank for which the others wait for a smaller share of the step is not late."""
 SAME = 0.75
 """In fewer of the steps no rank is the late one: ranks take turns."""
-TURNS = "ranks take turns in being late"
-WORKING = ("kernels", "attention", "optimizer", "precision", "copies")
+IN_TURNS = "ranks take turns in being late"
+ON_DEVICE = ("kernels", "attention", "optimizer", "copies")
 """Causes that are the time of a device or of its work; of the others, all but `input` are the host's."""
 TOLD = 3
 """Late ranks that are named in the verdict."""
@@ -44,7 +44,7 @@ class Lateness:
     Args:
         ranks: The profiled steps.
         work: By name, such as "tokens", the work of each rank's step, where all told it.
-        clocks_mhz: Of each rank's device, where they are known.
+        clocks_mhz: Of each rank's device, where all are of this host and they are known.
         groups: Process groups that the step's code has made, whose collectives count as those of all ranks.
     """
 
@@ -65,10 +65,7 @@ class Lateness:
     @cached_property
     def later_ms(self) -> list[list[float]]:
         """By how much longer than each rank the others wait in each step (their median): what it is late."""
-        return [
-            [statistics.median([*step[:rank], *step[rank + 1 :]] or [own]) - own for rank, own in enumerate(step)]
-            for step in self._waits_ms
-        ]
+        return [later(step) for step in self._waits_ms]
 
     @cached_property
     def least_ms(self) -> list[float]:
@@ -88,9 +85,18 @@ class Lateness:
 
     @property
     def in_turns(self) -> bool:
-        """Whether ranks take turns in being late: no rank is late in nearly all steps, but in those somebody waits."""
+        """Whether ranks take turns in being late: somebody waits in nearly all steps, and no rank always waits for
+        less than half as long."""
         waits = [max(step) > least for step, least in zip(self._waits_ms, self.least_ms, strict=True)]
-        return not self.late and sum(waits) >= SAME * self.ranks.steps
+        always = any(
+            sum(2 * step[rank] < max(step) for step in self._waits_ms) >= SAME * self.ranks.steps for rank in self._all
+        )
+        return bool(self._all) and not (self.late or always) and sum(waits) >= SAME * self.ranks.steps
+
+    def _steps_ahead(self, rank: int) -> int:
+        """Return in how many steps a rank waits longer than most others, if no rank is late: it has less to do."""
+        ahead = [-ms[rank] > least for ms, least in zip(self.later_ms, self.least_ms, strict=True)]
+        return 0 if self.late or self.in_turns or sum(ahead) < SAME * self.ranks.steps else sum(ahead)
 
     def mean_ms(self, rank: int) -> float:
         """Return by how many ms of a step a rank is late."""
@@ -103,7 +109,8 @@ class Lateness:
 
     @property
     def _all(self) -> range:
-        return range(len(self.ranks.places) if self.ranks.meetings else 0)
+        compared = self.ranks.meetings and not self.ranks.differ and len(self.ranks.places) > 1
+        return range(len(self.ranks.places) if compared else 0)
 
     def longer(self, rank: int) -> Mapping[tuple[str, str], float]:
         """Return what this rank does longer than the others where it is late, by cause and place, in ms of such a
@@ -123,21 +130,21 @@ class Lateness:
         groups: dict[str, float] = defaultdict(float)
         longer = self.longer(rank)
         for (cause, _), ms in longer.items():
-            groups[cause if cause == "input" else "work" if cause in WORKING else "host"] += ms
+            groups[cause if cause == "input" else "work" if cause in ON_DEVICE else "host"] += ms
         group, ms = max(groups.items(), key=lambda one: one[1], default=("", 0.0))
         if ms <= 0:
             return "why is not known"
         if group == "input":
             return f"its input takes {ms:.3g} ms longer than the others'"
         if group == "host":
-            cause, where = max((of for of in longer if of[0] not in (*WORKING, "input")), key=lambda of: longer[of])
+            cause, where = max((of for of in longer if of[0] not in (*ON_DEVICE, "input")), key=lambda of: longer[of])
             return f"its host is {ms:.3g} ms later ({cause} {where})"
         for name, amounts in self.work.items():
             usual = statistics.median(amount for at, amount in enumerate(amounts) if at != rank)
             if amounts[rank] > (1 + DIFFERS) * usual:
                 return f"its work takes {ms:.3g} ms longer: {amounts[rank] / usual:.2f} times the others' {name}"
         others = [mhz for at, mhz in enumerate(self.clocks_mhz) if at != rank and mhz is not None]
-        own = self.clocks_mhz[rank] if self.clocks_mhz else None
+        own = self.clocks_mhz[rank] if len(self.clocks_mhz) == len(self.ranks.places) else None
         if own is not None and others and own < (1 - DIFFERS) * statistics.median(others):
             clocks = f"at {own:.0f} MHz, the others at {statistics.median(others):.0f}"
             return f"its device takes {ms:.3g} ms longer ({clocks})"
@@ -158,41 +165,45 @@ class Lateness:
                         *(operation, phase, rank, len(met) / self.ranks.steps),
                         statistics.fmean(one.moving_ms for one in met),
                         sum(one.waits_ms(rank) for one in met) / self.ranks.steps,
-                        100 * sum(one.last == rank for one in met) / len(met),
+                        100 * sum(one.last == rank and one.late_ms(rank) > 0 for one in met) / len(met),
                         sum(one.late_ms(rank) for one in met) / self.ranks.steps,
-                        *(early if operation == ALL else None, self.ranks.residual_ms),
-                        self._what(rank) if operation == ALL else None,
+                        *((early, self._what(rank)) if operation == ALL else (None, None)),
                     ]
                 )
         return rows
 
     def _what(self, rank: int) -> str | None:
+        if number := self._steps_ahead(rank):
+            return f"ahead of most others by {-self.mean_ms(rank):.3g} ms in {number} of {self.ranks.steps} steps"
         if number := len(self.steps_late(rank)):
-            turns = f"{TURNS}; " if self.in_turns else ""
+            turns = f"{IN_TURNS}; " if self.in_turns else ""
             return f"{turns}late in {number} of {self.ranks.steps} steps: {self.why(rank)}"
         early = statistics.fmean(step[rank] for step in self.ranks.early_ms)
         step_ms = statistics.fmean(step[rank]["ms"] for step in self.ranks.seen)
         return "its steps begin earlier, and nobody is late" if early > LATE * step_ms else None
 
     def check(self) -> Check | None:
-        """Return the note for the verdict: who is late, and how well the ranks' clocks are aligned. None: the ranks ran
-        no collective."""
+        """Return the note for the verdict: who is late, and how well the ranks' clocks are aligned. None: no
+        ranks met."""
         from workers.measure.check import Check
 
-        if not self.ranks.meetings:
+        if self.ranks.differ:
             differ = "ranks ran different collectives: nobody knows who waits for whom"
-            return Check(STRAGGLERS, False, differ, "note") if self.ranks.differ else None
+            return Check(STRAGGLERS, False, differ, "note")
+        if not self._all:
+            return None
         said = "no rank is late in most steps"
-        if self.late:
-            said = "; ".join(f"rank {rank} is {self._what(rank)}" for rank in self.late[:TOLD])
-            said += f"; and {len(self.late) - TOLD} more ranks" if len(self.late) > TOLD else ""
+        named = self.late or [rank for rank in self._all if self._steps_ahead(rank)]
+        if named:
+            said = "; ".join(f"rank {rank} is {self._what(rank)}" for rank in named[:TOLD])
+            said += f"; and {len(named) - TOLD} more ranks" if len(named) > TOLD else ""
         elif self.in_turns:
-            said = TURNS
+            said = IN_TURNS
         said += f"; clocks aligned to {self.ranks.residual_ms:.2g} ms"
         if self.groups:
             more = f"{self.groups} process group{'s' * (self.groups > 1)} of its own"
             said += f"; the step made {more}, but ranks are compared as if all met in each collective"
-        return Check(STRAGGLERS, not self.groups and not self.late and not self.in_turns, said, "note")
+        return Check(STRAGGLERS, not self.groups and not named and not self.in_turns, said, "note")
 
 
 def work_of(found: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

@@ -140,8 +140,14 @@ class Meeting:
 
     def late_ms(self, rank: int) -> float:
         """Return by how much a rank came later than the others, most of which waited for longer (their median)."""
-        others = [self.waits_ms(other) for other in range(len(self.waiting)) if other != rank]
-        return max(0.0, statistics.median(others) - self.waits_ms(rank)) if others else 0.0
+        return max(0.0, later([self.waits_ms(one) for one in range(len(self.waiting))])[rank])
+
+
+def later(waits_ms: Sequence[float]) -> list[float]:
+    """Return by how much longer than each rank the others wait: their median, of two middle ones the shorter, so that
+    the slower half of the ranks is late, and of more than that nobody."""
+    others = ([*waits_ms[:rank], *waits_ms[rank + 1 :]] for rank in range(len(waits_ms)))
+    return [statistics.median_low(each or [own]) - own for each, own in zip(others, waits_ms, strict=True)]
 
 
 class Ranks:

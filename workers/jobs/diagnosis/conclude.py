@@ -152,7 +152,7 @@ def _result(found: Mapping[str, Any], candidate: Mapping[str, Any]) -> Result:
     known = {"change": name, "cause": candidate["cause"], "how": candidate["how"], "removes": candidate["removes"]}
     if candidate["why_not"] is not None:
         return Result(**known, verdict="refused", reason=candidate["why_not"])
-    if name in found["refused"]:
+    if name in found["refused"] and not found["turns"].get(name):
         return Result(**known, verdict="refused", reason=found["refused"][name])
     return _measured(found, name, known)
 

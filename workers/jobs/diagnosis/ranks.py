@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.specs.ddp import DdpSpec
@@ -12,9 +12,9 @@ from app.specs.diagnosis import DiagnosisSpec
 from workers.changes._base import Look, Shared
 from workers.jobs import ddp
 from workers.jobs._base import Unit
-from workers.jobs.ddp.stragglers import LATE, SAME, TURNS, Lateness
+from workers.jobs.ddp.stragglers import IN_TURNS, LATE, ON_DEVICE, SAME, Lateness
 from workers.jobs.ddp.values import turns_of
-from workers.jobs.ddp.waits import COMMUNICATION, EARLY, Ranks, ranks_of
+from workers.jobs.ddp.waits import COMMUNICATION, EARLY, Ranks, later, ranks_of
 from workers.jobs.diagnosis import look, turn
 from workers.jobs.diagnosis.conclude import OTHERS_WAIT
 from workers.measure.errors import NotMeasured
@@ -24,8 +24,6 @@ from workers.reporter import Reporter
 if TYPE_CHECKING:
     from workers.measure.table import Scalar
 
-WORK = ("kernels", "attention", "optimizer", "copies", COMMUNICATION)
-"""Causes whose time a profiler does not lengthen."""
 BOUND = Column("bound_ms", "number", "ms")
 """The step without the cause, if that was measured meanwhile."""
 
@@ -78,9 +76,11 @@ def lost_by(ranks: Ranks, step_ms: float, exposed_ms: float | None, alone: Seque
         exposed_ms: By how much it is longer than one over a group that moves nothing; None: that was not measured.
         alone: The ms of each rank's steps over that group; empty: they were not measured.
     """
+    from workers.measure.profiling.waits import RUNNING, unprofiled
+
     late, late_ms, turns_ms = skew(alone) if exposed_ms is not None else _seen(ranks)
-    if late is not None and any(ranks.places) and late != ranks.critical:
-        late, turns_ms = None, turns_ms + late_ms  # in the profiled steps another rank was
+    if late is not None and any(ranks.places) and late not in Lateness(ranks).late:
+        late, turns_ms = None, turns_ms + late_ms  # in the profiled steps it was not
     found: look.Lost = defaultdict(float)
     places = ranks.places[ranks.critical if late is None else late]
     moves = {of: ms for of, ms in places.items() if of[0] == COMMUNICATION}
@@ -91,14 +91,20 @@ def lost_by(ranks: Ranks, step_ms: float, exposed_ms: float | None, alone: Seque
     left = step_ms - sum(found.values())
     late_ms, turns_ms = min(late_ms, left), min(turns_ms, left)
     if turns_ms > LATE * step_ms:
-        found["unexplained", TURNS] = turns_ms
+        found["unexplained", IN_TURNS] = turns_ms
     if late is not None and late_ms > LATE * step_ms:
         for of, share in _more(ranks, late).items():
             found[of] += late_ms * share
-        places = ranks.places[min(rank for rank in range(len(ranks.places)) if rank != late)]
+        places = ranks.places[min({*range(len(ranks.places))} - {late, *Lateness(ranks).late})]
     rest = {of: ms for of, ms in places.items() if of[0] != COMMUNICATION and of[1] != EARLY} or {("kernels", ""): 1.0}
-    for of, ms in _unprofiled(rest, max(0.0, step_ms - sum(found.values()))).items():
-        found[of] += ms
+    totals: dict[str, float] = defaultdict(float)
+    for (cause, _), ms in rest.items():
+        totals[RUNNING if cause in ON_DEVICE else cause] += ms
+    left = max(0.0, step_ms - sum(found.values()))
+    times = unprofiled(totals, left)
+    for (cause, where), ms in rest.items():
+        total = RUNNING if cause in ON_DEVICE else cause
+        found[cause, where] += ms * times[total] / (totals[total] or 1.0) * left / (sum(times.values()) or 1.0)
     return found
 
 
@@ -118,29 +124,24 @@ def skew(alone: Sequence[Sequence[float]]) -> tuple[int | None, float, float]:
     """
     if len(alone) < 2 or not all(alone):
         return None, 0.0, 0.0
-    medians = [statistics.median(one) for one in alone]
-    late = medians.index(max(medians))
-    others = statistics.median(one for at, one in enumerate(medians) if at != late)
-    slowest = statistics.median(max(step) for step in zip(*alone, strict=True))
-    last = statistics.fmean(max(step) == step[late] for step in zip(*alone, strict=True))
-    turns_ms = max(0.0, slowest - medians[late])
-    return (late, medians[late] - others, turns_ms) if last >= SAME else (None, 0.0, slowest - others)
-
-
-def _unprofiled(places: Mapping[tuple[str, str], float], step_ms: float) -> dict[tuple[str, str], float]:
-    """Return the times in a step that no profiler has slowed down, which lengthens gaps and no work."""
-    idle = sum(ms for (cause, _), ms in places.items() if cause not in WORK)
-    left = max(0.0, step_ms - sum(places.values()) + idle)
-    scaled = {of: ms if of[0] in WORK or not idle else ms * left / idle for of, ms in places.items()}
-    total = sum(scaled.values()) or 1.0
-    return {of: ms * step_ms / total for of, ms in scaled.items()}
+    steps = list(zip(*alone, strict=True))
+    lates = [later([max(step) - ms for ms in step]) for step in steps]
+    in_steps = {
+        rank: sum(ms[rank] > LATE * max(step) for ms, step in zip(lates, steps, strict=True))
+        for rank in range(len(alone))
+    }
+    late = max(in_steps, key=lambda rank: (in_steps[rank], statistics.fmean(ms[rank] for ms in lates)))
+    if in_steps[late] < SAME * len(steps):
+        return None, 0.0, statistics.median(max(step) - statistics.median(step) for step in steps)
+    turns_ms = statistics.median(max(step) - step[late] for step in steps)
+    return late, statistics.median(ms[late] for ms in lates), turns_ms
 
 
 def _more(ranks: Ranks, late: int) -> dict[tuple[str, str], float]:
     """Return the shares of what the late rank does longer than the others, by cause and place."""
     longer = {(of[0], _of_late(late, of[1])): ms for of, ms in Lateness(ranks).longer(late).items() if ms > 0}
     total = sum(longer.values())
-    return {of: ms / total for of, ms in longer.items()} if total else {("host", _of_late(late, "")): 1.0}
+    return {of: ms / total for of, ms in longer.items()} if total else {("unexplained", _of_late(late, "")): 1.0}
 
 
 def _of_late(rank: int, where: str) -> str:

@@ -76,7 +76,9 @@ def _rounds(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     try:
         samples, devices = ddp.times(steps, report)
     except (RunnerError, NotMeasured) as error:
-        rows = [_refused("turn", side["changes"], str(error)) for side in sides if side["changes"]]
+        # Of several changes nobody knows which one failed: none is refused.
+        outcome = "refused" if len({JOINED.join(side["changes"]) for side in sides} - {""}) == 1 else "failed"
+        rows = [_refused("turn", side["changes"], str(error), outcome) for side in sides if side["changes"]]
     else:
         number = len(devices) * spec.step.nodes  # type: ignore[attr-defined]
         each = zip(sides, samples, strict=True)
@@ -115,8 +117,8 @@ def _check_kernels(training: building.Training, before: int, report: Reporter) -
         )
 
 
-def _refused(stage: str, names: Sequence[str], reason: str) -> list[Scalar]:
-    return [stage, JOINED.join(names), None, 0, None, None, "refused", reason, None, None]
+def _refused(stage: str, names: Sequence[str], reason: str, outcome: str = "refused") -> list[Scalar]:
+    return [stage, JOINED.join(names), None, 0, None, None, outcome, reason, None, None]
 
 
 def row_of(

@@ -268,13 +268,19 @@ def test_a_straggler_is_named_with_its_cause(run: Any, name: str, said: str) -> 
     assert said in second["what"]
     assert second["late_ms"] > 5 * first["late_ms"]
     assert first["waiting_ms"] > 0.5 * second["late_ms"]
-    assert 0 <= second["residual_ms"] < second["late_ms"]
     assert {(row["operation"], row["phase"], row["collectives"]) for row in groups} == {("all_reduce", "backward", 2)}
     (verdict,) = report.verdicts.values()
     (check,) = [check for check in verdict["checks"] if check["name"] == "stragglers"]
     assert said in check["detail"]
     assert (check["ok"], check["severity"]) == (False, "note")
-    assert check["detail"].rpartition("; clocks aligned to ")[2].endswith(" ms")
+    assert 0 <= aligned_ms(report) < second["late_ms"]
+
+
+def aligned_ms(report: Report) -> float:
+    """How well the ranks' clocks are aligned, which the verdict has with two digits."""
+    (verdict,) = report.verdicts.values()
+    (check,) = [check for check in verdict["checks"] if check["name"] == "stragglers"]
+    return float(check["detail"].partition("clocks aligned to ")[2].split()[0])
 
 
 def test_ranks_that_take_turns_are_no_stragglers(run: Any) -> None:
@@ -292,7 +298,7 @@ def test_a_step_that_begins_later_is_no_straggler(run: Any) -> None:
     assert first["early_ms"] > 0.5e3 * BEGINS_LATE_S
     assert second["early_ms"] < 0.5 * first["early_ms"]
     assert second["late_ms"] < 0.5e3 * BEGINS_LATE_S
-    if second["what"] is None:  # a busy host may have delayed it later, too
+    if "late in" not in f"{first['what']} {second['what']}":  # a busy host may have delayed either later, too
         assert first["what"] == "its steps begin earlier, and nobody is late"
 
 
@@ -340,6 +346,11 @@ def test_the_sides_of_a_round_are_timed_in_the_same_ranks(run: Any, monkeypatch:
     assert [(row["changes"], row["outcome"], row["reason"]) for row in rows] == [
         ("gather_once", "refused", "rank 1 died")
     ] * 2
+    other = {"changes": ["gather_earlier"], "fields": {}}
+    rows = run("only times, flat", diagnosed=True, stage="turn", rounds=[*SIDES, other]).table_rows("turns")
+    assert [(row["changes"], row["outcome"], row["reason"]) for row in rows] == [
+        (name, "failed", "rank 1 died") for name in ("gather_once", "gather_earlier")
+    ], "nobody knows which of them it was"
 
 
 @pytest.mark.long
@@ -690,8 +701,7 @@ def test_traces_show_ranks_steps_and_collectives(run: Any, readers: Path) -> Non
         [event["ts"] + event["dur"] for event in events if event["name"] == "gloo:all_reduce" and event["pid"] == rank]
         for rank in (0, 1)
     ]
-    (row, *_) = report.table_rows("stragglers")
-    assert 1e3 * row["residual_ms"] >= min(abs(one - other) for one, other in zip(*ends, strict=True)) - 1
+    assert 1.05e3 * aligned_ms(report) >= min(abs(one - other) for one, other in zip(*ends, strict=True)) - 1
     # Other programs find both ranks in the folder, and the steps in a file.
     assert ranks_and_steps(readers, path) == ([0, 1], [1, 2])
     assert steps_of_plugin(readers, path) == [1, 2]

@@ -252,6 +252,22 @@ def test_each_number_is_compared_with_its_own_size() -> None:
     assert played.found["differences"] == pytest.approx({"fused_optimizer": 0.5, "threads": 0.0})
 
 
+@pytest.mark.parametrize(("outcome", "alone"), [("refused", "refused"), ("failed", "inconclusive")])
+def test_what_turns_have_measured_outlives_a_failure_of_a_later_round(outcome: str, alone: str) -> None:
+    played = Played(ranks=True, turn_s=20.0)
+    first = next(row for row in played.tables["turns"] if (row["stage"], row["changes"]) == ("turn", "fused_optimizer"))
+    played.tables["turns"].append({**first, "step_ms": None, "outcome": outcome, "reason": "out of memory"})
+
+    def verdict() -> str:
+        found = planning._Progress(played.spec, SoFar(played.units, played.seconds, played.tables)).findings()
+        row = next(row for row in found["candidates"] if row["change"] == "fused_optimizer")
+        return conclude._result(found, row).verdict
+
+    assert verdict() == "better"
+    played.tables["turns"][:] = [row for row in played.tables["turns"] if row["stage"] != "turn" or not row["step_ms"]]
+    assert verdict() == alone, "without turns only one change that failed is to blame"
+
+
 def test_a_change_whose_numbers_are_none_any_more_is_refused() -> None:
     numbers = {"": {"loss": 2.0, "gap": None}, "fused_optimizer": {"loss": None}, "compile_blocks": {"gap": 1.0}}
     played = Played(returned=numbers)

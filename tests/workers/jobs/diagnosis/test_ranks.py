@@ -12,7 +12,7 @@ import torch
 from app.specs import KINDS
 from app.specs.diagnosis import DiagnosisSpec
 from workers.changes._base import Look, Shared
-from workers.jobs.ddp.stragglers import Lateness
+from workers.jobs.ddp.stragglers import COLUMNS, Lateness
 from workers.jobs.ddp.waits import EARLY, WAITING, Ranks
 from workers.jobs.diagnosis.look import candidates
 from workers.jobs.diagnosis.ranks import lost_by, skew
@@ -122,6 +122,58 @@ def test_ranks_that_take_turns_within_a_step_are_no_stragglers() -> None:
     assert lateness.check().detail.startswith("ranks take turns in being late")  # type: ignore[union-attr]
 
 
+def waiting(*steps: list[float]) -> Lateness:
+    """Ranks that compute for 10 ms more than the time for which others wait for them."""
+    of_ranks = [[seen(10 + max(step) - ms, 12 + max(step)) for step, ms in zip(steps, of, strict=True)]
+                for of in zip(*steps, strict=True)]  # fmt: skip
+    return Lateness(Ranks(of_ranks, {}))
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([[20, 0, 0, 0]] * 6, "rank 0 is ahead of most others by 20 ms in 6 of 6 steps"),
+        ([[20, 3, 0, 2], [20, 0, 2, 3], [20, 2, 3, 0]], "rank 0 is ahead of most others by 18 ms in 3 of 3 steps"),
+        ([[20, 20, 0, 0, 0]] * 6, "rank 0 is ahead of most others by 20 ms in 6 of 6 steps; rank 1 is ahead of"),
+        ([[0, 20, 0]] * 6, "rank 1 is ahead of most others by 20 ms in 6 of 6 steps; clocks"),
+        ([[20, 20, 0, 0]] * 6, "rank 2 is late in 6 of 6 steps: why is not known; rank 3 is late in 6 of 6"),
+        ([[25, 0, 20, 20], [25, 20, 0, 20], [25, 20, 20, 0]], "ranks take turns in being late"),
+        ([[20, 0], [0, 20]] * 3, "ranks take turns in being late"),
+    ],
+)  # fmt: skip
+def test_ranks_take_turns_only_if_not_the_same_ones_always_come_last(steps: list[list[float]], said: str) -> None:
+    lateness = waiting(*steps)
+    check = lateness.check()
+    assert check is not None
+    assert check.detail.startswith(said)
+    assert not check.ok
+    assert lateness.in_turns == said.startswith("ranks take turns")
+
+
+def test_ranks_of_other_hosts_have_no_clocks_here() -> None:
+    late = seen(30, 32)
+    late["places"].append([*DEVICE, "", 20.0])
+    assert (
+        Lateness(ranks(seen(10, 32), late), clocks_mhz=[1980.0]).why(1) == "its device or its work takes 20 ms longer"
+    )
+
+
+def test_one_rank_is_no_straggler_and_nobody_comes_last_where_nobody_waits() -> None:
+    assert (Lateness(ranks(seen(10, 12))).rows(), Lateness(ranks(seen(10, 12))).check()) == ([], None)
+    last = [column.name for column in COLUMNS].index("last_percent")
+    assert [row[last] for row in Lateness(EVEN).rows() if row[0] == "all"] == [0, 0]
+    assert [row[last] for row in Lateness(LATE).rows() if row[0] == "all"] == [0, 100]
+
+
+def test_other_collectives_in_some_steps_are_reported_first() -> None:
+    other = seen(10, 32)
+    other["collectives"][0][0] = "all_gather"
+    lateness = Lateness(Ranks([[seen(10, 12)] * 6, [seen(10, 12)] * 2 + [other] * 4], {}))
+    assert not lateness.check().ok  # type: ignore[union-attr]
+    assert "ran different collectives" in lateness.check().detail  # type: ignore[union-attr]
+    assert (lateness.rows(), lateness.in_turns) == ([], False)
+
+
 def test_ranks_that_ran_other_collectives_are_not_compared() -> None:
     other = seen(10, 32)
     other["collectives"][0][0] = "all_gather"
@@ -155,6 +207,37 @@ def test_ranks_that_take_turns_are_no_rank() -> None:
     assert skew([[10.0, 30.0] * 4, [30.0, 10.0] * 4]) == (None, 0.0, 10.0)
     lost = lost_by(EVEN, 32.0, 2.0, [[10.0, 30.0] * 4, [30.0, 10.0] * 4])
     assert lost["unexplained", "ranks take turns in being late"] == 10
+
+
+def test_a_slow_node_of_two_ranks_is_late_and_takes_no_turns() -> None:
+    of_ranks = ranks(seen(10, 32), seen(10, 32), seen(30, 32, host=20.0), seen(30, 32, host=20.0))
+    alone = [[10.0] * 8, [10.0] * 8, [30.0] * 8, [30.0] * 8]
+    assert skew(alone) == (2, 20.0, 0.0)
+    lost = {of: ms for of, ms in lost_by(of_ranks, 32.0, 2.0, alone).items() if ms}
+    assert lost == pytest.approx(
+        {
+            ("host", OF_RANK_1.replace("1", "2")): 20,
+            ("kernels", "matmul"): 10,
+            ("communication", ALL_REDUCE): 2,
+        }
+    )
+    # Of a node with the lower ranks the others are still those that are not late.
+    of_ranks = ranks(seen(30, 32, host=20.0), seen(30, 32, host=20.0), seen(10, 32), seen(10, 32))
+    lost = {of: ms for of, ms in lost_by(of_ranks, 32.0, 2.0, alone[::-1]).items() if ms}
+    assert lost["kernels", "matmul"] == pytest.approx(10)
+    assert skew([[10.0] * 8, *[[30.0] * 8] * 3]) == (None, 0.0, 0.0), "one has less work"
+
+
+def test_a_late_rank_of_which_nothing_is_known_is_not_explained() -> None:
+    lost = lost_by(ranks(seen(10, 32), seen(30, 32)), 32.0, 2.0, [[10.0] * 8, [30.0] * 8])
+    assert lost["unexplained", "rank 1 (the others wait for it)"] == 20
+
+
+def test_a_profiler_lengthens_launches_and_no_input() -> None:
+    step = seen(60, 60)
+    step["places"] += [["input", "before forward", "", 20.0], ["launches", "before backward", "", 30.0]]
+    lost = {of: ms for of, ms in lost_by(ranks(step), 30.0, None, []).items() if ms}
+    assert lost == pytest.approx({("kernels", "matmul"): 10, ("input", "before forward"): 20})
 
 
 def test_exposed_communication_is_what_was_measured_and_not_what_the_profiler_saw() -> None:
