@@ -130,6 +130,7 @@ def _written(columns: Rows, rights: Collection[int], width: int) -> str:
     from rich.table import Table
     from rich.text import Text
 
+    fits = sum(_least(column) + GAP for column in columns) - GAP <= width
     grid = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="")
     for place, (name, *cells) in enumerate(columns):
         grid.add_column(
@@ -137,7 +138,7 @@ def _written(columns: Rows, rights: Collection[int], width: int) -> str:
             justify="right" if place in rights else "left",
             vertical="top",
             overflow="fold",
-            no_wrap=_widest(cells) <= WIDEST_UNBROKEN,
+            no_wrap=(fits or place in rights) and _widest(cells) <= WIDEST_UNBROKEN,
         )
     for row in zip(*(column[1:] for column in columns), strict=True):
         grid.add_row(*map(Text, row))

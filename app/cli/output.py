@@ -302,17 +302,19 @@ def _print_comparison(server: Flopwatch, job: Mapping[str, Any]) -> bool:
     job_id = job["id"]
     compared = server.get("/compare", job=job_id)
     names = [column["name"] for column in compared["columns"]]
-    of_profiles = "metric" not in names
-    rows = sorted(compared["rows"], key=_change_of_kernel if of_profiles else _rank(compared["headline"]))
-    if not of_profiles:
+    of_tables = "metric" not in names
+    # Of profiles baseline_ms, candidate_ms and change_ms; of memory they end in _mib.
+    sides_of = ("baseline_", "candidate_", "change_")
+    shown = [name for name in names[: names.index("ratio")] if name.startswith(sides_of)] if of_tables else HEADLINE
+    rows = sorted(compared["rows"], key=_largest_change(shown[-1]) if of_tables else _rank(compared["headline"]))
+    if not of_tables:
         rows = [row for row in rows if row["metric"] == compared["headline"] or row["finding"] in DIFFERENT]
-    place = names[: names.index("baseline_ms" if of_profiles else "metric")]
+    place = names[: names.index(shown[0] if of_tables else "metric")]
     labels = next((its for its in compared["spec_differences"] if its["name"].endswith("revision.label")), None)
     sides = f"{labels['candidate']} against {labels['baseline']}: " if labels else ""
     echo()
     echo_line(f"{sides}{compared['sentence']}.")
     if rows:
-        shown = ("baseline_ms", "candidate_ms", "change_ms") if of_profiles else HEADLINE
         echo()
         print_columns([*place, *shown], [[row[name] for name in (*place, *shown)] for row in rows[:MOST_COMPARED]])
     echo()
@@ -334,8 +336,9 @@ def _rank(headline: str | None) -> Callable[[Mapping[str, Any]], tuple[bool, boo
     return rank
 
 
-def _change_of_kernel(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
-    return row["table"] != "total", row["table"] == "classes", -abs(row["change_ms"] or 0.0)
+def _largest_change(column: str) -> Callable[[Mapping[str, Any]], tuple[bool, bool, float]]:
+    """Return a sort key of the rows of two jobs' tables: totals first, sums by class or category last."""
+    return lambda row: (row["table"] != "total", row["table"] in ("classes", "categories"), -abs(row[column] or 0.0))
 
 
 def grid_text(sweep: Mapping[str, Any]) -> str:

@@ -167,7 +167,7 @@ def signed(change: float, unit: str) -> str:
 
 def amount(value: float) -> str:
     """Write a value with three significant digits, or all digits before the point."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def columns(unit: str, calls: str) -> list[Column]:

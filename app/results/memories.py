@@ -74,15 +74,15 @@ class ComparedMemory:
             return None if len(lacking) == len(SIDES) else cls([], [], [LACKS.format(lacking[0])])
         highest = [OOM if OOM in phases else max(phases, key=lambda one: _order(one, phases)) for phases in held]
         listed = [table_of(snapshot, side.jobs[0].id, ALLOCATIONS) for side in pair.both]
+        coded = all("code" in sheet.names() for sheet in listed)
+        counted = [_peak(side) for side in pair.both]
         peaks = []
         for names in dict.fromkeys([(*highest,), *((name, name) for name in held[0] if name in held[1])]):
+            # Rounding that is known of one side only would be a difference.
+            rounded = names == (*highest,) and OOM not in names and None not in counted
             of_sides = [
-                _with_rest(
-                    phases[name],
-                    _keyed(_of(sheet, name), side.units),
-                    _peak(side) if name == top and name != OOM else None,
-                )
-                for phases, name, sheet, side, top in zip(held, names, listed, pair.both, highest, strict=True)
+                _with_rest(phases[name], _keyed(_of(sheet, name), side.units, coded), peak if rounded else None)
+                for phases, name, sheet, side, peak in zip(held, names, listed, pair.both, counted, strict=True)
             ]
             peaks.append(_compared(ARROW.join(dict.fromkeys(names)), *of_sides))
         lacked = [side for side, phases in zip(SIDES, held, strict=True) if OOM in phases]
@@ -105,7 +105,9 @@ class ComparedMemory:
                 cut.append(f"{len(changed)} of {peak.phase}")
             for one in changed[:limit]:
                 category, name, _, _, code, _, _, site, stack = one.key
-                what = name or (code and _innermost(str(code)))
+                # Of a row whose sides have different code, both.
+                codes = [] if code is None else str(code).split(ARROW)
+                what = name or ARROW.join(dict.fromkeys(map(_innermost, codes))) or None
                 rows.append([ALLOCATIONS, peak.phase, category, what, *one.numbers(known=True), site, stack])
         notes = [f"Shown are the {limit} allocations that changed most of {', '.join(cut)}."] if cut else []
         has_intervals = any(row[8] is not None for row in rows)
@@ -165,20 +167,20 @@ def _order(phase: str, phases: Mapping[str, Mapping[Key, Spent]]) -> tuple[bool,
 
 
 def _of(sheet: Sheet, phase: str) -> Sheet:
-    """Return the allocations at one phase's peak; those of a job before 0.2 have no code."""
+    """Return the allocations at one phase's peak."""
     at = sheet.names().index("at_peak_of")
-    rows = [row for row in sheet.rows if row[at] == phase]
-    if "code" in sheet.names():
-        return replace(sheet, rows=rows)
-    return replace(sheet, columns=[*sheet.columns, Column("code", "string")], rows=[[*row, None] for row in rows])
+    return replace(sheet, rows=[row for row in sheet.rows if row[at] == phase])
 
 
-def _keyed(sheet: Sheet, units: frozenset[int] | None) -> dict[Key, Spent]:
-    """Return the allocations by what LEVELS, the table and the flame graph need of them."""
+def _keyed(sheet: Sheet, units: frozenset[int] | None, coded: bool) -> dict[Key, Spent]:
+    """Return the allocations by what LEVELS, the table and the flame graph need of them.
+
+    coded: False if a side was recorded without lines of code, as before 0.2: then neither's are compared.
+    """
     found: dict[Key, Spent] = {}
-    for (category, name, made_in, site, stack, code), spent in by_key(
-        sheet, IDENTITY, "total_mib", units, calls="count"
-    ).items():
+    identity = IDENTITY if coded else IDENTITY[:-1]
+    for key, spent in by_key(sheet, identity, "total_mib", units, calls="count").items():
+        category, name, made_in, site, stack, code = key if coded else (*key, None)
         functions = None if stack is None else LINE.sub("", str(stack))
         innermost = f"{str(site).rpartition(' ')[2]} {_innermost(str(code))}"
         found[category, name, made_in, functions, code, innermost, name or f"{made_in} {stack}", site, stack] = spent

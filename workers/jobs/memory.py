@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from workers.jobs._training.building import Training
     from workers.measure.allocations.categories import Owners
-    from workers.measure.allocations.growth import AfterSteps
+    from workers.measure.allocations.growth import AfterSteps, Growth
     from workers.measure.allocations.ledger import Allocation, Point, Stretch
     from workers.measure.allocations.recording import RecordedStretch, Recording
     from workers.measure.check import Check
@@ -396,7 +396,7 @@ def check_fragmentation(recorded: RecordedStretch) -> list[Check]:
     free, reserved = fragmentation_mib(recorded)[0], recorded.stretch.reserved_at_peak
     if free is None or reserved is None or recorded.free is None:
         return []
-    largest, stuck = (size / MIB for size in recorded.free)
+    largest, stuck = (min(size / MIB, free[0]) for size in recorded.free)
     detail = (
         f"{free[0]:.4g} MiB of {reserved / MIB:.4g} MiB reserved are free at the peak, {stuck:.4g} MiB of them between "
         f"blocks in use; the largest free block has {largest:.4g} MiB"
@@ -414,15 +414,20 @@ def check_growth(values: Values, after: AfterSteps, moments: Sequence[int]) -> C
     from workers.measure.check import Check
 
     steps = moments[-1] - moments[0]
-    growing = [one for one in after.growths() if one.continues]
+    growths = after.growths()
+    growing = [one for one in growths if one.continues]
     values.set("growth_mib_per_step", None, [sum(one.size for one in growing) / steps / MIB])
-    named = [
-        f"{one.size / steps / MIB:.4g} MiB a step by "
-        f"{site(one.example.frames) or one.example.name or 'code without a Python stack'}"
-        for one in growing[:MAX_NAMED]
-    ]
+
+    def place(one: Growth) -> str:
+        return site(one.example.frames) or one.example.name or "code without a Python stack"
+
+    named = [f"{one.size / steps / MIB:.4g} MiB a step by {place(one)}" for one in growing[:MAX_NAMED]]
     if not growing:
-        return Check("growth", True, f"no memory keeps growing from step {moments[0]} to step {moments[-1]}", "note")
+        detail = f"no memory is seen to keep growing from step {moments[0]} to step {moments[-1]}"
+        may = next((one for one in growths if one.may_continue and one.size >= MIB), None)
+        if may is not None:
+            detail += f"; that of {place(may)}, which has {may.size / MIB:.4g} MiB more, may: take more steps"
+        return Check("growth", True, detail, "note")
     more = f", and {len(growing) - MAX_NAMED} others" if len(growing) > MAX_NAMED else ""
     detail = f"memory grows from step {moments[0]} to step {moments[-1]}: {', '.join(named)}{more}"
     return Check("growth", False, detail, "note")
@@ -454,7 +459,8 @@ def add_fragmentation(values: Values, recorded: RecordedStretch, phase: str | No
     """Set how much free memory the allocator held at the peak, and the largest block of it."""
     free, reason = fragmentation_mib(recorded)
     values.set("fragmentation_mib", phase, free, reason)
-    block = None if free is None or recorded.free is None else [recorded.free.largest / MIB]
+    # What the allocator leaves unused in a block, up to 1 MiB, counts as allocated.
+    block = None if free is None or recorded.free is None else [min(recorded.free.largest / MIB, free[0])]
     values.set("largest_free_mib", phase, block, reason or NO_CACHE)
 
 

@@ -137,7 +137,7 @@ def check_host_bound(timing: TimedCall) -> Check:
     such calls one after the other will see the host's time.
     """
     if timing.host_us is None or not timing.samples:
-        return Check("host_bound", True, "no device that works beside the host")
+        return not_judged("host_bound", "no device that works beside the host")
     device_us, host_us = 1e3 * median(timing.samples), median(timing.host_us)
     if not timing.host_bound:
         return Check("host_bound", True, f"issuing takes {host_us:.4g} µs, the device {device_us:.4g} µs")
@@ -157,7 +157,7 @@ def check_waiting(wall_ms: float, host_us: float | None, busy: Busy | str) -> Ch
         busy: the device's work in a step, or the reason why it is unknown.
     """
     if host_us is None:
-        return Check("host_bound", True, "no device that works beside the host")
+        return not_judged("host_bound", "no device that works beside the host")
     detail = f"issuing a step takes {1e-3 * host_us:.4g} of its {wall_ms:.4g} ms"
     # The device cannot wait for longer than the host takes.
     waiting_ms = 1e-3 * host_us

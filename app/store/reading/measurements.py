@@ -317,7 +317,8 @@ def first_measurements(
     if _number_of_units(snapshot, last.job_id, recorded[last.job_id]) > 1:
         return [], [], True
     cut = (last.case_key, last.device_key)
-    return list(jobs[:1]), [row for row in rows if (row.case_key, row.device_key) != cut], True
+    whole = [job for job in jobs if job.id == last.job_id]
+    return whole, [row for row in rows if (row.case_key, row.device_key) != cut], True
 
 
 def _recorded(jobs: Iterable[FinishedJob]) -> dict[int, int]:

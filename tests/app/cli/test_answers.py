@@ -187,6 +187,30 @@ def test_a_comparison_prints_its_sentence_and_the_rows_that_matter(capsys: pytes
     assert "mine (2 cells): failed" in lines
 
 
+def test_a_comparison_of_memory_prints_what_changed_most(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("table", "phase", "category", "name", "baseline_mib", "candidate_mib", "change_mib", "ratio")
+    allocations = [("allocations", "backward", "activation", f"x{at}", 1.0, 1.0 + at, at, 1.0 + at) for at in range(9)]
+    rows = [
+        ("categories", "backward", "activation", None, 9.0, 45.0, 36.0, 5.0),
+        *allocations,
+        ("total", "backward", None, "all memory", 9.0, 45.0, 36.0, 5.0),
+    ]
+    answer = {
+        "columns": [{"name": name} for name in (*names, "ratio_low", "baseline_allocations", "where")],
+        "rows": [dict(zip(names, row, strict=True)) for row in rows],
+        "headline": None,
+        "sentence": "36 MiB more",
+        "spec_differences": [],
+        "notes": [],
+    }
+    lines = printed(capsys, "compare", Answers(compared=answer))
+    table = "\n".join(lines[2:])
+    assert "change_mib" in table
+    assert [name for name in ("all memory", *(f"x{at}" for at in range(9))) if name in table] == [
+        *("all memory", "x5", "x6", "x7", "x8")
+    ]
+
+
 def test_a_file_that_several_fields_take_is_named_once() -> None:
     links = {"self": "/jobs/7", "baseline_code": "/files/a", "candidate_code": "/files/a", "step_code": "/files/b"}
     assert _code(links) == "/files/a (baseline_code, candidate_code), /files/b (step_code)"

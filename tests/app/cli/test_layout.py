@@ -207,6 +207,16 @@ class TestTable:
         assert max(map(len, text.splitlines())) <= 60
         assert " ".join(text.split()).count("some words") == 20
 
+    @pytest.mark.parametrize("columns", [60, 40, 24, 16])
+    def test_nothing_is_cropped(self, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        rows = [[f"forward_ms_of_the_largest_{at}", f"1.234{at}"] for at in range(2)]
+        text = layout.table(["metric", "median"], rows, rights={1})
+        assert max(map(len, text.splitlines())) <= columns
+        assert {number for _, number in rows} < {*text.split()}
+        names = [word for word in text.split() if word not in ("metric", "median", *(number for _, number in rows))]
+        assert "".join(names) == "".join(name for name, _ in rows)
+
     def test_many_columns_that_identify_the_rows(self) -> None:
         """Six columns of 16 characters, which together identify the rows: they follow in parts."""
         rows = [[f"{at:04}{'x' * 8}{(number >> at) % 2:04}" for at in range(6)] for number in range(64)]

@@ -11,6 +11,7 @@ import pytest
 
 from app import results
 from app.results import render, sheet_of
+from app.results.matching import amount
 from app.results.memories import NOT_LISTED, ROUNDING
 from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
@@ -158,6 +159,44 @@ def test_of_a_job_recorded_without_lines_of_code_functions_are_matched(
     assert (row["change_mib"], row["where"]) == (-100, "m.py:10 attend → m.py:99 attend")
     (note,) = [note for note in notes if "without lines of code" in note]
     assert note.startswith("The baseline, job ")
+
+
+def test_of_a_job_recorded_without_lines_of_code_moved_lines_of_a_function_are_one_row(
+    database: Database, memory: Callable[..., int]
+) -> None:
+    def made(line: int, *mib: float) -> list[Row]:
+        stacks = [f"m.py:{line + at} attend < m.py:{line} forward" for at in range(len(mib))]
+        texts = [f"line {at}" for at in range(len(mib))]
+        return [("backward", None, "activation", *one) for one in zip(stacks, texts, mib, strict=True)]
+
+    old, new = made(10, 50.0, 20.0), made(90, 40.0, 30.0)
+    for jobs in ((memory(*old, code=False), memory(*new)), (memory(*new), memory(*old, code=False))):
+        _, rows, _ = compared(database, *jobs)
+        assert changes(rows, "allocations", "backward") == {}
+
+
+def test_a_matched_row_with_other_code_is_named_by_both(database: Database, memory: Callable[..., int]) -> None:
+    def loaded(text: str, mib: float) -> Row:
+        return ("backward", None, "parameter", "m.py:1 make", f"{text} \N{LEFTWARDS ARROW} build()", mib)
+
+    _, rows, _ = compared(database, memory(loaded("w = old()", 3.0)), memory(loaded("w = new()", 5.0)))
+    assert changes(rows, "allocations", "backward") == {"w = old() → w = new()": 2}
+
+
+def test_rounding_is_compared_where_it_is_known_of_both_sides(database: Database, memory: Callable[..., int]) -> None:
+    """The backward phase is the same, but the peak of one side alone."""
+    one = memory(SCORES, peak=430.0)
+    other = memory(SCORES, ("optimizer", *WEIGHT[1:-1], 500.0), peak=507.0)
+    _, rows, _ = compared(database, one, other)
+    assert changes(rows, "allocations", "backward") == {}
+    assert changes(rows, "total", "backward → optimizer") == {"all memory": 77}
+    _, rows, _ = compared(database, one, memory(SCORES))
+    assert changes(rows, "allocations", "backward") == {}, "the other's peak is not known"
+
+
+@pytest.mark.parametrize(("mib", "text"), [(999.4, "999"), (999.7, "1,000"), (0.12345, "0.123"), (1234.5, "1,234")])
+def test_amounts_are_written_without_an_exponent(mib: float, text: str) -> None:
+    assert amount(mib) == text
 
 
 def test_running_out_of_memory_is_compared_with_the_peak(database: Database, memory: Callable[..., int]) -> None:

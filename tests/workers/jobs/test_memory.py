@@ -15,19 +15,23 @@ from tests.workers.reporting import Report
 from tests.workers.viewer import check_that_the_viewer_reads
 from workers.jobs import memory
 from workers.jobs._training import building
+from workers.jobs._values import Metric, Values
 from workers.jobs.memory import (
     EACH_PHASE,
     RUNNER,
     WHOLE,
     Session,
+    add_fragmentation,
     check_accounted,
     check_fragmentation,
+    check_growth,
     check_unknown,
     report_tables,
     results,
 )
 from workers.measure.allocations.categories import CATEGORIES
 from workers.measure.allocations.free import Free
+from workers.measure.allocations.growth import AfterSteps, Held
 from workers.measure.allocations.ledger import Allocation, Ledger
 from workers.measure.allocations.recording import Counters, RecordedStretch
 from workers.measure.environment import device_key
@@ -470,6 +474,27 @@ def test_much_free_memory_at_the_peak_is_told_with_the_setting_that_helps(
     assert "the largest free block has 20 MiB" in check.detail
     assert ("expandable_segments:True" in check.detail) == told
     assert check_fragmentation(RecordedStretch(stretch)) == [], "nothing of it is known on a CPU"
+
+
+def test_what_a_block_leaves_unused_is_not_free() -> None:
+    """19.5 MiB in a block of 20 MiB, all that is reserved."""
+    stretch = replace(Ledger().follow("backward", [], {}), reserved_at_peak=20 * MIB)
+    recorded = RecordedStretch(stretch, Counters(*(20 * MIB,) * 5), {}, free=Free(MIB // 2, MIB // 2))
+    (check,) = check_fragmentation(recorded)
+    assert "0 MiB of 20 MiB reserved are free at the peak, 0 MiB of them between" in check.detail
+    values = Values([Metric("fragmentation_mib", None, "MiB"), Metric("largest_free_mib", None, "MiB")])
+    add_fragmentation(values, recorded, None)
+    assert values.samples("largest_free_mib", None) == [0]
+
+
+def test_memory_of_which_the_steps_do_not_show_that_it_keeps_growing_is_told() -> None:
+    after = AfterSteps([{(None, "a.py:1 f"): Held(size * MIB, 1, Allocation(1, 8, None))} for size in (1, 1, 3)])
+    check = check_growth(Values([]), after, [1, 3])
+    assert check.ok
+    assert check.detail == (
+        "no memory is seen to keep growing from step 1 to step 3; that of code without a Python stack, which has 2 MiB "
+        "more, may: take more steps"
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -382,13 +382,13 @@ def tolerance(spec: DdpSpec, name: str) -> float:
 
 def check_parity(values: Values, spec: DdpSpec, parity: Mapping[str, Any] | None) -> Check:
     """Set the errors against one process on the whole batch; a strategy that is wrong has no speed."""
-    from workers.measure.check import Check
+    from workers.measure.check import Check, not_judged
 
     if parity is None:
         reason = DOES_NOT_COMMUNICATE if spec.strategy == "none" else LEFT_OUT
         for name in PARITY:
             values.set(name, None, None, reason)
-        return Check("parity", True, reason)
+        return not_judged("parity", reason)
     wrong, details = [], []
     for name in PARITY:
         error, limit = parity[name], tolerance(spec, name)

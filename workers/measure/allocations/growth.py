@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from workers.measure.allocations.categories import UNKNOWN
 from workers.measure.allocations.ledger import WORKSPACE, Allocation
@@ -11,6 +12,9 @@ from workers.measure.allocations.stacks import short_stack
 
 Place = tuple[str | None, str | None]
 """A tensor's name with a star for each number, and the stack that made it."""
+
+RISING = 0.75
+"""The least share of pairs of steps whose later one has more, of memory that keeps growing."""
 
 
 @dataclass
@@ -42,13 +46,27 @@ class Growth:
 
     @property
     def continues(self) -> bool:
-        """Return True if it still grows: in both halves of the steps, and nothing of it is released again.
+        """Return True if it still grows: the least of each third of the steps exceeds that of the third before, and of
+        the pairs of steps after the first third, in RISING the later one has more.
 
-        A cache that has filled grows no longer, and what differs from step to step also shrinks.
+        A cache that has filled grows no longer, and what differs from step to step as often shrinks.
         """
-        middle = len(self.sizes) // 2
-        first, second = self.sizes[: middle + 1], self.sizes[middle + 1 :]
-        return self.sizes[0] < self.sizes[middle] < self.sizes[-1] and max(first) <= min(second)
+        first, middle, last = self._thirds
+        pairs = [one < other for one, other in combinations([*middle, *last], 2)]
+        rises = sum(pairs) >= RISING * len(pairs)
+        return bool(first) and rises and min(first) < min(middle) < min(last)
+
+    @property
+    def may_continue(self) -> bool:
+        """Return True if the steps do not show whether it still grows: it has more than doubled, and still changed
+        after the second third of the steps."""
+        _, middle, last = self._thirds
+        return not self.continues and self.sizes[-1] > 2 * self.sizes[0] and len({*middle[-1:], *last}) > 1
+
+    @property
+    def _thirds(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        begin, end = len(self.sizes) // 3, len(self.sizes) - (len(self.sizes) + 1) // 3
+        return self.sizes[:begin], self.sizes[begin:end], self.sizes[end:]
 
 
 @dataclass

@@ -9,7 +9,8 @@ from sqlalchemy import event
 from app.errors import job_problem
 from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
-from app.store.reading.measurements import JobChoice, choose_jobs, environments
+from app.store.reading import measurements
+from app.store.reading.measurements import JobChoice, choose_jobs, environments, first_measurements
 from app.store.records import Finish, UnitRecord
 from tests.app.store.conftest import Shop
 
@@ -45,6 +46,20 @@ def test_environments_of_one_side(database: Database, queue: Queue, shop: Shop) 
     sides = ("baseline", "candidate")
     queue.finish(claim, Finish("succeeded", units=units("a", "b", sides=sides)))
     assert [hosts(database, [claim.job_id], side) for side in sides] == [["a"], ["b"]]
+
+
+def test_the_first_measurements_are_of_the_job_that_is_read_first(database, queue, shop, record, monkeypatch) -> None:
+    """A search lists its jobs by the value tried; the rows are read job by job."""
+    monkeypatch.setattr(measurements, "MAX_BEGINNING", 3)
+    claims = [shop.running_job() for _ in range(2)]
+    for claim in claims:
+        rows = [record(f"{at}_ms", case={"at": at // 2}, case_key=str(at // 2)) for at in range(6)]
+        queue.finish(claim, Finish("succeeded", measurements=rows, units=units("a")))
+    with database.read() as snapshot:
+        chosen = choose_jobs(snapshot, JobChoice(jobs=[claim.job_id for claim in claims]))
+        jobs, rows, cut = first_measurements(snapshot, chosen[::-1], "median")
+    assert cut
+    assert {row.job_id for row in rows} == {job.id for job in jobs} == {claims[0].job_id}
 
 
 def test_one_statement_reads_the_environments_of_many_jobs(database, queue, shop, record) -> None:
