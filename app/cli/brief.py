@@ -5,6 +5,7 @@ It has at most MOST_LINES lines, the same keys for all commands, no colours and 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -122,7 +123,9 @@ def of_job(server: Flopwatch, job: Mapping[str, Any], exit_code: int = 0) -> Bri
         if table["name"] in said:
             rows += _in_use(server.job_table_rows(job_id, table["name"]))
         elif said and table.get("answers"):
-            sentence = sentence or server.job_table_rows(job_id, table["name"])[0][table["name"]]
+            first, *lines = [row[table["name"]] for row in server.job_table_rows(job_id, table["name"])]
+            wrapped = itertools.takewhile(lambda line: line[:1] == " ", lines)
+            sentence = sentence or " ".join([first, *map(str.strip, wrapped)])
         elif table.get("answers"):
             rows += server.job_table_rows(job_id, table["name"])
     missing: list[str] = []
