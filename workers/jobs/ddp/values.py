@@ -145,7 +145,7 @@ def add_values(
     add_times(values, turns, step_ms)
     exposed = [] if spec.step_code is not None else add_exposed(values, spec, found)
     add_overlap(values, spec, found, statistics.median(step_ms))
-    add_hidden(values)
+    exposed += add_hidden(values)
     total = sum(row[1] for row in found[0]["communication"] if row[0] == "all_reduce")
     if predicts(spec) and (alone := check_buckets(spec, total)) is not None:
         exposed.append(alone)
@@ -232,13 +232,16 @@ def check_exposed(exposed: Sequence[float], step_ms: float, *, on_gpu: bool) -> 
     return Check("exposed_communication", error <= MAX_ERROR, detail, "note" if is_note else "suspect")
 
 
-def add_hidden(values: Values) -> None:
-    """Set the share of the communication that computation hides, where the exposed time is surely the smaller one."""
+def add_hidden(values: Values) -> list[Check]:
+    """Set the share of the communication that computation hides, where the exposed time is surely smaller; where
+    it is not, return a note, since tables leave out what is unknown."""
+    from workers.measure.check import Check
+
     exposed = values.samples("exposed_communication_ms", None)
     communication = values.samples("communication_ms", None)
     if not exposed or not communication:
         values.set("hidden_percent", None, None, "the exposed or the whole communication is not known")
-        return
+        return []
     whole, left = statistics.median(communication), statistics.median(exposed)
     low, high = median_interval(exposed) or (min(exposed), max(exposed))
     if high >= whole or high < 0:
@@ -247,8 +250,9 @@ def add_hidden(values: Values) -> None:
         if high >= 0:
             why = f"communication_ms {whole:.3g}: nothing surely hidden; the host's work for it, or waiting, adds to it"
         values.set("hidden_percent", None, None, f"{known}, {why}")
-        return
+        return [Check("hidden_percent", False, f"{known}, {why}", "note")]
     values.set("hidden_percent", None, [min(100.0, 100 * (1 - left / whole))])
+    return []
 
 
 def check_buckets(spec: DdpSpec, gradients: int) -> Check | None:

@@ -600,7 +600,8 @@ def test_what_is_hidden_is_known_or_says_why_not(exposed_ms: Any, communication_
     collected = Values([one for one in metrics(parsed(strategy="flat")) if one.name == "hidden_percent"])
     collected.set("exposed_communication_ms", None, exposed_ms)
     collected.set("communication_ms", None, None if communication_ms is None else [communication_ms])
-    add_hidden(collected)
+    notes = add_hidden(collected)
+    assert [note.severity for note in notes] == ["note"] * (not isinstance(hidden, float) and "not known" not in hidden)
     if isinstance(hidden, float):
         assert collected.samples("hidden_percent", None) == [hidden]
     else:
