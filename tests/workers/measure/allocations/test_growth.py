@@ -21,7 +21,7 @@ def after(sizes: Sequence[Sequence[int]]) -> AfterSteps:
 GROWING = {
     "a tensor more each step": [[8] * n for n in range(1, 12)],
     "one that is joined with more": [[8 * n] for n in range(1, 12)],
-    "beside a cache for every other step": [[8] * n + [12] * (n % 2) for n in range(1, 12)],
+    "beside a cache for every other step": [[8] * n + [12] * (n % 2) for n in range(11)],
     "of which some is released once": [[8] * (n - 3 * (n >= 10)) for n in range(1, 12)],
     "by different amounts": [[8 * n + noise] for n, noise in enumerate((0, 7, -4, 9, 2, -6, 8, -8, 5, 1, -3), 2)],
     "beside one that comes and goes": [[8] * n + [4] for n in range(1, 12)],
@@ -29,6 +29,7 @@ GROWING = {
 UNCERTAIN = {
     "two single steps": [[8] * (n // 4) for n in range(11)],
     "one tensor in the last step": [[8] * (n == 10) for n in range(11)],
+    "of which half is released in the last steps": [[8] * (n - 5 * (n >= 10)) for n in range(1, 12)],
     "more in the last of two": [[8], [24]],
 }
 STEADY = {
