@@ -29,6 +29,7 @@ CHANGES = Column.parse(
     "loss_difference: number, how"
 )
 ANSWER = Column.parse("answer")
+NONE_JOINED = "no change shortened the step in its first processes, so none were joined"
 TOGETHER = "together"
 MOST_CAUSES = 30
 MOST_LINES, WIDTH = 12, 80
@@ -113,8 +114,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     report.table("answer", ANSWER, [[line] for line in lines])
     if found["device_key"] is not None:
         values = Values([Metric("together_ms", TOGETHER, "ms")])
-        why_not = "no change shortened the step"
-        values.set("together_ms", TOGETHER, None if joined.step_ms is None else [joined.step_ms], why_not)
+        values.set("together_ms", TOGETHER, None if joined.step_ms is None else [joined.step_ms], NONE_JOINED)
         values.report(spec.case(), found["device_key"], report)
 
 
@@ -181,7 +181,7 @@ def _measured(found: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> 
 def _joined(found: Mapping[str, Any], results: Sequence[Result]) -> Result:
     """Return the result of the changes that help together."""
     names: list[str] = found["joined"]
-    how = " + ".join(names) or "no change shortened the step"
+    how = " + ".join(names) or NONE_JOINED
     causes = JOINED.join(dict.fromkeys(one.cause for one in results if one.change in names))
     known: dict[str, Any] = {"change": TOGETHER, "cause": causes, "how": how}
     if not names:
