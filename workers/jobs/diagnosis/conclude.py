@@ -29,6 +29,7 @@ CHANGES = Column.parse(
     "loss_difference: number, how"
 )
 ANSWER = Column.parse("answer")
+DECIDED = ("better", "no_difference", "worse")
 NONE_JOINED = "no change shortened the step in its first processes, so none were joined"
 TOGETHER = "together"
 MOST_CAUSES = 30
@@ -247,8 +248,9 @@ def _worth(
     """
     cause, where, lost_ms = str(row[1]), str(row[2]), float(row[3] or 0.0)
     share = lost_ms / (of_cause[cause] or 1.0)
-    tried = [one.ratio for one in results if one.cause == cause and one.ratio is not None and not one.removes]
-    gain_ms = share * step_ms * (1 - min(tried, default=1.0))
+    tried = [one for one in results if one.cause == cause and not one.removes and one.verdict in DECIDED]
+    helped = [one.ratio for one in tried if one.ratio is not None and one.verdict == "better"]
+    gain_ms = share * step_ms * (1 - min(helped, default=1.0))
     known, worth = True, max(lost_ms, gain_ms)
     measured = cause in gains or gain_ms > GAIN * share * step_ms
     if OTHERS_WAIT in where:  # what only this rank does is not what a step is made of

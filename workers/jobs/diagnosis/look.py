@@ -468,7 +468,8 @@ def _times(
         lost = step_ms - without_waiting_ms(recording, steps, step_ms)
         waited = min(max(lost - answers, 0.0), left) if ms.keys() - {*WORKING} else left
     times = unprofiled(ms, step_ms - answers - waited)
-    busy_percent = 100 * (answers + sum(times.get(one, 0.0) for one in WORKING)) / step_ms
+    # The profiled steps may have worked for longer than the unprofiled one took.
+    busy_percent = min(100.0, 100 * (answers + sum(times.get(one, 0.0) for one in WORKING)) / step_ms)
     return times | ({SYNCHRONISATION: answers + waited} if answers or waited else {}), busy_percent
 
 

@@ -185,6 +185,8 @@ def test_what_a_step_waits_for_comes_before_its_own_work_unless_a_change_shorten
     assert ranked([], **times) == ["synchronisation", "attention", "kernels", "host"], "2 % are little"
     tf32 = result("tf32", "better", 0.3, cause="kernels")
     assert ranked([tf32], **times) == ["kernels", "synchronisation", "attention", "host"]
+    maybe = result("tf32", "inconclusive", 0.3, cause="kernels")
+    assert ranked([maybe], **times) == ranked([], **times), "what is not certain proves nothing"
     useless = [result("tf32", "no_difference", 0.995, cause=cause) for cause in ("kernels", "attention")]
     assert ranked(useless, **times) == ["synchronisation", "kernels", "attention", "host"]
 
