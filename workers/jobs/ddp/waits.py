@@ -194,8 +194,7 @@ class Ranks:
         """Note the meetings of a step; return for each rank, by the number of a collective, until when it waits: as
         long as its step had begun earlier, and after that for a rank that comes later."""
         found: list[dict[int, tuple[float, float]]] = [{} for _ in step]
-        kinds = [[one[0] for one in seen["collectives"]] for seen in step]
-        if any(one != kinds[0] for one in kinds):
+        if not alike(step):
             self.differ = True
             return found
         early, waited = list(self.early_ms[number]), [0.0] * len(step)
@@ -241,12 +240,17 @@ class Ranks:
         return rows
 
 
+def alike(step: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether all ranks ran the same collectives in a step, in the same order."""
+    kinds = [[one[0] for one in seen["collectives"]] for seen in step]
+    return all(one == kinds[0] for one in kinds)
+
+
 def aligned(steps: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[list[float], float | None]:
     """Return by how many ms each rank's clock is ahead of rank 0's, and the residual (see `Ranks`)."""
     ends: list[list[float]] = []
     for step in steps:
-        kinds = [[one[0] for one in seen["collectives"]] for seen in step]
-        if all(one == kinds[0] for one in kinds):
+        if alike(step):
             each = ([seen["begin_ms"] + one[2] for one in seen["collectives"]] for seen in step)
             ends += [list(of_ranks) for of_ranks in zip(*each, strict=True)]
     if not ends:
