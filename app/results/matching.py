@@ -48,9 +48,15 @@ class Difference:
     candidate: Spent | None
 
     @property
+    def means(self) -> tuple[float, float]:
+        """The values of baseline and candidate; a side without the row spent nothing."""
+        return self.baseline.mean if self.baseline else 0.0, self.candidate.mean if self.candidate else 0.0
+
+    @property
     def change(self) -> float:
-        """The candidate's value less the baseline's; a side without the row spent nothing."""
-        return (self.candidate.mean if self.candidate else 0.0) - (self.baseline.mean if self.baseline else 0.0)
+        """The candidate's value less the baseline's."""
+        baseline, candidate = self.means
+        return candidate - baseline
 
     def numbers(self, *, known: bool) -> list[Scalar]:
         """Return the values of `columns`. `known`: a side without this row spent nothing on it."""

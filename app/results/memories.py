@@ -123,8 +123,7 @@ class ComparedMemory:
             # Of a row whose sides have different stacks, the candidate's.
             places = str(functions or "").split(ARROW)[-1].split(" + ")[0].split(" < ")[::-1]
             frames = [str(part) for part in (category, *places, name) if part]
-            baseline, candidate = (0.0 if side is None else side.mean for side in (one.baseline, one.candidate))
-            yield frames, baseline, candidate
+            yield frames, *one.means
 
     def explained(self) -> str:
         """Return a sentence: how much more or less the candidate needs at its peak, and for what."""
@@ -226,7 +225,7 @@ def _compared(
     whole = Difference(
         (), *(Spent((sum(one.mean for one in side[1].values()),), None) for side in (baseline, candidate))
     )
-    used = [one for one in categories if any(side is not None and side.mean for side in (one.baseline, one.candidate))]
+    used = [one for one in categories if any(one.means)]
     return Peak(phase, whole, used, allocations)
 
 

@@ -83,7 +83,7 @@ class ComparedTable:
         return [
             [self.kind, *self._place(one.key), *one.numbers(known=self.kind != "classes")]
             for one in self.differences
-            if any(side is not None and side.mean for side in (one.baseline, one.candidate))
+            if any(one.means)
         ]
 
     def _place(self, key: Key) -> list[Scalar]:
@@ -166,8 +166,7 @@ class ComparedProfiles:
             phase, path, operator, _, name, _ = one.key
             ranges = [] if path in (None, OUTSIDE) else str(path).split("/")
             frames = [str(part) for part in (None if phase == "step" else phase, *ranges, operator, name) if part]
-            baseline, candidate = (0.0 if side is None else side.mean for side in (one.baseline, one.candidate))
-            yield list(dict.fromkeys(frames)), baseline, candidate
+            yield list(dict.fromkeys(frames)), *one.means
 
     def _differences(self, kind: str) -> list[Difference] | None:
         """Return the rows of a table that has no phases of its own; None if the sides do not have it."""
