@@ -25,6 +25,7 @@ from workers.jobs._profiled import profile_steps
 from workers.jobs._training import building, measuring, metrics
 from workers.jobs.diagnosis import turn
 from workers.jobs.profile import own_lines
+from workers.jobs.profile.torch_profiler import phases_of
 from workers.measure.table import Column, Scalar
 from workers.reporter import Reporter
 from workers.uploaded import BrokenCode
@@ -360,7 +361,7 @@ def _same_part(part: str, did: Launched | None) -> str:
 
 def _cause_of(phase: str, frames: Sequence[tuple[str, str, int]], optimizers: set[str]) -> str:
     """Return the cause that a stack itself tells; "" if it is the code's own work."""
-    from workers.measure.profiling.overlap import INPUT_PHASES
+    from workers.measure.profiling.waits import INPUT_PHASES
 
     if phase in INPUT_PHASES:
         return INPUT
@@ -411,7 +412,7 @@ def _on_gpu(
     from workers.measure.profiling.attribution import Attribution
     from workers.measure.profiling.waits import RUNNING, in_a_row, stretches
 
-    phases = training.phases
+    phases = phases_of(training.spec, training.phases)
     windows = Attribution(plain.recording, phases, on_gpu=True).windows
     of_steps = in_a_row(plain.recording, windows)
     times, busy_percent = _times(plain.recording, windows, of_steps, step_ms)
@@ -452,7 +453,7 @@ def _times(
 ) -> tuple[dict[str, float], float]:
     """Return the ms of each class in a step that no profiler has slowed down, and the percentage of it in which the
     device works. What the device works for numbers that the host asks for is lost to `synchronisation`, and so is the
-    idle time that a host which never waits would not leave."""
+    idle time that a host which never waits would not leave; to `input` what one that never loads would not leave."""
     from workers.measure.profiling.waits import WORKING, inside, questions, unprofiled, without_waiting_ms
 
     asked = inside(questions(recording))
@@ -461,16 +462,19 @@ def _times(
         is_answer = one.cause in WORKING and asked(one.at_ns)
         totals[ANSWERS if is_answer else COLLECTED if one.collects else one.cause] += one.ns
     ms = {cause: 1e-6 * ns / len(parts) for cause, ns in totals.items() if ns}
-    answers, idle = ms.pop(ANSWERS, 0.0), ms.pop(SYNCHRONISATION, 0.0)
-    waited = 0.0
-    if answers or idle:
-        left = max(0.0, step_ms - answers - sum(ms.get(one, 0.0) for one in WORKING))
-        lost = step_ms - without_waiting_ms(recording, steps, step_ms)
-        waited = min(max(lost - answers, 0.0), left) if ms.keys() - {*WORKING} else left
-    times = unprofiled(ms, step_ms - answers - waited)
+    answers, waits = ms.pop(ANSWERS, 0.0), {}
+    left = max(0.0, step_ms - answers - sum(ms.get(one, 0.0) for one in WORKING))
+    for cause, known in ((SYNCHRONISATION, answers), (INPUT, 0.0)):
+        if ms.pop(cause, 0.0) or known:
+            lost = max(0.0, step_ms - without_waiting_ms(recording, steps, step_ms, cause=cause) - known)
+            waits[cause] = min(lost, left) if ms.keys() - {*WORKING} else left
+            left -= waits[cause]
+    times = unprofiled(ms, step_ms - answers - sum(waits.values()))
     # The profiled steps may have worked for longer than the unprofiled one took.
     busy_percent = min(100.0, 100 * (answers + sum(times.get(one, 0.0) for one in WORKING)) / step_ms)
-    return times | ({SYNCHRONISATION: answers + waited} if answers or waited else {}), busy_percent
+    if SYNCHRONISATION in waits:
+        waits[SYNCHRONISATION] += answers
+    return times | waits, busy_percent
 
 
 def _same_moment(

@@ -30,6 +30,7 @@ from workers.uploaded import BrokenCode
 if TYPE_CHECKING:
     import torch
 
+    from app.specs._training import TrainingSpec
     from workers.measure.check import Check
     from workers.measure.errors import NotMeasured
     from workers.measure.profiling.attention import Part, Roofline
@@ -99,7 +100,7 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
     values.report(case, environment.device_key(device), report)  # the user's code may have changed the threads
 
 
-def phases_of(spec: ProfileSpec, phases: Sequence[str]) -> tuple[str, ...]:
+def phases_of(spec: TrainingSpec, phases: Sequence[str]) -> tuple[str, ...]:
     """Return those of a step's phases that the profiler can distinguish."""
     return (GRAPH,) if spec.cuda_graph else tuple(phases)
 

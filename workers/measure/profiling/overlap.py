@@ -20,15 +20,13 @@ from torch.profiler import ProfilerActivity
 from workers.measure.profiling.attribution import Attribution, Interval, RecordedWork
 from workers.measure.profiling.classes import COMMUNICATION, class_of_kernel
 from workers.measure.profiling.recording import NODE, Recording, device_events, host_events
-from workers.measure.profiling.waits import LOADER, RUNNING, Stretch, stretches
+from workers.measure.profiling.waits import RUNNING, Stretch, loading, stretches
 
 Span = tuple[int, int]
 """When something began and ended, in ns."""
 GLOO = "gloo:"
 """Head of the names of gloo's operations."""
 OPERATORS = ("operator", "backward")
-INPUT_PHASES = ("data", "input", "load", "loader", "batch", "dataloader")
-"""Phases in which users get their batches."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +104,9 @@ def record_overlap(
     if on_gpu:
         parts = [(one, stretches(Recording(host, device), one)) for one in attribution.windows]
     else:
-        loading = merged((e.begin_ns, e.end_ns) for e in host if LOADER.match(e.name))
-        loading += [(one.begin_ns, one.end_ns) for one in attribution.phases if one.name in INPUT_PHASES]
+        loads = loading(Recording(host, device))
         parts = [
-            (step, cpu_stretches(step, overlap, loading))
+            (step, cpu_stretches(step, overlap, loads))
             for step, overlap in zip(attribution.steps, overlaps, strict=True)
         ]
     return OverlapRecording(overlaps, recorded, parts, collectives, lambda path: results.save(str(path)))

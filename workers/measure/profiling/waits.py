@@ -28,7 +28,7 @@ from typing import Any
 
 from kernels.clock import unix_ns
 from kernels.ranges import named
-from workers.measure.profiling.attribution import Interval
+from workers.measure.profiling.attribution import Interval, own_steps, parents
 from workers.measure.profiling.classes import COMMUNICATION, class_of_kernel
 from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording
 from workers.measure.profiling.replay import Replay
@@ -43,6 +43,8 @@ UNSLOWED = ("input", "host", "kernels", COLLECTS)
 """The classes of idle time that a profiler does not lengthen."""
 LOADER = re.compile(r"enumerate\(DataLoader\)#")
 """Ranges that torch's loaders open around `__next__`."""
+INPUT_PHASES = ("data", "input", "load", "loader", "batch", "dataloader")
+"""Phases in which users get their batches."""
 SYNCHRONISES = re.compile(r"(cuda|cu)(Stream|Device|Event|Ctx)Synchronize.*|(cuda|cu)Memcpy(?!.*Async).*")
 """Calls that return when the device has done what was asked of it before."""
 UPDATES = re.compile(r"Optimizer\.step#")
@@ -153,20 +155,36 @@ def _any_in(moments: Sequence[int], event: HostEvent) -> bool:
     return at < len(moments) and moments[at] < event.end_ns
 
 
-def without_waiting_ms(recording: Recording, steps: Sequence[Interval], step_ms: float) -> float:
-    """Return what a step of `step_ms` would take if the host never waited for the device, and asked it for nothing.
+def without_waiting_ms(recording: Recording, steps: Sequence[Interval], step_ms: float, *, cause: str) -> float:
+    """Return what a step of `step_ms` would take if the host never waited for input, or for the device, which it then
+    asks for nothing.
 
     Args:
         recording: Of the steps and, before them, of a warm-up.
         steps: The steps, as the host ran their phases, in a row.
         step_ms: The time of a step without a profiler.
+        cause: "input" or "synchronisation".
     """
     waiting = _merged((one.begin_ns, one.end_ns) for one in waits(recording))
-    # What such a call launches itself, such as a copy, is not needless.
-    needless = _merged(iter([*questions(recording), *((begin + 1, end) for begin, end in waiting)]))
+    # What a call that waits launches itself, such as a copy, is not needless.
+    calls = ((begin + 1, end) for begin, end in waiting)
+    needless = loading(recording) if cause == "input" else _merged(iter([*questions(recording), *calls]))
     replay = Replay(recording, steps, waiting, needless)
     scale = replay.scale_for(1e6 * step_ms)
-    return step_ms * min(1.0, replay.length_ns(scale, asks=False) / (replay.length_ns(scale) or 1.0))
+    return step_ms * min(1.0, replay.length_ns(scale, whole=False) / (replay.length_ns(scale) or 1.0))
+
+
+def loading(recording: Recording) -> list[tuple[int, int]]:
+    """Return when the host was in the `__next__` of a loader, or in a phase of a step that is named as one of
+    INPUT_PHASES; disjoint, in order."""
+    events = [one for one in recording.host if one.kind == "range"]
+    above = parents(events)
+    steps = own_steps(events, above)
+    return _merged(
+        (one.begin_ns, one.end_ns)
+        for one, parent in zip(events, above, strict=True)
+        if LOADER.match(one.name) or (parent in steps and one.name in INPUT_PHASES)
+    )
 
 
 @contextmanager
@@ -307,7 +325,7 @@ class _Host:
 
     def __init__(self, recording: Recording) -> None:
         events = recording.host
-        self.loading = _merged((one.begin_ns, one.end_ns) for one in events if LOADER.match(one.name))
+        self.loading = loading(recording)
         calls = [(one.begin_ns, one.end_ns) for one in waits(recording)]
         self.waiting = _merged(iter([*calls, *questions(recording)]))
         self._calls = sorted(begin for begin, _ in calls)

@@ -138,3 +138,18 @@ def test_busy_and_idle_time_of_a_real_step_without_a_profiler_add_up_to_it(step_
     # What waiting costs is more than the gaps behind it: the host would have run ahead.
     assert times["synchronisation"] > 0.1 * step_ms
     assert times["synchronisation"] <= step_ms - working + 1e-6 * 98 * 5000
+
+
+def test_a_whole_step_of_ours_that_is_a_cuda_graph_has_one_phase() -> None:
+    from workers.jobs._training.building import Training
+
+    launch = host("cudaGraphLaunch", 20, 30)
+    events = [STEP, host("graph", 10, 990, "range"), launch]
+    recording = Recording(events, [kernel(launch.id, 40, 500), kernel(launch.id, 600, 980)])
+    spec = KINDS["benchmark"].model_validate({"kind": "benchmark", "device": "cuda", "cuda_graph": True})
+    training = Training(spec, torch.device("cuda"), *[None] * 3)  # type: ignore[arg-type]
+    lost, gaps, busy_percent = look._on_gpu(training, places(recording, {}).profile, places(recording, {}), 0.95)
+    assert sum(lost.values()) == pytest.approx(0.95)
+    assert busy_percent == pytest.approx(100 * 0.84 / 0.95)
+    assert {cause for cause, _ in lost} == {"kernels", "launches"}
+    assert gaps[0][2] == "kernels"

@@ -7,9 +7,10 @@ import random
 import pytest
 
 from tests.workers.measure.profiling.test_waits import US, Made, recorded
+from workers.jobs.diagnosis.look import _times
 from workers.measure.profiling.attribution import Interval
 from workers.measure.profiling.replay import Replay
-from workers.measure.profiling.waits import in_a_row, questions, waits, without_waiting_ms
+from workers.measure.profiling.waits import in_a_row, loading, questions, sums, waits, without_waiting_ms
 
 
 def asking(steps: int, *, issue: float, works: float) -> tuple[Made, list[Interval]]:
@@ -38,7 +39,7 @@ def test_a_host_that_asks_for_nothing_runs_ahead_of_the_device(issue: float, wor
     made, steps = asking(6, issue=issue, works=works)
     again = replay(made, steps)
     assert again.length_ns(1.0) == pytest.approx((issue + works + 15) * US, rel=0.01)
-    without = again.length_ns(1.0, asks=False) / US
+    without = again.length_ns(1.0, whole=False) / US
     assert without == pytest.approx(max(issue, works), abs=0.3 * min(issue, works)), "the longer of the two is left"
     assert again.length_ns(0.5) == pytest.approx((issue / 2 + works + 15) * US, rel=0.02), "of a host twice as fast"
 
@@ -50,7 +51,7 @@ def test_the_scale_that_gives_the_time_of_an_unprofiled_step_is_found() -> None:
     assert scale == pytest.approx(0.5, abs=0.02)
     assert again.length_ns(scale) == pytest.approx(415 * US, rel=0.01)
     assert again.scale_for(9000 * US) == 1, "a profiler makes no host faster"
-    assert without_waiting_ms(made.recording, steps, 0.415) == pytest.approx(0.2, abs=0.04)
+    assert without_waiting_ms(made.recording, steps, 0.415, cause="synchronisation") == pytest.approx(0.2, abs=0.04)
 
 
 def test_steps_that_ask_for_nothing_take_as_long_without_asking() -> None:
@@ -60,7 +61,9 @@ def test_steps_that_ask_for_nothing_take_as_long_without_asking() -> None:
         made.launch(at, begin, begin + draw.choice((2, 30)))
         at = begin + draw.choice((0, 20))
     whole = [Interval("step_1", 1, 0, round(at * US))]
-    assert without_waiting_ms(made.recording, whole, 1e-3 * at / 2) == pytest.approx(1e-3 * at / 2, rel=1e-6)
+    assert without_waiting_ms(made.recording, whole, 1e-3 * at / 2, cause="synchronisation") == pytest.approx(
+        1e-3 * at / 2, rel=1e-6
+    )
 
 
 def test_real_steps_happen_again_as_they_were() -> None:
@@ -69,4 +72,35 @@ def test_real_steps_happen_again_as_they_were() -> None:
     calls = [(one.begin_ns, one.end_ns) for one in waits(recording)]
     again = Replay(recording, windows, sorted(calls), questions(recording))
     assert again.length_ns(1.0) == pytest.approx(length, rel=0.02)
-    assert 0.5 * length < again.length_ns(1.0, asks=False) < 0.95 * length
+    assert 0.5 * length < again.length_ns(1.0, whole=False) < 0.95 * length
+
+
+@pytest.mark.parametrize("named", ["enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "data"])
+def test_a_host_that_loads_while_the_device_works_loses_more_than_the_device_idles(named: str) -> None:
+    """The host loads for 500, and launches for 500. The device works for 600: the first 400 of them while it loads."""
+    made, found = Made(), []
+    for number in range(6):
+        at = 1000.0 * number
+        made.on_host(f"step_{number}", at, at + 999, "range")
+        made.on_host(named, at, at + 500, "range")
+        for index in range(5):
+            made.on_host("aten::add", at + 500 + 95 * index, at + 595 + 95 * index)
+            made.launch(at + 590 + 95 * index, at + 595 + 95 * index, at + 635 + 95 * index)
+        made.launch(at + 985, at + 1010, at + 1410)
+        found.append(Interval(f"step_{number}", number, round(at * US), round((at + 999) * US)))
+    parts, steps = in_a_row(made.recording, found[1:]), found[1:]
+    assert loading(made.recording)[0] == (0, 500 * US)
+    assert sums(parts[2])["input"] == pytest.approx(90 * US, rel=0.02), "the device idles for less"
+    assert without_waiting_ms(made.recording, steps, 1.0, cause="input") == pytest.approx(0.6, abs=0.05)
+    assert without_waiting_ms(made.recording, steps, 1.0, cause="synchronisation") == pytest.approx(1.0)
+    times, _ = _times(made.recording, steps, parts, 1.0)
+    assert times["input"] == pytest.approx(0.4, abs=0.05), "than a step without loading would save"
+    assert sum(times.values()) == pytest.approx(1.0)
+
+
+def test_a_module_that_is_named_as_input_is_no_input() -> None:
+    made = Made()
+    made.on_host("step_1", 0, 100, "range")
+    made.on_host("model", 10, 90, "range")
+    made.on_host("input", 20, 80, "range")
+    assert not loading(made.recording)
