@@ -166,18 +166,36 @@ def _marked(time_us: int) -> Entry:
 
 
 def _stack(event: Any, known: dict[Any, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the Python stack in which an event happened, the innermost frame first."""
+    """Return the Python stack in which an event happened, the innermost frame first. The profiler sees calls, and not
+    lines: an operator of the language, such as `a * b`, has the first line of its function."""
+    from torch._C._profiler import _EventType
+
+    called = _call(event)
+    if called is None or called.tag == _EventType.PyCCall:
+        return _callers(called, known)
+    return [_frame(called.extra_fields.callsite), *_callers(called, known)]
+
+
+def _callers(called: Any, known: dict[Any, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the stack of the line that made a call."""
+    if called is None:
+        return []
+    key = called.id, called.start_time_ns
+    if key not in known:
+        frame, outer = _frame(called.extra_fields.caller), _callers(_call(called.parent), known)
+        # A built-in function that calls another one has its caller's line.
+        known[key] = outer if outer and outer[0] == frame else [frame, *outer]
+    return known[key]
+
+
+def _call(event: Any) -> Any:
+    """Return the innermost call of Python in which an event happened, or which it is; None if there is none."""
     from torch._C._profiler import _EventType
 
     while event is not None and event.tag not in (_EventType.PyCall, _EventType.PyCCall):
         event = event.parent
-    if event is None:
-        return []
-    key = event.id, event.start_time_ns
-    if key not in known:
-        caller = event.extra_fields.caller
-        frame = {"filename": caller.file_name, "line": caller.line_number, "name": caller.function_name}
-        outer = _stack(event.parent, known)
-        # A built-in function that calls another one has its caller's line.
-        known[key] = outer if outer and outer[0] == frame else [frame, *outer]
-    return known[key]
+    return event
+
+
+def _frame(state: Any) -> dict[str, Any]:
+    return {"filename": state.file_name, "line": state.line_number, "name": state.function_name}
