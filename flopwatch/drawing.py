@@ -2,7 +2,8 @@
 
 A figure is what `GET /jobs/{id}/plots/{name}` answers: traces and layout in Plotly's terms, which the pages draw, too.
 Every kind of trace is translated here, and no plot has a second version: scatter (lines, markers, texts, areas,
-blocks), bar, box and heatmap. A trace that this module does not know is an error, not a hole.
+blocks), bar, box and heatmap. A trace that this module does not know is an error, not a hole. It runs where the command
+runs, because a server is often on the host that measures; Plotly's own way to a file needs a browser.
 
 Lines with more points than the paper can show keep the least and the greatest of each column, so that an SVG has some
 ten to a hundred kilobytes, and its peaks.

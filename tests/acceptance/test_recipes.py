@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import resource
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -83,11 +80,9 @@ class Ids:
         self._known: dict[tuple[str, int], int] = {}
 
     def note(self, step: Step, printed: str) -> None:
-        """Learn what a submission became: a search may take another number of jobs than on the page."""
-        for what, number in re.findall(
-            r"^(job|sweep) (\d+) (?:queued|with|searches)", "\n".join(step.expected), re.MULTILINE
-        ):
-            found = re.search(rf"^{what} (\d+) (?:queued|with|searches)", printed, re.MULTILINE)
+        """Learn what a submission became."""
+        for what, number in re.findall(r"^(job|sweep) (\d+) (?:queued|with)", "\n".join(step.expected), re.MULTILINE):
+            found = re.search(rf"^{what} (\d+) (?:queued|with)", printed, re.MULTILINE)
             assert found is not None
             self._known[what, int(number)] = int(found[1])
 
@@ -110,18 +105,6 @@ def last_id(client: Any, path: str) -> int:
     return found[0]["id"] if found else 0
 
 
-@contextlib.contextmanager
-def little_memory(site: Any) -> Iterator[None]:
-    """Inside, jobs may take 384 MiB more than the process has that they are forked from."""
-    (warm,) = (one for one in psutil.Process(site.worker.pid).children() if "warm" in one.cmdline())
-    soft, hard = resource.prlimit(warm.pid, resource.RLIMIT_AS)
-    resource.prlimit(warm.pid, resource.RLIMIT_AS, (warm.memory_info().vms + (384 << 20), hard))
-    try:
-        yield
-    finally:
-        resource.prlimit(warm.pid, resource.RLIMIT_AS, (soft, hard))
-
-
 def test_the_recipes(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (source,) = re.findall(r"`my_attention.py`:\n\n```python\n(.*?)```", PAGE, flags=re.DOTALL)
     (tmp_path / "my_attention.py").write_text(source)
@@ -130,10 +113,7 @@ def test_the_recipes(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     environment = {"FLOPWATCH_URL": str(site.client.base_url).rstrip("/"), "LOGNAME": "ada"}
     for step in steps():
         command, tells_code = re.subn(r"; echo \$\?$", "", step.command)
-        is_fit = "--fit" in command
-        command = command.replace("16384", "1024") if is_fit else command  # what little memory can tell
-        with little_memory(site) if is_fit else contextlib.nullcontext():
-            result = CliRunner().invoke(cli, ids.words_of(command), env=environment)
+        result = CliRunner().invoke(cli, ids.words_of(command), env=environment)
         assert tells_code or result.exit_code == 0, f"{step.command}: {result.output}"
         ids.note(step, result.output)
         check_output(step, result.output + (f"{result.exit_code}\n" if tells_code else ""))

@@ -1,4 +1,7 @@
-"""Keeps head and tail of a job's output and cuts the middle; followers get whole lines as they arrive."""
+"""Keeps head and tail of a job's output and cuts the middle; followers get whole lines as they arrive.
+
+So a job that prints 100 MB fills neither memory nor database, and never waits for a full pipe.
+"""
 
 from __future__ import annotations
 
