@@ -389,30 +389,20 @@ def print_searches(sweep: Mapping[str, Any]) -> None:
 def print_dry_run(
     server: Flopwatch, specs: Sequence[Mapping[str, Any]], dry: Mapping[str, Any], *, searches: bool, as_json: bool
 ) -> None:
-    """Print how many jobs a submission would be, a guess of their time and what it rests on, and whether no worker has
-    the devices."""
-    from app.cli.guessing import guess, unavailable
+    """Print how many jobs a submission would be, how long earlier ones took, and whether no worker has the devices."""
+    from app.cli.dry_run import took, unavailable
 
     jobs, most = dry["jobs"], dry["most_jobs"]
-    guessed = guess(server, str(specs[0].get("kind")), specs)
+    earlier = took(server, str(specs[0].get("kind")), specs)
     lacking = unavailable(server, specs)
     if as_json:
-        print_json(
-            {
-                "jobs": jobs,
-                "most_jobs": most,
-                "estimate_s": None if searches or not guessed.seconds else sum(guessed.seconds),
-                "median_s": guessed.took_s,
-                "rests_on": list(guessed.rests_on),
-                "flops_ratio": guessed.ratio,
-                "unavailable": lacking,
-            }
-        )
+        known = {"median_s": earlier.median_s, "rests_on": list(earlier.jobs), "unavailable": lacking}
+        print_json({"jobs": jobs, "most_jobs": most, **known})
         return
     several = "" if jobs == 1 else "s"
     search = f"{jobs} search{'es' if several else ''}, one job at a time each, at most {most} jobs in all"
     echo(search if searches else f"{jobs} job{several}")
-    echo_line(guessed.sentence(one_each=searches))
+    echo_line(earlier.sentence())
     if lacking is not None:
         echo_line(lacking)
     echo("nothing was submitted (--dry-run)", err=True)
