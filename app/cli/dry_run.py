@@ -49,7 +49,8 @@ def took(server: Flopwatch, kind: str, specs: Iterable[Mapping[str, Any]]) -> To
         device = ((job["environment"] or {}).get("device") or {}).get("type")
         on_such = device is None or not devices or device in devices
         if job["started_at"] and job["finished_at"] and on_such and (not codes or _code(_inner(job["spec"])) in codes):
-            found.append((job["id"], (parsed_time(job["finished_at"]) - parsed_time(job["started_at"])).total_seconds()))
+            span = parsed_time(job["finished_at"]) - parsed_time(job["started_at"])
+            found.append((job["id"], span.total_seconds()))
     return Took([seconds for _, seconds in found], [job for job, _ in found], "code" if codes else "kind")
 
 

@@ -587,9 +587,8 @@ fair_share: Final[Table] = _tables["fair_share"]
 webhook: Final[Table] = _tables["webhook"]
 
 # Indexes for claims.py. They are declared here because the columns do not exist yet where a class declares its other
-# indexes. They hold claimable jobs only: without an index, 100 000 queued jobs allow 41 claims a second, and every claim
-# would step over jobs at its front that cannot start. The columns after the order let it pass over jobs without reading
-# their rows.
+# indexes. They hold claimable jobs only: without an index, 100 000 queued jobs allow 41 claims a second, and each claim
+# would step over jobs that cannot start. The columns after the order let it pass over jobs without reading their rows.
 Index(
     "ix_job_claimable",
     job.c.priority.desc(),

@@ -16,19 +16,19 @@ from tests.workers.viewer import check_that_the_viewer_reads
 from workers.jobs import memory
 from workers.jobs._training import building
 from workers.jobs._values import Metric, Values
-from workers.jobs.memory import (
+from workers.jobs.memory import RUNNER
+from workers.jobs.memory.recording import Session
+from workers.jobs.memory.results import (
     EACH_PHASE,
-    RUNNER,
     WHOLE,
-    Session,
     add_fragmentation,
     check_accounted,
     check_fragmentation,
     check_growth,
     check_unknown,
-    report_tables,
     results,
 )
+from workers.jobs.memory.tables import report_tables
 from workers.measure.allocations.categories import CATEGORIES
 from workers.measure.allocations.free import Free
 from workers.measure.allocations.growth import AfterSteps, Held

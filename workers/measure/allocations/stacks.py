@@ -26,7 +26,7 @@ NEXT = " ← "
 """Between the lines of code of a stack."""
 UPLOAD = re.compile(r"^[0-9a-f]{8}/")
 """The folder of an uploaded file, named by its content (workers.uploaded): two versions have the same places."""
-DRIVERS = ("workers/jobs/memory.py", "workers/measure/timing.py", "workers/measure/own_step.py")
+DRIVERS = ("workers/jobs/memory/recording.py", "workers/measure/timing.py", "workers/measure/own_step.py")
 """Files whose functions run the steps and make the model."""
 
 Frame = Mapping[str, Any]

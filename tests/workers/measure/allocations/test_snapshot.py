@@ -197,7 +197,12 @@ def test_equal_stacks_are_written_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("root", ["", "/opt/env/lib/python3.12/site-packages/"])
 def test_stacks_begin_with_the_step(tmp_path: Path, root: str) -> None:
     """The worker's own frames, and where its files are, help nobody."""
-    files = ("/home/me/net.py", "workers/model/steps.py", "workers/measure/timing.py", "workers/jobs/memory.py")
+    files = (
+        "/home/me/net.py",
+        "workers/model/steps.py",
+        "workers/measure/timing.py",
+        "workers/jobs/memory/recording.py",
+    )
     around = ("workers/processes/child.py", "<frozen runpy>")
     frames = [{**frame("f"), "filename": root + name if name[0] == "w" else name} for name in (*files, *around)]
     trace = [{**entry("alloc", KEPT, 1), "frames": frames}, {**entry("alloc", BRIEF, 1), "frames": frames[3:]}]
@@ -205,7 +210,7 @@ def test_stacks_begin_with_the_step(tmp_path: Path, root: str) -> None:
     written = [
         [one["filename"] for one in each["frames"]] for each in read(tmp_path / "snapshot.pickle")["device_traces"][0]
     ]
-    assert written == [["net.py", "workers/model/steps.py"], ["workers/jobs/memory.py"]]
+    assert written == [["net.py", "workers/model/steps.py"], ["workers/jobs/memory/recording.py"]]
 
 
 def test_an_allocations_line_is_the_first_outside_torch() -> None:

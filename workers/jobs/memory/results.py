@@ -1,0 +1,266 @@
+"""The metrics of a recording, and the checks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from app.specs.memory import MemorySpec
+from workers.jobs import _reference
+from workers.jobs._values import Metric, Values
+from workers.jobs.memory.recording import INITIALISATION, Session, height, peak_seen
+
+if TYPE_CHECKING:
+    from workers.measure.allocations.growth import AfterSteps, Growth
+    from workers.measure.allocations.ledger import Stretch
+    from workers.measure.allocations.recording import RecordedStretch
+    from workers.measure.check import Check
+
+MIB = 2**20
+BYTES = {"fp32": 4, "bf16": 2}
+"""Bytes per element of the residual stream, by the dtype of the parameters: autocast does not change it."""
+CATEGORY_METRICS = {
+    "parameter": "parameter_mib",
+    "gradient": "gradient_mib",
+    "optimizer_state": "optimizer_state_mib",
+    "activation": "activation_mib",
+    "input": "input_mib",
+    "temporary": "temporary_mib",
+    "unknown": "unknown_mib",
+}
+WHOLE = (
+    ("peak_memory_mib", "MiB"),
+    ("memory_reserved_mib", "MiB"),
+    *((name, "MiB") for name in CATEGORY_METRICS.values()),
+    ("unknown_percent", "%"),
+    ("rounding_mib", "MiB"),
+    ("fragmentation_mib", "MiB"),
+    ("largest_free_mib", "MiB"),
+    ("growth_mib_per_step", "MiB"),
+    ("residual_stream_mib", "MiB"),
+    ("residual_stream_seen_mib", "MiB"),
+    ("residual_streams_seen", "tensors"),
+    ("history_entries", "entries"),
+    ("snapshot_mib", "MiB"),
+    ("parameters", "parameters"),
+)
+"""Metrics without a phase, of the whole step, with their units."""
+OF_OUR_MODEL = ("residual_stream_mib", "residual_stream_seen_mib", "residual_streams_seen")
+EACH_PHASE = (
+    *("peak_memory_mib", "end_memory_mib", "memory_reserved_mib", "end_reserved_mib"),
+    *("fragmentation_mib", "largest_free_mib"),
+)
+MAX_UNKNOWN_PERCENT = 2.0
+MAX_DIFFERENCE = 1e-3
+"""Largest relative difference between the peak of the history and the allocator's own count of the same."""
+MAX_STUCK_SHARE, MAX_STUCK_MIB = 0.1, 64
+"""More free memory between blocks in use than both, as a share of what is reserved and in MiB, is worth a setting."""
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+MAX_NAMED = 3
+"""Most places that grow that are named in one sentence."""
+NO_CACHE = "known on GPUs only: a CPU's allocator gives back what is released"
+PEAK_LOST = "the history's beginning is lost, and with it the peak: raise history_entries"
+
+
+def metrics(spec: MemorySpec, phases: Sequence[str]) -> list[Metric]:
+    """Return the metrics of a spec, whose step has these phases, in the order of the report."""
+    without = {*(OF_OUR_MODEL if spec.step_code else ()), *(() if spec.snapshot_steps else ("growth_mib_per_step",))}
+    whole = [(name, unit) for name, unit in WHOLE if name not in without]
+    return [
+        *(Metric(name, None, unit) for name, unit in whole),
+        *(Metric(name, phase, "MiB") for phase in (INITIALISATION, *phases) for name in EACH_PHASE),
+    ]
+
+
+def results(session: Session) -> tuple[Values, list[Check]]:
+    """Return the values of each metric, and the checks of the recording."""
+    phases = session.phases()
+    named = session.spec.step_phases() or [recorded.stretch.phase for recorded in phases]
+    if session.wrong is not None:
+        return _reference.not_measured(metrics(session.spec, named), session.wrong)
+    values = Values(metrics(session.spec, named))
+    if session.initialisation is not None:
+        add_phase(values, session.initialisation, INITIALISATION)
+    if session.lacked is not None:
+        values.set_missing("oom", session.reason)
+        return values, [*session.parts, check_history([session.lacked])]
+    for recorded in phases:
+        add_phase(values, recorded, recorded.stretch.phase)
+    add_whole(values, session)
+    if session.spec.step_code is None:
+        add_residual_stream(values, session)
+    everything = [recorded for step in session.steps for recorded in step]
+    if session.initialisation is not None:
+        everything = [session.initialisation, *everything]
+    checks = [*session.parts, check_history(everything), *check_accounted(everything)]
+    percent = values.samples("unknown_percent", None)
+    if percent is not None:
+        checks.append(check_unknown(percent[0], max(phases, key=height).stretch))
+    checks += check_fragmentation(max(phases, key=height))
+    if session.after_steps is not None and session.spec.snapshot_steps:
+        checks.append(check_growth(values, session.after_steps, session.spec.snapshot_steps))
+    return values, checks
+
+
+def check_unknown(percent: float, stretch: Stretch) -> Check:
+    """Check that the purpose of nearly all memory is known. The detail names the largest allocation of unknown
+    purpose."""
+    from workers.measure.allocations.categories import UNKNOWN
+    from workers.measure.allocations.stacks import site
+    from workers.measure.check import Check
+
+    detail = f"{percent:.2f} % of the peak has no known use"
+    unknown = [allocation for allocation in stretch.at_peak if allocation.category == UNKNOWN]
+    if unknown:
+        largest_one = max(unknown, key=lambda allocation: allocation.size)
+        where = largest_one.name or site(largest_one.frames) or "made by code without a Python stack"
+        detail += f"; the largest allocation has {largest_one.size / MIB:.4g} MiB: {where}"
+    return Check("unknown", percent <= MAX_UNKNOWN_PERCENT, detail, "note")
+
+
+def check_fragmentation(recorded: RecordedStretch) -> list[Check]:
+    """Check that at the peak little of what the allocator has reserved lies between blocks in use; none on a CPU."""
+    from workers.measure.check import Check
+
+    free, reserved = fragmentation_mib(recorded)[0], recorded.stretch.reserved_at_peak
+    if free is None or reserved is None or recorded.free is None:
+        return []
+    largest, stuck = (min(size / MIB, free[0]) for size in recorded.free)
+    detail = (
+        f"{free[0]:.4g} MiB of {reserved / MIB:.4g} MiB reserved are free at the peak, {stuck:.4g} MiB of them between "
+        f"blocks in use; the largest free block has {largest:.4g} MiB"
+    )
+    settings = (recorded.snapshot or {}).get("allocator_settings", {})
+    matters = stuck > max(MAX_STUCK_MIB, MAX_STUCK_SHARE * reserved / MIB)
+    if matters and not settings.get("expandable_segments"):
+        detail += f": a worker started with {EXPANDABLE} gives them back where memory runs out"
+    return [Check("fragmentation", not matters, detail, "note")]
+
+
+def check_growth(values: Values, after: AfterSteps, moments: Sequence[int]) -> Check:
+    """Check that no memory grows from step to step, and set by how much it does. The detail names the lines."""
+    from workers.measure.allocations.stacks import site
+    from workers.measure.check import Check
+
+    steps = moments[-1] - moments[0]
+    growths = after.growths()
+    growing = [one for one in growths if one.continues]
+    values.set("growth_mib_per_step", None, [sum(one.size for one in growing) / steps / MIB])
+
+    def place(one: Growth) -> str:
+        return site(one.example.frames) or one.example.name or "code without a Python stack"
+
+    named = [f"{one.size / steps / MIB:.4g} MiB a step by {place(one)}" for one in growing[:MAX_NAMED]]
+    if not growing:
+        detail = f"no memory is seen to keep growing from step {moments[0]} to step {moments[-1]}"
+        may = next((one for one in growths if one.may_continue and one.size >= MIB), None)
+        if may is not None:
+            detail += f"; that of {place(may)}, which has {may.size / MIB:.4g} MiB more, may: take more steps"
+        return Check("growth", True, detail, "note")
+    more = f", and {len(growing) - MAX_NAMED} others" if len(growing) > MAX_NAMED else ""
+    detail = f"memory grows from step {moments[0]} to step {moments[-1]}: {', '.join(named)}{more}"
+    return Check("growth", False, detail, "note")
+
+
+def add_phase(values: Values, recorded: RecordedStretch, phase: str) -> None:
+    """Set the metrics of a phase."""
+    counters = recorded.counters
+    if counters is None:
+        values.set("peak_memory_mib", phase, [recorded.stretch.peak.total / MIB])
+        values.set("end_memory_mib", phase, [recorded.stretch.end.total / MIB])
+        for name in EACH_PHASE[2:]:
+            values.set(name, phase, None, NO_CACHE)
+        return
+    values.set("peak_memory_mib", phase, [counters.allocated_peak / MIB])
+    values.set("end_memory_mib", phase, [counters.allocated_end / MIB])
+    values.set("memory_reserved_mib", phase, [counters.reserved_peak / MIB])
+    values.set("end_reserved_mib", phase, [counters.reserved_end / MIB])
+    add_fragmentation(values, recorded, phase)
+
+
+def add_fragmentation(values: Values, recorded: RecordedStretch, phase: str | None) -> None:
+    """Set how much free memory the allocator held at the peak, and the largest block of it."""
+    free, reason = fragmentation_mib(recorded)
+    values.set("fragmentation_mib", phase, free, reason)
+    # What the allocator leaves unused in a block, up to 1 MiB, counts as allocated.
+    block = None if free is None or recorded.free is None else [min(recorded.free.largest / MIB, free[0])]
+    values.set("largest_free_mib", phase, block, reason or NO_CACHE)
+
+
+def fragmentation_mib(recorded: RecordedStretch) -> tuple[list[float] | None, str]:
+    """Return the memory that the allocator held at the peak beyond the allocated memory; or None and the reason."""
+    if recorded.counters is None or recorded.stretch.reserved_at_peak is None:
+        return None, NO_CACHE
+    if not peak_seen(recorded):
+        return None, PEAK_LOST
+    return [max(0, recorded.stretch.reserved_at_peak - recorded.counters.allocated_peak) / MIB], ""
+
+
+def add_whole(values: Values, session: Session) -> None:
+    """Set the metrics of the last step, whose snapshots are kept, at the highest of its phases' peaks."""
+    from workers.measure.allocations.categories import CATEGORIES, UNKNOWN
+
+    phases = session.phases()
+    highest = max(phases, key=height)
+    values.set("peak_memory_mib", None, [height(highest) / MIB])
+    held = [phase.counters.reserved_peak / MIB for phase in phases if phase.counters is not None]
+    values.set("memory_reserved_mib", None, [max(held)] if held else None, NO_CACHE)
+    add_fragmentation(values, highest, None)
+    peak = highest.stretch.peak if peak_seen(highest) else None
+    for category, name in CATEGORY_METRICS.items():
+        used = None if peak is None else [peak.usage[CATEGORIES.index(category)] / MIB]
+        values.set(name, None, used, PEAK_LOST)
+    share_unknown = None if peak is None else [100 * peak.usage[UNKNOWN] / max(1, peak.total)]
+    values.set("unknown_percent", None, share_unknown, PEAK_LOST)
+    if highest.counters is None:
+        values.set("rounding_mib", None, None, "known on GPUs only: a CPU's allocator is asked for what it gives")
+    else:
+        rest = None if peak is None else [(highest.counters.allocated_peak - peak.total) / MIB]
+        values.set("rounding_mib", None, rest, PEAK_LOST)
+    final = session.steps[-1][-1]
+    values.set("history_entries", None, [final.history])
+    values.set("snapshot_mib", None, [[*session.files.values()][-1] / MIB])
+    values.set("parameters", None, None if session.parameters is None else [session.parameters], "unknown")
+
+
+def add_residual_stream(values: Values, session: Session) -> None:
+    """Set the size of the residual stream by formula, and as measured from its tensors."""
+    spec = session.spec
+    formula = spec.batch_size * spec.context_length * spec.model.shape()["d_model"] * BYTES[spec.parameter_dtype]
+    values.set("residual_stream_mib", None, [formula / MIB])
+    if session.streams:
+        values.set("residual_stream_seen_mib", None, [size / MIB for size in session.streams])
+        values.set("residual_streams_seen", None, [len(session.streams)])
+        return
+    why = "a compiled block's output is not looked at" if spec.compile else "no block's output is among the allocations"
+    values.set("residual_stream_seen_mib", None, None, why)
+    values.set("residual_streams_seen", None, None, why)
+
+
+def check_history(recorded: Sequence[RecordedStretch]) -> Check:
+    """Check that the histories are complete: that of building the model, and that since the warm-up."""
+    from workers.measure.check import Check
+
+    held, lost = recorded[-1].history, any(step.history_lost for step in recorded)
+    if not lost:
+        return Check("history", True, f"complete: {held} entries")
+    phases = list(dict.fromkeys(step.stretch.phase for step in recorded if step.stretch.lost))
+    missing = f"; of {', '.join(phases)} the beginning was not seen" if phases else ""
+    detail = f"truncated: snapshots hold the last {held} entries only{missing}: raise history_entries"
+    return Check("history", False, detail)
+
+
+def check_accounted(recorded: Sequence[RecordedStretch]) -> list[Check]:
+    """Check that the history's peaks agree with the allocator's own counters."""
+    from workers.measure.check import Check
+
+    worst, where = 0.0, ""
+    known = [(step.counters, step.stretch) for step in recorded if step.counters is not None and not step.stretch.lost]
+    if not known:
+        return []
+    for counters, stretch in known:
+        difference = abs(stretch.peak.total - counters.requested_peak) / max(1, counters.requested_peak)
+        if difference >= worst:
+            worst, where = difference, stretch.phase
+    detail = f"the history's peak differs from the allocator's own by {worst:.3%} at most ({where})"
+    return [Check("accounted", worst <= MAX_DIFFERENCE, detail)]
