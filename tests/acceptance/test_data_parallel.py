@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.acceptance.conftest import Site
-from tests.acceptance.sabotage import get, wait_until_gone
-from tests.sockets import listening, listening_of
+from tests.acceptance.sabotage import get
 from tools.service import submit, wait_for_job
-from tools.waiting import wait_until
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
 
@@ -28,23 +24,6 @@ DDP: dict[str, Any] = {
     "warmup_steps": 1,
     "measure_steps": 2,
 }
-
-
-def ranks_below(process: psutil.Process) -> list[psutil.Process]:
-    """The ranks that a worker's job runs."""
-    found = []
-    for child in process.children(recursive=True):
-        try:
-            if "RANK" in child.environ():
-                found.append(child)
-        except psutil.Error:  # it has just ended
-            continue
-    return found
-
-
-def shared_memory() -> set[str]:
-    """Names of all files in shared memory, but for those of other tests' databases."""
-    return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("PostgreSQL.")}
 
 
 def ranks_alive(folder: Path) -> list[str]:
@@ -89,46 +68,3 @@ def test_a_killed_rank_ends_the_job(site: Site) -> None:
     assert "exposed_communication_ms" in shown
     assert "bucketed" in shown
     assert not ranks_alive(site.folder)
-
-
-@pytest.mark.long
-def test_ranks_of_a_killed_worker_are_gone(start_beside) -> None:
-    """The job's first worker is killed while four ranks measure. Its second attempt runs on the same devices, and ends
-    when one of its ranks is stopped for longer than a step may take.
-    """
-    before = shared_memory()
-    endless = {**DDP, "world_size": 4, "measure_steps": 100_000, "step_timeout_s": 4}
-    first = start_beside()
-    job_id = submit(first.client, {"spec": endless})
-
-    def ranks_that_measure(site: Site) -> list[psutil.Process] | None:
-        job = get(site.client, f"/jobs/{job_id}")
-        if job["state"] not in ("queued", "running"):
-            pytest.fail(f"the job has ended: {job['error']}")
-        ranks = ranks_below(psutil.Process(site.worker.pid))
-        measures = job["state"] == "running" and (job["progress"]["done"] or 0) > 0
-        return ranks if measures and len(ranks) == 4 else None
-
-    ranks = wait_until(lambda: ranks_that_measure(first), timeout_s=90, what="four ranks that measure")
-    assert len(ranks_alive(first.folder)) == 4
-    descendants = psutil.Process(first.worker.pid).children(recursive=True)
-    held = listening_of(*(one.pid for one in descendants))
-    assert held
-    first.worker.kill()
-    wait_until_gone(*(one.pid for one in ranks), timeout_s=GONE_S)
-    wait_until_gone(*(one.pid for one in descendants), timeout_s=GONE_S)
-    assert not held & listening()
-    wait_until(lambda: shared_memory() <= before, timeout_s=SHARED_S, what="no new shared memory")
-
-    second = start_beside()
-    ranks = wait_until(lambda: ranks_that_measure(second), timeout_s=90, what="four ranks of the second attempt")
-    assert get(second.client, f"/jobs/{job_id}")["attempt"] == 2
-    stopped = ranks[2]
-    number = stopped.environ()["RANK"]
-    stopped.send_signal(signal.SIGSTOP)
-    job = wait_for_job(second.client, job_id, timeout_s=30)
-    assert (job["state"], job["error"]["code"]) == ("failed", "crashed")
-    assert job["error"]["detail"].startswith(f"rank {number} was stopped and made no step within 4 s after step ")
-    assert job["error"]["detail"].endswith("; it wrote nothing to its log")
-    wait_until_gone(*(one.pid for one in ranks), timeout_s=GONE_S)
-    wait_until(lambda: shared_memory() <= before, timeout_s=SHARED_S, what="no new shared memory")

@@ -66,17 +66,6 @@ def check_entrance(flopwatch: Flopwatch, entrance: str, timeout_s: float = 120) 
         assert {row["implementation"].partition("@")[0] for row in rows} == {"eager", "tiled", "attention"}
 
 
-@pytest.mark.long
-def test_the_command_run_measures_the_users_own(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", START, "app.cli", "run", "benchmark", "--step", "train.py:make_step"]
-    command += ["--code", ".", "device=cpu", "warmup_steps=1", "measure_steps=2", "--output", str(tmp_path)]
-    environment = {**os.environ, "FLOPWATCH_DATA_DIR": str(tmp_path / "data")}
-    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "the project's own" in done.stderr
-    assert "step_ms" in done.stdout
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("spec", "named"),

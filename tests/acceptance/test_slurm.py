@@ -21,7 +21,6 @@ from tests.acceptance.conftest import end_all_jobs, environment
 from tests.acceptance.sabotage import (
     POLL_S,
     attempt_states,
-    cleaned_up,
     get,
     open_gate,
     plain_job,
@@ -138,15 +137,6 @@ def test_a_job_runs_in_an_allocation(site: Site) -> None:
     assert site.client.get(f"/jobs/{job_id}/measurements").json()["rows"]
 
 
-@pytest.mark.long
-def test_many_jobs(site: Site) -> None:
-    number = 50
-    site.start_worker()
-    jobs = [submit(site.client, plain_job("counted", number=index)) for index in range(number)]
-    assert {wait_for_job(site.client, job, timeout_s=60 + 5 * number)["state"] for job in jobs} == {"succeeded"}
-    assert sorted(map(int, (site.misbehave / "runs").read_text().split())) == [*range(number)]
-
-
 def cancels_a_pending_job(site: Site, *, patience_s: float = ENDS_S) -> None:
     site.start_worker(extra_arguments=LATER)
     job_id = site.submit_pending("counted")
@@ -170,32 +160,11 @@ def test_control_of_cancelled_allocations(site: Site) -> None:
     site.cluster.run("scancel", f"--user={os.geteuid()}")
 
 
-@pytest.mark.long
-def test_a_running_job_is_cancelled(site: Site) -> None:
-    site.start_worker()
-    job_id = submit(site.client, plain_job("gated"))
-    (child,) = wait_for_start(site.misbehave)
-    site.client.post(f"/jobs/{job_id}/cancel")
-    wait_until_gone(child, timeout_s=ENDS_S)
-    assert ends(site, job_id)["error"]["code"] == "cancelled"
-
-
 def times_out(site: Site, *, sabotage: str = "", patience_s: float = ENDS_S) -> None:
     site.start_worker(sabotage=sabotage)
     job_id = submit(site.client, plain_job("stubborn", timeout_s=4.0))
     wait_until_gone(*wait_for_start(site.misbehave), timeout_s=6.0 + patience_s)
     assert ends(site, job_id)["error"]["code"] == "timeout"
-
-
-@pytest.mark.long
-def test_a_job_times_out(site: Site) -> None:
-    times_out(site)
-
-
-@pytest.mark.long
-def test_control_of_the_timeout(site: Site) -> None:
-    with cleaned_up(site.misbehave), pytest.raises(TimeoutError, match="to be gone"):
-        times_out(site, sabotage="subreaper", patience_s=CONTROL_S)
 
 
 FAILING = "echo there is no such module >&2; exit 3"
@@ -226,17 +195,6 @@ def test_control_of_jobs_that_never_began(site: Site) -> None:
     site.service.environment.update(plain_kind("ended_allocations"))
     with pytest.raises(TimeoutError):
         waits_for_another_allocation(site, patience_s=CONTROL_S)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("words", ["", "echo the database does not accept connections >&2;"])
-def test_a_script_that_ends_is_started_again(site: Site, words: str) -> None:
-    """Nothing that happens before the job has begun is the job's fault."""
-    count = site.folder / "starts"
-    site.start_worker(setup=f"echo >> {count}; [ $(wc -l < {count}) -ge 3 ] || {{ {words} exit 3; }}")
-    job_id = submit(site.client, plain_job("counted"))
-    job = wait_for_job(site.client, job_id, timeout_s=2 * ENDS_S)
-    assert (job["state"], job["attempt"]) == ("succeeded", 1), job["error"]
 
 
 def unfit_worker(site: Site) -> dict[str, Any]:

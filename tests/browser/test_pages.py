@@ -10,7 +10,7 @@ from playwright.sync_api import Locator, Page, expect
 from tests.acceptance.conftest import Site, short_job
 from tests.browser.checks import WIDTHS, assert_readable
 from tests.browser.conftest import PATIENCE_MS, Watch
-from tools.service import submit, wait_for_job
+from tools.service import wait_for_job
 from tools.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
@@ -115,44 +115,6 @@ def test_a_form_shows_problems_and_commands_and_submits(site: Site, page: Page, 
     sweep = site.client.get(page.url.removeprefix(str(site.client.base_url)).replace("ui/", "", 1)).json()
     assert sweep["grid"] == {"context_length": [64, 128]}
     assert sweep["base"] == {"kind": "benchmark", "model": {"size": "tiny"}, "batch_size": 1}
-
-
-@pytest.mark.long
-def test_a_comparison_is_filled_in_by_fields(site: Site, page: Page, watch: Watch) -> None:
-    page.goto("/ui/new?kind=compare")
-    expect(page.locator("#new textarea:visible")).to_have_count(0)
-    page.locator("#field-candidate-precision label", has_text="fp32").click()
-    page.locator("#field-candidate-precision label", has_text="bf16").click()
-    candidate = page.get_by_role("group", name="Candidate", exact=True)
-    candidate.get_by_label("context_length").fill("0")
-    expect(page.locator("#problems")).to_contain_text("candidate.context_length: Input should be greater than")
-    watch.expect("422")
-    page.get_by_role("button", name="Submit").click()
-    expect(candidate.get_by_label("context_length")).to_have_attribute("aria-invalid", "true")
-    baseline = page.get_by_role("group", name="Baseline", exact=True)
-    expect(baseline.get_by_label("context_length")).not_to_have_attribute("aria-invalid", "true")
-    assert_readable(page)
-    candidate.get_by_label("context_length").fill("128")
-    expect(page.locator("#as-command")).to_have_text(
-        "flopwatch submit compare baseline.kind=benchmark baseline.model.size=tiny baseline.context_length=64 "
-        "candidate.kind=benchmark candidate.model.size=tiny candidate.context_length=128",
-        use_inner_text=True,
-    )
-    page.get_by_role("button", name="Submit").click()
-    expect(page).to_have_url(re.compile(r"/ui/jobs/\d+$"))
-    first = page.url.rpartition("/")[2]
-    spec = site.client.get(f"/jobs/{first}").json()["spec"]
-    assert [spec[side]["context_length"] for side in ("baseline", "candidate")] == [64, 128]
-
-    ids = [submit(site.client, {"spec": {"kind": "benchmark", "context_length": length}}) for length in (8, 16)]
-    page.goto("/ui/new?kind=compare")
-    page.get_by_label("Baseline like job").fill(str(ids[0]))
-    page.get_by_label("Candidate like job").fill(str(ids[1]))
-    page.get_by_role("button", name="Take their specs").click()
-    expect(page.get_by_role("group", name="Candidate", exact=True).get_by_label("context_length")).to_have_value("16")
-    expect(page.get_by_role("group", name="Baseline", exact=True).get_by_label("context_length")).to_have_value("8")
-    for job_id in (first, *ids):
-        site.client.post(f"/jobs/{job_id}/cancel").raise_for_status()
 
 
 @pytest.mark.long

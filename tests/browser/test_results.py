@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,38 +159,6 @@ def test_the_life_of_a_sweep(site: PlayedSite, page: Page) -> None:
     expect(page).to_have_url(re.compile(r"/ui/jobs/\d+$"))
 
 
-@pytest.mark.long
-def test_cells_of_a_heat_map_have_numbers_where_these_fit(site: PlayedSite, page: Page) -> None:
-    lengths = [1000 + 8 * number for number in range(12)]
-    sweep = submit_sweep(site, lengths)
-    for number in range(2 * len(lengths)):
-        finish(site, outcome="oom" if number == 3 else "ok")
-    page.goto(f"/ui/sweeps/{sweep}")
-    texts = drawn(page, "Step (ms) over context length").locator(".heatmap-label")
-    expect(texts).to_have_count(2 * len(lengths))
-    page.set_viewport_size({"width": WIDTHS[1], "height": 900})
-    expect(texts).to_have_count(0)
-    narrow = drawn(page, "Step (ms) over context length")
-    expect(narrow.locator(".legendtext")).to_have_text(["oom"])
-    assert_fits(page)
-    page.set_viewport_size({"width": WIDTHS[0], "height": 900})
-    expect(texts).to_have_count(2 * len(lengths))
-
-
-@pytest.mark.long
-def test_labels_of_ticks_stand_apart_on_a_phone(site: PlayedSite, page: Page) -> None:
-    lengths = [128 << number for number in range(8)]
-    sweep = submit_sweep(site, lengths)
-    for _ in range(2 * len(lengths)):
-        finish(site)
-    page.set_viewport_size({"width": WIDTHS[1], "height": 900})
-    page.goto(f"/ui/sweeps/{sweep}")
-    labels = drawn(page, "Step (ms) along context length").locator(".xtick text:visible")
-    expect(labels).to_have_count(len(lengths))
-    turned = [label.get_attribute("transform") or "" for label in labels.all()]
-    assert all("rotate(-45" in transform for transform in turned)
-
-
 def test_a_logarithmic_axis_within_a_decade_has_labels(site: PlayedSite, page: Page) -> None:
     sweep = submit_sweep(site, LENGTHS[:2])
     for _ in range(4):
@@ -276,63 +243,6 @@ def test_jobs_are_compared_and_the_first_is_the_baseline(site: PlayedSite, page:
 
 
 @pytest.mark.long
-def test_no_column_of_a_comparison_is_cut(site: PlayedSite, page: Page) -> None:
-    jobs = []
-    for factor in (1.0, 5.0):
-        job = site.submit(spec={"context_length": 256})["id"]
-        case = {"model": "d8-f8-l1-h1", "context_length": 256}
-        metrics = {"first_step_ms": "ms", "peak_memory_mib": "MiB", "tokens_per_s": "tokens/s"}
-        metrics |= {f"{name}_ms": "ms" for name in ("forward", "backward", "optimizer", "step")}
-        rows = [measured(name, factor * 2.123e-7, validity="suspect", **case) for name in metrics]
-        rows = [replace(row, unit=metrics[row.metric]) for row in rows]
-        site.worker.finish(site.worker.claim_job(job), measurements=rows)
-        jobs.append(job)
-    page.goto(f"/ui/compare?job={jobs[0]}&job={jobs[1]}")
-    table = page.get_by_role("region", name="Metrics compared")
-    expect(table.locator(".finding-inconclusive").first).to_be_visible()
-    assert table.evaluate("region => region.scrollWidth - region.clientWidth") == 0
-    expect(table.locator("tbody tr").first).to_contain_text("Step (ms)")
-    page.set_viewport_size({"width": WIDTHS[1], "height": 900})
-    assert table.evaluate("region => region.scrollHeight - region.clientHeight") == 0, "all cards are in sight"
-    table.evaluate("region => region.style.maxHeight = '36rem'")
-    assert table.evaluate("region => region.scrollHeight - region.clientHeight") > 0, "the control: a box for tables"
-    page.set_viewport_size({"width": WIDTHS[0], "height": 900})
-    page.goto(f"/compare/export?baseline={jobs[0]}&candidate={jobs[1]}")
-    assert table.evaluate("region => region.scrollWidth - region.clientWidth") == 0
-
-
-def test_a_job_of_many_cells_is_readable(site: PlayedSite, page: Page) -> None:
-    job = site.submit()["id"]
-    cells = [(name, length) for name in ("eager", "tiled", "triton", "flex") for length in (8, 16, 32)]
-    rows = [
-        measured(
-            "forward_ms", 1.0, "ok" if name in ("eager", "tiled") else "unsupported", implementation=name, length=length
-        )
-        for name, length in cells
-    ]
-    reason = "implementation flex needs a compiler that this host lacks: " + "a long path, " * 20
-    rows = [row if row.outcome == "ok" else replace(row, reason=reason) for row in rows]
-    site.worker.finish(site.worker.claim_job(job), measurements=rows)
-    page.goto(f"/ui/jobs/{job}")
-    expect(page.get_by_label("Table of results").locator("tbody tr")).to_have_count(len(cells))
-    details = page.locator("#measurements")
-    expect(details.locator("table")).not_to_be_visible()
-    details.locator("summary").click()
-    expect(details.locator(".reason").first).to_be_visible()
-    right = right_edge(details)
-    assert all(right_edge(one) <= right for one in details.locator(".reason").all())
-    assert_fits(page)
-    page.goto(f"/tables?job={job}&format=html")
-    assert page.evaluate("document.compatMode") == "CSS1Compat"
-
-
-def right_edge(element: Locator) -> float:
-    box = element.bounding_box()
-    assert box is not None
-    return box["x"] + box["width"]
-
-
-@pytest.mark.long
 def test_exported_files_need_no_server(site: PlayedSite, chromium: Browser, tmp_path: Path) -> None:
     sweep = submit_sweep(site)
     jobs = [finish(site) for _ in range(2 * len(LENGTHS))]
@@ -359,29 +269,6 @@ def test_exported_files_need_no_server(site: PlayedSite, chromium: Browser, tmp_
         page.evaluate("() => new Promise(requestIdleCallback)")
         assert not page.evaluate("() => 'Plotly' in window"), "no plot, so that nobody waits for Plotly"
         site.http.post(f"/jobs/{waiting}/cancel")
-
-
-def test_tables_are_chosen_laid_out_and_shown_as_commands(site: PlayedSite, page: Page, watch: Watch) -> None:
-    sweep = submit_sweep(site)
-    for _ in range(6):
-        finish(site)
-    page.goto("/ui/tables")
-    page.get_by_role("link", name="lengths").click()
-    table = page.get_by_role("region", name="Table of results")
-    expect(table.locator("tbody tr")).to_have_count(6)
-    page.locator("#table-pivot").select_option("precision")
-    expect(table.locator("tbody tr")).to_have_count(len(LENGTHS))
-    expect(page).to_have_url(re.compile("pivot=precision"))
-    page.locator("#table-commands summary").click()
-    expect(page.locator("#table-cli")).to_have_text(
-        f"flopwatch table --sweep {sweep} --pivot precision --statistic median"
-    )
-    expect(page.locator("#table-curl")).to_contain_text(f"/tables?sweep={sweep}&pivot=precision")
-    assert_readable(page)
-    watch.expect("422")
-    page.get_by_label("Since").fill("yesterday-ish")
-    page.get_by_role("button", name="Show").click()
-    expect(page.locator("main")).to_contain_text("since")
 
 
 @pytest.mark.long
@@ -437,23 +324,6 @@ def test_nothing_moves_while_a_page_loads(site: PlayedSite, page: Page, width: i
     page.goto(f"/ui/sweeps/{waiting}")
     expect(page.get_by_text("No results to plot yet")).to_be_visible()
     assert page.evaluate("moved") < 0.1
-
-
-@pytest.mark.long
-def test_without_scripts_no_room_is_kept_for_plots(site: PlayedSite, chromium: Browser) -> None:
-    site.worker.register()
-    sweep = submit_sweep(site)
-    heights = []
-    for scripts in (True, False):
-        context = chromium.new_context(java_script_enabled=scripts)
-        context.route("**/ui/plots*", lambda route: route.abort())
-        plain = context.new_page()
-        plain.goto(f"{site.url}/ui/sweeps/{sweep}")
-        box = plain.locator("#plots").bounding_box()
-        heights.append(0 if box is None else box["height"])
-        context.close()
-    assert heights[0] > 500
-    assert heights[1] < 150
 
 
 def test_a_diagnosis_with_its_answer_waterfall_and_changes(site: PlayedSite, page: Page, reported: Any) -> None:

@@ -141,16 +141,6 @@ def test_replicates_are_said_to_share_the_process_and_leave_nothing_to_the_next(
     assert "2 processes" not in out
 
 
-def test_sides_are_said_to_share_the_process(run: Run) -> None:
-    sides = {"baseline": SPEC, "candidate": {**SPEC, "context_length": 16}}
-    code, out, err = run({"kind": "compare", **sides, "replicates": 1})
-    assert code == 0, err
-    assert err.count("independent") == 1
-    assert "all replicates of both sides run in this process" in err
-    assert "gives each a process of its own, and compares the sides\n" in err
-    assert [line.split()[1] for line in out.splitlines() if "| tiny" in line] == ["baseline", "candidate"]
-
-
 def test_units_that_are_no_replicates_are_not_called_so(capsys: pytest.CaptureFixture[str]) -> None:
     """A profile has a unit for each tool: one that is forked, and several that are exec'd under their wrappers."""
     tools = [Unit("steps", start="exec", wrap=(tool,)) for tool in ("nsys", "ncu")]
@@ -243,34 +233,6 @@ def test_no_file_is_overwritten(tmp_path: Path, output: Path) -> None:
     }, "nothing is left of the names that were tried"  # fmt: skip
 
 
-def test_all_files_of_a_run_have_one_number(tmp_path: Path, output: Path) -> None:
-    writers = [Writer(tmp_path / name, output) for name in ("first", "second", "third")]
-    for writer, units in zip(writers, (2, 4, 1), strict=True):
-        for _ in range(units):
-            writer.unit("samples.csv.gz")
-    found = [list(writer.files()) for writer in writers]
-    assert found[0] == ["samples.csv.gz", "samples-unit-1.csv.gz"]
-    assert found[1] == ["samples-2.csv.gz", *(f"samples-unit-{index}-2.csv.gz" for index in (1, 2, 3))]
-    assert found[2] == ["samples-3.csv.gz"]
-
-
-def test_runs_that_write_in_turns_have_a_number_each(tmp_path: Path, output: Path) -> None:
-    one, other = writers = [Writer(tmp_path / name, output) for name in ("one", "other")]
-    one.unit("samples.csv.gz")
-    other.unit("trace.json.gz")  # the name is free, so it has no number yet
-    one.unit("samples.csv.gz", "trace.json.gz")
-    other.unit("samples.csv.gz")  # the name is taken: now all of the other run's files get a number
-    one.unit("samples.csv.gz")
-    other.unit("samples.csv.gz")
-    assert list(one.files()) == [
-        "samples.csv.gz", "samples-unit-1.csv.gz", "trace-unit-1.json.gz", "samples-unit-2.csv.gz",
-    ]  # fmt: skip
-    assert list(other.files()) == ["trace-2.json.gz", "samples-unit-1-2.csv.gz", "samples-unit-2-2.csv.gz"]
-    written = [text for writer in writers for text in writer.files().values()]
-    assert sorted(text.split(",")[0] for text in written) == ["one"] * 4 + ["other"] * 3
-    assert len(list(output.iterdir())) == len(written)
-
-
 def test_a_name_is_taken_before_the_file_is_moved(tmp_path, output, monkeypatch) -> None:
     """Another run that writes meanwhile gets another name. A name that was only looked up would be both runs'."""
     one, other = (Writer(tmp_path / name, output) for name in ("one", "other"))
@@ -329,12 +291,6 @@ def test_a_wrong_result_has_an_exit_code_of_its_own(tmp_path: Path, run: Run) ->
     assert run(spec, "--code", str(file))[0] == 0, "the right one beside it is a result"
     code, out, err = run({**spec, "implementations": []}, "--code", str(file))
     assert (code, "flopwatch run: failed: no case was measured" in err) == (1, True), err
-
-
-def test_the_command_passes_the_exit_code_on(tmp_path: Path) -> None:
-    done = command(tmp_path, "{")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Expecting" in done.stderr
 
 
 def test_the_job_runs_in_the_process_that_was_started(tmp_path: Path) -> None:

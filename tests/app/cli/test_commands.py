@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,10 @@ import pytest
 from app.cli import specs
 from app.specs import KINDS
 from app.states import FIRST_IN_QUEUE
-from app.store.records import Offer, StoredArtifact, UnitRecord
+from app.store.records import StoredArtifact, UnitRecord
 from flopwatch import address
 from flopwatch.connection import parse_stream
 from tests import builders
-from tools.waiting import wait_until
 
 TINY = ("benchmark", "model.size=tiny")
 
@@ -183,23 +181,6 @@ def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> Non
     assert "it has: kernels forward" in ended(flopwatch("table", "--job", str(job_id), "--name", "x"), 1)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--name", "kernels"),
-        ("--name", "kernels", "--job", "1", "--job", "2"),
-        ("--name", "kernels", "--job", "1", "--pivot", "precision"),
-        ("--name", "kernels", "--job", "1", "--relative-to", "precision=fp32"),
-        ("--name", "kernels", "--job", "1", "--best"),
-        ("--name", "kernels", "--job", "1", "--statistic", "p95"),
-        ("--job", "1", "--unit", "3"),
-        ("--job", "1", "--statistic", "mode"),
-    ],
-)
-def test_options_that_do_not_go_together(flopwatch: Any, arguments: tuple[str, ...]) -> None:
-    assert "--" in ended(flopwatch("table", *arguments), 2)
-
-
 def test_table_of_another_statistic(site: Any, flopwatch: Any) -> None:
     job_id = submitted(flopwatch, "--priority", "50", "--label", "table=statistic")
     found = replace(MEASURED("forward_ms", 1.25, model="tiny"), p95=7.5)
@@ -296,23 +277,6 @@ def test_wait_for_a_cancelled_job(site: Any, flopwatch: Any, start: Any) -> None
     assert "cancelled" in out
 
 
-def test_a_script_says_what_it_waits_for(fresh_site: Any, flopwatch: Any, start: Any, tmp_path: Path) -> None:
-    """And then prints what it prints."""
-    script = tmp_path / "train.py"
-    script.write_text("print('hello')\n")
-    waiting = start("run-script", str(script), "--wait", FLOPWATCH_URL=fresh_site.url)
-    told = [waiting.stderr.readline() for _ in range(4)]
-    assert any(line.startswith("job 1 waits: no worker is connected") for line in told), told
-    offer = Offer(frozenset({"script"}), frozenset({"code:uploaded"}), total_gpus=0, free_gpus=0, idle=True)
-    claim = fresh_site.services.queue.claim(fresh_site.worker.id, offer)
-    fresh_site.worker.report(claim, "log", text="hello\n")
-    fresh_site.worker.finish(claim, log="hello\n")
-    out, errors = waiting.communicate(timeout=20)
-    assert (waiting.returncode, out.splitlines()[0]) == (0, "hello"), errors
-    soon = flopwatch("run-script", str(script), "--wait-at-most", "0.1", FLOPWATCH_URL=fresh_site.url)
-    assert soon.returncode == 75
-
-
 def test_errors_name_the_field_and_the_cure(flopwatch: Any) -> None:
     errors = ended(flopwatch("submit", *TINY, "context_lenght=8", 'batch_size="4"'), 1)
     assert "/spec/context_lenght: Unknown field; did you mean context_length?" in errors
@@ -329,21 +293,6 @@ def test_errors_name_the_field_and_the_cure(flopwatch: Any) -> None:
     ):
         assert done.returncode == 2
         assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
-        (("submit", *TINY, "--context-length", "64"), "write context_length=64"),
-        (("sweep", *TINY, "--context-length=64,128"), "write context_length=64,128"),
-        (("submit", "benchmark", "--size", "tiny"), "write model.size=tiny"),
-        (("submit", "compare", "--precision", "bf16"), "write baseline.precision=bf16 or candidate.precision=bf16"),
-        (("run", "benchmark", "--batch_size", "1"), "write batch_size=1"),
-        (("rerun", "1", "--sequence-lengths", "64"), "write sequence_lengths=64"),
-    ],
-)
-def test_an_option_in_place_of_a_field_is_named(flopwatch: Any, words: tuple[str, ...], meant: str) -> None:
-    assert meant in " ".join(ended(flopwatch(*words), 2).split())
 
 
 STEP = ("submit", "benchmark", "--step")
@@ -549,23 +498,6 @@ def test_label(site: Any, flopwatch: Any) -> None:
     assert flopwatch("label", str(job_id)).returncode == 2
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("submit", *TINY),
-        ("sweep", *TINY, "seed=1,2"),
-        ("jobs",),
-        ("table",),
-        ("cancel",),
-        ("delete",),
-        ("check", "--baseline", "main"),
-    ],
-)
-def test_labels_are_written_one_way(flopwatch: Any, command: tuple[str, ...]) -> None:
-    refused = ended(flopwatch(*command, "--label", "run:old"), 2)
-    assert "write run=old" in " ".join(refused.split())
-
-
 def test_a_value_of_a_label_may_have_a_colon(site: Any, flopwatch: Any) -> None:
     job_id = submitted(flopwatch, "--label", "at=http://x")
     assert json.loads(ended(flopwatch("jobs", "--label", "at=http://x", "--json")))[0]["id"] == job_id
@@ -699,16 +631,6 @@ def test_an_unknown_kind_is_refused(site: Any, flopwatch: Any, command: str) -> 
     error = ended(flopwatch(command, "--kind", "benchmak"), 1)
     assert error == f"error: --kind benchmak: no job is of this kind; known kinds: {', '.join(sorted(KINDS))}\n"
     ended(flopwatch(command, "--kind", "benchmark", "--label", "nobody=has"))
-
-
-def test_a_kind_that_only_stored_jobs_have_is_taken(site: Any, flopwatch: Any) -> None:
-    job_id = submitted(flopwatch)
-    ended(flopwatch("cancel", str(job_id)))
-    with site.services.database.write() as connection:
-        connection.exec_driver_sql(f"update job set kind = 'bygone' where id = {job_id}")
-    assert f"\n{job_id} " in ended(flopwatch("jobs", "--kind", "bygone"))
-    assert json.loads(ended(flopwatch("jobs", "--kind", "bygone", "--state", "running", "--json"))) == []
-    assert ended(flopwatch("delete", "--kind", "bygone")) == "jobs deleted: 1\n"
 
 
 def test_jobs_say_what_they_measure_and_where_they_stand(site: Any, flopwatch: Any) -> None:
@@ -860,20 +782,6 @@ def test_workers(serve: Any, flopwatch: Any, tmp_path: Path) -> None:
         assert "test-worker" not in left.stdout
         assert "test-worker" in ended(flopwatch("workers", "--all", **here))
         assert len(json.loads(ended(flopwatch("workers", "--all", "--json", **here)))) == 3
-
-
-def test_a_noisy_host_is_said_once(serve: Any, flopwatch: Any, tmp_path: Path) -> None:
-    with serve(tmp_path) as site:
-        here = {"FLOPWATCH_URL": site.url}
-        site.worker.register()
-        for noisy in (1, 1, 0, 1):
-            assert "noisy" not in ended(flopwatch("workers", **here))
-            claim = site.worker.claim_job(site.submit()["id"])
-            site.worker.finish(claim, validity={"verdict": "valid", "noisy": noisy})
-        listed = ended(flopwatch("workers", **here))
-        assert re.findall("^.*noisy.*$", listed, re.MULTILINE) == [
-            "test-worker: noisy host: 3 of 4 recent jobs varied by more than 5 % or shared the CPU"
-        ]
 
 
 def test_options_choose_the_server(site: Any, flopwatch: Any, tmp_path: Path) -> None:
@@ -1030,21 +938,6 @@ def test_download(site: Any, flopwatch: Any, tmp_path: Path, monkeypatch: pytest
     assert ended(flopwatch("download", str(job_id), "trace.json.gz")) == f"job-{job_id}/trace.json.gz: 13000 bytes\n"
 
 
-def test_damaged_download(site: Any, flopwatch: Any, tmp_path: Path) -> None:
-    job_id = submitted(flopwatch, "--priority", "50")
-    source = tmp_path / "source"
-    source.write_bytes(b"good")
-    sha256, size = site.services.files.put(source)
-    site.worker.finish(
-        site.worker.claim_job(job_id), artifacts=[StoredArtifact(0, "a", "x", "text/plain", size, sha256)]
-    )
-    path = site.services.files.open_path(sha256)
-    path.chmod(0o600)
-    path.write_bytes(b"evil")
-    assert "damaged" in ended(flopwatch("download", str(job_id), "--to", str(tmp_path / "to")), 1)
-    assert list((tmp_path / "to").iterdir()) == []
-
-
 def test_specs(flopwatch: Any) -> None:
     assert "benchmark" in ended(flopwatch("specs"))
     fields = ended(flopwatch("specs", "benchmark"))
@@ -1077,34 +970,6 @@ def test_token(serve: Any, flopwatch: Any, tmp_path: Path) -> None:
     with serve(tmp_path, api_token="abc") as guarded:
         assert "A valid API token" in ended(flopwatch("jobs", FLOPWATCH_URL=guarded.url), 1)
         ended(flopwatch("jobs", FLOPWATCH_URL=guarded.url, FLOPWATCH_API_TOKEN="abc"))
-
-
-def test_a_lost_stream_is_taken_up(serve: Any, tmp_path: Path, start: Any) -> None:
-    """The server restarts while a client follows a job."""
-    with serve(tmp_path) as site:
-        port = int(site.url.rpartition(":")[2])
-        site.worker.register()  # else the job says that it waits for one
-        following = start("submit", *TINY, "--wait", FLOPWATCH_URL=site.url)
-        following.stderr.readline()
-        assert following.stderr.readline() == "queued\n"
-    import uvicorn
-
-    from app.main import create_app
-    from app.settings import Settings
-
-    app = create_app(Settings(data_dir=tmp_path))
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=2))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until(lambda: server.started, "the restart", 30)
-        site.worker.services = app.state.services
-        site.worker.finish(site.worker.claim())
-        assert following.wait(30) == 0, following.stderr.read()
-    finally:
-        server.should_exit = True
-        thread.join()
-    assert following.stderr.read().splitlines() == ["running", "succeeded"]
 
 
 def test_parsing_a_stream() -> None:

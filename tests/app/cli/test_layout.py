@@ -119,38 +119,6 @@ def test_every_table_fits_a_terminal_of_80_columns(site, flopwatch, on_terminal,
     assert {command: width for command, width in widest.items() if width > 80} == {}
 
 
-def test_jobs_say_what_they_share_once(flopwatch, on_terminal, results) -> None:
-    listed = ("jobs", "--label", "by=layout", "--limit", "4")
-    (shown,), piped = on_terminal(listed), flopwatch(*listed).stdout
-    above = shown.partition("\n\n")[0]
-    assert "kind: benchmark" in above
-    assert "state: succeeded" in above
-    assert "benchmark" not in shown.partition("\n\n")[2]
-    assert "place" not in shown, "it has no value in any row"
-    assert HASH[:8] in shown
-    assert HASH[:9] not in shown
-    assert re.search(rf"^{results[0]} +benchmark +succeeded .* f=1.0$|code={HASH}", piped, re.MULTILINE), "unabridged"
-    assert max(map(len, piped.splitlines())) > 200
-
-
-def test_every_command_keeps_to_columns_also_in_a_pipe(flopwatch: Any, results: tuple[str, ...]) -> None:
-    profile, _, one, other = results
-    assert flopwatch("baseline", "set", "of_60", one).returncode == 0
-    commands = [
-        ("jobs", "--label", "by=layout"),
-        ("table", "--job", one, "--job", other),
-        ("compare", one, other),
-        ("check", "--baseline", "of_60", other),
-        ("show", other),
-        ("show", profile),
-    ]
-    for command in commands:
-        narrow, whole = flopwatch(*command, COLUMNS="60"), flopwatch(*command)
-        lines = [*narrow.stdout.splitlines(), *narrow.stderr.splitlines()]
-        assert max(map(len, lines)) <= 60, (command, lines)
-        assert max(map(len, whole.stdout.splitlines())) > 60, "without COLUMNS other programs read whole lines"
-
-
 def test_a_comparisons_names_are_whole(on_terminal: Callable[..., list[str]], results: tuple[str, ...]) -> None:
     (shown,) = on_terminal(("compare", *results[2:]))
     for metric in ("forward_ms", "peak_memory_mib", "tokens_per_s"):

@@ -24,13 +24,12 @@ from typer.testing import CliRunner
 from app.cli.commands import cli
 from app.errors import CannotRunHere
 from app.server.access import lock_folder, refuse_open_access, refuse_second_server
-from app.server.process import listen, reachable
+from app.server.process import reachable
 from app.settings import Settings
 from app.store.database.engine import open_database
 from app.store.queue.registration import Registration
 from app.store.reading.queries import Reading
 from app.store.tokens import Tokens
-from tests.app.cli.conftest import environment
 from tests.disks import mounted
 from tests.forked import PLUGINS, PROJECT, ForkedService
 from tools.waiting import wait_until
@@ -117,17 +116,6 @@ def test_a_second_server_of_a_folder_is_refused(service: Any, start: Any, tmp_pa
     assert held is not None
     with pytest.raises(CannotRunHere, match="already"):
         refuse_second_server(settings)
-    os.close(held)
-
-
-def test_two_servers_that_start_at_once(tmp_path: Path) -> None:
-    """Both passed the first check."""
-    settings = Settings(data_dir=tmp_path)
-    refuse_second_server(settings)
-    held = lock_folder(settings)
-    with pytest.raises(CannotRunHere, match=f"A server runs on {tmp_path} already\\. Use that one"):
-        listen(settings)
-    assert held is not None
     os.close(held)
 
 
@@ -226,20 +214,6 @@ def test_backup_to_a_full_disk_says_so(tmp_path: Path) -> None:
         rf"error: No space is left on the disk: The copy's \d+ bytes do not fit on the disk of {small}: No space left"
     )
     assert re.match(said, full.stderr), full.stderr
-
-
-def test_backup_over_the_limit_of_files_says_so(tmp_path: Path) -> None:
-    open_database(Settings(data_dir=tmp_path / "data")).close()
-    words = [sys.executable, "-m", "app.cli", "backup", str(tmp_path / "copy")]
-    done = subprocess.run(
-        ["bash", "-c", 'ulimit -f 64; exec "$@"', "bash", *words],
-        env=environment(FLOPWATCH_DATA_DIR=tmp_path / "data"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, (tmp_path / "copy").exists()) == (1, False)
-    assert f"bytes do not fit on the disk of {tmp_path}: File too large." in done.stderr
 
 
 @pytest.mark.parametrize("wrong", ["source", "target"])
@@ -376,17 +350,6 @@ def missing_file_message(processes: list[psutil.Process], url: str) -> bool:
     return alive == []
 
 
-@pytest.mark.long
-def test_nothing_outlives_an_up_that_is_killed(start: Any, tmp_path: Path) -> None:
-    up = start("up", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path, FLOPWATCH_GRACE_S="2", WARM_PARENT="empty")
-    url = listening_url(up)
-    wait_until(lambda: httpx.get(url + "/workers", trust_env=False).json()["data"], "the worker", 60)
-    processes = all_of(up)
-    up.kill()
-    assert up.wait(40) == -signal.SIGKILL
-    assert missing_file_message(processes, url)
-
-
 def modes_below(folder: Path) -> dict[Path, int]:
     """Permissions of a folder and all below it, without what is removed meanwhile."""
     found = {}
@@ -432,26 +395,6 @@ def test_up_hides_the_token_and_hurries_at_a_second_signal(start: Any, tmp_path:
     with closing(open_database(Settings(data_dir=tmp_path / "data"))) as database:
         job, _version = Reading(database).job(gated["id"])
     assert (job["state"], job["attempt"]) == ("queued", 0)
-
-
-@pytest.mark.long
-def test_up_ends_when_a_child_does(start: Any, tmp_path: Path) -> None:
-    settings = {"FLOPWATCH_DATA_DIR": tmp_path, "FLOPWATCH_DATADIR": tmp_path, "FLOPWATCH_GRACE_S": "2"}
-    up = start("up", "--port", "0", **settings, WARM_PARENT="empty")
-    url = listening_url(up)
-    assert httpx.get(url + "/healthz", trust_env=False).status_code == 200
-
-    def server() -> psutil.Process | None:
-        children = psutil.Process(up.pid).children()
-        return next((child for child in children if "serve" in child.cmdline()), None)
-
-    found = wait_until(server, "the server's process")
-    found.kill()
-    _, err = up.communicate(timeout=40)
-    assert up.returncode == 1
-    assert "the server was killed by signal 9 (Killed)" in err
-    misspelt = "warning: FLOPWATCH_DATADIR is no setting, and nothing reads it: did you mean FLOPWATCH_DATA_DIR?"
-    assert err.count(misspelt) == 1, "not once more by each process that `up` starts"
 
 
 def test_worker_and_run_keep_the_process(tmp_path: Path) -> None:

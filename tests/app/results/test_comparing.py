@@ -8,7 +8,7 @@ import statistics
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +19,6 @@ from app.errors import Conflict, InvalidRequest, NotFound
 from app.results import Question, Sheet, comparing, render, sheet_of
 from app.results.comparing import PLAIN
 from app.results.environments import Setup, environment_differences
-from app.specs import spec_adapter
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
 from app.store.database.engine import Database
@@ -105,23 +104,6 @@ class TestMetrics:
         ]
         assert "context_length=256 → 512, precision=fp32 → bf16" in " ".join(sheet.notes)
 
-    def test_a_step_of_ones_own_has_no_fields_of_our_model(self, database: Database, measure: Measure) -> None:
-        code = {"sha256": 64 * "a", "function": "make_step", "file": "step.py"}
-        with database.write() as connection:
-            connection.exec_driver_sql(
-                "INSERT INTO code_file (sha256, size, put_at) VALUES (?, 1, '2026-01-01 00:00:00')", (code["sha256"],)
-            )
-        one = measure(("step_ms", {}), spec={"context_length": 64})
-        sheet = compare(database, one, measure(("step_ms", {}), spec={"step_code": code}))
-        fields = {its["name"]: (its["baseline"], its["candidate"]) for its in about(sheet, "spec_differences")}
-        assert fields["context_length"] == (64, None)
-        assert fields["step_code.function"] == (None, "make_step")
-        assert not {"precision", "seed"} & fields.keys(), "they have an effect on both sides, and are equal"
-        assert fields["batch_size"][1] is fields["model.size"][1] is None
-        assert not {"compile", "compile_scope", "fused", "new_tokens"} & fields.keys(), "neither side uses them"
-        (note,) = (note for note in sheet.notes if note.startswith("They differ in"))
-        assert note == "They differ in model=small → make_step@step.py."
-
     def test_what_is_not_in_use_is_no_difference(self, database: Database, measure: Measure) -> None:
         one = measure(("step_ms", {"case": {"activation_checkpointing": False, "compile": False}}))
         other = measure(("step_ms", {"case": {"activation_checkpointing": None, "compile": True}}))
@@ -157,23 +139,6 @@ class TestMetrics:
         text = render(sheet, "markdown")
         assert "oom" in text
         assert "is suspect; its verdict says why" in text
-
-    def test_text_is_short_where_all_is_well(self, database: Database, measure: Measure) -> None:
-        jobs = [measure(("step_ms", {"validity": "valid"})) for _ in range(2)]
-        sentence, _, head, *_ = render(compare(database, *jobs), "markdown").splitlines()
-        assert sentence.startswith("step_ms: inconclusive: 1 process each, and at least 4 per side are needed")
-        names = [name.strip() for name in head.strip("|").split("|")]
-        assert names == ["model", "context_length", "metric", "unit", "baseline", "candidate", "change", "ratio"]
-
-    def test_below_the_table_it_says_that_its_values_are_medians(self, database, measure, profile) -> None:
-        jobs = [measure(("step_ms", {"mean": 3.0})) for _ in range(2)]
-        sheet = compare(database, *jobs)
-        assert [row["baseline"] for row in rows(sheet)] == [2.0], "not the mean"
-        assert sheet.notes[0].startswith("Values are medians: of each process's samples")
-        without = [measure(("step_ms", {"outcome": "oom"})) for _ in range(2)]
-        profiles = [profile(FORWARD) for _ in range(2)]
-        for others in (without, profiles):
-            assert not any("median" in note for note in compare(database, *others).notes)
 
     @pytest.mark.parametrize("number", [1, 2])
     def test_a_job_compared_with_itself_says_so(self, database: Database, measure: Measure, number: int) -> None:
@@ -245,32 +210,6 @@ class TestMetrics:
         assert [
             together[length, row["metric"]] for length, row in zip(sorted([*lengths, *lengths]), alone, strict=True)
         ] == alone
-
-    def test_the_one_device_of_all_is_not_shown(self, database, run_job, queue, record) -> None:
-        spec = {"kind": "attention", "implementations": ["eager"], "sequence_lengths": [64, 128], "device": "cpu"}
-
-        def run(*lengths: int, finish: Finish = SUCCEEDED, device: str = "1x Test CPU") -> int:
-            claim = run_job(spec)
-            cases = spec_adapter.validate_python(claim.spec).cases()
-            rows_of = [
-                record("forward_ms", case=dict(one.coordinates), case_key=one.key, device_key=device, unit_index=unit)
-                for one in cases
-                if one.coordinates["sequence_length"] in lengths
-                for unit in range(8)
-            ]
-            queue.finish(claim, replace(finish, measurements=rows_of))
-            return claim.job_id
-
-        whole, stopped = run(64, 128), run(64, finish=Finish("failed", error={"code": "timeout"}))
-        sheet = compare(database, whole, stopped)
-        assert [(row["sequence_length"], row["baseline_outcome"], row["candidate_outcome"]) for row in rows(sheet)] == [
-            (64, "ok", "timeout"),
-            (128, "ok", "timeout"),
-        ]
-        assert "Test CPU" not in json.dumps([about(sheet, "sentence"), *(row["sentence"] for row in rows(sheet))])
-        assert "device" not in rows(sheet)[0]
-        others = compare(database, [whole, run(64, 128, device="1x Other CPU")], [whole])
-        assert {row["device"] for row in rows(others)} == {"1x Test CPU", "1x Other CPU"}, "where there are two"
 
 
 class TestWithABaseline:
@@ -602,20 +541,6 @@ def test_a_load_that_begins_between_two_blocks_of_turns_hides_no_slowdown(in_tur
     assert about(in_turns_of(one, other), "gate")["outcome"] == "inconclusive", "the control"
 
 
-def test_a_verdict_that_both_sides_share_stands_once(database: Database, measure: Measure) -> None:
-    def notes(*validities: str) -> list[str]:
-        times = [
-            ("step_ms", {"unit_index": i, "case": {"seed": i % 2}, "validity": validities[i % 2]}) for i in range(4)
-        ]
-        job_id = measure(*times, spec=IN_TURNS, finish=Finish("succeeded", units=in_turns()))
-        return [note for note in compare_sides(database, job_id).notes if "verdict says why" in note]
-
-    (both,) = notes("suspect", "suspect")
-    assert both.startswith("Both sides of job ")
-    (one,) = notes("valid", "suspect")
-    assert one.startswith("The candidate, job ")
-
-
 @pytest.fixture
 def profile(run_job: Callable[..., Claim], queue: Queue, reported: Any, record: Any) -> Callable[..., int]:
     """Record a profile with these tables: "kernels-forward", rows, its columns' types."""
@@ -725,27 +650,6 @@ class TestProfiles:
         idle = {row["name"]: row["change_ms"] for row in rows(sheet) if row["table"] == "waits"}
         assert idle == {"launches": 5.0, "running": -1.0, "host": 0.0}
 
-    def test_classes_come_first_by_scope_and_operators_last(self, database, profile) -> None:
-        def tables(factor: float) -> list[Any]:
-            return [
-                ("operators-forward", [["aten::mm", "matmul", 6.0 * factor, 1.0, 5.0]], OPERATORS),
-                ("kernels-optimizer", [["adam", "optimizer", 2.0 * factor, 1.0]], KERNELS),
-                ("kernels-forward", [["gemm", "matmul", 6.0 * factor, 10.0]], KERNELS),
-                ("classes", [["step", "matmul", 9.0 * factor, 1.0], ["forward", "matmul", 6.0 * factor, 1.0]], CLASSES),
-                ("attention", [["scores", 1.0]], {"part": "string", "total_ms": "number"}),
-            ]
-
-        sheet = compare(database, profile(*tables(1)), profile(*tables(2)))
-        assert [(row["table"], row["phase"], row["name"], row["change_ms"]) for row in rows(sheet)] == [
-            ("total", "forward", "all kernels", 6.0),
-            ("total", "optimizer", "all kernels", 2.0),
-            ("classes", "forward", "matmul", 6.0),
-            ("classes", "step", "matmul", 9.0),
-            ("kernels", "forward", "gemm", 6.0),
-            ("kernels", "optimizer", "adam", 2.0),
-            ("operators", "forward", "aten::mm", 6.0),
-        ]
-
     def test_a_class_unknown_to_one_side_is_no_change(self, database: Database, profile: Callable[..., int]) -> None:
         eager = [["step", "matmul", 9.0, 10.0], ["step", "normalisation", 2.0, 50.0]]
         graph = [["step", "matmul", 8.0, 10.0]]
@@ -822,20 +726,6 @@ class TestProfiles:
         assert any("did not succeed (crashed)" in note for note in sheet.notes)
 
 
-@pytest.mark.parametrize("format_", ["markdown", "latex", "html"])
-def test_people_read_the_notes_below_the_table(database: Database, profile: Callable[..., int], format_: Any) -> None:
-    text = render(compare(database, profile(FORWARD), profile(FORWARD)), format_)
-    assert "softmax" in text
-    assert text.index("softmax") < text.index("The jobs ran one after the other")
-    assert "2.000" not in text, "calls are whole numbers"
-
-
-def test_a_table_has_no_notes_among_its_numbers(database: Database, profile: Callable[..., int]) -> None:
-    text = render(compare(database, profile(FORWARD), profile(FORWARD)), "csv")
-    assert "one after the other" not in text
-    assert text.splitlines()[0].startswith("table,phase,name,class,baseline_ms")
-
-
 def test_both_sides_and_their_tables_are_read_in_one_snapshot(database, profile, monkeypatch) -> None:
     jobs = [[profile(FORWARD)], [profile(FORWARD)]]
     snapshots = []
@@ -849,19 +739,6 @@ def test_both_sides_and_their_tables_are_read_in_one_snapshot(database, profile,
     comparison = results.compare(database, *jobs)
     assert comparison.tables is not None
     assert len(snapshots) == 1
-
-
-def test_a_comparison_is_a_value(database: Database, measure: Measure) -> None:
-    """Its rows have the values of the single processes, which JSON lists by the rows' places."""
-    one, other = (measure(("step_ms", {"median": median}), ("forward_ms", {})) for median in (4.0, 3.0))
-    comparison = results.compare(database, [one], [other])
-    assert comparison.judgement.headline == "step_ms"
-    assert [row.judged.metric for row in comparison.distributions()] == ["step_ms", "forward_ms"]
-    assert [job.id for job in comparison.candidate.jobs] == [other]
-    (first, _) = comparison.distributions()
-    assert (first.values()["ratio"], list(first.judged.baseline)) == (0.75, [4.0])
-    with pytest.raises(FrozenInstanceError):
-        comparison.alternated = True  # type: ignore[misc]
 
 
 RETURNED = {"what": "string", "step": "integer", "name": "string", "value": "number", "not_finite": "string"}

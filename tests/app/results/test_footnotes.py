@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.results.footnotes import MAX_DETAIL, MAX_GROUPS, Footnotes, doubts_of, doubts_text
+from app.results.footnotes import Footnotes, doubts_of, doubts_text
 
 VARIES = ("variation", "26.4%")
 LOADED = ("host_load", "11.9%")
@@ -21,13 +21,6 @@ def test_one_reason_is_a_dagger() -> None:
     footnotes.count("suspect", [VARIES])
     assert footnotes.mark("suspect", [VARIES], partial=False) == "†"
     assert footnotes.notes() == ["† suspect: variation: 26.4%."]
-
-
-def test_rows_of_one_reason_share_a_note() -> None:
-    footnotes = Footnotes()
-    for _ in range(3):
-        footnotes.count("suspect", [VARIES, LOADED])
-    assert footnotes.notes() == ["† suspect (3 cases): variation, host_load, such as variation: 26.4%."]
 
 
 def test_a_row_without_times_needs_no_sign() -> None:
@@ -52,20 +45,6 @@ def test_several_reasons_are_numbered() -> None:
         "†2 invalid: host_load: 11.9%.",
         "†3 suspect: the checks of its job say why.",
     ]
-
-
-def test_very_many_reasons_share_the_last_sign() -> None:
-    footnotes = Footnotes()
-    for number in range(MAX_GROUPS + 4):
-        footnotes.count("suspect", [(f"check{number}", "")])
-    assert footnotes.mark("suspect", [(f"check{MAX_GROUPS}", "")], partial=False) == "†"
-    assert footnotes.notes()[-1] == "† suspect (4 cases): the checks of their jobs say why."
-
-
-def test_a_long_detail_is_cut() -> None:
-    footnotes = Footnotes()
-    footnotes.count("suspect", [("variation", "x" * 1000)])
-    assert len(footnotes.notes()[0]) < MAX_DETAIL + 40
 
 
 def test_a_long_detail_is_cut_between_words() -> None:
@@ -108,14 +87,6 @@ def test_doubts_of_one_case() -> None:
     assert doubts_of(None, "1") == []
     assert doubts_text([("variation", "a"), ("clocks", "")]) == "variation: a; clocks"
     assert doubts_text([]) is None
-
-
-def test_noisy_rows_share_one_sentence() -> None:
-    footnotes = Footnotes()
-    for noise in (0.06, 0.14):
-        footnotes.count_noisy(noise)
-    (note,) = footnotes.notes()
-    assert note.startswith("‡ noisy (2 rows): medians uncertain by up to ±14%;")
 
 
 def test_notes_without_reasons_count_rows_by_verdict() -> None:

@@ -74,17 +74,6 @@ class TestRows:
         assert sheet.column("context_length") == [512, 128, 256]
         assert [cell.value for cell in sheet.column("step_ms")] == [512.0, 128.0, 256.0]
 
-    @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-    def test_a_cpus_memory_of_a_whole_process_is_no_column(
-        self, database: Database, measure: Measure, backend: str
-    ) -> None:
-        case = {"case": {"backend": backend}}
-        sizes = [(name, {**case, "unit": "MiB"}) for name in ("peak_memory_mib", "optimizer_state_mib")]
-        measure(("step_ms", case), *sizes, spec={"kind": "ddp"})
-        shown = ["step_ms", *(["peak_memory_mib"] if backend == "nccl" else []), "optimizer_state_mib"]
-        assert table(database).names("metric") == shown
-        assert "peak_memory_mib" in table(database, columns=["all"]).names("metric")
-
     def test_every_coordinate_that_varies_is_shown(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {}), spec={"precision": "fp32", "batch_size": 4})
         measure(("step_ms", {}), spec={"precision": "bf16", "batch_size": 4})
@@ -165,17 +154,6 @@ class TestRows:
             table(database, **arguments)
         assert caught.value.errors[0].pointer == pointer
 
-    def test_kinds_beside_each_other(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {}))
-        measure(
-            ("tflops", {}),
-            spec={"kind": "attention", "sequence_lengths": [128], "implementations": ["eager"]},
-        )
-        sheet = table(database, kind=["benchmark", "attention"])
-        assert sheet.column("kind") == ["benchmark", "attention"]
-        assert sheet.names("coordinate")[1:4] == ["model", "context_length", "implementation"]
-        assert sheet.names("metric") == ["step_ms", "tflops"]
-
 
 class TestColumns:
     def test_asked_for_in_their_order(self, database: Database, measure: Measure) -> None:
@@ -214,18 +192,6 @@ class TestColumns:
     def test_without_any_of_the_kinds_own_what_was_measured(self, database: Database, measure: Measure) -> None:
         measure(("host_us", {}))
         assert table(database).names("metric") == ["host_us"]
-
-    def test_a_metric_that_no_case_knows_is_none(self, database: Database, measure: Measure) -> None:
-        unknown, refused = {"outcome": "unknown"}, {"outcome": "unsupported"}
-        measure(("step_ms", {}), ("mfu", unknown), ("tokens_per_s", {}))
-        measure(
-            ("step_ms", refused),
-            ("mfu", refused),
-            ("tokens_per_s", unknown),
-            spec={"context_length": 512},
-        )
-        assert table(database).names("metric") == ["step_ms", "tokens_per_s"]
-        assert outcomes(table(database, columns=["mfu"]), "mfu") == ["unknown", "unsupported"]
 
     def test_a_metric_that_ran_out_of_memory_everywhere_is_one(self, database: Database, measure: Measure) -> None:
         measure(("forward_ms", {}), ("step_ms", {"outcome": "oom"}))
@@ -461,12 +427,6 @@ class TestComparison:
         assert sheet.column("side") == ["baseline", "candidate"], "equal cases of two sides are two rows"
         assert [cell.value for cell in sheet.column("step_ms")] == [1.0, 2.0]
 
-    def test_one_that_measured_nothing_has_a_row_of_each_side(self, database: Database, measure: Measure) -> None:
-        measure(spec=self.SPEC, finish=TIMEOUT)
-        sheet = table(database)
-        assert sheet.column("side") == ["baseline", "candidate"]
-        assert sheet.column("precision") == ["fp32", "bf16"]
-
 
 class TestMissing:
     def test_reasons_come_with_the_table(self, database: Database, measure: Measure) -> None:
@@ -583,23 +543,6 @@ def test_a_job_in_no_database_has_the_same_table(database: Database, measure: Me
     same_notes = [replace(sheet, notes=[]) for sheet in (local, stored)]
     assert render(same_notes[0], "markdown") == render(same_notes[1], "markdown")
     assert local.column("step_ms")[0].value == 2.0
-
-
-@pytest.mark.parametrize(("length", "names"), [(1, ["sequence_length", "query_length"]), (None, ["sequence_length"])])
-def test_a_job_with_few_queries_shows_their_length(length: int | None, names: list[str]) -> None:
-    """Its rows would look like those of as many queries as keys; of these, no table has an empty column."""
-    cell = {
-        "case_key": "key",
-        "device_key": "1x CPU",
-        "reason": None,
-        "n": 3,
-        "median": 1.0,
-        "std": 0.1,
-        "outcome": "ok",
-    }
-    cell |= {"samples": None, "metric": "forward_ms", "phase": "forward", "unit": "ms"}
-    sheet = local_table(AttentionSpec(), [{**cell, "case": {"sequence_length": 64, "query_length": length}}])
-    assert sheet.names("coordinate") == names
 
 
 @pytest.mark.parametrize("spec", [AttentionSpec(), KernelSpec()], ids=["attention", "kernel"])

@@ -9,7 +9,6 @@ import random
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -141,40 +140,6 @@ class TestLatex:
         command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
         assert done.returncode == 0, done.stdout[-2000:]
-
-    @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex")
-    def test_no_table_is_wider_than_the_page(self, tmp_path: Path) -> None:
-        sheet = Sheet([Column(f"column_with_a_long_name_{index}", "string") for index in range(10)], [["x"] * 10])
-        rules = "".join(rf"\let\{name}\hline" for name in ("toprule", "midrule", "bottomrule"))
-        table = render(sheet, "latex")
-        unscaled = re.sub(r"\\resizebox.*", "{%", table)
-        for body, is_wide in ((table, False), (unscaled, True)):
-            page = rf"\begin{{document}}\noindent{chr(10)}{body}\end{{document}}"
-            (tmp_path / "table.tex").write_text(rf"\documentclass{{article}}\usepackage{{graphicx}}{rules}{page}")
-            command = ["pdflatex", "-interaction=nonstopmode", "table.tex"]
-            printed = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).stdout
-            assert (b"Overfull" in printed) == is_wide
-
-    def test_notes_below_and_heads_over_columns(self) -> None:
-        columns = [
-            Column("model", "string", role="coordinate"),
-            *(
-                Column(f"{metric}, n={n}", "number", "ms", role="metric", group=metric, head=f"n={n}")
-                for metric in ("forward_ms", "step_ms")
-                for n in (1, 2)
-            ),
-        ]
-        sheet = Sheet(columns, [["a|b", *[Cell(1.5, None, 1, "ok", mark="†")] * 4]], notes=["5 % more"])
-        text = render(sheet, "latex")
-        assert r" & \multicolumn{2}{c}{Forward (ms)} & \multicolumn{2}{c}{Step (ms)} \\" in text
-        assert r"\cmidrule(lr){2-3}\cmidrule(lr){4-5}" in text
-        assert r"Model & N 1 & N 2 & N 1 & N 2 \\" in text
-        assert r"1.500\textsuperscript{\textdagger{}}" in text
-        assert r"{\footnotesize 5 \% more\par}" in text
-        html = render(sheet, "html")
-        assert '<th rowspan="2">model</th><th colspan="2">forward_ms</th><th colspan="2">step_ms</th>' in html
-        assert "1.500<sup>†</sup>" in html
-        assert "1.500 †" in render(sheet, "markdown")
 
 
 def test_columns_of_one_metric_name_it_below() -> None:
@@ -392,16 +357,3 @@ def test_html_marks_texts_that_need_a_wide_column() -> None:
     text = render(Sheet([Column("note", "string")], [["short"], ["why " * 20]]), "html")
     assert "<td>short</td>" in text
     assert '<td class="long">why why' in text
-
-
-@pytest.mark.long
-def test_no_format_needs_pandas() -> None:
-    """Its import takes half a second."""
-    program = (
-        "import sys, app.main, app.results as results\n"
-        "sheet = results.Sheet([results.Column('a', 'string')], [['x']])\n"
-        "for name in ('json', 'csv', 'markdown', 'latex', 'html'):\n"
-        "    results.render(sheet, name)\n"
-        "assert 'pandas' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -163,19 +162,6 @@ def kernels(run_job: Callable[..., Claim], queue: Queue, reported: Any) -> int:
     return int(claim.job_id)
 
 
-def test_people_see_the_columns_that_they_read_first(database: Database, kernels: int) -> None:
-    sheet = result_table(database, kernels, "kernels-forward")
-    text = render(sheet, "markdown")
-    assert [cell.strip() for cell in text.splitlines()[0].strip("|").split("|")] == [
-        "name",
-        "class",
-        "total_ms",
-        "calls",
-    ]
-    assert "- Not shown: std_us (columns=all, on the command line --columns all, shows every column)." in text
-    assert "std_us" in render(sheet, "csv"), "CSV and JSON have every column"
-
-
 def test_columns_on_request(database: Database, kernels: int) -> None:
     every = result_table(database, kernels, "kernels-forward", Excerpt(columns=["all"]))
     assert "std_us" in render(every, "markdown").splitlines()[0]
@@ -185,26 +171,3 @@ def test_columns_on_request(database: Database, kernels: int) -> None:
     with pytest.raises(InvalidRequest, match=r"no column 'nose'; there is unit_index, name.*or all") as caught:
         result_table(database, kernels, "kernels-forward", Excerpt(columns=["nose"]))
     assert caught.value.errors[0].pointer == "/columns"
-
-
-@pytest.mark.parametrize(
-    ("notes", "head", "below"),
-    [
-        (["same", "same"], "| part   |", ["- Of all rows: same."]),
-        (["same", "same", "other"], "| part   |", ["- [1] same.", "- [2] other."]),
-        (["same", None, "same"], "| part   |", ["- [1] same."]),
-        (["one", "other"], "| part   | note   |", []),
-    ],
-)
-def test_a_note_of_many_rows_stands_below_once(database, run_job, queue, reported, notes, head, below) -> None:
-    claim = run_job()
-    rows = [[f"p{number}", note] for number, note in enumerate(notes)]
-    queue.finish(claim, Finish("succeeded", tables=[reported("parts", rows, part="string", note="string")]))
-    text = render(result_table(database, claim.job_id, "parts"), "markdown")
-    assert [cell.strip() for cell in text.splitlines()[0].strip("|").split("|")] == [
-        cell.strip() for cell in head.strip("|").split("|")
-    ]
-    assert [line for line in text.splitlines() if line.startswith("- ")] == below
-    assert [
-        row["note"] for row in json.loads(render(result_table(database, claim.job_id, "parts"), "json"))["rows"]
-    ] == notes

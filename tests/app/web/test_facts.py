@@ -48,19 +48,6 @@ def test_checks_that_failed_come_first() -> None:
     assert found[1].where == "a"
 
 
-def test_a_check_that_says_the_same_in_every_replicate_stands_once() -> None:
-    units = [{"unit": f"replicate {number} of 4", "case": "tiny"} for number in range(1, 5)]
-    checks = [
-        {"name": "variation", "ok": number == 0, "detail": f"{number} %", **unit} for number, unit in enumerate(units)
-    ]
-    found = facts.checks({"checks": [*checks, {"name": "variation", "ok": False, "unit": "other", "case": "small"}]})
-    assert [(check.verdict, check.detail, check.where) for check in found] == [
-        ("suspect", "1 %", "replicate 2 of 4, tiny; so in 3 units"),
-        ("suspect", "", "other, small"),
-        ("passed", "0 %", "replicate 1 of 4, tiny"),
-    ]
-
-
 def test_the_pace_and_the_time_left() -> None:
     progress = [event(0, 0, 2, "unit"), event(10, 0, 80, "making"), event(12, 10, 80, "measuring")]
     assert facts.pace(progress, START + timedelta(seconds=12)) == "200 ms each, about 14 s left"

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from app.store.records import Offer, UnitRecord
-from app.web.pages.job import varying_columns
 from tests.app.conftest import CAPABILITIES, TINY
 from tests.app.web.checker import page
 
@@ -75,25 +74,6 @@ def test_samples_are_a_line_for_each_phase_and_process(fresh_site: Any, measured
     assert (nothing["data"], nothing["empty"]) == ([], "Nothing was sampled repeatedly.")
 
 
-@pytest.mark.parametrize(
-    ("processes", "drawn", "note"), [(20, 20, ""), (70, 64, "Drawn: the first 64 of 70 processes")]
-)
-def test_left_out_processes_of_samples_are_reported(fresh_site, measured, processes, drawn, note) -> None:
-    phases = ("forward", "backward", "optimizer", "step")
-    job_id = fresh_site.submit()["id"]
-    rows = [
-        sampled(measured(f"{phase}_ms", 1.0, unit_index=unit), [1.0, 2.0])
-        for phase in phases  # the rows of one process do not stand together
-        for unit in range(processes)
-    ]
-    fresh_site.worker.finish(fresh_site.worker.claim_job(job_id), measurements=rows)
-    figure = fresh_site.http.get(f"/ui/jobs/{job_id}/samples").json()
-    assert len(figure["data"]) == drawn * len(phases), "of a process every phase is drawn, or none"
-    assert {trace["text"] for trace in figure["data"]} == {f"process {number + 1}" for number in range(drawn)}
-    assert [trace["name"] for trace in figure["data"] if trace["showlegend"]] == list(phases)
-    assert figure["note"] == note
-
-
 def test_cells_are_paged_sorted_and_filtered(fresh_site: Any, measured: Any) -> None:
     job_id = fresh_site.submit()["id"]
     rows = [
@@ -134,15 +114,6 @@ def test_cells_are_paged_sorted_and_filtered(fresh_site: Any, measured: Any) -> 
     assert "oom" in odd.text, "what has no value comes last"
     assert f"{path}?sort=-backward_ms&text=odd" in odd.references
     assert "No cell matches" in page(fresh_site, f"{path}?text=none").text
-
-
-def test_cells_of_a_single_case_have_columns_for_what_it_has(fresh_site: Any, measured: Any) -> None:
-    job_id = fresh_site.submit()["id"]
-    rows = [measured("step_ms", 1.0, model="own.py", length=7, d_model=None)]
-    fresh_site.worker.finish(fresh_site.worker.claim_job(job_id), measurements=rows)
-    text = page(fresh_site, f"/ui/jobs/{job_id}/cells").text
-    assert "length" in text
-    assert "d_model" not in text
 
 
 def test_a_job_is_submitted_once_more(fresh_site: Any) -> None:
@@ -310,50 +281,3 @@ def test_a_comparison_that_measured_nothing_has_none(fresh_site: Any) -> None:
     job = fresh_site.http.post("/jobs", json={"spec": spec}).raise_for_status().json()["id"]
     fresh_site.http.post(f"/jobs/{job}/cancel").raise_for_status()
     assert f"/ui/compare?job={job}" not in page(fresh_site, f"/ui/jobs/{job}").references
-
-
-def test_columns_that_vary_distinguish_measurements() -> None:
-    names = ["model", "length", "case_key", "device_key", "unit_title", "unit_index", "metric", "mean"]
-    rows = [
-        dict(zip(names, values, strict=True))
-        for values in (["tiny", 1, "a", "cpu", "r 0", 0, "x", 1.0], ["tiny", True, "b", "gpu", "r 1", 1, "y", 2.0])
-    ]
-    measurements = {"columns": [{"name": name} for name in names], "rows": rows}
-    assert varying_columns(measurements) == ["length", "device_key", "unit_title"]
-
-
-def test_the_reason_of_a_verdict_stands_once(fresh_site: Any, measured: Any) -> None:
-    job_id = fresh_site.submit()["id"]
-    check = {"name": "variation", "ok": False, "detail": "known to ±213.5%"}
-    validity = {"verdict": "suspect", "checks": [check]}
-    fresh_site.worker.finish(
-        fresh_site.worker.claim_job(job_id),
-        measurements=[measured("forward_ms", 1.0, model="tiny", validity="suspect")],
-        validity=validity,
-        units=[UnitRecord(0, "benchmark", "succeeded", validity=validity)],
-    )
-    found = page(fresh_site, f"/ui/jobs/{job_id}").text
-    assert found.count("known to ±213.5%") == 1
-    assert "† suspect: the checks of its job say why." in found
-    table = fresh_site.http.get(f"/tables?job={job_id}&format=markdown").text
-    assert "known to ±213.5%" in table, "a table that stands alone has the reason below it"
-
-
-def test_the_reason_of_a_wrong_result_is_not_repeated_by_its_check(fresh_site: Any, measured: Any) -> None:
-    job_id = fresh_site.submit()["id"]
-    check = {"name": "measured", "ok": False, "detail": "wrong: the output differs", "severity": "wrong"}
-    fresh_site.worker.finish(
-        fresh_site.worker.claim_job(job_id),
-        measurements=[
-            replace(
-                measured("forward_ms", None, outcome="wrong", model="tiny", validity="wrong"),
-                reason="the output differs",
-            )
-        ],
-        validity={"verdict": "wrong", "checks": [check]},
-    )
-    found = page(fresh_site, f"/ui/jobs/{job_id}").text
-    before, _, checks = found.partition("Checks\n")
-    assert before.partition("1 measurement")[0].count("the output differs") == 1
-    assert "measured" in checks
-    assert "the output differs" not in checks

@@ -54,13 +54,6 @@ def test_jobs_of_a_sweep_are_named_by_their_differences(fresh_site: Any) -> None
     assert rows[1:] == ["small", "tiny"]
 
 
-def test_jobs_of_a_search_are_named_by_the_value_they_try(fresh_site: Any) -> None:
-    body = {"base": {"kind": "benchmark"}, "fit": {"axis": "context_length", "upto": 1024}}
-    answer = fresh_site.http.post("/sweeps", json=body)
-    assert answer.status_code == 201, answer.text
-    assert "over context_length" in " ".join(page(fresh_site, "/ui").text.split())
-
-
 def test_a_row_has_duration_verdict_and_metric(fresh_site: Any, measured: Any) -> None:
     ids = [fresh_site.submit()["id"] for _ in range(3)]
     rows = {
@@ -135,22 +128,6 @@ def test_refreshes_share_a_page_that_visits_get_anew(fresh_site, monkeypatch, pa
     assert tag(**REFRESH) != refresh
 
 
-def test_the_reason_stands_beside_suspect(fresh_site: Any) -> None:
-    site = fresh_site
-    site.worker.register()
-    job, other = site.submit()["id"], site.submit()["id"]
-    checks = [
-        {"name": "variation", "ok": False, "detail": "±30 %", "severity": "suspect"},
-        {"name": "steady", "ok": False, "severity": "note"},
-        {"name": "host_load", "ok": True},
-    ]
-    for verdict, one, its in (("suspect", job, checks), ("valid", other, checks[1:])):
-        site.worker.finish(site.worker.claim_job(one), validity={"verdict": verdict, "checks": its})
-    for path in ("/ui", f"/ui/jobs/{job}", f"/ui/compare?job={job}&job={other}"):
-        text = site.http.get(path).text
-        assert re.findall(r'>(\w+)</span> <span class="doubt">([^<]*)', text) == [("suspect", "variation")]
-
-
 def test_a_wrong_result_does_not_headline_the_others_times(fresh_site: Any) -> None:
     site = fresh_site
     site.worker.register()
@@ -164,39 +141,8 @@ def test_a_wrong_result_does_not_headline_the_others_times(fresh_site: Any) -> N
     assert '<span class="verdict wrong">wrong</span>' in site.http.get("/ui").text
 
 
-def test_what_several_groups_wait_for_stands_once(fresh_site: Any) -> None:
-    for kind in ("benchmark", "memory", "profile"):
-        fresh_site.submit(spec={"kind": kind})
-    text = page(fresh_site, "/ui/workers").text
-    assert text.count("no worker is connected: if none is starting") == 1
-    assert all(f"Job {number}" in text for number in (1, 2, 3))
-
-
 def test_what_a_waiting_job_needs_is_said(fresh_site: Any) -> None:
     fresh_site.submit(spec={"attention": "eager"})
     text = page(fresh_site, "/ui/workers").text
     assert "or the CPU of a host without GPUs" in text
     assert "a worker with attention:eager" in text
-
-
-def test_notes_of_a_long_table_stand_outside_of_what_scrolls(fresh_site: Any) -> None:
-    site = fresh_site
-    site.worker.register()
-    job = site.submit()["id"]
-    site.worker.finish(site.worker.claim_job(job), measurements=[measurement(n=10)])
-    for path in (f"/ui/tables?job={job}", f"/ui/jobs/{job}"):
-        table, _, after = site.http.get(path).text.partition('class="scroll results tall"')[2].partition("</div>")
-        assert "</table>" in table
-        assert "<p>" not in table
-        assert "<p>Cells: " in after[:200]
-
-
-def test_a_noisy_host_is_said_once_above_the_list(fresh_site: Any) -> None:
-    site = fresh_site
-    site.worker.register()
-    for noisy in (1, 1, 1, 0):
-        validity = {"verdict": "valid", "counts": {"valid": 1}, "checks": []} | ({"noisy": 1} if noisy else {})
-        site.worker.finish(site.worker.claim_job(site.submit()["id"]), validity=validity)
-    text = page(site, "/ui").text
-    assert text.count("Noisy host: 3 of 4 recent jobs varied by more than 5 % or shared the CPU.") == 1
-    assert page(site, "/ui/workers").text.count("Noisy host: 3 of 4 recent jobs") == 1

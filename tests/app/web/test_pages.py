@@ -140,13 +140,6 @@ def test_a_job_of_several_units_shows_them_and_their_tables(site: Any, measured:
         assert site.http.get(reference).status_code == 200
 
 
-def test_a_job_of_one_unit_shows_none(site: Any, measured: Any) -> None:
-    job_id = site.submit(priority=10)["id"]
-    units = [UnitRecord(0, "the whole job", "succeeded")]
-    site.worker.finish(site.worker.claim_job(job_id), measurements=[measured("forward_ms", 1.0)], units=units)
-    assert "the whole job" not in page(site, f"/ui/jobs/{job_id}").text
-
-
 def test_the_first_of_many_measurements_are_shown(site: Any, measured: Any) -> None:
     job_id = finished(site, *(measured("forward_ms", 1.0, context_length=length) for length in range(1000, 1300)))
     found = page(site, f"/ui/jobs/{job_id}")
@@ -271,25 +264,6 @@ def test_a_failed_job_shows_what_it_measured(site: Any, measured: Any) -> None:
     text = site.http.get(f"/ui/jobs/{job_id}").text
     assert '<details id="measurements" open>' in text
     assert "/tables?job=" not in text, "its table would say that it failed, and nothing else"
-
-
-def test_the_case_of_a_job_of_many_cells_is_short(fresh_site: Any) -> None:
-    names = [f"implementation_{number}" for number in range(13)]
-    spec = {"kind": "attention", "implementations": names, "head_dims": [64], "causal": [True, False]}
-    assert fresh_site.http.post("/jobs", json={"spec": spec}).status_code == 201
-    text = page(fresh_site, "/ui").text
-    assert "13 implementations, bf16, causal=true/false, head_dim=64, sequence_length=256/1024" in text
-    assert "implementation_7" not in text
-
-
-def test_a_long_log_is_cut(site: Any) -> None:
-    job_id = site.submit(priority=10)["id"]
-    log = "start\n" + "x" * 30_000 + "\nend\n"
-    site.worker.finish(site.worker.claim_job(job_id), log=log)
-    found = page(site, f"/ui/jobs/{job_id}")
-    assert "end" in found.text
-    assert "start" not in found.text
-    assert f"/jobs/{job_id}/logs" in found.references
 
 
 def test_cancel_button(site: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +10,9 @@ import pytest
 
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.web.pages.plots import first_metric
-from app.web.plots.chart import DASHES, MAX_BARS, MAX_SERIES, _styles, draw_chart
+from app.web.plots.chart import MAX_BARS, MAX_SERIES, draw_chart
 from app.web.plots.distributions import MAX_STRIP, SIDES, Samples, draw_distributions
-from app.web.plots.drawing import EMPTY, OUTCOMES, PALETTE
+from app.web.plots.drawing import EMPTY, OUTCOMES
 from app.web.plots.heat_map import draw_heat_map
 from app.web.plots.points import Axes, Point, axes_of, points_of, varying
 from app.web.plots.ratios import Ratio, draw_ratios
@@ -271,49 +270,6 @@ class TestMorePointsThanPixels:
         assert len(drawn(figure)[""]["x"]) == 999
         assert figure["note"] == ""
 
-    def test_the_numbers_below_a_figure_are_the_first_ones_of_all(self) -> None:
-        points = curve(10_000)
-        table = draw_chart(points, axes_of(points), "step_ms", "ms")["table"]
-        assert [row[0] for row in table["rows"]] == list(range(2000))
-        assert table["number"] == 10_000
-
-    def test_a_large_heat_map_says_what_it_leaves_out(self) -> None:
-        points = [Point({"a": a, "b": b}, float(a + b)) for a in range(200) for b in range(100)]
-        figure = draw_heat_map(points, "a", "b", "step_ms", "ms")
-        shown = figure["data"][0]
-        assert (len(shown["x"]), len(shown["y"])) == (100, 100)
-        assert shown["z"][1][1] == 3.0  # at a = 2, b = 1
-        assert figure["note"] == "Drawn: 1 in 2 values of A"
-        assert figure["table"]["number"] == 20_000
-
-    @pytest.mark.parametrize(("series", "drawn_places"), [(1, MAX_BARS), (3, MAX_BARS // 3), (20, 4)])
-    def test_left_out_bars_are_reported(self, series: int, drawn_places: int) -> None:
-        points = [
-            Point(
-                {"name": f"n{at}", "kind": f"k{number}"},
-                None if at == 1 else 1.0 + at,
-                outcome="oom" if at == 1 else "ok",
-            )
-            for at in range(500)
-            for number in range(series)
-        ]
-        figure = draw_chart(points, axes_of(points, "name"), "step_ms", "ms")
-        names = [f"n{at}" for at in range(drawn_places)]
-        traces = drawn(figure)
-        assert figure["layout"]["xaxis"]["categoryarray"] == names
-        marks = traces.pop("oom")
-        assert set(marks["x"]) == {"n1"}
-        assert len(traces) == series
-        assert all(trace["x"] == [name for name in names if name != "n1"] for trace in traces.values())
-        assert figure["note"] == f"Drawn: the first {drawn_places} of 500 values of name"
-        assert figure["table"]["number"] == 500 * series
-
-    def test_only_series_that_are_drawn_take_room(self) -> None:
-        points = [Point({"name": f"n{at}", "kind": f"k{at:03}"}, 1.0) for at in range(100)]
-        figure = draw_chart(points, axes_of(points, "name"), "step_ms", "ms")
-        assert [trace["x"] for trace in drawn(figure).values()] == [[f"n{at}"] for at in range(7)]
-        assert figure["note"] == "Drawn: 7 of 100 series; the first 7 of 100 values of name"
-
     def test_bars_that_fit_are_all_drawn(self) -> None:
         points = [Point({"name": f"n{at}"}, 1.0) for at in range(MAX_BARS)]
         figure = draw_chart(points, axes_of(points), "step_ms", "ms")
@@ -344,19 +300,6 @@ def test_a_field_that_follows_from_another_is_no_axis() -> None:
     assert list(varying(both)) == ["compile"]
 
 
-@pytest.mark.parametrize("numeric", [True, False])
-def test_the_legend_names_the_verdicts_of_open_and_hatched_marks(numeric: bool) -> None:
-    places = (1, 2, 3) if numeric else ("a", "b", "c")
-    points = [
-        Point({"x": place}, 1.0, validity=v) for place, v in zip(places, ("valid", "suspect", "invalid"), strict=True)
-    ]
-    traces = drawn(draw_chart(points, Axes("x"), "step_ms", "ms"))
-    assert "suspect or invalid" in traces
-    entry = traces["suspect or invalid"]["marker"]
-    assert entry.get("symbol") == "circle-open" or entry["pattern"] == {"shape": "x"}
-    assert "suspect" not in "".join(drawn(draw_chart(points[:1], Axes("x"), "step_ms", "ms")))
-
-
 def test_error_bars_have_the_colour_of_text() -> None:
     (trace,) = draw_chart([Point({"x": "a"}, 1.0, spread=0.1)], Axes("x"), "step_ms", "ms")["data"]
     assert trace["error_y"]["color"] == "var(--text)"
@@ -375,15 +318,6 @@ def test_ratios_have_a_logarithmic_axis_with_the_better_side_named() -> None:
     assert mixed["layout"]["yaxis"]["categoryarray"] == ["c →", "b ←", "a ←"]
 
 
-@pytest.mark.parametrize("ratio", [1.0, 1.0001, 0.93, 1.3, 3.0, 60.0, 0.004, 500.0])
-def test_an_axis_of_ratios_has_several_ticks_in_sight(ratio: float) -> None:
-    axis = draw_ratios([Ratio("a", ratio, None, None, "differs", "less")])["layout"]["xaxis"]
-    low, high = (10**end for end in axis["range"])
-    assert low < ratio < high
-    assert sum(low < tick < high for tick in axis["tickvals"]) >= 3
-    assert min(math.log(ratio / low), math.log(high / ratio)) > 0.05 * math.log(high / low), "a dot is not cut"
-
-
 def test_a_sweep_opens_on_the_metric_by_which_its_best_is_chosen() -> None:
     measured = ["exposed_communication_ms", "peak_memory_mib", "step_ms"]
     first = [
@@ -397,17 +331,3 @@ def test_twelve_series_have_colours_of_their_own() -> None:
     points = [Point({"x": x, "by": f"s{index:02}"}, 1.0) for index in range(12) for x in (1, 2)]
     colours = [trace["line"]["color"] for trace in draw_chart(points, Axes("x", ("by",)), "step_ms", "ms")["data"]]
     assert len(set(colours)) == 12
-
-
-def test_beyond_the_palette_no_two_series_look_alike() -> None:
-    precisions = ("fp32", "bf16")
-    points = [
-        Point({"model": f"m{number}", "precision": precision, "text": "a"}, 1.0, n=1)
-        for number in range(20)
-        for precision in precisions
-    ]
-    styles = _styles(points, ["model", "precision"])
-    looks = {(colour % len(PALETTE), dash % len(DASHES)) for colour, dash in styles}
-    assert len(looks) == len(points)
-    few = _styles(points[:8], ["model", "precision"])
-    assert few[:2] == [(0, 0), (0, 1)], "the precisions of one model have one colour"

@@ -8,8 +8,6 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +16,7 @@ from app.specs import spec_adapter
 from app.store.reading import members
 from app.store.records import Offer
 from app.web.pages import plots as plots_page
-from app.web.pages.compare import short_names
-from app.web.pages.sweeps import listed
 from app.web.pages.tables import command
-from flopwatch.text.values import value_text
 from tests.app.conftest import CAPABILITIES
 from tests.app.web.checker import page
 
@@ -97,19 +92,6 @@ class TestSweeps:
         text = filled.http.get(f"/ui/sweeps/1{query}").text
         assert [int(number) for number in re.findall(r'<tr id="job-(\d+)">', text)] == jobs
 
-    def test_a_metric_sorts_that_no_job_has_a_value_of(self, serve: Any, measured: Any, tmp_path: Path) -> None:
-        """All jobs but the last are out of memory; only the last measures another phase."""
-        with serve(tmp_path, lease_s=600) as site:
-            site.http.post("/sweeps", json={"base": TINY, "grid": {"context_length": [64, 128]}})
-            for rows in (
-                [measured("step_ms", None, "oom")],
-                [measured("step_ms", None, "oom"), measured("later_ms", 1.0)],
-            ):
-                site.worker.finish(site.worker.claim(), measurements=rows)
-            for sort, jobs in (("step_ms", [1, 2]), ("-step_ms", [2, 1]), ("later_ms", [2, 1])):
-                text = site.http.get(f"/ui/sweeps/1?sort={sort}").raise_for_status().text
-                assert [int(number) for number in re.findall(r'<tr id="job-(\d+)">', text)] == jobs, sort
-
     @pytest.mark.parametrize(
         "query",
         ["?sort=nothing", "?at=precision", "?at=nothing:0", f"?at=precision:{10**20}", "?state=done", "?page=0"],
@@ -123,11 +105,6 @@ class TestSweeps:
         assert again.status_code == 304
         assert again.headers["content-security-policy"] == first.headers["content-security-policy"]
         assert filled.http.get("/ui/sweeps/1?sort=-job", headers={"If-None-Match": first.headers["etag"]}).text
-
-    def test_values_of_the_grid_in_words(self) -> None:
-        assert value_text({"size": "tiny", "vocab_size": 8}) == "tiny/8"
-        assert [value_text(value) for value in (True, None, 1.5, [1, 2])] == ["true", "none", "1.5", "1/2"]
-        assert listed(list(range(100))) == "0, 1 … 99 (100 values)"
 
 
 def test_a_sweep_that_has_lost_a_job_can_be_resumed(fresh_site: Any) -> None:
@@ -165,24 +142,6 @@ def test_the_cases_of_a_running_sweep_appear_without_a_reload(fresh_site: Any, m
         assert ("every 3s" in text) == (ended == 0)
 
 
-def test_ages_go_on_while_jobs_have_not_ended(fresh_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep = fresh_site.http.post("/sweeps", json={"base": TINY, "grid": {"seed": [1]}}).raise_for_status().json()["id"]
-    now = [1000.0]
-    monkeypatch.setattr("app.web.live.time", SimpleNamespace(monotonic=lambda: now[0]))
-
-    def status(path: str, tag: str) -> int:
-        return int(fresh_site.http.get(path, headers={"If-None-Match": tag}).status_code)
-
-    for ended in (False, True):
-        if ended:
-            fresh_site.worker.finish(fresh_site.worker.claim())
-        for path in (f"/ui/sweeps/{sweep}", "/ui/jobs/1"):
-            tag = fresh_site.http.get(path).headers["etag"]
-            assert status(path, tag) == 304
-            now[0] += 10
-            assert status(path, tag) == (304 if ended else 200), path
-
-
 def test_a_search_shows_what_fits(filled: Any, measured: Any) -> None:
     body = {"base": TINY, "fit": {"axis": "context_length", "upto": 512, "step": 256}, "priority": 9, "grid": {}}
     answer = filled.http.post("/sweeps", json=body)
@@ -214,27 +173,6 @@ class TestPlots:
         assert heat == [], "one coordinate is left"
         bars, _ = figures(filled.http.get("/ui/plots?sweep=1&x=precision").text)
         assert bars["data"][0]["type"] == "bar"
-
-    def test_another_metric_keeps_the_choices_that_it_has(self, fresh_site: Any, measured: Any) -> None:
-        """A form sends the axes and values that were chosen for the metric before."""
-        job = fresh_site.submit()["id"]
-        fresh_site.worker.finish(
-            fresh_site.worker.claim(),
-            measurements=[
-                *(
-                    measured("forward_ms", 1.0, length=length, mask=mask)
-                    for length in (8, 16)
-                    for mask in ("no", "yes")
-                ),
-                *(measured("backward_ms", 1.0, length=length, mask="no") for length in (8, 16)),
-            ],
-        )
-        chosen = f"/ui/plots?job={job}&x=length&y=mask&only=mask:yes&only=&metric="
-        assert fresh_site.http.get(f"{chosen}backward_ms").status_code == 422, "asked for by hand"
-        (lines,) = figures(fresh_site.http.get(f"{chosen}backward_ms&of=forward_ms").text)
-        assert lines["data"][0]["x"] == [8, 16]
-        (one,) = figures(fresh_site.http.get(f"{chosen}forward_ms&of=backward_ms").text)
-        assert len(one["data"]) == 1, "the mask that is asked for"
 
     def test_all_values_are_drawn_along_x(self, filled: Any) -> None:
         bars, _ = figures(filled.http.get("/ui/plots?sweep=1&x=precision&only=precision:bf16").text)
@@ -270,17 +208,6 @@ class TestPlots:
         assert of_table[1][:2] == ("failed", [32, 64])
         monkeypatch.setattr(plots_page, "MANY_POINTS", 1)
         assert drawn() == of_table
-
-    def test_the_rest_of_too_many_bars_is_in_the_table(self, fresh_site: Any, measured: Any) -> None:
-        for number in (80, 3):
-            job = fresh_site.submit()["id"]
-            rows = [measured("step_ms", 1.0 + at, model=f"m{at}") for at in range(number)]
-            fresh_site.worker.finish(fresh_site.worker.claim_job(job), measurements=rows)
-        cut, whole = (fresh_site.http.get(f"/ui/plots?job={job}").text for job in (1, 2))
-        assert 'href="/ui/tables?job=1"' in cut
-        assert "/ui/tables" not in whole
-        (bars,) = figures(cut)
-        assert bars["note"] == "Drawn: the first 60 of 80 values of model"
 
     def test_figures_are_cached_until_results_change(self, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         first = filled.http.get("/ui/plots?sweep=1").text
@@ -340,16 +267,6 @@ class TestTables:
     def test_an_empty_selection_is_explained(self, filled: Any) -> None:
         assert "No finished job matches" in page(filled, "/ui/tables?label=none:1").text
 
-    def test_several_labels_in_one_field(self, fresh_site: Any, measured: Any) -> None:
-        for labels in ({"note": "a, b", "x": "y"}, {"note": "a, b"}):
-            job = fresh_site.submit(labels=labels)["id"]
-            fresh_site.worker.finish(fresh_site.worker.claim_job(job), measurements=[measured("step_ms", 1.0, of=job)])
-        both = fresh_site.http.get("/ui/tables", params={"labels": '"note:a, b", x:y'}).text
-        assert both.count("<td") < fresh_site.http.get("/ui/tables", params={"labels": '"note:a, b"'}).text.count("<td")
-        assert 'name="labels" value="&#34;note:a, b&#34;, x:y"' in both, "as it was typed"
-        assert "label=note%3Aa%2C+b&amp;label=x%3Ay" in both, "exports name each"
-        assert "must be written key=value" in page(fresh_site, "/ui/tables?labels=x", 422).text
-
     @pytest.mark.parametrize("label", ["team:a b", "team=a b"])
     def test_the_equivalent_command(self, label: str) -> None:
         parameters = [("sweep", "3"), ("label", label), ("columns", "x"), ("columns", "y"), ("best", "true")]
@@ -372,23 +289,6 @@ class TestCompare:
         assert "one dot for each sample" in text
         assert "plotly-cartesian" in text, "it has boxes"
         assert "plotly-basic" in filled.http.get(f"/ui/jobs/{jobs[0]}").text
-
-    def test_what_several_rows_say_alike_stands_once(self, filled: Any, measured: Any) -> None:
-        """Each of five rows said that the host is too noisy, and how many processes there were."""
-        jobs = []
-        for values in ((1.0, 3.0, 9.0, 27.0), (27.0, 9.0, 3.0, 1.0)):
-            filled.submit(spec={"context_length": 16}, priority=9)
-            claim = filled.worker.claim()
-            rows = [
-                measured(metric, value**power, unit_index=unit, model="tiny", context_length=16)
-                for metric, power in (("step_ms", 1.0), ("forward_ms", 0.9), ("rest_ms", 0.8))
-                for unit, value in enumerate(values)
-            ]
-            filled.worker.finish(claim, measurements=rows)
-            jobs.append(claim.job_id)
-        text = page(filled, f"/ui/compare?job={jobs[0]}&job={jobs[1]}").text
-        assert text.count("no difference found, but the candidate may be") == 3
-        assert text.count("4 processes each") <= 1
 
     def test_without_jobs_it_says_how_to_choose(self, filled: Any) -> None:
         assert "The oldest selected job is the baseline" in page(filled, "/ui/compare").text
@@ -421,23 +321,6 @@ class TestCompare:
         assert "/compare?baseline=1&candidate=4&format=latex" in found.references
         assert "/ui/compare?job=4&job=1&job=5" in found.references
 
-    def test_a_doubt_that_all_rows_share_stands_once(self, filled: Any, measured: Any) -> None:
-        jobs = []
-        for verdicts in (("suspect", "suspect"), ("suspect", "valid")):
-            filled.submit(spec={"context_length": 16}, priority=9)
-            rows = [
-                measured("step_ms", 1.0, model="tiny", context_length=length, validity=verdict)
-                for length, verdict in zip((16, 32), verdicts, strict=True)
-            ]
-            claim = filled.worker.claim()
-            filled.worker.finish(claim, measurements=rows)
-            jobs.append(claim.job_id)
-        text = page(filled, f"/ui/compare?job={jobs[0]}&job={jobs[1]}").text
-        assert "The baseline's values are suspect." in text
-        assert "The candidate's values are" not in text
-        numbers = text[text.index("The baseline's values") : text.index("Spec")]
-        assert numbers.count("suspect") == 2, "once of the whole baseline, once in the candidate's row that has it"
-
     def test_the_corrected_p_stands_beside_the_interval(self, filled: Any, measured: Any) -> None:
         jobs = []
         for factor in (1.0, 2.0):
@@ -467,17 +350,6 @@ class TestCompare:
         text = fresh_site.http.get(f"/ui/compare?job={jobs[0]}&job={jobs[1]}").text
         assert re.findall(r'<td class="case">(length=\d+)</td>', text) == ["length=8", "length=16"]
         assert re.findall(r"<caption>(.*?) Values", text) == ["tiny. 2 rows."]
-
-    def test_the_finding_is_not_repeated_behind_its_name(self, fresh_site: Any, measured: Any) -> None:
-        jobs = [fresh_site.submit(priority=88)["id"] for _side in range(3)]
-        for job, metric in zip(jobs, ("step_ms", "step_ms", "peak_mib"), strict=True):
-            rows = [measured(metric, 1.0, model="tiny")]
-            fresh_site.worker.finish(fresh_site.worker.claim_job(job), measurements=rows)
-        text = fresh_site.http.get("/ui/compare", params={"job": jobs}).text
-        sentences = re.findall(r'<p class="sentence"><span [^>]*>([\w ]+)</span> (.*?)</p>', text)
-        assert [name for name, _ in sentences] == ["inconclusive", "missing"]
-        assert sentences[0][1].startswith("step_ms: 1 process each")
-        assert sentences[1][1].startswith("step_ms has no value")
 
     def test_a_comparison_in_turns_takes_the_specs_of_two_jobs(self, filled: Any) -> None:
         text = filled.http.get("/ui/compare").text
@@ -550,16 +422,3 @@ def test_workers_that_stopped_are_hidden_until_asked_for(filled: Any) -> None:
     assert "Show 1 that stopped or was lost" in text
     assert "Next in line" in text
     assert "old-host" in page(filled, "/ui/workers?gone=true").text
-
-
-@pytest.mark.parametrize(
-    ("cases", "shown"),
-    [
-        (["eager, fp32, length=8", "flash, fp32, length=8"], ["eager", "flash"]),
-        (["fp32, length=8"], ["fp32, length=8"]),
-        (["fp32, bf16, 1", "bf16, fp32, 1"], ["fp32, bf16, 1", "bf16, fp32, 1"]),
-        (["a, b, x", "b, a, x", "a, b, y"], ["a, b, x", "b, a, x", "a, b, y"]),
-    ],
-)
-def test_figures_name_cases_by_their_differences(cases: list[str], shown: list[str]) -> None:
-    assert list(short_names(cases).values()) == shown

@@ -211,18 +211,6 @@ def test_a_gpu_that_does_not_compute_is_found(run_forked: Run) -> None:
     assert found[2:] == [None, []], "a job on the CPU needs none, and nothing is left"
 
 
-@pytest.mark.long
-def test_so_does_a_unit_in_an_interpreter_of_its_own(tmp_path: Path) -> None:
-    units = [("counted", "benchmark"), ("segfault", "plain")]
-    ends = run_script(tmp_path, "exec", ENDS.replace("UNITS", repr(units)))
-    messages = [json.loads(line) for line in ends["counted"][0]]
-    assert {message["type"] for message in messages} >= {"measurement", "environment", "validity"}
-    assert messages[-1] == {"type": "outcome", "code": None, "detail": ""}
-    assert ends["counted"][2] == {"exit_code": 0, "signal": None}
-    assert ends["segfault"][2] == {"exit_code": None, "signal": 11}
-    assert "about to fall over" in ends["segfault"][1]
-
-
 def test_kill_ends_a_descendant_in_a_session_of_its_own(run_forked: Run) -> None:
     printed = run_forked(
         """

@@ -18,7 +18,7 @@ from flopwatch import steps
 from flopwatch.packing import pack
 from tests.workers.reporting import Report
 from workers import uploaded
-from workers.jobs.profile import RUNNER, own_lines, torch_profiler
+from workers.jobs.profile import RUNNER, own_lines
 from workers.measure.ceilings import Ceilings
 from workers.measure.profiling.lines import LineTrace, OwnCode
 from workers.measure.profiling.sampling import Sample, Samples
@@ -237,28 +237,6 @@ def test_a_step_with_a_profiler_of_its_own_is_told_so(run: Run, function: str) -
     torch.autograd.profiler._set_is_profiler_enabled(False)
     # The line trace could not end, and follows every line of Python: all later tests would take many times as long.
     sys.settrace(None)
-
-
-def test_a_step_with_many_operators_is_profiled_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_profiler, "MAX_EVENTS", 100)
-    report = run(profile_steps=5)
-    summary = {row["what"]: row for row in report.table_rows("summary")}
-    assert (summary["profiled steps"]["value"], summary["steps in the trace"]["value"]) == (1, 1)
-    assert "the shapes of inputs are not recorded" in summary["products"]["note"]
-    assert any(row["name"] == "aten::mul" for row in report.table_rows("operators-rest"))
-    stacks = report.files["stacks.txt"].read_text()
-    assert f"train.py({line_of('row -=')}): SlowSGD.step" in stacks
-    assert "sampled without a profiler" in report.files["flamegraph.svg"].read_text()
-    total_ms = 1e-3 * sum(int(line.rpartition(" ")[2]) for line in stacks.splitlines() if "other threads" not in line)
-    assert total_ms == pytest.approx(summary["unprofiled step"]["value"], rel=0.02)
-
-
-@pytest.mark.long
-def test_a_slow_step_is_profiled_once_with_its_products(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_profiler, "MAX_PROFILED_S", 0.0)
-    report = run()
-    assert {row["what"]: row["value"] for row in report.table_rows("summary")}["profiled steps"] == 1
-    assert report.table_rows("products")
 
 
 def test_the_presets_have_no_lines(tmp_path: Path) -> None:
