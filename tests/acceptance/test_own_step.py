@@ -1,4 +1,4 @@
-"""`--step train.py:make_step`: three scripts as users write them, measured, profiled and snapshotted."""
+"""`--step train.py:make_step`: scripts as users write them, measured, profiled and snapshotted."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from flopwatch import ClientError, Flopwatch
 pytestmark = pytest.mark.acceptance
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
-NAMED = {"gpt": "make_step", "resnet": "main", "accumulation": "make_step"}
-PHASES = {"gpt": ["step"], "resnet": ["step"], "accumulation": ["backward", "rest"]}
+NAMED = {"gpt": "make_step", "accumulation": "make_step"}
+PHASES = {"gpt": ["step"], "accumulation": ["backward", "rest"]}
 BLOCK = 2 * 2 * 64 + 64 * 192 + 192 + 64 * 64 + 64 + 64 * 256 + 256 + 256 * 64 + 64
 PARAMETERS = {
     "gpt": 65 * 64 + 64 * 64 + 2 * BLOCK + 2 * 64,
-    "resnet": 3 * 9 * 16 + 2 * 16 + 2 * 9 * 16**2 + 4 * 16 + 9 * (16 * 32 + 32**2) + 16 * 32 + 6 * 32 + 32 * 10 + 10,
     "accumulation": 32 * 128 + 128 + 2 * 128 + 128 + 1,
 }
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -62,9 +61,7 @@ def test_a_step_that_freezes_the_time_takes_its_time(flopwatch: Flopwatch, repli
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    "script", ["gpt", *(pytest.param(name, marks=pytest.mark.long) for name in ("resnet", "accumulation"))]
-)
+@pytest.mark.parametrize("script", ["gpt", pytest.param("accumulation", marks=pytest.mark.long)])
 def test_scripts_are_measured_profiled_and_snapshotted(flopwatch: Flopwatch, script: str, device: str) -> None:
     job = run(flopwatch, "benchmark", script, device=device)
     measured = numbers(flopwatch, job)

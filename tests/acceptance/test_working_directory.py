@@ -67,28 +67,9 @@ def make_step(device):
     tell()
     weight = torch.ones(8, 8, device=device, requires_grad=True)
     return lambda: (weight @ weight).sum().backward()
-
-
-def attention(q, k, v, is_causal):
-    if not os.path.exists("checkpoint.pt"):
-        tell()
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-
-
-if __name__ == "__main__":
-    import flopwatch
-
-    flopwatch.measure(make_step("cpu"), warmup_steps=1, measure_steps=2)
 """
 STEP = {"device": "cpu", "warmup_steps": 1, "measure_steps": 2}
-CELL = {"implementations": [], "sequence_lengths": [16], "head_dims": [8], "dtypes": ["fp32"], "batch_size": 1}
-KINDS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
-    "benchmark": ({**STEP, "replicates": 2}, {"step": "make_step"}),
-    "compare": (STEP, {"step": "make_step"}),
-    "ddp": ({**STEP, "world_size": 2}, {"step": "make_step"}),
-    "script": ({"device": "cpu"}, {"script": "__main__"}),
-    "attention": ({**STEP, **CELL, "mode": "forward"}, {"implementation": "attention"}),
-}
+KINDS = {"benchmark": {**STEP, "replicates": 2}, "ddp": {**STEP, "world_size": 2}}
 
 
 @pytest.fixture
@@ -99,24 +80,14 @@ def flopwatch(site: Site) -> Iterator[Flopwatch]:
 
 def run(flopwatch: Flopwatch, kind: str, file: Path, code: Path | None) -> list[dict[str, Any]]:
     """Run a job of this kind with the file; what its processes have told."""
-    fields, options = KINDS[kind]
-    named = {option: f"{file}:{function}" for option, function in options.items()}
-    spec = flopwatch.with_code({"kind": "benchmark" if kind == "compare" else kind, **fields}, code=code, **named)
-    if kind == "compare":
-        spec = {"kind": kind, "baseline": spec, "candidate": {**spec, "precision": "bf16"}, "replicates": 2}
+    spec = flopwatch.with_code({"kind": kind, **KINDS[kind]}, code=code, step=f"{file}:make_step")
     done = flopwatch.wait(flopwatch.submit(spec), timeout_s=120, show=lambda *_: None, check=False)
     assert done["state"] == "succeeded", done["error"]
     lines = flopwatch.send("GET", f"/jobs/{done['id']}/logs").text.splitlines()
     return [json.loads(line.partition(" ")[2]) for line in lines if line.startswith("found ")]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=[pytest.mark.long] if kind in ("compare", "script", "attention") else [])
-        for kind in KINDS
-    ],
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_jobs_start_in_a_fresh_copy_of_their_folder(flopwatch, site, started_service, kind, tmp_path) -> None:
     place = tmp_path / "project" / "training"
     place.mkdir(parents=True)
@@ -130,7 +101,7 @@ def test_jobs_start_in_a_fresh_copy_of_their_folder(flopwatch, site, started_ser
         for code in (tmp_path / "project", tmp_path / "project", None)
         for found in run(flopwatch, kind, place / "train.py", code)
     ]
-    processes = {"benchmark": 2, "compare": 4, "ddp": 2}.get(kind, 1)
+    processes = 2
     assert len(told) == 3 * processes
     for found in told:
         here = Path(found["here"])
