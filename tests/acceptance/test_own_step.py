@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from app.cli.commands import cli
 from flopwatch import ClientError, Flopwatch
 
 pytestmark = pytest.mark.acceptance
@@ -158,27 +157,12 @@ flopwatch.measure(step, measure_steps=5)
 """
 
 
-def test_a_script_runs_through_the_queue_and_by_itself(flopwatch: Flopwatch, site: Any, tmp_path: Path) -> None:
+def test_a_script_runs_through_the_queue(flopwatch: Flopwatch, site: Any, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(MEASURED)
-    alone = subprocess.run(
-        [sys.executable, str(script), "--lr", "1"],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=SCRIPTS.parent.parent,
-    )
-    assert "the median of 5" in alone.stdout
-    command = [sys.executable, "-m", "app.cli", "run-script", str(script), "--device", "cpu", "--", "--lr", "1 or 2"]
-    ran = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "FLOPWATCH_URL": str(site.client.base_url)},
-        cwd=SCRIPTS.parent.parent,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
+    words = ["run-script", str(script), "--device", "cpu", "--", "--lr", "1 or 2"]
+    ran = CliRunner().invoke(cli, words, env={"FLOPWATCH_URL": str(site.client.base_url)})
+    assert ran.exit_code == 0, ran.stderr
     assert "it trains with ['--lr', '1 or 2']" in ran.stdout
     job = flopwatch.list_jobs(kind="script", limit=1)[0]
     assert "it trains with" in flopwatch.logs(job["id"])

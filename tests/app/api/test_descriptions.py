@@ -59,12 +59,12 @@ def test_a_finished_job_is_described(fresh_site: Any) -> None:
         ({"state": "succeeded"}, "/state"),
     ],
 )
-def test_what_no_submission_takes_no_change_takes(fresh_site: Any, body: dict[str, Any], pointer: str) -> None:
-    job = fresh_site.submit(labels={"kept": "yes"})
-    answer = fresh_site.http.patch(f"/jobs/{job['id']}", json=body)
+def test_what_no_submission_takes_no_change_takes(site: Any, body: dict[str, Any], pointer: str) -> None:
+    job = site.submit(labels={"kept": "yes"})
+    answer = site.http.patch(f"/jobs/{job['id']}", json=body)
     assert answer.status_code == 422
     assert [error["pointer"] for error in answer.json()["errors"]] == [pointer]
-    assert fresh_site.job(job["id"]) == job
+    assert site.job(job["id"]) == job
 
 
 def test_labels_are_counted_together(fresh_site: Any) -> None:

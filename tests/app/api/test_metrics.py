@@ -203,8 +203,8 @@ class TestRequestIds:
         assert len(ids) == 2
 
     @pytest.mark.parametrize(("sent", "is_kept"), [("proxy-7.a", True), ("a b", False), ("x" * 65, False), ("", False)])
-    def test_a_proxys_id_is_kept(self, fresh_site: Any, sent: str, is_kept: bool) -> None:
-        answer = fresh_site.http.get("/nothing", headers={"X-Request-Id": sent})
+    def test_a_proxys_id_is_kept(self, site: Any, sent: str, is_kept: bool) -> None:
+        answer = site.http.get("/nothing", headers={"X-Request-Id": sent})
         assert (answer.headers["x-request-id"] == sent) is is_kept
         assert answer.json()["request_id"] == answer.headers["x-request-id"]
 

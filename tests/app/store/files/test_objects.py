@@ -77,7 +77,7 @@ def all_of(content: Any, start: int = 0, stop: int | None = None) -> bytes:
     return asyncio.run(read())
 
 
-@pytest.mark.parametrize("size", [0, 5, LARGE])
+@pytest.mark.parametrize("size", [0, LARGE])
 def test_a_file_is_stored_and_read_again(files, bucket, database, queue, shop, tmp_path, size) -> None:
     content, path, claim = os.urandom(size), tmp_path / "file", shop.running_job()
     path.write_bytes(content)
