@@ -23,8 +23,10 @@ import torch
 from flopwatch import steps
 from tests.workers.conftest import UNFREEZE
 from workers import run_here as run_here_module
+from workers.jobs import RUNNERS
 from workers.jobs._base import Unit
 from workers.jobs._training import building
+from workers.measure.table import Column
 from workers.reporter import Reporter
 from workers.run_here import run_here
 
@@ -160,32 +162,25 @@ def test_a_later_unit_needs_as_much_memory_as_the_first(tmp_path: Path) -> None:
     assert all(peak is not None and peak > 0.6 * first for peak in later), (first, later)
 
 
-def test_a_wrapped_unit_runs_here_without_its_wrapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plugins = PROJECT / "tests" / "plugins"
-    path = os.pathsep.join(map(str, [plugins / "staged_kind", PROJECT, plugins]))
-    monkeypatch.setenv("PYTHONPATH", path)
-    done = command(tmp_path, {"kind": "staged"})
-    assert done.returncode == 0, done.stderr
-    assert "first stage: runs without" in done.stderr
-    parts = done.stdout.split("\noperations:\n")
-    rows = [line.split() for line in parts[1].splitlines() if re.match(r"\| +\d", line)]
-    assert [row[3] for row in rows[:4]] == ["add", "copy"] * 2
-    assert {path.name for path in tmp_path.glob("trace*")} == {"trace.json", "trace-unit-1.json"}
-    result = json.loads(command(tmp_path, {"kind": "staged"}, "--json").stdout)
-    assert {path.name for path in tmp_path.glob("trace*")} == {
-        "trace.json", "trace-unit-1.json", "trace-2.json", "trace-unit-1-2.json",
-    }, "the second run overwrites nothing of the first"  # fmt: skip
-    shown = [(table["unit_index"], table["name"], table["row_count"]) for table in result["tables"]]
-    assert shown == [
-        (0, "operations", 2),
-        (0, "dtypes", 3),
-        (1, "operations", 2),
-        (1, "dtypes", 3),
-        (0, "checks", 3),
-        (1, "checks", 3),
-    ]
-    assert "\nchecks" not in done.stdout
-    assert result["tables"][0]["rows"] == [["add", 1.5, 3], ["copy", 0.5, 1]]
+class Staged:
+    """Two units, of which a program should run the first; each reports a table."""
+
+    kind = "benchmark"
+
+    def plan(self, _spec: Any) -> list[Unit]:
+        return [Unit("first", start="exec", wrap=("nsys",)), Unit("second")]
+
+    def run(self, _spec: Any, unit: Unit, report: Reporter) -> None:
+        report.table("operations", Column.parse("of, calls: integer"), [[unit.title, 3]])
+
+
+def test_a_wrapped_unit_runs_here_without_its_wrapper(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RUNNERS, "benchmark", Staged())
+    code, out, err = run(SPEC)
+    assert code == 0, err
+    assert "first: runs without 'nsys'" in err
+    rows = out.partition("\noperations:\n")[2]
+    assert re.findall(r"(first|second) +\| +3", rows) == ["first", "second"]
 
 
 class Writer:
