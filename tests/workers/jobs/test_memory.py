@@ -13,10 +13,9 @@ import torch
 from app.specs.memory import MemorySpec
 from tests.workers.reporting import Report
 from tests.workers.viewer import check_that_the_viewer_reads
-from workers.jobs import memory
 from workers.jobs._training import building
 from workers.jobs._values import Metric, Values
-from workers.jobs.memory import RUNNER
+from workers.jobs.memory import RUNNER, recording
 from workers.jobs.memory.recording import Session
 from workers.jobs.memory.results import (
     EACH_PHASE,
@@ -378,7 +377,7 @@ def test_out_of_memory_on_a_gpu_is_a_result_with_a_snapshot(run) -> None:
 
 def test_a_job_that_fails_halfway_leaves_no_recording_behind(run, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(memory, "record_steps", lambda *_: (_ for _ in ()).throw(Unsupported("halfway")))
+        patched.setattr(recording, "record_steps", lambda *_: (_ for _ in ()).throw(Unsupported("halfway")))
         with pytest.raises(Unsupported, match="halfway"):
             run()
     assert value(run(mode="forward"), "peak_memory_mib")["outcome"] == "ok"
