@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from app.specs._base import Resources, SpecBase, check_nodes, field_error
 from app.specs._identity import Scalar
-from app.specs._training import TrainingSpec, without_cuda_graph
+from app.specs._training import TrainingSpec
 
 DEVICE_OF_BACKEND = {"gloo": "cpu", "nccl": "cuda"}
 """The type of device whose memory each backend moves."""
@@ -61,8 +61,9 @@ class DdpSpec(TrainingSpec):
     accumulation_steps: int = Field(default=1, ge=1, le=65_536)
     """Micro-batches of `batch_size` sequences per step and rank, whose gradients are added up. Ranks share the sum,
     after the last one; `fsdp` and `torch_fsdp` share those of each, since no rank has memory for whole gradients."""
-    cuda_graph: Literal[False] = False
-    """Always false: ranks do not capture their communication."""
+    cuda_graph: bool = False
+    """`nccl` only: capture the whole step with its communication in one CUDA graph, so that the host launches once for
+    each step. The same strategy without the graph takes turns with it."""
     new_tokens: int = Field(default=32, ge=2, le=1_048_576)
     """Without effect: nothing is generated."""
     batch_size: int = Field(default=2, ge=1, le=65_536)
@@ -115,6 +116,7 @@ class DdpSpec(TrainingSpec):
     table_rows: ClassVar[tuple[str, ...]] = ("model", "strategy", "bucket_size_mb", "sharded_optimizer", "precision")
     table_columns: ClassVar[tuple[str, ...]] = (
         "step_ms",
+        "eager_step_ms",
         "computation_step_ms",
         "exposed_communication_ms",
         "predicted_exposed_ms",
@@ -130,8 +132,6 @@ class DdpSpec(TrainingSpec):
     )
 
     gpu_columns: ClassVar[frozenset[str]] = frozenset({"peak_memory_mib"})
-
-    _no_graph = without_cuda_graph("ranks do not capture their communication in a graph: leave cuda_graph out")
 
     @model_validator(mode="before")
     @classmethod
@@ -182,6 +182,10 @@ class DdpSpec(TrainingSpec):
             raise field_error(
                 "backend", f"{self.backend} runs on device {needed}: choose backend {other}, or leave device out"
             )
+        if self.backend == "gloo" and self.cuda_graph:
+            raise field_error("cuda_graph", "a CPU has no CUDA graphs: choose backend nccl, or leave it out")
+        if self.snapshot and self.cuda_graph:
+            raise field_error("snapshot", "a replayed graph allocates nothing: leave it out, or cuda_graph")
         if self.backend == "gloo" and self.snapshot:
             raise field_error("snapshot", "is of a GPU's memory: choose backend nccl, or leave it out")
         if self.backend == "gloo" and self.fused and self.step_code is None:

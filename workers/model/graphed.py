@@ -42,16 +42,21 @@ class GraphableStep(Protocol):
 class GraphedStep:
     """A step that is captured when it first runs, and then replayed. Phase: graph.
 
-    The first run warms up, captures and replays.
+    The first run warms up, captures and replays. Collectives are captured, too: every rank captures, and every rank
+    replays; what ranks do in hooks happens at the capture only.
 
     Args:
         step: The step to capture. Its optimizer is capturable and its learning rate is a tensor.
+        stream: Where it is captured; a wrapper with hooks on gradients must have been made in it, since autograd
+            accumulates in the stream in which it first saw a parameter. None: a new one.
+        warmup_steps: Steps in that stream before the capture.
     """
 
-    def __init__(self, step: GraphableStep) -> None:
-        self._step = step
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._marks: list[Event] = []
+    def __init__(
+        self, step: GraphableStep, stream: torch.cuda.Stream | None = None, warmup_steps: int = WARMUP_STEPS
+    ) -> None:
+        self._step, self._stream, self._warmup_steps = step, stream, warmup_steps
+        self.forget()
         self.phases: dict[str, Callable[[], None]] = {"graph": self.run}
         self.inner_phases = tuple(step.phases)
         """The phases that the graph holds, in order."""
@@ -59,6 +64,11 @@ class GraphedStep:
         """Peak of the memory allocated during the capture; also the replays' peak, since they allocate nothing."""
         self.why_no_phases: str | None = None
         """The reason why phases inside the graph cannot be timed; None if they can."""
+
+    def forget(self) -> None:
+        """Drop the graph and its memory: the next run captures the step as it is then."""
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._marks: list[Event] = []
 
     @property
     def loss(self) -> Tensor | None:
@@ -79,31 +89,42 @@ class GraphedStep:
         Raises:
             CannotCapture: a part of the step cannot be captured.
         """
-        if self._graph is None:
-            self._graph = self._capture()
+        self.capture()
+        assert self._graph is not None
         self._graph.replay()
+
+    def capture(self) -> None:
+        """Warm up and capture the prepared step, unless that was done. Only `run` computes the step itself.
+
+        Raises:
+            CannotCapture: a part of the step cannot be captured.
+        """
+        if self._graph is None:
+            self._graph = self._captured()
 
     def inner_times_ms(self) -> Mapping[str, float]:
         """Return the times of the phases in the last replay, which must have ended; empty if they cannot be timed."""
         times = (start.milliseconds_to(end) for start, end in pairwise(self._marks))
         return dict(zip(self.inner_phases, times, strict=False))
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        step, stream = self._step, torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        step, stream = self._step, self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         # The buffers that each batch is copied into.
         step.inputs, step.targets = step.inputs.clone(), step.targets.clone()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(WARMUP_STEPS):
+            for _ in range(self._warmup_steps):
                 for work in step.phases.values():
                     work()
                 _drop_gradients(step)
         synchronize()
+        self.inner_phases = tuple(step.phases)
         self._marks = self._make_marks(len(self.inner_phases) + 1)
         graph = torch.cuda.CUDAGraph()
         torch.cuda.reset_peak_memory_stats()
         try:
-            with torch.cuda.graph(graph, stream=stream):
+            # The watchdogs of process groups ask for events in threads of their own.
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self._mark(0)
                 for index, work in enumerate(step.phases.values(), start=1):
                     work()

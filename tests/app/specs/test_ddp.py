@@ -29,8 +29,10 @@ def spec(**fields: Any) -> DdpSpec:
     [
         ({"mode": "generate"}, "mode", "'forward_backward' or 'train_step'"),
         ({"mode": "forward"}, "mode", "'forward_backward' or 'train_step'"),
-        ({"cuda_graph": True}, "cuda_graph", "leave cuda_graph out"),
-        ({"cuda_graph": True, "backend": "nccl", "device": "cuda"}, "cuda_graph", "leave cuda_graph out"),
+        ({"cuda_graph": True}, "cuda_graph", "choose backend nccl"),
+        ({"cuda_graph": True, "device": "cpu"}, "cuda_graph", "a CPU has no CUDA graphs"),
+        ({"cuda_graph": True, "backend": "nccl", "snapshot": True}, "snapshot", "or cuda_graph"),
+        ({"cuda_graph": True, "backend": "nccl", "precision": "fp16"}, "optimizer", "torch_fused_adamw"),
         ({"backend": "nccl", "device": "cpu"}, "backend", "choose backend gloo"),
         ({"backend": "gloo", "device": "cuda"}, "backend", "choose backend nccl"),
         ({"backend": "gloo", "precision": "tf32"}, "precision", "or backend nccl"),

@@ -100,7 +100,11 @@ def report_buckets(
         values.set(PREDICTED, None, None, f"all gradients are too small: {error}")
         return None
     ranks = [rank for turn in silent for rank in turn]
-    backward_s = 1e-3 * statistics.median(time_ms for rank in ranks for time_ms in rank["phases_ms"]["backward"])
+    backward = [time_ms for rank in ranks for time_ms in rank["phases_ms"].get("backward", ())]
+    if not backward:
+        values.set(PREDICTED, None, None, "the backward pass was not timed inside the CUDA graph")
+        return None
+    backward_s = 1e-3 * statistics.median(backward)
     total = sum(row[1] for row in found[0]["communication"] if row[0] == "all_reduce")
     rows = bucket_rows(spec, line, total, backward_s, values.samples("exposed_communication_ms", None))
     if line.largest_error > BENT:

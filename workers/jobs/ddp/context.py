@@ -18,7 +18,7 @@ import torch.distributed as dist
 from app.specs.ddp import DdpSpec
 from kernels.clock import now_s
 from parallel.process_group import Rank
-from workers.jobs.ddp.strategies import NO_COMMUNICATION, SILENT
+from workers.jobs.ddp.strategies import EAGER, EAGER_SILENT, NO_COMMUNICATION, SILENT
 from workers.measure.memory import OutOfMemory
 
 REPORT_INTERVAL_S = 0.5
@@ -47,6 +47,8 @@ class RankContext:
         alone = self.spec.strategy == NO_COMMUNICATION
         self.sides = [NO_COMMUNICATION] if alone else [self.spec.strategy, SILENT, NO_COMMUNICATION]
         """The sides that take turns."""
+        if self.spec.cuda_graph:
+            self.sides += [EAGER] if alone else [EAGER, EAGER_SILENT]
         self.silent_side = NO_COMMUNICATION if alone else SILENT
         """The side that launches what the strategy launches, and does not communicate."""
         self._reported_at = 0.0

@@ -54,7 +54,10 @@ class OperationsRecorder:
 
 
 def record_operations(context: RankContext, trained: Trained) -> list[list[Any]]:
-    """Record when the operations of one more step ran, by events on a GPU; without a profiler."""
+    """Record when the operations of one more step ran, by events on a GPU; without a profiler. A CUDA graph starts them
+    itself, unseen."""
+    if trained.graphed is not None:
+        return []
     recorder = OperationsRecorder(context.device)
     StepTimer(context, trained, [recorder]).step()
     return recorder.rows
@@ -85,7 +88,7 @@ def record_step_overlap(context: RankContext, trained: Trained, step_ms: float, 
     compiled_whole = trained.own is not None or (context.spec.compile and context.spec.compile_scope == "model")
     try:
         with named_layers(trained.model, compiled=compiled_whole):
-            phases = trained.own.phase_names if trained.own is not None else list(trained.step.phases)
+            phases = trained.own.phase_names if trained.own is not None else list(trained.repeated.phases)
             profiled = record_overlap(run, names, phases, on_gpu=context.on_gpu)
     except RuntimeError as error:
         return {"why_not": f"the profiler failed: {short_message(error)}"}

@@ -41,6 +41,8 @@ class ParityCheck:
         # Every rank must take part in making a group.
         self._own_group = dist.new_group([0]) if context.spec.casts else None
         """The group of rank 0 alone, over which its single process casts parameters; None if nothing is cast."""
+        self._peak = 0
+        """Bytes of a GPU that a step of the strategy takes."""
         self.too_large: str | None = None
         """The reason why a single process surely does not fit into rank 0's memory; None if it may. Other ranks have
         other texts."""
@@ -80,22 +82,27 @@ class ParityCheck:
             strategies.rank_batches(self._context.spec, self._context.rank.index, self._context.device),
         )
         for number in range(TRAINED_STEPS):
-            trained.step.prepare()
-            for work in trained.step.phases.values():
-                work()
-            self._context.rank.step_done()
+            trained.repeated.prepare()
+            if number == 0:
+                capture_untrained(trained)
+            self._run(trained)
             if number == 0 and self._context.on_gpu:
                 # From the second step on, the optimizer's state always exists.
                 torch.cuda.reset_peak_memory_stats()
         if reason := self._why_not_compared(trained):
             return reason
         parameters = self._kept(full_parameters(trained))
-        trained.step.prepare()
-        for name, work in trained.step.phases.items():
-            if name != "optimizer":
-                work()
-        self._context.rank.step_done()
+        trained.step.phases.pop("optimizer", None)
+        if trained.graphed is not None:
+            trained.graphed.forget()
+        trained.repeated.prepare()
+        self._run(trained)
         return {"gradients": self._kept(full_gradients(trained)), "parameters": parameters}
+
+    def _run(self, trained: Trained) -> None:
+        for work in trained.repeated.phases.values():
+            work()
+        self._context.rank.step_done()
 
     def _why_not_compared(self, trained: Trained) -> str | None:
         """Return why the comparison does not fit into rank 0's memory, which is known after two steps; the same on all
@@ -104,6 +111,10 @@ class ParityCheck:
         If it fits, choose the device on which rank 0 keeps the compared tensors.
         """
         no_process = no_room = None
+        if self._context.on_gpu:
+            self._peak = torch.cuda.max_memory_allocated()
+            if trained.graphed is not None:  # replays allocate nothing
+                self._peak = max(self._peak, round(trained.graphed.peak_mib * MIB))
         if self._context.rank.index == 0:
             no_process = self._why_one_process_is_too_large(trained)
             if no_process is None:
@@ -128,7 +139,7 @@ class ParityCheck:
         mine += 0 if trained.optimizer is None else state_bytes(trained.optimizer)
         units = [sum(one.memory.numel() * one.memory.itemsize for one in unit.held) for unit in trained.wrapped.units]
         whole = max(units, default=0)
-        least = torch.cuda.max_memory_allocated() - 4 * whole + (self._context.rank.world_size - 1) * mine
+        least = self._peak - 4 * whole + (self._context.rank.world_size - 1) * mine
         available = torch.cuda.mem_get_info()[1]
         if least <= available:
             return None
@@ -149,7 +160,7 @@ class ParityCheck:
         kept = 3 * model_bytes
         if self._context.on_gpu:
             missing = 4 * model_bytes * (2 if self._context.spec.parameter_dtype == "bf16" else 1)
-            needed = torch.cuda.max_memory_allocated() + missing + kept
+            needed = self._peak + missing + kept
             # Memory of other processes is not available.
             available = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
             if needed < KEPT_SHARE * available:
@@ -185,6 +196,27 @@ class ParityCheck:
             unfinished = bool(self._context.exchange(float(unfinished))[0])
             self._context.rank.step_done()
         return found
+
+
+@torch.no_grad()
+def capture_untrained(trained: Trained) -> None:
+    """Capture the prepared step, if it is a CUDA graph, and leave the model as it was: at a learning rate of zero the
+    steps before the capture change no parameter, and what they leave in the optimizer's state is set to zero."""
+    if trained.graphed is None:
+        return
+    groups = [] if trained.optimizer is None else trained.optimizer.param_groups
+    rates = [group["lr"].clone() for group in groups]
+    for group in groups:
+        group["lr"].zero_()
+    with torch.enable_grad():
+        trained.graphed.capture()
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"].copy_(rate)
+    state = {} if trained.optimizer is None else getattr(trained.optimizer, "optim", trained.optimizer).state
+    for values in state.values():
+        for name, value in values.items():
+            if name != "master_param":
+                value.zero_()
 
 
 def one_process(

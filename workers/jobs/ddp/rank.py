@@ -147,7 +147,7 @@ class RankRun:
         found |= {"operations": [], "snapshot": None, "all_reduce": None}
         if self.context.spec.strategy != NO_COMMUNICATION and extent == "look":
             found["alone"] = LEFT_OUT
-            self.context.sides.remove(NO_COMMUNICATION)
+            del self.context.sides[2:]
         elif self.context.spec.strategy != NO_COMMUNICATION:
             check = ParityCheck(self.context)
             found["parity"] = check.run()
@@ -214,7 +214,7 @@ class RankRun:
             strategy,
             self.context.device,
             strategies.rank_batches(self.context.spec, self.context.rank.index, self.context.device),
-            self.silent if strategy == strategies.SILENT else None,
+            self.silent if strategy in (strategies.SILENT, strategies.EAGER_SILENT) else None,
         )
         if not self.built:
             self.built = True
@@ -225,7 +225,7 @@ class RankRun:
         """Measure a GPU's work in one more step of a side that does not communicate."""
         if not self.context.on_gpu or trained.own is not None:
             return None
-        busy = measure_busy(lambda: run_step(trained.step.phases, ()), trained.step.prepare)
+        busy = measure_busy(lambda: run_step(trained.repeated.phases, ()), trained.repeated.prepare)
         return busy if isinstance(busy, str) else asdict(busy)
 
     def _precision(self, trained: Trained) -> tuple[str, str] | None:
@@ -239,6 +239,10 @@ class RankRun:
     def _record_memory(self, trained: Trained) -> None:
         """Record the memory of one more step."""
         StepTimer(self.context, trained, [MemoryMarks(trained, self.memory, self.meter)]).step()
+        if trained.graphed is not None and trained.optimizer is not None:
+            # Its gradients come and go inside the graph.
+            self.memory.gradients_mib = self.memory.before_optimizer_mib = None
+            self.memory.before_optimizer_peak_mib = None
 
     def _facts(self, trained: Trained) -> dict[str, Any]:
         """Return facts about the model: its size, the FLOPs of a rank's step, and the bytes that are communicated."""

@@ -23,15 +23,22 @@ from workers.measure.own_step import OwnStep
 from workers.measure.warmup import min_calls
 from workers.model.batches import Batches, RandomBatches
 from workers.model.compiled import BLOCKS
+from workers.model.graphed import WARMUP_STEPS, GraphedStep
 from workers.model.optimizer import class_and_arguments
 from workers.model.precision import PRECISIONS, set_parameter_dtype
-from workers.model.steps import ACCUMULATION, MAX_LEARNING_RATE, BackwardStep, TrainStep
+from workers.model.steps import ACCUMULATION, MAX_LEARNING_RATE, BackwardStep, Step, TrainStep
 from workers.torch_host import seed_everything
 
 NO_COMMUNICATION = "none"
 """The strategy of one process alone."""
 SILENT = "silent"
 """Label of the turns in which the spec's own strategy runs over a group that moves nothing."""
+EAGER, EAGER_SILENT = "eager", "eager silent"
+"""Labels of the turns of a step that is captured in a CUDA graph elsewhere: its strategy, and that over a silent group,
+launched kernel by kernel."""
+DDP_WARMUP = 11
+"""Steps that torch's DistributedDataParallel needs before a capture: in the first ten it times itself by events that
+the host asks for."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class Trained:
     """A model in its wrapper, and the step that trains it."""
 
     strategy: str
-    """The spec's, NO_COMMUNICATION or SILENT."""
+    """The spec's, or another side's label."""
     model: nn.Module
     wrapped: nn.Module
     """The module that the step calls: the model, or the wrapper around it."""
@@ -60,6 +67,13 @@ class Trained:
 
     own: OwnStep | None = None
     """The step, if it is the user's own."""
+    graphed: GraphedStep | None = None
+    """The step as a CUDA graph, if it is one."""
+
+    @property
+    def repeated(self) -> Step:
+        """What is repeated and timed: the step, or its graph."""
+        return self.graphed or self.step
 
     @property
     def returned(self) -> object:
@@ -84,7 +98,8 @@ def build(
 
     Args:
         spec: The job's spec.
-        strategy: The spec's; NO_COMMUNICATION; or SILENT for the spec's over a silent group.
+        strategy: The spec's; NO_COMMUNICATION; SILENT for the spec's over a silent group; or EAGER or EAGER_SILENT for
+            the same without a CUDA graph.
         device: The rank's device.
         batches: Makes the inputs and targets.
         group: The ranks that communicate; None: all of them.
@@ -93,7 +108,10 @@ def build(
         OutOfMemory: it does not fit.
         Unsupported: the model does not exist here, or does not support the spec's options.
     """
-    with translate_oom("making the model"):
+    if strategy in (EAGER, EAGER_SILENT):
+        spec = spec.model_copy(update={"cuda_graph": False})
+    stream = torch.cuda.Stream(device) if spec.cuda_graph else None  # type: ignore[no-untyped-call]
+    with translate_oom("making the model"), torch.cuda.stream(stream):
         seed_everything(spec.seed)
         if spec.step_code is not None:
             return of_own_step(_own_step.maker(spec.step_code, device, spec.arguments)())
@@ -106,10 +124,14 @@ def build(
             if parameter.requires_grad
         ]
         call = building.compiled(spec, model, inside_hooks=spec.strategy == "fsdp")
-        name = spec.strategy if strategy == SILENT else strategy
+        name = NO_COMMUNICATION if strategy == NO_COMMUNICATION else spec.strategy
         wrapped, finish = wrap(spec, name, call, group)
         step = make_step(spec, name, wrapped, batches, finish, group)
-        return Trained(strategy, model, wrapped, step, sizes)
+    trained = Trained(strategy, model, wrapped, step, sizes)
+    if stream is not None:
+        torch.cuda.current_stream().wait_stream(stream)
+        trained.graphed = GraphedStep(step, stream, DDP_WARMUP if name == "torch_ddp" else WARMUP_STEPS)
+    return trained
 
 
 def of_own_step(own: OwnStep) -> Trained:
@@ -235,6 +257,8 @@ def make_optimizer(
     optimizer_class, options = class_and_arguments(spec.optimizer, master_weights=spec.master_weights)
     parameters = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
     arguments: dict[str, Any] = {"lr": MAX_LEARNING_RATE, **options}
+    if spec.cuda_graph:
+        arguments |= {"lr": torch.tensor(MAX_LEARNING_RATE, device=parameters[0].device), "capturable": True}
     if not spec.sharded_optimizer or strategy == NO_COMMUNICATION:
         return optimizer_class(parameters, **arguments)
     if strategy == "torch_ddp":

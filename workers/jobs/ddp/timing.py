@@ -11,12 +11,20 @@ from typing import Any
 from kernels.device_events import synchronize
 from workers.jobs._training import measuring
 from workers.jobs.ddp.context import RankContext
-from workers.jobs.ddp.strategies import NO_COMMUNICATION, SILENT, Trained
+from workers.jobs.ddp.strategies import EAGER, EAGER_SILENT, NO_COMMUNICATION, SILENT, Trained
 from workers.measure.compilation import compilation
 from workers.measure.memory import MemoryMeter
 from workers.measure.returned import ReturnedNumbers
 from workers.measure.timing import Observer, StepPosition, make_clock, run_step, translate_oom_in_step
 from workers.measure.warmup import WarmUp
+
+NAMES = {
+    SILENT: "without communication",
+    NO_COMMUNICATION: "one process alone",
+    EAGER: "without a CUDA graph",
+    EAGER_SILENT: "without communication or a CUDA graph",
+}
+"""What progress calls the sides that take turns with the strategy."""
 
 
 @dataclass
@@ -58,7 +66,7 @@ class StepTimer:
             OutOfMemory: the memory did not suffice.
             DoesNotFit: the memory did not suffice for one process alone.
         """
-        step, context = self._trained.step, self._context
+        step, context, graphed = self._trained.repeated, self._context, self._trained.graphed
         self.take_returned()
         self._where.preparation_begins()
         with context.agree_on_memory(self._trained.strategy), translate_oom_in_step(self._where):
@@ -73,7 +81,8 @@ class StepTimer:
             turn.step_ms.append(last.wall_ms)
             if last.host_us is not None:
                 turn.host_us.append(last.host_us)
-            for name, time_ms in last.phases_ms.items():
+            inner = {} if graphed is None else graphed.inner_times_ms()
+            for name, time_ms in {**last.phases_ms, **inner}.items():
                 turn.phases_ms.setdefault(name, []).append(time_ms)
         walls = context.exchange(last.wall_ms)
         context.rank.step_done()
@@ -100,9 +109,7 @@ def measure_steps(context: RankContext, trained: Trained, steps: int, meter: Mem
         clock=lambda: elapsed_s,  # the same on every rank
     )
     timer = StepTimer(context, trained)
-    what = {SILENT: "without communication", NO_COMMUNICATION: "one process alone"}.get(
-        trained.strategy, trained.strategy
-    )
+    what = NAMES.get(trained.strategy, trained.strategy)
     first = math.nan
     while not warming.over:
         slowest_ms = max(timer.step())
@@ -125,6 +132,6 @@ def measure_steps(context: RankContext, trained: Trained, steps: int, meter: Mem
     timer.take_returned(last=True)
     turn.returned = timer.numbers.rows
     turn.graphs_after = asdict(compilation())
-    turn.peak_mib, turn.peak_how = meter.peak_mib()
+    turn.peak_mib, turn.peak_how = meter.peak_mib() if trained.graphed is None else (trained.graphed.peak_mib, "")
     turn.reserved_mib = meter.reserved_mib()
     return turn

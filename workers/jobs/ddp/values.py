@@ -54,6 +54,8 @@ OF_OUR_STRATEGIES = frozenset(
     }
 )
 """Metrics that a step of the user's own has not."""
+EAGER = ("eager_step_ms", "eager_exposed_communication_ms", "eager_host_us")
+"""Metrics of the same strategy without the CUDA graph, which takes turns with it."""
 MAX_NEGATIVE = 0.01
 """Share of the step by which the step without communication may take longer in a valid case."""
 MEMORY = {
@@ -78,7 +80,9 @@ def metrics(spec: DdpSpec, named: Sequence[str] | None = None) -> list[Metric]:
         return [*_of_own_step(named or ())]
     phases = list(spec.step_phases())
     phases.insert(phases.index("backward") + 1, SYNCHRONIZATION)
-    return [*_metrics(phases), *([Metric(PREDICTED, None, "ms")] if predicts(spec) else [])]
+    eager = [Metric(name, None, unit) for name, unit in zip(EAGER, ("ms", "ms", "µs"), strict=True)]
+    more = [Metric(PREDICTED, None, "ms")] if predicts(spec) else []
+    return [*_metrics(phases), *(eager if spec.cuda_graph else []), *more]
 
 
 def _of_own_step(named: Sequence[str]) -> Iterator[Metric]:
@@ -143,6 +147,8 @@ def add_values(
     turns = turns_of(found, spec.strategy)
     step_ms = [time_ms for turn in steps_of(turns) for time_ms in turn]
     add_times(values, turns, step_ms)
+    if spec.cuda_graph:
+        add_eager(values, found)
     exposed = [] if spec.step_code is not None else add_exposed(values, spec, found)
     add_overlap(values, spec, found, statistics.median(step_ms))
     exposed += add_hidden(values)
@@ -160,7 +166,7 @@ def add_values(
         precision = precision_of_ranks([rank["precision"] for rank in found])
     rates = add_rates(values, spec, devices[0], flops, precision, statistics.median(step_ms), ceilings)
     parity = [] if spec.step_code is not None else [check_parity(values, spec, found[0]["parity"])]
-    return [*parity, *check_times(spec, devices[0], found, step_ms), *exposed, *rates]
+    return [*parity, check_host(spec, found), *check_times(spec, devices[0], found, step_ms), *exposed, *rates]
 
 
 def add_own_work(values: Values, ranks: Sequence[Mapping[str, float | None]], step_ms: float) -> float | None:
@@ -187,6 +193,17 @@ def add_times(values: Values, turns: Sequence[Sequence[Mapping[str, Any]]], step
         values.set(metric.name, metric.phase, samples or None, "this strategy finishes within the backward pass")
     issued = [time_us for turn in turns for time_us in slowest([rank["host_us"] for rank in turn])]
     values.set("host_us", None, issued or None, "known on GPUs only: a CPU does the work itself")
+
+
+def add_eager(values: Values, ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Set the times of the same strategy without the CUDA graph."""
+    turns = turns_of(ranks, "eager")
+    steps, silent = steps_of(turns), steps_of(turns_of(ranks, "eager silent"))
+    exposed = [statistics.median(own) - statistics.median(other) for own, other in zip(steps, silent, strict=False)]
+    issued = [time_us for turn in turns for time_us in slowest([rank["host_us"] for rank in turn])]
+    found = ([time_ms for turn in steps for time_ms in turn], exposed, issued)
+    for name, samples in zip(EAGER, found, strict=True):
+        values.set(name, None, samples or None, LEFT_OUT if not steps else DOES_NOT_COMMUNICATE)
 
 
 def add_exposed(values: Values, spec: DdpSpec, ranks: Sequence[Mapping[str, Any]]) -> list[Check]:
@@ -330,6 +347,8 @@ def add_memory(
         why_not = f"mode {spec.mode} has no optimizer"
         if spec.step_code is not None:
             why_not = "the code has made no optimizer that is known"
+        if spec.cuda_graph and spec.mode == "train_step":
+            why_not = "a CUDA graph makes and frees gradients within its own memory"
         if spec.backend == "gloo" and "memory" in metric and spec.mode == "train_step":
             why_not = "it fitted into memory that the process held before"
         values.set(metric, None, [max(amounts)] if amounts else None, why_not)
@@ -426,7 +445,6 @@ def check_times(
     checks = [
         check_steady(shown["steady"], shown["warmup"], too_slow=shown["too_slow"], hidden=shown["hidden"]),
         *check_stability(step_ms, on_gpu=spec.backend == "nccl"),
-        check_host(spec, found),
     ]
     if spec.backend == "gloo":
         checks.append(check_cores(spec.resources().devices))
@@ -439,7 +457,7 @@ def check_times(
 
 def check_host(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> Check:
     """Check that the devices do not wait for their hosts: in the steps without communication, whose kernels do not spin
-    while they wait for another rank."""
+    while they wait for another rank. If they do, say first what helps."""
     from workers.measure.busy import Busy
     from workers.measure.validity import check_waiting
 
@@ -450,7 +468,14 @@ def check_host(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> Check:
     unknown = next((one for one in each if isinstance(one, str)), None)
     least = unknown or min((Busy(**one) for one in each), key=lambda busy: busy.busy_ms)
     check = check_waiting(statistics.median(step_ms), statistics.median(issued) if issued else None, least)
-    return replace(check, detail=f"without communication, {check.detail}") if issued else check
+    if not issued:
+        return check
+    detail = f"without communication, {check.detail}"
+    if not check.ok and isinstance(least, Busy):
+        helps = " or ".join(f"{name}=true" for name in ("cuda_graph", "compile") if not getattr(spec, name))
+        issues = f"the host issues for {1e-3 * statistics.median(issued):.3g} ms a step in which"
+        detail = f"{issues} the device works for {least.busy_ms:.3g}{helps and f': {helps} may help'}; {detail}"
+    return replace(check, detail=detail)
 
 
 def check_graphs(turns: Sequence[Sequence[Mapping[str, Any]]]) -> list[Check]:

@@ -29,7 +29,15 @@ from parallel.bucket_size import fit
 from parallel.process_group import RanksFailed, RanksTimedOut, launch
 from tests.parallel.pool import Pool
 from tests.workers.jobs.ddp.planted_steps import LATE_S, MORE
-from tests.workers.jobs.ddp.ranks import BEGINS_LATE_S, FORGOTTEN, SLOWER_MS, dtypes_in_blocks, parity, run_all
+from tests.workers.jobs.ddp.ranks import (
+    BEGINS_LATE_S,
+    FORGOTTEN,
+    PROFILED,
+    SLOWER_MS,
+    dtypes_in_blocks,
+    parity,
+    run_all,
+)
 from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report
 from workers import uploaded
@@ -40,13 +48,21 @@ from workers.jobs._values import Values
 from workers.jobs.ddp import RUNNER, choose_devices
 from workers.jobs.ddp.buckets import bucket_rows
 from workers.jobs.ddp.memory import Memory, MemoryMarks, live_bytes, memory_now
-from workers.jobs.ddp.parity import SMALL_SHARE, gradient_errors, largest_error, relative_error, small_gradients
+from workers.jobs.ddp.parity import (
+    SMALL_SHARE,
+    capture_untrained,
+    gradient_errors,
+    largest_error,
+    relative_error,
+    small_gradients,
+)
 from workers.jobs.ddp.rank import rounds_of, run_rank
 from workers.jobs.ddp.strategies import Trained
 from workers.jobs.ddp.values import (
     PARITY,
     add_exposed,
     add_hidden,
+    add_values,
     check_buckets,
     check_exposed,
     check_host,
@@ -54,9 +70,12 @@ from workers.jobs.ddp.values import (
     precision_of_ranks,
     tolerance,
 )
-from workers.jobs.ddp.waits import WAITING
+from workers.jobs.ddp.waits import WAITING, ranks_of
 from workers.measure import validity
 from workers.measure.memory import memory_meter
+from workers.model.batches import RandomBatches
+from workers.model.optimizer import AdamW
+from workers.model.precision import PRECISIONS
 from workers.model.steps import TrainStep
 from workers.outcome import Crashed, RunnerError, Unsupported
 
@@ -632,7 +651,11 @@ def test_a_device_that_waits_for_its_host_is_seen_without_communication(busy: li
     ]
     check = check_host(parsed(strategy="flat"), [{"turns": turns, "busy": one} for one in busy])
     assert check.ok is is_ok, check.detail
-    assert check.detail.startswith("without communication, issuing a step takes 40 of its 45 ms")
+    assert "without communication, issuing a step takes 40 of its 45 ms" in check.detail
+    first = (
+        "the host issues for 40 ms a step in which the device works for 30: cuda_graph=true or compile=true may help"
+    )
+    assert check.detail.startswith(first) == (busy[1] == {"busy_ms": 30.0, "launches": 9})
 
 
 def test_communication_is_seen_beside_computation(run: Any) -> None:
@@ -938,6 +961,35 @@ def test_tolerances_by_dtype(fields: dict[str, Any], gradient: float, parameter:
     assert tolerance(spec, "parameter_error") == pytest.approx(parameter)
 
 
+@pytest.mark.parametrize("rate_of_zero", [True, False], ids=["as it is", "control"])
+def test_a_capture_leaves_the_model_untrained(monkeypatch: pytest.MonkeyPatch, *, rate_of_zero: bool) -> None:
+    """Warm-up steps before a capture train; with a CUDA graph's optimizer, on a CPU."""
+
+    class Graphed:
+        def capture(self) -> None:
+            if not rate_of_zero:
+                rate.fill_(1e-3)
+            for _ in range(3):
+                for work in step.phases.values():
+                    work()
+
+    torch.manual_seed(0)
+    model, rate = torch.nn.Sequential(torch.nn.Embedding(7, 8), torch.nn.Linear(8, 7)), torch.tensor(1e-3)
+    optimizer = AdamW(model.parameters(), rate, capturable=True, master_weights=True)
+    batches = RandomBatches(7, 2, 4, torch.device("cpu"), 0)
+    step = TrainStep(model, batches, PRECISIONS["fp32"], model, optimizer, 10)
+    step.prepare()
+    trained = Trained("flat", model, model, step, [], graphed=Graphed())  # type: ignore[arg-type]
+    before = copy.deepcopy(model.state_dict())
+    capture_untrained(trained)
+    same = [torch.equal(one, before[name]) for name, one in model.state_dict().items()]
+    assert all(same) == any(same) == rate_of_zero
+    assert rate > 0
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            assert value.any() == (name == "master_param"), name
+
+
 def test_errors_that_are_no_numbers() -> None:
     one, zero = torch.ones(3), torch.zeros(3)
     assert relative_error(one * 1.5, one) == pytest.approx(0.5)
@@ -1011,6 +1063,55 @@ def test_two_gpus(fields: dict[str, Any], tmp_path: Path) -> None:
         snapshot = pickle.loads(report.files[f"snapshot-rank-{rank}.pickle"].read_bytes())
         assert sum(map(len, snapshot["device_traces"])) > 100
     assert list((tmp_path / "ranks").iterdir())
+
+
+GRAPHED: dict[str, dict[str, Any]] = {
+    "naive": {"strategy": "naive", "optimizer": "torch_fused_adamw"},
+    "flat": {"strategy": "flat", "gradient_clip_norm": 0.1},
+    "forgets one, flat": {"strategy": "flat"},
+    "overlapped": {"strategy": "overlapped", "mode": "forward_backward"},
+    "bucketed, graph": {"strategy": "bucketed", "bucket_size_mb": 0.004, "accumulation_steps": 2},
+    "sharded": {"strategy": "bucketed", "sharded_optimizer": True, "optimizer": "torch_fused_adamw"},
+    "fsdp, graph": {"strategy": "fsdp", "precision": "bf16", "optimizer": "torch_fused_adamw"},
+    "fsdp, master": {"strategy": "fsdp", **MASTER, "gradient_clip_norm": 0.1, "activation_checkpointing": True},
+    "torch_ddp": {"strategy": "torch_ddp", "optimizer": "torch_adamw"},
+}
+
+
+@pytest.fixture(scope="module")
+def graphed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, DdpSpec], list[dict[str, Any]]]:
+    """Specs of steps as CUDA graphs, and what two ranks return for them."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs two GPUs; there are {torch.cuda.device_count()}")
+    folder, common = tmp_path_factory.mktemp("graphs"), {"backend": "nccl", "cuda_graph": True, "measure_steps": 6}
+    specs = {name: parsed(**{**common, "warmup_steps": 2, **fields}) for name, fields in GRAPHED.items()}
+    as_json = {name: spec.model_dump(mode="json") for name, spec in specs.items()}
+    return specs, launch(run_all, as_json, str(folder), world_size=2, backend="nccl", folder=folder)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GRAPHED)
+def test_a_cuda_graph_holds_the_collectives(name: str, graphed: Any, tmp_path: Path) -> None:
+    """Its parameters and gradients are those of one process, and the host issues it faster than without. One that
+    forgets a gradient is found: the control."""
+    specs, ranks = graphed
+    spec, found = specs[name], [rank[name] for rank in ranks]
+    parity, trains = found[0]["parity"], specs[name].mode == "train_step"
+    wrong = {error for error in PARITY if parity[error] is not None and parity[error] > tolerance(spec, error)}
+    assert wrong == (set(PARITY) if name.startswith("forgets") else set()), parity
+    assert (parity["parameter_error"] is not None) == trains
+    collected = Values(metrics(spec))
+    add_values(collected, spec, [torch.device("cuda", rank) for rank in range(2)], found, tmp_path)
+    host_us, eager_us = (collected.samples(metric, None) for metric in ("host_us", "eager_host_us"))
+    if not name.startswith("forgets"):
+        assert statistics.median(host_us or ()) < 0.5 * statistics.median(eager_us or ())
+        assert collected.samples("backward_ms", "backward")
+        assert collected.samples("eager_exposed_communication_ms", None)
+        assert bool(collected.samples("gradients_mib", None)) == (not trains)
+    if name in PROFILED:
+        waits = ranks_of(found)
+        assert not waits.differ
+        assert waits.meetings
 
 
 @pytest.mark.gpu
