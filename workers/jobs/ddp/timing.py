@@ -18,6 +18,8 @@ from workers.measure.returned import ReturnedNumbers
 from workers.measure.timing import Observer, StepPosition, make_clock, run_step, translate_oom_in_step
 from workers.measure.warmup import WarmUp
 
+LATER_WARMUP = 3
+"""Steps before those that are measured, in turns after a side's first."""
 NAMES = {
     SILENT: "without communication",
     NO_COMMUNICATION: "one process alone",
@@ -95,16 +97,21 @@ class StepTimer:
             self._trained.own.returned, self._trained.own.keeps_returned = None, self.numbers.wants_next and not last
 
 
-def measure_steps(context: RankContext, trained: Trained, steps: int, meter: MemoryMeter) -> Turn:
+def measure_steps(
+    context: RankContext, trained: Trained, steps: int, meter: MemoryMeter, *, first: bool = True
+) -> Turn:
     """Warm up until times are steady or as often as the spec says, then measure `steps` steps.
+
+    Only a side's first turn is judged: in later ones the device has just worked, and only the model is new.
 
     Raises:
         OutOfMemory: the memory did not suffice.
         DoesNotFit: the memory did not suffice for one process alone.
     """
     elapsed_s = 0.0
+    later = None if first else LATER_WARMUP
     warming = WarmUp(
-        context.spec.warmup_steps,
+        later if context.spec.warmup_steps is None else context.spec.warmup_steps,
         window_s=measuring.WINDOW_S[context.device.type],
         clock=lambda: elapsed_s,  # the same on every rank
     )

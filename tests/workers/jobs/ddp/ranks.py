@@ -143,8 +143,8 @@ def record_optimizers(patch: pytest.MonkeyPatch) -> dict[str, Any]:
     recorded: dict[str, Any] = {}
     measure_steps = rank_module.measure_steps
 
-    def measure(context: Any, trained: Any, *others: Any) -> Any:
-        turn = measure_steps(context, trained, *others)
+    def measure(context: Any, trained: Any, *others: Any, **options: Any) -> Any:
+        turn = measure_steps(context, trained, *others, **options)
         if (optimizer := trained.optimizer) is not None:
             shapes = [tuple(one.shape) for group in optimizer.param_groups for one in group["params"]]
             recorded[trained.strategy] = (type(optimizer).__name__, shapes, state_bytes(optimizer))

@@ -12,7 +12,9 @@ import pickle
 import shutil
 import statistics
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,8 +46,9 @@ from workers import uploaded
 from workers.jobs import diagnosis
 from workers.jobs._base import Unit
 from workers.jobs._latency_fits import BENT, NO_LINE
+from workers.jobs._training import measuring
 from workers.jobs._values import Values
-from workers.jobs.ddp import RUNNER, choose_devices
+from workers.jobs.ddp import RUNNER, choose_devices, strategies, timing
 from workers.jobs.ddp.buckets import bucket_rows
 from workers.jobs.ddp.memory import Memory, MemoryMarks, live_bytes, memory_now
 from workers.jobs.ddp.parity import (
@@ -58,6 +61,7 @@ from workers.jobs.ddp.parity import (
 )
 from workers.jobs.ddp.rank import rounds_of, run_rank
 from workers.jobs.ddp.strategies import Trained
+from workers.jobs.ddp.timing import LATER_WARMUP
 from workers.jobs.ddp.values import (
     PARITY,
     add_exposed,
@@ -71,8 +75,9 @@ from workers.jobs.ddp.values import (
     tolerance,
 )
 from workers.jobs.ddp.waits import WAITING, ranks_of
-from workers.measure import validity
+from workers.measure import validity, warmup
 from workers.measure.memory import memory_meter
+from workers.measure.warmup import WarmUp
 from workers.model.batches import RandomBatches
 from workers.model.optimizer import AdamW
 from workers.model.precision import PRECISIONS
@@ -959,6 +964,39 @@ def test_tolerances_by_dtype(fields: dict[str, Any], gradient: float, parameter:
         "one rank is missed"
     )
     assert tolerance(spec, "parameter_error") == pytest.approx(parameter)
+
+
+@pytest.mark.parametrize(
+    ("asked", "first", "calls", "steady"),
+    [(None, True, 6, True), (None, False, LATER_WARMUP, None), (2, True, 2, None), (2, False, 2, None)],
+)
+def test_later_turns_of_a_side_warm_up_for_a_few_steps(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, first: bool, calls: int, steady: bool | None
+) -> None:
+    class Steady(WarmUp):
+        def _judge(self) -> None:
+            self._judged, self.steady = True, self.calls > 5
+
+    monkeypatch.setattr(timing, "WarmUp", Steady)
+    monkeypatch.setitem(measuring.WINDOW_S, "cpu", 1e-6)
+    monkeypatch.setattr(warmup, "WINDOW_CALLS", 1)
+    monkeypatch.setattr(warmup, "LIMIT_WINDOWS", 10**9)
+    device = torch.device("cpu")
+    spec = parsed(strategy="none", warmup_steps=asked)
+    quiet = SimpleNamespace(index=0, step_done=lambda: None, report=lambda message: None)
+    context: Any = SimpleNamespace(
+        spec=spec,
+        device=device,
+        on_gpu=False,
+        rank=quiet,
+        measured_steps=0,
+        exchange=lambda value: [value],
+        report_progress=lambda message: None,
+        agree_on_memory=lambda strategy: nullcontext(),
+    )
+    trained = strategies.build(spec, "none", device, strategies.rank_batches(spec, 0, device))
+    turn = timing.measure_steps(context, trained, 1, memory_meter(device), first=first)
+    assert (turn.warmup, turn.steady, len(turn.step_ms)) == (calls, steady, 1)
 
 
 @pytest.mark.parametrize("rate_of_zero", [True, False], ids=["as it is", "control"])

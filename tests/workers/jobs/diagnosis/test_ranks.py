@@ -269,14 +269,15 @@ def test_without_a_profile_the_step_is_kernels_and_communication() -> None:
 
 def known(**fields: Any) -> Look:
     step = KINDS["ddp"].model_validate({"model": {"size": "tiny"}, "context_length": 64, **fields})
-    return Look(step, torch.device("cpu"), None, shared=Shared(100.0, 4.0))  # type: ignore[arg-type]
+    device = torch.device("cuda" if fields.get("backend") == "nccl" else "cpu")
+    return Look(step, device, None, shared=Shared(100.0, 4.0))  # type: ignore[arg-type]
 
 
 def tried(**fields: Any) -> dict[str, dict[str, Any]]:
     """The changes of a step that loses most to communication, with their fields."""
     look = known(**fields)
     spec = KINDS["diagnosis"].model_validate({"step": look.spec.model_dump()})
-    lost = defaultdict(float, {("communication", ""): 10.0, ("optimizer", ""): 5.0})
+    lost = defaultdict(float, {("communication", ""): 10.0, ("optimizer", ""): 5.0, ("launches", ""): 2.0})
     assert isinstance(spec, DiagnosisSpec)
     return {row[0]: json.loads(row[-1]) for row in candidates(spec, look, lost) if row[2] is None}  # type: ignore[misc, arg-type]
 
@@ -308,6 +309,7 @@ def tried(**fields: Any) -> dict[str, dict[str, Any]]:
             {"gather_bf16": {"cast_before_communication": True}},
         ),
         ({"strategy": "bucketed"}, {"sharded_optimizer": {"sharded_optimizer": True}}),
+        ({"strategy": "fsdp", "backend": "nccl"}, {"cuda_graph": {"cuda_graph": True}}),
     ],
 )
 def test_the_fields_of_a_step_of_ranks_that_may_help(fields: dict[str, Any], changes: dict[str, Any]) -> None:
@@ -328,6 +330,8 @@ def test_the_fields_of_a_step_of_ranks_that_may_help(fields: dict[str, Any], cha
         ({"strategy": "fsdp"}, "gather_bf16"),
         ({"strategy": "none"}, "sharded_optimizer"),
         ({"step_code": CODE}, "fused_optimizer"),
+        ({"strategy": "fsdp"}, "cuda_graph"),
+        ({"strategy": "fsdp", "backend": "nccl", "cuda_graph": True}, "cuda_graph"),
     ],
 )
 def test_what_such_a_step_has_or_cannot_have_is_not_tried(fields: dict[str, Any], name: str) -> None:
