@@ -96,6 +96,7 @@ def test_a_job_while_it_runs_and_after(site: Any, measured: Any) -> None:
     assert "out of memory" in done.text
     assert "2.13" in done.text
     assert "drift: 9 %" in done.text
+    assert 'id="doubt">drift: 9 %' in site.http.get(path).text, "the first doubt, under the title"
     assert "note host_bound: by far" in " ".join(done.text.split())
 
 

@@ -167,7 +167,7 @@ class RankRun:
                     continue
                 try:
                     first = number == 0
-                    turns.append(self.take_turn(side, steps, found if first else None, first=first))
+                    turns.append(self.take_turn(side, steps, found if first else None, is_first=first))
                 except DoesNotFit as error:
                     found["alone"] = str(error)
                 self.context.free_memory()  # the error's frames held the model
@@ -176,14 +176,14 @@ class RankRun:
         found |= {"device": str(self.context.device), "threads": torch.get_num_threads()}
         return {**found, "turns": [asdict(turn) for turn in turns], "memory": asdict(self.memory)}
 
-    def take_turn(self, strategy: str, steps: int, found: dict[str, Any] | None, *, first: bool = True) -> Turn:
+    def take_turn(self, strategy: str, steps: int, found: dict[str, Any] | None, *, is_first: bool = True) -> Turn:
         """Build the strategy's model, warm up, and measure.
 
         Args:
             strategy: One of the context's sides.
             steps: Number of steps measured.
             found: Takes the results beside times, which are those of first turns; None in other turns.
-            first: As in `measure_steps`.
+            is_first: As in `measure_steps`.
 
         Raises:
             DoesNotFit: the memory of some rank does not hold one process alone.
@@ -191,7 +191,7 @@ class RankRun:
         try:
             with self.context.agree_on_memory(strategy):
                 trained = self._build(strategy)
-            turn = measure_steps(self.context, trained, steps, self.meter, first=first)
+            turn = measure_steps(self.context, trained, steps, self.meter, is_first=is_first)
             if found is not None and strategy == self.context.silent_side:
                 found["busy"] = self._busy(trained)
             if found is not None and strategy == self.context.spec.strategy:

@@ -26,7 +26,7 @@ from workers.model.compiled import BLOCKS
 from workers.model.graphed import WARMUP_STEPS, GraphedStep
 from workers.model.optimizer import class_and_arguments
 from workers.model.precision import PRECISIONS, set_parameter_dtype
-from workers.model.steps import ACCUMULATION, MAX_LEARNING_RATE, BackwardStep, Step, TrainStep
+from workers.model.steps import ACCUMULATION, MAX_LEARNING_RATE, BackwardStep, TrainStep
 from workers.torch_host import seed_everything
 
 NO_COMMUNICATION = "none"
@@ -71,7 +71,7 @@ class Trained:
     """The step as a CUDA graph, if it is one."""
 
     @property
-    def repeated(self) -> Step:
+    def repeated(self) -> BackwardStep | GraphedStep:
         """What is repeated and timed: the step, or its graph."""
         return self.graphed or self.step
 

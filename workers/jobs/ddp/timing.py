@@ -98,7 +98,7 @@ class StepTimer:
 
 
 def measure_steps(
-    context: RankContext, trained: Trained, steps: int, meter: MemoryMeter, *, first: bool = True
+    context: RankContext, trained: Trained, steps: int, meter: MemoryMeter, *, is_first: bool = True
 ) -> Turn:
     """Warm up until times are steady or as often as the spec says, then measure `steps` steps.
 
@@ -109,7 +109,7 @@ def measure_steps(
         DoesNotFit: the memory did not suffice for one process alone.
     """
     elapsed_s = 0.0
-    later = None if first else LATER_WARMUP
+    later = None if is_first else LATER_WARMUP
     warming = WarmUp(
         later if context.spec.warmup_steps is None else context.spec.warmup_steps,
         window_s=measuring.WINDOW_S[context.device.type],

@@ -995,7 +995,7 @@ def test_later_turns_of_a_side_warm_up_for_a_few_steps(
         agree_on_memory=lambda strategy: nullcontext(),
     )
     trained = strategies.build(spec, "none", device, strategies.rank_batches(spec, 0, device))
-    turn = timing.measure_steps(context, trained, 1, memory_meter(device), first=first)
+    turn = timing.measure_steps(context, trained, 1, memory_meter(device), is_first=first)
     assert (turn.warmup, turn.steady, len(turn.step_ms)) == (calls, steady, 1)
 
 
