@@ -230,7 +230,7 @@ def _sheet(
     cases = [line.case for line in lines if line.case is not None]
     marks, footnotes = _marks(lines, shown, layout)
     statistics = _on_statistics(cases, shown, layout.statistic, one_process=one_process)
-    notes = [*statistics, *_on_coordinates(cases), *related.notes, *footnotes, *sheet.notes]
+    notes = [*statistics, *_of_kinds(cases, shown), *related.notes, *footnotes, *sheet.notes]
     return replace(
         sheet,
         missing=_missing(cases, coordinates, set(shown)),
@@ -397,9 +397,15 @@ _RANGE = f" (of fewer than {FEWEST_FOR_INTERVAL}: from the smallest to the large
 _STATISTIC_NAMES = {"min": "minimum", "max": "maximum"}
 
 
-def _on_coordinates(cases: Sequence[CaseOfJob]) -> list[str]:
-    """Return the sentences that the kinds have for values of coordinates (`SpecBase.table_notes`)."""
-    return [
+def _of_kinds(cases: Sequence[CaseOfJob], metrics: Sequence[str]) -> list[str]:
+    """Return the sentences that the kinds have for values of coordinates, and for metrics."""
+    of_metrics = [
+        sentence
+        for kind in kinds_of(cases)
+        for names, sentence in KINDS[kind].metric_notes.items()
+        if not names.isdisjoint(metrics)
+    ]
+    return of_metrics + [
         sentence
         for kind in kinds_of(cases)
         for name, sentences in KINDS[kind].table_notes.items()

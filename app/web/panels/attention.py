@@ -22,7 +22,8 @@ def panels(results: JobResults) -> list[Panel]:
     for metric, words in TIMES.items():
         text = "" if panels else f"Time of one call, with its 95 % interval. {OUTCOMES}"
         panels += charts(results, LINES, metric, words, text, folded=bool(panels))
-    rate = "Useful FLOPs divided by the median time; of causal attention half of the square counts."
+    rate = "Useful FLOPs divided by the median time; of causal attention half of the square counts, and the backward "
+    rate += "pass counts as 2 forward passes (where others count 2.5, their rates of both passes are 7/6 of these)."
     panels += charts(results, LINES, "tflops", "Rate", rate)
     memory = "Inputs included, but not the mask that sdpa_* get for a window, documents or bottom_right."
     panels += charts(results, LINES, "peak_memory_mib", "Peak memory", memory, folded=True)
