@@ -114,7 +114,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """How the ranks of a launch meet."""
 
     address: str | list[Any]
@@ -133,7 +133,7 @@ class Meeting:
 class LaunchRequest:
     """The data that a rank needs to begin, as one line of JSON in its environment. A node gets it, too."""
 
-    meeting: Meeting
+    rendezvous: Rendezvous
     function: str
     path: list[str]
     parent: int
@@ -149,7 +149,7 @@ class LaunchRequest:
     def from_json(cls, text: str | bytes) -> LaunchRequest:
         """Parse the result of `to_json`."""
         content = json.loads(text)
-        return cls(**{**content, "meeting": Meeting(**content["meeting"])})
+        return cls(**{**content, "rendezvous": Rendezvous(**content["rendezvous"])})
 
 
 def launch(
@@ -196,10 +196,10 @@ def launch(
         log_file(folder, index).unlink(missing_ok=True)
     with _listening(world_size, nodes) as (listener, address, key):
         port = 0 if nodes is None else nodes.free_port()
-        meeting = Meeting(address, key, count, world_size // count, secrets.token_hex(8), port)
-        threads = _threads_per_rank(meeting.ranks, backend)
+        rendezvous = Rendezvous(address, key, count, world_size // count, secrets.token_hex(8), port)
+        threads = _threads_per_rank(rendezvous.ranks, backend)
         request = LaunchRequest(
-            meeting, _name_of(function), search_path(), os.getpid(), backend, threads, start_timeout_s
+            rendezvous, _name_of(function), search_path(), os.getpid(), backend, threads, start_timeout_s
         )
         elastic = Elastic(request, folder)
         ranks = _Ranks(request, folder, text, step_timeout_s, reported or _nothing)
@@ -305,27 +305,27 @@ class Elastic(threading.Thread):
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
         request = self._request
-        meeting: dict[str, Any] = {
+        rendezvous: dict[str, Any] = {
             "rdzv_backend": "c10d",
             "rdzv_endpoint": "127.0.0.1:0",
             "local_addr": "127.0.0.1",
         }
-        if request.meeting.nodes > 1:
+        if request.rendezvous.nodes > 1:
             # Static, so that the ranks of node 0 are the first ones.
-            meeting = {
+            rendezvous = {
                 "rdzv_backend": "static",
-                "rdzv_endpoint": f"{request.meeting.address[0]}:{request.meeting.port}",
+                "rdzv_endpoint": f"{request.rendezvous.address[0]}:{request.rendezvous.port}",
                 "rdzv_configs": {"rank": self._node, "timeout": math.ceil(request.start_timeout_s)},
             }
         config = LaunchConfig(
-            min_nodes=request.meeting.nodes,
-            max_nodes=request.meeting.nodes,
-            nproc_per_node=request.meeting.ranks,
-            run_id=request.meeting.run_id,
+            min_nodes=request.rendezvous.nodes,
+            max_nodes=request.rendezvous.nodes,
+            nproc_per_node=request.rendezvous.ranks,
+            run_id=request.rendezvous.run_id,
             max_restarts=0,
             monitor_interval=0.05,
-            logs_specs=_logs(self._folder, request.to_json(), self._node * request.meeting.ranks),
-            **meeting,
+            logs_specs=_logs(self._folder, request.to_json(), self._node * request.rendezvous.ranks),
+            **rendezvous,
         )
         # Hides a warning that ranks outlive a process without its signal handlers (ours do not), and reports of exit
         # codes (RanksFailed has more information).
@@ -390,7 +390,7 @@ class _Ranks:
         reported: Callable[[int, Any], None],
     ) -> None:
         self._request, self._folder, self._arguments = request, folder, arguments
-        self._world_size = world_size = request.meeting.nodes * request.meeting.ranks
+        self._world_size = world_size = request.rendezvous.nodes * request.rendezvous.ranks
         self._start_timeout_s, self._step_timeout_s = request.start_timeout_s, step_timeout_s
         self._nodes: dict[int, RemoteNode] = {}
         """The other nodes, by their numbers."""
@@ -443,7 +443,7 @@ class _Ranks:
             node.start(self._request.to_json())
             return
         index, pid = hello
-        if index < self._request.meeting.ranks:
+        if index < self._request.rendezvous.ranks:
             self._processes[index] = os.pidfd_open(pid)
             self._pids[index] = pid
         self._channels[index] = self._open[index] = channel
@@ -552,7 +552,7 @@ class _Ranks:
 
     def _copy_log(self, index: int) -> None:
         """Copy the end of a rank's log from its node, if that is another one."""
-        node = self._nodes.get(index // self._request.meeting.ranks)
+        node = self._nodes.get(index // self._request.rendezvous.ranks)
         if node is not None:
             node.copy_log(index, log_file(self._folder, index))
 
@@ -563,7 +563,7 @@ class _Ranks:
         for node in self._nodes.values():
             node.close()
         shared: set[Path] = set()
-        if len(self._pids) < self._request.meeting.ranks:
+        if len(self._pids) < self._request.rendezvous.ranks:
             self._find_unconnected()
         if len(self.results) < self._world_size:
             shared = {file for pid in self._pids.values() for file in shared_memory_of(pid)}
@@ -584,7 +584,7 @@ class _Ranks:
             if pid in self._pids.values():
                 continue
             try:
-                if self._request.meeting.run_id.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                if self._request.rendezvous.run_id.encode() in Path(f"/proc/{pid}/environ").read_bytes():
                     self._processes[-pid] = os.pidfd_open(pid)
             except OSError:
                 continue  # it has ended
@@ -678,10 +678,10 @@ def _in_words(error: BaseException) -> str:
 
 
 def _connect(request: LaunchRequest) -> Connection:
-    key = bytes.fromhex(request.meeting.key)
-    if isinstance(request.meeting.address, str):
-        return Client(f"\0{request.meeting.address}", family="AF_UNIX", authkey=key)
-    host, port = request.meeting.address
+    key = bytes.fromhex(request.rendezvous.key)
+    if isinstance(request.rendezvous.address, str):
+        return Client(f"\0{request.rendezvous.address}", family="AF_UNIX", authkey=key)
+    host, port = request.rendezvous.address
     return Client((host, port), family="AF_INET", authkey=key)
 
 
@@ -699,7 +699,7 @@ def _join(request: LaunchRequest) -> torch.device:
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     # On one host, gloo needs neither its name nor its network. On several, the name may stand for this host only.
-    interface = "lo" if isinstance(request.meeting.address, str) else interface_to(request.meeting.address[0])
+    interface = "lo" if isinstance(request.rendezvous.address, str) else interface_to(request.rendezvous.address[0])
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     dist.init_process_group("gloo", timeout=timeout)

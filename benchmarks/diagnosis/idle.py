@@ -17,7 +17,7 @@ from typing import Any
 
 STEPS, WARMUP = 3, 5
 DELAY_US = 20
-"""As `START_NS` of waits.py. HTA's documentation says ns, but it compares microseconds."""
+"""As `START_NS` of profiling/idle.py. HTA's documentation says ns, but it compares microseconds."""
 
 
 def record(folder: Path, names: list[str]) -> None:
@@ -26,7 +26,7 @@ def record(folder: Path, names: list[str]) -> None:
 
     from benchmarks.diagnosis import planted
     from kernels.device_events import synchronize
-    from workers.measure.profiling import recording, waits
+    from workers.measure.profiling import idle, recording
     from workers.measure.profiling.attribution import Interval
 
     on_gpu = torch.cuda.is_available()
@@ -48,7 +48,7 @@ def record(folder: Path, names: list[str]) -> None:
         begin = min((one.begin_ns for one in work), default=whole.begin_ns)
         end = max((one.end_ns for one in work), default=whole.begin_ns)
         ours: Counter[str] = Counter()
-        for one in waits.stretches(profile.recording, whole):
+        for one in idle.stretches(profile.recording, whole):
             ours[one.cause] += max(0, min(one.end_ns, end) - max(one.begin_ns, begin))
         trace = folder / f"{name}.json"
         profile.save(trace)

@@ -19,8 +19,8 @@ from workers.jobs._values import Values
 from workers.jobs.ddp.buckets import predicts, report_buckets
 from workers.jobs.ddp.stragglers import Lateness, work_of
 from workers.jobs.ddp.tables import report_snapshots, report_tables, report_traces, values_rows
+from workers.jobs.ddp.timelines import ranks_of
 from workers.jobs.ddp.values import add_values, metrics, steps_of, turns_of
-from workers.jobs.ddp.waits import ranks_of
 from workers.measure.check import Check
 from workers.measure.errors import NotMeasured
 from workers.measure.host_memory import bound_memory

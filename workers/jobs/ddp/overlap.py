@@ -11,8 +11,8 @@ import torch
 from parallel.collectives import recorded
 from workers.jobs.ddp.context import RankContext
 from workers.jobs.ddp.strategies import Trained
+from workers.jobs.ddp.timelines import of_rank
 from workers.jobs.ddp.timing import StepTimer
-from workers.jobs.ddp.waits import of_rank
 from workers.measure.allocations import snapshot
 from workers.measure.memory import short_message
 from workers.measure.profiling import tables, usage
@@ -69,7 +69,7 @@ def record_step_overlap(context: RankContext, trained: Trained, step_ms: float, 
 
     Returns:
         {"why_not": …}, or for each step its "step_ms", "communication_ms", "exposed_ms" and "spans" by stream; also
-        rows of "kernels" and "classes", per step, its "waits" (as `of_rank`), and the "trace", a file.
+        rows of "kernels" and "classes", per step, its "timeline" (as `of_rank`), and the "trace", a file.
     """
     why_not = why_no_profiler(context)
     if why_not is not None:
@@ -99,7 +99,7 @@ def record_step_overlap(context: RankContext, trained: Trained, step_ms: float, 
         "steps": [_as_json(step, shown=at < PROFILED_STEPS) for at, step in enumerate(profiled.steps)],
         "kernels": tables.kernel_rows(usage.kernels(profiled.work, steps)[:KERNELS_PER_RANK]),
         "classes": [row[1:] for row in tables.class_rows({"": usage.classes(profiled.work, steps)}) if row[-1]],
-        "waits": of_rank(profiled),
+        "timeline": of_rank(profiled),
         "trace": _save(context, profiled, folder),
     }
 

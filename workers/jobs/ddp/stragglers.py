@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from workers.jobs.ddp.waits import Layers, Ranks, joined, later
+from workers.jobs.ddp.timelines import Layers, Ranks, joined, later
 from workers.measure.table import Column
 
 if TYPE_CHECKING:
-    from workers.jobs.ddp.waits import Meeting
+    from workers.jobs.ddp.timelines import ProfiledCollective
     from workers.measure.check import Check
     from workers.measure.table import Scalar
 
@@ -57,9 +57,9 @@ class Lateness:
     def _waits_ms(self) -> list[list[float]]:
         """How long each rank waits in each step."""
         found = [[0.0] * len(step) for step in self.ranks.seen]
-        for one in self.ranks.meetings:
+        for one in self.ranks.collectives:
             for rank in range(len(one.waiting)):
-                found[one.step][rank] += one.waits_ms(rank)
+                found[one.step][rank] += one.waiting_ms(rank)
         return found
 
     @cached_property
@@ -109,7 +109,7 @@ class Lateness:
 
     @property
     def _all(self) -> range:
-        compared = self.ranks.meetings and not self.ranks.differ and len(self.ranks.places) > 1
+        compared = self.ranks.collectives and not self.ranks.differ and len(self.ranks.places) > 1
         return range(len(self.ranks.places) if compared else 0)
 
     def longer(self, rank: int) -> Mapping[tuple[str, str], float]:
@@ -153,8 +153,8 @@ class Lateness:
     def rows(self) -> list[list[Scalar]]:
         """Return the rows of the table `stragglers`: of each rank all collectives, and then those of each operation
         and phase."""
-        groups: dict[tuple[str, str | None], list[Meeting]] = {(ALL, None): self.ranks.meetings}
-        for one in self.ranks.meetings:
+        groups: dict[tuple[str, str | None], list[ProfiledCollective]] = {(ALL, None): self.ranks.collectives}
+        for one in self.ranks.collectives:
             groups.setdefault((one.operation, one.phase or None), []).append(one)
         rows: list[list[Scalar]] = []
         for (operation, phase), met in groups.items():
@@ -164,7 +164,7 @@ class Lateness:
                     [
                         *(operation, phase, rank, len(met) / self.ranks.steps),
                         statistics.fmean(one.moving_ms for one in met),
-                        sum(one.waits_ms(rank) for one in met) / self.ranks.steps,
+                        sum(one.waiting_ms(rank) for one in met) / self.ranks.steps,
                         100 * sum(one.last == rank and one.late_ms(rank) > 0 for one in met) / len(met),
                         sum(one.late_ms(rank) for one in met) / self.ranks.steps,
                         *((early, self._what(rank)) if operation == ALL else (None, None)),

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from app.specs.ddp import DdpSpec
 from workers.jobs.ddp.stragglers import COLUMNS as STRAGGLERS_COLUMNS
 from workers.jobs.ddp.stragglers import STRAGGLERS, Lateness
+from workers.jobs.ddp.timelines import COLUMNS as WAITS_COLUMNS
+from workers.jobs.ddp.timelines import WAITS, Ranks
 from workers.jobs.ddp.values import turns_of
-from workers.jobs.ddp.waits import COLUMNS as WAITS_COLUMNS
-from workers.jobs.ddp.waits import WAITS, Ranks
 from workers.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def timeline_rows(found: Sequence[Mapping[str, Any]], ranks: Ranks) -> list[list
                 for name, spans in (seen[number]["spans"] if seen else {}).items()
             }
             if streams:
-                met = [one.waiting[index] for one in ranks.meetings if one.step == number]
+                met = [one.waiting[index] for one in ranks.collectives if one.step == number]
                 streams[WAITING] = [(first, last) for first, last in met if last - first > SHOWN_MS]
             for stream, spans in streams.items():
                 rows += [[number + 1, index, stream, began + first, began + last] for first, last in spans]

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from workers.jobs._training.building import Training
     from workers.jobs._values import Values
     from workers.measure.profiling.attribution import Attribution, Interval
+    from workers.measure.profiling.idle import Stretch
     from workers.measure.profiling.lines import Launched, LineTrace, OwnCode, Place
     from workers.measure.profiling.recording import HostEvent, Profile, Recording
     from workers.measure.profiling.sampling import Samples
-    from workers.measure.profiling.waits import Stretch
 
 SEEN, CANDIDATES, GAPS = "seen", "candidates", "gaps"
 SEEN_COLUMNS = Column.parse("cause, where, lost_ms: number ms")
@@ -63,7 +63,7 @@ REPEATED = "times a step"
 """The end of a note on such a line."""
 OPTIMIZER, INPUT, SYNCHRONISATION = "optimizer", "input", "synchronisation"
 ANSWERS = "answers"
-"""Work of the device for the numbers that the host asks for."""
+"""Work of the device for the numbers that the host reads."""
 OF_LIBRARIES = (
     ("utils/data/", INPUT),
     ("optim/", OPTIMIZER),
@@ -84,8 +84,8 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     """Time and profile the step. Running out of memory, and a wrong part of the model, are results."""
     from workers.measure import environment
     from workers.measure.errors import NotMeasured
+    from workers.measure.profiling.idle import collections_named, reads_named
     from workers.measure.profiling.recording import AnotherProfiler
-    from workers.measure.profiling.waits import collections_named, questions_named
     from workers.measure.validity import Monitor
 
     step: BenchmarkSpec = spec.step  # type: ignore[assignment]
@@ -114,7 +114,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
         else:
             try:
                 named = own.updates_named() if own is not None else nullcontext()
-                with turn.as_it_is(training), named, questions_named(), collections_named() as collected:
+                with turn.as_it_is(training), named, reads_named(), collections_named() as collected:
                     lost, gaps, traced, busy_percent = _lost(training, values, collected, report)
             except AnotherProfiler as error:
                 raise BrokenCode(str(error)) from error
@@ -361,7 +361,7 @@ def _same_part(part: str, did: Launched | None) -> str:
 
 def _cause_of(phase: str, frames: Sequence[tuple[str, str, int]], optimizers: set[str]) -> str:
     """Return the cause that a stack itself tells; "" if it is the code's own work."""
-    from workers.measure.profiling.waits import INPUT_PHASES
+    from workers.measure.profiling.idle import INPUT_PHASES
 
     if phase in INPUT_PHASES:
         return INPUT
@@ -410,7 +410,7 @@ def _on_gpu(
     """Return what the device's timeline says, its largest gaps, and the percentage of the step in which it works. The
     profiler lengthens gaps, so idle time is scaled to that of unprofiled steps."""
     from workers.measure.profiling.attribution import Attribution
-    from workers.measure.profiling.waits import RUNNING, in_a_row, stretches
+    from workers.measure.profiling.idle import RUNNING, in_a_row, stretches
 
     phases = phases_of(training.spec, training.phases)
     windows = Attribution(plain.recording, phases, on_gpu=True).windows
@@ -452,14 +452,14 @@ def _times(
     recording: Recording, steps: Sequence[Interval], parts: Sequence[Sequence[Stretch]], step_ms: float
 ) -> tuple[dict[str, float], float]:
     """Return the ms of each class in a step that no profiler has slowed down, and the percentage of it in which the
-    device works. What the device works for numbers that the host asks for is lost to `synchronisation`, and so is the
+    device works. What the device works for numbers that the host reads is lost to `synchronisation`, and so is the
     idle time that a host which never waits would not leave; to `input` what one that never loads would not leave."""
-    from workers.measure.profiling.waits import WORKING, inside, questions, unprofiled, without_waiting_ms
+    from workers.measure.profiling.idle import WORKING, host_reads, inside, unprofiled, without_waiting_ms
 
-    asked = inside(questions(recording))
+    read = inside(host_reads(recording))
     totals: Counter[str] = Counter()
     for one in (one for part in parts for one in part):
-        is_answer = one.cause in WORKING and asked(one.at_ns)
+        is_answer = one.cause in WORKING and read(one.at_ns)
         totals[ANSWERS if is_answer else COLLECTED if one.collects else one.cause] += one.ns
     ms = {cause: 1e-6 * ns / len(parts) for cause, ns in totals.items() if ns}
     answers, waits = ms.pop(ANSWERS, 0.0), {}
@@ -482,7 +482,7 @@ def _same_moment(
 ) -> Callable[[Stretch], int] | None:
     """Return a function that tells in which moment of a traced step, which is far slower, the host did what it did in
     the moment that explains a part of a plain step: between the same two launches. None if the launches differ."""
-    from workers.measure.profiling.waits import WORKING
+    from workers.measure.profiling.idle import WORKING
 
     def launches(recording: Recording, begin: int, end: int) -> list[HostEvent]:
         ids = {one.launch for one in recording.device}
@@ -519,14 +519,14 @@ def _by_line(
     moment: Callable[[Stretch], int],
 ) -> None:
     """Add a cause's time by the lines that were to blame in these parts of steps; `moment` tells the traced step's."""
-    from workers.measure.profiling.waits import waits
+    from workers.measure.profiling.idle import synchronisations
 
     by_line: Counter[Place | None] = Counter()
     for one in found:
         if one.cause == cause and not one.collects:
             by_line[places.due(moment(one))] += one.ns
     if not by_line and cause == SYNCHRONISATION:  # the device works on for it
-        by_line.update(places.at(one.begin_ns) for one in waits(places.profile.recording))
+        by_line.update(places.at(one.begin_ns) for one in synchronisations(places.profile.recording))
     total = by_line.total()
     if not total:
         lost[cause, None] += ms
@@ -543,19 +543,19 @@ def _running(
 ) -> None:
     """Add the time in which kernels ran: to `lost` by the lines that they are due to, those of the forward pass, and to
     `device`, where none is known, by what the kernels compute."""
-    from workers.measure.profiling import classes, waits
+    from workers.measure.profiling import classes, idle
 
-    asked = waits.inside(waits.questions(places.profile.recording))
+    read = idle.inside(idle.host_reads(places.profile.recording))
     kernels = [
         work
         for work in traced.work
-        if (work.kind == "kernel" or waits.ON_DEVICE.match(work.name)) and not asked(work.made_ns)
+        if (work.kind == "kernel" or idle.ON_DEVICE.match(work.name)) and not read(work.made_ns)
     ]
     total = sum(work.time_ns for work in kernels) or 1
     for work in kernels:
         name, place = classes.classify(work), places.at(work.made_ns)
         cause = "kernels"
-        if name == classes.OPTIMIZER or any(waits.UPDATES.match(one) for one in work.ranges):
+        if name == classes.OPTIMIZER or any(idle.UPDATES.match(one) for one in work.ranges):
             cause = OPTIMIZER
         elif name == classes.ATTENTION or places.writes_attention(place):
             cause = "attention"

@@ -470,7 +470,7 @@ class Profiling:
     def _add_waits(self, attribution: Attribution, profile: Profile) -> None:
         """Report why the GPU does nothing in a step, class by class."""
         from workers.measure.profiling import tables
-        from workers.measure.profiling.waits import of_steps
+        from workers.measure.profiling.idle import of_steps
 
         found, times_ms = of_steps(profile.recording, attribution.windows, self.timed.step_ms)
         self.report.table("waits", tables.WAITS, tables.wait_rows(found, times_ms, profile.recording.host))

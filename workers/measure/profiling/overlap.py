@@ -19,8 +19,8 @@ from torch.profiler import ProfilerActivity
 
 from workers.measure.profiling.attribution import Attribution, Interval, RecordedWork
 from workers.measure.profiling.classes import COMMUNICATION, class_of_kernel
+from workers.measure.profiling.idle import RUNNING, Stretch, loading, stretches
 from workers.measure.profiling.recording import NODE, Recording, device_events, host_events
-from workers.measure.profiling.waits import RUNNING, Stretch, loading, stretches
 
 Span = tuple[int, int]
 """When something began and ended, in ns."""

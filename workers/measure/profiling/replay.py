@@ -1,11 +1,11 @@
 """How long recorded steps of a GPU would take with a faster host, and with one that leaves out a
-part of its work, such as asking the device for numbers or loading a batch.
+part of its work, such as reading numbers of the device or loading a batch.
 
 A profiler slows down the host, and not the device. So the events of a recording happen again, in their order: the
 host's own time is scaled; a call that waits ends once all work has that had ended before it; work begins when it is
 launched and the work that had ended before it has, with the delays of the recording. `scale_for` finds the scale that
 gives the time of unprofiled steps; then `length_ns` tells what they take without that part. (What virtual
-speed-ups ask, Curtsinger & Berger, "Coz", 2015, is answered from a trace.)
+speed-ups estimate, Curtsinger & Berger, "Coz", 2015, is answered from a trace.)
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Replay:
         recording: What the profiler saw.
         steps: The steps, as the host ran their phases. What was launched before them is replayed, and not counted.
         waiting: When the host waited for the device; disjoint, in order.
-        needless: When the host did what may be left out, with all that it launched meanwhile; likewise.
+        skippable: When the host did what may be left out, with all that it launched meanwhile; likewise.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Replay:
         recording: Recording,
         steps: Sequence[Interval],
         waiting: Iterable[tuple[int, int]],
-        needless: Iterable[tuple[int, int]],
+        skippable: Iterable[tuple[int, int]],
     ) -> None:
         launches = {one.id: one.begin_ns for one in recording.host if one.kind == "launch"}
         begin, end = steps[0].begin_ns, steps[-1].end_ns
@@ -65,7 +65,7 @@ class Replay:
         marks = [(begin, _Mark.BEGINS, 0), (end, _Mark.ENDS, 0)]
         for at, (launched, one) in enumerate(work):
             marks += [(launched, _Mark.LAUNCHES, at), (one.begin_ns, _Mark.WORKS, at), (one.end_ns, _Mark.WORKED, at)]
-        for spans, kinds in ((waiting, (_Mark.WAITS, _Mark.WAITED)), (needless, (_Mark.SKIPS, _Mark.SKIPPED))):
+        for spans, kinds in ((waiting, (_Mark.WAITS, _Mark.WAITED)), (skippable, (_Mark.SKIPS, _Mark.SKIPPED))):
             marks += [(at, kind, 0) for span in spans if span[0] < end for at, kind in zip(span, kinds, strict=True)]
         self._marks = sorted(marks)
 
@@ -99,11 +99,11 @@ class Replay:
         """
         host = free = first = last = 0.0
         at_host = since = worked = self._marks[0][0]
-        skips = waits = False
+        skips = waiting = False
         launched, ends = [0.0] * len(self._launched), [0.0] * len(self._launched)
         for at, kind, index in self._marks:
             if _Mark.WORKED < kind < _Mark.WORKS:  # the host goes on
-                if not (waits or skips):
+                if not (waiting or skips):
                     host += scale * (at - at_host)
                 at_host = at
             match kind:
@@ -122,9 +122,9 @@ class Replay:
                 case _Mark.SKIPPED:
                     skips = False
                 case _Mark.WAITS:
-                    waits, since = True, at
+                    waiting, since = True, at
                 case _Mark.WAITED:
-                    waits = False
+                    waiting = False
                     if not skips:
                         host = max(host, free) + max(0, at - max(since, worked))
                 case _Mark.BEGINS:

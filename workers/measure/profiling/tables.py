@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from workers.measure.ceilings import NO_CEILING, Ceiling
 from workers.measure.profiling.attention import Part, Roofline
+from workers.measure.profiling.idle import Stretch
 from workers.measure.profiling.lines import OUTSIDE, Use
 from workers.measure.profiling.recording import HostEvent
 from workers.measure.profiling.usage import ClassUsage, OperatorUsage, ProductUsage, Usage
-from workers.measure.profiling.waits import Stretch
 from workers.measure.table import Column, Scalar
 
 Rows = list[list[Scalar]]

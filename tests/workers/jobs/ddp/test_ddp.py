@@ -61,6 +61,7 @@ from workers.jobs.ddp.parity import (
 )
 from workers.jobs.ddp.rank import rounds_of, run_rank
 from workers.jobs.ddp.strategies import Trained
+from workers.jobs.ddp.timelines import WAITING, ranks_of
 from workers.jobs.ddp.timing import LATER_WARMUP
 from workers.jobs.ddp.values import (
     PARITY,
@@ -74,7 +75,6 @@ from workers.jobs.ddp.values import (
     precision_of_ranks,
     tolerance,
 )
-from workers.jobs.ddp.waits import WAITING, ranks_of
 from workers.measure import validity, warmup
 from workers.measure.memory import memory_meter
 from workers.measure.warmup import WarmUp

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from app.specs import KINDS
-from tests.workers.measure.profiling.test_waits import recorded
+from tests.workers.measure.profiling.test_idle import recorded
 from tests.workers.reporting import Report
 from workers.jobs.diagnosis import look, turn
 from workers.measure.profiling.attribution import Interval
+from workers.measure.profiling.idle import WORKING, Stretch, in_a_row, sums
 from workers.measure.profiling.lines import LineTrace, OwnCode, Place
 from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording
-from workers.measure.profiling.waits import WORKING, Stretch, in_a_row, sums
 from workers.outcome import RunnerError
 
 US = 1000

@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from tests.workers.measure.profiling.test_waits import US, Made, recorded
+from tests.workers.measure.profiling.test_idle import US, Made, recorded
 from workers.jobs.diagnosis.look import _times
 from workers.measure.profiling.attribution import Interval
+from workers.measure.profiling.idle import host_reads, in_a_row, loading, sums, synchronisations, without_waiting_ms
 from workers.measure.profiling.replay import Replay
-from workers.measure.profiling.waits import in_a_row, loading, questions, sums, waits, without_waiting_ms
 
 
-def asking(steps: int, *, issue: float, works: float) -> tuple[Made, list[Interval]]:
-    """Return steps in which the host issues one kernel for so long, and asks for a number as soon as it is done."""
+def reading(steps: int, *, issue: float, works: float) -> tuple[Made, list[Interval]]:
+    """Return steps in which the host issues one kernel for so long, and reads a number as soon as it is done."""
     made, at, found = Made(), 0.0, []
     for number in range(steps):
         begin = at
@@ -30,13 +30,13 @@ def asking(steps: int, *, issue: float, works: float) -> tuple[Made, list[Interv
 
 
 def replay(made: Made, steps: list[Interval]) -> Replay:
-    calls = [(one.begin_ns, one.end_ns) for one in waits(made.recording)]
-    return Replay(made.recording, steps, calls, questions(made.recording))
+    calls = [(one.begin_ns, one.end_ns) for one in synchronisations(made.recording)]
+    return Replay(made.recording, steps, calls, host_reads(made.recording))
 
 
 @pytest.mark.parametrize(("issue", "works"), [(100, 200), (300, 200), (50, 500)])
-def test_a_host_that_asks_for_nothing_runs_ahead_of_the_device(issue: float, works: float) -> None:
-    made, steps = asking(6, issue=issue, works=works)
+def test_a_host_that_reads_nothing_runs_ahead_of_the_device(issue: float, works: float) -> None:
+    made, steps = reading(6, issue=issue, works=works)
     again = replay(made, steps)
     assert again.length_ns(1.0) == pytest.approx((issue + works + 15) * US, rel=0.01)
     without = again.length_ns(1.0, whole=False) / US
@@ -45,7 +45,7 @@ def test_a_host_that_asks_for_nothing_runs_ahead_of_the_device(issue: float, wor
 
 
 def test_the_scale_that_gives_the_time_of_an_unprofiled_step_is_found() -> None:
-    made, steps = asking(4, issue=400, works=200)
+    made, steps = reading(4, issue=400, works=200)
     again = replay(made, steps)
     scale = again.scale_for(415 * US)
     assert scale == pytest.approx(0.5, abs=0.02)
@@ -54,7 +54,7 @@ def test_the_scale_that_gives_the_time_of_an_unprofiled_step_is_found() -> None:
     assert without_waiting_ms(made.recording, steps, 0.415, cause="synchronisation") == pytest.approx(0.2, abs=0.04)
 
 
-def test_steps_that_ask_for_nothing_take_as_long_without_asking() -> None:
+def test_steps_that_read_nothing_take_as_long_without_reading() -> None:
     draw, made, at = random.Random(5), Made(), 0.0
     for _ in range(200):
         begin = at + draw.choice((3, 40))
@@ -69,8 +69,8 @@ def test_steps_that_ask_for_nothing_take_as_long_without_asking() -> None:
 def test_real_steps_happen_again_as_they_were() -> None:
     recording, windows = recorded("item")
     length = sum(one.ns for step in in_a_row(recording, windows) for one in step) / len(windows)
-    calls = [(one.begin_ns, one.end_ns) for one in waits(recording)]
-    again = Replay(recording, windows, sorted(calls), questions(recording))
+    calls = [(one.begin_ns, one.end_ns) for one in synchronisations(recording)]
+    again = Replay(recording, windows, sorted(calls), host_reads(recording))
     assert again.length_ns(1.0) == pytest.approx(length, rel=0.02)
     assert 0.5 * length < again.length_ns(1.0, whole=False) < 0.95 * length
 

@@ -4,7 +4,7 @@ The union of the device's work is clipped to the step, so that busy and idle tim
 that begins then, whose launch says what the device waited for:
 
 - Launched after the gap had begun: the host was late. It was in a loader (`input`); in a call that waits for the device
-  or asks it for a number (`synchronisation`), which also is to blame for what follows until the next launch, since the
+  or reads a number of it (`synchronisation`), which also is to blame for what follows until the next launch, since the
   device had run dry; in an optimizer's step (`optimizer`); collecting garbage (`host`); in operators (`launches`), or
   for longer than HOST_NS in neither (`host`).
 - Launched before: the device was slow to start it (`launches`, or `optimizer`), or waited for another stream
@@ -49,10 +49,10 @@ SYNCHRONISES = re.compile(r"(cuda|cu)(Stream|Device|Event|Ctx)Synchronize.*|(cud
 """Calls that return when the device has done what was asked of it before."""
 UPDATES = re.compile(r"Optimizer\.step#")
 """Ranges that torch opens around an optimizer's step."""
-ASKS = "numbers asked for"
-"""The range around the text that is made of a tensor (`questions_named`)."""
-ASKING = re.compile(rf"aten::(item|_local_scalar_dense|is_nonzero|to|_to_copy|copy_)|{ASKS}")
-"""Operators and ranges that ask the device for numbers, if a copy to the host or a call that waits is inside."""
+READS = "numbers read"
+"""The range around the text that is made of a tensor (`reads_named`)."""
+READING = re.compile(rf"aten::(item|_local_scalar_dense|is_nonzero|to|_to_copy|copy_)|{READS}")
+"""Operators and ranges that read numbers of the device, if a copy to the host or a call that waits is inside."""
 BLOCKING_NS = 50_000
 """An asynchronous copy of memory that is not pinned whose call takes longer has waited for the device."""
 PAGEABLE = "Pageable"
@@ -116,25 +116,25 @@ def in_a_row(recording: Recording, steps: Sequence[Interval]) -> list[list[Stret
     return found
 
 
-def waits(recording: Recording) -> list[HostEvent]:
+def synchronisations(recording: Recording) -> list[HostEvent]:
     """Return the calls in which the host waited for the device."""
     pageable = {one.launch for one in recording.device if PAGEABLE in one.name}
     to_host = {one.launch for one in recording.device if PAGEABLE in one.name and TO_HOST in one.name}
-    return [event for event in recording.host if _waits(event, pageable, to_host)]
+    return [event for event in recording.host if _synchronises(event, pageable, to_host)]
 
 
-def questions(recording: Recording) -> list[tuple[int, int]]:
-    """Return when the host asked the device for numbers, such as in `.item()`, from the beginning of the operator that
-    asks to its end; disjoint, in order."""
+def host_reads(recording: Recording) -> list[tuple[int, int]]:
+    """Return when the host read numbers of the device, such as in `.item()`, from the beginning of the operator that
+    reads to its end; disjoint, in order."""
     copies = {one.launch for one in recording.device if one.kind == "copy"}
     to_host = {one.launch for one in recording.device if TO_HOST in one.name}
-    asks = {one.id for one in waits(recording)} - (copies - to_host)
-    calls = sorted(one.begin_ns for one in recording.host if one.kind == "launch" and one.id in asks)
+    reading = {one.id for one in synchronisations(recording)} - (copies - to_host)
+    calls = sorted(one.begin_ns for one in recording.host if one.kind == "launch" and one.id in reading)
     others = sorted(one.begin_ns for one in recording.host if one.kind == "launch" and one.id in copies - to_host)
     found = []
     for one in recording.host:
-        asking = one.kind != "launch" and ASKING.fullmatch(one.name) and _any_in(calls, one)
-        if asking and (one.name == ASKS or not _any_in(others, one)):
+        reads = one.kind != "launch" and READING.fullmatch(one.name) and _any_in(calls, one)
+        if reads and (one.name == READS or not _any_in(others, one)):
             found.append((one.begin_ns, one.end_ns))
     return _merged(iter(found))
 
@@ -156,8 +156,8 @@ def _any_in(moments: Sequence[int], event: HostEvent) -> bool:
 
 
 def without_waiting_ms(recording: Recording, steps: Sequence[Interval], step_ms: float, *, cause: str) -> float:
-    """Return what a step of `step_ms` would take if the host never waited for input, or for the device, which it then
-    asks for nothing.
+    """Return what a step of `step_ms` would take if the host never waited for input, or for the device, of which it
+    then reads nothing.
 
     Args:
         recording: Of the steps and, before them, of a warm-up.
@@ -165,11 +165,11 @@ def without_waiting_ms(recording: Recording, steps: Sequence[Interval], step_ms:
         step_ms: The time of a step without a profiler.
         cause: "input" or "synchronisation".
     """
-    waiting = _merged((one.begin_ns, one.end_ns) for one in waits(recording))
-    # What a call that waits launches itself, such as a copy, is not needless.
+    waiting = _merged((one.begin_ns, one.end_ns) for one in synchronisations(recording))
+    # What a call that waits launches itself, such as a copy, is left out, too.
     calls = ((begin + 1, end) for begin, end in waiting)
-    needless = loading(recording) if cause == "input" else _merged(iter([*questions(recording), *calls]))
-    replay = Replay(recording, steps, waiting, needless)
+    skippable = loading(recording) if cause == "input" else _merged(iter([*host_reads(recording), *calls]))
+    replay = Replay(recording, steps, waiting, skippable)
     scale = replay.scale_for(1e6 * step_ms)
     return step_ms * min(1.0, replay.length_ns(scale, whole=False) / (replay.length_ns(scale) or 1.0))
 
@@ -188,21 +188,21 @@ def loading(recording: Recording) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def questions_named() -> Iterator[None]:
-    """Name the texts that are made of tensors for the profiler: their numbers are asked for."""
+def reads_named() -> Iterator[None]:
+    """Name the texts that are made of tensors for the profiler: their numbers are read."""
     import torch
 
-    def asking(plain: Any) -> Any:
-        def ask(*given: Any, **options: Any) -> Any:
-            with named(ASKS):
+    def reading(plain: Any) -> Any:
+        def read(*given: Any, **options: Any) -> Any:
+            with named(READS):
                 return plain(*given, **options)
 
-        return ask
+        return read
 
     with ExitStack() as undo:
         for name in ("__repr__", "__format__"):
             plain = getattr(torch.Tensor, name)
-            setattr(torch.Tensor, name, asking(plain))
+            setattr(torch.Tensor, name, reading(plain))
             undo.callback(setattr, torch.Tensor, name, plain)
         yield
 
@@ -326,8 +326,8 @@ class _Host:
     def __init__(self, recording: Recording) -> None:
         events = recording.host
         self.loading = loading(recording)
-        calls = [(one.begin_ns, one.end_ns) for one in waits(recording)]
-        self.waiting = _merged(iter([*calls, *questions(recording)]))
+        calls = [(one.begin_ns, one.end_ns) for one in synchronisations(recording)]
+        self.waiting = _merged(iter([*calls, *host_reads(recording)]))
         self._calls = sorted(begin for begin, _ in calls)
         self.updating = _merged((one.begin_ns, one.end_ns) for one in events if UPDATES.match(one.name))
         self.updates = inside(self.updating)
@@ -335,13 +335,13 @@ class _Host:
         self.issuing = _merged((one.begin_ns, one.end_ns) for one in events if one.kind not in ("range", "python"))
 
     def call_at(self, moment_ns: int) -> int:
-        """Return when the call began that waits in the question or call of this moment."""
+        """Return when the call began that waits in the read or call of this moment."""
         begin, end = self.waiting[bisect.bisect_right(self.waiting, (moment_ns, math.inf)) - 1]
         at = bisect.bisect_left(self._calls, begin)
         return self._calls[at] if at < len(self._calls) and self._calls[at] < end else begin
 
 
-def _waits(event: HostEvent, pageable: Set[int], to_host: Set[int]) -> bool:
+def _synchronises(event: HostEvent, pageable: Set[int], to_host: Set[int]) -> bool:
     if event.kind != "launch":
         return False
     if event.id in to_host:
@@ -383,8 +383,8 @@ def _late(begin: int, end: int, host: _Host, name: str | None) -> Iterator[Stret
         elif dry is not None:
             yield Stretch(at, until, "synchronisation", host.call_at(dry[0]), name)
         else:
-            for inner, waits in _cut(at, until, host.waiting):
-                if waits:
+            for inner, waiting in _cut(at, until, host.waiting):
+                if waiting:
                     yield Stretch(at, inner, "synchronisation", host.call_at(at), name)
                 else:
                     yield from _busy_host(at, inner, host, name)

@@ -20,8 +20,8 @@ from workers.measure.table import Column, Scalar
 
 if TYPE_CHECKING:
     from workers.measure.profiling.attribution import Interval
+    from workers.measure.profiling.idle import Stretch
     from workers.measure.profiling.overlap import OverlapRecording
-    from workers.measure.profiling.waits import Stretch
 
 WAITS = "waits"
 COLUMNS = Column.parse("rank: integer, cause, where, time_ms: number ms, share_percent: number %")
@@ -57,7 +57,7 @@ def of_rank(profiled: OverlapRecording) -> list[dict[str, Any]]:
 def _of_step(profiled: OverlapRecording, window: Interval, stretches: Sequence[Stretch]) -> dict[str, Any]:
     from workers.measure.profiling.classes import COMMUNICATION as MOVING
     from workers.measure.profiling.classes import classify
-    from workers.measure.profiling.waits import RUNNING
+    from workers.measure.profiling.idle import RUNNING
 
     def ms(time_ns: int) -> float:
         return 1e-6 * (time_ns - window.begin_ns)
@@ -109,17 +109,17 @@ def _operation(name: str) -> str:
 
 def ranks_of(found: Sequence[Mapping[str, Any]]) -> Ranks:
     """Return what the profiled steps say, from the results of all ranks."""
-    waits = [rank["overlap"].get("waits", []) for rank in found]
-    profiled = Counter(kind for kind, *_ in waits[0][0]["collectives"]) if waits[0] else Counter()
+    timelines = [rank["overlap"].get("timeline", []) for rank in found]
+    profiled = Counter(kind for kind, *_ in timelines[0][0]["collectives"]) if timelines[0] else Counter()
     of_kind: dict[str, list[int]] = defaultdict(list)
     for operation, size, *_ in found[0]["operations"]:
         of_kind[operation].append(size)
     # gloo makes all-reduces of what is called reduce-scatter.
-    return Ranks(waits, {kind: max(sizes) for kind, sizes in of_kind.items() if len(sizes) == profiled[kind]})
+    return Ranks(timelines, {kind: max(sizes) for kind, sizes in of_kind.items() if len(sizes) == profiled[kind]})
 
 
 @dataclass(frozen=True)
-class Meeting:
+class ProfiledCollective:
     """One collective of a profiled step."""
 
     step: int
@@ -133,14 +133,14 @@ class Meeting:
     """For each rank from when until when it waited for a later one, in ms since its step's beginning. Where it waited
     in several collectives at once, the first has that time."""
 
-    def waits_ms(self, rank: int) -> float:
+    def waiting_ms(self, rank: int) -> float:
         """Return how long a rank waited."""
         begin, end = self.waiting[rank]
         return end - begin
 
     def late_ms(self, rank: int) -> float:
         """Return by how much a rank came later than the others, most of which waited for longer (their median)."""
-        return max(0.0, later([self.waits_ms(one) for one in range(len(self.waiting))])[rank])
+        return max(0.0, later([self.waiting_ms(one) for one in range(len(self.waiting))])[rank])
 
 
 def later(waits_ms: Sequence[float]) -> list[float]:
@@ -167,7 +167,7 @@ class Ranks:
         clock, of nine in ten: alignment is no better. None: there were no collectives."""
         self.early_ms = [self._early(step) for step in self.seen]
         """By how much each rank began a step earlier than the last one."""
-        self.meetings: list[Meeting] = []
+        self.collectives: list[ProfiledCollective] = []
         self.differ = False
         """Whether ranks ran different collectives in some step: then nobody knows who waits for whom."""
         layers: list[Layers] = [defaultdict(float) for _ in found]
@@ -191,7 +191,7 @@ class Ranks:
         return [max(begins) - begin for begin in begins]
 
     def _met(self, number: int, step: Sequence[Mapping[str, Any]]) -> list[dict[int, tuple[float, float]]]:
-        """Note the meetings of a step; return for each rank, by the number of a collective, until when it waits: as
+        """Note the collectives of a step; return for each rank, by the number of a collective, until when it waits: as
         long as its step had begun earlier, and after that for a rank that comes later."""
         found: list[dict[int, tuple[float, float]]] = [{} for _ in step]
         if not alike(step):
@@ -211,7 +211,7 @@ class Ranks:
                 waiting.append((since, begin + wait))
             last = lengths.index(min(lengths))
             operation, _, _, phase = each[last]
-            self.meetings.append(Meeting(number, operation, phase, min(lengths), last, waiting))
+            self.collectives.append(ProfiledCollective(number, operation, phase, min(lengths), last, waiting))
         return found
 
     def _add(

@@ -14,22 +14,22 @@ import torch
 from kernels.ranges import record_ranges
 from workers.measure.profiling import tables
 from workers.measure.profiling.attribution import Attribution, Interval
-from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording, record
-from workers.measure.profiling.waits import (
-    ASKS,
+from workers.measure.profiling.idle import (
     COLLECTS,
+    READS,
     RUNNING,
     WORKING,
     collections_named,
+    host_reads,
     in_a_row,
     of_steps,
-    questions,
-    questions_named,
+    reads_named,
     stretches,
     sums,
+    synchronisations,
     unprofiled,
-    waits,
 )
+from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording, record
 
 US = 1000
 
@@ -271,7 +271,7 @@ def test_a_real_step_that_waits_for_its_loader_is_told_from_one_that_waits_for_n
         assert times["input"] == max(times.values()) > 60e6, "8 samples, of 8 ms each"
         assert times["synchronisation"] < 0.01 * times["input"]
     recording, windows = recorded("item")
-    assert len([one for one in waits(recording) if one.name == "cudaStreamSynchronize"]) == 3 * 98
+    assert len([one for one in synchronisations(recording) if one.name == "cudaStreamSynchronize"]) == 3 * 98
     for step in in_a_row(recording, windows):
         times = sums(step)
         assert times["input"] == times["communication"] == 0
@@ -279,7 +279,7 @@ def test_a_real_step_that_waits_for_its_loader_is_told_from_one_that_waits_for_n
         assert times["synchronisation"] > 4e6
 
 
-def test_a_number_is_asked_for_from_the_beginning_of_the_operator_that_asks(made: Made) -> None:
+def test_a_number_is_read_from_the_beginning_of_the_operator_that_reads_it(made: Made) -> None:
     made.launch(0, 5, 50)
     made.on_host("aten::item", 10, 80)
     made.on_host("aten::_local_scalar_dense", 12, 79)
@@ -292,15 +292,15 @@ def test_a_number_is_asked_for_from_the_beginning_of_the_operator_that_asks(made
     made.runs(made.on_host("cudaMemcpyAsync", 210, 212, "launch"), 215, 220, "Memcpy DtoH (Device -> Pinned)")
     made.launch(240, 245, 250)
     recording = made.recording
-    assert questions(recording) == [(10 * US, 80 * US)], "a copy to the device is none, nor one that nobody waits for"
-    assert [one.begin_ns for one in waits(recording)] == [20 * US, 110 * US]
+    assert host_reads(recording) == [(10 * US, 80 * US)], "a copy to the device is none, nor one that nobody waits for"
+    assert [one.begin_ns for one in synchronisations(recording)] == [20 * US, 110 * US]
     found = stretches(recording, Interval("step_1", 1, 0, 250 * US))
     assert {one.at_ns for one in found if one.cause == "synchronisation" and one.end_ns < 115 * US} == {20 * US}
 
 
 def test_texts_of_tensors_are_named_for_the_profiler_and_only_inside() -> None:
     plain = torch.Tensor.__repr__
-    with questions_named(), record_ranges():
+    with reads_named(), record_ranges():
         profile = record(lambda: print(torch.ones(2), f"{torch.ones(()):.1f}"), on_gpu=False)
-    assert sum(one.name == ASKS for one in profile.recording.host) >= 2
+    assert sum(one.name == READS for one in profile.recording.host) >= 2
     assert torch.Tensor.__repr__ is plain
