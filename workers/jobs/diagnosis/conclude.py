@@ -43,8 +43,8 @@ LARGE_PERCENT = 5.0
 """Of a smaller cause it is not told why a change against it was refused. Smaller ones come after all larger ones."""
 BROAD = ("kernels", "host", "launches")
 """Causes against which so many changes may help that a refused one says little."""
-OTHERS_WAIT = "(the others wait for it)"
-"""End of the place of a cause that a late rank has, by how much longer than the others'."""
+OTHERS_WAIT = "(the others wait for it"
+"""In the place of a cause that a late rank has, by how much longer than the others'."""
 PLAIN = "kernels"
 WORK = ("attention", PLAIN, "precision")
 """The step's own work, for which nothing waits."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from app.specs.ddp import DdpSpec
@@ -13,8 +14,8 @@ from workers.changes._base import Look, Shared
 from workers.jobs import ddp
 from workers.jobs._base import Unit
 from workers.jobs.ddp.stragglers import IN_TURNS, LATE, ON_DEVICE, SAME, Lateness
+from workers.jobs.ddp.timelines import COMMUNICATION, EARLY, Ranks, later, ranks_of
 from workers.jobs.ddp.values import turns_of
-from workers.jobs.ddp.waits import COMMUNICATION, EARLY, Ranks, later, ranks_of
 from workers.jobs.diagnosis import look, turn
 from workers.jobs.diagnosis.conclude import OTHERS_WAIT
 from workers.measure.errors import NotMeasured
@@ -52,7 +53,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
         )
         known = Look(step, devices[0], None, products=products, shared=shared)  # type: ignore[arg-type]
         candidates = look.candidates(spec, known, lost)
-        gaps = _gaps([rank["overlap"].get("waits", []) for rank in measured.ranks])
+        gaps = _gaps([rank["overlap"].get("timeline", []) for rank in measured.ranks])
     bound = {COMMUNICATION: statistics.median(without)} if without else {}
     report.table(
         look.SEEN,
@@ -76,13 +77,16 @@ def lost_by(ranks: Ranks, step_ms: float, exposed_ms: float | None, alone: Seque
         exposed_ms: By how much it is longer than one over a group that moves nothing; None: that was not measured.
         alone: The ms of each rank's steps over that group; empty: they were not measured.
     """
-    from workers.measure.profiling.waits import RUNNING, unprofiled
+    from workers.measure.profiling.idle import RUNNING, unprofiled
 
-    late, late_ms, turns_ms = skew(alone) if exposed_ms is not None else _seen(ranks)
-    if late is not None and any(ranks.places) and late not in Lateness(ranks).late:
-        late, turns_ms = None, turns_ms + late_ms  # in the profiled steps it was not
+    late, turns_ms = skew(alone) if exposed_ms is not None else _seen(ranks)
+    late_ms = max(late.values(), default=0.0)
+    if any(ranks.places):  # what is not so in the profiled steps, too, is no rank's
+        late = {rank: ms for rank, ms in late.items() if rank in Lateness(ranks).late}
+        turns_ms += late_ms - max(late.values(), default=0.0)
+        late_ms = max(late.values(), default=0.0)
     found: look.Lost = defaultdict(float)
-    places = ranks.places[ranks.critical if late is None else late]
+    places = ranks.places[next(iter(late), ranks.critical)]
     moves = {of: ms for of, ms in places.items() if of[0] == COMMUNICATION}
     moving = sum(moves.values())
     for of, ms in (moves if moving else {(COMMUNICATION, ""): 1.0}).items():
@@ -92,10 +96,12 @@ def lost_by(ranks: Ranks, step_ms: float, exposed_ms: float | None, alone: Seque
     late_ms, turns_ms = min(late_ms, left), min(turns_ms, left)
     if turns_ms > LATE * step_ms:
         found["unexplained", IN_TURNS] = turns_ms
-    if late is not None and late_ms > LATE * step_ms:
-        for of, share in _more(ranks, late).items():
-            found[of] += late_ms * share
-        places = ranks.places[min({*range(len(ranks.places))} - {late, *Lateness(ranks).late})]
+    if late_ms > LATE * step_ms:
+        # What is lost to the latest rank alone is by how much it comes after the next; and so on.
+        for number, (ms, after_ms) in enumerate(pairwise([*late.values(), 0.0])):
+            for of, share in _more(ranks, [*late][: number + 1]).items():
+                found[of] += (min(ms, late_ms) - min(after_ms, late_ms)) * share
+        places = ranks.places[min({*range(len(ranks.places))} - {*late, *Lateness(ranks).late})]
     rest = {of: ms for of, ms in places.items() if of[0] != COMMUNICATION and of[1] != EARLY} or {("kernels", ""): 1.0}
     totals: dict[str, float] = defaultdict(float)
     for (cause, _), ms in rest.items():
@@ -108,51 +114,49 @@ def lost_by(ranks: Ranks, step_ms: float, exposed_ms: float | None, alone: Seque
     return found
 
 
-def _seen(ranks: Ranks) -> tuple[int | None, float, float]:
+def _seen(ranks: Ranks) -> tuple[dict[int, float], float]:
     """Return what `skew` does, as far as the profiled steps show it."""
     lateness = Lateness(ranks)
-    late = lateness.late[0] if lateness.late else None
-    return late, 0.0 if late is None else lateness.mean_ms(late), lateness.turns_ms
+    return {rank: lateness.mean_ms(rank) for rank in lateness.late}, lateness.turns_ms
 
 
-def skew(alone: Sequence[Sequence[float]]) -> tuple[int | None, float, float]:
-    """Return the rank that is late, by how many ms of a step it is later than the others, and how many ms a step loses
-    because ranks take turns in being late.
+def skew(alone: Sequence[Sequence[float]]) -> tuple[dict[int, float], float]:
+    """Return the ranks that are late, the latest first, with by how many ms of a step they are later than the others,
+    and how many ms a step loses because ranks take turns in being late.
 
     Args:
         alone: The ms of each rank's steps in which it waits for no other.
     """
     if len(alone) < 2 or not all(alone):
-        return None, 0.0, 0.0
+        return {}, 0.0
     steps = list(zip(*alone, strict=True))
     lates = [later([max(step) - ms for ms in step]) for step in steps]
-    in_steps = {
-        rank: sum(ms[rank] > LATE * max(step) for ms, step in zip(lates, steps, strict=True))
+    late = {
+        rank: statistics.median(ms[rank] for ms in lates)
         for rank in range(len(alone))
+        if sum(ms[rank] > LATE * max(step) for ms, step in zip(lates, steps, strict=True)) >= SAME * len(steps)
     }
-    late = max(in_steps, key=lambda rank: (in_steps[rank], statistics.fmean(ms[rank] for ms in lates)))
-    if in_steps[late] < SAME * len(steps):
-        return None, 0.0, statistics.median(max(step) - statistics.median(step) for step in steps)
-    turns_ms = statistics.median(max(step) - step[late] for step in steps)
-    return late, statistics.median(ms[late] for ms in lates), turns_ms
+    if not late:
+        return {}, statistics.median(max(step) - statistics.median(step) for step in steps)
+    late = dict(sorted(late.items(), key=lambda one: -one[1]))
+    return late, statistics.median(max(step) - step[next(iter(late))] for step in steps)
 
 
-def _more(ranks: Ranks, late: int) -> dict[tuple[str, str], float]:
-    """Return the shares of what the late rank does longer than the others, by cause and place."""
-    longer = {(of[0], _of_late(late, of[1])): ms for of, ms in Lateness(ranks).longer(late).items() if ms > 0}
+def _more(ranks: Ranks, late: Sequence[int]) -> dict[tuple[str, str], float]:
+    """Return the shares of what the last of these late ranks does longer than the others, by cause and place."""
+    *before, rank = late
+    end = OTHERS_WAIT + (f", as for rank{'s' * (len(before) > 1)} {', '.join(map(str, before))})" if before else ")")
+    longer = {of: ms for of, ms in Lateness(ranks).longer(rank).items() if ms > 0} or {("unexplained", ""): 1.0}
     total = sum(longer.values())
-    return {of: ms / total for of, ms in longer.items()} if total else {("unexplained", _of_late(late, "")): 1.0}
+    return {(cause, " ".join(filter(None, (f"rank {rank}", where, end)))): ms / total
+            for (cause, where), ms in longer.items()}  # fmt: skip
 
 
-def _of_late(rank: int, where: str) -> str:
-    return f"rank {rank} {where}".rstrip() + f" {OTHERS_WAIT}"
-
-
-def _gaps(waits: Sequence[Sequence[dict[str, Any]]]) -> list[list[Scalar]]:
+def _gaps(timelines: Sequence[Sequence[dict[str, Any]]]) -> list[list[Scalar]]:
     """Return the longest times in which a rank does not compute, in its first profiled step."""
     gaps = [
         [*row, ", ".join(filter(None, [f"rank {rank}", where]))]
-        for rank, steps in enumerate(waits)
+        for rank, steps in enumerate(timelines)
         for *row, where in (steps[0]["longest"] if steps else ())
     ]
     return sorted(gaps, key=lambda row: -row[1])[: look.MOST_GAPS]

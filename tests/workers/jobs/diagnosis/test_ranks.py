@@ -13,7 +13,7 @@ from app.specs import KINDS
 from app.specs.diagnosis import DiagnosisSpec
 from workers.changes._base import Look, Shared
 from workers.jobs.ddp.stragglers import COLUMNS, Lateness
-from workers.jobs.ddp.waits import EARLY, WAITING, Ranks
+from workers.jobs.ddp.timelines import EARLY, WAITING, Ranks
 from workers.jobs.diagnosis.look import candidates
 from workers.jobs.diagnosis.ranks import lost_by, skew
 
@@ -204,7 +204,7 @@ def test_a_rank_is_late_only_if_its_profiled_step_agrees() -> None:
 
 
 def test_ranks_that_take_turns_are_no_rank() -> None:
-    assert skew([[10.0, 30.0] * 4, [30.0, 10.0] * 4]) == (None, 0.0, 10.0)
+    assert skew([[10.0, 30.0] * 4, [30.0, 10.0] * 4]) == ({}, 10.0)
     lost = lost_by(EVEN, 32.0, 2.0, [[10.0, 30.0] * 4, [30.0, 10.0] * 4])
     assert lost["unexplained", "ranks take turns in being late"] == 10
 
@@ -212,11 +212,11 @@ def test_ranks_that_take_turns_are_no_rank() -> None:
 def test_a_slow_node_of_two_ranks_is_late_and_takes_no_turns() -> None:
     of_ranks = ranks(seen(10, 32), seen(10, 32), seen(30, 32, host=20.0), seen(30, 32, host=20.0))
     alone = [[10.0] * 8, [10.0] * 8, [30.0] * 8, [30.0] * 8]
-    assert skew(alone) == (2, 20.0, 0.0)
+    assert skew(alone) == ({2: 20.0, 3: 20.0}, 0.0)
     lost = {of: ms for of, ms in lost_by(of_ranks, 32.0, 2.0, alone).items() if ms}
     assert lost == pytest.approx(
         {
-            ("host", OF_RANK_1.replace("1", "2")): 20,
+            ("host", OF_RANK_1.replace("rank 1", "rank 3").replace("it)", "it, as for rank 2)")): 20,
             ("kernels", "matmul"): 10,
             ("communication", ALL_REDUCE): 2,
         }
@@ -225,7 +225,24 @@ def test_a_slow_node_of_two_ranks_is_late_and_takes_no_turns() -> None:
     of_ranks = ranks(seen(30, 32, host=20.0), seen(30, 32, host=20.0), seen(10, 32), seen(10, 32))
     lost = {of: ms for of, ms in lost_by(of_ranks, 32.0, 2.0, alone[::-1]).items() if ms}
     assert lost["kernels", "matmul"] == pytest.approx(10)
-    assert skew([[10.0] * 8, *[[30.0] * 8] * 3]) == (None, 0.0, 0.0), "one has less work"
+    assert skew([[10.0] * 8, *[[30.0] * 8] * 3]) == ({}, 0.0), "one has less work"
+
+
+def test_each_late_rank_is_named_with_what_is_lost_to_it_alone() -> None:
+    """Without the latest rank the step still waits for the next one."""
+    of_ranks = ranks(*[seen(10, 42)] * 4, seen(40, 42, host=30.0), seen(22, 42, host=12.0), seen(30, 42, host=20.0))
+    alone = [*[[10.0] * 8] * 4, [40.0] * 8, [22.0] * 8, [30.0] * 8]
+    of_rank = {
+        end: f"{OF_RANK_1[len('rank 1') : -1]}{end}" for end in (")", ", as for rank 4)", ", as for ranks 4, 6)")
+    }
+    lost = {where: ms for (cause, where), ms in lost_by(of_ranks, 42.0, 2.0, alone).items() if cause == "host"}
+    assert lost == pytest.approx(
+        {
+            f"rank 4{of_rank[')']}": 10,
+            f"rank 6{of_rank[', as for rank 4)']}": 8,
+            f"rank 5{of_rank[', as for ranks 4, 6)']}": 12,
+        }
+    )
 
 
 def test_a_late_rank_of_which_nothing_is_known_is_not_explained() -> None:
