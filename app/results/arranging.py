@@ -351,8 +351,8 @@ def is_size(coordinate: str, values: Iterable[Scalar]) -> bool:
 
 
 def mark_best(sheet: Sheet, *, along_rows: bool) -> None:
-    """Mark the best valid cell of each column, where the metric has a direction; or, `along_rows` of a pivoted table,
-    the best of each row's cells of a metric."""
+    """Mark the best valid cell of each column, where the metric has a direction, and those that cannot be told from
+    it, because their intervals overlap; or, `along_rows` of a pivoted table, those of each row's cells of a metric."""
     verdict = sheet.names().index("validity") if not sheet.traces and "validity" in sheet.names() else None
     metrics: dict[str, list[int]] = {}
     for index, column in enumerate(sheet.columns):
@@ -370,9 +370,9 @@ def mark_best(sheet: Sheet, *, along_rows: bool) -> None:
             ]
             if len(valid) < 2:
                 continue
-            best = (min if direction == "less" else max)(cell.value for cell in valid)
+            low, high = (min if direction == "less" else max)(valid, key=lambda cell: cell.value).ends
             for cell in valid:
-                cell.best = cell.value == best
+                cell.best = cell.ends[0] <= high and low <= cell.ends[1]
 
 
 def _direction(column: Column) -> str | None:

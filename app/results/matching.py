@@ -20,6 +20,8 @@ NUMBERED = re.compile(r"(?<=[a-z])_\d+$")
 LARGE = 0.05
 """A part of a difference is told if it is a larger share of all changes."""
 MOST_TOLD = 3
+MOST_RATIO = 1000.0
+"""A row that is larger by more is new on the candidate's side: its ratio would be that of a remnant."""
 Key = tuple[Scalar, ...]
 """The columns that identify a row."""
 
@@ -59,12 +61,15 @@ class Difference:
         return candidate - baseline
 
     def numbers(self, *, known: bool) -> list[Scalar]:
-        """Return the values of `columns`. `known`: a side without this row spent nothing on it."""
+        """Return the values of `columns`. `known`: a side without this row spent nothing on it. Only rows that both
+        sides have have a ratio."""
         sides = (self.baseline, self.candidate)
         baseline, candidate = (None if side is None else side.mean for side in sides)
         change, ratio = change_and_ratio(baseline, candidate)
         low = high = None
-        if self.baseline and self.candidate and min(len(side.values) for side in sides if side) >= FEWEST:
+        if ratio is not None and ratio > MOST_RATIO:
+            ratio = None
+        elif self.baseline and self.candidate and min(len(side.values) for side in sides if side) >= FEWEST:
             found = interval(self.baseline.values, self.candidate.values)
             low, high = found.low, found.high
         calls = [None if side is None else side.calls for side in sides]

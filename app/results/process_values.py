@@ -59,7 +59,7 @@ def process_values(cases: tuple[CaseOfJob | None, CaseOfJob | None], metric: str
     rows = [*sides[0], *sides[1]]
     if not rows or any(row.outcome != "ok" or row.value is None for row in rows):
         return ProcessValues(sides)
-    time = _time_of(rows[0], cases) if is_rate(metric, rows[0].unit) and all(row.n == 1 for row in rows) else None
+    time = time_of(rows[0], cases) if is_rate(metric, rows[0].unit) and all(row.n == 1 for row in rows) else None
     if time is not None:
         return _of_rates(sides, process_values(cases, time, fastest=fastest), cases, time)
     if all((row.n or 1) == 1 for row in rows):
@@ -107,7 +107,7 @@ def _of_samples(sides: tuple[Rows, Rows], statistic: Statistic, *, is_time: bool
     )
 
 
-def _time_of(row: Any, cases: tuple[CaseOfJob | None, CaseOfJob | None]) -> str | None:
+def time_of(row: Any, cases: Sequence[CaseOfJob | None]) -> str | None:
     """Return the column of the time that a rate is relative to: that of its phase, or of the whole step."""
     names = ("step_ms", "latency_ms") if row.phase is None else (f"{row.phase}_ms",)
     return next((name for name in names if all(case is None or name in case.processes for case in cases)), None)

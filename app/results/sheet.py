@@ -6,6 +6,7 @@ Both become a Sheet.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -38,13 +39,29 @@ class Cell:
     mark: str = field(default="", compare=False)
     """The sign of a note on this number, in tables whose rows have several cases."""
     best: bool = field(default=False, compare=False)
-    """True if formats for people set it in bold, as the best of its column."""
+    """True if formats for people set it in bold: nobody knows a better one in its column."""
     low: float | None = None
     """The interval of a median."""
     high: float | None = None
     least: float | None = None
     """The range of what a median summarises, if that is too few for an interval."""
     greatest: float | None = None
+    of_time: tuple[float, float] | None = field(default=None, compare=False)
+    """Of a rate without an interval, that which follows from its time's."""
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Between which numbers the value lies, as far as what it summarises shows; a mean within two standard errors.
+        The value must be known."""
+        assert self.value is not None
+        if self.of_time is not None:
+            return self.of_time
+        if self.low is not None and self.high is not None:
+            return self.low, self.high
+        if self.least is not None and self.greatest is not None:
+            return self.least, self.greatest
+        error = 2 * (self.spread or 0.0) / math.sqrt(self.n or 1)
+        return self.value - error, self.value + error
 
 
 NOT_MEASURED = Cell(None, None, None, None)

@@ -36,11 +36,12 @@ def bucket_panels(results: JobResults) -> list[Panel]:
     ]
 
 
-def measured(results: JobResults) -> dict[float, float]:
-    """Return the measured ms by MB of a bucket, of this job and of jobs of its sweep that are the same otherwise."""
+def measured(results: JobResults) -> dict[float, Cell]:
+    """Return the exposed communication by MB of a bucket, of this job and of those of its sweep that differ in nothing
+    else."""
     names = [name for name in results.sheet.names("coordinate") if name != "job"]
     own: dict[str, Any] | None = None
-    found: dict[float, float] = {}
+    found: dict[float, Cell] = {}
     for sheet in (results.sheet, results.sweep_sheet([EXPOSED], names)):
         if sheet is None or EXPOSED not in sheet.names("metric"):
             continue
@@ -50,12 +51,13 @@ def measured(results: JobResults) -> dict[float, float]:
             own = own or place
             size, value = cells.get(OF_BUCKET), cells[EXPOSED]
             if place == own and size is not None and isinstance(value, Cell) and value.value is not None:
-                found[float(size)] = value.value
+                found[float(size)] = value
     return found
 
 
-def draw(rows: list[Row], points: dict[float, float]) -> Figure:
+def draw(rows: list[Row], cells: Mapping[float, Cell]) -> Figure:
     """Draw the prediction with its interval, the best size with its own, and what was measured."""
+    points = {size: cell.value or 0.0 for size, cell in cells.items()}
     curve, (best,) = [row for row in rows if row["what"] == "curve"], [row for row in rows if row["what"] == "best"]
     x = [row[OF_ROW] for row in curve]
     around = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False, "type": "scatter"}
@@ -97,7 +99,7 @@ def draw(rows: list[Row], points: dict[float, float]) -> Figure:
             "yaxis": {"title": {"text": "Exposed communication (ms)"}, "type": "log"},
             "showlegend": True,
         },
-        "note": ". ".join([*doubts(best, curve, points), *zero]),
+        "note": ". ".join([*doubts(best, curve, cells), *zero]),
         "table": {
             "columns": [OF_ROW, PREDICTED, EXPOSED],
             "rows": [
@@ -108,16 +110,17 @@ def draw(rows: list[Row], points: dict[float, float]) -> Figure:
     }
 
 
-def doubts(best: Row, curve: Sequence[Row], points: Mapping[float, float]) -> list[str]:
-    """Return why the prediction may be wrong: its own note, and that measured steps prefer another size."""
+def doubts(best: Row, curve: Sequence[Row], cells: Mapping[float, Cell]) -> list[str]:
+    """Return why the prediction may be wrong: its own note, and that measured steps certainly prefer another size."""
     found = [f"The prediction may be wrong: {best['note']}"] if best.get("note") else []
+    points = {size: cell.value or 0.0 for size, cell in cells.items()}
     if len(points) > 1 and curve:
 
         def predicted(size: float) -> float:
             return float(min(curve, key=lambda row: abs(math.log(float(row[OF_ROW] or 0) / size)))[PREDICTED] or 0)
 
         measured_best, expected = min(points, key=points.__getitem__), min(points, key=predicted)
-        if measured_best != expected:
+        if cells[measured_best].ends[1] < cells[expected].ends[0]:
             found.append(
                 f"Prediction and measurement disagree: of the measured sizes {measured_best:g} MB is best "
                 f"({points[measured_best]:.3g} ms), not {expected:g} MB ({points[expected]:.3g} ms). "

@@ -60,10 +60,10 @@ def panels(results: JobResults) -> list[Panel]:
         )
     panels += bucket_panels(results)
     sheet = results.sheet
-    strategies, of = parts_of_steps(sheet), "this job"
+    strategies, of, note = parts_of_steps(sheet), "this job", ""
     siblings = results.sweep_sheet([STEP, EXPOSED_MS], OF_A_STRATEGY) if {STEP} & set(sheet.names("metric")) else None
     if siblings is not None and len(compared := parts_of_steps(siblings)) > 1:
-        strategies, of = compared, f"sweep {results.job['sweep_id']}"
+        strategies, of, note = compared, f"sweep {results.job['sweep_id']}", tied(siblings)
     if strategies:
         panels.append(
             Panel(
@@ -71,7 +71,7 @@ def panels(results: JobResults) -> list[Panel]:
                 f"Exposed communication by strategy: {of}",
                 "A step of each strategy: what it takes without communication, and what communication adds, measured "
                 "in turns. Communication that is hidden behind computation adds nothing.",
-                partial(draw_exposed, strategies),
+                partial(draw_exposed, strategies, note),
             )
         )
     return panels
@@ -98,23 +98,35 @@ def parts_of_steps(sheet: Sheet) -> dict[str, dict[str, float]]:
 
     A case is left out if one of the two is unknown; negative times count as zero.
     """
-    if not {STEP, EXPOSED_MS} <= set(sheet.names("metric")):
-        return {}
-    names, parts = sheet.names(), dict[str, dict[str, float]]()
-    coordinates = [name for name in sheet.names("coordinate") if name != "job"]
-    for row in sheet.rows:
-        step, exposed = (cell_value(row[names.index(name)]) for name in (STEP, EXPOSED_MS))
-        if step is None or exposed is None:
-            continue
-        place = {name: in_use(row[names.index(name)]) for name in coordinates}
-        hidden = max(0.0, min(exposed, step))
-        parts[unique_name(case_text(place) or "case", parts)] = {COMPUTATION: step - hidden, EXPOSED: hidden}
+    parts = {}
+    for name, (step, exposed) in cells_of_steps(sheet).items():
+        hidden = max(0.0, min(exposed.value or 0.0, step.value or 0.0))
+        parts[name] = {COMPUTATION: (step.value or 0.0) - hidden, EXPOSED: hidden}
     return parts
 
 
-def cell_value(cell: Any) -> float | None:
-    """Return the value of a cell of a metric; None if it has none."""
-    return cell.value if isinstance(cell, Cell) else None
+def cells_of_steps(sheet: Sheet) -> dict[str, tuple[Cell, Cell]]:
+    """Return for each case in words the step and the exposed communication, where both are known."""
+    if not {STEP, EXPOSED_MS} <= set(sheet.names("metric")):
+        return {}
+    names, found = sheet.names(), dict[str, tuple[Cell, Cell]]()
+    coordinates = [name for name in sheet.names("coordinate") if name != "job"]
+    for row in sheet.rows:
+        step, exposed = (row[names.index(name)] for name in (STEP, EXPOSED_MS))
+        if all(isinstance(cell, Cell) and cell.value is not None for cell in (step, exposed)):
+            place = {name: in_use(row[names.index(name)]) for name in coordinates}
+            found[unique_name(case_text(place) or "case", found)] = step, exposed
+    return found
+
+
+def tied(sheet: Sheet) -> str:
+    """Name the cases whose step cannot be told from the shortest one, because their intervals overlap; "": none."""
+    steps = {name: step.ends for name, (step, _) in cells_of_steps(sheet).items()}
+    highest = min(high for _, high in steps.values())
+    names = [name for name, (low, _) in steps.items() if low <= highest]
+    if len(names) < 2:
+        return ""
+    return f"Nobody knows which is fastest: the intervals of the steps of {', '.join(names)} overlap"
 
 
 def unique_name(name: str, taken: Mapping[str, Any]) -> str:
@@ -125,7 +137,7 @@ def unique_name(name: str, taken: Mapping[str, Any]) -> str:
     return variant
 
 
-def draw_exposed(strategies: Mapping[str, Mapping[str, float]]) -> Figure:
+def draw_exposed(strategies: Mapping[str, Mapping[str, float]], note: str = "") -> Figure:
     """Draw a bar for each strategy: computation, and the time that communication adds to the step."""
     colours = {COMPUTATION: COLOURS["compute"], EXPOSED: COLOURS["exposed"]}
     figure = bars_of([COMPUTATION, EXPOSED], strategies, "Step (ms)", "ms", colours=colours)
@@ -133,7 +145,7 @@ def draw_exposed(strategies: Mapping[str, Mapping[str, float]]) -> Figure:
     table["columns"].append("exposed share (%)")
     for row in table["rows"]:
         row.append(100 * row[2] / ((row[1] + row[2]) or 1.0))
-    return figure
+    return {**figure, "note": note} if note else figure
 
 
 def draw_timeline(rows: Sequence[Row]) -> Figure:

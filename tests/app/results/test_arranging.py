@@ -222,6 +222,17 @@ class TestBest:
         sheet = table(database, best=True)
         assert [cell.best for cell in sheet.column("step_ms")] == [False, True, False]
 
+    def test_what_cannot_be_told_from_the_best_is_marked_too(self, database: Database, measure: Measure) -> None:
+        """A rate has no samples of its own: it is known as well as its time."""
+        for length, ms in ((128, 5.0), (256, 5.1), (512, 6.0)):
+            step = ("step_ms", {"median": ms, "median_low": ms - 0.1, "median_high": ms + 0.1})
+            rate = ("tokens_per_s", {"median": 1000 / ms, "n": 1, "unit": "tokens/s"})
+            measure(step, rate, spec={"context_length": length})
+        sheet = table(database, best=True)
+        assert [cell.best for cell in sheet.column("step_ms")] == [True, True, False]
+        assert [cell.best for cell in sheet.column("tokens_per_s")] == [True, True, False]
+        assert any("all whose intervals overlap with it. The interval of one process" in note for note in sheet.notes)
+
     def test_nobody_is_the_best_of_one(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {}))
         assert not table(database, best=True).column("step_ms")[0].best
