@@ -324,6 +324,9 @@ def test_nothing_moves_while_a_page_loads(site: PlayedSite, page: Page, width: i
     page.goto(f"/ui/sweeps/{waiting}")
     expect(page.get_by_text("No results to plot yet")).to_be_visible()
     assert page.evaluate("moved") < 0.1
+    box = page.locator("#plots").bounding_box()
+    assert box is not None
+    assert box["height"] < 150, "nobody looks at a blank for as long as a sweep has no result"
 
 
 def test_a_diagnosis_with_its_answer_waterfall_and_changes(site: PlayedSite, page: Page, reported: Any) -> None:

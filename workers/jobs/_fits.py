@@ -279,7 +279,7 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str
     verdict = "fits" if any(fit.fits for fit in known) else "does not fit"
     if 0 < sum(bool(fit.fits) for fit in known) < len(known):
         verdict = "fits with some strategies only"
-    lines = [f"{what}, {verdict} on {where}: {each}."]
+    lines = [f"{what}, {verdict} on {where}. By strategy: {each}."]
     able = [(fit.fewest, fit.strategy) for fit in fits if fit.fewest is not None]
     if able:
         mesh, strategy = min(able, key=lambda one: one[0].devices)
@@ -290,7 +290,7 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str
         lines.append("As it is, no number of devices suffices.")
     helped = dict.fromkeys(fit.helps for fit in known if fit.helps)
     return lines + [
-        f"What helps {', '.join(fit.strategy for fit in known if fit.helps == helps)}: {helps}." for helps in helped
+        f"To fit with {' or '.join(fit.strategy for fit in known if fit.helps == helps)}: {helps}." for helps in helped
     ]
 
 

@@ -10,6 +10,8 @@
 const plotlyText = document.querySelector("script#plotly");
 const IS_EXPORTED = plotlyText !== null;
 const COLOURS = 8;
+// With more, Plotly labels each digit of a range of one to two powers of ten: those above 5 overlap on a short axis.
+const LOG_NTICKS = { x: 0, y: 3 };
 const LOG_TICKS = ",~r"; // Plotly writes the ticks between powers of ten as "2" and "5" unless a format is set
 const NARROW = 520;
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -218,7 +220,10 @@ function themed(content) {
   };
   for (const name of new Set(["xaxis", "yaxis", ...Object.keys(given).filter((key) => /^[xy]axis\d*$/.test(key))])) {
     layout[name] = { ...axis, ...given[name] };
-    if (layout[name].type === "log") layout[name].tickformat ??= LOG_TICKS;
+    if (layout[name].type === "log") {
+      layout[name].tickformat ??= LOG_TICKS;
+      layout[name].nticks ??= LOG_NTICKS[name[0]];
+    }
     // Plotly turns labels that overlap: upwards, so that the last is not cut off; spaces make those overlap that touch.
     if (name[0] === "x") {
       layout[name].autotickangles = [0, -45];
@@ -248,6 +253,7 @@ function tools(figure, picture, Plotly, layout) {
         [`${name}axis.type`]: box.checked ? "log" : "linear",
         [`${name}axis.autorange`]: true,
         [`${name}axis.tickformat`]: box.checked ? LOG_TICKS : null,
+        [`${name}axis.nticks`]: box.checked ? LOG_NTICKS[name] : 0,
       });
     });
     label.append(box, ` logarithmic ${name}`);
