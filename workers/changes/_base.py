@@ -147,3 +147,14 @@ def own_gpu_only(look: Look) -> str | None:
 def own_only(look: Look) -> str | None:
     """Return why a change of the user's own steps cannot change this one."""
     return Elsewhere("our model's step has nothing of the kind") if look.own is None else None
+
+
+def no_fp32(look: Look) -> str | None:
+    """Return why a change of products in float32 has nothing to change; None if it has. The profiler sees no operators
+    inside a CUDA graph: of our model its spec tells."""
+    if look.own is None:
+        return None if look.spec.precision == "fp32" else "none of its matrix products is in float32"
+    if not look.products:
+        graphed = look.names["cudaGraphLaunch"]
+        return "its products are hidden inside a CUDA graph" if graphed else "a step multiplies no matrices"
+    return None if "fp32" in look.products else "none of its matrix products is in float32"

@@ -5,20 +5,14 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from workers.changes._base import Change, Look
+from workers.changes._base import Change, Look, no_fp32
 
 if TYPE_CHECKING:
     from workers.measure.own_step import OwnStep
 
 
 def _why_not(look: Look) -> str | None:
-    if look.names["aten::convolution"]:
-        return None
-    if not look.products:
-        return "a step multiplies no matrices"
-    if "fp32" not in look.products:
-        return "none of its matrix products is in float32"
-    return None
+    return None if look.names["aten::convolution"] else no_fp32(look)
 
 
 def _autocast(step: OwnStep) -> AbstractContextManager[None]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from workers.changes._base import Change, Elsewhere, Look
+from workers.changes._base import Change, Elsewhere, Look, no_fp32
 
 if TYPE_CHECKING:
     from workers.measure.own_step import OwnStep
@@ -19,9 +19,7 @@ def _why_not(look: Look) -> str | None:
         return Elsewhere("a CPU has no TF32")
     if torch.get_float32_matmul_precision() != "highest":
         return "float32 products are in TF32 already"
-    if "fp32" not in look.products:
-        return "none of its matrix products is in float32"
-    return None
+    return no_fp32(look)
 
 
 @contextmanager

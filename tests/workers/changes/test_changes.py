@@ -378,6 +378,17 @@ def test_a_step_of_convolutions_may_be_in_bfloat16(own: OwnStep) -> None:
     assert change.why_not(replace(look(own), names=Counter({"aten::convolution": 3}))) is None
 
 
+@pytest.mark.parametrize(("precision", "why"), [("fp32", None), ("bf16", "none of its matrix products is in float32")])
+def test_products_that_a_cuda_graph_hides_are_those_of_our_models_spec(precision: str, why: str | None) -> None:
+    spec = KINDS["benchmark"].model_validate({"kind": "benchmark", "precision": precision})
+    assert load("autocast_bf16").why_not(replace(look(), spec=spec)) == why
+
+
+def test_products_that_a_cuda_graph_hides_are_not_said_to_be_none(own: OwnStep) -> None:
+    hidden = replace(look(own), names=Counter(cudaGraphLaunch=1))
+    assert load("autocast_bf16").why_not(hidden) == "its products are hidden inside a CUDA graph"
+
+
 def test_products_are_in_bfloat16_inside_autocast(own: OwnStep) -> None:
     change, seen = load("autocast_bf16"), []
     own.model.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
