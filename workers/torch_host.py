@@ -50,7 +50,7 @@ def choose_device(device_type: str, precision: str = "fp32") -> torch.device:
 
     Args:
         device_type: "auto", "cpu" or "cuda".
-        precision: "fp32", "tf32", "bf16" or "fp16", which the device must support.
+        precision: "fp32", "tf32", "bf16", "fp16" or "fp8", which the device must support.
 
     Raises:
         Unsupported: there is no device of that type, or it lacks the precision.
@@ -75,13 +75,15 @@ def choose_device(device_type: str, precision: str = "fp32") -> torch.device:
 
 
 def why_no_precision(device: torch.device, precision: str) -> str | None:
-    """Say why the device cannot compute in "fp32", "tf32", "bf16" or "fp16"; None if it can."""
+    """Say why the device cannot compute in "fp32", "tf32", "bf16", "fp16" or "fp8"; None if it can."""
     import torch
 
     if device.type == "cpu":
         return "precision tf32 is a GPU format, and the job runs on a CPU" if precision == "tf32" else None
     if precision in {"tf32", "bf16"} and torch.cuda.get_device_capability(device) < (8, 0):
         return f"precision {precision} needs compute capability 8.0 or later"
+    if precision == "fp8" and torch.cuda.get_device_capability(device) < (8, 9):
+        return "precision fp8 needs compute capability 8.9 or later (Ada, Hopper): choose bf16"
     return None
 
 

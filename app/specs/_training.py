@@ -62,6 +62,12 @@ OF_OUR_STEP = frozenset(
 )
 """Fields without effect where `step_code` does the step."""
 Fused = Literal["linear_cross_entropy", "rms_norm", "rope"]
+Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
+LayerPattern = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[\w.*?\[\]!-]+$")]
+IN_BF16 = ("bf16", "fp8")
+"""Precisions that compute in bf16 by autocast; fp8 does so in all but its linear layers."""
+FP8_MULTIPLE = 16
+"""Sizes of an fp8 product are multiples of it (torch._scaled_mm)."""
 ACCUMULATION = "accumulation"
 """The first phase of a step with several micro-batches: the passes of all but the last of them."""
 
@@ -95,7 +101,7 @@ def check_master_weights(parameter_dtype: str, optimizer: str) -> None:
         PydanticCustomError: it cannot; blames `master_weights`; for a model validator to raise.
     """
     if parameter_dtype != "bf16":
-        raise field_error("master_weights", "needs parameter_dtype bf16 and precision bf16")
+        raise field_error("master_weights", "needs parameter_dtype bf16, and precision bf16 or fp8")
     if optimizer not in ("adamw", "triton_adamw"):
         raise field_error("master_weights", "torch's optimizers have none: choose optimizer adamw or triton_adamw")
 
@@ -206,8 +212,15 @@ class TrainingSpec(SpecBase):
     """Tokens per sequence; in mode `generate`, of the prompt."""
     mode: Literal["forward", "forward_backward", "train_step", "generate"] = "train_step"
     """`forward` keeps no gradients; `train_step` adds the optimizer; `generate` times prefill and decoding."""
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """`bf16` and `fp16` by autocast, `fp16` with gradient scaling; `tf32` needs a GPU."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp8"] = "fp32"
+    """`bf16` and `fp16` by autocast, `fp16` with gradient scaling; `tf32` needs a GPU. `fp8` is `bf16` with the linear
+    layers of `fp8_filter` in 8 bits, by torchao; on a CPU it is emulated: right, and slow."""
+    fp8_recipe: Fp8Recipe = "tensorwise"
+    """With precision fp8, what shares a scale: `tensorwise` a whole tensor, `rowwise` a row; `rowwise_with_gw_hp`
+    computes gradients of weights in bf16."""
+    fp8_filter: Annotated[list[LayerPattern], Field(min_length=1, max_length=100)] = Field(default=["auto"])
+    """With precision fp8, the linear layers that compute in it: `auto` where it is known to pay, `all`, or patterns of
+    their names ("layers.*.ffn.*"). `auto` leaves those outside the blocks in bf16."""
     parameter_dtype: Literal["fp32", "bf16"] = "fp32"
     """Data type of parameters and gradients, and of the optimizer's state unless `master_weights` is set."""
     compile: bool = False
@@ -243,7 +256,7 @@ class TrainingSpec(SpecBase):
     """`train_step` only: `adamw` is written out in PyTorch, one parameter at a time; `triton_adamw` updates each in one
     Triton kernel, on a GPU; the others are torch's."""
     master_weights: bool = False
-    """`train_step` only, with `precision` and `parameter_dtype` bf16: the optimizer, `adamw` or `triton_adamw`, keeps a
+    """`train_step` only, with `parameter_dtype` bf16: the optimizer, `adamw` or `triton_adamw`, keeps a
     float32 copy of each parameter and float32 moments, so that no small update is rounded away."""
     gradient_clip_norm: float | None = Field(default=None, gt=0, le=1e9)
     """`train_step` only: clip gradients to this global L2 norm, inside the optimizer's time; null: no clipping."""
@@ -274,6 +287,11 @@ class TrainingSpec(SpecBase):
     }
     table_rows: ClassVar[tuple[str, ...]] = ("model", "context_length")
 
+    @field_validator("fp8_filter", mode="before")
+    @classmethod
+    def _one_pattern(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _step_goes_alone(self) -> Self:
         if self.step_code is None:
@@ -282,6 +300,10 @@ class TrainingSpec(SpecBase):
             return self
         if "device" in self.arguments:
             raise field_error("arguments/device", "the function gets the job's device: set the field device instead")
+        if self.precision == "fp8":
+            raise field_error(
+                "precision", "step_code converts its own layers, and MFU is by the products it computes: bf16"
+            )
         for field in ("code", "attention_code", "compile", "cuda_graph"):
             if getattr(self, field):
                 raise field_error(field, "step_code does the whole step, in its own way: leave one of them out")
@@ -293,8 +315,10 @@ class TrainingSpec(SpecBase):
             raise field_error("precision", "tf32 is a GPU format: choose fp32 or bf16, or device cuda")
         if self.step_code is not None:
             return self
-        if self.parameter_dtype == "bf16" and self.precision != "bf16":
-            raise field_error("parameter_dtype", "parameters in bf16 need precision bf16")
+        if self.parameter_dtype == "bf16" and self.precision not in IN_BF16:
+            raise field_error("parameter_dtype", "parameters in bf16 need precision bf16 or fp8")
+        if self.precision == "fp8":
+            self._check_fp8()
         if self.master_weights and self.mode == "train_step":
             check_master_weights(self.parameter_dtype, self.optimizer)
         if self.accumulation_steps > 1 and self.mode not in WITH_BACKWARD:
@@ -319,6 +343,19 @@ class TrainingSpec(SpecBase):
             if getattr(self, field) is not None and name != default:
                 raise field_error(field, f"replaces {name!r}; give only one of them")
         return self
+
+    def _check_fp8(self) -> None:
+        if self.mode == "generate":
+            raise field_error("precision", "fp8 is for training: choose bf16, or another mode")
+        if len(self.fp8_filter) > 1 and (alone := {"auto", "all"} & {*self.fp8_filter}):
+            raise field_error("fp8_filter", f"{min(alone)!r} goes alone: leave it out, or the patterns")
+        tokens = self.batch_size * self.context_length
+        if self.mode in WITH_BACKWARD and tokens % FP8_MULTIPLE:
+            raise field_error(
+                "context_length",
+                f"gradients of weights sum over batch_size × context_length = {tokens} tokens, and fp8 takes "
+                f"multiples of {FP8_MULTIPLE}: choose another length",
+            )
 
     def _check_cuda_graph(self) -> None:
         if self.device == "cpu":
@@ -400,6 +437,8 @@ class TrainingSpec(SpecBase):
         identity = coordinates(identity, "code", self.code)
         identity = coordinates(identity, "attention_code", self.attention_code)
         identity = coordinates(identity, "step_code", self.step_code)
+        if self.precision != "fp8":
+            identity |= {"fp8_recipe": None, "fp8_filter": None}
         if self.step_code is not None:
             idle = [name for name in identity if name.partition(".")[0] in OF_OUR_STEP]
             return {**identity, **dict.fromkeys(idle)}, {"model": self.label()}

@@ -31,10 +31,11 @@ class CeilingSpec(SpecBase):
     """Measure this device's copy bandwidth and matrix-product rates; the worker's host remembers them."""
 
     kind: Literal["ceiling"] = "ceiling"
-    dtypes: list[Literal["fp32", "tf32", "bf16", "fp16"]] = Field(
-        default=["fp32", "tf32", "bf16", "fp16"], min_length=1, max_length=4
+    dtypes: list[Literal["fp32", "tf32", "bf16", "fp16", "fp8", "fp8_rowwise"]] = Field(
+        default=["fp32", "tf32", "bf16", "fp16"], min_length=1, max_length=6
     )
-    """Data types of the products; `tf32` is fp32 rounded to tf32, which only GPUs have."""
+    """Data types of the products; `tf32` is fp32 rounded to tf32, which only GPUs have. `fp8` has one scale for each
+    matrix, `fp8_rowwise` one for each row of the first and column of the second; a CPU only emulates them."""
     matrix_size: int | None = Field(default=None, ge=16, le=65_536)
     """Rows and columns of the square matrices. Null: a fixed size, at which this type of device reaches its rate in the
     data type; the host remembers rates of this size only."""

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from app.specs._base import Resources, SpecBase, check_nodes, field_error
 from app.specs._identity import Scalar
-from app.specs._training import TrainingSpec
+from app.specs._training import IN_BF16, TrainingSpec
 
 DEVICE_OF_BACKEND = {"gloo": "cpu", "nccl": "cuda"}
 """The type of device whose memory each backend moves."""
@@ -46,8 +46,8 @@ class DdpSpec(TrainingSpec):
     ZeroRedundancyOptimizer does so."""
     cast_before_communication: bool | None = None
     """`fsdp` and `torch_fsdp` only: cast parameters to bf16 before they are gathered, and compute in bf16 without
-    autocast; gradients are reduced in bf16, too. Null: yes with precision bf16. If false, autocast keeps bf16 copies of
-    all weights from the forward to the backward pass."""
+    autocast; gradients are reduced in bf16, too. Null: yes with precision bf16 or fp8. If false, autocast keeps
+    bf16 copies of all weights from the forward to the backward pass."""
     reshard_after_forward: bool = True
     """`fsdp` and `torch_fsdp` only: free gathered parameters between the forward and the backward pass. If false, they
     stay, and are gathered once: each rank sends as much as without sharding, and divides gradients and optimizer state
@@ -212,8 +212,10 @@ class DdpSpec(TrainingSpec):
             raise field_error(
                 "precision", "with torch_fsdp, each rank sees only its part of the overflows: choose bf16 or fsdp"
             )
-        if self.casts and self.precision != "bf16":
-            raise field_error("cast_before_communication", "casts to bf16: choose precision bf16, or leave it out")
+        if self.casts and self.precision not in IN_BF16:
+            raise field_error(
+                "cast_before_communication", "casts to bf16: choose precision bf16 or fp8, or leave it out"
+            )
         if self.compile and self.compile_scope == "model":
             raise field_error("compile_scope", f"{self.strategy} gathers block by block: choose compile_scope blocks")
 
@@ -221,7 +223,7 @@ class DdpSpec(TrainingSpec):
     def casts(self) -> bool:
         """True if parameters are cast to bf16 before they are gathered."""
         if self.cast_before_communication is None:
-            return self.strategy in FULLY_SHARDED and self.precision == "bf16"
+            return self.strategy in FULLY_SHARDED and self.precision in IN_BF16
         return self.cast_before_communication
 
     def resources(self) -> Resources:
@@ -244,7 +246,7 @@ class DdpSpec(TrainingSpec):
             identity["reshard_after_forward"] = None
         if self.strategy != "fsdp":
             identity["prefetch"] = None
-        if self.strategy not in FULLY_SHARDED or self.precision != "bf16":
+        if self.strategy not in FULLY_SHARDED or self.precision not in IN_BF16:
             identity["cast_before_communication"] = None
         else:
             identity["cast_before_communication"] = self.casts

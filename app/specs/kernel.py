@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from app.presets import BATCH_SIZE
 from app.specs._base import (
     Cell,
     Device,
@@ -23,8 +24,9 @@ from app.specs._base import (
     field_error,
     listed,
 )
-from app.specs._code import CodeSpec, Uploaded, coordinates, names
+from app.specs._code import Arguments, CodeSpec, Uploaded, coordinates, names
 from app.specs._identity import Scalar
+from app.specs._training import HYPER_PARAMETERS, Fp8Recipe, ModelSpec
 
 BY_MODEL_SIZE = {
     "rms_norm": [1600, 4096, 8192],
@@ -34,6 +36,17 @@ BY_MODEL_SIZE = {
 }
 """The columns of kernels in models of width 1600, 4096 and 8192."""
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
+OF_MODEL = tuple(f"model.{name}" for name in HYPER_PARAMETERS)
+
+
+@dataclass(frozen=True)
+class PlanCell(Cell):
+    """All linear layers of a step."""
+
+    @property
+    def title(self) -> str:
+        """Return the cell's name for progress lines."""
+        return "linear layers"
 
 
 @dataclass(frozen=True)
@@ -60,7 +73,8 @@ class KernelSpec(SpecBase):
     columns. `rms_norm`: of x (rows, columns) over columns, times weight (columns). `swiglu`: silu(gate) times up, both
     (rows, columns). `rope`: rotary embedding of x (rows, columns, 64), whose rows are positions and columns are heads.
     `linear_cross_entropy`: mean cross-entropy of hidden (rows, columns) times an output layer's weight with a
-    vocabulary of 10 000."""
+    vocabulary of 10 000. `linear`: x (rows, columns) times a square weight or, with `model` or `step_code`, all linear
+    layers of a training step in bf16 and in FP8, and which of them pay."""
     implementations: list[Name] = Field(default=["torch", "triton"], max_length=100)
     """`torch` is the plain PyTorch, `compiled` the same by torch.compile, `triton` our kernel, on a GPU; `swiglu`
     has none. `liger` is Liger-Kernel's, where it is installed: for `rms_norm`, `swiglu` (mode `forward`) and
@@ -75,6 +89,23 @@ class KernelSpec(SpecBase):
     """Columns of the input."""
     dtypes: list[Literal["fp32", "bf16", "fp16"]] = Field(default=["fp32"], min_length=1, max_length=3)
     """Data types of the inputs."""
+    model: ModelSpec | None = None
+    """`linear` only: the model whose layers are planned, for a step of `batch_size` sequences of `context_length`."""
+    batch_size: int = Field(default=BATCH_SIZE, ge=1, le=65_536)
+    """With `model`: sequences of a micro-batch."""
+    context_length: int = Field(default=256, ge=1, le=1_048_576)
+    """With `model`: tokens of a sequence."""
+    step_code: Annotated[CodeSpec | None, Uploaded("step")] = None
+    """`linear` only, in place of `model`: a step of your own, as kind `benchmark` takes it, whose layers are found when
+    it runs."""
+    arguments: Arguments = Field(default={})
+    """With `step_code`: the arguments of the function, by name."""
+    recipes: list[Fp8Recipe] = Field(
+        default=["tensorwise", "rowwise", "rowwise_with_gw_hp"], min_length=1, max_length=3
+    )
+    """With `model` or `step_code`: the recipes of FP8 that are measured beside bf16."""
+    parameter_dtype: Literal["fp32", "bf16"] = "fp32"
+    """With `model` or `step_code`: data type of the weights."""
     mode: Literal["forward", "forward_backward"] = "forward_backward"
     """`forward` keeps no gradients; `forward_backward` times each pass, and both."""
     warmup_steps: WarmupSteps = None
@@ -105,7 +136,12 @@ class KernelSpec(SpecBase):
         "rows": "rows",
         "columns": "columns",
     }
-    labels: ClassVar[dict[str, tuple[str, ...]]] = {"implementation": names("code")}
+    labels: ClassVar[dict[str, tuple[str, ...]]] = {
+        "implementation": names("code"),
+        "model": OF_MODEL,
+    }
+    answers: ClassVar[tuple[str, ...]] = ("plan",)
+    first_tables: ClassVar[tuple[str, ...]] = ("plan", "linears")
     table_rows: ClassVar[tuple[str, ...]] = ("kernel", "implementation", "dtype", "rows", "columns")
     table_columns: ClassVar[tuple[str, ...]] = (
         "forward_ms",
@@ -115,6 +151,7 @@ class KernelSpec(SpecBase):
         "gb_per_s",
         "ceiling_percent",
         "peak_memory_mib",
+        *("bf16_ms", "planned_tensorwise_ms", "planned_rowwise_ms", "planned_rowwise_with_gw_hp_ms"),
     )
 
     @model_validator(mode="after")
@@ -123,13 +160,36 @@ class KernelSpec(SpecBase):
         if not self.implementations and self.code is None:
             raise field_error("implementations", "there is nothing to measure: name at least one, or give code")
         check_number_of_cells(self, "rows")
+        self._check_plan()
         return self
 
-    def cells(self) -> list[KernelCell]:
+    def _check_plan(self) -> None:
+        given = [name for name in ("model", "step_code") if getattr(self, name) is not None]
+        if given and self.kernel != "linear":
+            raise field_error(given[0], "is for kernel linear, whose layers are planned: leave it out")
+        if len(given) > 1:
+            raise field_error("step_code", "brings its own layers: leave model out")
+        if given and self.code is not None:
+            raise field_error("code", "is measured on matrices of rows and columns: leave it out, or the plan")
+        if self.arguments and self.step_code is None:
+            raise field_error("arguments", "are those of a step of your own: choose step_code, or leave them out")
+        if "device" in self.arguments:
+            raise field_error("arguments/device", "the function gets the job's device: set the field device instead")
+        if len(set(self.recipes)) < len(self.recipes):
+            raise field_error("recipes", "one of them is there twice")
+
+    @property
+    def plans(self) -> bool:
+        """True if the job measures all linear layers of a step in FP8, in place of a grid."""
+        return self.model is not None or self.step_code is not None
+
+    def cells(self) -> list[KernelCell] | list[PlanCell]:
         """Return the cells in the order they run: cells that share an oracle are neighbours."""
-        return list(self._cells())
+        return [PlanCell()] if self.plans else list(self._cells())
 
     def number_of_cells(self) -> int:
+        if self.plans:
+            return 1
         return len(self.dtypes) * len(self.rows) * len(self.columns) * len(self._names())
 
     def _names(self) -> list[str]:
@@ -141,8 +201,18 @@ class KernelSpec(SpecBase):
         return (KernelCell(name, dtype, rows, columns) for dtype, rows, columns, name in grid)
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-        """Set `code` to null for all implementations but that code."""
-        return coordinates(identity, "code", self.code if self.is_code(identity.get("implementation")) else None), {}
+        """Set `code` to null for all implementations but that code, and fields without effect."""
+        identity = coordinates(identity, "code", self.code if self.is_code(identity.get("implementation")) else None)
+        identity = coordinates(identity, "step_code", self.step_code)
+        if self.plans:
+            identity["mode"] = None
+        else:
+            identity |= dict.fromkeys(("recipes", "parameter_dtype"))
+        if self.model is None:
+            of_model = (*OF_MODEL, "batch_size", "context_length")
+            return identity | dict.fromkeys(of_model), {}
+        identity.pop("model.size", None)
+        return identity | self.model.coordinates(self.context_length), {"model": self.model.label()}
 
     def is_code(self, implementation: Scalar) -> bool:
         """Return True if a cell's implementation is the uploaded code."""
@@ -150,6 +220,8 @@ class KernelSpec(SpecBase):
 
     def overview(self) -> dict[str, Scalar]:
         """Return all coordinates of the job, with the uploaded code among the implementations."""
+        if self.plans:
+            return dict(self.case(PlanCell()).coordinates)
         whole = coordinates(super().overview(), "code", self.code)
         return {"implementation": None} | whole | {"implementation": listed(self._names())}
 

@@ -11,7 +11,7 @@ from workers.changes._sharding import why_not_sharded
 def _why_not(look: Look) -> str | None:
     if (reason := why_not_sharded(look)) is not None:
         return reason
-    if look.spec.precision != "bf16":
+    if look.spec.precision not in ("bf16", "fp8"):
         return f"it computes in {look.spec.precision}"
     return "they travel in bfloat16 already" if look.spec.casts else None  # type: ignore[attr-defined]
 

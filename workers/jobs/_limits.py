@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from workers.measure.check import Check
 
 HALF = ("bf16", "fp16")
-UNITS = {"fp32": ("fp32", "tf32", *HALF), "tf32": ("tf32", *HALF), "bf16": HALF, "fp16": HALF}
+UNITS = {"fp32": ("fp32", "tf32", *HALF), "tf32": ("tf32", *HALF), "bf16": HALF, "fp16": HALF, "fp8": ("fp8",)}
+FASTEST_FIRST = ("fp8", *HALF, "tf32", "fp32")
 """The precisions whose units may compute a result of each precision on a GPU: float32 can be split into parts of 16
 bits, as our own attention does. A CPU that is slow with 16 bits computes with 32, so there all of them may."""
 SPLIT_PRODUCTS = 3
@@ -36,7 +37,7 @@ def check_rate(tflops: float, precision: str, device: torch.device, ceilings: Pa
     on_gpu = device.type == "cuda"
 
     def products(unit: str) -> int:
-        return SPLIT_PRODUCTS if on_gpu and unit in HALF and precision not in HALF else 1
+        return SPLIT_PRODUCTS if on_gpu and unit in HALF and precision in ("fp32", "tf32") else 1
 
     units = UNITS[precision] if on_gpu else UNITS["fp32"]
     known = {unit: peak_tflops(device_name(device), unit)[0] for unit in units}
@@ -48,7 +49,7 @@ def check_rate(tflops: float, precision: str, device: torch.device, ceilings: Pa
         for unit, rate in measured.items()
         if rate is not None
     ]
-    fastest_units = HALF if precision in HALF else ("tf32",)
+    fastest_units = UNITS[precision] if precision in (*HALF, "fp8") else ("tf32",)
     fastest = (
         any(measured.get(unit) for unit in fastest_units)
         if on_gpu

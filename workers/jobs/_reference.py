@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from app.specs._training import WITH_BACKWARD, TrainingSpec
 from workers.jobs._grid import check_measured
 from workers.jobs._training.building import attention_of, shape_of
+from workers.jobs._training.fp8 import fp8_notes
 from workers.jobs._values import Metric, Values
 from workers.torch_host import load, reset_process, trim_free_memory
 
@@ -56,7 +57,7 @@ def check_parts(spec: TrainingSpec, device: torch.device) -> list[Check]:
     if checks:  # leave no trace in times and peaks
         reset_process()
         trim_free_memory()
-    return checks
+    return checks + fp8_notes(spec, device)
 
 
 def parts(spec: TrainingSpec, device: torch.device) -> dict[str, Callable[[], str | None]]:

@@ -17,6 +17,7 @@ from app.specs.ceiling import CeilingCell, CeilingSpec
 from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._grid.operations import check_timing
 from workers.jobs._values import GPU_ONLY, Metric
+from workers.outcome import Unsupported
 from workers.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -30,11 +31,12 @@ COPY_MIB = {"cpu": 256, "cuda": 2048}
 """Size of the copied tensor by type of device: large enough for the rate to stop growing."""
 MATRIX_SIZES = {
     "cpu": {"fp32": 2048, "tf32": 2048, "bf16": 1024, "fp16": 512},
-    "cuda": dict.fromkeys(("fp32", "tf32", "bf16", "fp16"), 8192),
+    "cuda": dict.fromkeys(("fp32", "tf32", "bf16", "fp16", "fp8", "fp8_rowwise"), 8192),
 }
 """Matrix sizes by type of device and data type: large enough for the rate to stop growing. Data types that a processor
 may have to emulate have sizes that take at most a second. The sizes are fixed, since sizes chosen by measuring would
 give one case different work by chance."""
+FP8 = "fp8"
 HOST_LOAD = "host_load"
 """A check that is a note where others use less of the processors than the unit. A ceiling bears no load beside it."""
 MIN_SAMPLES = 2
@@ -66,7 +68,7 @@ class CeilingRunner(GridRunner[CeilingContext]):
 
     def precision_of(self, cell: CeilingCell) -> str | None:
         """Return the product's data type, or None for a copy."""
-        return cell.dtype
+        return FP8 if cell.dtype is not None and cell.dtype.startswith(FP8) else cell.dtype
 
     def metrics(self, spec: CeilingSpec, cell: CeilingCell) -> list[Metric]:
         host = Metric("host_us", None, "µs")
@@ -106,6 +108,8 @@ class CeilingRunner(GridRunner[CeilingContext]):
         from workers.measure.memory import translate_oom
 
         with translate_oom("the matrices"):
+            if precision.startswith(FP8) and context.device.type == "cpu":
+                raise Unsupported(f"{precision}: a CPU only emulates it, so it has no such rate")
             size = spec.matrix_size or MATRIX_SIZES[context.device.type][precision]
             work = self._make_product(size, precision, context)
         timing = self._time(work, spec, context, trial)
@@ -129,10 +133,15 @@ class CeilingRunner(GridRunner[CeilingContext]):
     def _make_product(self, size: int, precision: str, context: CeilingContext) -> Workload:
         import torch
 
+        from workers.measure.linear_products import scaled_product
         from workers.model.precision import PRECISIONS
 
-        dtype, device = PRECISIONS[precision].compute_dtype, context.device
+        dtype = torch.bfloat16 if precision.startswith(FP8) else PRECISIONS[precision].compute_dtype
+        device = context.device
         a, b = (torch.randn(size, size, generator=context.generator, device=device).to(dtype) for _ in range(2))
+        if precision.startswith(FP8):
+            left, right = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
+            return scaled_product(left, right, by_row=precision != FP8, fast=True)
         out = torch.empty_like(a)
         return lambda: void(torch.mm(a, b, out=out))
 

@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from app.specs.kernel import KernelCell, KernelSpec
+from app.specs.kernel import KernelCell, KernelSpec, PlanCell
 from workers import uploaded
+from workers.jobs import _linear_plan
+from workers.jobs._grid import Trial
 from workers.jobs._grid.operations import OperationContext, OperationRunner
-from workers.jobs._values import Values
+from workers.jobs._values import Metric, Values
 from workers.outcome import Unsupported
 from workers.torch_host import load
 
@@ -26,6 +28,19 @@ class KernelRunner(OperationRunner):
 
     kind = "kernel"
     rates = (("gb_per_s", "GB/s"), ("ceiling_percent", "%"))
+
+    def precision_of(self, cell: KernelCell | PlanCell) -> str | None:
+        """Return the cell's data type; a plan computes in several."""
+        return None if isinstance(cell, PlanCell) else cell.dtype
+
+    def metrics(self, spec: Any, cell: KernelCell | PlanCell) -> list[Metric]:
+        return _linear_plan.metrics(spec) if isinstance(cell, PlanCell) else super().metrics(spec, cell)
+
+    def measure(self, spec: Any, cell: KernelCell | PlanCell, context: OperationContext, trial: Trial) -> None:
+        if isinstance(cell, PlanCell):
+            _linear_plan.measure(spec, context, trial)
+        else:
+            super().measure(spec, cell, context, trial)
 
     def reference_of(self, spec: KernelSpec, cell: KernelCell) -> Any:
         return cell.dtype, cell.rows, cell.columns

@@ -133,6 +133,7 @@ def software() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": _version("triton"),
+        "torchao": _version("torchao"),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if torch.version.cuda else None,  # type: ignore[no-untyped-call]
         "flopwatch": _version("flopwatch"),

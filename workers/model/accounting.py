@@ -24,8 +24,8 @@ from typing import Literal
 
 from kernels.attention.problem import AttentionProblem
 
-ITEM_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
-"""Bytes of a number in each precision; tf32 is float32 in memory."""
+ITEM_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
+"""Bytes of a number in each precision; tf32 is float32 in memory, and fp8 keeps activations in bf16."""
 MOMENTS = 2
 """Tensors of a parameter's shape that AdamW keeps: first and second moment (Loshchilov & Hutter, 2019, algorithm 2)."""
 
@@ -573,3 +573,13 @@ def peak_tflops(device_name: str, precision: str) -> tuple[float | None, str]:
             rate: float | None = getattr(peak, precision)
             return (rate, peak.source) if rate is not None else (None, f"{device_name} has no {precision} matrix unit")
     return None, f"no vendor peak is on record for {device_name}"
+
+
+def mixed_rate(shares: Mapping[str, float], rates: Mapping[str, float | None]) -> float | None:
+    """Return the rate of work whose shares are done at different rates, by precision: their weighted harmonic mean.
+
+    A measured rate divided by it is the ideal time, Σ FLOPs ÷ rate of their precision, as a share of the measured time.
+    None if a rate is unknown.
+    """
+    times = [(share, rates.get(precision)) for precision, share in shares.items()]
+    return None if any(rate is None for _, rate in times) else 1 / sum(share / rate for share, rate in times if rate)

@@ -1,8 +1,8 @@
-"""The only definition of `fp32`, `tf32`, `bf16` and `fp16`.
+"""The only definition of `fp32`, `tf32`, `bf16`, `fp16` and `fp8`.
 
 Parameters, gradients and optimizer state are float32 in all of them, unless a parameter dtype is chosen. tf32 rounds
 the inputs of float32 matrix products to 10 bits of mantissa; bf16 and fp16 run matrix products in that type by
-autocast, fp16 with gradient scaling.
+autocast, fp16 with gradient scaling. fp8 is bf16, and `workers.model.float8` replaces linear layers.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ PRECISIONS = {
         Precision("tf32", torch.float32, matmul_precision="high"),
         Precision("bf16", torch.bfloat16),
         Precision("fp16", torch.float16),
+        Precision("fp8", torch.bfloat16),
     )
 }
 

@@ -159,7 +159,7 @@ class TransformerBlock(nn.Module):
         return x
 
 
-EXPENSIVE = ("mm", "bmm", "addmm", "baddbmm", "_scaled_dot_product")
+EXPENSIVE = ("mm", "bmm", "addmm", "baddbmm", "_scaled_mm", "_scaled_dot_product")
 """Prefixes of torch operations that are not recomputed. Operations outside torch, such as attention, never are, unless
 they are CHEAP."""
 CHEAP = ("rms_norm", "rope")

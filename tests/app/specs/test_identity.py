@@ -28,6 +28,7 @@ TRAINING: list[dict[str, Any]] = [
     {"mode": "train_step", "compile": True, "activation_checkpointing": True},
     {"mode": "generate"},
     NARROW,
+    {"precision": "fp8"},
     {"mode": "train_step", "optimizer": "torch_fused_adamw", "device": "cuda"},
     {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
     {"step_code": CODE},
@@ -43,6 +44,7 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
         {"compile": True, "activation_checkpointing": True},
         {**NARROW, "strategy": "torch_fsdp"},
         {"strategy": "fsdp"},
+        {"precision": "fp8"},
         {"strategy": "flat", "optimizer": "torch_fused_adamw", "backend": "nccl"},
         {"strategy": "none"},
         {"step_code": CODE},
@@ -69,8 +71,15 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
     "memory": [
         {"mode": "train_step", "compile": True, "activation_checkpointing": True},
         NARROW,
+        {"precision": "fp8"},
         {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
         {"step_code": CODE},
+    ],
+    "kernel": [
+        {},
+        {"kernel": "linear"},
+        {"kernel": "linear", "model": {"size": "small"}},
+        {"kernel": "linear", "step_code": CODE},
     ],
 }
 """Specs in which, between them, every field of a kind has an effect. Of other kinds, each field always has one."""
@@ -96,6 +105,8 @@ OTHER_VALUES = {
     "script_code": [CODE],
     "arguments": [{"batch_size": 8}, "--batch-size 8"],
     "prompt": ["Once"],
+    "fp8_filter": [["all"]],
+    "model": [{"size": "tiny"}],
 }
 """Where the schema alone does not give another valid value."""
 

@@ -679,3 +679,51 @@ def test_the_loss_of_the_first_steps_is_kept(run, device: str, cuda_graph: bool)
     assert len(set(losses)) == 4, "each step has a batch of its own"
     assert losses[0] == pytest.approx(math.log(MODEL["vocab_size"]), rel=0.1)
     assert {row["name"]: row["value"] for row in rows if row["what"] == "work"}["tokens"] == 16
+
+
+FP8 = {"precision": "fp8", "model": {**MODEL, "d_ff": 32, "vocab_size": 64}, "context_length": 16, "device": "cpu"}
+
+
+def test_fp8_on_a_cpu_is_emulated_and_says_which_layers_compute_in_it(run) -> None:
+    pytest.importorskip("torchao")
+    report = run(**FP8, fp8_filter=["layers.*.ffn.*"], fp8_recipe="rowwise")
+    assert metrics(report)["step_ms"]["outcome"] == "ok"
+    chosen = {row["layer"]: (row["fp8"], row["layers"], row["tokens"]) for row in report.table_rows("linear_layers")}
+    assert chosen["layers.*.ffn.w1"] == (True, 2, 32)
+    assert chosen["lm_head"] == (False, 1, 32)
+    assert "emulates fp8" in report.check("emulated")["detail"]
+    assert "set compile" in report.check("compiled")["detail"]
+
+
+def test_mfu_of_several_precisions_is_the_ideal_time_by_the_measured_one(run, tmp_path, monkeypatch) -> None:
+    """The products of the feed-forward layers are in fp8, all others in bf16, at twice the time."""
+    pytest.importorskip("torchao")
+    peaks = {"fp8": 4.0, "bf16": 2.0}
+    monkeypatch.setattr("workers.model.accounting.peak_tflops", lambda _, name: (peaks.get(name, 1e9), ""))
+    Ceilings(tmp_path / "ceilings").record(torch.device("cpu"), {"fp8": 2.0}, None)
+    ffn, flops = 3 * 2 * 32 * (2 * 3 * 16 * 32), 3 * accounting.forward_flops(accounting.Shape(64, 16, 2, 2, 32), 2, 16)
+    for recipe, in_fp8 in (("tensorwise", ffn), ("rowwise_with_gw_hp", ffn * 2 / 3)):
+        rows = metrics(run(**FP8, fp8_filter=["layers.*.ffn.*"], fp8_recipe=recipe))
+        ideal_s = 1e-12 * (in_fp8 / 4.0 + (flops - in_fp8) / 2.0)
+        assert rows["mfu"]["median"] == pytest.approx(ideal_s / (1e-3 * rows["step_ms"]["median"]))
+        assert rows["ceiling_percent"]["reason"].endswith("in bf16 is on record")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model": {**MODEL, "vocab_size": 64}}, r"'layers\.0\.ffn\.w1' maps 16 features to 24.*multiples of 16"),
+        ({"fp8_filter": ["auto"]}, r"chooses none of the linear layers .*: choose precision bf16, or fp8_filter all"),
+        ({"fp8_filter": ["blocks.*"]}, r"no linear layer has a name like 'blocks\.\*'"),
+    ],
+)
+def test_what_fp8_does_not_take_is_refused(run, fields: dict[str, Any], words: str) -> None:
+    pytest.importorskip("torchao")
+    with pytest.raises(Unsupported, match=words):
+        run(**{**FP8, "fp8_filter": ["all"], **fields})
+
+
+def test_fp8_without_torchao_says_how_to_get_it(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.float8", None)
+    with pytest.raises(Unsupported, match=r'pip install "flopwatch\[fp8\]"'):
+        run(**FP8, fp8_filter=["all"])

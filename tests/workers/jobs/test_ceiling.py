@@ -6,7 +6,7 @@ import itertools
 import math
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -215,8 +215,9 @@ def test_sizes_do_not_depend_on_the_time_taken(run, monkeypatch: pytest.MonkeyPa
 
 
 def test_every_data_type_has_a_size_on_every_type_of_device() -> None:
-    dtypes = set(CeilingSpec().dtypes)
-    assert {device: set(sizes) for device, sizes in ceiling.MATRIX_SIZES.items()} == {"cpu": dtypes, "cuda": dtypes}
+    known = get_args(get_args(CeilingSpec.model_fields["dtypes"].annotation)[0])
+    sizes = {device: set(sizes) for device, sizes in ceiling.MATRIX_SIZES.items()}
+    assert sizes == {"cpu": {one for one in known if not one.startswith("fp8")}, "cuda": set(known)}
     assert set(ceiling.MATRIX_SIZES["cuda"].values()) == {8192}
 
 
@@ -234,3 +235,10 @@ def test_on_a_gpu(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         report.cell(dtype="bf16")["host_us", None]["median"]
         < 1e3 * report.cell(dtype="bf16")["product_ms", "product"]["median"]
     )
+
+
+def test_a_cpu_has_no_rate_of_fp8(run: Any) -> None:
+    rows = run(dtypes=["fp8", "fp8_rowwise"], copy_mib=1, matrix_size=16, device="cpu").rows
+    reasons = {row["case"]["dtype"]: row["reason"] for row in rows if row["metric"] == "tflops"}
+    assert reasons["fp8_rowwise"] == "fp8_rowwise: a CPU only emulates it, so it has no such rate"
+    assert set(reasons) == {"fp8", "fp8_rowwise"}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from app.specs.kernel import KernelSpec
 from kernels.registry import KERNELS, BrokenEntryPoint, Implementation, Kernel
@@ -183,7 +185,9 @@ def test_what_an_operation_does_not_have_is_unsupported(tmp_path: Path) -> None:
     row = run(tmp_path, kernel="swiglu", implementations=["triton"], device="cpu").cell()["forward_ms", "forward"]
     reason = "swiglu has no implementation 'triton'; it has torch, compiled, liger"
     assert (row["outcome"], row["reason"]) == ("unsupported", reason)
-    with pytest.raises(Unsupported, match="unknown kernel 'gelu'; known are linear_cross_entropy, rms_norm, rope, swi"):
+    with pytest.raises(
+        Unsupported, match="unknown kernel 'gelu'; known are linear, linear_cross_entropy, rms_norm, ro"
+    ):
         run(tmp_path, kernel="gelu", device="cpu")
 
 
@@ -220,3 +224,75 @@ def test_the_triton_kernel_beside_plain_pytorch(tmp_path: Path, kernel: str) -> 
         outcomes = {row["outcome"] for (metric, _), row in cell.items() if metric != "ceiling_percent"}
         assert outcomes == {"ok"}, torch.cuda.get_device_name()
         assert cell["memory_reserved_mib", None]["median"] >= cell["peak_memory_mib", None]["median"]
+
+
+LAYERED = """
+import torch
+
+
+def make_step(device):
+    model = torch.nn.Sequential(torch.nn.Linear(32, 16), torch.nn.ReLU(), torch.nn.Linear(16, 20)).to(device)
+
+    def step():
+        for rows in (32, 32, 48):
+            model(torch.randn(2, rows // 2, 32, device=device)).sum().backward()
+
+    return step
+"""
+
+
+def test_a_plan_has_each_linear_layer_of_a_model_in_bf16_and_in_each_recipe(tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    sizes = {"d_model": 32, "d_ff": 48, "num_layers": 3, "num_heads": 2, "vocab_size": 40}
+    report = run(tmp_path, kernel="linear", model=sizes, batch_size=2, context_length=16, device="cpu")
+    rows = {(row["layer"], row["precision"]): row for row in report.table_rows("linears")}
+    precisions = ["bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp"]
+    assert [key[1] for key in rows][:4] == precisions
+    w2, head = rows["layers.*.ffn.w2", "rowwise"], rows["lm_head", "rowwise"]
+    assert [w2[name] for name in ("layers", "tokens", "in_features", "out_features")] == [3, 32, 48, 32]
+    products = [w2[f"{name}_ms"] for name in ("forward", "grad_input", "grad_weight")]
+    assert w2["casts_ms"] == pytest.approx(max(0.0, w2["whole_ms"] - sum(products)))
+    assert head["whole_ms"] is None, "40 words are no multiple of 16"
+    medians = {row["metric"]: row["median"] for row in report.rows}
+    for name in precisions:
+        of_precision = {layer: row for (layer, at), row in rows.items() if at == name}
+        whole = [
+            row["layers"] * (row["whole_ms"] or rows[layer, "bf16"]["whole_ms"]) for layer, row in of_precision.items()
+        ]
+        assert medians[f"{name}_ms"] == pytest.approx(sum(whole))
+    assert medians["planned_rowwise_ms"] <= min(medians["bf16_ms"], medians["rowwise_ms"] + 1e-9)
+    assert "a CPU emulates" in report.check("emulated")["detail"]
+    assert "on a GPU" in report.table_rows("plan")[-1]["plan"]
+
+
+def test_a_plan_finds_the_layers_of_a_step_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchao")
+    for name, value in uploaded.write(tmp_path / "files", [LAYERED.encode()]).items():
+        monkeypatch.setenv(name, value)
+    code = {"sha256": hashlib.sha256(LAYERED.encode()).hexdigest(), "function": "make_step"}
+    report = run(tmp_path, kernel="linear", step_code=code, recipes=["tensorwise"], device="cpu")
+    rows = [row for row in report.table_rows("linears") if row["precision"] == "bf16"]
+    names = ("layer", "layers", "tokens", "in_features", "out_features")
+    assert [[row[name] for name in names] for row in rows] == [
+        ["0", 2, 32, 32, 16], ["2", 2, 32, 16, 20], ["0", 1, 48, 32, 16], ["2", 1, 48, 16, 20],
+    ]  # fmt: skip
+
+
+def test_a_plan_without_torchao_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.float8", None)
+    report = run(tmp_path, kernel="linear", model={"size": "tiny"}, device="cpu")
+    assert {row["outcome"] for row in report.rows} == {"unsupported"}
+    assert 'pip install "flopwatch[fp8]"' in report.rows[0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model": {"size": "tiny"}}, "is for kernel linear"),
+        ({"kernel": "linear", "recipes": ["rowwise", "rowwise"]}, "there twice"),
+        ({"kernel": "linear", "arguments": {"a": 1}}, "choose step_code"),
+    ],
+)
+def test_what_no_plan_has_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        KernelSpec(**fields)

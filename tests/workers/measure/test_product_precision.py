@@ -21,14 +21,12 @@ def step(*dtypes: torch.dtype | None) -> None:
 
 @pytest.mark.parametrize(("dtype", "precision"), [(None, "fp32"), (torch.bfloat16, "bf16"), (torch.float16, "fp16")])
 def test_the_products_own_precision_is_seen(dtype: torch.dtype | None, precision: str) -> None:
-    assert precision_of_products(lambda: step(dtype), CPU) == (precision, "")
+    assert precision_of_products(lambda: step(dtype), CPU) == ({precision: 1.0}, "")
 
 
-def test_several_precisions_have_none() -> None:
-    precision, reason = precision_of_products(lambda: step(None, torch.bfloat16), CPU)
-    assert precision is None
-    assert "50% fp32" in reason
-    assert "50% bf16" in reason
+def test_of_several_precisions_each_has_its_share() -> None:
+    shares, reason = precision_of_products(lambda: step(None, torch.bfloat16), CPU)
+    assert (shares, reason) == ({"fp32": 0.5, "bf16": 0.5}, "")
 
 
 def test_a_step_without_products_or_with_a_profiler_of_its_own_has_a_reason() -> None:
@@ -38,5 +36,5 @@ def test_a_step_without_products_or_with_a_profiler_of_its_own_has_a_reason() ->
         with torch.profiler.profile():
             step(None)
 
-    precision, reason = precision_of_products(profiles, CPU)
-    assert (precision is None) == bool(reason)
+    shares, reason = precision_of_products(profiles, CPU)
+    assert (not shares) == bool(reason)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from app.specs._training import WITH_BACKWARD, ModelSpec, TrainingSpec
 from workers import uploaded
 from workers.jobs import _own_step
+from workers.jobs._training import fp8
 from workers.outcome import Unsupported
 from workers.torch_host import as_runner_error, choose_device, load, seed_everything, set_precision
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from workers.measure.own_step import OwnStep
     from workers.measure.returned import ReturnedNumbers
     from workers.model.accounting import Shape
+    from workers.model.float8 import LinearLayer
     from workers.model.generation import CachedModel
     from workers.model.graphed import GraphableStep, GraphedStep
     from workers.model.steps import Step
@@ -47,6 +49,8 @@ class Training:
     """The step, if it is a CUDA graph."""
     own: OwnStep | None = None
     """The step, if it is the user's own."""
+    linear_layers: Sequence[LinearLayer] = ()
+    """With precision fp8, those of the model."""
 
     @property
     def modules(self) -> torch.nn.Module:
@@ -246,11 +250,12 @@ def build(
         with device:
             model = build_model()
         set_parameter_dtype(model, spec.parameter_dtype)
+        layers = fp8.to_float8(spec, device, model)
         step = build_step(spec, device, model, prompt)
     if not spec.cuda_graph:
-        return Training(spec, device, model, step, meter)
+        return Training(spec, device, model, step, meter, linear_layers=layers)
     graphed = GraphedStep(cast("GraphableStep", step))
-    return Training(spec, device, model, graphed, meter, graphed)
+    return Training(spec, device, model, graphed, meter, graphed, linear_layers=layers)
 
 
 def build_step(

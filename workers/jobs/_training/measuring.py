@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from app.specs._training import TrainingSpec
 from flopwatch.steps import MOST_STEPS, steps_of_a_second
 from workers.jobs._training.building import STEPS, Training
+from workers.jobs._training.fp8 import report_layers
 from workers.jobs._training.metrics import ISOLATED, Pacing, add_memory, add_times, metrics_of, work_of_step
 from workers.jobs._values import GPU_ONLY, Values
 from workers.reporter import Reporter
@@ -56,6 +57,7 @@ def measure(
     times = time_isolated(training, monitor, report, numbers, loops=pacing == "loop", most_s=most_s)
     work = work_rows({kind: work_of_step(training, kind) for kind in KINDS})
     report.table(VALUES, COLUMNS, [*numbers.rows, *work])
+    report_layers(training.linear_layers, report)
     step_ms = times.step if pacing == "step" else time_loops(training, times, monitor, report)
     values = Values(metrics_of(training.spec, pacing, training.phases))
     add_memory(values, training, monitor)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from app.specs._training import ACCUMULATION, TrainingSpec
-from workers.jobs._limits import check_rate
+from workers.jobs._limits import FASTEST_FIRST, check_rate
 from workers.jobs._training.building import Training, name_of
 from workers.jobs._values import GPU_ONLY, Metric, Values
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from workers.measure.check import Check
     from workers.measure.timing import StepTimes
     from workers.measure.validity import Monitor
+    from workers.model.float8 import LinearLayer
 
 PHASE_METRICS = {
     ACCUMULATION: "accumulation_ms",
@@ -147,22 +148,39 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
         return []
     rate = 1e-12 * flops / seconds
     values.set("tflops", None, [rate])
-    precision: tuple[str, str] = spec.precision, ""
-    if training.own is not None:
+    if training.own is None:
+        shares = precisions_of(spec, training.linear_layers, flops), ""
+    else:
         training.step.prepare()
-        precision = precision_of_own(lambda: run_step(training.step.phases, ()), device)
-    return add_shares(values, rate, precision, device, ceilings)
+        shares = precisions_of_own(lambda: run_step(training.step.phases, ()), device)
+    return add_shares(values, rate, shares, device, ceilings)
+
+
+def precisions_of(spec: TrainingSpec, layers: Sequence[LinearLayer], flops: float) -> dict[str, float]:
+    """Return the share of each precision in the FLOPs of a step of ours; `layers` are those of precision fp8."""
+    from workers.model.float8 import fp8_flops
+
+    if spec.precision != "fp8":
+        return {spec.precision: 1.0}
+    one = fp8_flops(layers, spec.fp8_recipe, backward=spec.mode != "forward")
+    share = min(1.0, spec.accumulation_steps * one / flops)
+    return {name: of for name, of in (("fp8", share), ("bf16", 1 - share)) if of}
 
 
 def add_shares(
-    values: Values, rate: float, of_products: tuple[str, str], device: torch.device, ceilings: Path
+    values: Values,
+    rate: float,
+    of_products: tuple[Mapping[str, float], str],
+    device: torch.device,
+    ceilings: Path,
 ) -> list[Check]:
-    """Set the shares of a rate in the device's peak and in its measured ceiling.
+    """Set the shares of a rate in the device's peak and in its measured ceiling. Of products in several precisions,
+    both are those of the ideal time; see `workers.model.accounting.mixed_rate`.
 
     Args:
         values: Get the metrics `mfu` and `ceiling_percent`.
         rate: TFLOP/s of one device.
-        of_products: The precision of the matrix products, or the reason why no peak belongs to them.
+        of_products: The share of each precision in the FLOPs, or the reason why no peak belongs to them.
         device: The device.
         ceilings: The folder of measured ceilings.
 
@@ -171,29 +189,33 @@ def add_shares(
     """
     from workers.measure.ceilings import Ceilings
     from workers.measure.environment import device_name
-    from workers.model.accounting import peak_tflops
+    from workers.model.accounting import mixed_rate, peak_tflops
 
-    precision, why_not = of_products
+    shares, why_not = of_products
     if why_not:
         values.set("mfu", None, None, why_not)
         values.set("ceiling_percent", None, None, why_not)
         return []
-    peak, source = peak_tflops(device_name(device), precision)
-    values.set("mfu", None, None if peak is None else [rate / peak], source)
-    ceiling, source = Ceilings(ceilings).tflops(device, precision)
-    values.set("ceiling_percent", None, None if ceiling is None else [100 * rate / ceiling], source)
-    return [check_rate(rate, precision, device, ceilings)]
+    for name, factor, known in (
+        ("mfu", 1, {one: peak_tflops(device_name(device), one) for one in shares}),
+        ("ceiling_percent", 100, {one: Ceilings(ceilings).tflops(device, one) for one in shares}),
+    ):
+        limit = mixed_rate(shares, {one: value for one, (value, _) in known.items()})
+        # Of an unknown one the reason, else the sources.
+        why = next((source for value, source in known.values() if value is None), "")
+        values.set(name, None, None if limit is None else [factor * rate / limit], why)
+    return [check_rate(rate, next(one for one in FASTEST_FIRST if one in shares), device, ceilings)]
 
 
-def precision_of_own(run: Callable[[], object], device: torch.device) -> tuple[str, str]:
-    """Return the precision of the matrix products in one more step of the user's own, or the reason why no peak belongs
-    to it."""
+def precisions_of_own(run: Callable[[], object], device: torch.device) -> tuple[dict[str, float], str]:
+    """Return the share of each precision in the products of one more step of the user's own, or the reason why no peak
+    belongs to it."""
     from workers.measure.product_precision import precision_of_products
 
-    precision, why_not = precision_of_products(run, device)
-    if precision == "fp64":
-        return precision, "the step's products are fp64, of which no peak is on record"
-    return precision or "", why_not
+    shares, why_not = precision_of_products(run, device)
+    if "fp64" in shares:
+        return shares, f"{shares['fp64']:.0%} of the step's products are fp64, of which no peak is on record"
+    return shares, why_not
 
 
 def not_told(kind: str) -> str:

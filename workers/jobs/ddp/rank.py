@@ -230,13 +230,16 @@ class RankRun:
         busy = measure_busy(lambda: run_step(trained.repeated.phases, ()), trained.repeated.prepare)
         return busy if isinstance(busy, str) else asdict(busy)
 
-    def _precision(self, trained: Trained) -> tuple[str, str] | None:
-        """Return the precision of the matrix products in one more step of the user's own, or why it is unknown."""
+    def _precision(self, trained: Trained) -> tuple[dict[str, float], str]:
+        """Return the share of each precision in the matrix products, or why it is unknown; of a step of the user's own
+        in one more step."""
         if trained.own is None:
-            return None
+            spec = self.context.spec
+            flops = metrics.step_flops(spec, trained.model)
+            return ({}, "") if flops is None else (metrics.precisions_of(spec, trained.linear_layers, flops), "")
         if (why_not := why_no_profiler(self.context)) is not None:
-            return "", why_not
-        return metrics.precision_of_own(StepTimer(self.context, trained).step, self.context.device)
+            return {}, why_not
+        return metrics.precisions_of_own(StepTimer(self.context, trained).step, self.context.device)
 
     def _record_memory(self, trained: Trained) -> None:
         """Record the memory of one more step."""

@@ -16,13 +16,14 @@ import parallel
 from app.specs.ddp import FULLY_SHARDED, DdpSpec
 from parallel.accounting import step_traffic, traffic_factor
 from workers.jobs import _own_step
-from workers.jobs._training import building
+from workers.jobs._training import building, fp8
 from workers.jobs.ddp.values import SYNCHRONIZATION
 from workers.measure.memory import MIB, translate_oom
 from workers.measure.own_step import OwnStep
 from workers.measure.warmup import min_calls
 from workers.model.batches import Batches, RandomBatches
 from workers.model.compiled import BLOCKS
+from workers.model.float8 import LinearLayer
 from workers.model.graphed import WARMUP_STEPS, GraphedStep
 from workers.model.optimizer import class_and_arguments
 from workers.model.precision import PRECISIONS, set_parameter_dtype
@@ -69,6 +70,8 @@ class Trained:
     """The step, if it is the user's own."""
     graphed: GraphedStep | None = None
     """The step as a CUDA graph, if it is one."""
+    linear_layers: Sequence[LinearLayer] = ()
+    """With precision fp8, those of the model."""
 
     @property
     def repeated(self) -> BackwardStep | GraphedStep:
@@ -118,6 +121,7 @@ def build(
         with device:
             model = building.choose_model(spec, device)()
         set_parameter_dtype(model, spec.parameter_dtype)
+        layers = fp8.to_float8(spec, device, model)
         sizes = [
             Size(parameter.numel(), parameter.element_size(), parameter.dim(), name.startswith(f"{BLOCKS}."))
             for name, parameter in model.named_parameters()
@@ -127,7 +131,7 @@ def build(
         name = NO_COMMUNICATION if strategy == NO_COMMUNICATION else spec.strategy
         wrapped, finish = wrap(spec, name, call, group)
         step = make_step(spec, name, wrapped, batches, finish, group)
-    trained = Trained(strategy, model, wrapped, step, sizes)
+    trained = Trained(strategy, model, wrapped, step, sizes, linear_layers=layers)
     if stream is not None:
         torch.cuda.current_stream().wait_stream(stream)
         trained.graphed = GraphedStep(step, stream, DDP_WARMUP if name == "torch_ddp" else WARMUP_STEPS)

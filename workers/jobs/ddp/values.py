@@ -29,13 +29,13 @@ SYNCHRONIZATION = "synchronization"
 PARITY = ("gradient_error", "parameter_error")
 DOES_NOT_COMMUNICATE = "strategy none does not communicate"
 LEFT_OUT = "a diagnosis leaves it out: submit the step as kind ddp"
-TOLERANCES = {"fp32": 1e-3, "tf32": 1e-3, "bf16": 1e-2, "fp16": 1e-2}
+TOLERANCES = {"fp32": 1e-3, "tf32": 1e-3, "bf16": 1e-2, "fp16": 1e-2, "fp8": 0.1}
 """Largest allowed error of a gradient (parity.gradient_errors), by precision. One process computes it from the same
 parameters by the same kernels, and sums in another order. Without one of n ranks the error is 1/n or more, of 64 ranks
 1.6e-2."""
 NARROW_TOLERANCE = 1.4e-2
 """The same where gradients travel in bf16, so that every sum of two is rounded to 8 bits."""
-PARAMETER_TOLERANCES = {"fp32": 1e-2, "tf32": 1e-2, "bf16": 0.2, "fp16": 0.2}
+PARAMETER_TOLERANCES = {"fp32": 1e-2, "tf32": 1e-2, "bf16": 0.2, "fp16": 0.2, "fp8": 0.5}
 """Largest allowed relative error of a parameter's change: Adam divides a gradient by its magnitude, so where that is
 near zero a small error may change the sign of the update."""
 NARROW_PARAMETER_TOLERANCE = 0.5
@@ -160,10 +160,9 @@ def add_values(
     values.set("communication_mib", None, [sent / 2**20])
     values.set("parameters", None, [found[0]["parameters"]])
     flops = found[0]["flops"]
-    precision: tuple[str, str] = spec.precision, ""
     if spec.step_code is not None:
         flops = add_own_work(values, [rank["work"] for rank in found], statistics.median(step_ms))
-        precision = precision_of_ranks([rank["precision"] for rank in found])
+    precision = precisions_of_ranks([rank["precision"] for rank in found])
     rates = add_rates(values, spec, devices[0], flops, precision, statistics.median(step_ms), ceilings)
     parity = [] if spec.step_code is not None else [check_parity(values, spec, found[0]["parity"])]
     return [*parity, check_host(spec, found), *check_times(spec, devices[0], found, step_ms), *exposed, *rates]
@@ -354,14 +353,14 @@ def add_memory(
         values.set(metric, None, [max(amounts)] if amounts else None, why_not)
 
 
-def precision_of_ranks(ranks: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """Return the precision of the products of all ranks, or the reason why no peak belongs to them."""
+def precisions_of_ranks(ranks: Sequence[tuple[Mapping[str, float], str]]) -> tuple[Mapping[str, float], str]:
+    """Return the share of each precision in the products of all ranks, or the reason why no peak belongs to them."""
     for number, (_, why_not) in enumerate(ranks):
         if why_not:
-            return "", f"rank {number}: {why_not}"
-    if len(found := dict.fromkeys(precision for precision, _ in ranks)) > 1:
-        return "", f"the ranks' products are of several precisions: {', '.join(found)}"
-    return ranks[0][0], ""
+            return {}, f"rank {number}: {why_not}"
+    if len(found := dict.fromkeys("/".join(sorted(shares)) for shares, _ in ranks)) > 1:
+        return {}, f"the ranks' products are of several precisions: {', '.join(found)}"
+    return {one: statistics.fmean(shares[one] for shares, _ in ranks) for one in ranks[0][0]}, ""
 
 
 def add_rates(
@@ -369,7 +368,7 @@ def add_rates(
     spec: DdpSpec,
     device: torch.device,
     flops: float | None,
-    precision: tuple[str, str],
+    precision: tuple[Mapping[str, float], str],
     step_ms: float,
     ceilings: Path,
 ) -> list[Check]:

@@ -13,12 +13,18 @@ from dataclasses import dataclass
 from workers.model.accounting import Cost, matrix_product
 
 FACTORS = {
-    **{f"aten::{name}": 0 for name in ("mm", "bmm")},
+    **{f"aten::{name}": 0 for name in ("mm", "bmm", "_scaled_mm")},
     **{f"aten::{name}": 1 for name in ("addmm", "baddbmm", "_addmm_activation")},
 }
 """Operators that multiply two matrices, or as many pairs as there are in a batch, with the position of the first factor
 among their inputs."""
-DTYPES = {"float": ("fp32", 4), "c10::BFloat16": ("bf16", 2), "c10::Half": ("fp16", 2), "double": ("fp64", 8)}
+DTYPES = {
+    "float": ("fp32", 4),
+    "c10::BFloat16": ("bf16", 2),
+    "c10::Half": ("fp16", 2),
+    "double": ("fp64", 8),
+    **dict.fromkeys(("c10::Float8_e4m3fn", "c10::Float8_e5m2"), ("fp8", 1)),
+}
 """Names of the profiler's data types, with ours and the bytes of a number."""
 
 

@@ -72,7 +72,7 @@ from workers.jobs.ddp.values import (
     check_exposed,
     check_host,
     metrics,
-    precision_of_ranks,
+    precisions_of_ranks,
     tolerance,
 )
 from workers.measure import validity, warmup
@@ -231,13 +231,17 @@ def values(report: Report) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("ranks", "found"),
     [
-        ([("bf16", ""), ("bf16", "")], ("bf16", "")),
-        ([("bf16", ""), ("", "the profiler saw none")], ("", "rank 1: the profiler saw none")),
-        ([("bf16", ""), ("fp32", "")], ("", "the ranks' products are of several precisions: bf16, fp32")),
+        ([({"bf16": 1.0}, ""), ({"bf16": 1.0}, "")], ({"bf16": 1.0}, "")),
+        ([({"bf16": 0.5, "fp8": 0.5}, ""), ({"fp8": 1.0, "bf16": 0.0}, "")], ({"bf16": 0.25, "fp8": 0.75}, "")),
+        ([({"bf16": 1.0}, ""), ({}, "the profiler saw none")], ({}, "rank 1: the profiler saw none")),
+        (
+            [({"bf16": 1.0}, ""), ({"fp32": 1.0}, "")],
+            ({}, "the ranks' products are of several precisions: bf16, fp32"),
+        ),
     ],
 )
-def test_only_one_precision_of_all_ranks_has_a_peak(ranks: list[tuple[str, str]], found: tuple[str, str]) -> None:
-    assert precision_of_ranks(ranks) == found
+def test_only_the_same_precisions_on_all_ranks_have_a_peak(ranks: list[Any], found: Any) -> None:
+    assert precisions_of_ranks(ranks) == found
 
 
 def test_one_unit_starts_the_ranks() -> None:

@@ -1,0 +1,235 @@
+"""Plans FP8 for a model's linear layers: the time of each in bf16 and by each recipe, and the filter that follows."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from app.specs._training import FP8_MULTIPLE
+from app.specs.kernel import KernelSpec
+from workers.jobs import _own_step
+from workers.jobs._grid import Trial
+from workers.jobs._grid.operations import OperationContext, check_timing
+from workers.jobs._values import Metric
+from workers.outcome import Unsupported
+from workers.torch_host import load, reset_process, seed_everything, set_precision
+
+if TYPE_CHECKING:
+    import torch
+
+    from workers.measure.check import Check
+    from workers.measure.table import Scalar
+
+BF16 = "bf16"
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The linear layers at one place of all blocks, or of one's own step, with equal sizes."""
+
+    name: str
+    rows: int
+    in_features: int
+    out_features: int
+
+
+@dataclass(frozen=True)
+class Times:
+    """Medians in ms of one layer."""
+
+    products: Mapping[str, float]
+    """Of each product alone."""
+    whole: float
+    """Of both passes."""
+
+    @property
+    def casts(self) -> float:
+        """What is not in the products; differences of medians may be a little below zero."""
+        return max(0.0, self.whole - sum(self.products.values()))
+
+
+def metrics(spec: KernelSpec) -> list[Metric]:
+    """Return the metrics of a plan: the time of all linear layers of a step in bf16, by each recipe, and by each recipe
+    where it pays."""
+    names = (BF16, *spec.recipes, *(f"planned_{recipe}" for recipe in spec.recipes))
+    return [Metric(f"{name}_ms", None, "ms") for name in names]
+
+
+def measure(spec: KernelSpec, context: OperationContext, trial: Trial) -> None:
+    """Time each layer, report the tables `linears` and `plan`, and set the metrics.
+
+    Raises:
+        Unsupported: torchao is missing, the device has no FP8, or there is no linear layer.
+    """
+    from workers.model.float8 import NoFloat8, float8
+
+    set_precision(BF16)
+    try:
+        float8()
+    except NoFloat8 as error:
+        raise Unsupported(f"kernel linear: {error}") from error
+    found = layers_of_own(spec, context.device) if spec.step_code is not None else layers_of_model(spec)
+    if not found:
+        raise Unsupported("kernel linear: there is no linear layer (torch.nn.Linear) to plan for")
+    seed_everything(spec.seed)
+    trial.monitor.start(warm=False)
+    measured: dict[tuple[int, int, int], dict[str, Times]] = {}
+    for layer in found:
+        sizes = layer.rows, layer.in_features, layer.out_features
+        if sizes not in measured:
+            trial.tell(layer.name)
+            measured[sizes] = _times(spec, sizes, context, trial)
+            trial.monitor.watch()
+    _report(spec, found, measured, context, trial)
+
+
+def layers_of_model(spec: KernelSpec) -> Counter[Layers]:
+    """Return the linear layers of the spec's model, and how many there are of each."""
+    import torch
+
+    from workers.model.float8 import grouped, linear_layers
+    from workers.model.registry import MODELS
+
+    assert spec.model is not None
+    with torch.device("meta"):
+        sizes = {"vocab_size": spec.model.vocab_size, "context_length": spec.context_length, **spec.model.shape()}
+        key_heads = {} if spec.model.num_kv_heads is None else {"num_kv_heads": spec.model.num_kv_heads}
+        model = load(MODELS, spec.model.name)(**sizes, **key_heads)
+    layers = linear_layers(model, spec.batch_size * spec.context_length, "tensorwise", ["auto"])
+    return Counter(Layers(grouped(one.name), one.rows, one.in_features, one.out_features) for one in layers)
+
+
+def layers_of_own(spec: KernelSpec, device: torch.device) -> Counter[Layers]:
+    """Return the linear layers that the second step of the user's own calls, and how often it calls each."""
+    from torch import Tensor, nn
+
+    from workers.measure.timing import run_step
+    from workers.model.float8 import grouped
+
+    assert spec.step_code is not None
+    own = _own_step.maker(spec.step_code, device, spec.arguments)()
+    own.takes = "2 steps"
+    calls: Counter[Layers] = Counter()
+
+    def hook(name: str) -> object:
+        def count(module: nn.Linear, inputs: tuple[Tensor, ...]) -> None:
+            rows = inputs[0].numel() // module.in_features
+            calls[Layers(grouped(name), rows, module.in_features, module.out_features)] += 1
+
+        return count
+
+    own.prepare()
+    run_step(own.phases, ())
+    handles = [
+        module.register_forward_pre_hook(hook(name))  # type: ignore[arg-type]
+        for name, module in own.model.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    own.prepare()
+    run_step(own.phases, ())
+    for handle in handles:
+        handle.remove()
+    return calls
+
+
+def _times(spec: KernelSpec, sizes: tuple[int, int, int], context: OperationContext, trial: Trial) -> dict[str, Times]:
+    """Return the times of one layer in bf16 and, if its sizes are allowed, by each recipe."""
+    from workers.measure.linear_products import product_works, whole_work
+    from workers.measure.memory import translate_oom
+
+    allowed = all(size % FP8_MULTIPLE == 0 for size in sizes)
+    found: dict[str, Times] = {}
+    for recipe in (BF16, *(spec.recipes if allowed else ())):
+        reset_process()
+        with translate_oom(f"a linear layer of {' × '.join(map(str, sizes))}"):
+            works = product_works(*sizes, recipe, context.device)
+            works["whole"] = whole_work(*sizes, recipe, spec.parameter_dtype, context.device)
+            medians: dict[str, float] = {}
+            for name, work in works.items():
+                timing = context.watch.time(work, warmup=spec.warmup_steps, calls=spec.measure_steps)
+                medians[name] = statistics.median(timing.samples)
+                trial.checks += _named(check_timing(timing, context.device), f"{recipe}, {name}, {sizes}")
+        found[recipe] = Times({name: ms for name, ms in medians.items() if name != "whole"}, medians["whole"])
+    return found
+
+
+def _named(checks: Sequence[Check], what: str) -> list[Check]:
+    """Return the checks that failed, with what they are of."""
+    from dataclasses import replace
+
+    return [replace(check, detail=f"{what}: {check.detail}") for check in checks if not check.ok]
+
+
+def _report(
+    spec: KernelSpec,
+    found: Counter[Layers],
+    measured: Mapping[tuple[int, int, int], Mapping[str, Times]],
+    context: OperationContext,
+    trial: Trial,
+) -> None:
+    from workers.measure.check import Check
+    from workers.measure.linear_products import PRODUCTS
+    from workers.measure.table import Column
+
+    rows: list[list[Scalar]] = []
+    sums = dict.fromkeys((metric.name for metric in metrics(spec)), 0.0)
+    pays: dict[str, dict[str, float]] = {recipe: {} for recipe in spec.recipes}
+    for layer, count in found.items():
+        sizes = layer.rows, layer.in_features, layer.out_features
+        times = measured[sizes]
+        plain = times[BF16].whole
+        for precision in (BF16, *spec.recipes):
+            one = times.get(precision)
+            head: list[Scalar] = [layer.name, count, *sizes, precision]
+            whole = plain if one is None else one.whole
+            sums[f"{precision}_ms"] += count * whole
+            if precision != BF16:
+                saved = plain - whole if _in_blocks(spec, layer) else 0.0
+                sums[f"planned_{precision}_ms"] += count * (plain - max(0.0, saved))
+                if saved > 0:
+                    pays[precision][layer.name] = saved * count
+            if one is None:
+                rows.append([*head, *(None for _ in PRODUCTS), None, None, None, None])
+                continue
+            products = [one.products[name] for name in PRODUCTS]
+            rows.append([*head, *products, one.casts, whole, plain / whole, count * (plain - whole)])
+    columns = Column.parse(
+        "layer, layers: integer, tokens: integer, in_features: integer, out_features: integer, precision, "
+        "forward_ms: number ms, grad_input_ms: number ms, grad_weight_ms: number ms, casts_ms: number ms, "
+        "whole_ms: number ms, speedup: number, saved_ms: number ms"
+    )
+    context.report.table("linears", columns, rows)
+    context.report.table("plan", Column.parse("plan"), [[line] for line in _sentences(spec, sums, pays, context)])
+    for name, ms in sums.items():
+        trial.values.set(name, None, [ms])
+    if context.device.type == "cpu":
+        trial.checks.append(Check("emulated", False, "a CPU emulates fp8: times are not those of fp8", "note"))
+
+
+def _in_blocks(spec: KernelSpec, layer: Layers) -> bool:
+    """Return True if the filter may name a layer: outside a model's blocks nothing is compiled."""
+    from workers.model.compiled import BLOCKS
+
+    return spec.step_code is not None or layer.name.startswith(f"{BLOCKS}.")
+
+
+def _sentences(
+    spec: KernelSpec, sums: Mapping[str, float], pays: Mapping[str, Mapping[str, float]], context: OperationContext
+) -> list[str]:
+    lines = [f"The linear layers of a step take {sums[f'{BF16}_ms']:.4g} ms in bf16."]
+    if context.device.type == "cpu":
+        return [*lines, "A CPU emulates fp8, so its times say nothing of fp8: run the plan on a GPU."]
+    for recipe in spec.recipes:
+        chosen, all_ms = pays[recipe], sums[f"{recipe}_ms"]
+        if not chosen:
+            lines.append(f"{recipe}: no layer pays; all of them would take {all_ms:.4g} ms. Stay with bf16.")
+            continue
+        planned = sums[f"planned_{recipe}_ms"]
+        lines.append(
+            f"{recipe}: {planned:.4g} ms with precision=fp8 fp8_recipe={recipe} fp8_filter={','.join(chosen)}, "
+            f"{sums[f'{BF16}_ms'] - planned:.4g} ms less; with all layers {all_ms:.4g} ms."
+        )
+    return lines
