@@ -13,6 +13,7 @@ import shutil
 import statistics
 from collections.abc import Sequence
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,6 +95,7 @@ LARGEST = {**DdpSpec.presets["8b"], "checkpoint_layers": 1}
 MASTER = {"precision": "bf16", "parameter_dtype": "bf16", "master_weights": True}
 STEPS = Path(__file__).with_name("planted_steps.py").read_bytes()
 CODE = {"sha256": hashlib.sha256(STEPS).hexdigest(), "function": "make_step", "file": "planted_steps.py"}
+FP8 = {"strategy": "fsdp", "precision": "fp8", "fp8_filter": "layers.*.attn.*", "fp8_recipe": "rowwise"}
 SPECS: dict[str, dict[str, Any]] = {
     "none": {"strategy": "none"},
     "naive, sharded": {"strategy": "naive", "sharded_optimizer": True, "gradient_clip_norm": 0.1},
@@ -112,6 +114,7 @@ SPECS: dict[str, dict[str, Any]] = {
         "backend": "gloo",
     },
     "fsdp, cast": {"strategy": "fsdp", "precision": "bf16", "cast_before_communication": True},
+    **({"fsdp, fp8": FP8, "torch_ddp, fp8": {**FP8, "strategy": "torch_ddp"}} if find_spec("torchao") else {}),
     "torch_ddp": {"strategy": "torch_ddp", "bucket_size_mb": None, "accumulation_steps": 3},
     "torch_ddp, sharded": {"strategy": "torch_ddp", "sharded_optimizer": True, "precision": "fp16"},
     "torch_ddp, master weights": {"strategy": "torch_ddp", "sharded_optimizer": True, **MASTER},
