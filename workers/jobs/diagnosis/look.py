@@ -147,7 +147,7 @@ def _lost(
     step_ms = statistics.median(values.samples("step_ms", "step") or ())
     own = _own_code(training.spec)
     trace = LineTrace(own)
-    traced, _, _ = profile_steps(training, 1, report, warm=True, trace=trace)
+    traced, _, _ = profile_steps(training, 1, report, warm=True, trace=trace, isolated=False)
     places = Places(own, trace, traced)
     if training.device.type == "cuda":
         plain, _, _ = profile_steps(training, PROFILED, report, shapes=False, isolated=False)

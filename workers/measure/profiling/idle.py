@@ -111,9 +111,18 @@ def in_a_row(recording: Recording, steps: Sequence[Interval]) -> list[list[Stret
     begin = max([steps[0].begin_ns, *before]) if steps else 0
     for step, after in zip(steps, [*steps[1:], None], strict=True):
         until = step.end_ns if after is None else after.begin_ns
-        found.append(timeline.between(replace(step, end_ns=until), begin, isolated=False))
+        parts = timeline.between(replace(step, end_ns=until), begin, isolated=False)
+        found.append([part for one in parts for part in _parted(one, step.begin_ns)])
         begin = found[-1][-1].end_ns if found[-1] else begin
     return found
+
+
+def _parted(one: Stretch, begin_ns: int) -> list[Stretch]:
+    """Return an idle part from before a step's beginning as two, of which the later is due to the new step; waiting is
+    due to the call that waits."""
+    if one.cause in (*WORKING, "synchronisation") or not max(one.begin_ns, one.at_ns) < begin_ns < one.end_ns:
+        return [one]
+    return [replace(one, end_ns=begin_ns), replace(one, begin_ns=begin_ns, at_ns=begin_ns)]
 
 
 def synchronisations(recording: Recording) -> list[HostEvent]:

@@ -145,6 +145,15 @@ def test_steps_in_a_row_last_from_the_end_of_one_ones_work_to_that_of_the_next(m
     assert sums(second) == {"launches": 10 * US, RUNNING: 60 * US}, "from 180 to 250"
 
 
+def test_a_gap_from_one_step_to_the_next_is_due_to_the_end_of_one_and_the_beginning_of_the_other(made: Made) -> None:
+    made.launch(10, 15, 100)
+    made.launch(700, 705, 800)
+    steps = [Interval("step_1", 1, 0, 300 * US), Interval("step_2", 2, 300 * US, 900 * US)]
+    _, second = in_a_row(made.recording, steps)
+    gap = [(one.at_ns / US, one.ns / US) for one in second if one.cause == "host"]
+    assert gap == [(100, 200), (300, 400)]
+
+
 def test_work_that_was_launched_long_before_it_ran_waited_for_something_else(made: Made) -> None:
     made.launch(0, 0, 10)
     made.launch(2, 90, 100, stream=20)
