@@ -24,6 +24,7 @@ from app.settings import Settings
 from app.store.records import Claim, Finish, MeasurementRecord, NewEvent, Offer, TableRecord
 from tests import builders
 from tests.databases import put_database
+from tests.plugins import naps
 from tools.waiting import wait_until
 
 START_TIMEOUT_S = 30.0
@@ -104,6 +105,7 @@ def serving(folder: Path, **settings: Any) -> Iterator[Site]:
     config = uvicorn.Config(
         app, port=0, log_level="warning", timeout_graceful_shutdown=2, lifespan="on", forwarded_allow_ips=believed
     )
+    naps.shorten()
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="server")
     thread.start()

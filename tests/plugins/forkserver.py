@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import forks
+import naps
 import second_folder
 
 from flopwatch import start
@@ -56,6 +57,7 @@ def main(descriptor: int) -> None:
     second_folder.use_long_names()
     for name in PRELOADED:
         importlib.import_module(name)
+    naps.shorten()
     importlib.import_module("flopwatch.workers.processes.warm").preload()
     gc.disable()
     assert threading.active_count() == 1, "a fork of several threads may deadlock"
