@@ -53,14 +53,6 @@ class TestPivot:
         assert values(sheet, "step_ms, context_length=128") == [10.0, 5.0]
         assert values(sheet, "step_ms, context_length=256") == [20.0, 15.0]
 
-    def test_of_several_metrics(self, database: Database, grid: list[int]) -> None:
-        sheet = table(database, pivot="precision", columns=["step_ms", "tokens_per_s"])
-        assert [column.group for column in sheet.columns if column.role == "metric"] == [
-            *["step_ms"] * 2,
-            *["tokens_per_s"] * 2,
-        ]
-        assert values(sheet, "tokens_per_s, precision=bf16") == [200.0, pytest.approx(1000 / 15)]
-
     def test_each_number_leads_to_its_job(self, database: Database, grid: list[int]) -> None:
         first = rows_of(table(database, pivot="context_length"))[0]
         assert first["step_ms_job, context_length=128"] == grid[0]
@@ -84,13 +76,6 @@ class TestPivot:
         assert values(sheet, "step_ms, implementation=blocked") == [128.0, 256.0]
         assert "The columns differ in block, warps, too." in sheet.notes
 
-    def test_what_varies_besides_makes_rows(self, database: Database, measure: Measure, grid: list[int]) -> None:
-        measure(("step_ms", {"median": 3.0}), spec={"context_length": 128, "precision": "bf16", "batch_size": 8})
-        sheet = table(database, pivot="precision")
-        assert "batch_size" in sheet.names("coordinate")
-        assert values(sheet, "step_ms, precision=bf16") == [5.0, 15.0, 3.0]
-        assert values(sheet, "step_ms, precision=fp32") == [10.0, 20.0, None]
-
     def test_cases_measured_twice_have_rows_of_their_own(self, database: Database, measure: Measure) -> None:
         for mean in (1.0, 2.0):
             for length in (128, 256):
@@ -113,9 +98,6 @@ class TestPivot:
         with pytest.raises(InvalidRequest, match="'nose' is none of") as caught:
             table(database, pivot="nose")
         assert caught.value.errors[0].pointer == "/pivot"
-
-    def test_nothing_is_a_table_too(self, database: Database) -> None:
-        assert table(database, pivot="nose").rows == []
 
 
 class TestRelative:
@@ -256,17 +238,6 @@ class TestOrder:
         assert (values(first, "step_ms"), first.next) == ([5.0, 10.0, 15.0], "3")
         rest = table(database, sort="step_ms", limit=3, after=3)
         assert (values(rest, "step_ms"), rest.next) == ([20.0], None)
-
-    @pytest.mark.parametrize("layout", [{}, {"pivot": "context_length"}])
-    def test_notes_are_of_shown_rows_only(self, database: Database, measure: Measure, layout: dict[str, str]) -> None:
-        measure(("step_ms", {"median": 1.0, "validity": "valid"}), spec={"precision": "fp32"})
-        measure(("step_ms", {"median": 2.0, "validity": "suspect"}), spec={"precision": "bf16"})
-        measure(("step_ms", {"outcome": "oom", "reason": "too large"}), spec={"precision": "tf32"})
-        for sort, sign, missing in (("precision", "†", 0), ("-precision", "", 1)):
-            sheet = table(database, sort=sort, limit=1, **layout)
-            text = render(sheet, "markdown")
-            assert (text.count("†") > 0, len(sheet.missing or ())) == (bool(sign), missing)
-        assert "†" in render(table(database, **layout), "markdown")
 
     def test_an_unknown_column_is_refused(self, database: Database, grid: list[int]) -> None:
         with pytest.raises(InvalidRequest, match="no column 'nose' to sort by; there is model") as caught:

@@ -20,22 +20,6 @@ Measure = Callable[..., int]
 BROKEN = Finish("failed", error=job_problem("failed", "it broke"))
 
 
-def test_by_kind_and_job(database: Database, measure: Measure) -> None:
-    first, second = (measure(("step_ms", {}), spec={"context_length": length}) for length in (128, 256))
-    assert len(table(database, kind="benchmark").rows) == 2
-    assert len(table(database, kind="profile").rows) == 0
-    assert table(database, jobs=[second]).column("context_length") == [256]
-    assert len(table(database, jobs=[first, second]).rows) == 2
-
-
-def test_by_labels(database, queue, run_job, record) -> None:
-    for labels in ({"team": "a", "run": "1"}, {"team": "a"}, {"team": "b"}):
-        queue.finish(run_job(labels=labels), Finish("succeeded", measurements=[record()]))
-    assert len(table(database, labels=[("team", "a")]).rows) == 2
-    assert len(table(database, labels=[("team", "a"), ("run", "1")]).rows) == 1
-    assert len(table(database, labels=[("team", "c")]).rows) == 0
-
-
 def test_by_the_time_of_their_end(database: Database, measure: Measure) -> None:
     jobs = [measure(("step_ms", {}), spec={"context_length": length}) for length in (1, 2, 3)]
     ends = [datetime(2026, 3, day, 12, tzinfo=UTC) for day in (1, 2, 3)]
@@ -88,14 +72,6 @@ class TestSweeps:
         measured = [record(case=case, case_key=str(case))] if ending.state == "succeeded" else []
         queue.finish(claim, Finish(ending.state, error=ending.error, measurements=measured))
 
-    def test_only_its_jobs(self, database, shop, queue, record, sweep, measure) -> None:
-        measure(("step_ms", {}))
-        number = sweep({"seed": 0})
-        assert table(database, sweep=number).rows == []
-        self.finish(shop, queue, record, Finish("succeeded"))
-        assert table(database, sweep=number).column("context_length") == [100]
-        assert len(table(database).rows) == 2
-
     def test_of_each_point_the_latest_job(self, database, shop, queue, record, sweep) -> None:
         number = sweep({"x": 0, "y": 1}, {"x": 1, "y": 1}, {"x": 0, "y": 1})
         for ending in (BROKEN, Finish("succeeded"), Finish("succeeded")):
@@ -143,14 +119,6 @@ def retried(queue: Queue, shop: Any, record: Callable[..., MeasurementRecord]) -
     queue.retry(claim.job_id)
     queue.finish(shop.claim(), Finish("succeeded", measurements=measured(2.0)))
     return int(claim.job_id)
-
-
-def test_former_attempts_do_not_count_towards_the_limit(database, retried, monkeypatch) -> None:
-    monkeypatch.setattr(measurements, "MAX_MEASUREMENTS", 3)
-    assert [cell.value for cell in table(database, jobs=[retried]).column("step_ms")] == [2.0] * 3
-    monkeypatch.setattr(measurements, "MAX_MEASUREMENTS", 2)
-    with pytest.raises(InvalidRequest, match="more than 2 measurements"):
-        table(database, jobs=[retried])
 
 
 def test_former_attempts_do_not_fill_a_table(database: Database, retried: int, monkeypatch: pytest.MonkeyPatch) -> None:

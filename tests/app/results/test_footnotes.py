@@ -8,30 +8,11 @@ VARIES = ("variation", "26.4%")
 LOADED = ("host_load", "11.9%")
 
 
-def test_valid_rows_have_no_sign() -> None:
-    footnotes = Footnotes()
-    footnotes.count("valid", [])
-    footnotes.count(None, [])
-    assert footnotes.mark("valid", [], partial=False) == ""
-    assert footnotes.notes() == []
-
-
 def test_one_reason_is_a_dagger() -> None:
     footnotes = Footnotes()
     footnotes.count("suspect", [VARIES])
     assert footnotes.mark("suspect", [VARIES], partial=False) == "†"
     assert footnotes.notes() == ["† suspect: variation: 26.4%."]
-
-
-def test_a_row_without_times_needs_no_sign() -> None:
-    """Its cells say `wrong` or `crashed`, and the list below the table why."""
-    footnotes = Footnotes()
-    for verdict in ("wrong", "suspect"):
-        footnotes.count(verdict, [("measured", "wrong: the output")])
-        assert footnotes.mark(verdict, [("measured", "wrong: the output")], partial=False) == ""
-    assert footnotes.notes() == []
-    footnotes.count("wrong", [("measured", "wrong: the output"), LOADED])
-    assert footnotes.notes() == ["† wrong: measured: wrong: the output; host_load: 11.9%."]
 
 
 def test_several_reasons_are_numbered() -> None:
@@ -87,13 +68,3 @@ def test_doubts_of_one_case() -> None:
     assert doubts_of(None, "1") == []
     assert doubts_text([("variation", "a"), ("clocks", "")]) == "variation: a; clocks"
     assert doubts_text([]) is None
-
-
-def test_notes_without_reasons_count_rows_by_verdict() -> None:
-    footnotes = Footnotes(reasons=False)
-    footnotes.count("suspect", [VARIES])
-    footnotes.count("suspect", [LOADED])
-    footnotes.count("wrong", [("measured", "wrong: the output")])
-    assert footnotes.mark("suspect", [LOADED], partial=False) == "†"
-    assert footnotes.mark("wrong", [("measured", "wrong: the output")], partial=False) == ""
-    assert footnotes.notes() == ["† suspect (2 cases): the checks of their jobs say why."]

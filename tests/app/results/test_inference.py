@@ -24,13 +24,6 @@ def finds(found: Estimate) -> bool:
 
 
 class TestEstimate:
-    def test_the_ratio_is_that_of_the_sides(self) -> None:
-        found = estimate(EIGHT, [value * 1.2 for value in EIGHT])
-        assert found.ratio == pytest.approx(1.2)
-        assert found.low is not None
-        assert found.high is not None
-        assert 1.15 < found.low < 1.2 < found.high < 1.25
-
     def test_p_values_are_exact(self) -> None:
         # Two sides that do not overlap: 2 of all ways to choose the ranks are as extreme.
         for number in (4, 5, 8):
@@ -43,23 +36,6 @@ class TestEstimate:
         assert found.p_value == pytest.approx(2 / 70)
         assert (found.ratio, found.low, found.high, found.spread) == (1.2, 1.2, 1.2, 0.0)
         assert estimate([100.0] * 4, [100.0] * 4).p_value == 1.0
-
-    def test_p_values_of_ties_are_those_of_all_permutations(self) -> None:
-        rng = random.Random(2)
-        for one, other in ((4, 4), (4, 7), (6, 5)):
-            sides = [
-                [round(rng.gauss(mean, 0.02), 2) for _ in range(number)] for number, mean in ((one, 1.0), (other, 1.02))
-            ]
-            tried = stats.mannwhitneyu(*sides, method=stats.PermutationMethod(n_resamples=inference.MAX_PERMUTATIONS))
-            assert len(set(sides[0] + sides[1])) < one + other
-            assert inference.p_value(*sides) == pytest.approx(min(1.0, tried.pvalue))
-
-    def test_many_processes(self) -> None:
-        rng = random.Random(1)
-        sides = [[rng.gauss(mean, 0.02) for _ in range(80)] for mean in (1.0, 1.02)]
-        found = estimate(*sides)
-        assert found.p_value is not None
-        assert found.p_value < 1e-4
 
     @pytest.mark.parametrize(("one", "other"), [(1, 1), (1, 9), (3, 3), (3, 9)])
     def test_few_processes_have_a_ratio_only(self, one: int, other: int) -> None:

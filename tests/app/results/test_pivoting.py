@@ -67,14 +67,6 @@ class TestRows:
         assert "- ‡ noisy (1 row): medians uncertain by up to ±10%" in text
         assert r"\textsuperscript{\textdaggerdbl{}}" in render(table(database), "latex")
 
-    def test_rows_and_columns_have_the_order_of_submission(self, database: Database, measure: Measure) -> None:
-        lengths(measure, 512, 128, 256)
-        sheet = table(database)
-        assert sheet.names("coordinate") == ["model", "context_length"]
-        assert sheet.names("metric") == ["forward_ms", "step_ms"]  # table_columns' order, and only what was measured
-        assert sheet.column("context_length") == [512, 128, 256]
-        assert [cell.value for cell in sheet.column("step_ms")] == [512.0, 128.0, 256.0]
-
     def test_every_coordinate_that_varies_is_shown(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {}), spec={"precision": "fp32", "batch_size": 4})
         measure(("step_ms", {}), spec={"precision": "bf16", "batch_size": 4})
@@ -157,13 +149,6 @@ class TestRows:
 
 
 class TestColumns:
-    def test_asked_for_in_their_order(self, database: Database, measure: Measure) -> None:
-        lengths(measure, 128)
-        sheet = table(database, columns=["step_ms", "forward_ms", "backward_ms"])
-        assert sheet.names("metric") == ["step_ms", "forward_ms", "backward_ms"]
-        (row,) = json_rows(table(database, columns=["step_ms", "backward_ms"]))
-        assert (row["step_ms"], row["backward_ms"], row["backward_ms_outcome"]) == (128.0, None, None)
-
     def test_each_phase_of_a_metric_has_a_column(self, database: Database, measure: Measure) -> None:
         measure(("tflops", {"phase": "forward"}), ("tflops", {"phase": "backward"}), ("tflops", {}))
         measure(("tflops", {"phase": "forward", "median": 7.0}), spec={"context_length": 512})
@@ -209,30 +194,10 @@ class TestColumns:
 
 
 class TestCells:
-    def test_one_process_gives_its_samples_statistics(self, database: Database, measure: Measure) -> None:
-        numbers = {"median": 2.5, "median_low": 2.4, "median_high": 2.75, "mean": 3.0, "std": 0.5, "n": 10}
-        measure(("step_ms", numbers))
-        assert table(database).column("step_ms") == [Cell(2.5, 0.25, 10, "ok", low=2.4, high=2.75)]
-        assert "‡" not in render(table(database), "markdown"), "no verdict, no sign"
-        assert table(database, statistic="mean").column("step_ms") == [Cell(3.0, 0.5, 10, "ok")]
-        assert "2.50 ± 0.25" in render(table(database), "markdown")
-        (row,) = json_rows(table(database))
-        assert [row[name] for name in ("step_ms", "step_ms_low", "step_ms_high")] == [2.5, 2.4, 2.75]
-        assert "step_ms_std" not in row, "it would belong to a mean"
-
     def test_processes_combine_as_the_median_of_their_medians(self, database: Database, measure: Measure) -> None:
         measure(*(("step_ms", {"median": value, "unit_index": int(value)}) for value in (0.0, 1.0, 4.0, 3.0, 2.0, 8.0)))
         (cell,) = table(database).column("step_ms")
         assert cell == Cell(2.5, 5.5, 6, "ok", low=0.0, high=8.0)
-
-    def test_processes_combine_as_the_mean_of_their_means(self, database: Database, measure: Measure) -> None:
-        processes = [
-            ("step_ms", {"mean": mean, "n": n, "unit_index": number})
-            for number, (mean, n) in enumerate([(1.0, 1000), (2.0, 10), (6.0, 10)])
-        ]
-        measure(*processes)
-        (cell,) = table(database, statistic="mean").column("step_ms")
-        assert cell == Cell(3.0, pytest.approx(7**0.5), 3, "ok")
 
     @pytest.mark.parametrize(
         ("statistic", "alone", "together"),
@@ -371,19 +336,6 @@ class TestPartial:
 
 
 class TestValidity:
-    def test_the_footnote_says_why(self, database: Database, measure: Measure) -> None:
-        checks = [{"name": "variation", "ok": False, "detail": "26 %", "severity": "suspect"}]
-        unit = UnitRecord(0, "the job", "succeeded", validity={"verdict": "suspect", "checks": checks})
-        measure(("step_ms", {"validity": "suspect"}), finish=Finish("succeeded", units=[unit]))
-        sheet = table(database)
-        assert sheet.column("validity_reason") == ["variation: 26 %"]
-        assert "† suspect: variation: 26 %." in render(sheet, "markdown")
-        assert "small †" in render(sheet, "markdown")
-        assert r"\textsuperscript{\textdagger{}}" in render(sheet, "latex")
-        assert "small<sup>†</sup>" in render(sheet, "html")
-        assert "validity" not in render(sheet, "markdown").splitlines()[0]
-        assert "validity_reason" in render(sheet, "csv").splitlines()[0]
-
     def test_a_row_has_the_worst_verdict_of_its_processes(self, database: Database, measure: Measure) -> None:
         measure(
             ("step_ms", {"validity": "valid"}),
@@ -457,43 +409,6 @@ class TestMissing:
     def test_of_a_job_that_failed_those_of_what_it_got_to(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {}), ("mfu", {"outcome": "unknown", "reason": "why"}), finish=TIMEOUT)
         assert table(database, columns=["mfu"]).missing == ["mfu: unknown: why"]
-
-
-class TestStatistics:
-    """The text says what stands behind ±."""
-
-    def test_of_one_process(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {}))
-        assert table(database).notes[0] == "Cells: median of the samples of one process."
-        assert table(database, statistic="mean").notes[0] == (
-            "Cells: mean ± standard deviation of the samples of one process."
-        )
-        measure(("step_ms", {"median_low": 1.0, "median_high": 3.0}))
-        assert table(database).notes[0] == (
-            "Cells: median of the samples of one process ± the larger distance to an end of its 95 % interval."
-        )
-
-    def test_of_processes(self, database: Database, measure: Measure) -> None:
-        measure(*(("step_ms", {"unit_index": index}) for index in range(3)))
-        assert table(database).notes[0] == (
-            "Cells: median of the medians of 3 processes (of fewer than 6: from the smallest to the largest)."
-        )
-        assert table(database, statistic="mean").notes[0] == (
-            "Cells: mean ± standard deviation of the means of 3 processes."
-        )
-        measure(*(("step_ms", {"unit_index": index, "case": {"x": 1}}) for index in range(6)))
-        assert table(database).notes[0] == (
-            "Cells: median of the medians of 3 to 6 processes ± the larger distance to an end of its 95 % interval (of "
-            "fewer than 6: from the smallest to the largest)."
-        )
-
-    def test_of_both(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {}))
-        measure(*(("step_ms", {"unit_index": index}) for index in range(3)))
-        assert table(database, statistic="min").notes[0] == (
-            "Cells: minimum of the samples; or, where several processes measured a case, "
-            "minimum of the minimums of 3 processes."
-        )
 
 
 def test_every_row_of_json_and_csv_names_its_job(database: Database, measure: Measure) -> None:

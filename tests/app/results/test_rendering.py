@@ -142,14 +142,6 @@ class TestLatex:
         assert done.returncode == 0, done.stdout[-2000:]
 
 
-def test_columns_of_one_metric_name_it_below() -> None:
-    columns = [Column(f"step_ms, n={n}", "number", "ms", role="metric", group="step_ms", head=f"n={n}") for n in (1, 2)]
-    sheet = Sheet(columns, [[Cell(1.5, None, 1, "ok")] * 2], notes=["a note"])
-    assert markdown(sheet)[0] == ["n=1", "n=2"]
-    assert "- All columns of numbers are step_ms.\n- a note\n" in render(sheet, "markdown")
-    assert json.loads(render(sheet, "json"))["columns"][0]["name"] == "step_ms, n=1"
-
-
 def test_a_caption_stands_above() -> None:
     sheet = replace(MEASURED, caption="Steps <of> models")
     assert render(sheet, "markdown").startswith("**Steps \\<of> models**\n\n| model")
@@ -166,27 +158,6 @@ class TestReported:
         alone = merged([(0, COLUMNS, [["gemm", 1.0, 2.0, 7, True]])])
         assert markdown(alone)[0][0] == "kernel"
         assert json.loads(render(alone, "json"))["rows"][0]["unit_index"] == 0
-
-    def test_json_has_every_digit_and_no_reasons(self) -> None:
-        answer = json.loads(render(REPORTED, "json"))
-        assert answer["columns"] == [{"name": "unit_index", "type": "integer", "unit": None}, *COLUMNS]
-        assert answer["rows"][0] == {
-            "unit_index": 0, "kernel": "gemm|a", "total": 1.23456, "peak_mib": 2048.0, "calls": 7, "fused": True,
-        }  # fmt: skip
-        assert answer["rows"][1]["total"] is None
-        assert set(answer) == {"columns", "rows", "next"}
-
-    def test_csv(self) -> None:
-        rows = list(csv.DictReader(io.StringIO(render(REPORTED, "csv"))))
-        assert rows[0] == {
-            "unit_index": "0",
-            "kernel": "gemm|a",
-            "total": "1.23456",
-            "peak_mib": "2048.0",
-            "calls": "7",
-            "fused": "true",
-        }
-        assert (rows[1]["total"], rows[1]["fused"]) == ("", "")
 
     @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
     def test_no_spreadsheet_runs_a_cell_of_a_csv(self, start: str) -> None:

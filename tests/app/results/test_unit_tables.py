@@ -34,15 +34,6 @@ def profiled(run_job: Callable[..., Claim], queue: Queue, reported: Any) -> int:
     return claim.job_id
 
 
-def test_a_list_tells_columns_and_number_of_rows(database: Database, profiled: int) -> None:
-    odd, kernels = list_tables(database, profiled)
-    assert kernels["name"] == "kernels"
-    assert [column["name"] for column in kernels["columns"]] == ["unit_index", *KERNELS]
-    assert kernels["columns"][2] == {"name": "total_ms", "type": "number", "unit": "ms"}
-    assert (kernels["rows"], kernels["units"], kernels["partial"]) == (5, [0, 1], False)
-    assert (odd["name"], odd["url"]) == ("a/b", f"/jobs/{profiled}/tables/a%2Fb")
-
-
 def test_tables_come_in_the_order_in_which_people_read_them(database, run_job, queue, reported) -> None:
     claim = run_job({"kind": "memory"})
     names = ["timeline", "extra", "categories-forward", "categories-backward", "allocations", "checks"]
@@ -73,22 +64,6 @@ def test_units_are_merged_in_their_order(database: Database, profiled: int) -> N
 )
 def test_sorted_by_a_column_with_what_is_unknown_last(database, profiled, sort, kernels) -> None:
     assert "".join(result_table(database, profiled, "kernels", Excerpt(sort=sort)).column("kernel")) == kernels
-
-
-def test_page_by_page(database: Database, profiled: int) -> None:
-    kernels, after = "", 0
-    while True:
-        sheet = result_table(database, profiled, "kernels", Excerpt(sort="kernel", limit=2, after=after))
-        assert len(sheet.rows) <= 2
-        kernels += "".join(sheet.column("kernel"))
-        if sheet.next is None:
-            break
-        after = int(sheet.next)
-    assert kernels == "abcde"
-    assert result_table(database, profiled, "kernels", Excerpt(after=2**60)).rows == []
-    assert result_table(database, profiled, "kernels", Excerpt(limit=5)).next is None, (
-        "a page that is just full is the last"
-    )
 
 
 def test_a_page_reads_only_the_parts_that_it_shows(database, run_job, queue, reported, monkeypatch) -> None:

@@ -168,14 +168,3 @@ def test_exports_define_every_colour_that_figures_name() -> None:
     styles = "".join((WEB / "static" / name).read_text() for name in STYLES)
     assert "--good" in named
     assert named <= set(re.findall(r"^  (--[a-z0-9-]+):", styles, flags=re.MULTILINE))
-
-
-def test_each_colour_is_defined_once() -> None:
-    defined = [
-        (name, path.name)
-        for path in (WEB / "static").glob("*.css")
-        for name in re.findall(r"^  (--(?!pico-)[a-z0-9-]+): (?:#|light-dark)", path.read_text(), flags=re.MULTILINE)
-    ]
-    assert len(defined) > 15
-    assert {place for _, place in defined} == {"colours.css"}
-    assert len(dict(defined)) == len(defined)

@@ -116,17 +116,6 @@ def test_cells_are_paged_sorted_and_filtered(fresh_site: Any, measured: Any) -> 
     assert "No cell matches" in page(fresh_site, f"{path}?text=none").text
 
 
-def test_a_job_is_submitted_once_more(fresh_site: Any) -> None:
-    job = fresh_site.submit(name="n", labels={"a": "b"}, priority=3, timeout_s="none", spec={"context_length": 64})
-    fresh_site.worker.finish(fresh_site.worker.claim_job(job["id"]), "failed")
-    text = page(fresh_site, f"/ui/jobs/{job['id']}").text
-    assert "Retry" in text
-    assert "New job from this" in text
-    assert not re.search("Rerun|Run again|Clone|Cancel", text)
-    assert "flopwatch submit benchmark model.size=tiny context_length=64 --name n --label a=b --priority=3" in text
-    assert f"/ui/new?job={job['id']}" in page(fresh_site, f"/ui/jobs/{job['id']}").references
-
-
 @pytest.mark.parametrize(("cases", "parts"), [(3, ("<h2>Results", 'id="panels"')), (4, ('id="panels"', "<h2>Results"))])
 def test_the_answer_stands_before_tables_and_environment(fresh_site, measured, reported, cases, parts) -> None:
     job = fresh_site.submit(labels={"a": "b"})["id"]

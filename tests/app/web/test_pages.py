@@ -141,17 +141,6 @@ def test_a_job_of_several_units_shows_them_and_their_tables(site: Any, measured:
         assert site.http.get(reference).status_code == 200
 
 
-def test_the_first_of_many_measurements_are_shown(site: Any, measured: Any) -> None:
-    job_id = finished(site, *(measured("forward_ms", 1.0, context_length=length) for length in range(1000, 1300)))
-    found = page(site, f"/ui/jobs/{job_id}")
-    assert "The first 200 measurements" in found.text
-    assert "The first 200 rows; all of them." in found.text
-    assert f"/tables?job={job_id}&format=html" in found.references
-    assert "1199" in found.text
-    assert "1200" not in found.text
-    assert f"/jobs/{job_id}/measurements" in found.references
-
-
 def test_a_page_reads_a_bounded_number_of_measurements(fresh_site, measured, monkeypatch) -> None:
     monkeypatch.setattr(measurements, "MAX_BEGINNING", 5)
     sweep = fresh_site.http.post("/sweeps", json={"base": {"kind": "benchmark"}, "grid": {"seed": [1, 2, 3]}}).json()
@@ -242,22 +231,6 @@ def test_heads_of_results_may_be_broken(site: Any, measured: Any) -> None:
     job = finished(site, measured("forward_ms", 1.0, model="tiny", context_length=8))
     assert "context_<wbr>length" in site.http.get(f"/ui/jobs/{job}").text
     assert "context_length</th>" in site.http.get(f"/tables?job={job}&format=html").text
-
-
-def test_a_finished_job_shows_its_table_first(site: Any, measured: Any) -> None:
-    rows = [measured("forward_ms", length / 8, model="tiny", context_length=length) for length in (8, 16)]
-    rows += [measured("forward_ms", None, "oom", model="tiny", context_length=length) for length in (32, 64)]
-    job_id = finished(site, *rows)
-    text = site.http.get(f"/ui/jobs/{job_id}").text
-    table, _, details = text.partition('<details id="measurements"')
-    assert site.http.get("/tables", params={"job": job_id, "format": "html"}).text.count("<table>") == 1
-    assert table.count("<table>") == 1
-    assert '<td class="number">16</td><td class="number">2</td>' in table
-    assert "<li>context_length=32/64 (2 cells): oom: out of memory</li>" in table
-    assert not details.startswith(" open")
-    assert "All 4 measurements" in details
-    links = {f"/tables?job={job_id}&format={name}" for name in ("markdown", "latex", "csv", "html", "json")}
-    assert links <= set(page(site, f"/ui/jobs/{job_id}").references)
 
 
 def test_a_failed_job_shows_what_it_measured(site: Any, measured: Any) -> None:

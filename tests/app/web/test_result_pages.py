@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import array
-import dataclasses
 import json
 import re
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -178,37 +175,6 @@ class TestPlots:
         bars, _ = figures(filled.http.get("/ui/plots?sweep=1&x=precision&only=precision:bf16").text)
         assert bars["data"][0]["x"] == ["fp32", "bf16"]
 
-    def test_the_grid_gives_the_same_points_as_the_table(self, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        def values() -> list[Any]:
-            plots_page.drawn.cache_clear()
-            lines = figures(filled.http.get("/ui/plots?sweep=1").text)[0]
-            return [(trace["name"], trace["x"], trace["y"]) for trace in lines["data"]]
-
-        of_table = values()
-        monkeypatch.setattr(plots_page, "MANY_POINTS", 1)
-        assert values() == of_table
-
-    def test_a_failed_job_shows_all_its_processes(self, fresh_site, measured, monkeypatch) -> None:
-        base = {**TINY, "replicates": 2}
-        grid = {"context_length": [8, 16, 32, 64]}
-        assert fresh_site.http.post("/sweeps", json={"base": base, "grid": grid}).status_code == 201
-        for processes, state in ((2, "succeeded"), (2, "failed"), (1, "failed"), (0, "failed")):
-            claim = fresh_site.worker.claim()
-            case = dict(spec_adapter.validate_json(json.dumps(claim.spec)).case().coordinates)
-            rows = [measured("step_ms", 2.0 + unit, unit_index=unit, **case) for unit in range(processes)]
-            fresh_site.worker.finish(claim, state, measurements=rows)
-
-        def drawn() -> list[Any]:
-            plots_page.drawn.cache_clear()
-            (lines,) = figures(fresh_site.http.get("/ui/plots?sweep=1").text)
-            return [(trace["name"], trace["x"], trace["y"]) for trace in lines["data"]]
-
-        of_table = drawn()
-        assert of_table[0][1:] == ([8, 16], [2.5, 2.5])
-        assert of_table[1][:2] == ("failed", [32, 64])
-        monkeypatch.setattr(plots_page, "MANY_POINTS", 1)
-        assert drawn() == of_table
-
     def test_figures_are_cached_until_results_change(self, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         first = filled.http.get("/ui/plots?sweep=1").text
         monkeypatch.setattr(plots_page, "read_points", lambda *_: pytest.fail("it was read again"))
@@ -274,22 +240,6 @@ class TestTables:
 
 
 class TestCompare:
-    def test_samples_are_drawn_for_few_processes(self, filled: Any, measured: Any) -> None:
-        jobs = []
-        for factor in (1.0, 2.0):
-            filled.submit(spec={"context_length": 16}, priority=9)
-            row = measured("step_ms", factor, model="tiny", context_length=16)
-            packed = zlib.compress(array.array("d", [factor, factor + 0.5]).tobytes())
-            claim = filled.worker.claim()
-            filled.worker.finish(claim, measurements=[dataclasses.replace(row, samples=packed)])
-            jobs.append(claim.job_id)
-        text = filled.http.get(f"/ui/compare?job={jobs[0]}&job={jobs[1]}").text
-        distributions = figures(text)[1]
-        assert [trace["y"] for trace in distributions["data"]] == [[1.0, 1.5], [2.0, 2.5]]
-        assert "one dot for each sample" in text
-        assert "plotly-cartesian" in text, "it has boxes"
-        assert "plotly-basic" in filled.http.get(f"/ui/jobs/{jobs[0]}").text
-
     def test_without_jobs_it_says_how_to_choose(self, filled: Any) -> None:
         assert "The oldest selected job is the baseline" in page(filled, "/ui/compare").text
 

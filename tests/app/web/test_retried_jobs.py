@@ -11,7 +11,6 @@ import pytest
 
 from app.specs import spec_adapter
 from app.store.records import RunningAttempt
-from app.web.pages import plots as plots_page
 
 ONCE, LOST, AGAIN, UNMEASURED = 1, 2, 3, 4
 """Jobs of a sweep: one ran once; one measured everything and failed, was retried, and lost its worker; one failed, was
@@ -60,25 +59,6 @@ def test_table(swept: Any) -> None:
     assert {row["job"]: row["step_ms"] for row in rows} == VALUES
     assert {row["job"]: row["step_ms_outcome"] for row in rows} == OUTCOMES
     assert {row["job"] for row in rows if row["partial"]} == {LOST}
-
-
-@pytest.mark.parametrize("many_points", [0, plots_page.MANY_POINTS])
-def test_plot(swept: Any, many_points: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots_page, "MANY_POINTS", many_points)
-    sweep = swept.services.reading.sweep(1)
-    points = plots_page.read_points(swept.services, sweep, plots_page.PlotsQuery(sweep=1), "step_ms")
-    of_job = {int(str(point.url).rpartition("/")[2]): point for point in points}
-    assert {job: point.value for job, point in of_job.items()} == VALUES
-    assert {job: point.outcome for job, point in of_job.items()} == OUTCOMES
-
-
-@pytest.mark.parametrize(
-    ("sort", "order"), [("step_ms", [LOST, AGAIN, ONCE, UNMEASURED]), ("-step_ms", [ONCE, AGAIN, LOST, UNMEASURED])]
-)
-def test_order_of_the_jobs_of_a_sweep(swept: Any, sort: str, order: list[int]) -> None:
-    text = swept.http.get(f"/ui/sweeps/1?sort={sort}").text
-    links = re.findall(r'href="/ui/jobs/(\d+)"', text[text.index("<tbody") :])
-    assert list(dict.fromkeys(map(int, links)))[:4] == order
 
 
 def test_export(swept: Any) -> None:

@@ -38,16 +38,6 @@ def test_many_long_lines_have_a_bounded_number_of_points() -> None:
     assert all(2 <= len(trace["x"]) <= 2 * thinning.MIN_COLUMNS + 2 for trace in figure["data"])
 
 
-def test_a_long_line_keeps_its_outliers() -> None:
-    values = [1.0] * 100_000
-    values[77_777] = 9.0
-    values[5] = 0.5
-    [trace] = over_steps([row(values)], 1)["data"]
-    assert len(trace["x"]) == len(trace["y"]) <= thinning.MAX_POINTS + 2
-    assert {(77_777, 9.0), (5, 0.5)} <= set(zip(trace["x"], trace["y"], strict=True))
-    assert trace["x"] == sorted(trace["x"])
-
-
 def test_a_line_is_named_by_phase_and_metric() -> None:
     names = line_names(
         [("step_ms", None), ("forward_ms", "forward"), ("phase_ms", "backward"), ("kernel_ms", "backward")]

@@ -5,15 +5,6 @@ from __future__ import annotations
 from app.web.panels._bars import bars_of
 
 
-def test_long_names_are_broken_and_get_room() -> None:
-    short = bars_of(["a"], {"naive": {"a": 1.0}}, "Step (ms)", "ms")
-    long = bars_of(["a"], {"bucketed, bucket_size_mb=25, <b>": {"a": 1.0}}, "Step (ms)", "ms")
-    assert short["data"][0]["y"] == ["naive"]
-    assert long["data"][0]["y"] == ["bucketed,<br>bucket_size_mb=25,<br>&lt;b&gt;"]
-    assert long["layout"]["height"] > short["layout"]["height"]
-    assert long["table"]["rows"] == [["bucketed, bucket_size_mb=25, <b>", 1.0]]
-
-
 def test_parts_beside_each_other_have_no_shares() -> None:
     figure = bars_of(["a", "b"], {"x": {"a": 3.0}, "y": {"a": 1.0, "b": 1.0}}, "Memory (MiB)", "MiB", mode="group")
     assert figure["layout"]["barmode"] == "group"

@@ -72,14 +72,6 @@ def test_lines_per_implementation_charts_per_mask() -> None:
     assert figure["layout"]["yaxis"]["title"]["text"] == "Forward pass (ms)"
 
 
-def test_block_sizes_of_one_implementation_make_lines_of_it() -> None:
-    sizes = [("eager", None), ("cpu_flash", 16), ("cpu_flash", 32)]
-    rows = [[name, True, br, length, ok(float(br or 1))] for name, br in sizes for length in (64, 128)]
-    (panel,) = charts(Known(sheet(rows)), LINES, "forward_ms", "Forward pass")
-    assert panel.draw is not None
-    assert [trace["y"] for trace in panel.draw()["data"]] == [[1.0, 1.0], [16.0, 16.0], [32.0, 32.0]]
-
-
 def test_implementations_at_one_length_are_bars() -> None:
     """Their points would stand above each other."""
     rows = [["eager", True, None, 64, ok(1.0)], ["cpu_flash", True, None, 64, ok(2.0)]]
