@@ -8,7 +8,7 @@ import gzip
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -52,14 +52,31 @@ FIELDS: dict[str, Any] = {
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-@pytest.fixture
-def report(tmp_path: Path) -> Report:
+def report_in(folder: Path) -> Report:
     """A report of a host whose ceilings are known, so that they need not be measured."""
-    report = Report(tmp_path)
+    report = Report(folder)
     rates = dict.fromkeys(("fp32", "tf32", "bf16", "fp16"), 0.05)
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
         Ceilings(report.ceilings).record(torch.device(device), rates, 10.0)
     return report
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Report:
+    return report_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Report]:
+    """The report of a whole step on a device, of which several tests read the tables."""
+
+    @functools.cache
+    def run(device: str) -> Report:
+        spec, report = ProfileSpec(**FIELDS, device=device), report_in(tmp_path_factory.mktemp(device))
+        RUNNER.run(spec, RUNNER.plan(spec)[0], report)
+        return report
+
+    return run
 
 
 @pytest.fixture
@@ -121,8 +138,8 @@ def test_every_mode_has_its_tables_and_metrics(run: Any, mode: str, device: str)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_profilers_cost_is_not_in_the_step(run: Any, device: str) -> None:
-    report = run(device=device)
+def test_the_profilers_cost_is_not_in_the_step(usual: Callable[[str], Report], device: str) -> None:
+    report = usual(device)
     by_metric = metrics(report)
     unprofiled, profiled = (by_metric[name, None]["median"] for name in ("unprofiled_step_ms", "profiled_step_ms"))
     overhead = by_metric["profiler_overhead_percent", None]["median"]
@@ -148,8 +165,8 @@ def test_classes_are_those_of_the_rule() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_each_scope_has_the_share_of_each_class(run: Any, device: str) -> None:
-    report = run(device=device)
+def test_each_scope_has_the_share_of_each_class(usual: Callable[[str], Report], device: str) -> None:
+    report = usual(device)
     for scope in ("forward", "forward_backward", "step"):
         assert tuple(shares(report, scope)) == torch_profiler.CLASSES
         assert sum(shares(report, scope).values()) == pytest.approx(100)
@@ -201,8 +218,8 @@ def test_what_is_recomputed_counts_where_it_is(fields: dict[str, Any], scores: i
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_parts_of_attention_beside_the_roofline(run: Any, device: str) -> None:
-    report = run(device=device)
+def test_the_parts_of_attention_beside_the_roofline(usual: Callable[[str], Report], device: str) -> None:
+    report = usual(device)
     parts = {(row["part"], row["phase"]): row for row in report.table_rows("attention")}
     assert set(parts) == {(part, phase) for part in ATTENTION_PARTS for phase in ("forward", "backward")}
     products = 2 * 2 * 2 * 2 * 8 * 8 * 8  # 2 · layers · batch · heads · queries · keys · head dimension
@@ -220,8 +237,8 @@ def test_the_parts_of_attention_beside_the_roofline(run: Any, device: str) -> No
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_products_of_matrices_by_shape_beside_the_roofline(run: Any, device: str) -> None:
-    report = run(device=device)
+def test_products_of_matrices_by_shape_beside_the_roofline(usual: Callable[[str], Report], device: str) -> None:
+    report = usual(device)
     products = report.table_rows("products")
     forward = [row for row in products if row["phase"] == "forward"]
     shape = accounting.Shape(*(MODEL[name] for name in ("vocab_size", "d_model", "num_layers", "num_heads", "d_ff")))
