@@ -500,14 +500,6 @@ LONG = 1 << 17
 """Characters of each text of a job that wants to fill its readers' memory."""
 
 
-def test_deep_nesting_fails_the_job(site: Site) -> None:
-    def play(unit: Unit) -> None:
-        os.write(unit.messages, b"[" * 20_000 + b"\n")
-        unit.end()
-
-    assert site.run(play)["error"]["code"] == "failed"
-
-
 def test_an_error_whose_text_is_no_unicode_can_be_read(site: Site) -> None:
     def play(unit: Unit) -> None:
         MessagePipe(unit.messages).send(Ended("failed", "no such file: caf\udce9"))
@@ -833,28 +825,6 @@ class TestUnits:
 WRAPPED = Planned("wrapped", start="exec", wrap=("nsys", "profile", "-o", "{scratch}/report"))
 
 
-def test_a_job_of_several_units_counts_units_and_nothing_else(site: Site) -> None:
-    stages = [(3, 24, "making the model"), (5, 32, "warming up")]
-
-    def play(unit: Unit) -> None:
-        unit.say(STARTED)
-        for done, total, message in stages:
-            unit.say({"type": "progress", "done": done, "total": total, "message": message})
-        cell = {"title": "a cell", "outcome": "ok", "headline": "1 ms", "seconds": 0.5}
-        unit.say({"type": "cell", "done": 1, "total": 2, **cell}, SUCCESS)
-        unit.end()
-
-    for replicates, expected in ((1, {(3, 24), (5, 32), (1, 2)}), (3, {(0, 3), (1, 3), (2, 3), (3, 3)})):
-        job = site.run(play, {**BENCHMARK, "replicates": replicates})
-        assert job["state"] == "succeeded"
-        events = [event["data"] for event in Reading(site.database).events(job["id"]) if event["type"] == "progress"]
-        counted = {(event["done"], event["total"]) for event in events} - {(0, 1)}
-        assert counted <= expected
-        cells = [event for event in events if "cell" in event]
-        assert len(cells) == replicates
-        assert ["replicate " in event["message"] for event in cells] == [replicates > 1] * replicates
-
-
 class TestWrapped:
     def test_a_wrapped_units_report_is_collected_afterwards(self, site, planned) -> None:
         planned(Collector(Planned("plain"), WRAPPED))
@@ -886,18 +856,6 @@ class TestWrapped:
         events = Reading(site.database).events(job["id"])
         done = [event["data"]["done"] / event["data"]["total"] for event in events if event["type"] == "progress"]
         assert done == sorted(done)
-
-    def test_nothing_to_collect_starts_no_process(self, site: Site, planned: Callable[[Runner], None]) -> None:
-        planned(Runner(WRAPPED))
-        seen = []
-
-        def play(unit: Unit) -> None:
-            seen.append(unit.request.task)
-            unit.say(SUCCESS)
-            unit.end()
-
-        assert site.run(play)["state"] == "succeeded"
-        assert seen == ["run"]
 
     @pytest.mark.parametrize(
         ("said", "ending", "code", "words"),
@@ -974,17 +932,6 @@ class TestWrapped:
             assert job["error"]["detail"] == words
         assert seen == [*(questions if code != "unsupported" else []), *(["collect"] if code is None else [])]
 
-    def test_control_of_the_wrappers_words(self, site, planned, monkeypatch) -> None:
-        monkeypatch.setattr(JobRun, "_after_wrapper", lambda _self, _wrapper, outcome, _ask: outcome)
-
-        class Knowing(Collector):
-            def wrapper_error(self, *_: Any, **__: Any) -> str | None:
-                return "ERR_NVGPUCTRPERM"
-
-        planned(Knowing(WRAPPED))
-
-        assert site.run(saying(SUCCESS))["state"] == "succeeded"
-
     def test_an_unreadable_report_fails_the_job(self, site: Site, planned: Callable[[Runner], None]) -> None:
         class Confused(Collector):
             def wrapper_error(self, *_: Any, **__: Any) -> str | None:
@@ -1011,18 +958,6 @@ class TestWrapped:
         job = site.run(play)
         assert job["error"]["code"] == "invalid_environment"
         assert "did not start the unit within 300 s" in job["error"]["detail"]
-
-    def test_a_timeout_during_the_report_is_a_timeout(self, site: Site, planned: Callable[[Runner], None]) -> None:
-        planned(Runner(WRAPPED))
-
-        def play(unit: Unit) -> None:
-            unit.say(STARTED, SUCCESS)
-            while unit.control.recv(1) not in (KILL, b""):
-                continue
-            unit.close_pipes()
-            unit.report(exit_code=None, signal=9)
-
-        assert site.run(play, timeout_s=0.3)["error"]["code"] == "timeout"
 
     @pytest.mark.parametrize(
         ("unit", "error"),

@@ -70,11 +70,3 @@ def test_followers_get_the_tail_at_the_end() -> None:
     assert live.startswith("abcdef\n[live output ends here")
     log.end()
     assert log.drain() == "[… 6 bytes cut …]\nmnop"
-
-
-def test_followers_of_short_output_have_missed_nothing() -> None:
-    log = CappedLog()
-    log.write(b"all of it\n")
-    assert log.drain() == "all of it\n"
-    log.end()
-    assert log.drain() == ""

@@ -172,13 +172,6 @@ def test_a_jobs_measurements_have_a_largest_size(limit: str, value: int, monkeyp
     assert len(spool.measurements) == 2
 
 
-def test_a_million_measurements_fit() -> None:
-    # A case as large as they come, with a hundred samples each.
-    each = 8 * 100 + 1000
-    assert measurements.MAX_MEASUREMENTS >= 1_000_000
-    assert 1_000_000 * each <= measurements.MAX_MEASUREMENT_BYTES
-
-
 @pytest.mark.parametrize(
     "case", [{str(number): 1 for number in range(201)}, {f"text {number}": "x" * 400 for number in range(50)}]
 )
@@ -372,16 +365,6 @@ class TestValidity:
         assert spool.validity is not None
         assert (spool.validity["verdict"], spool.validity["counts"]) == ("suspect", counts)
         assert "measured" in [check["name"] for check in spool.validity["checks"]]
-
-    def test_many_failed_checks_are_counted(self) -> None:
-        spool = begun()
-        for number in range(130):
-            add_validity(spool, verdict("suspect", "variation"), str(number), f"case {number}")
-        assert spool.validity is not None
-        *listed, more = spool.validity["checks"]
-        assert (len(listed), more["name"], more["ok"]) == (100, "more", False)
-        assert more["detail"].startswith("30 ")
-        assert spool.validity["counts"] == {"suspect": 130}
 
     def test_a_unit_that_went_on_keeps_the_worse_of_two_verdicts(self) -> None:
         spool = begun()
@@ -618,14 +601,6 @@ class TestManyMeasurements:
         monkeypatch.setattr(packing, "PART_RECORDS", self.COUNT + 1)
         _, bytes_each = self.filled()
         assert bytes_each > 600
-
-    def test_large_samples_make_short_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(packing, "PART_BYTES", 10)
-        spool = begun()
-        for number in range(3):
-            add_measurement(spool, measured(samples=[float(number)]))
-        assert spool._measurements._last == []
-        assert [record.median for record in spool.measurements] == [0.0, 1.0, 2.0]
 
 
 class TestReplicates:

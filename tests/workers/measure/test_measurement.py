@@ -51,11 +51,3 @@ def test_a_missing_value_is_null_and_never_zero() -> None:
 def test_a_value_and_its_absence_exclude_each_other(fields: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="step_ms: outcome"):
         Measurement(CASE, *KEYS, None, "step_ms", "ms", **fields)  # type: ignore[arg-type]
-
-
-def test_a_million_samples_travel() -> None:
-    samples = array("d", range(1_000_000))
-    wire = Measurement(CASE, *KEYS, None, "step_ms", "ms", samples=samples).to_wire()
-    assert wire["n"] == 1_000_000
-    assert wire["median"] == 499_999.5
-    assert unpack(base64.b64decode(wire["samples"])) == samples

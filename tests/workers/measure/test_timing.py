@@ -124,22 +124,6 @@ def test_phases_inside_a_phase_are_samples_too() -> None:
     }
 
 
-def test_progress_comes_now_and_then_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter(0.1 * tick for tick in range(1000))
-    monkeypatch.setattr(timing, "now_s", lambda: next(now))
-    calls: list[tuple[int, int]] = []
-    time_steps(
-        {"x": lambda: None},
-        CountingClock(),
-        warmup_steps=2,
-        measure_steps=10,
-        on_progress=lambda warmed_up, measured: calls.append((warmed_up, measured)),
-    )
-    assert calls[-1] == (2, 10)
-    assert 2 <= len(calls) < 5
-    assert calls == sorted(calls)
-
-
 def test_the_host_clock_leaves_out_the_time_between() -> None:
     def wait(seconds: float) -> None:
         end = time.perf_counter() + seconds

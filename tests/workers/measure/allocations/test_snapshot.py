@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from tests.workers.viewer import check_that_the_viewer_reads, read
-from workers.measure.allocations import snapshot
 from workers.measure.allocations.categories import CATEGORIES, Owner
 from workers.measure.allocations.ledger import Allocation, Ledger, rewind
-from workers.measure.allocations.snapshot import Interned, annotated, blocks_of, from_history, reserved_in, write
+from workers.measure.allocations.snapshot import annotated, blocks_of, from_history, reserved_in, write
 from workers.measure.allocations.stacks import short_stack, site
 
 MODEL, KEPT, BRIEF, WORKSPACE = 0x7F0000000000, 0x7F0000001000, 0x7F0000002000, 0x7F0000003000
@@ -179,19 +178,6 @@ def test_a_snapshot_of_an_allocator_without_segments(tmp_path: Path) -> None:
     snapshot = annotated(made, 0, categories=[6] * len(trace), phases=["forward"] * len(trace), alive=alive, about={})
     write(snapshot, tmp_path / "snapshot.pickle")
     check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
-
-
-def test_equal_stacks_are_written_once(tmp_path: Path) -> None:
-    deep = [frame(f"function_{number}") for number in range(50)]
-    trace = [{**entry("alloc", KEPT + number, 1), "frames": copy.deepcopy(deep)} for number in range(500)]
-    whole = {"segments": [], "device_traces": [trace]}
-    size = write(whole, tmp_path / "snapshot.pickle")
-    assert size < 500 * 60 + 50 * 100
-    assert len(pickle.dumps(whole, protocol=snapshot.PROTOCOL)) > 10 * size
-    assert read(tmp_path / "snapshot.pickle") == whole
-    shared = Interned().of(whole)["device_traces"][0]
-    assert shared[0]["frames"] is shared[499]["frames"]
-    assert shared[0]["frames"][0] is not deep[0]
 
 
 @pytest.mark.parametrize("root", ["", "/opt/env/lib/python3.12/site-packages/"])

@@ -71,14 +71,6 @@ def test_other_threads_are_no_work_of_a_phase() -> None:
     assert {**on_gpu} == {**fold(made(), phases, on_gpu=True), **other}
 
 
-def test_the_title_has_the_sum_of_the_frames() -> None:
-    times = {("forward", "a"): 2_000_000, ("backward",): 1_500_000, (stacks.OTHERS, "feeder", "b"): 250_000}
-    title = stacks.title_of(times, "while stacks were recorded", on_gpu=False)
-    assert title == (
-        "time of the host, while stacks were recorded: 3.5 ms of one step; beside it, other threads took 0.25 ms"
-    )
-
-
 def test_folded_lines_have_one_blank_less_and_one_number() -> None:
     """The collapsed format of flamegraph.pl and speedscope, whose importer is in no package: only its page has it."""
     text = folded({("forward", "a; b\nc"): 2_600, ("backward",): 400, ("forward",): 1_000})
