@@ -14,8 +14,6 @@ from app.specs._training import IN_BF16, TrainingSpec
 DEVICE_OF_BACKEND = {"gloo": "cpu", "nccl": "cuda"}
 """The type of device whose memory each backend moves."""
 FULLY_SHARDED = ("fsdp", "torch_fsdp")
-LOCAL_ONLY = ("step_code", "trace", "snapshot")
-"""Fields that need files on the nodes of all ranks."""
 WITH_BUCKETS = ("bucketed", "torch_ddp")
 GONE = {"first_bucket_size_mb": None, "gradients_as_views": True}
 """Fields of release 0.1.0, and their defaults."""
@@ -155,8 +153,8 @@ class DdpSpec(TrainingSpec):
     def _ranks_can_do_it(self) -> Self:
         self._check_device()
         check_nodes(self.nodes, self.world_size)
-        if self.nodes > 1 and (local := next((name for name in LOCAL_ONLY if getattr(self, name)), None)):
-            raise field_error(local, "is for one node: its files would stay on the others; leave it out, or nodes")
+        if self.nodes > 1 and self.step_code is not None:
+            raise field_error("step_code", "is for one node: the others do not have its files; leave it out, or nodes")
         if self.step_code is not None and self.strategy != "none":
             raise field_error("strategy", "step_code does its own parallelism: choose none, or leave strategy out")
         if self.sharded_optimizer:

@@ -3,6 +3,7 @@ nothing is left of its jobs: no allocation, no process and no file. Controls run
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -509,12 +510,17 @@ def test_a_collective_on_two_nodes(site: Site) -> None:
 def test_data_parallel_training_on_two_nodes(site: Site) -> None:
     model = {"vocab_size": 64, "d_model": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2}
     steps = {"batch_size": 1, "context_length": 8, "measure_steps": 2, "warmup_steps": 1}
-    job, ranks = on_two_nodes(site, {"kind": "ddp", "model": model, "strategy": "bucketed", **steps})
+    job, ranks = on_two_nodes(site, {"kind": "ddp", "model": model, "strategy": "bucketed", "trace": True, **steps})
     assert [(row["rank"], row["node"]) for row in ranks] == [(0, 0), (1, 1)]
     rows = site.client.get(f"/jobs/{job['id']}/measurements").json()["rows"]
     (error,) = [row for row in rows if row["metric"] == "gradient_error"]
     assert error["outcome"] == "ok", error
     assert (error["nodes"], error["world_size"]) == (2, 2)
+    trace = site.client.get(f"/jobs/{job['id']}/artifacts/trace-all-ranks.json.gz").content
+    names = {
+        e["args"]["name"] for e in json.loads(gzip.decompress(trace))["traceEvents"] if e["name"] == "process_name"
+    }
+    assert names == {"rank 0", "rank 1"}
 
 
 @pytest.mark.long

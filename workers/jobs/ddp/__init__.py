@@ -104,7 +104,7 @@ def measure(spec: DdpSpec, case: Case, title: str, report: Reporter, *, extent: 
         if spec.trace:
             report_traces(spec, found, lateness.ranks, report)
         if spec.snapshot:
-            report_snapshots(found, report)
+            report_snapshots(spec, found, report)
         report_tables(spec, found, lateness, report)
         if predicts(spec):
             best = report_buckets(spec, found, turns_of(found, "silent"), values, report)

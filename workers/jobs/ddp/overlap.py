@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import tempfile
+import zlib
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -105,17 +109,16 @@ def record_step_overlap(context: RankContext, trained: Trained, step_ms: float, 
 
 
 def record_snapshot(context: RankContext, trained: Trained, folder: Path) -> str | None:
-    """Record the GPU's allocations in one more step, if the spec asks for it; returns the snapshot's file."""
+    """Record the GPU's allocations in one more step, if the spec asks for it; returns the snapshot as `written`."""
     if not context.spec.snapshot:
         return None
     torch.cuda.memory._record_memory_history("all", context="all", stacks="python", max_entries=MAX_ENTRIES)
     try:
         StepTimer(context, trained).step()
-        path = folder / f"snapshot-{context.rank.index}.pickle"
-        snapshot.write(torch.cuda.memory._snapshot(), path)
+        name, taken = f"snapshot-{context.rank.index}.pickle", torch.cuda.memory._snapshot()
+        return written(context, folder / name, lambda path: snapshot.write(taken, path))
     finally:
         torch.cuda.memory._record_memory_history(None)
-    return str(path)
 
 
 def why_no_profiler(context: RankContext) -> str | None:
@@ -144,6 +147,15 @@ def _as_json(step: StepOverlap, *, shown: bool) -> dict[str, Any]:
 def _save(context: RankContext, profiled: OverlapRecording, folder: Path) -> str | None:
     if not context.spec.trace:
         return None
-    path = folder / f"trace-{context.rank.index}.json"
-    profiled.save(path)
-    return str(path)
+    return written(context, folder / f"trace-{context.rank.index}.json", profiled.save)
+
+
+def written(context: RankContext, path: Path, write: Callable[[Path], None]) -> str:
+    """Write a file of this rank; return its path or, with several nodes, which share no folder, its content as text for
+    `tables.file_of`."""
+    if context.spec.nodes == 1:
+        write(path)
+        return str(path)
+    with tempfile.TemporaryDirectory() as own:
+        write(Path(own) / path.name)
+        return base64.b64encode(zlib.compress((Path(own) / path.name).read_bytes(), 1)).decode()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import statistics
 import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -54,7 +56,11 @@ def report_traces(spec: DdpSpec, found: Sequence[Mapping[str, Any]], ranks: Rank
             report.artifact(report.scratch / name, name=name, kind="trace", media_type="application/gzip")
 
     most = spec.trace_max_mib << 20
-    raws = {rank: Path(one["overlap"]["trace"]) for rank, one in enumerate(found) if one["overlap"]["why_not"] is None}
+    raws = {
+        rank: file_of(spec, one["overlap"]["trace"], report.scratch / f"raw-{rank}.json")
+        for rank, one in enumerate(found)
+        if one["overlap"]["why_not"] is None
+    }
     if len(raws) == len(found) > 1:
         keep(TOGETHER, "all ranks", lambda target: trace.together([*raws.values()], ranks.ahead_ms, target, most))
     for rank, one in enumerate(found):
@@ -66,11 +72,19 @@ def report_traces(spec: DdpSpec, found: Sequence[Mapping[str, Any]], ranks: Rank
         raws[rank].unlink(missing_ok=True)
 
 
-def report_snapshots(found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
+def file_of(spec: DdpSpec, text: str, target: Path) -> Path:
+    """Return a rank's file, from what `overlap.written` returned; with several nodes, write it to `target`."""
+    if spec.nodes == 1:
+        return Path(text)
+    target.write_bytes(zlib.decompress(base64.b64decode(text)))
+    return target
+
+
+def report_snapshots(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
     """Keep the memory snapshot of each rank."""
     for rank, one in enumerate(found):
         name = f"snapshot-rank-{rank}.pickle"
-        path = Path(one["snapshot"])
+        path = file_of(spec, one["snapshot"], report.scratch / name)
         report.artifact(path, name=name, kind="snapshot", media_type="application/octet-stream")
 
 
