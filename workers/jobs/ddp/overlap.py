@@ -150,7 +150,7 @@ def _save(context: RankContext, profiled: OverlapRecording, folder: Path) -> str
     return written(context, folder / f"trace-{context.rank.index}.json", profiled.save)
 
 
-def written(context: RankContext, path: Path, write: Callable[[Path], None]) -> str:
+def written(context: RankContext, path: Path, write: Callable[[Path], object]) -> str:
     """Write a file of this rank; return its path or, with several nodes, which share no folder, its content as text for
     `tables.file_of`."""
     if context.spec.nodes == 1:
