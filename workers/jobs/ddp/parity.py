@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import parallel
+from app.specs.ddp import FULLY_SHARDED
 from workers.jobs.ddp import strategies
 from workers.jobs.ddp.context import RankContext
 from workers.jobs.ddp.memory import local_bytes, state_bytes
@@ -149,9 +150,9 @@ class ParityCheck:
         """Choose the device on which rank 0 keeps the compared tensors: its GPU if all fit there, since copying takes
         many seconds.
 
-        The single process takes no more than this rank's peak; a sharded strategy's peak lacks the other ranks'
-        parameters, gradients and two optimizer states; where parameters have 2 bytes per element, at most three states
-        of 4 bytes.
+        The single process takes no more than this rank's peak and what the other ranks have of the model: parameters,
+        gradients and two optimizer states if all is sharded, or the states alone; where parameters have 2 bytes per
+        element, at most three states of 4 bytes.
 
         Returns:
             Why neither the GPU nor the host has room; None if one has.
@@ -159,7 +160,9 @@ class ParityCheck:
         # Both results, and the parameters as they were in the beginning.
         kept = 3 * model_bytes
         if self._context.on_gpu:
-            missing = 4 * model_bytes * (2 if self._context.spec.parameter_dtype == "bf16" else 1)
+            spec, ranks = self._context.spec, self._context.rank.world_size
+            whole = 4 if spec.strategy in FULLY_SHARDED else 3 if spec.sharded_optimizer else 0
+            missing = whole * model_bytes * (2 if spec.parameter_dtype == "bf16" else 1) * (ranks - 1) // ranks
             needed = self._peak + missing + kept
             # Memory of other processes is not available.
             available = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()

@@ -163,13 +163,16 @@ class RankRun:
         for number, sides in enumerate(drawn):
             steps = self.context.spec.measure_steps // rounds + (number < self.context.spec.measure_steps % rounds)
             for side in sides:
-                if side == NO_COMMUNICATION and found["alone"] is not None:
+                first, eager = number == 0, side in (strategies.EAGER, strategies.EAGER_SILENT)
+                if (side == NO_COMMUNICATION and found["alone"] is not None) or (eager and not first):
                     continue
                 try:
-                    first = number == 0
-                    turns.append(self.take_turn(side, steps, found if first else None, is_first=first))
+                    number_of_steps = self.context.spec.measure_steps if eager else steps
+                    turns.append(self.take_turn(side, number_of_steps, found if first else None, is_first=first))
                 except DoesNotFit as error:
                     found["alone"] = str(error)
+                else:
+                    continue
                 self.context.free_memory()  # the error's frames held the model
         if predicts(self.context.spec):
             found["all_reduce"] = time_all_reduces(self.context, found["communication"][0][1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,8 +36,8 @@ NO_COMMUNICATION = "none"
 SILENT = "silent"
 """Label of the turns in which the spec's own strategy runs over a group that moves nothing."""
 EAGER, EAGER_SILENT = "eager", "eager silent"
-"""Labels of the turns of a step that is captured in a CUDA graph elsewhere: its strategy, and that over a silent group,
-launched kernel by kernel."""
+"""Labels of a step that is captured in a CUDA graph elsewhere: its strategy, and that over a silent group, launched
+kernel by kernel. Each takes one turn, of all measured steps."""
 DDP_WARMUP = 11
 """Steps that torch's DistributedDataParallel needs before a capture: in the first ten it times itself by events that
 the host asks for."""
@@ -113,7 +114,7 @@ def build(
     """
     if strategy in (EAGER, EAGER_SILENT):
         spec = spec.model_copy(update={"cuda_graph": False})
-    stream = torch.cuda.Stream(device) if spec.cuda_graph else None  # type: ignore[no-untyped-call]
+    stream = capture_stream(device) if spec.cuda_graph else None
     with translate_oom("making the model"), torch.cuda.stream(stream):
         seed_everything(spec.seed)
         if spec.step_code is not None:
@@ -136,6 +137,12 @@ def build(
         torch.cuda.current_stream().wait_stream(stream)
         trained.graphed = GraphedStep(step, stream, DDP_WARMUP if name == "torch_ddp" else WARMUP_STEPS)
     return trained
+
+
+@functools.cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of all captures on a device: cuBLAS keeps memory for each stream in which it works."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def of_own_step(own: OwnStep) -> Trained:

@@ -18,7 +18,7 @@ from workers.measure.returned import ReturnedNumbers
 from workers.measure.timing import Observer, StepPosition, make_clock, run_step, translate_oom_in_step
 from workers.measure.warmup import WarmUp
 
-LATER_WARMUP = 3
+LATER_WARMUP = 2
 """Steps before those that are measured, in turns after a side's first."""
 NAMES = {
     SILENT: "without communication",

@@ -54,6 +54,7 @@ from workers.jobs.ddp.buckets import bucket_rows
 from workers.jobs.ddp.memory import Memory, MemoryMarks, live_bytes, memory_now
 from workers.jobs.ddp.parity import (
     SMALL_SHARE,
+    ParityCheck,
     capture_untrained,
     gradient_errors,
     largest_error,
@@ -1004,6 +1005,30 @@ def test_later_turns_of_a_side_warm_up_for_a_few_steps(
     trained = strategies.build(spec, "none", device, strategies.rank_batches(spec, 0, device))
     turn = timing.measure_steps(context, trained, 1, memory_meter(device), is_first=first)
     assert (turn.warmup, turn.steady, len(turn.step_ms)) == (calls, steady, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "peak", "device"),
+    [
+        ({"strategy": "bucketed"}, 33, "cuda"),
+        ({"strategy": "bucketed", "sharded_optimizer": True}, 33, "cpu"),
+        ({"strategy": "fsdp"}, 18, "cuda"),
+        ({"strategy": "fsdp"}, 22, "cpu"),
+        ({"strategy": "fsdp", **MASTER}, 10, "cpu"),
+    ],
+)
+def test_compared_tensors_stay_on_a_gpu_that_has_room_for_a_single_process_too(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], peak: int, device: str
+) -> None:
+    """On 80 GB, a model of 8 GB on four ranks: both results and the beginning take 24."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (80, 80))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
+    check = object.__new__(ParityCheck)
+    rank = SimpleNamespace(world_size=4)
+    check._peak, check._context = peak, SimpleNamespace(spec=parsed(**fields), rank=rank, on_gpu=True)  # type: ignore[assignment]
+    check._context.device = torch.device("cuda")
+    check._choose_keeper(8)
+    assert check._keeper.type == device
 
 
 @pytest.mark.parametrize("rate_of_zero", [True, False], ids=["as it is", "control"])
