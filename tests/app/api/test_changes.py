@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.api.changes import Changes, Followed
-from app.errors import NotFound
+from app.api.changes import Changes
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store.database.engine import Database, open_database
@@ -163,33 +161,3 @@ def test_events_that_were_removed_hide_no_later_ones(database: Database) -> None
     second = submit(database)
     changed, _ = reading.changed_jobs(last)
     assert changed == {second}
-
-
-@pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "nobody asks"])
-def test_errors_without_followers_are_dropped(monkeypatch: pytest.MonkeyPatch, sabotage: bool) -> None:
-    """The job was deleted, and its last follower has left."""
-    if sabotage:
-        monkeypatch.setattr(Followed, "_forget", lambda self, *_: self._readings.clear())
-    told: list[dict[str, Any]] = []
-    may_fail = threading.Event()
-
-    def read() -> None:
-        may_fail.wait(20)
-        raise NotFound("There is no job 1.")
-
-    async def follow_and_leave() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
-        followed = Followed()
-        follower = asyncio.create_task(followed.read_once(0, read))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        (reading,) = followed._readings.values()
-        follower.cancel()
-        may_fail.set()
-        await asyncio.wait([follower, reading])
-        del follower, reading
-        await asyncio.sleep(0)
-        gc.collect()
-
-    asyncio.run(follow_and_leave())
-    assert [context["message"] for context in told] == (["Task exception was never retrieved"] if sabotage else [])

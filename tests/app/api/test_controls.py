@@ -184,17 +184,6 @@ class TestRetry:
 
 
 class TestPlaces:
-    def test_priority_then_submission(self, serve: Any, tmp_path: Any) -> None:
-        with serve(tmp_path) as site:
-            ids = [site.submit(priority=priority)["id"] for priority in (0, 5, 0, 5)]
-            site.worker.register()
-            running = site.worker.claim().job_id
-            assert running == ids[1]
-            answer = site.http.get("/queue/places", params={"job": [*ids, 999]}).json()
-            assert [(one["id"], one["place"]) for one in answer["data"]] == [(ids[3], 1), (ids[0], 2), (ids[2], 3)]
-            # The place is that in the whole queue, not among the jobs that are asked for.
-            assert site.http.get("/queue/places", params={"job": ids[2]}).json()["data"][0]["place"] == 3
-
     def test_it_wants_jobs(self, site: Any) -> None:
         for params in ({}, {"job": "x"}, {"job": 0}, {"jobs": 1}):
             assert site.http.get("/queue/places", params=params).status_code == 422
@@ -205,15 +194,6 @@ class TestPausing:
     def _nothing_stays_paused(self, site: Any) -> Iterator[None]:
         yield
         site.http.put("/queue/paused", json={"kinds": []})
-
-    @pytest.mark.parametrize(
-        ("sent", "kept"),
-        [(["kernel", "benchmark", "kernel"], ["benchmark", "kernel"]), ([], []), ("all", "all")],
-    )
-    def test_jobs_of_paused_kinds_do_not_start(self, site: Any, sent: Any, kept: Any) -> None:
-        response = site.http.put("/queue/paused", json={"kinds": sent})
-        assert (response.status_code, response.json()) == (200, {"kinds": kept})
-        assert site.http.get("/queue/paused").json() == {"kinds": kept}
 
     def test_paused_jobs_wait(self, site: Any) -> None:
         job_id = site.submit(priority=10)["id"]

@@ -121,23 +121,6 @@ def test_no_user_has_such_a_name(fresh_site: Any, user: str) -> None:
     assert listed(fresh_site) == []
 
 
-def test_jobs_of_a_sweep_and_its_resumption_have_its_user(fresh_site: Any) -> None:
-    body = {"base": TINY, "grid": {"context_length": [8, 16]}}
-    sweep = fresh_site.http.post("/sweeps", json=body, headers={"Flopwatch-User": "ada"}).json()
-    fresh_site.http.post(f"/sweeps/{sweep['id']}/cancel")
-    assert fresh_site.http.post(f"/sweeps/{sweep['id']}/resume").is_success
-    jobs = fresh_site.http.get("/jobs", params={"sweep": sweep["id"]}).json()["data"]
-    assert [job["submitted_by"] for job in jobs] == ["ada"] * 4
-
-
-def test_many_jobs_of_one_user_are_cancelled(fresh_site: Any) -> None:
-    mine = fresh_site.http.post("/jobs", json={"spec": TINY}, headers={"Flopwatch-User": "ada"}).json()
-    fresh_site.submit()
-    answer = fresh_site.http.post("/jobs/cancel", params={"submitted_by": "ada"})
-    assert answer.json()["cancelled"] == 1
-    assert fresh_site.job(mine["id"])["state"] == "cancelled"
-
-
 def test_the_page_changes_name_labels_and_note(fresh_site: Any) -> None:
     job = fresh_site.submit(name="old", labels={"gone": "x", "kept": "a, b"})
     form = {"name": "new", "labels": '"kept=a, b", other=c', "note": "first\r\n<b>second</b>"}

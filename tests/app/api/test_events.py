@@ -98,17 +98,6 @@ def test_two_hundred_events_in_order(site: Any) -> None:
     assert texts == [str(number) for number in range(0, 1200, 3)]
 
 
-def test_head_of_a_stream_ends(site: Any) -> None:
-    changes = site.services.changes
-    wait_until(lambda: not changes._followed, "the streams of other tests")
-    job_id = site.submit()["id"]
-    for _ in range(3):  # the connection is kept
-        head = site.http.head(f"/jobs/{job_id}/events", headers=STREAM, timeout=5)
-        assert (head.status_code, head.content) == (200, b"")
-        assert head.headers["content-type"].startswith("text/event-stream")
-    wait_until(lambda: not changes._followed, "the end of the streams behind the answers")
-
-
 @pytest.mark.parametrize("sooner", ["KEEP_ALIVE_S", "QUEUED_KEEP_ALIVE_S"])
 def test_keep_alive(site: Any, monkeypatch: pytest.MonkeyPatch, sooner: str) -> None:
     """A queued job's stream shows more often that it lives."""

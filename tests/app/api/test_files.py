@@ -177,23 +177,6 @@ class TestWhoMayRunIt:
         assert claim is not None
         assert claim.job_id == job["id"]
 
-    def test_it_keeps_no_other_job_from_running(self, able_site: Any) -> None:
-        able_site.http.post("/jobs", json={"spec": spec_of(upload(able_site)), "priority": 5}).raise_for_status()
-        plain = able_site.http.post("/jobs", json={"spec": {"kind": "attention"}}).json()
-        claim = able_site.services.queue.claim("somebody", offer(allowed=False))
-        assert claim is not None
-        assert claim.job_id == plain["id"]
-
-    def test_forms_and_commands_know_the_fields_of_code(self, fresh_site: Any) -> None:
-        def field() -> Any:
-            specs = {spec["kind"]: spec for spec in fresh_site.http.get("/specs").json()["data"]}
-            return specs["attention"]["schema"]["properties"]["code"]
-
-        assert field()["x-flopwatch-code"] == "attention"
-        fresh_site.worker.register(KINDS, ABLE)
-        assert field()["enum"] == [None]
-        assert "--allow-code" in field()["description"]
-
 
 class TestJobsWithCode:
     def test_links_lead_to_the_source(self, able_site: Any) -> None:

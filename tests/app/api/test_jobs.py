@@ -37,17 +37,6 @@ def test_submitted_job(site: Any) -> None:
         assert site.http.get(job["links"][link]).status_code == 200, link
 
 
-def test_defaults(site: Any) -> None:
-    job = site.submit()
-    assert (job["name"], job["labels"], job["priority"], job["timeout_s"], job["max_attempts"]) == (
-        None,
-        {},
-        0,
-        3600,
-        2,
-    )
-
-
 def test_list_is_filtered_and_paged(fresh_site: Any) -> None:
     site = fresh_site
     ids = [site.submit(labels={"n": str(n), "all": "yes"})["id"] for n in range(5)]
@@ -168,15 +157,6 @@ def post(site: Any, key: str, **headers: str) -> Any:
     return site.http.post("/jobs", json={"spec": TINY}, headers={"Idempotency-Key": key, **headers})
 
 
-def test_a_repeated_request_gets_the_answer_as_it_was(fresh_site: Any) -> None:
-    first = post(fresh_site, "k")
-    fresh_site.worker.finish(fresh_site.worker.claim())
-    for again in (post(fresh_site, "k"), post(fresh_site, "k", Prefer="wait=5")):
-        assert (again.status_code, again.json()) == (201, first.json())
-        assert again.headers["idempotency-replayed"] == "true"
-        assert again.json()["state"] == "queued"
-
-
 def test_a_repeated_request_gets_a_waiters_answer(fresh_site: Any) -> None:
     first: list[Any] = []
     thread = threading.Thread(target=lambda: first.append(post(fresh_site, "k", Prefer="wait=30")))
@@ -250,15 +230,6 @@ def test_wait_until_done(site: Any) -> None:
     assert time.monotonic() - started < 15, "the answer came when the job was done, not when the wait was over"
 
 
-@pytest.mark.parametrize(
-    ("preference", "applied"), [("wait=0", "wait=0"), ("wait=1", "wait=1"), ("Wait = 0", "wait=0")]
-)
-def test_wait_passes(site: Any, preference: str, applied: str) -> None:
-    response = site.http.post("/jobs", json={"spec": TINY}, headers={"Prefer": preference})
-    assert (response.status_code, response.json()["state"]) == (201, "queued")
-    assert response.headers["preference-applied"] == applied
-
-
 @pytest.mark.parametrize("preference", ["wait", "wait=-1", "wait=soon", "return=minimal", ""])
 def test_senseless_preferences_are_ignored(site: Any, preference: str) -> None:
     response = site.http.post("/jobs", json={"spec": TINY}, headers={"Prefer": preference})
@@ -274,18 +245,3 @@ def test_attempts(site: Any) -> None:
     assert [attempt["state"] for attempt in found["data"]] == ["given_back", "failed"]
     assert site.job(job["id"])["attempt"] == 1
     assert site.job(job["id"])["error"]["code"] == "failed"
-
-
-def test_the_reason_to_wait_changes_with_the_workers(fresh_site: Any) -> None:
-    site = fresh_site
-    job = site.submit(spec={"device": "cuda"})
-    assert "no worker is connected" in job["waiting"]
-    before = site.http.get(f"/jobs/{job['id']}")
-    unchanged = {"If-None-Match": before.headers["etag"]}
-    assert site.http.get(f"/jobs/{job['id']}", headers=unchanged).status_code == 304
-    site.worker.register()
-    now = site.http.get(f"/jobs/{job['id']}", headers=unchanged)
-    assert now.status_code == 200, "the job's version is the same, what it waits for is not"
-    assert "GPU" in now.json()["waiting"]
-    assert site.http.get("/jobs").json()["data"][0]["waiting"] == now.json()["waiting"]
-    assert site.http.post(f"/jobs/{job['id']}/cancel").json()["waiting"] is None

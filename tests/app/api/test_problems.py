@@ -205,15 +205,6 @@ def test_bad_query_parameters(site: Any, path: str, parameter: str) -> None:
     assert parameter in error["detail"]
 
 
-def test_more_labels_than_a_job_may_have(site: Any) -> None:
-    labels = "&".join(f"label=k{number}:v" for number in range(1100))
-    [error] = checked(site.http.get(f"/jobs?{labels}"), 422)["errors"]
-    assert "label" in error["detail"]
-    assert "64" in error["detail"]
-    most = "&".join(f"label=k{number}:v" for number in range(64))
-    assert site.http.get(f"/jobs?{most}").json() == {"data": [], "next": None}
-
-
 def test_query_parameters_on_writes(site: Any) -> None:
     before = site.rows()
     checked(site.http.post("/jobs?wait=5", json={"spec": TINY}), 422)

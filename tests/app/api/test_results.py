@@ -8,20 +8,15 @@ import io
 import json
 import random
 import struct
-import threading
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 import pytest
 from fastapi.responses import FileResponse
 
-from app import results
-from app.api.services import TABLES_AT_ONCE
 from app.store.files import store
 from app.store.records import StoredArtifact, UnitRecord
 from flopwatch import DownloadFailed, Flopwatch, Refused
@@ -171,21 +166,6 @@ def test_a_media_type_that_no_header_can_carry(site: Any, tmp_path: Path, stored
     assert "x-injected" not in response.headers
 
 
-def test_head_reads_no_file(site: Any, downloadable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-    original = anyio.AsyncFile.read
-
-    async def counted(self: Any, size: int = -1) -> Any:
-        read.append(size)
-        return await original(self, size)
-
-    monkeypatch.setattr(anyio.AsyncFile, "read", counted)
-    monkeypatch.setattr(FileResponse, "chunk_size", 1000)
-    head, size = site.http.head(downloadable), len(site.http.get(downloadable).content)
-    assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", str(size))
-    assert len(read) <= 1 + size // 1000 + 1, "one piece for HEAD; all of them, and the end, for GET"
-
-
 def test_unknown_artifact(site: Any) -> None:
     job_id = site.submit()["id"]
     for name in ("nothing", "..%2f..%2fflopwatch.sqlite3", "%00"):
@@ -312,21 +292,6 @@ def test_own_tables_are_sorted_and_paged(site: Any, profiled: str) -> None:
     assert found == "bcda", "what is unknown comes last"
 
 
-def test_own_tables_in_every_format(site: Any, profiled: str) -> None:
-    def get(format_: str) -> Any:
-        response = site.http.get(f"{profiled}/tables/kernels", params={"format": format_, "sort": "calls", "limit": 2})
-        assert response.status_code == 200, response.text
-        return response
-
-    assert [row["kernel"] for row in csv.DictReader(io.StringIO(get("csv").text))] == ["b|<i>", "c"]
-    assert get("markdown").headers["content-type"].startswith("text/markdown")
-    assert r"b\|\<i>" in get("markdown").text
-    assert r"\begin{tabular}" in get("latex").text
-    assert get("html").text.count("<table>") == 1
-    assert "b|&lt;i&gt;" in get("html").text
-    assert len(get("json").json()["rows"]) == 2
-
-
 @pytest.mark.parametrize(
     ("path", "status", "told"),
     [
@@ -411,26 +376,3 @@ def test_tables_of_unknown_things(site: Any, measured: Any) -> None:
     response = site.http.get("/tables", params={"job": ids, "columns": "colour"})
     assert response.status_code == 422
     assert "colour" in response.json()["detail"]
-
-
-def test_tables_leave_threads_to_others(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each may take seconds and hundreds of megabytes: a few are made at once, and reads do not wait for them."""
-    making, go_on, most = [0], threading.Event(), [0]
-
-    def slow(*_: Any, **__: Any) -> results.Sheet:
-        making[0] += 1
-        most[0] = max(most[0], making[0])
-        assert go_on.wait(10)
-        making[0] -= 1
-        return results.Sheet(columns=[], rows=[])
-
-    monkeypatch.setattr(results, "table", slow)
-    with ThreadPoolExecutor(6) as clients, httpx.Client(base_url=site.url, timeout=30) as http:
-        answers = [clients.submit(http.get, "/tables") for _ in range(6)]
-        try:
-            for _ in range(5):
-                assert site.http.get("/jobs", timeout=5).status_code == 200
-        finally:
-            go_on.set()
-        assert {answer.result().status_code for answer in answers} == {200}
-    assert most[0] <= TABLES_AT_ONCE

@@ -94,15 +94,6 @@ def test_names_are_looked_for_where_they_are_marked(fresh_site: Any) -> None:
     assert pointer == "/spec/baseline/kind"
 
 
-def test_marked_fields_inside_other_specs_list_the_names_too(fresh_site: Any) -> None:
-    fresh_site.worker.register(kinds=KINDS_OF_WORKERS)
-    definitions = described(fresh_site, "compare")["schema"]["$defs"]
-    attention = definitions["BenchmarkSpec"]["properties"]["attention"]
-    assert (attention["x-flopwatch-names"], attention["enum"]) == ("attention", ["eager"])
-    assert definitions["AttentionSpec"]["properties"]["implementations"]["items"]["enum"] == ["eager"]
-    assert definitions["ModelSpec"]["properties"]["name"]["enum"] == ["transformer_lm"]
-
-
 def test_a_tool_that_no_worker_has_is_refused(fresh_site: Any) -> None:
     site = fresh_site
     profile = {**TINY, "kind": "profile", "device": "cuda"}
@@ -128,15 +119,6 @@ def test_a_tool_that_no_worker_has_is_refused(fresh_site: Any) -> None:
     assert fields() == {"nsys": [False], "ncu": None}
     about = described(site, "profile")["schema"]["properties"]["nsys"]["description"]
     assert about.endswith("No worker has the tool nsys.")
-
-
-def test_names_of_all_workers_count(fresh_site: Any) -> None:
-    site = fresh_site
-    site.worker.register()
-    site.worker.id = "second"
-    site.worker.register(capabilities=frozenset({"attention:flex", "model:transformer_lm"}))
-    for name, status in (("eager", 201), ("flex", 201), ("other", 422)):
-        assert site.http.post("/jobs", json={"spec": {**TINY, "attention": name}}).status_code == status
 
 
 def test_a_kind_that_no_worker_runs(fresh_site: Any) -> None:

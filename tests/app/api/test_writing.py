@@ -16,13 +16,11 @@ import httpx
 import pytest
 from anyio.to_thread import run_sync
 
-from app.api.sweeps import SHORT_POINTS
 from app.api.writing import LONG_THREADS, THREADS, Writes
 from app.errors import DatabaseBusy
 from app.main import create_app
 from app.settings import Settings
 from app.store.keeping.bulk import Bulk, BulkDeleted
-from app.store.queue.transitions import Queue
 from benchmarks import latencies
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
@@ -183,17 +181,6 @@ def test_control_of_the_long_requests_threads(serve: Any, tmp_path: Path, monkey
     assert (answer.status_code, answer.json()["code"]) == (503, "database_busy")
 
 
-@pytest.mark.parametrize(("points", "taken"), [(SHORT_POINTS, "run"), (SHORT_POINTS + 1, "run_long")])
-def test_a_large_sweep_is_long(site: Any, monkeypatch: pytest.MonkeyPatch, points: int, taken: str) -> None:
-    async def refuse(_self: Writes, _work: Any) -> None:
-        raise DatabaseBusy("It came to the writers.")
-
-    monkeypatch.setattr(Writes, taken, refuse)
-    monkeypatch.setattr(Queue, "submit_sweep", lambda *_: pytest.fail("It is in other threads."))
-    answer = site.http.post("/sweeps", json={"base": TINY, "grid": {"seed": list(range(points))}})
-    assert "It came to the writers." in answer.text
-
-
 def test_work_of_several_writes_is_not_cut_short(site: Any) -> None:
     """Once it has begun to write, each write waits as long as it may by itself."""
     database, timeout_s, written = site.services.database, 0.5, []
@@ -220,38 +207,3 @@ def test_work_of_several_writes_is_not_cut_short(site: Any) -> None:
 
     anyio.run(run)
     assert written == ["first", "second"]
-
-
-def test_computing_before_a_write_is_no_waiting(site: Any) -> None:
-    """A sweep of 10 000 points is validated for longer than a request may wait, and its write waits for another one."""
-    timeout_s, database = 0.5, site.services.database
-    held, written = threading.Event(), []
-
-    def hold() -> None:
-        with database.write():
-            held.set()
-            time.sleep(timeout_s / 2)
-
-    def work() -> None:
-        time.sleep(2 * timeout_s)
-        holder = threading.Thread(target=hold)
-        holder.start()
-        assert held.wait(10)
-        with database.write():
-            written.append(True)
-        holder.join()
-
-    async def run() -> None:
-        await Writes(timeout_s).run(work)
-
-    anyio.run(run)
-    assert written
-
-
-def test_many_writes_all_succeed(fresh_site: Any) -> None:
-    def submit(_number: int) -> int:
-        return httpx.post(f"{fresh_site.url}/jobs", json={"spec": TINY}, timeout=30, trust_env=False).status_code
-
-    with ThreadPoolExecutor(4 * THREADS) as clients:
-        assert set(clients.map(submit, range(8 * THREADS))) == {201}
-    assert fresh_site.rows()["job"] == 8 * THREADS

@@ -19,7 +19,6 @@ from app.states import FIRST_IN_QUEUE
 from app.store.records import StoredArtifact, UnitRecord
 from flopwatch import address
 from flopwatch.connection import parse_stream
-from tests import builders
 
 TINY = ("benchmark", "model.size=tiny")
 
@@ -124,17 +123,6 @@ def test_results_are_the_table_and_the_reasons(site: Any, flopwatch: Any) -> Non
     assert shown.endswith("\n\ncontext_length=16/32 (2 cells): oom: out of memory\n")
 
 
-def test_a_failed_job_has_a_table(site: Any, flopwatch: Any) -> None:
-    job_id = submitted(flopwatch, "--priority", "50")
-    rows = [MEASURED("forward_ms", 1.25, context_length=8), MEASURED("step_ms", None, "oom", context_length=16)]
-    site.worker.finish(site.worker.claim_job(job_id), "failed", measurements=rows)
-    shown = ended(flopwatch("show", str(job_id)))
-    assert ended(flopwatch("table", "--job", str(job_id))) in shown
-    assert re.search(r"^\| 8 \* +\| +1.250 \| +failed \|$", shown, re.MULTILINE), shown
-    assert "* partial: measured before the job ended without success: failed" in shown
-    assert shown.endswith("\n\ncontext_length=16: oom: out of memory\n")
-
-
 DRIFT = {"name": "drift", "ok": False, "detail": "9 %"}
 
 
@@ -179,45 +167,6 @@ def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> Non
     alone = ended(flopwatch(*shlex.split(command)[1:], "--unit", "1", "--format", "csv"))
     assert alone == "unit_index,kernel,total_ms\n1,d,3.0\n"
     assert "it has: kernels forward" in ended(flopwatch("table", "--job", str(job_id), "--name", "x"), 1)
-
-
-def test_table_of_another_statistic(site: Any, flopwatch: Any) -> None:
-    job_id = submitted(flopwatch, "--priority", "50", "--label", "table=statistic")
-    found = replace(MEASURED("forward_ms", 1.25, model="tiny"), p95=7.5)
-    site.worker.finish(site.worker.claim_job(job_id), measurements=[found])
-    chosen = ("--label", "table=statistic", "--statistic", "p95")
-    assert "7.500" in ended(flopwatch("table", *chosen))
-    assert "1.250" in ended(flopwatch("table", *chosen[:2]))
-
-
-def test_the_statistic_of_a_job_that_was_waited_for(flopwatch, obedient, monkeypatch) -> None:
-    monkeypatch.setattr(builders, "measured", lambda *a, **k: replace(MEASURED(*a, **k), n=10, std=0.25))
-    for command in (("submit", *TINY), ("sweep", *TINY, "seed=1,2")):
-        assert "1.25 ± 0.25" in ended(flopwatch(*command, "--wait", "--statistic", "mean"))
-        assert "0.25 " not in ended(flopwatch(*command, "--wait"))
-        for wrong in ((), ("--wait", "--json"), ("--wait", "--dry-run")):
-            assert "--statistic" in ended(flopwatch(*command, *wrong, "--statistic", "max"), 2)
-
-
-def test_a_table_of_each_job_of_a_sweep(site: Any, flopwatch: Any, reported: Any) -> None:
-    swept = ended(flopwatch("sweep", *TINY, "context_length=8,16", "--priority", "50"))
-    sweep = swept.split()[1]
-    for job in site.http.get("/jobs", params={"sweep": sweep}).json()["data"][::-1]:
-        kernels = [["gemm", "forward", 2.0], ["softmax", "forward", 1.0], ["add", "backward", 3.0]]
-        columns = {"name": "string", "phase": "string", "total_ms": "number"}
-        table = reported("kernels-step", kernels, **columns)
-        site.worker.finish(site.worker.claim_job(job["id"]), tables=[table])
-    of_sweep = ("table", "--sweep", sweep, "--name", "kernels-step", "--format", "csv")
-    rows = ended(flopwatch(*of_sweep, "--limit", "1", "--sort", "-total_ms", "--rename", "context_length=T"))
-    assert [line.split(",")[1:4:2] for line in rows.splitlines()] == [["T", "name"], ["8", "add"], ["16", "add"]]
-    forward = ended(flopwatch(*of_sweep, "--where", "phase=forward", "--where", "context_length=16"))
-    assert [line.split(",")[3] for line in forward.splitlines()] == ["name", "gemm", "softmax"]
-    parts = ended(flopwatch(*of_sweep, "--range", "max", "--where", "context_length=*"), 1)
-    assert "'range' is none of these results' columns" in parts
-    part = ended(flopwatch(*of_sweep, "--where", "name=*max", "--where", "context_length=1?"))
-    assert [line.split(",")[3] for line in part.splitlines()] == ["name", "softmax"]
-    one = ("table", "--job", rows.splitlines()[1].split(",")[0], "--name", "kernels-step", "--format", "csv")
-    assert len(ended(flopwatch(*one, "--where", "phase=forward", "--limit", "1")).splitlines()) == 2
 
 
 def test_compare(site: Any, flopwatch: Any, reported: Any) -> None:
@@ -503,15 +452,6 @@ def test_a_value_of_a_label_may_have_a_colon(site: Any, flopwatch: Any) -> None:
     assert json.loads(ended(flopwatch("jobs", "--label", "at=http://x", "--json")))[0]["id"] == job_id
     assert "at=http://x" in ended(flopwatch("jobs"))
     ended(flopwatch("cancel", str(job_id)))
-
-
-def test_jobs_of_a_user(site: Any, flopwatch: Any) -> None:
-    submitted = flopwatch("submit", "benchmark", "model.size=tiny", LOGNAME="ada of cli")
-    job_id = re.search(r"job (\d+)", submitted.stdout)[1]  # type: ignore[index]
-    assert site.job(int(job_id))["submitted_by"] == "ada of cli"
-    listed = flopwatch("jobs", "--submitted-by", "ada of cli").stdout
-    assert [line.split()[0] for line in listed.splitlines()[1:] if line[:1].isdigit()] == [job_id]
-    assert "ada of cli" in flopwatch("show", job_id).stdout
 
 
 def test_cancel_goes_on_after_a_refusal(site: Any, flopwatch: Any) -> None:
