@@ -33,7 +33,7 @@ INVALID: list[tuple[Any, str, str]] = [
     ({"spec": {**TINY, "context_length": True}}, "/spec/context_length", "integer"),
     ({"spec": {**TINY, "context_length": 0}}, "/spec/context_length", "greater than or equal to 1"),
     ({"spec": {**TINY, "context_length": HUGE}}, "/spec/context_length", "less than or equal"),
-    ({"spec": {**TINY, "precision": "fp8"}}, "/spec/precision", "'bf16'"),
+    ({"spec": {**TINY, "precision": "fp4"}}, "/spec/precision", "'bf16'"),
     ({"spec": {**TINY, "compile": 1}}, "/spec/compile", "boolean"),
     ({"spec": {**TINY, "gradient_clip_norm": 0}}, "/spec/gradient_clip_norm", "greater than 0"),
     ({"spec": {**TINY, "kind": "memory", "cuda_graph": True}}, "/spec/cuda_graph", "leave it out"),
