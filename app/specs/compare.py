@@ -39,12 +39,23 @@ class CompareSpec(SpecBase):
     """The spec that is compared. It has the baseline's kind and uses the same devices."""
     replicates: int = Field(default=8, ge=1, le=100)
     """Fresh processes of each side. With fewer than 4, a difference cannot be distinguished from chance."""
+    convergence_steps: int | None = Field(default=None, ge=20, le=10_000)
+    """Also train both sides for so many steps, from equal weights on equal batches, and compare their losses: synthetic
+    text, a Markov chain of letters. Null: compare times only. Both sides are benchmarks with mode train_step."""
+    convergence_pairs: int = Field(default=6, ge=6, le=100)
+    """With `convergence_steps`: pairs of runs, each with another seed; the difference has a 95 % interval over them."""
     seed: Seed | None = None
     """Seed from which the order of the turns is drawn; null: drawn itself, at submission, and kept here."""
 
     holds_specs: ClassVar[bool] = True
     has_sides: ClassVar[bool] = True
-    unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {"replicates"}
+    unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {
+        "replicates",
+        "convergence_steps",
+        "convergence_pairs",
+    }
+    answers: ClassVar[tuple[str, ...]] = ("convergence",)
+    first_tables: ClassVar[tuple[str, ...]] = ("convergence", "losses")
     table_rows: ClassVar[tuple[str, ...]] = ("side",)
 
     @model_validator(mode="after")
@@ -62,7 +73,24 @@ class CompareSpec(SpecBase):
                 "candidate",
                 f"needs {_named(after)}, the baseline {_named(before)}: both run on the same devices",
             )
+        if self.convergence_steps is not None:
+            self._check_convergence()
         return self
+
+    def _check_convergence(self) -> None:
+        for side, spec in self.sides().items():
+            if spec.kind != "benchmark" or getattr(spec, "step_code", None) is not None:
+                raise field_error("convergence_steps", "trains models of kind benchmark: leave it out, or step_code")
+            if getattr(spec, "mode", None) != "train_step":
+                raise field_error(f"{side}/mode", "convergence_steps trains: choose train_step")
+        for field in ("batch_size", "accumulation_steps", "context_length", "model/vocab_size", "seed"):
+            first, _, last = field.partition("/")
+            values = [getattr(spec, first) for spec in self.sides().values()]
+            before, after = [getattr(value, last) for value in values] if last else values
+            if before != after:
+                raise field_error(
+                    f"candidate/{field}", f"is {after}, the baseline's {before}: convergence_steps needs equal batches"
+                )
 
     @classmethod
     def example(cls) -> Self:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from app.specs.compare import CompareSpec, blocks_of_turns
+from workers.jobs import _convergence
 from workers.jobs._base import Collecting, Resumable, Runner, Unit, Wrapping
 from workers.reporter import Reporter
 
@@ -66,14 +67,21 @@ class CompareRunner:
             units += [
                 _outer(inner, side, _title(spec, side, replicates[side], inner, alone=alone)) for inner in plans[side]
             ]
+        if spec.convergence_steps is not None:
+            units.append(Unit(f"convergence, {spec.convergence_pairs} pairs of {spec.convergence_steps} steps"))
         return units
 
     def run(self, spec: CompareSpec, unit: Unit, report: Reporter) -> None:
-        """Run one unit of one side, as a job of that side alone would."""
+        """Run one unit of one side, as a job of that side alone would, or the pairs of training runs."""
+        if unit.side is None:
+            _convergence.run(spec, report)
+            return
         _inner_runner(spec).run(_side(spec, unit), _inner(unit), report)
 
     def resume(self, spec: CompareSpec, unit: Unit, position: int, failure: Failed) -> Unit | None:
         """Resume with the runner of the compared specs' kind, if it can resume."""
+        if unit.side is None:
+            return None
         runner = _inner_runner(spec)
         if not isinstance(runner, Resumable):
             return None
@@ -86,7 +94,7 @@ class CompareRunner:
     def collect(self, spec: CompareSpec, unit: Unit, scratch: Path, report: Reporter) -> None:
         """Collect with the runner of the compared specs' kind, if it collects."""
         runner = _inner_runner(spec)
-        if isinstance(runner, Collecting):
+        if unit.side is not None and isinstance(runner, Collecting):
             runner.collect(_side(spec, unit), _inner(unit), scratch, report)
 
     def wrapper_error(
@@ -94,7 +102,7 @@ class CompareRunner:
     ) -> str | None:
         """Ask the runner of the compared specs' kind, if it recognises its wrappers' errors."""
         runner = _inner_runner(spec)
-        if not isinstance(runner, Wrapping):
+        if unit.side is None or not isinstance(runner, Wrapping):
             return None
         return runner.wrapper_error(_side(spec, unit), _inner(unit), scratch, output, succeeded=succeeded)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from workers.measure.own_step import OwnStep
     from workers.measure.returned import ReturnedNumbers
     from workers.model.accounting import Shape
+    from workers.model.batches import Batches
     from workers.model.float8 import LinearLayer
     from workers.model.generation import CachedModel
     from workers.model.graphed import GraphableStep, GraphedStep
@@ -224,9 +225,15 @@ def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: C
 
 
 def build(
-    spec: TrainingSpec, device: torch.device, build_model: Maker, prompt: Sequence[int] | None = None
+    spec: TrainingSpec,
+    device: torch.device,
+    build_model: Maker,
+    prompt: Sequence[int] | None = None,
+    *,
+    batches: Batches | None = None,
 ) -> Training:
-    """Build the model and its step, in mode generate for a prompt of these tokens; None: random ones.
+    """Build the model and its step, in mode generate for a prompt of these tokens, else for these batches; None: random
+    ones.
 
     Raises:
         OutOfMemory: the model does not fit.
@@ -251,7 +258,7 @@ def build(
             model = build_model()
         set_parameter_dtype(model, spec.parameter_dtype)
         layers = fp8.to_float8(spec, device, model)
-        step = build_step(spec, device, model, prompt)
+        step = build_step(spec, device, model, prompt, batches)
     if not spec.cuda_graph:
         return Training(spec, device, model, step, meter, linear_layers=layers)
     graphed = GraphedStep(cast("GraphableStep", step))
@@ -259,9 +266,13 @@ def build(
 
 
 def build_step(
-    spec: TrainingSpec, device: torch.device, model: torch.nn.Module, prompt: Sequence[int] | None = None
+    spec: TrainingSpec,
+    device: torch.device,
+    model: torch.nn.Module,
+    prompt: Sequence[int] | None = None,
+    batches: Batches | None = None,
 ) -> Step:
-    """Build the step that is repeated, not yet captured in a CUDA graph; `prompt` as for `build`."""
+    """Build the step that is repeated, not yet captured in a CUDA graph; `prompt` and `batches` as for `build`."""
     import torch
 
     from workers.measure.warmup import min_calls
@@ -273,7 +284,7 @@ def build_step(
     call: Any = compiled(spec, model)
     fused, micro_batches = spec.model_has_loss, spec.accumulation_steps
     sequences = micro_batches * spec.batch_size
-    batches = RandomBatches(spec.model.vocab_size, sequences, spec.context_length, device, spec.seed)
+    batches = batches or RandomBatches(spec.model.vocab_size, sequences, spec.context_length, device, spec.seed)
     precision = PRECISIONS[spec.precision]
     match spec.mode:
         case "forward":
