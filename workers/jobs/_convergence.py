@@ -52,13 +52,14 @@ def run(spec: CompareSpec, report: Reporter) -> None:
     """
     from workers.measure import environment
 
+    sides: dict[str, BenchmarkSpec] = spec.sides()  # type: ignore[assignment]
     steps, pairs = spec.convergence_steps or 0, spec.convergence_pairs
     runs: dict[str, list[Run]] = {side: [] for side in SIDES}
     for pair in range(pairs):
         for side in SIDES if pair % 2 == 0 else SIDES[::-1]:
             done = sum(map(len, runs.values()))
             report.progress(done, 2 * pairs, f"training the {side}, pair {pair + 1} of {pairs}")
-            of_side: BenchmarkSpec = spec.sides()[side]  # type: ignore[assignment]
+            of_side = sides[side]
             fields = {"seed": (of_side.seed + pair) % 2**63, "warmup_steps": 0, "measure_steps": steps}
             device, build = building.prepare(of_side)
             if not done:
@@ -67,7 +68,7 @@ def run(spec: CompareSpec, report: Reporter) -> None:
                 found = train(of_side.model_copy(update={**fields, "cuda_graph": False}), device, build)
             runs[side].append(found)
             reset_process()
-    _report(runs, [note for side in spec.sides().values() for note in fp8_notes(side, device)], report)
+    _report(runs, [note for side in sides.values() for note in fp8_notes(side, device)], report)
 
 
 def train(spec: BenchmarkSpec, device: torch.device, build: building.Maker) -> Run:

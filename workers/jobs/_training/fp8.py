@@ -34,9 +34,8 @@ def to_float8(spec: TrainingSpec, device: torch.device, model: torch.nn.Module) 
     except float8.NoFloat8 as error:
         raise Unsupported(f"precision fp8: {error}") from error
     if not any(layer.in_fp8 for layer in layers):
-        why = "; ".join(
-            f"{name}: {layer.why}" for name, layer in {float8.grouped(one.name): one for one in layers}.items()
-        )
+        first = {layer.why: float8.grouped(layer.name) for layer in reversed(layers)}
+        why = "; ".join(f"{name}: {reason}" for reason, name in first.items())
         raise Unsupported(
             f"precision fp8: fp8_filter chooses none of the linear layers ({why or 'there are none'}): "
             "choose precision bf16, or fp8_filter all"
