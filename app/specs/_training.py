@@ -62,6 +62,7 @@ OF_OUR_STEP = frozenset(
 )
 """Fields without effect where `step_code` does the step."""
 Fused = Literal["linear_cross_entropy", "rms_norm", "rope"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 LayerPattern = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[\w.*?\[\]!-]+$")]
 IN_BF16 = ("bf16", "fp8")
@@ -212,7 +213,7 @@ class TrainingSpec(SpecBase):
     """Tokens per sequence; in mode `generate`, of the prompt."""
     mode: Literal["forward", "forward_backward", "train_step", "generate"] = "train_step"
     """`forward` keeps no gradients; `train_step` adds the optimizer; `generate` times prefill and decoding."""
-    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp8"] = "fp32"
+    precision: Precision = "fp32"
     """`bf16` and `fp16` by autocast, `fp16` with gradient scaling; `tf32` needs a GPU. `fp8` is `bf16` with the linear
     layers of `fp8_filter` in 8 bits, by torchao; on a CPU it is emulated: right, and slow."""
     fp8_recipe: Fp8Recipe = "tensorwise"

@@ -6,7 +6,8 @@ The results do not depend on time, so the verdicts ignore the load of the host.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import astuple, dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from workers.measure.accumulation import Sum
     from workers.measure.dtypes import TypedTensor
+    from workers.measure.float8_ranges import Range
     from workers.model.steps import BackwardStep
 
 PRECISIONS: dict[str | None, Literal["fp32", "fp16", "bf16"]] = {"none": "fp32", "fp16": "fp16", "bf16": "bf16"}
@@ -38,6 +40,13 @@ DTYPE_COLUMNS = (
     *AUDITED,
     *Column.parse("tensor, name, module_class, dtype, cuda_dtype, kept_in_float32: boolean, reason"),
 )
+FLOAT8_COLUMNS = (
+    *AUDITED,
+    *Column.parse(
+        "layer, tensor, format, largest: number, scale: number, underflow_percent: number %, "
+        "underflow_unscaled_percent: number %, overflow_unscaled_percent: number %"
+    ),
+)
 KEPT_COLUMNS = (*AUDITED, Column("name", "string"), Column("module_class", "string"))
 
 
@@ -48,6 +57,7 @@ class MixedPrecisionContext(Context):
     accumulations: list[Sequence[Scalar]] = field(default_factory=list)
     dtypes: list[Sequence[Scalar]] = field(default_factory=list)
     kept: list[Sequence[Scalar]] = field(default_factory=list)
+    float8: list[Sequence[Scalar]] = field(default_factory=list)
 
 
 class MixedPrecisionRunner(GridRunner[MixedPrecisionContext]):
@@ -90,6 +100,8 @@ class MixedPrecisionRunner(GridRunner[MixedPrecisionContext]):
         if context.dtypes:
             context.report.table("dtypes", DTYPE_COLUMNS, first_rows("dtypes", context.dtypes))
             context.report.table("kept-in-float32", KEPT_COLUMNS, context.kept)
+        if context.float8:
+            context.report.table("float8", FLOAT8_COLUMNS, first_rows("float8", context.float8))
 
 
 RUNNER = MixedPrecisionRunner()
@@ -136,6 +148,7 @@ def audit(spec: MixedPrecisionSpec, cell: MixedPrecisionCell, context: MixedPrec
     """Run one step of the cell's model, and keep the data types of its tensors, even if the step fails."""
     from workers.measure.dtypes import DtypeAudit
     from workers.measure.errors import with_type
+    from workers.measure.float8_ranges import watched as watched_ranges
     from workers.measure.memory import short_message, translate_oom
 
     model, step = build(spec, cell, context.device)
@@ -149,12 +162,17 @@ def audit(spec: MixedPrecisionSpec, cell: MixedPrecisionCell, context: MixedPrec
 
     scaled = step.scaler is not None
     try:
-        with translate_oom("the step"):
+        # Under autocast to bf16, linear layers are those of precision fp8.
+        ranges: AbstractContextManager[list[Range]] = nullcontext([])
+        if cell.autocast == "bf16":
+            ranges = watched_ranges(model)
+        with translate_oom("the step"), ranges as found:
             watched.run(forward, step.backward, None if step.scaler is None else step.scaler.scale)
     except Exception as error:
         why = str(as_runner_error(error) or with_type(error, short_message(error)))
         add_rows(model, watched.tensors(scaled=scaled, error=why), cell, context)
         raise
+    context.float8 += [(cell.audit, cell.autocast, context.device.type, *astuple(one)) for one in found]
     tensors = watched.tensors(scaled=scaled)
     add_rows(model, tensors, cell, context)
     set_counts(tensors, trial)

@@ -27,7 +27,7 @@ RECIPES = {"tensorwise": 3, "rowwise": 3, "rowwise_with_gw_hp": 2}
 MULTIPLE = 16
 """Numbers of rows and columns of a factor are multiples of it (torch._scaled_mm)."""
 LEAST_INTENSITY = {"tensorwise": 900.0, "rowwise": 1500.0, "rowwise_with_gw_hp": 1500.0}
-"""Where each recipe begins to pay in compiled blocks, measured on an H100 (docs/fp8.md); see `intensity`."""
+"""Where each recipe begins to pay in compiled blocks, estimated from an H100's rates; see `intensity`."""
 
 
 class NoFloat8(Exception):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.specs._training import Precision
 from app.specs.profile import ProfileSpec
 from workers.jobs import _reference
 from workers.jobs._base import Unit
@@ -179,6 +180,11 @@ def has_roofline(spec: ProfileSpec) -> bool:
     return not spec.cuda_graph
 
 
+def dtypes_of(precision: Precision) -> Sequence[Precision]:
+    """Return the data types of the matrix products that a precision has, the narrowest first."""
+    return ["fp8", "bf16"] if precision == "fp8" else [precision]
+
+
 def measure_missing_ceilings(spec: ProfileSpec, device: torch.device, report: Reporter) -> dict[str | None, str]:
     """Measure the ceilings that the roofline needs and this host's record lacks, and record them as `ceiling` does.
 
@@ -194,7 +200,7 @@ def measure_missing_ceilings(spec: ProfileSpec, device: torch.device, report: Re
 
     known = Ceilings(report.ceilings).read(device)
     refused: dict[str | None, str] = {}
-    measured = CeilingSpec(dtypes=[spec.precision], measure_steps=CEILING_STEPS, seed=spec.seed)
+    measured = CeilingSpec(dtypes=[*dtypes_of(spec.precision)], measure_steps=CEILING_STEPS, seed=spec.seed)
     for cell in measured.cells():
         if known and (known.copy_gb_per_s is not None if cell.dtype is None else cell.dtype in known.tflops):
             continue
@@ -568,7 +574,9 @@ class Profiling:
 
         steps, counts = len(attribution.steps), attribution.count_ranges()
         reason = why_no_parts(self.spec, {name for _, name in counts})
-        line = roofline(Ceilings(self.report.ceilings).read(self.timed.training.device), self.spec.precision)
+        # Where linear layers are in fp8, attention is in bf16.
+        of_attention = dtypes_of(self.spec.precision)[-1]
+        line = roofline(Ceilings(self.report.ceilings).read(self.timed.training.device), of_attention)
         rows: list[list[Scalar]] = []
         for phase in self.of_step:
             parts: dict[str, Part] = {}
@@ -629,12 +637,12 @@ class Profiling:
 
         device, precision, steps = self.timed.training.device, self.spec.precision, len(attribution.steps)
         ceiling = Ceilings(self.report.ceilings).read(device)
-        line = roofline(ceiling, precision)
+        lines: dict[str, Roofline | str] = {one: roofline(ceiling, one) for one in dtypes_of(precision)}
         rows: list[list[Scalar]] = []
         for phase in self.phases:
             products = usage.products(attribution.calls, phase, steps, on_gpu=self.on_gpu)
             phase_ms = 1e-6 * usage.time_of(usage.in_phases(attribution.work, [phase])) / steps
-            rows += tables.product_rows(products, phase_ms, line, precision)
+            rows += tables.product_rows(products, phase_ms, lines, precision)
             self._tell_cut(f"products, {phase}", [product.part.time_ms for product in products])
         if rows:
             self.report.table("products", tables.PRODUCTS, rows)

@@ -178,19 +178,21 @@ def line_rows(uses: Sequence[Use], step_ms: float) -> Rows:
     ]
 
 
-def product_rows(products: Sequence[ProductUsage], phase_ms: float, roofline: Roofline | str, precision: str) -> Rows:
+def product_rows(
+    products: Sequence[ProductUsage], phase_ms: float, rooflines: Mapping[str, Roofline | str], precision: str
+) -> Rows:
     """Return the rows of the table of matrix products of one phase.
 
     Args:
         products: Those of the phase.
         phase_ms: The time of all work in the phase.
-        roofline: The device's roofline in the job's precision, or the reason why it is unknown.
+        rooflines: The device's roofline in each data type that the job's precision has, or why it is unknown.
         precision: The job's precision. Products in other data types, such as float32 in a job in bf16, get no limit.
     """
     rows: Rows = []
     for one in products[:MAX_ROWS]:
         dtype = "tf32" if (one.product.dtype, precision) == ("fp32", "tf32") else one.product.dtype
-        line = roofline if dtype == precision else f"not in {precision}"
+        line = rooflines.get(dtype, f"not in {precision}")
         share_percent = 100 * one.part.time_ms / phase_ms if phase_ms else None
         rows.append(
             [

@@ -281,7 +281,7 @@ def test_products_in_another_type_than_the_jobs_have_no_limit(run: Any) -> None:
     assert {row["dtype"] for row in products} == {"bf16"}
     assert all(row["limit_percent"] is not None for row in products)
     usage = [ProductUsage("aten::mm", Product(1, 2, 3, 4, "fp32", 4), 1.0, Part("2×3 · 3×4", "forward", 1, 1, None))]
-    (row,) = tables.product_rows(usage, 2.0, Roofline(1.0, 1.0), "bf16")
+    (row,) = tables.product_rows(usage, 2.0, {"bf16": Roofline(1.0, 1.0)}, "bf16")
     assert row[-2:] == [None, None]
 
 
