@@ -195,8 +195,8 @@ class JobRun:
         self._received: list[_ReceivedFile] = []
         self._held: list[str] = []
         self._scratch = scratch / f"{os.getpid()}-{claim.job_id}-{claim.attempt}"
-        self._second_began = 0.0
-        """When the second unit began, on the clock."""
+        self._first_began = self._second_began = 0.0
+        """When the first two units began, on the clock."""
         self._left = ""
         """How long the job still takes, in words, as of the beginning of the present unit."""
         self._ahead = Ahead(self._start_process, self.stop.descriptor)
@@ -539,6 +539,8 @@ class JobRun:
 
     def _begin(self, process: _Process) -> None:
         title = process.unit.title
+        if process.index == 0:
+            self._first_began = self._clock()
         if process.index == 1:
             self._second_began = self._clock()
         if process.task == "run":
@@ -555,7 +557,10 @@ class JobRun:
         return message if process.count == 1 else f"{process.unit.title}: {message}{self._left}"
 
     def _time_left(self, process: _Process) -> str:
-        """Say how long the remaining units will take, once two have been measured: the first one often compiles."""
+        """Say how long the remaining units will take, once two have been measured: the first one often compiles. Of a
+        kind with a budget nobody knows how many units follow."""
+        if budget_s := self.claim.spec.get("budget_s"):
+            return f"; at most about {duration(max(0.0, budget_s - (self._clock() - self._first_began)))} left"
         if process.index < 2:
             return ""
         seconds = (self._clock() - self._second_began) / (process.index - 1) * (process.count - process.index)

@@ -24,8 +24,10 @@ def _why_not(look: Look) -> str | None:
     plain = [one for one in look.own.optimizers if type(one).__module__.startswith("torch.optim")]
     takes = [one for one in plain if type(one).__name__ in FUSED]
     if not takes:
-        made = [*look.own.optimizers, *look.own.plain_optimizers()]
-        names = ", ".join(sorted({type(one).__name__ for one in made})) or "none"
+        if written := [*(one for one in look.own.optimizers if one not in plain), *look.own.plain_optimizers()]:
+            names = ", ".join(sorted({type(one).__name__ for one in written}))
+            return f"{names} is your own class: one of torch.optim with fused=True may replace it"
+        names = ", ".join(sorted({type(one).__name__ for one in plain})) or "none"
         return f"torch has no fused form of its optimizers ({names})"
     if all(one.defaults.get("fused") for one in takes):
         return "it is fused already"

@@ -167,6 +167,7 @@ def wait_for_answer(
 ) -> None:
     """Wait for a job and print the tables that answer its kind's question, alone; exits with 1 unless it succeeded."""
     from app.cli.output import print_answers, print_job, print_json, progress_display
+    from flopwatch.text.validity import doubts, verdict
 
     if brief:
         done, exit_code = _wait_quietly(server, job, at_most=at_most)
@@ -181,6 +182,8 @@ def wait_for_answer(
         print_answers(server, job)
         if _code_of(job):
             print_job(job)
+        elif doubted := doubts(job["validity"] or {}):
+            echo_line(f"{verdict(job['validity'])}: {doubted[0]}")
     if code := _code_of(job):
         raise typer.Exit(code)
 

@@ -9,6 +9,7 @@ import typer
 from app.cli import arguments
 from app.cli.commands.jobs import wait_for_answer
 from app.cli.common import TEXT, AsJson, AsText, Code, Fields, WaitAtMost, command
+from app.cli.terminal import echo
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
@@ -26,7 +27,9 @@ def why(
     fields: Fields = None,
     *,
     code: Code = None,
-    budget_s: Annotated[int, typer.Option(metavar="SECONDS", help="About how long it may take.")] = 300,
+    budget_s: Annotated[
+        int | None, typer.Option(metavar="SECONDS", help="About how long it may take.", show_default="300")
+    ] = None,
     change: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Try this change, and no others; may be repeated.")
     ] = None,
@@ -35,19 +38,25 @@ def why(
     output_format: AsText = TEXT,
 ) -> None:
     """Find what a step waits for, and measure what helps: the causes by line, then each change in turns with the step
-    as it is."""
+    as it is. Of a diagnosis that has run, print the answer again, unless something is to change."""
+    known = server.job(int(what)) if what.isdecimal() else None
+    if known and known["kind"] == "diagnosis" and not (fields or change or budget_s):
+        if not as_json and output_format != "brief":
+            echo(f"Measured before; `flopwatch rerun {what}` measures again.", err=True)
+        wait_for_answer(server, known, at_most=wait_at_most, as_json=as_json, brief=output_format == "brief")
+        return
     own = what if ":" in what else None
-    under: dict[str, Any] = _step_of(server, int(what)) if what.isdecimal() else {}
-    kind = under.pop("kind", "benchmark" if own or what.isdecimal() else what)
+    under = _step_of(server, known["spec"]) if known else {}
+    kind = under.pop("kind", "benchmark" if own else what)
     step = arguments.parse_spec(kind, fields or [], preset=under, lists=frozenset())
-    spec = {"kind": "diagnosis", "step": step, "budget_s": budget_s, **({"changes": change} if change else {})}
+    given = {"budget_s": budget_s, "changes": change}
+    spec = {"kind": "diagnosis", "step": step, **{name: value for name, value in given.items() if value}}
     job = server.submit(spec, step=own, code=code)
     wait_for_answer(server, job, at_most=wait_at_most, as_json=as_json, brief=output_format == "brief")
 
 
-def _step_of(server: Flopwatch, job_id: int) -> dict[str, Any]:
+def _step_of(server: Flopwatch, spec: dict[str, Any]) -> dict[str, Any]:
     """Return a job's step as the spec of a benchmark; of another kind the spec itself, which the server refuses."""
-    spec: dict[str, Any] = server.job(job_id)["spec"]
     if spec["kind"] == "diagnosis":
         return dict(spec["step"])
     if spec["kind"] not in OF_A_STEP:

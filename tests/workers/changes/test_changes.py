@@ -437,6 +437,7 @@ def chosen_otherwise(see: Callable[[], object]) -> OwnStep:
     def make() -> Callable[[], object]:
         torch.set_float32_matmul_precision("highest")
         torch.set_num_threads(cores() + 1)
+        torch.autograd.set_detect_anomaly(True)
         model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3)))
         optimizer = torch.optim.AdamW(model.parameters())
         own.frozen = gc.get_freeze_count()  # type: ignore[attr-defined]
@@ -471,6 +472,7 @@ INSIDE: dict[str, Callable[[Any], bool]] = {
     "gc_freeze": lambda own: gc.get_freeze_count() > own.frozen,
     "loader_prefetch": lambda own: own.loaders_made[1].prefetch_factor == 4,
     "loader_workers": lambda own: own.loaders_made[0].num_workers > 0,
+    "no_anomaly_detection": lambda _own: not torch.is_anomaly_enabled(),
     "no_optimizer": lambda own: "step" in vars(own.optimizers[0]),
     "no_synchronisation": replaced_now(torch.Tensor, "item"),
     "one_thread": lambda _own: torch.get_num_threads() == 1,
@@ -506,4 +508,5 @@ def test_a_step_is_changed_whatever_its_code_has_chosen(name: str) -> None:
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
+        torch.autograd.set_detect_anomaly(False)
     assert seen == [False, True], "the step as it is, and the changed one"

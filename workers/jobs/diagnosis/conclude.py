@@ -15,7 +15,7 @@ from app.specs.diagnosis import DiagnosisSpec
 from app.summaries import median_interval
 from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
-from workers.jobs.diagnosis.look import REPEATED
+from workers.jobs.diagnosis.look import OPTIMIZER, REPEATED
 from workers.jobs.diagnosis.planning import GAIN
 from workers.jobs.diagnosis.turn import JOINED
 from workers.measure.table import Column, Scalar
@@ -37,7 +37,7 @@ MOST_LINES, WIDTH = 12, 80
 """Of the answer on a terminal; the tables have all."""
 INDENT, TIED = "   ", "\N{NO-BREAK SPACE}"
 """What a wrapped line begins with; a space at which no line is broken."""
-TOLD_CAUSES, FIRST_CAUSES = 6, 3
+TOLD_CAUSES, FIRST_CAUSES = 7, 3
 """Those of the first ranks, and the largest of the others."""
 LARGE_PERCENT = 5.0
 """Of a smaller cause it is not told why a change against it was refused. Smaller ones come after all larger ones."""
@@ -84,6 +84,8 @@ class Result:
     difference: float | None = None
     removes: bool = False
     reason: str | None = None
+    sure: bool = True
+    """False if one process tried it, and those of the step as it is differ by more than it gains."""
 
     @property
     def row(self) -> list[Scalar]:
@@ -162,10 +164,14 @@ def _measured(found: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> 
     """Return the result of the turns or, without turns, of the one process that has tried the change."""
     before, after = found["turns"].get("") or [], found["turns"].get(name) or []
     if not (before and after):
-        before, after = found["screened"].get("") or [], found["screened"].get(name) or []
+        # Other processes of a busy host only lengthen a step.
+        before = sorted([*found["screened"].get("", ()), *found["looked"]])[:1]
+        after = found["screened"].get(name) or []
     if not (before and after):
         return Result(**known, verdict="not_tried", reason=NO_TIME)
     estimate = interval(before, after)
+    plain = [*found["looked"], *(ms for stage in ("screened", "turns") for ms in found[stage].get("", ()))]
+    sure = estimate.low is not None or (estimate.ratio or 1.0) < min(plain) / max(plain)
     verdict = "inconclusive"
     if estimate.ratio is not None and estimate.low is not None and estimate.high is not None:
         if estimate.high < 1 and estimate.ratio < 1 - GAIN:
@@ -176,7 +182,7 @@ def _measured(found: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> 
             verdict = "no_difference"
     numbers = (statistics.median(after), estimate.ratio, estimate.low, estimate.high)
     return Result(**known, verdict=verdict, **dict(zip(("step_ms", "ratio", "low", "high"), numbers, strict=True)),
-                  difference=found["differences"].get(name))  # fmt: skip
+                  difference=found["differences"].get(name), sure=sure)  # fmt: skip
 
 
 def _joined(found: Mapping[str, Any], results: Sequence[Result]) -> Result:
@@ -203,7 +209,7 @@ def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_m
     measured = {row["cause"]: row["bound_ms"] for row in seen if row.get("bound_ms") is not None}
     certain = {*measured, *(one.cause for one in results if one.removes and one.low is not None)}
     # Forks that screen differ from the processes of the turns: only their ratio carries over.
-    measured |= {one.cause: one.ratio * total for one in results if one.removes and one.ratio is not None}
+    measured |= {one.cause: one.ratio * total for one in results if one.removes and one.ratio is not None and one.sure}
     rows: list[list[Scalar]] = []
     left = total
     for row in sorted(seen, key=lambda row: -row["lost_ms"]):
@@ -261,6 +267,8 @@ def _worth(
         worth = gain_ms
     elif cause in WORK:
         known, worth = REPEATED in where or (cause != PLAIN and not tried), lost_ms
+    elif cause == OPTIMIZER and gain_ms == 0:
+        known = not any(one.cause == cause and str(one.reason).endswith("already") for one in results)
     return 100 * worth >= LARGE_PERCENT * step_ms, known, worth if measured else worth / COMPARABLE
 
 
@@ -276,15 +284,19 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
     if not causes and not results:
         return [step]
     better = [one for one in results if one.verdict == "better" and not one.removes]
-    # Small operators here and there are what a step is made of: anything else is told instead of them.
-    plain = [
-        row
-        for row in causes
-        if row[1] == PLAIN and float(row[4] or 0.0) < LARGE_PERCENT and REPEATED not in str(row[2])
+    # Operators here and there are what a step is made of: anything else is told instead of them, but for the largest.
+    rest = sorted(causes[FIRST_CAUSES:], key=lambda row: (row[6] != "measured", -float(row[3] or 0.0)))
+    plain = [row for row in rest if row[1] == PLAIN and REPEATED not in str(row[2])]
+    first = [row for row in plain if float(row[4] or 0.0) >= LARGE_PERCENT][:1]
+    waits = [row for row in rest if row not in plain]
+    most = TOLD_CAUSES - FIRST_CAUSES - len(first)
+    told_rows = [
+        *causes[:FIRST_CAUSES],
+        *waits[:most],
+        *first,
+        *waits[most:],
+        *(row for row in plain if row not in first),
     ]
-    large = [row for row in causes[FIRST_CAUSES:] if row not in plain]
-    large.sort(key=lambda row: (row[6] != "measured", -float(row[3] or 0.0)))
-    told_rows = [*causes[:FIRST_CAUSES], *large, *(row for row in plain if row not in causes[:FIRST_CAUSES])]
     shown = sorted(told_rows[:TOLD_CAUSES], key=causes.index)
     told = {str(cause) for _, cause, *_ in shown}
     lines = [*((0.0, line) for line in _wrapped(step)), *_of_causes(shown, better, results)]
@@ -292,7 +304,9 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
     so_far = " ".join(line.strip() for _, line in lines)
     others = [one for one in better if f"-> {one.change}: " not in so_far]
     lines += [(4.5, line) for line in _listed("also faster", [f"{_lost(one)}{_numbers(one)}" for one in others])]
-    losers = [one for one in results if not one.removes and one.ratio is not None]
+    losers = sorted(
+        (one for one in results if not one.removes and one.ratio is not None), key=lambda one: one.ratio or 1.0
+    )
     for title, verdicts in LOSERS.items():
         lines += [(4.5, line) for line in _listed(title, [_lost(one) for one in losers if one.verdict in verdicts])]
     late = [one.change for one in results if one.verdict == "not_tried"]

@@ -61,6 +61,8 @@ MANY = 100
 """A line that a step runs as often is a loop that somebody should know of."""
 REPEATED = "times a step"
 """The end of a note on such a line."""
+WAITS, IDLE = "it waits", 0.2
+"""The note on a line that has less of the processor, as a share of what the line with most of it has."""
 OPTIMIZER, INPUT, SYNCHRONISATION = "optimizer", "input", "synchronisation"
 ANSWERS = "answers"
 """Work of the device for the numbers that the host reads."""
@@ -231,7 +233,7 @@ class Places:
             if one.name == COLLECTED:
                 found[self.at(one.begin_ns)] += one.end_ns - one.begin_ns
         place = max(found, key=lambda one: found[one], default=None)
-        return COLLECTED if place is None else f"{_named([place], place, self)}: {COLLECTED}"
+        return COLLECTED if place is None else f"{_named({}, place, self)}: {COLLECTED}"
 
     @functools.cached_property
     def _written(self) -> Mapping[tuple[str, str], tuple[int, int]]:
@@ -278,20 +280,24 @@ class Places:
         return {here: {place: ns / of.total() for place, ns in of.items()} for here, of in found.items() if of.total()}
 
 
-def _where(lost: Mapping[tuple[str, Place | None], float], places: Places) -> Lost:
-    """Join the lines of each function, those of loops apart: "train.py:51-55 SlowAdam.step (line 52: 17260 times a
-    step)"."""
+def _where(
+    lost: Mapping[tuple[str, Place | None], float], places: Places, waiting: Set[Place | None] = frozenset()
+) -> Lost:
+    """Join the lines of each function, those of loops and those that wait apart: "train.py:51-55 SlowAdam.step (line
+    52: 90 % of it, 17260 times a step)"."""
     found: Lost = defaultdict(float)
-    functions: dict[tuple[str, str, str, bool], list[Place]] = defaultdict(list)
+    functions: dict[tuple[str, str, str, bool, bool], dict[Place, float]] = defaultdict(dict)
 
-    def key(cause: str, place: Place) -> tuple[str, str, str, bool]:
-        return cause, place.file, place.function, places.runs(place) >= MANY
+    def key(cause: str, place: Place) -> tuple[str, str, str, bool, bool]:
+        return cause, place.file, place.function, places.runs(place) >= MANY, cause == "host" and place in waiting
 
     for (cause, place), ms in lost.items():
         if place is not None and ms >= LEAST * sum(lost.values()) / 10:
-            functions[key(cause, place)].append(place)
+            functions[key(cause, place)][place] = ms
     for (cause, place), ms in lost.items():
         where = "" if place is None else _named(functions[key(cause, place)], place, places)
+        if place is not None and key(cause, place)[-1]:
+            where = _noted(where, [WAITS])
         if cause == "launches" and "graph break" not in where:
             where = _noted(where, [f"graph breaks at {one}" for one in _shown(places.breaks)])
         found[cause, where] += ms
@@ -302,12 +308,15 @@ def _shown(breaks: Set[tuple[str, int]]) -> list[str]:
     return [", ".join(f"{file}:{line}" for file, line in sorted(breaks)[:TOLD_BREAKS])] if breaks else []
 
 
-def _named(lines: Sequence[Place], place: Place, places: Places) -> str:
-    first, last = (min(one.line for one in lines), max(one.line for one in lines)) if lines else (place.line,) * 2
+def _named(ms: Mapping[Place, float], place: Place, places: Places) -> str:
+    lines = ms or {place: 1.0}
+    first, last = min(one.line for one in lines), max(one.line for one in lines)
     span = str(first) if first == last else f"{first}-{last}"
-    often = max(lines, key=places.runs, default=place)
-    runs = places.runs(often)
-    notes = [f"line {often.line}: {runs} {REPEATED}"] if runs >= MANY else []
+    most = max(lines, key=lambda one: lines[one])
+    runs = places.runs(most)
+    share = [f"{100 * lines[most] / sum(lines.values()):.0f} % of it"] if first < last else []
+    known = [*share, *([f"{runs} {REPEATED}"] if runs >= MANY else [])]
+    notes = [f"line {most.line}: {', '.join(known)}"] if known else []
     broken = any((one.file, one.line) in places.breaks for one in (*lines, place))
     return _noted(f"{place.file}:{span} {place.function}", [*notes, *(["graph break"] if broken else [])])
 
@@ -330,15 +339,20 @@ def _on_cpu(training: Training, samples: Samples, places: Places, step_ms: float
     steps = [type(one).step for one in own.plain_optimizers()] if own is not None else []
     optimizers |= {inspect.unwrap(one).__code__.co_qualname for one in steps}
     wall: Counter[tuple[str, Place | None]] = Counter()
+    of_line: dict[Place | None, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for (phase, frames), sample in samples.stacks.items():
         at = next((found for frame in reversed(frames) if (found := places.own.place(*frame)) is not None), None)
         wall[_cause_of(phase, frames, optimizers), at] += sample.wall_ns
+        of_line[at] = of_line[at][0] + sample.wall_ns, of_line[at][1] + sample.processor_ns
+    # Others on a busy host keep all lines from the processor.
+    least = IDLE * max(used / (taken or 1) for taken, used in of_line.values() if 200 * taken >= wall.total())
+    waiting = {at for at, (taken, used) in of_line.items() if used < least * taken}
     scale = step_ms / (wall.total() or 1)
     for (cause, at), ns in wall.items():
         if cause:
             lost[cause, at] += scale * ns
             continue
-        for part, share in _parts(places.launched.get(at)).items():
+        for part, share in _parts(places.launched.get(at), 1e6 * scale * ns).items():
             if part == "kernels" and places.writes_attention(at):
                 part = "attention"
             if part == "host" or at not in places.made:
@@ -347,7 +361,7 @@ def _on_cpu(training: Training, samples: Samples, places: Places, step_ms: float
             for maker, of_maker in places.made[at].items():
                 same = "attention" if places.writes_attention(maker) else _same_part(part, places.launched.get(maker))
                 lost[same, maker] += scale * ns * share * of_maker
-    return _where(lost, places)
+    return _where(lost, places, waiting)
 
 
 def _same_part(part: str, did: Launched | None) -> str:
@@ -393,11 +407,15 @@ def _collected(lost: Lost, ms: float, places: Places) -> None:
     lost["host", places.collecting] += ms
 
 
-def _parts(did: Launched | None) -> dict[str, float]:
-    """Return the shares of a line's time by cause."""
+def _parts(did: Launched | None, line_ns: float) -> dict[str, float]:
+    """Return the shares of a line's time by cause.
+
+    line_ns: Its time in a step that nothing slows down. The profiler does so between operators, and other processes in
+        them: the larger share of operators is the likelier one.
+    """
     if did is None or not did.wall_ns:
         return {"host": 1.0}
-    operators = min(1.0, did.operators_ns / did.wall_ns)
+    operators = min(1.0, did.operators_ns / min(did.wall_ns, line_ns))
     precision = min(operators, did.double_ns / did.wall_ns)
     attention = min(operators - precision, did.attention_ns / did.wall_ns)
     kernels = operators - precision - attention
@@ -441,7 +459,7 @@ def _on_gpu(
             1e-6 * one.ns,
             one.cause,
             one.next,
-            None if (at := places.due(moment(one))) is None else _named([at], at, places),
+            None if (at := places.due(moment(one))) is None else _named({}, at, places),
         ]
         for one in gaps
     ]

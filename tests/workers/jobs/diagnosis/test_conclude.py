@@ -74,11 +74,11 @@ def test_small_plain_kernels_are_told_after_all_others() -> None:
     kernels = [[at, "kernels", f"train.py:{at} f", 10.0 - at, 4.9, 90.0, "ceiling"] for at in range(2, 7)]
     others = [[at, "host", f"train.py:{at} g", 10.0 - at, 1.0, 90.0, "ceiling"] for at in range(7, 10)]
     lines = conclude.answer("step 100 ms", [CAUSES[0], *others, *kernels], [], NOTHING)
-    assert re.findall(r"train.py:(\d) [fg]", "\n".join(lines)) == list("78923")
-    assert [line[0] for line in lines if line[0].isdecimal()] == list("123456")
+    assert re.findall(r"train.py:(\d) [fg]", "\n".join(lines)) == list("789234")
+    assert [line[0] for line in lines if line[0].isdecimal()] == list("1234567")
     kernels[4][4] = 5.1
     lines = conclude.answer("step 100 ms", [CAUSES[0], *others, *kernels], [], NOTHING)
-    assert re.findall(r"train.py:(\d) [fg]", "\n".join(lines)) == list("78926"), "a large one is told"
+    assert re.findall(r"train.py:(\d) [fg]", "\n".join(lines)) == list("789236"), "a large one is told"
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -171,6 +171,19 @@ def test_a_measured_cause_comes_before_a_ceiling_of_about_its_size_and_is_never_
         assert any("train.py:9 g" in line for line in lines) == is_told
 
 
+def test_one_process_on_a_busy_host_measures_no_bound_and_no_gain() -> None:
+    """One of the processes that measured the step as it is took three times as long as the others."""
+    known = {"change": "no_optimizer", "cause": "optimizer", "how": "", "removes": True}
+    of = {"": [236.5], "no_optimizer": [61.7]}
+    found = {"looked": [66.0], "screened": of, "turns": {"": [66.0] * 4}, "differences": {}}
+    once = conclude._measured(found, "no_optimizer", known)
+    assert (once.ratio, once.sure) == (pytest.approx(61.7 / 66), False)
+    row = conclude._causes([{"cause": "optimizer", "where": "", "lost_ms": 3.4}], [once], 66.0)[0]
+    assert row[-1] == "ceiling"
+    quiet = {**found, "screened": {**of, "": [66.5]}}
+    assert conclude._measured(quiet, "no_optimizer", known).sure
+
+
 def test_no_time_has_an_exponent_because_it_is_rounded_up() -> None:
     assert conclude._ms(999.7, 3) == "1000 ms"
 
@@ -189,6 +202,15 @@ def test_what_a_step_waits_for_comes_before_its_own_work_unless_a_change_shorten
     assert ranked([maybe], **times) == ranked([], **times), "what is not certain proves nothing"
     useless = [result("tf32", "no_difference", 0.995, cause=cause) for cause in ("kernels", "attention")]
     assert ranked(useless, **times) == ["synchronisation", "kernels", "attention", "host"]
+
+
+def test_an_optimizer_that_is_fused_already_is_what_a_step_is_made_of() -> None:
+    times = {"optimizer": 20.0, "kernels": 74.0, "host": 6.0}
+    assert ranked([], **times) == ["optimizer", "host", "kernels"]
+    fused = result("fused_optimizer", "refused", reason="it is fused already")
+    assert ranked([fused], **times) == ["host", "kernels", "optimizer"]
+    bound = result("no_optimizer", "better", 0.8, removes=True)
+    assert ranked([fused, bound], **times)[0] == "optimizer", "what was measured counts"
 
 
 def test_what_a_late_rank_computes_longer_comes_before_what_all_compute() -> None:

@@ -1,0 +1,31 @@
+"""No search for NaN in each node of the backward pass, which somebody has forgotten."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from workers.changes._base import Change, Elsewhere, Look, own_only
+
+if TYPE_CHECKING:
+    from workers.measure.own_step import OwnStep
+
+
+def _why_not(look: Look) -> str | None:
+    import torch
+
+    return own_only(look) or (None if torch.is_anomaly_enabled() else Elsewhere("it does not detect anomalies"))
+
+
+def _off(_step: OwnStep) -> AbstractContextManager[Any]:
+    import torch
+
+    return torch.autograd.set_detect_anomaly(False)
+
+
+CHANGE = Change(
+    causes=("kernels", "host", "launches", "synchronisation"),
+    how="leave out torch.autograd.set_detect_anomaly(True)",
+    why_not=_why_not,
+    after=_off,
+)
