@@ -183,7 +183,7 @@ def wait_for_answer(
         if _code_of(job):
             print_job(job)
         elif doubted := doubts(job["validity"] or {}):
-            echo_line(f"{verdict(job['validity'])}: {doubted[0]}")
+            echo_line(f"{verdict(job['validity'])}: {doubted[0]}", err=True)
     if code := _code_of(job):
         raise typer.Exit(code)
 
