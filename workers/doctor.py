@@ -62,7 +62,7 @@ def _requirements() -> Iterator[Finding]:
     from packaging.requirements import Requirement
 
     fit = True
-    owners = [("flopwatch", {"", "worker", "triton"}), ("torch", {""})]
+    owners = [("flopwatch", {"", "worker", "triton", "fp8"}), ("torch", {""})]
     for owner, extras in owners:
         try:
             asked = importlib.metadata.requires(owner) or []

@@ -109,7 +109,8 @@ def linear_layers(
     for pattern in patterns:
         if pattern not in ("auto", "all") and not any(fnmatchcase(one.name, pattern) for one in found):
             known = ", ".join(dict.fromkeys(grouped(one.name) for one in found)) or "none"
-            raise NoFloat8(f"fp8_filter: no linear layer has a name like {pattern!r}; there are {known}")
+            loss = "; the output layer computes the loss, too, and stays as it is" if model_has_loss else ""
+            raise NoFloat8(f"fp8_filter: no linear layer has a name like {pattern!r}; there are {known}{loss}")
     return found
 
 

@@ -66,6 +66,8 @@ def test_a_pattern_without_a_layer_is_refused_with_those_that_there_are() -> Non
 def test_an_output_layer_that_computes_the_loss_stays_as_it_is() -> None:
     layers = linear_layers(model(), 32, "tensorwise", ["all"], model_has_loss=True)
     assert "lm_head" not in {one.name for one in layers}
+    with pytest.raises(NoFloat8, match="the output layer computes the loss, too, and stays as it is"):
+        linear_layers(model(), 32, "tensorwise", ["lm_head"], model_has_loss=True)
 
 
 def test_gradients_of_weights_count_only_where_they_are_in_8_bits() -> None:
