@@ -1179,9 +1179,9 @@ def test_a_cuda_graph_holds_the_collectives(name: str, graphed: Any, tmp_path: P
         assert collected.samples("eager_exposed_communication_ms", None)
         assert bool(collected.samples("gradients_mib", None)) == (not trains)
     if name in PROFILED:
-        waits = ranks_of(found)
-        assert not waits.differ
-        assert waits.meetings
+        profiled = ranks_of(found)
+        assert not profiled.differ
+        assert profiled.collectives
 
 
 @pytest.mark.gpu
