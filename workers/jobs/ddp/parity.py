@@ -204,15 +204,19 @@ class ParityCheck:
 @torch.no_grad()
 def capture_untrained(trained: Trained) -> None:
     """Capture the prepared step, if it is a CUDA graph, and leave the model as it was: at a learning rate of zero the
-    steps before the capture change no parameter, and what they leave in the optimizer's state is set to zero."""
+    steps before the capture change no parameter; the optimizer's state and the loss's scale are set back."""
     if trained.graphed is None:
         return
     groups = [] if trained.optimizer is None else trained.optimizer.param_groups
     rates = [group["lr"].clone() for group in groups]
     for group in groups:
         group["lr"].zero_()
+    scaler = trained.step.scaler
+    scale = None if scaler is None else scaler.state_dict()
     with torch.enable_grad():
         trained.graphed.capture()
+    if scaler is not None and scale is not None:
+        scaler.load_state_dict(scale)
     for group, rate in zip(groups, rates, strict=True):
         group["lr"].copy_(rate)
     state = {} if trained.optimizer is None else getattr(trained.optimizer, "optim", trained.optimizer).state

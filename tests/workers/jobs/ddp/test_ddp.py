@@ -1047,14 +1047,16 @@ def test_a_capture_leaves_the_model_untrained(monkeypatch: pytest.MonkeyPatch, *
     model, rate = torch.nn.Sequential(torch.nn.Embedding(7, 8), torch.nn.Linear(8, 7)), torch.tensor(1e-3)
     optimizer = AdamW(model.parameters(), rate, capturable=True, master_weights=True)
     batches = RandomBatches(7, 2, 4, torch.device("cpu"), 0)
-    step = TrainStep(model, batches, PRECISIONS["fp32"], model, optimizer, 10)
+    step = TrainStep(model, batches, PRECISIONS["fp16"], model, optimizer, 10)
     step.prepare()
+    scale = step.scaler.state_dict()  # type: ignore[union-attr]
     trained = Trained("flat", model, model, step, [], graphed=Graphed())  # type: ignore[arg-type]
     before = copy.deepcopy(model.state_dict())
     capture_untrained(trained)
     same = [torch.equal(one, before[name]) for name, one in model.state_dict().items()]
     assert all(same) == any(same) == rate_of_zero
     assert rate > 0
+    assert step.scaler.state_dict() == scale  # type: ignore[union-attr]
     for state in optimizer.state.values():
         for name, value in state.items():
             assert value.any() == (name == "master_param"), name
