@@ -85,8 +85,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_every_metric_of_a_cell(run, dtype: str, device: str) -> None:
-    report = run(implementations=["eager", "sdpa_math", "own"], dtypes=[dtype], device=device, causal=[False, True])
-    assert len({tuple(row["case"].values()) for row in report.rows}) == 6
+    report = run(implementations=["eager", "own"], dtypes=[dtype], device=device, causal=[False, True])
+    assert len({tuple(row["case"].values()) for row in report.rows}) == 4
     cell = report.cell(implementation="own", causal=True)
     assert list(cell) == [
         ("forward_ms", "forward"), ("backward_ms", "backward"), ("forward_backward_ms", "forward_backward"),
@@ -104,9 +104,9 @@ def test_every_metric_of_a_cell(run, dtype: str, device: str) -> None:
             assert row["n"] == (3 if name in {f"{phase}_ms", "host_us"} else 1)
         assert row["device_key"].endswith(report.fingerprint["device"]["name"])
     assert cell["output_error", None]["median"] < (1e-5 if dtype == "fp32" else 2e-2)
-    assert report.steps[0] == (0, 6, f"eager, {dtype}, length 48, head dimension 16, not causal")
-    assert report.steps[-1] == (6, 6, "done")
-    assert report.cursors == [0, 1, 2, 3, 4, 5]
+    assert report.steps[0] == (0, 4, f"eager, {dtype}, length 48, head dimension 16, not causal")
+    assert report.steps[-1] == (4, 4, "done")
+    assert report.cursors == [0, 1, 2, 3]
 
 
 def test_each_case_has_a_key_and_a_verdict_of_its_own(run) -> None:
@@ -281,11 +281,9 @@ def test_a_mask_that_hides_nothing_needs_and_costs_nothing(run, fields: dict[str
     assert flops == pytest.approx(4 * 2 * 16 * 48 * 48 / 2)
 
 
-@pytest.mark.parametrize(
-    "name", [*(pytest.param(one, marks=pytest.mark.long) for one in ("wrong", "wrong_element")), "wrong_gradient"]
-)
+@pytest.mark.parametrize("name", ["wrong_element", "wrong_gradient"])
 def test_a_wrong_kernels_time_is_shown_as_wrong(run, name: str) -> None:
-    report = run(implementations=[name, "own"], sequence_lengths=[1500], causal=[False], batch_size=1)
+    report = run(implementations=[name, "own"], sequence_lengths=[300], causal=[False], batch_size=1)
     cell = report.cell(implementation=name)
     errors = {metric: row for (metric, _), row in cell.items() if metric.endswith("error")}
     assert {row["outcome"] for row in errors.values()} == {"ok"}

@@ -49,12 +49,12 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report
     return own
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("kernel", KERNELS.names())
 def test_plain_pytorch_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str, dtype: str) -> None:
     monkeypatch.setattr("kernels.operations.VOCABULARY", 61)
-    report = run(tmp_path, kernel=kernel, dtypes=[dtype], rows=[1, 33], columns=[1, 70], device="cpu")
-    assert len({tuple(row["case"].values()) for row in report.rows}) == 4
+    report = run(tmp_path, kernel=kernel, dtypes=[dtype], device="cpu")
+    assert len({tuple(row["case"].values()) for row in report.rows}) == 1
     for row in report.rows:
         assert row["outcome"] in {"ok", "unknown"}, row
 
