@@ -1,4 +1,4 @@
-"""`--implementation file.py:function`: right, wrong, crashing, hanging, raising, and importing what is not there.
+"""`--implementation file.py:function`: right, wrong, crashing, raising, and importing what is not there.
 
 Where no worker allows it: tests/app/api/test_files.py.
 """
@@ -22,7 +22,6 @@ from tools.service import wait_for_job
 SOURCE = """
 import math
 import os
-import time
 
 import torch
 
@@ -41,10 +40,6 @@ def wrong(q, k, v, is_causal):
 
 def crashing(q, k, v, is_causal):
     os.kill(os.getpid(), 11)
-
-
-def hanging(q, k, v, is_causal):
-    time.sleep(3600)
 
 
 def raising(q, k, v, is_causal):
@@ -121,12 +116,6 @@ def test_faulty_code_costs_its_own_cell_only(flopwatch, mine, function, outcome,
     assert found["eager"]["outcome"] == "ok"
     assert (found[function]["outcome"], found[function]["mean"]) == (outcome, None)
     assert words in found[function]["reason"]
-
-
-def test_hanging_code_ends_with_the_jobs_time(flopwatch: Flopwatch, mine: str) -> None:
-    job, found = run(flopwatch, f"{mine}:hanging", timeout_s=6)
-    assert (job["state"], job["error"]["code"]) == ("failed", "timeout")
-    assert {name: row["outcome"] for name, row in found.items()} == {"eager": "ok"}
 
 
 def test_code_that_imports_what_is_not_there_fails_at_once(flopwatch: Flopwatch, tmp_path: Any) -> None:

@@ -51,6 +51,7 @@ def test_a_running_job_is_followed_to_its_end(site: PlayedSite, page: Page) -> N
     assert page.evaluate("window.loadedOnce === true")
 
 
+@pytest.mark.long
 def test_from_the_empty_page_to_a_plot_and_a_latex_table(site: PlayedSite, page: Page) -> None:
     page.goto("/")
     expect(page.get_by_text("No worker is connected")).to_be_visible()
