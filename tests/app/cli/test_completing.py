@@ -53,7 +53,7 @@ def test_kinds(offered: Offer, command: str) -> None:
         ("submit benchmark model.size=tiny precision=b", ["bf16"]),
         ("submit benchmark compile=", ["true", "false"]),
         ("submit benchmark seed=", []),
-        ("sweep benchmark precision=bf16,fp", ["bf16,fp32", "bf16,fp16"]),
+        ("sweep benchmark precision=bf16,fp", ["bf16,fp32", "bf16,fp16", "bf16,fp8"]),
         ("submit attention dtypes=bf16,fp3", ["bf16,fp32"]),
         ("submit compare candidate.prec", ["candidate.precision="]),
         ("submit benchmark --preset x", ["xl"]),
