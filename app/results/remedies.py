@@ -37,9 +37,11 @@ class Remedy:
         return self._command([f"{side}.measure_steps={number}" for side in self.sides] or [f"measure_steps={number}"])
 
     def replicates(self, number: int) -> str | None:
-        """Return the command that measures so many processes of each side; None if the kind has no such field."""
-        if number > MAX_REPLICATES or not (self.sides or "replicates" in self.fields):
+        """Return the command that measures so many processes of each side; None if there is none."""
+        if number > MAX_REPLICATES:
             return None
+        if not self.sides and "replicates" not in self.fields:
+            return f"`flopwatch compare {' '.join(map(str, self.jobs))} --alternate --replicates {number}`"
         return self._command([f"replicates={number}"])
 
     def _command(self, changes: Collection[str]) -> str:

@@ -64,7 +64,8 @@ class CompareSpec(SpecBase):
             raise field_error("candidate/kind", f"must be {self.baseline.kind}, as the baseline's")
         for side, spec in self.sides().items():
             if getattr(spec, "replicates", 1) != 1:
-                raise field_error(f"{side}/replicates", "leave it out: the comparison's own replicates say how many")
+                detail = "leave it out: the comparison has replicates of its own (--replicates of compare and versus)"
+                raise field_error(f"{side}/replicates", detail)
         before, after = (spec.resources() for spec in self.sides().values())
         if (before.devices, before.nodes) != (after.devices, after.nodes) or len(
             {before.device_type, after.device_type} - {"auto"}

@@ -75,6 +75,12 @@ class Group:
     jobs: Sequence[ListedJob]
 
 
+@router.get("/jobs")
+async def listed() -> Response:
+    """Redirect from the address that pages of jobs suggest."""
+    return RedirectResponse("/ui", status_code=308)
+
+
 @router.get("")
 async def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters, Query()]) -> Response:
     return await refreshed(request, lambda known: by_content(known, page(request, services, filters)))

@@ -63,7 +63,12 @@ def draw_heat_map(
         "colorscale": SCALE,
         "zmin": ends[0],
         "zmax": ends[1],
-        "colorbar": {"title": {"text": readable(metric, unit)}, "thickness": 14, **_log_ticks(known, log=log)},
+        "colorbar": {
+            "title": {"text": readable(metric, unit), "side": "right"},
+            "xpad": 24,
+            "thickness": 14,
+            **_log_ticks(known, log=log),
+        },
         "xgap": 1,
         "ygap": 1,
     }

@@ -208,7 +208,7 @@ function themed(content) {
   const given = resolved(content.layout ?? {});
   const layout = {
     height: 340,
-    margin: { l: 56, r: 16, t: 16, b: 44 },
+    margin: { l: 56, r: given.height < 220 ? 60 : 36, t: 16, b: 44 }, // the buttons are at the right, in two columns if it is low
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: text, family: style.getPropertyValue("font-family") || "system-ui, sans-serif", size: 13 },
@@ -235,8 +235,18 @@ function themed(content) {
     if (narrow.matches && name[0] === "x" && layout[name].title) layout[name].title = { ...layout[name].title, font: { size: 10 } };
   }
   const data = resolved(content.data);
+  for (const { type, marker } of data) if (type === "bar" && marker?.colorscale) marker.color = marker.color.map((value) => blended(marker, value));
   probe.remove();
   return { data, layout };
+}
+
+// Plotly takes a bar's number for the colour of its text, and warns.
+function blended({ colorscale, cmin, cmax }, value) {
+  const at = (value - cmin) / (cmax - cmin);
+  const next = Math.max(1, colorscale.findIndex(([place]) => place >= at));
+  const [[low, one], [high, other]] = colorscale.slice(next - 1, next + 1);
+  const [from, to] = [one, other].map((colour) => colour.match(/[\d.]+/g).map(Number));
+  return `rgb(${from.slice(0, 3).map((part, index) => part + ((at - low) / (high - low)) * (to[index] - part))})`;
 }
 
 function tools(figure, picture, Plotly, layout) {

@@ -86,6 +86,9 @@ def test_points_have_coordinates_verdict_and_job() -> None:
     assert (found[2].outcome, found[2].url) == (None, None)
     with pytest.raises(KeyError, match="sequence_length"):
         points_of(sheet([]), "sequence_length")
+    two = Cell(1.5, None, 2, "ok", least=1.0, greatest=2.0)
+    (few,) = points_of(sheet([["eager", 256, 7, two, "valid"]]), "forward_ms")
+    assert (few.low, few.high) == (1.0, 2.0), "of few numbers the error bar is their range"
 
 
 def test_the_number_with_most_values_goes_along_x() -> None:
