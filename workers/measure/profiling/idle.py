@@ -175,10 +175,11 @@ def without_waiting_ms(recording: Recording, steps: Sequence[Interval], step_ms:
         cause: "input" or "synchronisation".
     """
     waiting = _merged((one.begin_ns, one.end_ns) for one in synchronisations(recording))
-    # What a call that waits launches itself, such as a copy, is left out, too.
+    # What a call that waits launches itself, such as a copy, is not left out.
     calls = ((begin + 1, end) for begin, end in waiting)
-    skippable = loading(recording) if cause == "input" else _merged(iter([*host_reads(recording), *calls]))
-    replay = Replay(recording, steps, waiting, skippable)
+    loads = loading(recording)
+    skippable = loads if cause == "input" else _merged(iter([*host_reads(recording), *calls]))
+    replay = Replay(recording, steps, waiting, skippable, loads)
     scale = replay.scale_for(1e6 * step_ms)
     return step_ms * min(1.0, replay.length_ns(scale, whole=False) / (replay.length_ns(scale) or 1.0))
 

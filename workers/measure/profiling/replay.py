@@ -30,12 +30,14 @@ class _Mark(IntEnum):
     WORKED = 0
     WAITED = 1
     SKIPPED = 2
-    BEGINS = 3
-    ENDS = 4
-    SKIPS = 5
-    LAUNCHES = 6
-    WAITS = 7
-    WORKS = 8
+    LOADED = 3
+    BEGINS = 4
+    ENDS = 5
+    SKIPS = 6
+    LOADS = 7
+    LAUNCHES = 8
+    WAITS = 9
+    WORKS = 10
 
 
 class Replay:
@@ -46,6 +48,7 @@ class Replay:
         steps: The steps, as the host ran their phases. What was launched before them is replayed, and not counted.
         waiting: When the host waited for the device; disjoint, in order.
         skippable: When the host did what may be left out, with all that it launched meanwhile; likewise.
+        loading: When the host loaded a batch, in which a profiler does not slow it down; likewise.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Replay:
         steps: Sequence[Interval],
         waiting: Iterable[tuple[int, int]],
         skippable: Iterable[tuple[int, int]],
+        loading: Iterable[tuple[int, int]] = (),
     ) -> None:
         launches = {one.id: one.begin_ns for one in recording.host if one.kind == "launch"}
         begin, end = steps[0].begin_ns, steps[-1].end_ns
@@ -65,7 +69,11 @@ class Replay:
         marks = [(begin, _Mark.BEGINS, 0), (end, _Mark.ENDS, 0)]
         for at, (launched, one) in enumerate(work):
             marks += [(launched, _Mark.LAUNCHES, at), (one.begin_ns, _Mark.WORKS, at), (one.end_ns, _Mark.WORKED, at)]
-        for spans, kinds in ((waiting, (_Mark.WAITS, _Mark.WAITED)), (skippable, (_Mark.SKIPS, _Mark.SKIPPED))):
+        for spans, kinds in (
+            (waiting, (_Mark.WAITS, _Mark.WAITED)),
+            (skippable, (_Mark.SKIPS, _Mark.SKIPPED)),
+            (loading, (_Mark.LOADS, _Mark.LOADED)),
+        ):
             marks += [(at, kind, 0) for span in spans if span[0] < end for at, kind in zip(span, kinds, strict=True)]
         self._marks = sorted(marks)
 
@@ -94,17 +102,17 @@ class Replay:
         """Return the mean time of a step.
 
         Args:
-            scale: Of the host's own time.
+            scale: Of the host's own time, but for that in which it loads.
             whole: False: without what may be left out.
         """
         host = free = first = last = 0.0
         at_host = since = worked = self._marks[0][0]
-        skips = waiting = False
+        skips = waiting = loads = False
         launched, ends = [0.0] * len(self._launched), [0.0] * len(self._launched)
         for at, kind, index in self._marks:
             if _Mark.WORKED < kind < _Mark.WORKS:  # the host goes on
                 if not (waiting or skips):
-                    host += scale * (at - at_host)
+                    host += (1.0 if loads else scale) * (at - at_host)
                 at_host = at
             match kind:
                 case _Mark.WORKED:
@@ -121,6 +129,8 @@ class Replay:
                     skips = not whole
                 case _Mark.SKIPPED:
                     skips = False
+                case _Mark.LOADS | _Mark.LOADED:
+                    loads = kind == _Mark.LOADS
                 case _Mark.WAITS:
                     waiting, since = True, at
                 case _Mark.WAITED:

@@ -104,3 +104,16 @@ def test_a_module_that_is_named_as_input_is_no_input() -> None:
     made.on_host("model", 10, 90, "range")
     made.on_host("input", 20, 80, "range")
     assert not loading(made.recording)
+
+
+def test_a_profiler_lengthens_launches_and_not_the_loading() -> None:
+    """The host loads for 500, and launches for 500 under the profiler, for 250 without it."""
+    made, steps = Made(), []
+    for number in range(6):
+        at = 1000.0 * number
+        made.on_host(f"step_{number}", at, at + 999, "range")
+        made.on_host("data", at, at + 500, "range")
+        for index in range(5):
+            made.launch(at + 590 + 95 * index, at + 595 + 95 * index, at + 635 + 95 * index)
+        steps.append(Interval(f"step_{number}", number, round(at * US), round((at + 999) * US)))
+    assert without_waiting_ms(made.recording, steps[1:], 0.75, cause="input") == pytest.approx(0.25, abs=0.05)
