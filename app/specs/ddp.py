@@ -61,7 +61,7 @@ class DdpSpec(TrainingSpec):
     after the last one; `fsdp` and `torch_fsdp` share those of each, since no rank has memory for whole gradients."""
     cuda_graph: bool = False
     """`nccl` only: capture the whole step with its communication in one CUDA graph, so that the host launches once for
-    each step. The same strategy without the graph takes turns with it."""
+    each step. The same strategy is measured without it, too."""
     new_tokens: int = Field(default=32, ge=2, le=1_048_576)
     """Without effect: nothing is generated."""
     batch_size: int = Field(default=2, ge=1, le=65_536)

@@ -55,7 +55,7 @@ OF_OUR_STRATEGIES = frozenset(
 )
 """Metrics that a step of the user's own has not."""
 EAGER = ("eager_step_ms", "eager_exposed_communication_ms", "eager_host_us")
-"""Metrics of the same strategy without the CUDA graph, which takes turns with it."""
+"""Metrics of the same strategy without the CUDA graph."""
 MAX_NEGATIVE = 0.01
 """Share of the step by which the step without communication may take longer in a valid case."""
 MEMORY = {
