@@ -153,14 +153,6 @@ def test_a_watch_sees_commits_of_this_process_and_of_others(database: Database, 
     assert not watch.changed()
 
 
-def test_watching_costs_next_to_nothing(database: Database) -> None:
-    watch = database.watch()
-    started = time.process_time()
-    for _ in range(1000):
-        watch.changed()
-    assert time.process_time() - started < 1  # twenty times a second is then below 2 % of a core
-
-
 def test_a_checkpoint_truncates_the_log(database: Database, settings: Settings) -> None:
     wal = settings.data_dir / "flopwatch.sqlite3-wal"
     with database.write() as connection:
@@ -263,20 +255,6 @@ def test_connections_do_not_cross_a_fork(database: Database) -> None:
     with database.write() as connection:
         add(connection, "one")
     assert count(database) == 1
-
-
-def test_threads_share_a_database(database: Database) -> None:
-    def work(name: int) -> None:
-        for number in range(10):
-            with database.write() as connection:
-                add(connection, f"{name} {number}")
-
-    threads = [threading.Thread(target=work, args=(name,)) for name in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert count(database) == 80
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://host/db", "no url at all"])

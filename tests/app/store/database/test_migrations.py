@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, text
 from sqlalchemy.dialects import postgresql
 from sqlmodel import SQLModel
@@ -67,14 +65,6 @@ def test_ids_are_never_reused(database: Database) -> None:
         schema = dict(map(tuple, connection.execute(text(SCHEMA))))
     for table in ("job", "sweep", "attempt", "event", "artifact", "measurement", "unit", "result_table"):
         assert "AUTOINCREMENT" in schema[table]
-
-
-def test_revisions_are_known_without_alembic() -> None:
-    config = Config()
-    config.set_main_option("script_location", str(migrating.migrations_folder()))
-    scripts = ScriptDirectory.from_config(config)
-    assert migrating.revisions() == sorted(script.revision for script in scripts.walk_revisions())
-    assert migrating.revisions()[-1] == scripts.get_current_head()
 
 
 def test_a_current_database_is_opened_without_alembic(settings: Settings) -> None:

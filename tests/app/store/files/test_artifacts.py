@@ -18,7 +18,7 @@ from sqlalchemy import text
 from app.errors import NotFound
 from app.store.database import byte_locks
 from app.store.database.engine import Database
-from app.store.files import artifacts, store
+from app.store.files import artifacts
 from app.store.files.artifacts import ArtifactFiles
 from app.store.files.owner import NOTE
 from app.store.keeping.deleting import delete_job
@@ -62,14 +62,6 @@ def finish_with(queue: Queue, shop: Any, sha256: str) -> int:
     claim = shop.running_job()
     queue.finish(claim, Finish("succeeded", artifacts=[StoredArtifact(0, "t", "trace", "text/plain", 5, sha256)]))
     return int(claim.job_id)
-
-
-def test_a_file_is_stored_under_its_content(files: ArtifactFiles, folder: Path, trace: Path) -> None:
-    assert files.put(trace) == (SHA256, 5)
-    assert files.open_path(SHA256) == folder / SHA256[:2] / SHA256[2:]
-    assert files.open_path(SHA256).read_bytes() == b"trace"
-    assert trace.exists()
-    assert stored(folder) == [files.open_path(SHA256)]
 
 
 STORES = pytest.mark.parametrize("store", [ArtifactFiles.put, ArtifactFiles.take])
@@ -340,15 +332,6 @@ class TestOrphans:
 
     def test_there_may_be_nothing_at_all(self, files: ArtifactFiles, database: Database) -> None:
         assert files.remove_unreferenced(database, older_than_s=0) == []
-
-    def test_many_orphans_are_swept_in_batches(self, files, tmp_path, database, monkeypatch) -> None:
-        monkeypatch.setattr(store, "BATCH", 3)
-        path, contents = tmp_path / "file", []
-        for number in range(8):
-            path.write_text(str(number))
-            contents.append(files.put(path)[0])
-        files.release(contents)
-        assert sorted(files.remove_unreferenced(database, older_than_s=-60)) == sorted(contents)
 
 
 def test_a_stale_workers_artifact_counts_for_nothing(files, trace, folder, queue, shop, database, results) -> None:

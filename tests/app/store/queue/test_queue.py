@@ -95,29 +95,6 @@ class TestSubmit:
         delete_job(database, first)
         assert shop.submit() > first
 
-    def test_ids_may_have_64_bits(self, engine, shop, queue, reading, database, results) -> None:
-        shop.submit()
-        with database.write() as connection:
-            for table in ("job", "sweep", "event", "attempt", "measurement", "artifact"):
-                if engine == "sqlite":
-                    connection.exec_driver_sql(f"DELETE FROM sqlite_sequence WHERE name = '{table}'")
-                    connection.exec_driver_sql(f"INSERT INTO sqlite_sequence VALUES ('{table}', {2**40})")
-                else:
-                    connection.exec_driver_sql(f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), {2**40})")
-        sweep = queue.submit_sweep(None, {}, {}, {}, [], points(8, 16)).response
-        assert sweep["id"] > 2**40
-        first, second = (job["id"] for job in reading.jobs(sweep=sweep["id"])[0])
-        queue.cancel(reading.jobs(limit=3)[0][-1]["id"])
-        claim = shop.claim()
-        assert claim.job_id == second > 2**40
-        queue.finish(claim, results)
-        assert reading.events(second, after=2**40)[-1]["type"] == "done"
-        _, following = reading.jobs(limit=1)
-        assert following == str(first)
-        assert next(job["id"] for job in reading.jobs(after=following)[0]) == second
-        assert queue.cancel_sweep(sweep["id"])["counts"]["cancelled"] == 1
-        assert delete_job(database, second) == ["ab" * 32]
-
     def test_nulls_are_nulls_in_the_database(self, shop: Any, database: Database) -> None:
         shop.submit()
         with database.read() as connection:
@@ -186,14 +163,6 @@ class TestSweep:
     def test_a_sweep_without_jobs_is_refused(self, queue: Queue) -> None:
         with pytest.raises(ValueError, match="at least one"):
             queue.submit_sweep(None, {}, {}, {}, [], [])
-
-    def test_points_and_options_are_kept(self, queue: Queue, reading: Reading, database: Database) -> None:
-        jobs = points(8, 16, priority=4, timeout_s=9.0, max_attempts=3)
-        sweep = queue.submit_sweep(None, {}, {}, {}, [], jobs).response
-        assert sweep["options"] == {"priority": 4, "timeout_s": 9.0, "max_attempts": 3, "submitted_by": None}
-        with database.read() as connection:
-            found = connection.exec_driver_sql("SELECT point FROM job ORDER BY id").scalars().all()
-        assert found == ['{"context_length": 0}', '{"context_length": 1}']
 
 
 @pytest.fixture
@@ -365,17 +334,6 @@ class TestSweepsAsWholes:
         with pytest.raises(Conflict, match=r"does not take its point context_length = 16: Extra inputs"):
             queue.resume_sweep(swept)
 
-    def test_hundreds_of_jobs_are_changed_by_few_statements(self, queue: Queue, sent: list[int]) -> None:
-        """Nobody else can write meanwhile."""
-        jobs = points(*range(1, 501), labels={"a": "b"})
-        grid = {"context_length": list(range(1, 501))}
-        sweep = queue.submit_sweep(None, {"a": "b"}, {"kind": "benchmark"}, grid, [], jobs).response["id"]
-        for change, state in ((queue.cancel_sweep, "cancelled"), (queue.resume_sweep, "queued")):
-            sent.clear()
-            assert change(sweep)["counts"][state] == 500
-            assert len(sent) < 20
-            assert sum(sent) < 200, "rows do not pass through Python"
-
     def test_an_unknown_sweep_is_not_found(self, queue: Queue) -> None:
         for number in (0, 77, 2**63):
             for method in (queue.cancel_sweep, queue.resume_sweep):
@@ -423,15 +381,6 @@ class TestRunning:
         assert (found["state"], found["attempt"], found["worker_id"]) == ("running", 1, "w1")
         assert found["started_at"] >= found["created_at"]
         assert shop.try_claim("w2") is None
-
-    def test_events_and_progress_are_recorded(self, shop: Any, queue: Queue, reading: Reading) -> None:
-        claim = shop.running_job()
-        events = [progress(1), NewEvent("log", {"text": "a\n"}), progress(2)]
-        queue.report(claim, events)
-        assert job(reading, claim.job_id)["progress"] == progress(2).data
-        recorded = [NewEvent(event["type"], event["data"]) for event in reading.events(claim.job_id)]
-        assert [event.type for event in recorded[:2]] == ["state", "state"]
-        assert recorded[2:] == events
 
     def test_a_success_lands_with_all_it_leaves(self, shop, queue, reading, results) -> None:
         claim = shop.running_job()
@@ -815,16 +764,6 @@ class TestRetry:
         assert job(reading, claim.job_id)["state"] == "succeeded"
         assert states(reading, claim.job_id)[-4:] == [ending, "queued", "running", "succeeded"]
 
-    def test_attempts_that_are_left_stay(self, shop: Any, queue: Queue, reading: Reading) -> None:
-        claim = shop.running_job(max_attempts=3)
-        queue.finish(claim, FAILURE)
-        assert queue.retry(claim.job_id)["max_attempts"] == 3
-        shop.claim()
-        assert queue.recover(queue.running()[0]) == "queued"
-        shop.claim()
-        assert queue.recover(queue.running()[0]) == "failed"
-        assert queue.retry(claim.job_id)["max_attempts"] == 4
-
     def test_one_that_never_ran(self, shop: Any, queue: Queue, reading: Reading) -> None:
         job_id = shop.submit()
         queue.cancel(job_id)
@@ -913,17 +852,6 @@ class TestRetry:
         monkeypatch.setattr(fence, "check", lambda connection, claim: None)
         write(queue, former, results)
         assert everything(reading, former.job_id) != before, "without the fence it counts"
-
-    def test_a_sweeps_counts_follow(self, queue: Queue, shop: Any, reading: Reading, swept: int) -> None:
-        (failed,) = [job for job in reading.jobs(sweep=swept)[0] if job["state"] == "failed"]
-        queue.retry(failed["id"])
-        assert reading.sweep(swept)["counts"] == {
-            "queued": 2, "running": 1, "succeeded": 1, "failed": 0, "cancelled": 0,
-        }  # fmt: skip
-        with pytest.raises(Conflict, match="nothing to resume"):
-            queue.resume_sweep(swept)
-        queue.finish(shop.claim(), FAILURE)
-        assert reading.sweep(swept)["counts"]["failed"] == 1
 
     def test_a_job_whose_point_was_resumed_is_not(self, queue: Queue, reading: Reading, swept: int) -> None:
         """Else two jobs would measure one point, and the sweep would show the other one."""

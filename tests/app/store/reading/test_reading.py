@@ -30,16 +30,6 @@ def ids(page: tuple[list[dict[str, Any]], str | None]) -> list[int]:
 
 
 class TestJobs:
-    def test_newest_first_page_by_page(self, shop: Any, reading: Reading) -> None:
-        made = [shop.submit() for _ in range(7)]
-        found, after = [], None
-        while True:
-            page, after = reading.jobs(limit=3, after=after)
-            found += [job["id"] for job in page]
-            if after is None:
-                break
-        assert found == made[::-1]
-
     def test_a_page_that_is_just_full_is_the_last(self, shop: Any, reading: Reading) -> None:
         for _ in range(3):
             shop.submit()
@@ -57,28 +47,6 @@ class TestJobs:
             pages.append([job["id"] for job in page])
         assert pages == [[5, 4], [3], [2, 1]], "one that is too large has a page of its own"
         assert reading.jobs(after="6") == (whole[:2], "4")
-
-    def test_a_page_of_sweeps_has_only_so_many_bytes(self, reading, queue, monkeypatch) -> None:
-        for _ in range(3):
-            queue.submit_sweep(None, {}, {"x": "x" * 1000}, {}, [], [NewJob(BenchmarkSpec())])
-        monkeypatch.setattr(reading_module, "MAX_PAGE_BYTES", 2100)
-        first, after = reading.sweeps()
-        rest, end = reading.sweeps(after=after)
-        assert [[sweep["id"] for sweep in page] for page in (first, rest)] == [[3, 2], [1]]
-        assert end is None
-
-    def test_filters(self, shop: Any, queue: Queue, reading: Reading) -> None:
-        running = shop.running_job(labels={"team": "a", "run": "1"})
-        queued = shop.submit(labels={"team": "a"})
-        other = shop.submit(labels={"team": "b"})
-        assert ids(reading.jobs(state="queued")) == [other, queued]
-        assert ids(reading.jobs(state="running")) == [running.job_id]
-        assert ids(reading.jobs(kind="benchmark")) == [other, queued, running.job_id]
-        assert ids(reading.jobs(kind="profile")) == []
-        assert ids(reading.jobs(labels=[("team", "a")])) == [queued, running.job_id]
-        assert ids(reading.jobs(labels=[("team", "a"), ("run", "1")])) == [running.job_id]
-        assert ids(reading.jobs(labels=[("team", "a"), ("team", "b")])) == []
-        assert ids(reading.jobs(labels=[("team", "a")], state="queued", kind="benchmark")) == [queued]
 
     @pytest.mark.parametrize("text", ['a"b', "a\\b", "a'b", "ä:€", "%", "$.a", "", " a "])
     def test_labels_may_be_any_text(self, shop: Any, reading: Reading, text: str) -> None:
@@ -107,30 +75,7 @@ class TestJobs:
         assert reading.counts() == {"queued": 1, "running": 1, "succeeded": 0, "failed": 0, "cancelled": 1}
 
 
-class TestEvents:
-    def test_from_where_one_was(self, shop: Any, queue: Queue, reading: Reading) -> None:
-        claim, other = shop.running_job(), shop.running_job()
-        for number in range(5):
-            queue.report(claim, [NewEvent("log", {"text": str(number)})])
-            queue.report(other, [NewEvent("log", {"text": "other"})])
-        first = reading.events(claim.job_id, limit=4)
-        rest = reading.events(claim.job_id, after=first[-1]["id"])
-        assert [event["data"]["text"] for event in (first + rest)[2:]] == list("01234")
-        assert all(event["job_id"] == claim.job_id for event in first + rest)
-        assert list(first[0]) == ["id", "job_id", "attempt", "type", "data", "created_at"]
-
-
 class TestLog:
-    def test_while_it_runs_and_after(self, shop: Any, queue: Queue, reading: Reading) -> None:
-        job_id = shop.submit()
-        assert reading.log(job_id) == ""
-        claim = shop.claim()
-        assert reading.log(job_id) == ""
-        queue.report(claim, [NewEvent("log", {"text": "a\n"}), NewEvent("log", {"text": "b\n"})])
-        assert reading.log(job_id) == "a\nb\n"
-        queue.finish(claim, Finish("succeeded", log="head … tail"))
-        assert reading.log(job_id) == "head … tail"
-
     def test_of_a_lost_attempt_what_it_reported(self, shop: Any, queue: Queue, reading: Reading) -> None:
         claim = shop.running_job(max_attempts=1)
         queue.report(claim, [NewEvent("log", {"text": "last words\n"})])
