@@ -76,25 +76,6 @@ def test_both_are_imported_in_one_process(theirs: Path, run: Run, theirs_first: 
     assert found[3] == []
 
 
-@pytest.mark.long
-def test_builtins_that_users_replace_reach_theirs_and_not_ours(theirs: Path, run: Run) -> None:
-    (theirs / "mine.py").write_text("def count(): return len([1, 2, 3])\n")
-    code = (
-        "import builtins, mine\n"
-        "from flopwatch.app.summaries import median_interval\n"
-        "seen, find = [], builtins.__import__\n"
-        "def hook(name, *rest): seen.append(name); return find(name, *rest)\n"
-        "builtins.len, kept = lambda _: 0, len\n"
-        "found = [mine.count(), median_interval([1.0] * 9)]\n"
-        "builtins.len, builtins.__import__ = kept, hook\n"
-        "import flopwatch.app.results.arranging\n"
-        "print(json.dumps([found, seen]))"
-    )
-    (count, interval), seen = run(code, EDITABLE)
-    assert (count, interval) == (0, [1.0, 1.0])
-    assert "flopwatch.app.results.sheet" in seen
-
-
 def test_the_client_and_the_libraries_beside_an_app(theirs: Path, run: Run) -> None:
     code = "import app.errors, kernels; from flopwatch import Flopwatch, kernels as ours; import flopwatch.parallel\n"
     code += "print(json.dumps([app.WHO, kernels.WHO, ours.__name__, flopwatch.parallel.__name__, Flopwatch.__name__]))"

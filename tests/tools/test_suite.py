@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.suite import MOST_AGAIN, exit_code_of
+from tools.suite import exit_code_of
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
@@ -133,29 +133,6 @@ def test_what_passes_when_it_runs_once_more_is_named(suite: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert (counted(done, "passed"), counted(done, "failed")) == ([10, 1], [1])
     assert done.stdout.endswith("passed alone:\n  tests/test_small.py::test_alone[1]\n")
-
-
-@pytest.mark.long
-def test_many_failures_are_no_chance(suite: Path) -> None:
-    each = f"@__import__('pytest').mark.parametrize('number', range({MOST_AGAIN + 1}))"
-    (suite / "tests/test_plain.py").write_text(f"{each}\ndef test_plain(number): assert False\n")
-    done = run(suite, "tools.suite", *TWO_PROCESSES, "tests/test_plain.py")
-    assert (counted(done, "failed"), done.returncode) == ([MOST_AGAIN + 1], 1), done.stdout + done.stderr
-
-
-@pytest.mark.long
-def test_a_file_without_tests_that_run_alone(suite: Path) -> None:
-    (suite / "tests/test_plain.py").write_text("def test_plain(): pass\n")
-    done = run(suite, "tools.suite", *TWO_PROCESSES, "tests/test_plain.py")
-    assert (counted(done, "passed"), done.returncode) == ([1], 0), done.stdout + done.stderr
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("chosen", "counts", "code"), [("together", [7], 0), ("alone and 2", [1], 0), ("none", [], 5)])
-def test_there_may_be_no_tests_of_either_kind(suite: Path, chosen: str, counts: list[int], code: int) -> None:
-    done = run(suite, "tools.suite", *TWO_PROCESSES, "tests", "-k", chosen)
-    assert counted(done, "passed") == counts, done.stdout + done.stderr
-    assert done.returncode == code
 
 
 @pytest.mark.parametrize(

@@ -96,22 +96,6 @@ def test_a_host_as_it_is_to_which_foreign_packages_do_no_harm(examine: Any, tmp_
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.long
-def test_no_compiler_and_a_wrong_triton(examine: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "other" / "triton-2.1.0.dist-info"
-    folder.mkdir(parents=True)
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: triton\nVersion: 2.1.0\n")
-    (tmp_path / "empty").mkdir()
-    nothing = {"PATH": str(tmp_path / "empty"), "CXX": "", "CC": "", "TORCH_EXTENSIONS_DIR": str(tmp_path)}
-    code, findings = examine(tmp_path / "other", **nothing)
-    assert (code, {"compiler", "triton"} <= broken(findings)) == (1, True)
-    assert "no C++ and no C compiler: cpu_* attention" in findings["compiler"]["found"]
-    assert "apt-get install g++" in findings["compiler"]["cure"]
-    assert "apt-get install g++" in findings["cpu_blocked"]["cure"], "what does not run for want of it says so, too"
-    assert "triton 2.1.0 is installed, and flopwatch needs" in findings["triton"]["found"]
-    assert findings["triton"]["cure"].startswith("pip install 'triton")
-
-
 def test_a_full_disk(examine_service: Any, tmp_path: Path) -> None:
     with mounted(tmp_path / "data", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs") as full:
         put_database(full)

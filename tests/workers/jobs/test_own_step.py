@@ -350,30 +350,6 @@ def test_out_of_memory_is_a_result_of_every_kind(run: Run, kind: str) -> None:
     assert {row["outcome"] for row in report.rows if row["phase"] != "initialisation"} == {"oom"}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_each_rank_of_ddp_calls_the_step_which_does_its_own_parallelism(run, world_size, monkeypatch) -> None:
-    peaks = {"fp32": 2.0, "bf16": 1000.0}
-    monkeypatch.setattr("workers.model.accounting.peak_tflops", lambda _, name: (peaks.get(name, 1e9), ""))
-    report = run("ddp", "make_shared_step", world_size=world_size, arguments={"batch_size": 8}, device="auto")
-    rows = {(row["metric"], row["phase"]): row for row in report.rows}
-    for name in ("forward", "backward", "optimizer", "rest", "step"):
-        assert rows[f"{name}_ms", name]["n"] == 3
-    step_s = 1e-3 * rows["step_ms", "step"]["median"]
-    assert rows["items_per_s", None]["median"] == pytest.approx(world_size * 8 / step_s)
-    assert rows["tflops", None]["median"] == pytest.approx(world_size * 1e6 * 1e-12 / step_s)
-    mfu = rows["tflops", None]["median"] / 1000
-    assert rows["mfu", None]["median"] == pytest.approx(mfu), "the step's products are in bf16, the spec says fp32"
-    assert rows["parameters", None]["median"] == 32 * 10 + 10
-    assert ("gradient_error", None) not in rows
-    assert len(report.table_rows("ranks")) == world_size
-    returned = report.table_rows("values", what="returned")
-    assert {row["name"] for row in returned} == {f"rank {rank} value" for rank in range(world_size)}
-    assert {row["name"] for row in report.table_rows("values", what="work")} == {"items", "flops"}
-    if world_size > 1:
-        assert rows["communication_ms", None]["median"] > 0
-
-
 @pytest.mark.parametrize("kind", ["benchmark", pytest.param("profile", marks=pytest.mark.long)])
 def test_numbers_that_the_first_steps_return_are_kept_and_equal_seeds_draw_the_same(run: Run, kind: str) -> None:
     one, same, other = (run(kind, "make_drawing_step", seed=seed).table_rows("values") for seed in (3, 3, 4))
