@@ -94,22 +94,21 @@ def test_most_methods_have_an_example() -> None:
     assert {"submit", "sweep", "rerun", "wait", "jobs", "measurements", "table", "download", "cancel", "logs"} <= named
 
 
-def test_the_programs_in_the_documents_run(
+def test_the_program_in_the_documents_runs(
     site: Any,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     obedient: None,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """They run against a server whose worker plays: what they ask for is right."""
+    """It runs against a server whose worker plays: what it asks for is right."""
     monkeypatch.setenv("FLOPWATCH_URL", site.url)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(client, "POLL_S", 0.02)
     page = ROOT / "docs" / "python-client.md"
-    printed = ["forward_ms", "/spec/context_lenght Unknown field; did you mean context_length?"]
-    for program, words in zip(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL), printed, strict=True):
-        exec(compile(program, page, "exec"), {})
-        assert words in capsys.readouterr().out
+    (program,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    exec(compile(program, page, "exec"), {})
+    assert "forward_ms" in capsys.readouterr().out
 
 
 class TestChecks:

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from app.results.history import History, HistoryPoint
+from app.results.sheet import Cell
 from app.web.history_plot import figure as history_figure
 from app.web.panels._bars import bars_of
 from app.web.panels._buckets import draw as draw_buckets
@@ -104,7 +105,7 @@ def buckets() -> dict[str, Any]:
         for at in (1, 2, 4)
     ]
     best = {"what": "best", "size_mb": 4.0, "low_mb": 2.0, "high_mb": 5.0, "predicted_exposed_ms": 2.0}
-    return draw_buckets([*curve, best], {1.0: 8.5, 4.0: 2.5})
+    return draw_buckets([*curve, best], {1.0: Cell(8.5, None), 4.0: Cell(2.5, None)})
 
 
 def sides() -> dict[str, Any]:
