@@ -105,7 +105,7 @@ def buckets() -> dict[str, Any]:
         for at in (1, 2, 4)
     ]
     best = {"what": "best", "size_mb": 4.0, "low_mb": 2.0, "high_mb": 5.0, "predicted_exposed_ms": 2.0}
-    return draw_buckets([*curve, best], {1.0: Cell(8.5, None), 4.0: Cell(2.5, None)})
+    return draw_buckets([*curve, best], {1.0: Cell(8.5, None, 1, "ok"), 4.0: Cell(2.5, None, 1, "ok")})
 
 
 def sides() -> dict[str, Any]:
