@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pandas as pd
 import pytest
 
 from app.store.records import StoredArtifact
@@ -330,15 +329,6 @@ class TestSubmitting:
         for one in (job, again):
             flopwatch.cancel(one)
 
-    def test_a_preset_and_what_replaces_it(self, flopwatch: Flopwatch) -> None:
-        job = flopwatch.submit({"kind": "attention", "num_heads": 2}, preset="cpu")
-        assert (job["spec"]["num_heads"], job["spec"]["head_dims"]) == (2, [32])
-        flopwatch.cancel(job)
-        with pytest.raises(ClientError, match=r"no preset 'cpuu'; its presets: leaderboard"):
-            flopwatch.submit({"kind": "attention"}, preset="cpuu")
-        with pytest.raises(ClientError, match=r"no kind 'atention'; known kinds: attention"):
-            flopwatch.submit({"kind": "atention"}, preset="cpu")
-
 
 class TestFrames:
     def test_measurements_of_all_pages(self, site, flopwatch, measured, monkeypatch) -> None:
@@ -367,19 +357,6 @@ class TestFrames:
         job = done(site, flopwatch)
         assert flopwatch.measurements(job).empty
         assert flopwatch.table(job=job).empty
-
-    def test_a_table_of_two_jobs(self, site: Any, flopwatch: Flopwatch, measured: Any) -> None:
-        jobs = [
-            done(site, flopwatch, measurements=[measured("forward_ms", value, outcome, model="tiny", context_length=n)])
-            for n, value, outcome in ((8, 1.25, "ok"), (16, None, "oom"))
-        ]
-        frame = flopwatch.table(job=jobs, columns=["forward_ms"], statistic="median")
-        assert frame["context_length"].tolist() == [8, 16]
-        assert frame["forward_ms"].tolist()[0] == 1.25
-        assert pd.isna(frame["forward_ms"][1])
-        assert frame.attrs["units"] == dict.fromkeys(("forward_ms", "forward_ms_low", "forward_ms_high"), "ms")
-        assert "oom" in frame.attrs["missing"][0]
-        assert flopwatch.table_text("csv", job=jobs[0]).startswith("model,context_length")
 
     def test_tables_that_units_reported(self, site: Any, flopwatch: Flopwatch, reported: Any) -> None:
         rows = [["a", 2.0], ["b", None], ["c", 5.5]]
@@ -411,16 +388,6 @@ class TestFrames:
         assert frame["ratio"].isna().tolist() == [False, True]
         assert frame.attrs["alternated"] is False
         assert frame.attrs["differences"][0]["name"] == "precision"
-
-    def test_jobs(self, site: Any, flopwatch: Flopwatch) -> None:
-        job = done(site, flopwatch, validity={"verdict": "suspect", "checks": []})
-        frame = flopwatch.jobs(labels={"made": "up"}, limit=1)
-        assert frame.index.tolist() == [job["id"]]
-        row = frame.loc[job["id"]]
-        assert (row["case"], row["verdict"]) == ("tiny, context_length=8", "suspect")
-        assert row["duration_s"] >= 0
-        assert row["created_at"].tzinfo is not None
-        assert flopwatch.jobs(kind="ceiling").empty
 
 
 class TestDownloads:

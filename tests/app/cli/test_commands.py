@@ -217,15 +217,6 @@ def test_wait_for_a_wrong_result(flopwatch: Any, obedient: Any) -> None:
     ended(flopwatch("submit", *TINY, "--name", "is wrong"))
 
 
-def test_wait_for_a_cancelled_job(site: Any, flopwatch: Any, start: Any) -> None:
-    waiting = start("submit", *TINY, "--wait", FLOPWATCH_URL=site.url)
-    job_id = waiting.stderr.readline().split()[1]
-    ended(flopwatch("cancel", job_id))
-    out, _ = waiting.communicate(timeout=20)
-    assert waiting.returncode == 1
-    assert "cancelled" in out
-
-
 def test_errors_name_the_field_and_the_cure(flopwatch: Any) -> None:
     errors = ended(flopwatch("submit", *TINY, "context_lenght=8", 'batch_size="4"'), 1)
     assert "/spec/context_lenght: Unknown field; did you mean context_length?" in errors
@@ -614,15 +605,6 @@ def test_the_first_job_waits_for_free_devices(fresh_site: Any, flopwatch: Any) -
     assert "waiting:" not in shown(second)
     fresh_site.worker.claim_job(first)
     assert "waiting:" not in shown(first)
-
-
-def test_a_job_whose_row_is_broken_is_listed_and_shown(site: Any, flopwatch: Any) -> None:
-    job_id = submitted(flopwatch, "--label", "row=broken")
-    site.worker.finish(site.worker.claim_job(job_id), validity={"verdict": "valid", "checks": []})
-    with site.services.database.write() as connection:
-        connection.exec_driver_sql(f"update job set spec = 'nonsense' where id = {job_id}")
-    assert f"\n{job_id} " in ended(flopwatch("jobs", "--label", "row=broken"))
-    assert "broken:   " in ended(flopwatch("show", str(job_id)))
 
 
 def test_a_key_that_was_used_before_is_marked(site: Any, flopwatch: Any) -> None:

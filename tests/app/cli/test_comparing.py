@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from app.store.records import Offer, UnitRecord
@@ -118,19 +117,6 @@ def test_a_wrong_kernel_passes_no_gate(flopwatch: Any, site: Any, measured: Any)
     assert "1 of 2 cases wrong" in left_out
     for name in ("kernels", "halves"):
         ended(flopwatch("baseline", "delete", name))
-
-
-def test_a_gate_costs_one_comparison(flopwatch: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other, asked = run(), run(), []
-    send = httpx.Client.send
-
-    def counting(self: httpx.Client, request: httpx.Request, **options: Any) -> httpx.Response:
-        asked.append(request.url.path)
-        return send(self, request, **options)
-
-    monkeypatch.setattr(httpx.Client, "send", counting)
-    ended(flopwatch("compare", one, other, "--fail-above", "5%", "--format", "csv"))
-    assert asked == ["/compare"]
 
 
 @pytest.mark.parametrize("limit", ["0", "0%", "-1%", "five", "5%%", "1e2", "nan"])
