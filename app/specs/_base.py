@@ -162,6 +162,8 @@ class SpecBase(StrictModel):
     answers: ClassVar[tuple[str, ...]] = ()
     """Reported tables that answer the kind's question: a job's page, `show` and `--wait` print them before all else. A
     table with one column of text is printed as sentences."""
+    finding: ClassVar[str] = ""
+    """The check of the verdict whose note is what a reader wants to know first, where it did not pass."""
     first_columns: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """The columns shown by default of tables with very many columns, by the table's name or its part before "-". Other
     tables show all."""

@@ -111,6 +111,7 @@ class DdpSpec(TrainingSpec):
     first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
         "kernels": ("rank", "name", "class", "total_ms", "share_percent", "calls", "median_us"),
     }
+    finding: ClassVar[str] = "stragglers"
     table_rows: ClassVar[tuple[str, ...]] = ("model", "strategy", "bucket_size_mb", "sharded_optimizer", "precision")
     table_columns: ClassVar[tuple[str, ...]] = (
         "step_ms",

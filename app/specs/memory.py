@@ -47,6 +47,7 @@ class MemorySpec(TrainingSpec):
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {
         *("history_entries", "largest_allocations", "new_tokens", "snapshot_steps")
     }
+    finding: ClassVar[str] = "growth"
     table_rows: ClassVar[tuple[str, ...]] = ("model", "context_length", "mode", "precision")
     first_tables: ClassVar[tuple[str, ...]] = (
         "categories-backward",

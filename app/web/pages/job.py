@@ -85,6 +85,14 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
         finished=job["state"] in FINISHED_STATES,
         retried=job["state"] in RETRIED_STATES,
         compared=is_measured and job["kind"] in KINDS and KINDS[job["kind"]].has_sides,
+        finding=next(
+            (
+                check["detail"]
+                for check in (job["validity"] or {}).get("checks", ())
+                if job["kind"] in KINDS and check["name"] == KINDS[job["kind"]].finding and not check["ok"]
+            ),
+            None,
+        ),
         headline=headline_of(job["kind"], services.reading.first_values([job_id], metrics).get(job_id, ())),
         labels_text=separated.joined(f"{key}={value}" for key, value in job["labels"].items()),
         place=place,

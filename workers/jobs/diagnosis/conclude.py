@@ -310,7 +310,7 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
     for title, verdicts in LOSERS.items():
         lines += [(4.5, line) for line in _listed(title, [_lost(one) for one in losers if one.verdict in verdicts])]
     late = [one.change for one in results if one.verdict == "not_tried"]
-    lines += [(4.5, line) for line in _listed("not tried", late, f" ({NO_TIME})")]
+    lines += [(TOLD_CAUSES, line) for line in _listed("not tried", late, f" ({NO_TIME})")]
     refused = [
         one for one in results if one.verdict == "refused" and not any(f"no {one.change}: " in of for _, of in lines)
     ]
@@ -346,11 +346,12 @@ def _of_causes(
         why_not = "" if cure or cause in told or percent < LARGE_PERCENT else _refused(cause, results)
         told.add(cause)
         line, *others = _wrapped(f"{head}  {name}".rstrip())
-        yield (0.5 if row[6] == "measured" else place), line
+        at = 0.6 * place  # before all that is said of changes
+        yield (0.5 if row[6] == "measured" else at), line
         below = "; ".join(filter(None, [*map(str.strip, others), often.rstrip(")"), why_not]))
         below = " -> ".join([below, cure] if cure else [below]).lstrip()
         for line in _wrapped(below, INDENT):
-            yield place + (0 if cure else 3), line
+            yield at if cure else at + 3 if REPEATED in often or why_not or others else TOLD_CAUSES + 1, line
 
 
 LOSERS = {"not worth it": ("no_difference", "worse"), "not certain": ("inconclusive",)}

@@ -143,14 +143,15 @@ def report_growth(session: Session, report: Reporter) -> None:
     if session.after_steps is None or moments is None or len(session.after_steps.steps) <= moments[-1] - moments[0]:
         return
     columns = Column.parse(
-        "per_step_mib: number MiB, keeps_growing: boolean, first_mib: number MiB, last_mib: number MiB, "
-        "category, name, site, code, first_count: integer allocations, last_count: integer allocations, made_in, stack"
+        "per_step_mib: number MiB, site, code, keeps_growing: boolean, first_mib: number MiB, last_mib: number MiB, "
+        "category, name, first_count: integer allocations, last_count: integer allocations, made_in, stack"
     )
     rows: list[list[Any]] = [
         [
-            *(one.size / (moments[-1] - moments[0]) / MIB, one.continues, one.sizes[0] / MIB, one.sizes[-1] / MIB),
-            *(CATEGORIES[one.example.category], one.place[0], site(one.example.frames)),
+            *(one.size / (moments[-1] - moments[0]) / MIB, site(one.example.frames)),
             (code(one.example.frames) or "").partition(NEXT)[0] or None,
+            *(one.continues, one.sizes[0] / MIB, one.sizes[-1] / MIB),
+            *(CATEGORIES[one.example.category], one.place[0]),
             *(*one.counts, one.example.made_in, one.place[1]),
         ]
         for one in session.after_steps.growths()
