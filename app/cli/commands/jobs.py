@@ -182,8 +182,10 @@ def wait_for_answer(
         print_answers(server, job)
         if _code_of(job):
             print_job(job)
-        elif doubted := doubts(job["validity"] or {}):
-            echo_line(f"{verdict(job['validity'])}: {doubted[0]}", err=True)
+        else:
+            for doubt in doubts(job["validity"] or {})[:1]:
+                echo_line(f"{verdict(job['validity'])}: {doubt}", err=True)
+            echo(f"All that was tried: flopwatch table --job {job['id']} --name changes, or the job's page", err=True)
     if code := _code_of(job):
         raise typer.Exit(code)
 

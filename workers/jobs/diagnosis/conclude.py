@@ -37,8 +37,9 @@ MOST_LINES, WIDTH = 12, 80
 """Of the answer on a terminal; the tables have all."""
 INDENT, TIED = "   ", "\N{NO-BREAK SPACE}"
 """What a wrapped line begins with; a space at which no line is broken."""
-TOLD_CAUSES, FIRST_CAUSES = 7, 3
-"""Those of the first ranks, and the largest of the others."""
+TOLD_CAUSES, SURE_CAUSES, FIRST_CAUSES = 7, 5, 3
+"""How many are told at most, and however much there is to say of changes; those of the first ranks, and the largest of
+the others."""
 LARGE_PERCENT = 5.0
 """Of a smaller cause it is not told why a change against it was refused. Smaller ones come after all larger ones."""
 BROAD = ("kernels", "host", "launches")
@@ -346,7 +347,8 @@ def _of_causes(
         why_not = "" if cure or cause in told or percent < LARGE_PERCENT else _refused(cause, results)
         told.add(cause)
         line, *others = _wrapped(f"{head}  {name}".rstrip())
-        at = 0.6 * place  # before all that is said of changes
+        # The first come before all that is said of changes, the last after what is not certain.
+        at = 0.6 * place if place <= SURE_CAUSES else TOLD_CAUSES - 1
         yield (0.5 if row[6] == "measured" else at), line
         below = "; ".join(filter(None, [*map(str.strip, others), often.rstrip(")"), why_not]))
         below = " -> ".join([below, cure] if cure else [below]).lstrip()

@@ -236,3 +236,11 @@ def test_a_step_without_a_part_of_its_work_is_a_bound_and_no_cure() -> None:
     lines = conclude.answer("step 475 ms", CAUSES, [bound], NOTHING)
     assert lines[-1] == "no change was tried but no_optimizer, which is no cure"
     assert not any("->" in line for line in lines)
+
+
+def test_what_is_not_certain_is_told_before_the_last_causes() -> None:
+    names = ("input", "host", "optimizer", "precision", "launches", "copies", "attention")
+    causes = [[at, name, f"train.py:{at} {'f' * 60}", 60.0, 6.0, 90.0, "ceiling"] for at, name in enumerate(names, 1)]
+    lines = conclude.answer("step 1000 ms", causes, [result("float32", "inconclusive", 0.9)], NOTHING)
+    assert any(line.startswith("not certain: float32") for line in lines)
+    assert len(lines) == conclude.MOST_LINES
