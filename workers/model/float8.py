@@ -26,8 +26,9 @@ RECIPES = {"tensorwise": 3, "rowwise": 3, "rowwise_with_gw_hp": 2}
 """torchao's recipes, with the number of a layer's three products that are in 8 bits."""
 MULTIPLE = 16
 """Numbers of rows and columns of a factor are multiples of it (torch._scaled_mm)."""
-LEAST_INTENSITY = {"tensorwise": 900.0, "rowwise": 1500.0, "rowwise_with_gw_hp": 1500.0}
-"""Where each recipe begins to pay in compiled blocks, estimated from an H100's rates; see `intensity`."""
+LEAST_INTENSITY = {"tensorwise": 900.0, "rowwise": 1800.0, "rowwise_with_gw_hp": 1800.0}
+"""Where the first two recipes begin to pay, measured on an H100 (docs/measurements.md); of the third it is a guess. See
+`intensity`."""
 
 
 class NoFloat8(Exception):
