@@ -828,12 +828,6 @@ def test_nothing_is_tuned_unless_asked(run, tuned: list[Any]) -> None:
     assert {row["case"]["autotune"] for row in report.rows} == {False}
 
 
-def test_only_what_is_measured_is_tuned(run, tuned: list[Any]) -> None:
-    report = run(implementations=["tunes"], mode="forward", causal=[False], autotune=True, device="cpu")
-    assert tuned == [((2, 1, 48, 16), False, False)]
-    assert report.cell()["forward_ms", "forward"]["outcome"] == "ok"
-
-
 def test_a_search_gets_the_options_of_the_problem(run, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
 
