@@ -350,9 +350,15 @@ def is_size(coordinate: str, values: Iterable[Scalar]) -> bool:
     )
 
 
+WORK = ("model", "mode", "context_length", "sequence_length", "head_dim", "causal", "operation", "size_mb", "kernel")
+"""Coordinates that say what is done. Rows that do other things have no best one among them."""
+
+
 def mark_best(sheet: Sheet, *, along_rows: bool) -> None:
     """Mark the best valid cell of each column, where the metric has a direction, and those that cannot be told from
-    it, because their intervals overlap; or, `along_rows` of a pivoted table, those of each row's cells of a metric."""
+    it, because their intervals overlap, among the rows with the same WORK; or, `along_rows` of a pivoted table, those
+    of each row's cells of a metric."""
+    work = [index for index, column in enumerate(sheet.columns) if column.name in WORK and column.role == "coordinate"]
     verdict = sheet.names().index("validity") if not sheet.traces and "validity" in sheet.names() else None
     metrics: dict[str, list[int]] = {}
     for index, column in enumerate(sheet.columns):
@@ -360,8 +366,12 @@ def mark_best(sheet: Sheet, *, along_rows: bool) -> None:
             metrics.setdefault(column.group or column.name, []).append(index)
     for places in metrics.values():
         direction = _direction(sheet.columns[places[0]])
-        compared = [[(row, index) for index in places] for row in sheet.rows]
-        for cells in compared if along_rows else zip(*compared, strict=True):
+        groups: dict[tuple[Any, ...], list[Any]] = {}
+        for number, row in enumerate(sheet.rows):
+            key = (number,) if along_rows else tuple(row[index] for index in work)
+            groups.setdefault(key, []).append([(row, index) for index in places])
+        compared = [cells for group in groups.values() for cells in (group if along_rows else zip(*group, strict=True))]
+        for cells in compared:
             valid = [
                 row[index]
                 for row, index in cells

@@ -234,7 +234,8 @@ def _sheet(
     statistics = _on_statistics(cases, shown, layout.statistic, one_process=one_process)
     if layout.best:
         alone = any(len(rows) == 1 for case in cases for name, rows in case.processes.items() if name in shown)
-        statistics.append(f"Bold: the best, and all whose intervals overlap with it.{_ALONE if alone else ''}")
+        bold = "Bold: the best of rows that do the same, and all whose intervals overlap with it."
+        statistics.append(bold + (_ALONE if alone else ""))
     notes = [*statistics, *_of_kinds(cases, shown), *related.notes, *footnotes, *sheet.notes]
     return replace(
         sheet,

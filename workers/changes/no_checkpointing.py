@@ -1,16 +1,42 @@
-"""Our model without activation checkpointing, where the memory suffices."""
+"""No activation checkpointing, where the memory suffices."""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
-from workers.changes._base import Change, Elsewhere, Look
+from workers.changes._base import Change, Elsewhere, Look, replaced
+
+if TYPE_CHECKING:
+    import torch
+
+OPTIONS = ("use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state")
 
 
 def _why_not(look: Look) -> str | None:
     if look.own is not None:
-        return Elsewhere("only our model's checkpointing can be switched off from outside")
+        return None if _is_imported() else Elsewhere("no module has imported torch.utils.checkpoint by name")
     return None if look.spec.activation_checkpointing else "the spec has no activation checkpointing"
+
+
+def _is_imported() -> bool:
+    from torch.utils import checkpoint
+
+    others = [module for name, module in [*sys.modules.items()] if name.partition(".")[0] != "torch"]
+    return any(
+        getattr(module, "__dict__", {}).get("checkpoint") in (checkpoint, checkpoint.checkpoint) for module in others
+    )
+
+
+def _called(_device: torch.device) -> AbstractContextManager[None]:
+    from torch.utils import checkpoint
+
+    def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **{name: value for name, value in options.items() if name not in OPTIONS})
+
+    return replaced(checkpoint, "checkpoint", call)
 
 
 def _fields(_look: Look) -> dict[str, Any]:
@@ -24,7 +50,8 @@ def _fields(_look: Look) -> dict[str, Any]:
 
 CHANGE = Change(
     causes=("kernels", "attention", "launches"),
-    how="activation_checkpointing=false, where the memory suffices",
+    how="no activation checkpointing, where the memory suffices",
     why_not=_why_not,
     fields=_fields,
+    before=_called,
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -14,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend
+from torch.utils import checkpoint
 from torch.utils.data import DataLoader
 
 from app.specs import KINDS
@@ -458,6 +461,29 @@ def replaced_now(owner: Any, name: str) -> Callable[[OwnStep], bool]:
     return lambda _own: getattr(owner, name) is not plain
 
 
+def test_a_step_without_checkpointing_runs_its_blocks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    change, calls, weight = load("no_checkpointing"), Counter[str](), torch.ones(3, requires_grad=True)
+
+    def block(x: torch.Tensor, *, scale: float) -> torch.Tensor:
+        calls["block"] += 1
+        return (x * weight * scale).sin()
+
+    def step() -> list[float]:
+        weight.grad = None
+        checkpoint.checkpoint(block, torch.arange(3.0), use_reentrant=False, scale=2.0).sum().backward()
+        return weight.grad.tolist()  # type: ignore[union-attr]
+
+    with_it = step()
+    with change.before(CPU):
+        assert step() == with_it
+    assert calls["block"] == 2 + 1
+    of_own = look(make_step())
+    assert change.why_not(of_own) is None, "this module has imported it"
+    modules = SimpleNamespace(modules={"torch.x": sys.modules[__name__]})
+    monkeypatch.setattr("workers.changes.no_checkpointing.sys", modules)
+    assert "imported" in str(change.why_not(of_own))
+
+
 INSIDE: dict[str, Callable[[Any], bool]] = {
     "attention_cudnn": lambda _own: torch._C._get_sdp_priority_order()[0] == int(SDPBackend.CUDNN_ATTENTION.value),
     "attention_triton": replaced_now(nn.functional, "scaled_dot_product_attention"),
@@ -473,6 +499,7 @@ INSIDE: dict[str, Callable[[Any], bool]] = {
     "loader_prefetch": lambda own: own.loaders_made[1].prefetch_factor == 4,
     "loader_workers": lambda own: own.loaders_made[0].num_workers > 0,
     "no_anomaly_detection": lambda _own: not torch.is_anomaly_enabled(),
+    "no_checkpointing": replaced_now(torch.utils.checkpoint, "checkpoint"),
     "no_optimizer": lambda own: "step" in vars(own.optimizers[0]),
     "no_synchronisation": replaced_now(torch.Tensor, "item"),
     "one_thread": lambda _own: torch.get_num_threads() == 1,

@@ -86,7 +86,7 @@ class Result:
     removes: bool = False
     reason: str | None = None
     sure: bool = True
-    """False if one process tried it, and those of the step as it is differ by more than it gains."""
+    """False if one process tried it, and that on a CPU, or those of the step as it is differ by more than it gains."""
 
     @property
     def row(self) -> list[Scalar]:
@@ -172,7 +172,8 @@ def _measured(found: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> 
         return Result(**known, verdict="not_tried", reason=NO_TIME)
     estimate = interval(before, after)
     plain = [*found["looked"], *(ms for stage in ("screened", "turns") for ms in found[stage].get("", ()))]
-    sure = estimate.low is not None or (estimate.ratio or 1.0) < min(plain) / max(plain)
+    quiet = found["busy_percent"] is not None and (estimate.ratio or 1.0) < min(plain) / max(plain)
+    sure = estimate.low is not None or quiet  # processors are others', too, and two processes may agree by chance
     verdict = "inconclusive"
     if estimate.ratio is not None and estimate.low is not None and estimate.high is not None:
         if estimate.high < 1 and estimate.ratio < 1 - GAIN:

@@ -175,13 +175,14 @@ def test_one_process_on_a_busy_host_measures_no_bound_and_no_gain() -> None:
     """One of the processes that measured the step as it is took three times as long as the others."""
     known = {"change": "no_optimizer", "cause": "optimizer", "how": "", "removes": True}
     of = {"": [236.5], "no_optimizer": [61.7]}
-    found = {"looked": [66.0], "screened": of, "turns": {"": [66.0] * 4}, "differences": {}}
+    found = {"looked": [66.0], "screened": of, "turns": {"": [66.0] * 4}, "differences": {}, "busy_percent": 60.0}
     once = conclude._measured(found, "no_optimizer", known)
     assert (once.ratio, once.sure) == (pytest.approx(61.7 / 66), False)
     row = conclude._causes([{"cause": "optimizer", "where": "", "lost_ms": 3.4}], [once], 66.0)[0]
     assert row[-1] == "ceiling"
     quiet = {**found, "screened": {**of, "": [66.5]}}
     assert conclude._measured(quiet, "no_optimizer", known).sure
+    assert not conclude._measured({**quiet, "busy_percent": None}, "no_optimizer", known).sure, "on a CPU"
 
 
 def test_no_time_has_an_exponent_because_it_is_rounded_up() -> None:
