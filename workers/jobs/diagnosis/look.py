@@ -62,7 +62,7 @@ MANY = 100
 REPEATED = "times a step"
 """The end of a note on such a line."""
 WAITS, IDLE = "it waits", 0.2
-"""The note on a line that has less of the processor, as a share of what the line with most of it has."""
+"""The note on a line that has less of the processor, as a share of what all others together have."""
 OPTIMIZER, INPUT, SYNCHRONISATION = "optimizer", "input", "synchronisation"
 ANSWERS = "answers"
 """Work of the device for the numbers that the host reads."""
@@ -345,8 +345,10 @@ def _on_cpu(training: Training, samples: Samples, places: Places, step_ms: float
         wall[_cause_of(phase, frames, optimizers), at] += sample.wall_ns
         of_line[at] = of_line[at][0] + sample.wall_ns, of_line[at][1] + sample.processor_ns
     # Others on a busy host keep all lines from the processor.
-    least = IDLE * max(used / (taken or 1) for taken, used in of_line.values() if 200 * taken >= wall.total())
-    waiting = {at for at, (taken, used) in of_line.items() if used < least * taken}
+    all_taken, all_used = (sum(each) for each in zip(*of_line.values(), strict=True)) if of_line else (0, 0)
+    waiting = {
+        at for at, (taken, used) in of_line.items() if used * (all_taken - taken) < IDLE * taken * (all_used - used)
+    }
     scale = step_ms / (wall.total() or 1)
     for (cause, at), ns in wall.items():
         if cause:
