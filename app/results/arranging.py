@@ -380,9 +380,9 @@ def mark_best(sheet: Sheet, *, along_rows: bool) -> None:
             ]
             if len(valid) < 2:
                 continue
-            low, high = (min if direction == "less" else max)(valid, key=lambda cell: cell.value).ends
+            best = (min if direction == "less" else max)(valid, key=lambda cell: cell.value)
             for cell in valid:
-                cell.best = cell.ends[0] <= high and low <= cell.ends[1]
+                cell.best = cell.overlaps(best)
 
 
 def _direction(column: Column) -> str | None:

@@ -63,6 +63,10 @@ class Cell:
         error = 2 * (self.spread or 0.0) / math.sqrt(self.n or 1)
         return self.value - error, self.value + error
 
+    def overlaps(self, other: Cell) -> bool:
+        """Return True if the intervals of both values, which must be known, overlap: nobody can tell them apart."""
+        return self.ends[0] <= other.ends[1] and other.ends[0] <= self.ends[1]
+
 
 NOT_MEASURED = Cell(None, None, None, None)
 

@@ -560,7 +560,8 @@ class JobRun:
         """Say how long the remaining units will take, once two have been measured: the first one often compiles. Of a
         kind with a budget nobody knows how many units follow."""
         if budget_s := self.claim.spec.get("budget_s"):
-            return f"; at most about {duration(max(0.0, budget_s - (self._clock() - self._first_began)))} left"
+            left_s = budget_s - (self._clock() - self._first_began)
+            return f"; at most about {duration(left_s)} left" if left_s >= 1 else ""
         if process.index < 2:
             return ""
         seconds = (self._clock() - self._second_began) / (process.index - 1) * (process.count - process.index)

@@ -37,6 +37,12 @@ class Elsewhere(str):
     __slots__ = ()
 
 
+class Done(str):
+    """The reason why a change would change nothing: the step does that."""
+
+    __slots__ = ()
+
+
 ONE_RANK = Elsewhere("the step has one rank, which shares no gradients")
 
 

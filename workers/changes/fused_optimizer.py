@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from workers.changes._base import Change, Look, replaced
+from workers.changes._base import Change, Done, Look, replaced
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,7 @@ def _why_not(look: Look) -> str | None:
     if look.own is None:
         if look.spec.mode != "train_step":
             return f"mode {look.spec.mode} has no optimizer"
-        return "it is fused already" if look.spec.optimizer in ("torch_fused_adamw", "triton_adamw") else None
+        return Done("it is fused already") if look.spec.optimizer in ("torch_fused_adamw", "triton_adamw") else None
     plain = [one for one in look.own.optimizers if type(one).__module__.startswith("torch.optim")]
     takes = [one for one in plain if type(one).__name__ in FUSED]
     if not takes:
@@ -30,7 +30,7 @@ def _why_not(look: Look) -> str | None:
         names = ", ".join(sorted({type(one).__name__ for one in plain})) or "none"
         return f"torch has no fused form of its optimizers ({names})"
     if all(one.defaults.get("fused") for one in takes):
-        return "it is fused already"
+        return Done("it is fused already")
     return None
 
 

@@ -40,8 +40,9 @@ def why(
     """Find what a step waits for, and measure what helps: the causes by line, then each change in turns with the step
     as it is. Of a diagnosis that has run, print the answer again, unless something is to change."""
     known = server.job(int(what)) if what.isdecimal() else None
-    if known and known["kind"] == "diagnosis" and not (fields or change or budget_s):
-        if not as_json and output_format != "brief":
+    anew = bool(fields or change or code or budget_s is not None)
+    if known and known["kind"] == "diagnosis" and not anew and known["state"] in ("queued", "running", "succeeded"):
+        if known["state"] == "succeeded" and not as_json and output_format != "brief":
             echo(f"Measured before; `flopwatch rerun {what}` measures again.", err=True)
         wait_for_answer(server, known, at_most=wait_at_most, as_json=as_json, brief=output_format == "brief")
         return
@@ -50,7 +51,7 @@ def why(
     kind = under.pop("kind", "benchmark" if own else what)
     step = arguments.parse_spec(kind, fields or [], preset=under, lists=frozenset())
     given = {"budget_s": budget_s, "changes": change}
-    spec = {"kind": "diagnosis", "step": step, **{name: value for name, value in given.items() if value}}
+    spec = {"kind": "diagnosis", "step": step, **{name: value for name, value in given.items() if value is not None}}
     job = server.submit(spec, step=own, code=code)
     wait_for_answer(server, job, at_most=wait_at_most, as_json=as_json, brief=output_format == "brief")
 

@@ -120,7 +120,7 @@ def doubts(best: Row, curve: Sequence[Row], cells: Mapping[float, Cell]) -> list
             return float(min(curve, key=lambda row: abs(math.log(float(row[OF_ROW] or 0) / size)))[PREDICTED] or 0)
 
         measured_best, expected = min(points, key=points.__getitem__), min(points, key=predicted)
-        if cells[measured_best].ends[1] < cells[expected].ends[0]:
+        if not cells[measured_best].overlaps(cells[expected]):
             found.append(
                 f"Prediction and measurement disagree: of the measured sizes {measured_best:g} MB is best "
                 f"({points[measured_best]:.3g} ms), not {expected:g} MB ({points[expected]:.3g} ms). "

@@ -121,12 +121,14 @@ def cells_of_steps(sheet: Sheet) -> dict[str, tuple[Cell, Cell]]:
 
 def tied(sheet: Sheet) -> str:
     """Name the cases whose step cannot be told from the shortest one, because their intervals overlap; "": none."""
-    steps = {name: step.ends for name, (step, _) in cells_of_steps(sheet).items()}
-    highest = min(high for _, high in steps.values())
-    names = [name for name, (low, _) in steps.items() if low <= highest]
-    if len(names) < 2:
-        return ""
-    return f"Nobody knows which is fastest: the intervals of the steps of {', '.join(names)} overlap"
+    steps = {name: step for name, (step, _) in cells_of_steps(sheet).items()}
+    shortest = min(steps, key=lambda name: steps[name].value or 0.0)
+    names = [name for name, step in steps.items() if name != shortest and step.overlaps(steps[shortest])]
+    return (
+        f"The step of {', '.join(names)} cannot be told from the shortest, {shortest}: the intervals overlap"
+        if names
+        else ""
+    )
 
 
 def unique_name(name: str, taken: Mapping[str, Any]) -> str:

@@ -85,6 +85,8 @@ class Result:
     difference: float | None = None
     removes: bool = False
     reason: str | None = None
+    done: bool = False
+    """Whether the step does already what the change would do."""
     sure: bool = True
     """False if one process tried it, and that on a CPU, or those of the step as it is differ by more than it gains."""
 
@@ -155,7 +157,7 @@ def _result(found: Mapping[str, Any], candidate: Mapping[str, Any]) -> Result:
     name = candidate["change"]
     known = {"change": name, "cause": candidate["cause"], "how": candidate["how"], "removes": candidate["removes"]}
     if candidate["why_not"] is not None:
-        return Result(**known, verdict="refused", reason=candidate["why_not"])
+        return Result(**known, verdict="refused", reason=candidate["why_not"], done=bool(candidate.get("done")))
     if name in found["refused"] and not found["turns"].get(name):
         return Result(**known, verdict="refused", reason=found["refused"][name])
     return _measured(found, name, known)
@@ -270,7 +272,7 @@ def _worth(
     elif cause in WORK:
         known, worth = REPEATED in where or (cause != PLAIN and not tried), lost_ms
     elif cause == OPTIMIZER and gain_ms == 0:
-        known = not any(one.cause == cause and str(one.reason).endswith("already") for one in results)
+        known = not any(one.cause == cause and one.done for one in results)
     return 100 * worth >= LARGE_PERCENT * step_ms, known, worth if measured else worth / COMPARABLE
 
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from app.specs.diagnosis import DiagnosisSpec
 from workers.changes import CHANGES
-from workers.changes._base import Change, Elsewhere, Look
+from workers.changes._base import Change, Done, Elsewhere, Look
 from workers.jobs import _reference
 from workers.jobs._base import Unit
 from workers.jobs._profiled import profile_steps
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 SEEN, CANDIDATES, GAPS = "seen", "candidates", "gaps"
 SEEN_COLUMNS = Column.parse("cause, where, lost_ms: number ms")
-CANDIDATE_COLUMNS = Column.parse("change, cause, why_not, removes: boolean, how, way, fields")
+CANDIDATE_COLUMNS = Column.parse("change, cause, why_not, removes: boolean, done: boolean, how, way, fields")
 """`fields`: those of our model's spec that change, as JSON."""
 GAP_COLUMNS = Column.parse("begin_ms: number ms, gap_ms: number ms, cause, next, where")
 MOST_GAPS = 10
@@ -627,7 +627,8 @@ def candidates(spec: DiagnosisSpec, look: Look, lost: Lost) -> list[list[Scalar]
         if why_not is None and look.own is None:
             why_not, fields = _fields(change, look)
         how = change.how if change.removes or not fields else ", ".join(f"{one}={_text(fields[one])}" for one in fields)
-        row: list[Scalar] = [name, cause, why_not, change.removes, how, change.way, json.dumps(fields)]
+        done = isinstance(why_not, Done)
+        row: list[Scalar] = [name, cause, why_not, change.removes, done, how, change.way, json.dumps(fields)]
         found.append((change.slow, -of_cause[cause], row))
     return [row for *_, row in sorted(found, key=lambda one: one[:2])]
 

@@ -80,7 +80,7 @@ def test_strategies_whose_steps_overlap_have_no_fastest() -> None:
     assert tied(found) == "", "single values, which differ"
     for (_, step, _), (low, high) in zip(found.rows, ((9.0, 11.0), (7.8, 8.3), (8.1, 8.4)), strict=True):
         step.low, step.high = low, high
-    assert tied(found).endswith("the steps of fsdp, flat overlap")
+    assert tied(found) == "The step of flat cannot be told from the shortest, fsdp: the intervals overlap"
     assert draw_exposed(parts_of_steps(found), tied(found))["note"] == tied(found)
 
 

@@ -208,7 +208,7 @@ def test_what_a_step_waits_for_comes_before_its_own_work_unless_a_change_shorten
 def test_an_optimizer_that_is_fused_already_is_what_a_step_is_made_of() -> None:
     times = {"optimizer": 20.0, "kernels": 74.0, "host": 6.0}
     assert ranked([], **times) == ["optimizer", "host", "kernels"]
-    fused = result("fused_optimizer", "refused", reason="it is fused already")
+    fused = result("fused_optimizer", "refused", reason="it is fused already", done=True)
     assert ranked([fused], **times) == ["host", "kernels", "optimizer"]
     bound = result("no_optimizer", "better", 0.8, removes=True)
     assert ranked([fused, bound], **times)[0] == "optimizer", "what was measured counts"
