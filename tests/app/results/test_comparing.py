@@ -592,6 +592,17 @@ class TestProfiles:
         row = next(row for row in rows(sheet) if row["table"] == "lines")
         assert (row["name"], row["where"], row["change_ms"]) == ("for _ in range(n):", "a.py busy", 3.0)
 
+    def test_a_line_that_became_three_counts_with_its_function(self, database, profile) -> None:
+        def tables(*lines: tuple[str, float]) -> tuple[Any, Any]:
+            rows = [["a.py", at, "forward", code, ms] for at, (code, ms) in enumerate(lines, 1)]
+            rows.append(["a.py", 20, "step", "loss.backward()", 5.0 if len(lines) == 1 else 9.0])
+            return self.work(("", "aten::mm", "[8]", "aten::mm", "matmul", 3.0)), ("lines", rows, LINES)
+
+        one = tables(("return self.down(gelu(self.up(x)))", 12.0))
+        other = tables(("h = gelu(self.up(x))", 7.0), ("h = h @ self.gate", 5.0), ("return self.down(h)", 5.0))
+        sentence = about(compare(database, profile(*one), profile(*other)), "sentence")
+        assert "a step takes 9 ms longer: +5 ms forward, +4 ms `loss.backward()` in step. " in sentence
+
     def test_the_rest_of_a_gpus_step_is_idle(self, database: Database, profile: Callable[..., int]) -> None:
         def tables(gemm: float, launches: float) -> tuple[Any, Any]:
             waits = [["running", gemm], ["launches", launches], ["host", 1.0]]
