@@ -232,10 +232,7 @@ def _sheet(
     cases = [line.case for line in lines if line.case is not None]
     marks, footnotes = _marks(lines, shown, layout)
     statistics = _on_statistics(cases, shown, layout.statistic, one_process=one_process)
-    if layout.best:
-        alone = any(len(rows) == 1 for case in cases for name, rows in case.processes.items() if name in shown)
-        bold = "Bold: the best of rows that do the same, and all whose intervals overlap with it."
-        statistics.append(bold + (_ALONE if alone else ""))
+    statistics += _on_best(cases, shown) if layout.best else []
     notes = [*statistics, *_of_kinds(cases, shown), *related.notes, *footnotes, *sheet.notes]
     return replace(
         sheet,
@@ -410,6 +407,13 @@ def _interval_of_rate(case: CaseOfJob, metric: str, cell: Cell, statistic: Stati
         return None
     least, greatest = of_time.ends
     return cell.value * of_time.value / greatest, cell.value * of_time.value / least
+
+
+def _on_best(cases: Sequence[CaseOfJob], metrics: Collection[str]) -> list[str]:
+    """Return a sentence that explains which cells are bold."""
+    alone = any(len(rows) == 1 for case in cases for name, rows in case.processes.items() if name in metrics)
+    bold = "Bold: the best of rows that do the same, and all whose intervals overlap with it."
+    return [bold + (_ALONE if alone else "")]
 
 
 _ALONE = " The interval of one process leaves out how processes differ: flopwatch compare measures that."

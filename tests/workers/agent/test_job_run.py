@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -264,6 +265,15 @@ def test_what_a_unit_measures_lands_with_its_success(site: Site) -> None:
     assert (job["state"], job["error"]) == ("succeeded", None)
     assert len(Reading(site.database).measurements(job["id"])["rows"]) == 1
     assert Reading(site.database).log(job["id"]) == "hello\n"
+
+
+def test_what_has_a_budget_says_how_long_it_may_take_and_no_more() -> None:
+    def left(now: float) -> str:
+        run: Any = SimpleNamespace(claim=SimpleNamespace(spec={"budget_s": 300}), _clock=lambda: now, _first_began=40.0)
+        return JobRun._time_left(run, SimpleNamespace(index=5, count=6))  # type: ignore[arg-type]
+
+    assert left(100.0) == "; at most about 4 min left"
+    assert left(400.0) == ""
 
 
 def test_replicates_start_together_and_run_one_after_the_other(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
