@@ -22,6 +22,7 @@ from tests.acceptance.conftest import end_all_jobs, environment
 from tests.acceptance.sabotage import (
     POLL_S,
     attempt_states,
+    cleaned_up,
     get,
     open_gate,
     plain_job,
@@ -161,6 +162,16 @@ def test_control_of_cancelled_allocations(site: Site) -> None:
     site.cluster.run("scancel", f"--user={os.geteuid()}")
 
 
+@pytest.mark.long
+def test_a_running_job_is_cancelled(site: Site) -> None:
+    site.start_worker()
+    job_id = submit(site.client, plain_job("gated"))
+    (child,) = wait_for_start(site.misbehave)
+    site.client.post(f"/jobs/{job_id}/cancel")
+    wait_until_gone(child, timeout_s=ENDS_S)
+    assert ends(site, job_id)["error"]["code"] == "cancelled"
+
+
 def times_out(site: Site, *, sabotage: str = "", patience_s: float = ENDS_S) -> None:
     site.start_worker(sabotage=sabotage)
     job_id = submit(site.client, plain_job("stubborn", timeout_s=4.0))
@@ -169,6 +180,17 @@ def times_out(site: Site, *, sabotage: str = "", patience_s: float = ENDS_S) -> 
 
 
 FAILING = "echo there is no such module >&2; exit 3"
+
+
+@pytest.mark.long
+def test_a_job_times_out(site: Site) -> None:
+    times_out(site)
+
+
+@pytest.mark.long
+def test_control_of_the_timeout(site: Site) -> None:
+    with cleaned_up(site.misbehave), pytest.raises(TimeoutError, match="to be gone"):
+        times_out(site, sabotage="subreaper", patience_s=CONTROL_S)
 
 
 def waits_for_another_allocation(site: Site, *, patience_s: float = ENDS_S) -> int:

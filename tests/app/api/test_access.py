@@ -632,6 +632,15 @@ class TestSessions:
         assert guarded.http.get(page, headers={**cookie, **known}).status_code == 304
         assert "Sign out (bob)" in guarded.http.get(page, headers={**self.cookie(guarded, bob), **known}).text
 
+    def test_signing_out_ends_the_session(self, guarded: Any, tokens: dict[Scope, str]) -> None:
+        cookie = self.cookie(guarded, tokens["read"])
+        assert guarded.http.post("/ui/sign-out", headers={**cookie, "Origin": "http://evil.example"}).status_code == 403
+        assert guarded.http.get("/jobs", headers=cookie).status_code == 200
+        answer = guarded.http.post("/ui/sign-out", headers={**cookie, "Origin": guarded.url})
+        assert (answer.status_code, answer.headers["location"]) == (303, "/ui/sign-in")
+        assert "Max-Age=0" in answer.headers["set-cookie"]
+        refused(guarded.http.get("/jobs", headers=cookie), 401, "unauthorized")
+
     def test_a_session_ends_with_its_token_and_its_time(self, guarded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         token = made(guarded, "carol", "read")
         cookie, short = self.cookie(guarded, token), self.cookie(guarded, BOOTSTRAP)

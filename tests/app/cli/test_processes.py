@@ -350,6 +350,17 @@ def missing_file_message(processes: list[psutil.Process], url: str) -> bool:
     return alive == []
 
 
+@pytest.mark.long
+def test_nothing_outlives_an_up_that_is_killed(start: Any, tmp_path: Path) -> None:
+    up = start("up", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path, FLOPWATCH_GRACE_S="2", WARM_PARENT="empty")
+    url = listening_url(up)
+    wait_until(lambda: httpx.get(url + "/workers", trust_env=False).json()["data"], "the worker", 60)
+    processes = all_of(up)
+    up.kill()
+    assert up.wait(40) == -signal.SIGKILL
+    assert missing_file_message(processes, url)
+
+
 def modes_below(folder: Path) -> dict[Path, int]:
     """Permissions of a folder and all below it, without what is removed meanwhile."""
     found = {}
@@ -395,6 +406,26 @@ def test_up_hides_the_token_and_hurries_at_a_second_signal(start: Any, tmp_path:
     with closing(open_database(Settings(data_dir=tmp_path / "data"))) as database:
         job, _version = Reading(database).job(gated["id"])
     assert (job["state"], job["attempt"]) == ("queued", 0)
+
+
+@pytest.mark.long
+def test_up_ends_when_a_child_does(start: Any, tmp_path: Path) -> None:
+    settings = {"FLOPWATCH_DATA_DIR": tmp_path, "FLOPWATCH_DATADIR": tmp_path, "FLOPWATCH_GRACE_S": "2"}
+    up = start("up", "--port", "0", **settings, WARM_PARENT="empty")
+    url = listening_url(up)
+    assert httpx.get(url + "/healthz", trust_env=False).status_code == 200
+
+    def server() -> psutil.Process | None:
+        children = psutil.Process(up.pid).children()
+        return next((child for child in children if "serve" in child.cmdline()), None)
+
+    found = wait_until(server, "the server's process")
+    found.kill()
+    _, err = up.communicate(timeout=40)
+    assert up.returncode == 1
+    assert "the server was killed by signal 9 (Killed)" in err
+    misspelt = "warning: FLOPWATCH_DATADIR is no setting, and nothing reads it: did you mean FLOPWATCH_DATA_DIR?"
+    assert err.count(misspelt) == 1, "not once more by each process that `up` starts"
 
 
 def test_worker_and_run_keep_the_process(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import io
 import json
 import os
 import re
@@ -12,15 +14,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from pydantic_core import to_json
 
 from app.errors import STORE_UNAVAILABLE, DatabaseBusy, DiskFull, FlopwatchError
+from app.main import create_app
 from app.results import result_table
 from app.settings import Settings
 from app.specs import spec_adapter
@@ -47,9 +51,11 @@ from workers.jobs._base import Unit as Planned
 from workers.measure.measurement import Measurement
 from workers.messages import Ended
 from workers.outcome import Abandoned, Cancelled, GivenBack
+from workers.processes import child
 from workers.processes.child import MessagePipe
 from workers.processes.keeper import KILL, READY, TERMINATE, Request
 from workers.processes.launch import Process
+from workers.reporter import Reporter
 
 MEASUREMENT = Measurement(
     {"context_length": 1}, "key", "1x CPU", "forward", "forward_ms", "ms", samples=[1.0]
@@ -348,6 +354,18 @@ def test_a_message_that_makes_no_sense_fails_the_job(site: Site, message: Any) -
     assert Reading(site.database).measurements(job["id"])["rows"] == []
 
 
+def test_a_number_too_large_for_a_float_makes_no_sense(site: Site) -> None:
+    """JSON allows it, and its reader takes it for infinity."""
+
+    def play(unit: Unit) -> None:
+        cell = {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "headline": "b", "seconds": 0.25}
+        os.write(unit.messages, json.dumps(cell).replace("0.25", "1e999").encode() + b"\n")
+        unit.say(SUCCESS)
+        unit.end()
+
+    assert "cell.seconds: Input should be a finite number" in site.run(play)["error"]["detail"]
+
+
 @pytest.mark.parametrize("error", STORE_UNAVAILABLE)
 def test_a_job_outlasts_an_unavailable_store(site: Site, error: type[FlopwatchError]) -> None:
     queue = site.queue = RefusingQueue(site.database, error("not now"), {"report": 3, "finish": 2})
@@ -508,6 +526,55 @@ def test_every_finished_cell_is_reported(site: Site) -> None:
 
 LONG = 1 << 17
 """Characters of each text of a job that wants to fill its readers' memory."""
+
+
+def listed_bytes(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Run three jobs whose processes send long texts wherever they can; the sizes of answers and pages afterwards."""
+
+    def run(spec: Any, unit: Planned, reporter: Reporter) -> None:
+        reporter.progress(1, 2, "p" * LONG)
+        verdict = {"verdict": "suspect", "checks": [{"name": "drift", "ok": False, "detail": "v" * LONG}]}
+        reporter.validity(verdict, title="t" * LONG)
+        raise RuntimeError("e" * LONG)
+
+    def play(unit: Unit) -> None:
+        request = replace(unit.request, unit={**unit.request.unit, "title": "u" * LONG})
+        child.run_request(request, unit.messages)
+        unit.close_pipes()
+        unit.report(exit_code=1, signal=None)
+
+    runner = RUNNERS["benchmark"]
+    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(runner, "plan", lambda spec: [Planned("u" * LONG, {})])
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    for _ in range(3):
+        assert site.run(play)["error"]["code"] == "failed"
+    return asyncio.run(answered_bytes(site.settings, "/jobs", "/ui/jobs/3", "/jobs/3/units", "/jobs/3/events"))
+
+
+async def answered_bytes(settings: Settings, *paths: str) -> list[int]:
+    """The size of what a server of this store answers at each path."""
+    app, sizes = create_app(settings), []
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client,
+    ):
+        for path in paths:
+            answer = await client.get(path)
+            assert answer.status_code == 200
+            sizes.append(len(answer.content))
+    return sizes
+
+
+def test_no_text_of_a_job_makes_answers_long(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert max(listed_bytes(site, monkeypatch)) < 100_000 < LONG
+
+
+def test_control_of_the_cut(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.messages.MAX_TEXT", 2 * LONG)
+    monkeypatch.setattr("app.errors.MAX_DETAIL", 2 * LONG)
+    assert min(listed_bytes(site, monkeypatch)) > LONG
 
 
 def test_an_error_whose_text_is_no_unicode_can_be_read(site: Site) -> None:
