@@ -24,7 +24,7 @@ from app.specs._base import (
     field_error,
     listed,
 )
-from app.specs._code import Arguments, CodeSpec, Uploaded, coordinates, names
+from app.specs._code import CodeSpec, Uploaded, coordinates, names
 from app.specs._identity import Scalar
 from app.specs._training import HYPER_PARAMETERS, Fp8Recipe, ModelSpec
 
@@ -73,8 +73,8 @@ class KernelSpec(SpecBase):
     columns. `rms_norm`: of x (rows, columns) over columns, times weight (columns). `swiglu`: silu(gate) times up, both
     (rows, columns). `rope`: rotary embedding of x (rows, columns, 64), whose rows are positions and columns are heads.
     `linear_cross_entropy`: mean cross-entropy of hidden (rows, columns) times an output layer's weight with a
-    vocabulary of 10 000. `linear`: x (rows, columns) times a square weight or, with `model` or `step_code`, all linear
-    layers of a training step in bf16 and in FP8, and which of them pay."""
+    vocabulary of 10 000. `linear`: x (rows, columns) times a square weight or, with `model`, all linear layers of a
+    training step in bf16 and in FP8, and which of them pay."""
     implementations: list[Name] = Field(default=["torch", "triton"], max_length=100)
     """`torch` is the plain PyTorch, `compiled` the same by torch.compile, `triton` our kernel, on a GPU; `swiglu`
     has none. `liger` is Liger-Kernel's, where it is installed: for `rms_norm`, `swiglu` (mode `forward`) and
@@ -95,17 +95,12 @@ class KernelSpec(SpecBase):
     """With `model`: sequences of a micro-batch."""
     context_length: int = Field(default=256, ge=1, le=1_048_576)
     """With `model`: tokens of a sequence."""
-    step_code: Annotated[CodeSpec | None, Uploaded("step")] = None
-    """`linear` only, in place of `model`: a step of your own, as kind `benchmark` takes it, whose layers are found when
-    it runs."""
-    arguments: Arguments = Field(default={})
-    """With `step_code`: the arguments of the function, by name."""
     recipes: list[Fp8Recipe] = Field(
         default=["tensorwise", "rowwise", "rowwise_with_gw_hp"], min_length=1, max_length=3
     )
-    """With `model` or `step_code`: the recipes of FP8 that are measured beside bf16."""
+    """With `model`: the recipes of FP8 that are measured beside bf16."""
     parameter_dtype: Literal["fp32", "bf16"] = "fp32"
-    """With `model` or `step_code`: data type of the weights."""
+    """With `model`: data type of the weights."""
     mode: Literal["forward", "forward_backward"] = "forward_backward"
     """`forward` keeps no gradients; `forward_backward` times each pass, and both."""
     warmup_steps: WarmupSteps = None
@@ -164,24 +159,17 @@ class KernelSpec(SpecBase):
         return self
 
     def _check_plan(self) -> None:
-        given = [name for name in ("model", "step_code") if getattr(self, name) is not None]
-        if given and self.kernel != "linear":
-            raise field_error(given[0], "is for kernel linear, whose layers are planned: leave it out")
-        if len(given) > 1:
-            raise field_error("step_code", "brings its own layers: leave model out")
-        if given and self.code is not None:
+        if self.model is not None and self.kernel != "linear":
+            raise field_error("model", "is for kernel linear, whose layers are planned: leave it out")
+        if self.model is not None and self.code is not None:
             raise field_error("code", "is measured on matrices of rows and columns: leave it out, or the plan")
-        if self.arguments and self.step_code is None:
-            raise field_error("arguments", "are those of a step of your own: choose step_code, or leave them out")
-        if "device" in self.arguments:
-            raise field_error("arguments/device", "the function gets the job's device: set the field device instead")
         if len(set(self.recipes)) < len(self.recipes):
             raise field_error("recipes", "one of them is there twice")
 
     @property
     def plans(self) -> bool:
         """True if the job measures all linear layers of a step in FP8, in place of a grid."""
-        return self.model is not None or self.step_code is not None
+        return self.model is not None
 
     def cells(self) -> list[KernelCell] | list[PlanCell]:
         """Return the cells in the order they run: cells that share an oracle are neighbours."""
@@ -203,7 +191,6 @@ class KernelSpec(SpecBase):
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Set `code` to null for all implementations but that code, and fields without effect."""
         identity = coordinates(identity, "code", self.code if self.is_code(identity.get("implementation")) else None)
-        identity = coordinates(identity, "step_code", self.step_code)
         if self.plans:
             identity["mode"] = None
         else:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from app.specs._training import FP8_MULTIPLE
 from app.specs.kernel import KernelSpec
-from workers.jobs import _own_step
 from workers.jobs._grid import Trial
 from workers.jobs._grid.operations import OperationContext, check_timing
 from workers.jobs._values import Metric
@@ -18,8 +17,6 @@ from workers.outcome import Unsupported
 from workers.torch_host import load, reset_process, seed_everything, set_precision
 
 if TYPE_CHECKING:
-    import torch
-
     from workers.measure.check import Check
     from workers.measure.table import Scalar
 
@@ -28,7 +25,7 @@ BF16 = "bf16"
 
 @dataclass(frozen=True)
 class Layers:
-    """The linear layers at one place of all blocks, or of one's own step, with equal sizes."""
+    """The linear layers at one place of all blocks, with equal sizes."""
 
     name: str
     rows: int
@@ -71,7 +68,7 @@ def measure(spec: KernelSpec, context: OperationContext, trial: Trial) -> None:
         float8()
     except NoFloat8 as error:
         raise Unsupported(f"kernel linear: {error}") from error
-    found = layers_of_own(spec, context.device) if spec.step_code is not None else layers_of_model(spec)
+    found = layers_of_model(spec)
     if not found:
         raise Unsupported("kernel linear: there is no linear layer (torch.nn.Linear) to plan for")
     seed_everything(spec.seed)
@@ -100,39 +97,6 @@ def layers_of_model(spec: KernelSpec) -> Counter[Layers]:
         model = load(MODELS, spec.model.name)(**sizes, **key_heads)
     layers = linear_layers(model, spec.batch_size * spec.context_length, "tensorwise", ["auto"])
     return Counter(Layers(grouped(one.name), one.rows, one.in_features, one.out_features) for one in layers)
-
-
-def layers_of_own(spec: KernelSpec, device: torch.device) -> Counter[Layers]:
-    """Return the linear layers that the second step of the user's own calls, and how often it calls each."""
-    from torch import Tensor, nn
-
-    from workers.measure.timing import run_step
-    from workers.model.float8 import grouped
-
-    assert spec.step_code is not None
-    own = _own_step.maker(spec.step_code, device, spec.arguments)()
-    own.takes = "2 steps"
-    calls: Counter[Layers] = Counter()
-
-    def hook(name: str) -> object:
-        def count(module: nn.Linear, inputs: tuple[Tensor, ...]) -> None:
-            rows = inputs[0].numel() // module.in_features
-            calls[Layers(grouped(name), rows, module.in_features, module.out_features)] += 1
-
-        return count
-
-    own.prepare()
-    run_step(own.phases, ())
-    handles = [
-        module.register_forward_pre_hook(hook(name))  # type: ignore[arg-type]
-        for name, module in own.model.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
-    own.prepare()
-    run_step(own.phases, ())
-    for handle in handles:
-        handle.remove()
-    return calls
 
 
 def _times(spec: KernelSpec, sizes: tuple[int, int, int], context: OperationContext, trial: Trial) -> dict[str, Times]:
@@ -187,7 +151,7 @@ def _report(
             whole = plain if one is None else one.whole
             sums[f"{precision}_ms"] += count * whole
             if precision != BF16:
-                saved = plain - whole if _in_blocks(spec, layer) else 0.0
+                saved = plain - whole if _in_blocks(layer) else 0.0
                 sums[f"planned_{precision}_ms"] += count * (plain - max(0.0, saved))
                 if saved > 0:
                     pays[precision][layer.name] = saved * count
@@ -209,11 +173,11 @@ def _report(
         trial.checks.append(Check("emulated", False, "a CPU emulates fp8: times are not those of fp8", "note"))
 
 
-def _in_blocks(spec: KernelSpec, layer: Layers) -> bool:
+def _in_blocks(layer: Layers) -> bool:
     """Return True if the filter may name a layer: outside a model's blocks nothing is compiled."""
     from workers.model.compiled import BLOCKS
 
-    return spec.step_code is not None or layer.name.startswith(f"{BLOCKS}.")
+    return layer.name.startswith(f"{BLOCKS}.")
 
 
 def _sentences(

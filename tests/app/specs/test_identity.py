@@ -79,7 +79,6 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
         {},
         {"kernel": "linear"},
         {"kernel": "linear", "model": {"size": "small"}},
-        {"kernel": "linear", "step_code": CODE},
     ],
 }
 """Specs in which, between them, every field of a kind has an effect. Of other kinds, each field always has one."""

@@ -226,21 +226,6 @@ def test_the_triton_kernel_beside_plain_pytorch(tmp_path: Path, kernel: str) -> 
         assert cell["memory_reserved_mib", None]["median"] >= cell["peak_memory_mib", None]["median"]
 
 
-LAYERED = """
-import torch
-
-
-def make_step(device):
-    model = torch.nn.Sequential(torch.nn.Linear(32, 16), torch.nn.ReLU(), torch.nn.Linear(16, 20)).to(device)
-
-    def step():
-        for rows in (32, 32, 48):
-            model(torch.randn(2, rows // 2, 32, device=device)).sum().backward()
-
-    return step
-"""
-
-
 def test_a_plan_has_each_linear_layer_of_a_model_in_bf16_and_in_each_recipe(tmp_path: Path) -> None:
     pytest.importorskip("torchao")
     sizes = {"d_model": 32, "d_ff": 48, "num_layers": 3, "num_heads": 2, "vocab_size": 40}
@@ -265,19 +250,6 @@ def test_a_plan_has_each_linear_layer_of_a_model_in_bf16_and_in_each_recipe(tmp_
     assert "on a GPU" in report.table_rows("plan")[-1]["plan"]
 
 
-def test_a_plan_finds_the_layers_of_a_step_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torchao")
-    for name, value in uploaded.write(tmp_path / "files", [LAYERED.encode()]).items():
-        monkeypatch.setenv(name, value)
-    code = {"sha256": hashlib.sha256(LAYERED.encode()).hexdigest(), "function": "make_step"}
-    report = run(tmp_path, kernel="linear", step_code=code, recipes=["tensorwise"], device="cpu")
-    rows = [row for row in report.table_rows("linears") if row["precision"] == "bf16"]
-    names = ("layer", "layers", "tokens", "in_features", "out_features")
-    assert [[row[name] for name in names] for row in rows] == [
-        ["0", 2, 32, 32, 16], ["2", 2, 32, 16, 20], ["0", 1, 48, 32, 16], ["2", 1, 48, 16, 20],
-    ]  # fmt: skip
-
-
 def test_a_plan_without_torchao_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     report = run(tmp_path, kernel="linear", model={"size": "tiny"}, device="cpu")
@@ -290,7 +262,7 @@ def test_a_plan_without_torchao_says_how_to_get_it(tmp_path: Path, monkeypatch: 
     [
         ({"model": {"size": "tiny"}}, "is for kernel linear"),
         ({"kernel": "linear", "recipes": ["rowwise", "rowwise"]}, "there twice"),
-        ({"kernel": "linear", "arguments": {"a": 1}}, "choose step_code"),
+        ({"kernel": "linear", "step_code": {"sha256": "a" * 64, "function": "f"}}, "step_code"),
     ],
 )
 def test_what_no_plan_has_is_refused(fields: dict[str, Any], words: str) -> None:
