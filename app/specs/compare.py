@@ -40,8 +40,9 @@ class CompareSpec(SpecBase):
     replicates: int = Field(default=8, ge=1, le=100)
     """Fresh processes of each side. With fewer than 4, a difference cannot be distinguished from chance."""
     convergence_steps: int | None = Field(default=None, ge=20, le=10_000)
-    """Also train both sides for so many steps, from equal weights on equal batches, and compare their losses: synthetic
-    text, a Markov chain of letters. Null: compare times only. Both sides are benchmarks with mode train_step."""
+    """Also train both sides for so many steps, from equal seeds on equal batches without CUDA graphs, and compare their
+    losses: synthetic text, a Markov chain of letters. Null: compare times only. Both sides are benchmarks with mode
+    train_step."""
     convergence_pairs: int = Field(default=6, ge=6, le=100)
     """With `convergence_steps`: pairs of runs, each with another seed; the difference has a 95 % interval over them."""
     seed: Seed | None = None
@@ -80,8 +81,12 @@ class CompareSpec(SpecBase):
 
     def _check_convergence(self) -> None:
         for side, spec in self.sides().items():
-            if spec.kind != "benchmark" or getattr(spec, "step_code", None) is not None:
-                raise field_error("convergence_steps", "trains models of kind benchmark: leave it out, or step_code")
+            if spec.kind != "benchmark":
+                raise field_error("convergence_steps", "trains models of kind benchmark: leave it out")
+            if getattr(spec, "step_code", None) is not None:
+                raise field_error(
+                    f"{side}/step_code", "convergence_steps trains our models only: leave one of them out"
+                )
             if getattr(spec, "mode", None) != "train_step":
                 raise field_error(f"{side}/mode", "convergence_steps trains: choose train_step")
         for field in ("batch_size", "accumulation_steps", "context_length", "model/vocab_size", "seed"):
