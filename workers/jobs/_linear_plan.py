@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING
 
 from app.specs._training import FP8_MULTIPLE
 from app.specs.kernel import KernelSpec
+from app.summaries import median_interval
 from workers.jobs._grid import Trial
 from workers.jobs._grid.operations import OperationContext, check_timing
 from workers.jobs._values import Metric
 from workers.outcome import Unsupported
-from workers.torch_host import load, reset_process, seed_everything, set_precision
+from workers.torch_host import load, reset_process, seed_everything, set_precision, why_no_precision
 
 if TYPE_CHECKING:
+    import torch
+
     from workers.measure.check import Check
     from workers.measure.table import Scalar
 
 BF16 = "bf16"
+EMULATED = "a CPU emulates fp8, so that its times plan nothing"
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,12 @@ class Times:
     """Of each product alone."""
     whole: float
     """Of both passes."""
+    interval: tuple[float, float]
+    """That of `whole`: 95 %, or all of few samples."""
+
+    def pays(self, plain: Times) -> bool:
+        """Return True if the layer is shown to be faster than `plain`: their intervals do not overlap."""
+        return self.interval[1] < plain.interval[0]
 
     @property
     def casts(self) -> float:
@@ -63,6 +73,8 @@ def measure(spec: KernelSpec, context: OperationContext, trial: Trial) -> None:
     """
     from workers.model.float8 import NoFloat8, float8
 
+    if why := why_no_precision(context.device, "fp8"):
+        raise Unsupported(f"kernel linear: {why}")
     set_precision(BF16)
     try:
         float8()
@@ -115,8 +127,9 @@ def _times(spec: KernelSpec, sizes: tuple[int, int, int], context: OperationCont
             for name, work in works.items():
                 timing = context.watch.time(work, warmup=spec.warmup_steps, calls=spec.measure_steps)
                 medians[name] = statistics.median(timing.samples)
+                interval = median_interval(timing.samples) or (min(timing.samples), max(timing.samples))
                 trial.checks += _named(check_timing(timing, context.device), f"{recipe}, {name}, {sizes}")
-        found[recipe] = Times({name: ms for name, ms in medians.items() if name != "whole"}, medians["whole"])
+        found[recipe] = Times({name: ms for name, ms in medians.items() if name != "whole"}, medians["whole"], interval)
     return found
 
 
@@ -140,7 +153,8 @@ def _report(
 
     rows: list[list[Scalar]] = []
     sums = dict.fromkeys((metric.name for metric in metrics(spec)), 0.0)
-    pays: dict[str, dict[str, float]] = {recipe: {} for recipe in spec.recipes}
+    pays: dict[str, list[str]] = {recipe: [] for recipe in spec.recipes}
+    allowed = any(len(times) > 1 for times in measured.values())
     for layer, count in found.items():
         sizes = layer.rows, layer.in_features, layer.out_features
         times = measured[sizes]
@@ -151,10 +165,10 @@ def _report(
             whole = plain if one is None else one.whole
             sums[f"{precision}_ms"] += count * whole
             if precision != BF16:
-                saved = plain - whole if _in_blocks(layer) else 0.0
-                sums[f"planned_{precision}_ms"] += count * (plain - max(0.0, saved))
-                if saved > 0:
-                    pays[precision][layer.name] = saved * count
+                shown = one is not None and _in_blocks(layer) and one.pays(times[BF16])
+                sums[f"planned_{precision}_ms"] += count * (whole if shown else plain)
+                if shown:
+                    pays[precision].append(layer.name)
             if one is None:
                 rows.append([*head, *(None for _ in PRODUCTS), None, None, None, None])
                 continue
@@ -166,9 +180,12 @@ def _report(
         "whole_ms: number ms, speedup: number, saved_ms: number ms"
     )
     context.report.table("linears", columns, rows)
-    context.report.table("plan", Column.parse("plan"), [[line] for line in _sentences(spec, sums, pays, context)])
+    context.report.table(
+        "plan", Column.parse("plan"), [[line] for line in sentences(sums, pays, context.device, allowed=allowed)]
+    )
     for name, ms in sums.items():
-        trial.values.set(name, None, [ms])
+        emulated = name.startswith("planned") and context.device.type == "cpu"
+        trial.values.set(name, None, None if emulated else [ms], EMULATED)
     if context.device.type == "cpu":
         trial.checks.append(Check("emulated", False, "a CPU emulates fp8: times are not those of fp8", "note"))
 
@@ -180,16 +197,19 @@ def _in_blocks(layer: Layers) -> bool:
     return layer.name.startswith(f"{BLOCKS}.")
 
 
-def _sentences(
-    spec: KernelSpec, sums: Mapping[str, float], pays: Mapping[str, Mapping[str, float]], context: OperationContext
+def sentences(
+    sums: Mapping[str, float], pays: Mapping[str, Sequence[str]], device: torch.device, *, allowed: bool
 ) -> list[str]:
+    """Say what each recipe would take, with the filter of the layers that pay; `allowed`: any layer's sizes are."""
     lines = [f"The linear layers of a step take {sums[f'{BF16}_ms']:.4g} ms in bf16."]
-    if context.device.type == "cpu":
+    if not allowed:
+        return [*lines, f"No layer can compute in FP8: none has all its sizes in multiples of {FP8_MULTIPLE}."]
+    if device.type == "cpu":
         return [*lines, "A CPU emulates fp8, so its times say nothing of fp8: run the plan on a GPU."]
-    for recipe in spec.recipes:
-        chosen, all_ms = pays[recipe], sums[f"{recipe}_ms"]
+    for recipe, chosen in pays.items():
+        all_ms = sums[f"{recipe}_ms"]
         if not chosen:
-            lines.append(f"{recipe}: no layer pays; all of them would take {all_ms:.4g} ms. Stay with bf16.")
+            lines.append(f"{recipe}: no layer is shown to pay; all of them would take {all_ms:.4g} ms. Stay with bf16.")
             continue
         planned = sums[f"planned_{recipe}_ms"]
         lines.append(

@@ -16,6 +16,7 @@ from app.specs.kernel import KernelSpec
 from kernels.registry import KERNELS, BrokenEntryPoint, Implementation, Kernel
 from tests.workers.reporting import Report
 from workers import uploaded
+from workers.jobs._linear_plan import Times, sentences
 from workers.jobs.kernel import RUNNER
 from workers.measure.ceilings import Ceilings
 from workers.outcome import Unsupported
@@ -245,9 +246,32 @@ def test_a_plan_has_each_linear_layer_of_a_model_in_bf16_and_in_each_recipe(tmp_
             row["layers"] * (row["whole_ms"] or rows[layer, "bf16"]["whole_ms"]) for layer, row in of_precision.items()
         ]
         assert medians[f"{name}_ms"] == pytest.approx(sum(whole))
-    assert medians["planned_rowwise_ms"] <= min(medians["bf16_ms"], medians["rowwise_ms"] + 1e-9)
+    assert medians["planned_rowwise_ms"] is None
     assert "a CPU emulates" in report.check("emulated")["detail"]
     assert "on a GPU" in report.table_rows("plan")[-1]["plan"]
+
+
+def test_a_layer_pays_if_the_intervals_do_not_overlap() -> None:
+    plain, close, far = (Times({}, 2.0, one) for one in ((1.8, 2.2), (1.7, 1.85), (1.2, 1.6)))
+    assert not close.pays(plain)
+    assert far.pays(plain)
+
+
+def test_a_plan_names_the_filter_or_says_why_there_is_none() -> None:
+    sums = {"bf16_ms": 4.0, "rowwise_ms": 5.0, "planned_rowwise_ms": 3.0}
+    gpu = torch.device("cuda")
+    assert (
+        "fp8_filter=layers.*.a,layers.*.b, 1 ms"
+        in sentences(sums, {"rowwise": ["layers.*.a", "layers.*.b"]}, gpu, allowed=True)[-1]
+    )
+    assert "no layer is shown to pay" in sentences(sums, {"rowwise": []}, gpu, allowed=True)[-1]
+    assert "multiples of 16" in sentences(sums, {"rowwise": []}, gpu, allowed=False)[-1]
+
+
+def test_a_plan_on_a_device_without_fp8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.jobs._linear_plan.why_no_precision", lambda device, precision: f"no {precision}")
+    report = run(tmp_path, kernel="linear", model={"size": "tiny"}, device="cpu")
+    assert {row["reason"] for row in report.rows} == {"kernel linear: no fp8"}
 
 
 def test_a_plan_without_torchao_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
