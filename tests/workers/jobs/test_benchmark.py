@@ -23,7 +23,7 @@ from tests.address_space import little_left
 from tests.workers.reporting import Report
 from workers.jobs import _generated
 from workers.jobs._training import building
-from workers.jobs._training.metrics import add_busy, metrics_of
+from workers.jobs._training.metrics import add_busy, metrics_of, precisions_of
 from workers.jobs._values import Values
 from workers.jobs.benchmark import RUNNER
 from workers.measure import memory
@@ -32,6 +32,7 @@ from workers.measure.ceilings import Ceilings
 from workers.measure.environment import device_key
 from workers.model import TransformerLM, accounting
 from workers.model.batches import RandomBatches
+from workers.model.float8 import LinearLayer
 from workers.model.generation import generate
 from workers.model.graphed import CannotCapture
 from workers.model.registry import MODELS
@@ -700,13 +701,22 @@ def test_mfu_of_several_precisions_is_the_ideal_time_by_the_measured_one(run, tm
     pytest.importorskip("torchao")
     peaks = {"fp8": 4.0, "bf16": 2.0}
     monkeypatch.setattr("workers.model.accounting.peak_tflops", lambda _, name: (peaks.get(name, 1e9), ""))
-    Ceilings(tmp_path / "ceilings").record(torch.device("cpu"), {"fp8": 2.0}, None)
+    Ceilings(tmp_path / "ceilings").record(torch.device("cpu"), {"fp8": 2.0, "fp8_rowwise": 1.0, "bf16": 0.5}, None)
     ffn, flops = 3 * 2 * 32 * (2 * 3 * 16 * 32), 3 * accounting.forward_flops(accounting.Shape(64, 16, 2, 2, 32), 2, 16)
-    for recipe, in_fp8 in (("tensorwise", ffn), ("rowwise_with_gw_hp", ffn * 2 / 3)):
+    for recipe, in_fp8, ceiling in (("tensorwise", ffn, 2.0), ("rowwise_with_gw_hp", ffn * 2 / 3, 1.0)):
         rows = metrics(run(**FP8, fp8_filter=["layers.*.ffn.*"], fp8_recipe=recipe))
         ideal_s = 1e-12 * (in_fp8 / 4.0 + (flops - in_fp8) / 2.0)
         assert rows["mfu"]["median"] == pytest.approx(ideal_s / (1e-3 * rows["step_ms"]["median"]))
-        assert rows["ceiling_percent"]["reason"].endswith("in bf16 is on record")
+        best_s = 1e-12 * (in_fp8 / ceiling + (flops - in_fp8) / 0.5)
+        assert rows["ceiling_percent"]["median"] == pytest.approx(100 * best_s / (1e-3 * rows["step_ms"]["median"]))
+
+
+def test_layers_with_more_flops_than_the_model_reports_have_no_mfu() -> None:
+    layers = [LinearLayer("one", 32, 16, 16, in_fp8=True)]
+    spec = BenchmarkSpec(precision="fp8")
+    assert precisions_of(spec, layers, 3.0 * layers[0].flops) == ({"fp8": 1.0}, "")
+    shares, why = precisions_of(spec, layers, 2.0 * layers[0].flops)
+    assert (shares, why.split(" the FLOPs")[0]) == ({}, "the layers in fp8 have 1.5 times")
 
 
 @pytest.mark.parametrize(

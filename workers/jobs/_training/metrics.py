@@ -44,6 +44,7 @@ WHOLE = (
 """Metrics without a phase, of the whole step, with their units."""
 OWN_WHOLE = ("items_per_s", "items/s")
 """A further metric of a step of the user's own."""
+Shares = tuple[Mapping[str, float], str]
 Pacing = Literal["step", "loop"]
 ISOLATED = "isolated_step"
 MAX_BUSY_PERCENT = 101.0
@@ -149,30 +150,35 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
     rate = 1e-12 * flops / seconds
     values.set("tflops", None, [rate])
     if training.own is None:
-        shares = precisions_of(spec, training.linear_layers, flops), ""
+        shares = precisions_of(spec, training.linear_layers, flops)
     else:
         training.step.prepare()
         shares = precisions_of_own(lambda: run_step(training.step.phases, ()), device)
-    return add_shares(values, rate, shares, device, ceilings)
+    return add_shares(values, rate, shares, device, ceilings, recipe=spec.fp8_recipe)
 
 
-def precisions_of(spec: TrainingSpec, layers: Sequence[LinearLayer], flops: float) -> dict[str, float]:
-    """Return the share of each precision in the FLOPs of a step of ours; `layers` are those of precision fp8."""
+def precisions_of(spec: TrainingSpec, layers: Sequence[LinearLayer], flops: float) -> Shares:
+    """Return the share of each precision in the FLOPs of a step of ours, or the reason why it is unknown; `layers` are
+    those of precision fp8."""
     from workers.model.float8 import fp8_flops
 
     if spec.precision != "fp8":
-        return {spec.precision: 1.0}
+        return {spec.precision: 1.0}, ""
     one = fp8_flops(layers, spec.fp8_recipe, backward=spec.mode != "forward")
-    share = min(1.0, spec.accumulation_steps * one / flops)
-    return {name: of for name, of in (("fp8", share), ("bf16", 1 - share)) if of}
+    share = spec.accumulation_steps * one / flops
+    if share > 1:
+        return {}, f"the layers in fp8 have {share:.3g} times the FLOPs that the model reports for all of its step"
+    return {name: of for name, of in (("fp8", share), ("bf16", 1 - share)) if of}, ""
 
 
 def add_shares(
     values: Values,
     rate: float,
-    of_products: tuple[Mapping[str, float], str],
+    of_products: Shares,
     device: torch.device,
     ceilings: Path,
+    *,
+    recipe: str = "tensorwise",
 ) -> list[Check]:
     """Set the shares of a rate in the device's peak and in its measured ceiling. Of products in several precisions,
     both are those of the ideal time; see `workers.model.accounting.mixed_rate`.
@@ -183,6 +189,7 @@ def add_shares(
         of_products: The share of each precision in the FLOPs, or the reason why no peak belongs to them.
         device: The device.
         ceilings: The folder of measured ceilings.
+        recipe: That of FP8, whose products by rows have a lower ceiling.
 
     Returns:
         The check that the device can reach the rate.
@@ -196,9 +203,10 @@ def add_shares(
         values.set("mfu", None, None, why_not)
         values.set("ceiling_percent", None, None, why_not)
         return []
+    ceiling = {} if recipe == "tensorwise" else {"fp8": "fp8_rowwise"}
     for name, factor, known in (
         ("mfu", 1, {one: peak_tflops(device_name(device), one) for one in shares}),
-        ("ceiling_percent", 100, {one: Ceilings(ceilings).tflops(device, one) for one in shares}),
+        ("ceiling_percent", 100, {one: Ceilings(ceilings).tflops(device, ceiling.get(one, one)) for one in shares}),
     ):
         limit = mixed_rate(shares, {one: value for one, (value, _) in known.items()})
         # Of an unknown one the reason, else the sources.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -233,13 +233,13 @@ class RankRun:
         busy = measure_busy(lambda: run_step(trained.repeated.phases, ()), trained.repeated.prepare)
         return busy if isinstance(busy, str) else asdict(busy)
 
-    def _precision(self, trained: Trained) -> tuple[dict[str, float], str]:
+    def _precision(self, trained: Trained) -> tuple[Mapping[str, float], str]:
         """Return the share of each precision in the matrix products, or why it is unknown; of a step of the user's own
         in one more step."""
         if trained.own is None:
             spec = self.context.spec
             flops = metrics.step_flops(spec, trained.model)
-            return ({}, "") if flops is None else (metrics.precisions_of(spec, trained.linear_layers, flops), "")
+            return ({}, "") if flops is None else metrics.precisions_of(spec, trained.linear_layers, flops)
         if (why_not := why_no_profiler(self.context)) is not None:
             return {}, why_not
         return metrics.precisions_of_own(StepTimer(self.context, trained).step, self.context.device)

@@ -391,7 +391,7 @@ def add_rates(
     # All processes share a CPU; each GPU belongs to one rank.
     devices = ranks if spec.backend == "nccl" else 1
     values.set("tflops", None, [rate])
-    return add_shares(values, rate / devices, precision, device, ceilings)
+    return add_shares(values, rate / devices, precision, device, ceilings, recipe=spec.fp8_recipe)
 
 
 def tolerance(spec: DdpSpec, name: str) -> float:
