@@ -220,8 +220,8 @@ class TrainingSpec(SpecBase):
     """With precision fp8, what shares a scale: `tensorwise` a whole tensor, `rowwise` a row; `rowwise_with_gw_hp`
     computes gradients of weights in bf16."""
     fp8_filter: Annotated[list[LayerPattern], Field(min_length=1, max_length=100)] = Field(default=["auto"])
-    """With precision fp8, the linear layers that compute in it: `auto` where it is known to pay, `all`, or patterns of
-    their names ("layers.*.ffn.*"). `auto` leaves those outside the blocks in bf16."""
+    """With precision fp8, the linear layers that compute in it: `auto` where it is estimated to pay, `all`, or patterns
+    of their names ("layers.*.ffn.*"). `auto` leaves those outside the blocks in bf16."""
     parameter_dtype: Literal["fp32", "bf16"] = "fp32"
     """Data type of parameters and gradients, and of the optimizer's state unless `master_weights` is set."""
     compile: bool = False
@@ -293,6 +293,11 @@ class TrainingSpec(SpecBase):
     def _one_pattern(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
+    @field_validator("fp8_filter")
+    @classmethod
+    def _patterns_in_order(cls, value: list[str]) -> list[str]:
+        return sorted(value)
+
     @model_validator(mode="after")
     def _step_goes_alone(self) -> Self:
         if self.step_code is None:
@@ -350,6 +355,8 @@ class TrainingSpec(SpecBase):
             raise field_error("precision", "fp8 is for training: choose bf16, or another mode")
         if len(self.fp8_filter) > 1 and (alone := {"auto", "all"} & {*self.fp8_filter}):
             raise field_error("fp8_filter", f"{min(alone)!r} goes alone: leave it out, or the patterns")
+        if len(set(self.fp8_filter)) < len(self.fp8_filter):
+            raise field_error("fp8_filter", "one of them is there twice")
         tokens = self.batch_size * self.context_length
         if self.mode in WITH_BACKWARD and tokens % FP8_MULTIPLE:
             raise field_error(

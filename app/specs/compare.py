@@ -143,8 +143,9 @@ class CompareSpec(SpecBase):
         return spec.case(inner)
 
     def without_effect(self) -> list[str]:
-        """Return the fields of both sides that change nothing there."""
-        return [f"{side}.{field}" for side, spec in self.sides().items() for field in spec.without_effect()]
+        """Return the fields of both sides that change nothing there, and pairs without steps."""
+        own = [] if self.convergence_steps is not None else self.changed("convergence_pairs")
+        return [*own, *(f"{side}.{field}" for side, spec in self.sides().items() for field in spec.without_effect())]
 
     def summary(self) -> dict[str, Scalar]:
         """Return the sides' summaries and every coordinate in which they differ, as "baseline → candidate"."""

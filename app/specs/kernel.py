@@ -77,8 +77,8 @@ class KernelSpec(SpecBase):
     training step in bf16 and in FP8, and which of them pay."""
     implementations: list[Name] = Field(default=["torch", "triton"], max_length=100)
     """`torch` is the plain PyTorch, `compiled` the same by torch.compile, `triton` our kernel, on a GPU; `swiglu`
-    has none. `liger` is Liger-Kernel's, where it is installed: for `rms_norm`, `swiglu` (mode `forward`) and
-    `linear_cross_entropy`, which also has `chunked`: plain PyTorch without the full logits. Empty with `code`: none
+    and `linear` have none. `liger` is Liger-Kernel's, where it is installed: for `rms_norm`, `swiglu` (mode `forward`)
+    and `linear_cross_entropy`, which also has `chunked`: plain PyTorch without the full logits. Empty with `code`: none
     beside it."""
     code: Annotated[CodeSpec | None, Uploaded("kernel")] = None
     """A function of your own, measured and checked beside them: it takes the operation's inputs and returns its output,

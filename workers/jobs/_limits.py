@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 HALF = ("bf16", "fp16")
 UNITS = {"fp32": ("fp32", "tf32", *HALF), "tf32": ("tf32", *HALF), "bf16": HALF, "fp16": HALF, "fp8": ("fp8",)}
-FASTEST_FIRST = ("fp8", *HALF, "tf32", "fp32")
 """The precisions whose units may compute a result of each precision on a GPU: float32 can be split into parts of 16
 bits, as our own attention does. A CPU that is slow with 16 bits computes with 32, so there all of them may."""
+FASTEST_FIRST = ("fp8", *HALF, "tf32", "fp32")
 SPLIT_PRODUCTS = 3
 """Products of 16-bit parts that one of float32 takes at least: high by high, and each high by the other's low."""
 

@@ -1,7 +1,7 @@
 """The work of one linear layer in bf16 or FP8, to time: each of its three products alone, and both passes as a whole.
 
-What the whole takes beyond its products are casts: largest values, scaling, rounding, and copies that turn a factor, as
-FP8 products need (their first factor is stored by rows, the second by columns).
+What the whole takes beyond its products are casts: largest values, scaling, rounding, and copies that transpose a
+factor, as FP8 products need (their first factor is stored by rows, the second by columns).
 """
 
 from __future__ import annotations

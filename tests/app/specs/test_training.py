@@ -35,6 +35,7 @@ MASTER = {"master_weights": True, "precision": "bf16", "parameter_dtype": "bf16"
         ({"parameter_dtype": "bf16"}, "parameter_dtype", "need precision bf16 or fp8"),
         ({"precision": "fp8", "mode": "generate"}, "precision", "fp8 is for training: choose bf16, or another mode"),
         ({"precision": "fp8", "step_code": STEP}, "precision", "converts its own layers"),
+        ({"precision": "fp8", "fp8_filter": ["a", "b", "a"]}, "fp8_filter", "there twice"),
         ({"precision": "fp8", "fp8_filter": ["all", "lm_head"]}, "fp8_filter", "'all' goes alone"),
         (
             {"precision": "fp8", "batch_size": 3, "context_length": 8},
@@ -141,3 +142,8 @@ def test_the_optimizer_in_triton_needs_a_gpu() -> None:
         DdpSpec(**chosen, backend="gloo")
     assert caught.value.errors()[0]["ctx"]["field"] == "optimizer"
     assert DdpSpec(**chosen, backend="nccl").resources().device_type == "cuda"
+
+
+def test_patterns_of_fp8_have_no_order() -> None:
+    one, other = (BenchmarkSpec(precision="fp8", fp8_filter=names) for names in (["a", "b"], ["b", "a"]))
+    assert one.case(one.cells()[0]).key == other.case(other.cells()[0]).key

@@ -167,6 +167,11 @@ def test_a_comparison_ends_with_its_pairs_of_runs(tmp_path: Path) -> None:
     assert not report.rows, "it measures no case"
 
 
+def test_pairs_without_steps_change_nothing() -> None:
+    assert compare(convergence_pairs=9).without_effect() == ["convergence_pairs"]
+    assert compare(convergence_pairs=9, convergence_steps=20).without_effect() == []
+
+
 @pytest.mark.parametrize(
     ("side", "words"),
     [

@@ -33,11 +33,13 @@ def to_float8(spec: TrainingSpec, device: torch.device, model: torch.nn.Module) 
         float8.convert(model, layers, spec.fp8_recipe, emulate=device.type == "cpu")
     except float8.NoFloat8 as error:
         raise Unsupported(f"precision fp8: {error}") from error
+    if not layers:
+        raise Unsupported("precision fp8: the model has no linear layer that fp8 can take: choose precision bf16")
     if not any(layer.in_fp8 for layer in layers):
         first = {layer.why: float8.grouped(layer.name) for layer in reversed(layers)}
         why = "; ".join(f"{name}: {reason}" for reason, name in first.items())
         raise Unsupported(
-            f"precision fp8: fp8_filter chooses none of the linear layers ({why or 'there are none'}): "
+            f"precision fp8: fp8_filter chooses none of the linear layers ({why}): "
             "choose precision bf16, or fp8_filter all"
         )
     return layers
