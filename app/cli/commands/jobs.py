@@ -174,8 +174,9 @@ def wait_for_answer(
         answer(of_job(server, done, exit_code), as_json=as_json)
     if not as_json:
         echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}", err=True)
-    with _going_on_when_interrupted(lambda: _how_it_goes_on(server, job["id"])), progress_display() as show:
-        job = server.wait(job, timeout_s=at_most, show=show, check=False)
+    if job["state"] != "succeeded":
+        with _going_on_when_interrupted(lambda: _how_it_goes_on(server, job["id"])), progress_display() as show:
+            job = server.wait(job, timeout_s=at_most, show=show, check=False)
     if as_json:
         print_json(job)
     else:
