@@ -30,7 +30,6 @@ LAST = 0.1
 """Share of the steps, the last ones, whose mean is the final loss; before, the window of the running mean."""
 MOST_ROWS = 100
 
-
 Losses = Sequence[float]
 """Those of one short training run, by step."""
 Runs = Mapping[str, Sequence[Losses]]

@@ -45,6 +45,7 @@ WHOLE = (
 OWN_WHOLE = ("items_per_s", "items/s")
 """A further metric of a step of the user's own."""
 Shares = tuple[Mapping[str, float], str]
+"""The share of each precision in the FLOPs of a step, or the reason why it is unknown."""
 Pacing = Literal["step", "loop"]
 ISOLATED = "isolated_step"
 MAX_BUSY_PERCENT = 101.0
@@ -209,13 +210,12 @@ def add_shares(
         ("ceiling_percent", 100, {one: Ceilings(ceilings).tflops(device, ceiling.get(one, one)) for one in shares}),
     ):
         limit = mixed_rate(shares, {one: value for one, (value, _) in known.items()})
-        # Of an unknown one the reason, else the sources.
         why = next((source for value, source in known.values() if value is None), "")
         values.set(name, None, None if limit is None else [factor * rate / limit], why)
     return [check_rate(rate, next(one for one in FASTEST_FIRST if one in shares), device, ceilings)]
 
 
-def precisions_of_own(run: Callable[[], object], device: torch.device) -> tuple[dict[str, float], str]:
+def precisions_of_own(run: Callable[[], object], device: torch.device) -> Shares:
     """Return the share of each precision in the products of one more step of the user's own, or the reason why no peak
     belongs to it."""
     from workers.measure.product_precision import precision_of_products

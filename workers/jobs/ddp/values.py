@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from app.specs.ddp import DdpSpec
 from app.summaries import FEWEST_FOR_INTERVAL, median_interval
 from workers.jobs._ranks import check_cores
-from workers.jobs._training.metrics import add_shares, not_told
+from workers.jobs._training.metrics import Shares, add_shares, not_told
 from workers.jobs._values import GPU_ONLY, Metric, Values
 from workers.jobs.ddp.buckets import PREDICTED, predicts
 
@@ -353,7 +353,7 @@ def add_memory(
         values.set(metric, None, [max(amounts)] if amounts else None, why_not)
 
 
-def precisions_of_ranks(ranks: Sequence[tuple[Mapping[str, float], str]]) -> tuple[Mapping[str, float], str]:
+def precisions_of_ranks(ranks: Sequence[Shares]) -> Shares:
     """Return the share of each precision in the products of all ranks, or the reason why no peak belongs to them."""
     for number, (_, why_not) in enumerate(ranks):
         if why_not:
@@ -368,7 +368,7 @@ def add_rates(
     spec: DdpSpec,
     device: torch.device,
     flops: float | None,
-    precision: tuple[Mapping[str, float], str],
+    precision: Shares,
     step_ms: float,
     ceilings: Path,
 ) -> list[Check]:
