@@ -719,10 +719,6 @@ class Flopwatch(Connection):
         format: Format = "markdown",  # noqa: A002  (the query parameter's name)
         *,
         best: bool = False,
-        separate: bool = False,
-        links: bool = False,
-        caption: str | None = None,
-        latex_label: str | None = None,
         **options: Unpack[TableOptions],
     ) -> str:
         """Return the same table as `table`, written as "markdown", "latex", "csv", "html" or "json".
@@ -730,20 +726,13 @@ class Flopwatch(Connection):
         Args:
             best: print the best cell of each column in bold; where the pivot is a choice, such as `implementation`,
                 that of each row.
-            separate: put what stands after ± into columns of its own: the standard deviation of a mean, the interval of
-                a median.
-            links: show the job of each row, with its address.
-            caption, latex_label: the table's title, and the name by which LaTeX's \\ref finds it.
             options: as for `table`.
 
         Example:
             >>> "Forward (ms)" in flopwatch.table_text("latex", job=job)
             True
         """
-        # The query leaves out options that are not set.
-        style = {"best": best or None, "separate": separate or None, "links": links or None}
-        title = {"caption": caption, "latex_label": latex_label}
-        return self.text("/tables", format=format, **table_query(options), **style, **title)
+        return self.text("/tables", format=format, best=best or None, **table_query(options))
 
     def missing(self, job: Thing) -> list[str]:
         """Return why cells of a job's table have no numbers, in sentences."""
@@ -795,12 +784,9 @@ class Flopwatch(Connection):
         *,
         columns: Sequence[str] | None = None,
         where: Mapping[str, Any] | None = None,
-        rename: Mapping[str, str] | None = None,
         sort: str | None = None,
         limit: int | None = None,
         unit: int | None = None,
-        caption: str | None = None,
-        latex_label: str | None = None,
     ) -> str:
         """Return a table that a job's units reported as text; the arguments are those of `job_table` and `table_text`.
 
@@ -808,8 +794,7 @@ class Flopwatch(Connection):
             columns: by default the most important ones in Markdown, LaTeX and HTML, all in JSON and CSV; ["all"]: all.
         """
         params = {"columns": columns, "sort": sort, "limit": limit, "unit": unit}
-        style = {"rename": pairs(rename), "caption": caption, "latex_label": latex_label}
-        return self.text(_job_table_path(job, name), format=format, where=pairs(where), **params, **style)
+        return self.text(_job_table_path(job, name), format=format, where=pairs(where), **params)
 
     def sweep_table(
         self,
@@ -837,12 +822,10 @@ class Flopwatch(Connection):
         format: Format = "markdown",  # noqa: A002  (the query parameter's name)
         *,
         where: Mapping[str, Any] | None = None,
-        rename: Mapping[str, str] | None = None,
         **options: Any,
     ) -> str:
         """Return the same as text; the options are those of `sweep_table` and `job_table_text`."""
-        chosen = {"where": pairs(where), "rename": pairs(rename)}
-        return self.text(_sweep_table_path(sweep, name), format=format, **chosen, **options)
+        return self.text(_sweep_table_path(sweep, name), format=format, where=pairs(where), **options)
 
     def list_plots(self, job: Thing | None = None, *, sweep: Thing | None = None) -> list[Answer]:
         """Return the name and the title of every plot that the pages have of a job, or of a sweep."""

@@ -97,8 +97,6 @@ class TableOptions(TypedDict, total=False):
     has how many times faster each row is."""
     where: Mapping[str, Any] | None
     """Only the cases with these coordinates: {"precision": "bf16"}; a list of values names alternatives."""
-    rename: Mapping[str, str] | None
-    """Other names of columns: {"head_dim": "d_model"}."""
     sort: str | None
     """Sort by this column; "-column" sorts from its greatest value down."""
     limit: int | None
@@ -171,7 +169,6 @@ def table_query(options: TableOptions) -> Answer:
         "label": label_filter(labels),
         "relative_to": pairs(query.get("relative_to")),
         "where": pairs(query.get("where")),
-        "rename": pairs(query.get("rename")),
     }
 
 

@@ -6,15 +6,15 @@ from typing import Annotated
 from urllib.parse import quote
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from pydantic import Field
 
 from app import results
 from app.api import schemas
-from app.api.parameters import Id, StrictQuery, Text, declared, described
+from app.api.parameters import Id, StrictQuery, Text, described
 from app.api.services import CurrentServices
-from app.api.tables import chosen_format, in_every_format, written
+from app.api.tables import in_every_format, written
 from app.errors import FieldError, InvalidRequest
 from app.store.database.engine import Database
 from flopwatch.table_options import Format
@@ -81,8 +81,7 @@ class ComparedQuery(StrictQuery):
 class CompareQuery(ComparedQuery):
     """The jobs to compare, and how the answer is written."""
 
-    format: Format | None = None
-    """By default what `Accept` asks for, or else JSON."""
+    format: Format = "json"
 
 
 HEADERS = {
@@ -95,10 +94,9 @@ HEADERS = {
 @router.get(
     "",
     responses={200: in_every_format(schemas.Comparison) | {"headers": described(HEADERS)}},
-    openapi_extra=declared("Accept"),
     summary="Two jobs, or two sides, compared",
 )
-async def compare(request: Request, services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:
+async def compare(services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:
     """For profiles, returns what each kernel, operator and class gained or lost per step; for memory, what each line of
     code has alive at the peak; for other kinds, the metrics' medians, with interval, test and power.
 
@@ -107,13 +105,12 @@ async def compare(request: Request, services: CurrentServices, query: Annotated[
     answer, if the request asks for it.
     """
     query.check()
-    format_ = chosen_format(request, query.format)
-    for_people = format_ in ("markdown", "latex", "html")
+    for_people = query.format in ("markdown", "latex", "html")
     limit = SHOWN_TO_PEOPLE if query.limit is None and for_people else query.limit
 
     def make() -> Response:
         comparison = query.comparison(services.database)
-        response = written(results.sheet_of(comparison, limit), format_)
+        response = written(results.sheet_of(comparison, limit), query.format)
         if comparison.wrong_sides:
             response.headers["Flopwatch-Wrong"] = ", ".join(comparison.wrong_sides)
         if gate := comparison.judgement.gate:

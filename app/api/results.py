@@ -18,7 +18,7 @@ from app.api.parameters import NO_QUERY, Cursor, ETag, JobId, Json, StrictQuery,
 from app.api.schemas import Artifact, Attempt, Measurements, Page, ReportedTable, Unit
 from app.api.services import CurrentServices, Services
 from app.api.streaming import StoredFile, streamed
-from app.api.tables import TextQuery, chosen_format, in_every_format, split, written
+from app.api.tables import WhereQuery, in_every_format, split, written
 from app.store.files.store import Content, FolderContent
 from app.store.public import MAX_ID
 from app.store.reading.queries import MAX_MEASUREMENTS
@@ -56,11 +56,10 @@ class MeasurementsQuery(AttemptQuery):
     after: Cursor | None = None
 
 
-class RowsQuery(TextQuery):
+class RowsQuery(WhereQuery):
     """The rows of a reported table that the client asks for, their order and their format."""
 
-    format: Format | None = None
-    """By default what `Accept` asks for, or else JSON."""
+    format: Format = "json"
     sort: Text | None = None
     """A column to sort by; `-column` sorts in descending order. Unknown values come last."""
     limit: Annotated[int, Field(ge=1, le=MAX_ROWS)] | None = None
@@ -72,11 +71,11 @@ class RowsQuery(TextQuery):
     """Columns to show, repeated or separated by commas; `all` for every one. By default Markdown, LaTeX and HTML show
     the most important ones, and JSON and CSV have all."""
 
-    def excerpt(self, format_: Format) -> results.Excerpt:
+    def excerpt(self) -> results.Excerpt:
         return results.Excerpt(
             unit=self.unit,
             sort=self.sort,
-            limit=MAX_ROWS if self.limit is None and format_ == "json" else self.limit,
+            limit=MAX_ROWS if self.limit is None and self.format == "json" else self.limit,
             after=int(self.after or 0),
             columns=split(self.columns),
             where=self.where,  # type: ignore[arg-type]  # pairs, once validated
@@ -86,8 +85,8 @@ class RowsQuery(TextQuery):
 class ReportedTableQuery(AttemptQuery, RowsQuery):
     """The rows of a job's table, and the attempt."""
 
-    def excerpt(self, format_: Format) -> results.Excerpt:
-        return replace(super().excerpt(format_), attempt=self.attempt)
+    def excerpt(self) -> results.Excerpt:
+        return replace(super().excerpt(), attempt=self.attempt)
 
 
 @router.get("/logs", response_class=PlainTextResponse, summary="A job's output")
@@ -122,33 +121,23 @@ def list_job_tables(services: CurrentServices, job_id: JobId, query: Annotated[A
     return Json({"data": results.list_tables(services.database, job_id, query.attempt), "next": None})
 
 
-@router.get(
-    "/tables/{name:path}",
-    responses={200: in_every_format(Measurements)},
-    openapi_extra=declared("Accept"),
-    summary="One of a job's own tables",
-)
+@router.get("/tables/{name:path}", responses={200: in_every_format(Measurements)}, summary="One of a job's own tables")
 async def get_job_table(
-    request: Request, services: CurrentServices, job_id: JobId, name: str, query: Annotated[ReportedTableQuery, Query()]
+    services: CurrentServices, job_id: JobId, name: str, query: Annotated[ReportedTableQuery, Query()]
 ) -> Response:
     """Returns the rows of all units, with a column `unit_index`; only JSON has `next`."""
 
     def read(excerpt: results.Excerpt) -> results.Sheet:
         return results.result_table(services.database, job_id, name, excerpt)
 
-    return await answer_table(request, services, query, read)
+    return await answer_table(services, query, read)
 
 
 async def answer_table(
-    request: Request, services: Services, query: RowsQuery, read: Callable[[results.Excerpt], results.Sheet]
+    services: Services, query: RowsQuery, read: Callable[[results.Excerpt], results.Sheet]
 ) -> Response:
-    """Answer with the excerpt of a table that the query asks for, in the format that the request asks for."""
-    format_ = chosen_format(request, query.format)
-
-    def make() -> Response:
-        return written(query.styled(read(query.excerpt(format_))), format_)
-
-    return await run_sync(make, limiter=services.tables)
+    """Answer with the excerpt of a table that the query asks for."""
+    return await run_sync(lambda: written(read(query.excerpt()), query.format), limiter=services.tables)
 
 
 @router.get("/attempts", responses={200: {"model": Page[Attempt]}}, dependencies=[NO_QUERY], summary="A job's attempts")

@@ -44,7 +44,6 @@ from app.specs._fit import MAX_SEARCHES, Fit, FitBody, GridPath
 from app.specs._sweep import Point, expand
 from app.store.records import Idempotency, NewJob, Submitted
 from flopwatch.defaults import USER
-from flopwatch.table_options import Format
 
 router = APIRouter(prefix="/sweeps", tags=["sweeps"])
 
@@ -270,22 +269,17 @@ class SweepTableQuery(RowsQuery):
     """The largest number of rows of each job, the first in the order of `sort`: 1 for the kernel of each configuration
     that takes the most time."""
 
-    def excerpt(self, format_: Format) -> results.Excerpt:
-        return replace(super().excerpt(format_), limit_per_job=self.limit_per_job)
+    def excerpt(self) -> results.Excerpt:
+        return replace(super().excerpt(), limit_per_job=self.limit_per_job)
 
 
 @router.get(
     "/{sweep_id}/tables/{name:path}",
     responses={200: in_every_format(Measurements)},
-    openapi_extra=declared("Accept"),
     summary="One of the own tables of a sweep's jobs",
 )
 async def get_sweep_table(
-    request: Request,
-    services: CurrentServices,
-    sweep_id: SweepId,
-    name: str,
-    query: Annotated[SweepTableQuery, Query()],
+    services: CurrentServices, sweep_id: SweepId, name: str, query: Annotated[SweepTableQuery, Query()]
 ) -> Response:
     """Returns the rows of the last attempt of all finished jobs of the sweep, each with its job and its values of the
     grid: the kernels of profiles, or the largest allocations, in one table."""
@@ -293,7 +287,7 @@ async def get_sweep_table(
     def read(excerpt: results.Excerpt) -> results.Sheet:
         return results.sweep_table(services.database, services.reading.sweep(sweep_id), name, excerpt)
 
-    return await answer_table(request, services, query, read)
+    return await answer_table(services, query, read)
 
 
 @router.post(
