@@ -142,7 +142,6 @@ _HEADERS = {
     "Idempotency-Key": "Repeating the request with the same key and body gets the first answer and changes nothing.",
     USER: "The user who sends the request, percent-encoded UTF-8, if the token has no name; `submitted_by`.",
     "Prefer": "`wait=N` holds the answer for up to N seconds, at most 60, until the job is done.",
-    "If-Modified-Since": "The `Last-Modified` of an answer that the client has: 304 if it still holds.",
     "If-None-Match": "The `ETag` of an answer that the client has: 304 if it still holds.",
     "Range": "`bytes=0-1023`: a part of the file.",
 }

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
-from email.utils import parsedate_to_datetime
 from typing import Annotated
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, HTTPException, Query, Request
-from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from pydantic import Field
 
 from app import results
 from app.api.parameters import NO_QUERY, Cursor, ETag, JobId, Json, StrictQuery, Text, declared, sendable_media_type
 from app.api.schemas import Artifact, Attempt, Measurements, Page, ReportedTable, Unit
 from app.api.services import CurrentServices, Services
-from app.api.streaming import StoredFile, streamed
+from app.api.streaming import sent
 from app.api.tables import WhereQuery, in_every_format, split, written
-from app.store.files.store import Content, FolderContent
-from app.store.public import MAX_ID
 from app.store.reading.queries import MAX_MEASUREMENTS
 from flopwatch.table_options import Format
 
@@ -38,14 +34,6 @@ class AttemptQuery(StrictQuery):
 
     attempt: Annotated[int, Field(ge=1, le=MAX_UNIT)] | None = None
     """The number of an attempt; by default the last."""
-
-
-class ArtifactQuery(AttemptQuery):
-    """The file that the client asks for, and the place where it can read it."""
-
-    redirect: Annotated[
-        bool, Field(description="Answer 307 with a signed URL of the object store, if it has the file and can sign.")
-    ] = False
 
 
 class MeasurementsQuery(AttemptQuery):
@@ -152,72 +140,22 @@ def list_job_artifacts(services: CurrentServices, job_id: JobId, query: Annotate
 
 @router.get(
     "/artifacts/{name}",
-    response_class=FileResponse,
-    responses={206: {}, 304: {}, 307: {"description": "The file is at a signed URL for ten minutes"}},
-    openapi_extra=declared("Range", "If-None-Match", "If-Modified-Since"),
+    response_class=StreamingResponse,
+    responses={206: {}, 304: {}},
+    openapi_extra=declared("Range", "If-None-Match"),
     summary="Download a file",
 )
-def download_job_artifact(
-    request: Request, services: CurrentServices, job_id: JobId, name: str, query: Annotated[ArtifactQuery, Query()]
+async def download_job_artifact(
+    request: Request, services: CurrentServices, job_id: JobId, name: str, query: Annotated[AttemptQuery, Query()]
 ) -> Response:
-    """Sends the file, whole or in ranges; the strong ETag is the content's SHA-256.
+    """Sends the file, whole or a range of it; the strong ETag is the content's SHA-256.
 
     Of a file that the disk has changed, the answer is 500, or if it is larger than 8 MiB, ends before the last bytes.
     """
-    row = services.reading.artifact(job_id, name, query.attempt)
+    row = await run_sync(services.reading.artifact, job_id, name, query.attempt)
     tag = ETag(row["sha256"])
     if tag.is_known_to(request):
         return Response(status_code=304, headers={"ETag": str(tag)})
-    content = services.files.open(row["sha256"])
-    if is_unmodified(request, content):
-        return Response(status_code=304, headers={"ETag": str(tag)})
-    media_type, headers = sendable_media_type(row["media_type"]), {"ETag": str(tag), "Cache-Control": "no-cache"}
-    if isinstance(content, FolderContent):
-        check_range(request, row["size"])
-        return StoredFile(content, row["size"], media_type=media_type, filename=name, headers=headers)
-    if query.redirect and (url := content.signed_url()) is not None:
-        return RedirectResponse(url, headers={"Cache-Control": "no-store"})
-    check_range(request, row["size"])
-    return streamed(request, content, name, media_type, headers)
-
-
-def is_unmodified(request: Request, content: Content) -> bool:
-    """Return True if the client has a file of this age, and names no ETag, which would count instead (RFC 9110, section
-    13.1.3)."""
-    since = request.headers.get("if-modified-since")
-    if since is None or "if-none-match" in request.headers:
-        return False
-    try:
-        return int(content.modified_at) <= parsedate_to_datetime(since).timestamp()
-    except (ValueError, OverflowError):
-        return False
-
-
-def check_range(request: Request, size: int) -> None:
-    """Refuse a Range outside the file; ignore one that cannot be parsed, as RFC 9110 section 14.2 requires.
-
-    The remaining ranges are written back to the request with numbers that the response can parse, however many digits
-    they had.
-    """
-    wanted = request.headers.get("range")
-    if wanted is None:
-        return
-    parts = [part.strip() for part in wanted.removeprefix("bytes=").split(",")]
-    readable = wanted.startswith("bytes=") and all(re.fullmatch(r"\d+-\d*|-\d+", part, re.ASCII) for part in parts)
-    bounds = [[_position(digits) for digits in part.split("-")] for part in parts] if readable else []
-    if any(start is not None and end is not None and start > end for start, end in bounds):
-        readable = False
-    others = [header for header in request.scope["headers"] if header[0] != b"range"]
-    if not readable:
-        request.scope["headers"] = others
-        return
-    if any((start is not None and start >= size) or (start is None and end == 0) for start, end in bounds):
-        raise HTTPException(416, f"The file has {size} bytes.", headers={"Content-Range": f"bytes */{size}"})
-    text = ",".join("-".join("" if number is None else str(number) for number in pair) for pair in bounds)
-    request.scope["headers"] = [*others, (b"range", f"bytes={text}".encode())]
-
-
-def _position(digits: str) -> int | None:
-    # Python refuses to parse numbers of thousands of digits; all numbers beyond the file's end mean the same.
-    digits = digits.lstrip("0") or digits[:1]
-    return min(int(digits[:20]), MAX_ID) if digits else None
+    content = await run_sync(services.files.open, row["sha256"])
+    headers = {"ETag": str(tag), "Cache-Control": "no-cache"}
+    return await sent(request, content, row["size"], name, sendable_media_type(row["media_type"]), headers)

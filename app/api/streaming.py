@@ -1,59 +1,32 @@
-"""Sends files that are on a disk, and those on an object store, whole or in ranges; no changed file as if it were
-whole."""
+"""Sends stored files, of a disk or an object store, whole or in part; no changed file as if it were whole."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
-from email.utils import formatdate
-from typing import Any
 from urllib.parse import quote
 
-from anyio.to_thread import run_sync
-from fastapi import Request
-from fastapi.responses import FileResponse, Response, StreamingResponse
-from starlette.datastructures import Headers
-from starlette.types import Message, Receive, Scope, Send
+from fastapi import HTTPException, Request
+from fastapi.responses import Response, StreamingResponse
 
-from app.store.files.store import FolderContent, RemoteContent
+from app.store.files.store import Content
 
-
-class StoredFile(FileResponse):
-    """A file on a disk. Raises Damaged before the answer begins if its size is not `size`, or it is small and another
-    content than its name says; with a larger one, before the last part of the whole."""
-
-    def __init__(self, content: FolderContent, size: int, **named: Any) -> None:
-        super().__init__(content.path, **named)
-        self._content, self._size = content, size
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await run_sync(self._content.check, self._size)
-        digest, is_whole = hashlib.sha256(), False
-
-        async def send_checked(message: Message) -> None:
-            nonlocal is_whole
-            if message["type"] == "http.response.start":
-                is_whole = message["status"] == 200
-            elif is_whole:
-                digest.update(message["body"])
-                if not message.get("more_body", False):
-                    self._content.check_digest(digest.hexdigest())
-            await send(message)
-
-        await super().__call__(scope, receive, send_checked)
+MAX_DIGITS = 18
+"""A number with more digits is beyond the end of every file."""
 
 
-def streamed(
-    request: Request, content: RemoteContent, name: str, media_type: str, headers: Mapping[str, str]
+async def sent(
+    request: Request, content: Content, size: int, name: str, media_type: str, headers: Mapping[str, str]
 ) -> Response:
-    """Answer with a content; `headers` has its ETag. A request for several ranges gets all of it."""
-    modified = formatdate(content.modified_at, usegmt=True)
-    start, stop = 0, content.size
-    asked = Headers(raw=request.scope["headers"])  # check_range has changed them; request.headers are the former ones
-    if asked.get("if-range", headers["ETag"]) in (headers["ETag"], modified):
-        start, stop = _range(asked.get("range"), content.size)
-    is_part = (start, stop) != (0, content.size)
+    """Answer with a content; `headers` has its ETag.
+
+    Raises NotFound, Damaged or StoreUnreachable if it is not as it was stored, with `size` bytes, and HTTPException for
+    a Range outside of it. Of a large file that the disk has changed, the last part is missing.
+    """
+    await content.check(size)
+    wanted = request.headers.get("range") if request.headers.get("if-range") in (None, headers["ETag"]) else None
+    part = _range(wanted, size)
+    start, stop = part or (0, size)
     quoted = quote(name, safe="")
     named = f'filename="{name}"' if quoted == name else f"filename*=utf-8''{quoted}"
     all_headers = {
@@ -61,31 +34,22 @@ def streamed(
         "Accept-Ranges": "bytes",
         "Content-Disposition": f"attachment; {named}",
         "Content-Length": str(stop - start),
-        "Last-Modified": modified,
-        **({"Content-Range": f"bytes {start}-{stop - 1}/{content.size}"} if is_part else {}),
+        **({"Content-Range": f"bytes {start}-{stop - 1}/{size}"} if part else {}),
     }
-    return _Checked(content, content.stream(start, stop), 206 if is_part else 200, all_headers, media_type)
+    return StreamingResponse(content.stream(start, stop), 206 if part else 200, all_headers, media_type)
 
 
-class _Checked(StreamingResponse):
-    """Raises NotFound, Damaged or StoreUnreachable before the answer begins, if the object is not as it was stored. No
-    thread waits for the store meanwhile."""
-
-    def __init__(self, content: RemoteContent, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._content = content
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._content.check()
-        await super().__call__(scope, receive, send)
-
-
-def _range(wanted: str | None, size: int) -> tuple[int, int]:
-    """Return the first byte, and the one after the last, of a Range that check_range has let through."""
-    match = re.fullmatch(r"bytes=(\d*)-(\d*)", wanted or "")
+def _range(wanted: str | None, size: int) -> tuple[int, int] | None:
+    """Return the first byte, and the one after the last, of a Range; None, which means all of the file, for one that
+    cannot be parsed or has several parts (RFC 9110, section 14.2). Raises HTTPException for one outside of it."""
+    match = re.fullmatch(r"bytes=(?:0*(\d+)-(?:0*(\d+))?|-0*(\d+))", wanted or "", re.ASCII)
     if match is None:
-        return 0, size
-    first, last = match.groups()
-    if not first:
-        return max(0, size - int(last)), size
-    return int(first), min(size, int(last) + 1) if last else size
+        return None
+    first, last, suffix = (None if digits is None else int(digits[:MAX_DIGITS]) for digits in match.groups())
+    if first is None:
+        first, last = max(0, size - (suffix or 0)), None
+    if last is not None and last < first:
+        return None
+    if first >= size or suffix == 0:
+        raise HTTPException(416, f"The file has {size} bytes.", headers={"Content-Range": f"bytes */{size}"})
+    return first, size if last is None else min(size, last + 1)

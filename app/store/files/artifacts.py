@@ -178,7 +178,8 @@ class ArtifactFiles(OwnedFiles):
 
     def open(self, sha256: str) -> FolderContent:
         """Return a content; raises NotFound when there is none."""
-        return FolderContent(self.open_path(sha256), sha256)
+        path = self.open_path(sha256)
+        return FolderContent(path, sha256, path.stat().st_size)
 
     def open_path(self, sha256: str) -> Path:
         """Return the file of a content; raises NotFound when there is none."""

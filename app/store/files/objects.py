@@ -62,7 +62,6 @@ PROBE_S = 5
 LIST_EVERY_S = 86_400.0
 PAUSE_S = 60.0
 """Seconds for which remove() does not try again: deleting many jobs would wait for each request to a hanging store."""
-SIGNED_FOR = timedelta(minutes=10)
 PROBE = "probe"
 """The object that probe() overwrites."""
 
@@ -89,14 +88,13 @@ class ObjectContent:
     name: str
     sha256: str
     size: int
-    modified_at: float
 
-    async def check(self) -> None:
+    async def check(self, size: int) -> None:
         """Raise NotFound when the object is missing, Damaged when it has another size, and StoreUnreachable."""
         with _store_errors(reading=True):
-            size = (await obstore.head_async(self.store, self.name))["size"]
-        if size != self.size:
-            raise Damaged(f"The object {self.name} is damaged: {size} bytes, expected {self.size}.")
+            actual = (await obstore.head_async(self.store, self.name))["size"]
+        if actual != size:
+            raise Damaged(f"The object {self.name} is damaged: {actual} bytes, expected {size}.")
 
     def head(self, limit: int) -> bytes:
         stop = min(limit, self.size)
@@ -119,14 +117,6 @@ class ObjectContent:
             if (start, end) == (0, self.size):
                 _check_digest(self.sha256, digest.hexdigest(), self.name)
             yield part
-
-    def signed_url(self) -> str | None:
-        """Return a URL by which anybody reads it for ten minutes; None where the credentials cannot sign one."""
-        try:
-            return obstore.sign(self.store, "GET", self.name, SIGNED_FOR)
-        except (BaseError, ValueError) as error:
-            logger.warning("no signed URL: %s", _words(error))
-            return None
 
 
 class ObjectFiles(OwnedFiles):
@@ -212,7 +202,7 @@ class ObjectFiles(OwnedFiles):
             row = connection.execute(_kept(sha256)).first()
         if row is None:
             raise NotFound("The artifact's file is gone.")
-        return ObjectContent(self._store, row.name, sha256, row.size, row.created_at.timestamp())
+        return ObjectContent(self._store, row.name, sha256, row.size)
 
     def read(self, sha256: str) -> bytes:
         """Return all of a small content; see FileStore.read."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from anyio import open_file
+from anyio.to_thread import run_sync
 from sqlalchemy import Connection, select
 
 from app.errors import Damaged
@@ -16,6 +18,7 @@ from app.store import tables
 from app.store.database.engine import Database
 from app.store.records import Claim
 
+CHUNK_BYTES = 1 << 20
 SMALL_BYTES = 8 << 20
 """A smaller file is read whole before it is sent."""
 BATCH = 500
@@ -35,29 +38,36 @@ class FolderContent:
 
     path: Path
     sha256: str
-
-    @property
-    def modified_at(self) -> float:
-        """When it was stored, in seconds since 1970."""
-        return self.path.stat().st_mtime
+    size: int
 
     def head(self, limit: int) -> bytes:
         """Return its first bytes, `limit` at most. Raises Damaged if these are all, and are not what was stored."""
         with self.path.open("rb") as file:
             content = file.read(limit + 1)
         if len(content) <= limit:
-            self.check_digest(hashlib.sha256(content).hexdigest())
+            self._check_digest(hashlib.sha256(content).hexdigest())
         return content[:limit]
 
-    def check(self, size: int) -> None:
+    async def check(self, size: int) -> None:
         """Raise Damaged if it has not `size` bytes, or is small and not what was stored."""
-        if (actual := self.path.stat().st_size) != size:
-            raise Damaged(f"The file {self.sha256} is damaged: {actual} bytes, expected {size}.")
+        if self.size != size:
+            raise Damaged(f"The file {self.sha256} is damaged: {self.size} bytes, expected {size}.")
         if size < SMALL_BYTES:
-            self.head(SMALL_BYTES)
+            await run_sync(self.head, SMALL_BYTES)
 
-    def check_digest(self, actual: str) -> None:
-        """Raise Damaged if the content that was read has another SHA-256."""
+    async def stream(self, start: int, stop: int) -> AsyncIterator[bytes]:
+        """Yield the bytes from `start` to before `stop`, as `RemoteContent.stream`."""
+        digest, at = hashlib.sha256(), start
+        async with await open_file(self.path, "rb") as file:
+            await file.seek(start)
+            while at < stop and (part := await file.read(min(CHUNK_BYTES, stop - at))):
+                at += len(part)
+                digest.update(part)
+                if (start, at) == (0, self.size):
+                    self._check_digest(digest.hexdigest())
+                yield part
+
+    def _check_digest(self, actual: str) -> None:
         if actual != self.sha256:
             raise Damaged(f"The disk has changed the file {self.sha256}: its SHA-256 is {actual} now.")
 
@@ -69,22 +79,15 @@ class RemoteContent(Protocol):
     def size(self) -> int:
         """Its bytes."""
 
-    @property
-    def modified_at(self) -> float:
-        """When it was stored, in seconds since 1970."""
-
     def head(self, limit: int) -> bytes:
         """Return its first bytes, `limit` at most. Raises NotFound, Damaged or StoreUnreachable."""
 
-    async def check(self) -> None:
+    async def check(self, size: int) -> None:
         """Raise NotFound, Damaged or StoreUnreachable when it is not as it was stored, without reading it."""
 
     def stream(self, start: int, stop: int) -> AsyncIterator[bytes]:
         """Yield the bytes from `start` to before `stop`. If these are all, and are not what was stored, it raises
         Damaged before the last part."""
-
-    def signed_url(self) -> str | None:
-        """Return a URL by which anybody reads it for ten minutes; None where there is none."""
 
 
 Content = FolderContent | RemoteContent

@@ -7,7 +7,6 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +85,7 @@ def test_a_file_is_stored_and_read_again(files, bucket, database, queue, shop, t
     assert (sha256, stored, path.exists()) == (hashlib.sha256(content).hexdigest(), size, False)
     assert rows(database) == dict.fromkeys(names(bucket), sha256)
     kept = ObjectFiles(bucket.url, database).open(sha256)
-    asyncio.run(kept.check())
+    asyncio.run(kept.check(size))
     assert (kept.size, all_of(kept), kept.head(3), files.read(sha256)) == (size, content, content[:3], content)
     if size == LARGE:
         assert all_of(kept, 7, LARGE - 9) == content[7:-9]
@@ -128,12 +127,12 @@ def test_what_the_store_has_changed_is_an_error(files, bucket, trace, shop, queu
     if what == "nothing":
         bucket.request("DELETE", name)
         with pytest.raises(NotFound):
-            asyncio.run(content.check())
+            asyncio.run(content.check(content.size))
         return
     bucket.request("PUT", name, b"other" if what == "another content" else b"tra")
     if what == "another size":
         with pytest.raises(Damaged, match="3 bytes"):
-            asyncio.run(content.check())
+            asyncio.run(content.check(content.size))
     with pytest.raises(Damaged):
         files.read(sha256)
     with pytest.raises(Damaged):
@@ -405,18 +404,6 @@ def test_a_folders_files_are_copied(files, bucket, trace, queue, shop, database,
     assert set(rows(database).values()) == {stored[0][0], code["sha256"]}
     assert (files.read(stored[0][0]), files.read(code["sha256"])) == (b"whole", b"code")
     assert folder.read(stored[0][0]) == b"whole"
-
-
-@ON_SQLITE
-def test_a_signed_url_is_for_anybody(files: ObjectFiles, bucket: Bucket) -> None:
-    import httpx
-
-    sha256, _ = files.put_bytes(b"code")
-    url = files.open(sha256).signed_url()
-    assert url is not None
-    assert SECRET not in url
-    assert httpx.get(url, trust_env=False).content == b"code"
-    assert timedelta(minutes=10) == objects.SIGNED_FOR
 
 
 def test_obstore_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
