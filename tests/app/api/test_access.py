@@ -577,6 +577,15 @@ class TestSessions:
     def cookie(self, site: Any, token: str) -> dict[str, str]:
         return {"Cookie": self.sign_in(site, token).headers["set-cookie"].partition(";")[0]}
 
+    def test_the_cookie_shows_no_token_to_pages_and_other_sites(self, guarded: Any, tokens: dict[Scope, str]) -> None:
+        answer = self.sign_in(guarded, tokens["read"])
+        assert tokens["read"] not in answer.text + str(answer.headers)
+        assert sorted(answer.headers["set-cookie"].split("; ")[1:]) == ["HttpOnly", "Path=/", "SameSite=strict"]
+        wrong = self.sign_in(guarded, "hunter2")
+        assert (wrong.status_code, "set-cookie" in wrong.headers) == (401, False)
+        assert "What was sent is no token." in wrong.text
+        assert "hunter2" not in wrong.text
+
     def test_servers_of_one_host_have_a_session_each(self, guarded, tokens, serve, tmp_path) -> None:
         with serve(tmp_path, api_token=BOOTSTRAP) as other, httpx.Client(trust_env=False) as browser:
             for site, token in ((guarded, tokens["read"]), (other, BOOTSTRAP)):

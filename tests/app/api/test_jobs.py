@@ -83,6 +83,16 @@ def test_etag(site: Any) -> None:
     assert changed.headers["etag"] != tag
 
 
+def test_the_reason_to_wait_changes_with_the_workers(fresh_site: Any) -> None:
+    path = f"/jobs/{fresh_site.submit(spec={'device': 'cuda'})['id']}"
+    known = {"If-None-Match": fresh_site.http.get(path).headers["etag"]}
+    assert fresh_site.http.get(path, headers=known).status_code == 304
+    fresh_site.worker.register()
+    now = fresh_site.http.get(path, headers=known)
+    assert now.status_code == 200, "the job's version is the same, what it waits for is not"
+    assert "GPU" in now.json()["waiting"]
+
+
 def test_cancel_in_every_state(site: Any) -> None:
     queued = site.submit(priority=10)
     for _ in range(2):

@@ -17,7 +17,7 @@ from sqlalchemy import select
 from app.errors import DatabaseBusy, StoreUnreachable
 from app.settings import Settings
 from app.specs import spec_adapter
-from app.specs._schema import SCHEMA, name_of
+from app.specs._schema import RELEASED, SCHEMA, fingerprint, name_of
 from app.store import service_settings, tables
 from app.store.checking import examine
 from app.store.database.engine import Database, open_database
@@ -31,7 +31,7 @@ from tests.databases import put_database
 from tools.waiting import wait_until
 from workers.agent import fitness, host_check, readings
 from workers.agent.agent import Agent
-from workers.agent.fitness import BLAMED_S, MAX_BACKOFF_S, MIN_BACKOFF_S, SAME, may_be_the_hosts
+from workers.agent.fitness import BLAMED_S, MAX_BACKOFF_S, MIN_BACKOFF_S, SAME, Unfit, may_be_the_hosts
 from workers.agent.job_run import JobRun
 from workers.agent.readings import SILENT_S, Readings
 from workers.devices.discovery import Gpu, Host
@@ -420,6 +420,16 @@ def test_a_store_that_is_away_keeps_results_and_takes_no_jobs(lab: Lab, monkeypa
     assert (lab.states, lab.unfit) == (["succeeded"] * 2, None)
 
 
+def test_tries_become_rarer_until_a_job_has_succeeded(lab: Lab) -> None:
+    fit, waits = lab.agent.fitness, []
+    for number in range(9):
+        if number == 8:
+            fit.ran_well()
+        fit.lose(Unfit("disk_full", "it is full"))
+        waits.append(fit._next_try - lab.clock())
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, MIN_BACKOFF_S]
+
+
 def test_what_the_driver_says_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     class Library:
         NVMLError = pynvml.NVMLError
@@ -535,3 +545,9 @@ class TestVersions:
             connection.exec_driver_sql("UPDATE worker SET schema_number = NULL WHERE id = 'old'")
         (old,) = [one for one in lab.reading.workers() if one["id"] == "old"]
         assert (old["state"], old["unfit"]["code"]) == ("unfit", "too_old")
+
+    def test_another_schema_has_another_number(self) -> None:
+        """Raise SCHEMA when this fails: workers of the last release cannot read these specs. A release adds its own
+        number and fingerprint to RELEASED."""
+        assert (max(RELEASED) < SCHEMA) == (fingerprint() not in RELEASED.values())
+        assert name_of(1).startswith("nodes:"), "for workers of release 0.1.0"
