@@ -203,6 +203,8 @@ def test_a_step_in_which_the_device_waits_is_host_bound() -> None:
     waiting = check_waiting(163.6, 149_000, Busy(73.3, 2943))
     assert not waiting.ok
     assert "waits for 87.36 ms at most" in waiting.detail
+    assert not check_waiting(100.0, 90_000, Busy(88.0, 10)).ok, "more than a tenth of the step"
+    assert check_waiting(100.0, 90_000, Busy(92.0, 10)).ok
     assert check_waiting(75.2, 440, Busy(73.9, 2941)).ok
     assert check_waiting(200.0, 190_000, Busy(195.0, 9000)).ok
     # Thousands of short kernels: the gaps between them are the device's own.

@@ -765,9 +765,10 @@ class TestRetry:
         assert states(reading, claim.job_id)[-4:] == [ending, "queued", "running", "succeeded"]
 
     def test_one_that_never_ran(self, shop: Any, queue: Queue, reading: Reading) -> None:
-        job_id = shop.submit()
+        job_id = shop.submit(max_attempts=3)
         queue.cancel(job_id)
-        assert queue.retry(job_id)["attempt"] == 0
+        retried = queue.retry(job_id)
+        assert (retried["attempt"], retried["max_attempts"]) == (0, 3), "attempts that are left stay"
         assert shop.claim().attempt == 1
 
     def test_it_keeps_its_place_in_the_queue(self, shop: Any, queue: Queue) -> None:
