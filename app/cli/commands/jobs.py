@@ -34,10 +34,9 @@ from app.cli.common import (
     Waiting,
     command,
     of_fields,
-    of_jobs,
     of_sweep,
 )
-from app.cli.terminal import echo, echo_line, echo_table, raw
+from app.cli.terminal import echo, echo_line, echo_table
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
@@ -47,11 +46,7 @@ if TYPE_CHECKING:
 MAX_LOOKED_AT = 500
 """Number of a sweep's jobs whose reason to wait is printed; the others mostly wait for the same reason."""
 
-JobIds = Annotated[list[int] | None, of_jobs("[ID…]", "The jobs' ids.")]
-AsItIs = Annotated[
-    bool,
-    typer.Option("--raw", help="Print control characters unescaped (unsafe for untrusted output)."),
-]
+JobIds = Annotated[list[int] | None, typer.Argument(metavar="[ID…]", help="The jobs' ids.")]
 Source = Annotated[
     str,
     typer.Argument(
@@ -153,7 +148,7 @@ def submit(
     if dry_run:
         if not waiting.as_json:
             _tell_without_effect([spec])
-        print_dry_run(server, [job["spec"]], job, searches=False, as_json=waiting.as_json)
+        print_dry_run(job, searches=False, as_json=waiting.as_json)
         return
     note = f" {SUBMITTED_BEFORE}" if job.replayed else ""
     if output_format == "brief":
@@ -337,7 +332,7 @@ def sweep(
     if not waiting.as_json:
         _tell_without_effect(points)
     if dry_run:
-        print_dry_run(server, points, made, searches=search is not None, as_json=waiting.as_json)
+        print_dry_run(made, searches=search is not None, as_json=waiting.as_json)
         return
     note = f" {SUBMITTED_BEFORE}" if made.replayed else ""
     _follow_sweep(server, made, waiting, note)
@@ -447,9 +442,7 @@ def run_script(
 def jobs(
     server: Flopwatch,
     *,
-    state: Annotated[
-        str | None, typer.Option(help="Only jobs in this state.", autocompletion=completing.job_states)
-    ] = None,
+    state: Annotated[str | None, typer.Option(help="Only jobs in this state.")] = None,
     kind: Kind = None,
     label: Label = None,
     sweep_id: Annotated[int | None, of_sweep("Only jobs of this sweep.")] = None,
@@ -491,7 +484,6 @@ def show(
     job_id: JobId,
     *,
     as_json: AsJson = False,
-    as_it_is: AsItIs = False,
     output_format: AsText = TEXT,
 ) -> None:
     """Show a job and its measurements."""
@@ -503,10 +495,9 @@ def show(
     if as_json:
         print_json(job)
         return
-    with raw(as_it_is):
-        print_answers(server, job)
-        print_job(job, server.places([job]).get(job_id))
-        print_results(server, job)
+    print_answers(server, job)
+    print_job(job, server.places([job]).get(job_id))
+    print_results(server, job)
 
 
 @command
@@ -546,20 +537,13 @@ def logs(
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job is done.")] = False,
     attempt: Annotated[int | None, typer.Option(min=1, help="Attempt number (default: the last).")] = None,
-    as_it_is: AsItIs = False,
 ) -> None:
     """Print a job's output."""
     if attempt is not None and follow:
         raise typer.BadParameter("--follow is for the attempt that runs: leave --attempt out.")
-    with raw(as_it_is):
-        if not follow or server.job(job_id)["finished_at"]:
-            echo(server.logs(job_id, attempt=attempt), nl=False)
-            return
-        _follow(server, job_id)
-
-
-def _follow(server: Flopwatch, job_id: int) -> None:
-    """Print a job's output until it is done."""
+    if not follow or server.job(job_id)["finished_at"]:
+        echo(server.logs(job_id, attempt=attempt), nl=False)
+        return
     for event in server.events(job_id):
         if event.type == "log":
             echo(event.data["text"], nl=False)

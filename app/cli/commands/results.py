@@ -32,9 +32,7 @@ MARKDOWN = TableFormat("markdown")
 
 Jobs = Annotated[
     list[int] | None,
-    typer.Option(
-        metavar="ID", help="This job, beside those of --sweep; may be repeated.", autocompletion=completing.job_ids
-    ),
+    typer.Option(metavar="ID", help="This job, beside those of --sweep; may be repeated."),
 ]
 Sort = Annotated[str | None, typer.Option(metavar="COLUMN", help="Sort by this column; -COLUMN: descending.")]
 
@@ -45,7 +43,7 @@ class TableChoice:
 
     sweep: Annotated[
         list[int] | None,
-        typer.Option(metavar="ID", help="Jobs of this sweep; may be repeated.", autocompletion=completing.sweep_ids),
+        typer.Option(metavar="ID", help="Jobs of this sweep; may be repeated."),
     ] = None
     job: Jobs = None
     kind: Annotated[
@@ -267,9 +265,7 @@ def write_new(target: Path, content: bytes) -> None:
 def download(
     server: Flopwatch,
     job_id: JobId,
-    name: Annotated[
-        str | None, typer.Argument(help="One file; by default all of them.", autocompletion=completing.file_names)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="One file; by default all of them.")] = None,
     *,
     to: Annotated[
         Path | None, typer.Option(file_okay=False, help="Folder to write into; by default job-ID, below this one.")
