@@ -159,9 +159,7 @@ ExpectEqual = Annotated[
         help="Exit with 8 if the numbers that the steps return (the loss) differ by more than this, such as 1e-4.",
     ),
 ]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Submit nothing; print the number of jobs.")
-]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Submit nothing; print the number of jobs.")]
 GOES_ON = 75
 """Exit code if a job was not done in time (EX_TEMPFAIL of sysexits)."""
 Label = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label; may be repeated.")]

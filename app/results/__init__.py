@@ -10,9 +10,7 @@ from app.results.comparison_sheet import sheet_of
 from app.results.history import CaseChoice, History, cases_of_job, history
 from app.results.pivoting import Layout, local_table, metric_table, table
 from app.results.rendering import render
-from app.results.samples import samples_of
 from app.results.sheet import Cell, Column, Sheet
-from app.results.sweep_points import SweepPoint, sweep_points
 from app.results.unit_tables import Excerpt, list_tables, merged, result_table, sweep_table
 from app.store.reading.measurements import JobChoice
 
@@ -27,7 +25,6 @@ __all__ = [
     "Layout",
     "Question",
     "Sheet",
-    "SweepPoint",
     "cases_of_job",
     "column_name",
     "compare",
@@ -40,9 +37,7 @@ __all__ = [
     "metric_table",
     "render",
     "result_table",
-    "samples_of",
     "sheet_of",
-    "sweep_points",
     "sweep_table",
     "table",
 ]

@@ -253,7 +253,7 @@ def _compare(request: Request, services: Services, query: ComparedQuery) -> Resp
         results=_results(sheet),
         compared=shown,
         metric=metric,
-        distributions=compare_page.distributions(services, [shown], metric) if metric else None,
+        distributions=compare_page.distributions([shown], metric) if metric else None,
         ratios=compare_page.ratios([shown]),
         environment=_facts([job["environment"] for job in jobs]),
         spec={f"job {job['id']}": job["spec"] for job in jobs},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 from app.metrics import readable
 from app.results.history import History, HistoryPoint
@@ -13,34 +13,29 @@ from app.web.plots.drawing import LEGEND, OTHER_OUTCOME, OUTCOMES, PALETTE, SYMB
 from flopwatch.text.numbers import number
 from flopwatch.text.times import moment, parsed_time
 
-Along = Literal["time", "version"]
 UNKNOWN = "unknown"
 """Name of the version of results whose version was not recorded."""
 
 
-def figure(history: History, along: Along) -> Figure:
-    """Draw a metric with its intervals over time, or over versions in the order in which they were first measured: a
-    line for each device, stars for points in baselines, open markers for points that are not valid, and crosses at the
-    top for outcomes without a number.
+def figure(history: History) -> Figure:
+    """Draw a metric with its intervals over time: a line for each device, stars for points in baselines, open markers
+    for points that are not valid, and crosses at the top for outcomes without a number.
     """
     traces: list[dict[str, Any]] = []
     for index, device in enumerate(history.devices):
         own = [point for point in history.points if point.device_key == device]
         name = device if len(history.devices) > 1 else "median and its 95 % interval"
-        traces.append(_line(name, [point for point in own if point.value is not None], index, along, history.unit))
+        traces.append(_line(name, [point for point in own if point.value is not None], index, history.unit))
     kept = [point for point in history.points if point.baselines and point.value is not None]
-    traces += [_marks(kept, along, history.unit)] if kept else []
-    traces += [*legend_of_doubt(history.points, lines=True), *_outcomes(history, along)]
-    versions = list(dict.fromkeys(_version(point) for point in history.points))
+    traces += [_marks(kept, history.unit)] if kept else []
+    traces += [*legend_of_doubt(history.points, lines=True), *_outcomes(history)]
     x: dict[str, Any] = {"type": "date"}
-    if along == "version":
-        x = {"type": "category", "categoryorder": "array", "categoryarray": versions, "nticks": 12}
-    elif len(times := {point.finished_at for point in history.points if point.finished_at}) == 1:
+    if len(times := {point.finished_at for point in history.points if point.finished_at}) == 1:
         # Plotly would draw 2 ms around the only time.
         only = parsed_time(times.pop())
         x["range"] = [(only + hours).isoformat() for hours in (timedelta(hours=-6), timedelta(hours=6))]
     layout = {
-        "xaxis": {**x, "title": {"text": "Finished (UTC)" if along == "time" else "Version"}},
+        "xaxis": {**x, "title": {"text": "Finished (UTC)"}},
         "yaxis": {"title": {"text": readable(history.metric, history.unit)}, "rangemode": "normal"},
         "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
         "hovermode": "closest",
@@ -70,15 +65,15 @@ def figure(history: History, along: Along) -> Figure:
     }
 
 
-def _line(name: str, points: Sequence[HistoryPoint], index: int, along: Along, unit: str | None) -> dict[str, Any]:
+def _line(name: str, points: Sequence[HistoryPoint], index: int, unit: str | None) -> dict[str, Any]:
     values = [(point, point.value) for point in points if point.value is not None]
     symbol, color = SYMBOLS[index % len(SYMBOLS)], PALETTE[index % len(PALETTE)]
     symbols = [f"{symbol}-open" if point.validity in VERDICTS[1:] else symbol for point in points]
     return {
         "type": "scatter",
-        "mode": "lines+markers" if along == "time" else "markers",
+        "mode": "lines+markers",
         "name": escaped(name),
-        "x": _places(points, along),
+        "x": [point.finished_at for point in points],
         "y": [value for _, value in values],
         "error_y": {
             "type": "data",
@@ -95,12 +90,12 @@ def _line(name: str, points: Sequence[HistoryPoint], index: int, along: Along, u
     }
 
 
-def _marks(points: Sequence[HistoryPoint], along: Along, unit: str | None) -> dict[str, Any]:
+def _marks(points: Sequence[HistoryPoint], unit: str | None) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers+text",
         "name": "in a baseline",
-        "x": _places(points, along),
+        "x": [point.finished_at for point in points],
         "y": [point.value for point in points],
         "text": [escaped(", ".join(point.baselines)) for point in points],
         "textposition": "top center",
@@ -110,7 +105,7 @@ def _marks(points: Sequence[HistoryPoint], along: Along, unit: str | None) -> di
     }
 
 
-def _outcomes(history: History, along: Along) -> list[dict[str, Any]]:
+def _outcomes(history: History) -> list[dict[str, Any]]:
     by_outcome: dict[str, list[HistoryPoint]] = {}
     for point in history.points:
         if point.value is None:
@@ -121,7 +116,7 @@ def _outcomes(history: History, along: Along) -> list[dict[str, Any]]:
             "mode": "markers",
             "name": escaped(outcome),
             "yaxis": "y2",
-            "x": _places(points, along),
+            "x": [point.finished_at for point in points],
             "y": [0.97] * len(points),
             "marker": {"symbol": "x", "size": 10, "color": OUTCOMES.get(outcome, OTHER_OUTCOME)},
             "cliponaxis": False,
@@ -129,10 +124,6 @@ def _outcomes(history: History, along: Along) -> list[dict[str, Any]]:
         }
         for outcome, points in by_outcome.items()
     ]
-
-
-def _places(points: Sequence[HistoryPoint], along: Along) -> list[str | None]:
-    return [point.finished_at if along == "time" else _version(point) for point in points]
 
 
 def _version(point: HistoryPoint) -> str:

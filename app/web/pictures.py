@@ -59,6 +59,8 @@ TAKEN_BY: Mapping[str, Sequence[str]] = {
     "relative_to": (CHART, HEAT_MAP),
 }
 """The plots that each parameter is for."""
+MOST_POINTS = 500
+"""Largest number of points of a history, and of jobs of a sweep that a caption speaks of."""
 MOST_JOBS = 9
 """Largest number of jobs that a caption lists."""
 
@@ -177,7 +179,7 @@ async def of_sweep(
     def make() -> Response:
         sweep, whose = services.reading.sweep(sweep_id), f"Sweep {sweep_id}"
         plot = _named(drawn_panel(services, query.of(sweep=sweep_id)), name, whose)
-        jobs, _ = services.reading.jobs(sweep=sweep_id, limit=panel.MANY_POINTS)
+        jobs, _ = services.reading.jobs(sweep=sweep_id, limit=MOST_POINTS)
         base = ", ".join(f"{one.field}={value_text(one.value)}" for one in facts.differences(sweep["base"]))
         words = [f"{whose} ({sweep['base'].get('kind')}), {_jobs([job['id'] for job in jobs][::-1])}", base]
         return _answer(request, query, plot, _caption(words, jobs), f"sweep-{sweep_id}")
@@ -263,8 +265,8 @@ def _history(services: Services, cases: Mapping[str, Any], query: PictureQuery) 
         detail = f"A history is of one case: choose one of {len(cases)} by where, in {', '.join(names)}."
         raise InvalidRequest(detail, errors=(FieldError("/where", detail),))
     choice = results.CaseChoice(key=next(iter(cases)))
-    whole = results.history(services.database, choice, query.metric, None, panel.MANY_POINTS)
-    return history_plot.figure(whole, "time")
+    whole = results.history(services.database, choice, query.metric, None, MOST_POINTS)
+    return history_plot.figure(whole)
 
 
 def drawn_panel(services: Services, query: panel.PlotsQuery) -> list[Plot]:
@@ -288,7 +290,7 @@ def compared(
     shown = compare_page.shown(comparison, sides)
     chosen = metric or shown["headline"]
     figures = {RATIOS: compare_page.ratios([shown])}
-    figures[DISTRIBUTIONS] = compare_page.distributions(services, [shown], chosen) if chosen else None
+    figures[DISTRIBUTIONS] = compare_page.distributions([shown], chosen) if chosen else None
     titles = {
         RATIOS: "Candidate / baseline, with its 95 % interval",
         DISTRIBUTIONS: f"{readable(chosen or '')}: both sides",

@@ -6,13 +6,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from app.metrics import readable
-from app.web import thinning
 from app.web.plots.chart import DASHES
 from app.web.plots.drawing import LEGEND, PALETTE, Figure, escaped, hover_unit
 
+MAX_POINTS = 4000
+"""A figure with at most this many points, about three for each pixel of its width, draws all of them."""
+MIN_STRETCHES = 50
+"""Smallest number of stretches of a line, however many lines the figure has."""
 MAX_MARKERS = 2000
 """Largest number of points of a line that are drawn with markers."""
 MAX_TICKS = 12
@@ -61,11 +65,7 @@ def over_steps(rows: Sequence[Mapping[str, Any]], number_of_processes: int) -> F
 
 def _line(samples: Sequence[float], phase: str, colour: str, number_of_points: int) -> dict[str, Any]:
     """Return the trace of one phase of one process, thinned if the figure has too many points."""
-    nothing = [None] * len(samples)
-    share = len(samples) / max(1, number_of_points)
-    steps = thinning.drawn_indexes(
-        range(len(samples)), samples, nothing, nothing, share=share, number_of_points=number_of_points, log=False
-    )
+    steps = list(range(len(samples))) if number_of_points <= MAX_POINTS else thinned(samples, number_of_points)
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(steps) == len(samples) <= MAX_MARKERS else "lines",
@@ -75,6 +75,19 @@ def _line(samples: Sequence[float], phase: str, colour: str, number_of_points: i
         "line": {"width": 1, "color": colour},
         "marker": {"size": 5, "symbol": "circle", "color": colour},
     }
+
+
+def thinned(samples: Sequence[float | None], number_of_points: int) -> list[int]:
+    """Return the steps of a line that are drawn, in order: its ends and, of each stretch, a pixel wide, the least and
+    the greatest sample, so that no peak is lost. The line shares the pixels with all points of the figure."""
+    stretches = max(MIN_STRETCHES, MAX_POINTS * len(samples) // (2 * number_of_points))
+    width = -(-len(samples) // stretches)
+    steps = {0, len(samples) - 1}
+    known = [(sample, step) for step, sample in enumerate(samples) if sample is not None]
+    for _, stretch in groupby(known, key=lambda place: place[1] // width):
+        ordered = sorted(stretch)
+        steps |= {ordered[0][1], ordered[-1][1]}
+    return sorted(steps)
 
 
 def line_names(measured: Collection[tuple[str, str | None]]) -> dict[tuple[str, str | None], str]:

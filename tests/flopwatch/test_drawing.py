@@ -14,18 +14,15 @@ from xml.etree import ElementTree
 import pytest
 
 from app.results.history import History, HistoryPoint
-from app.results.sheet import Cell
 from app.web.history_plot import figure as history_figure
 from app.web.panels._bars import bars_of
-from app.web.panels._buckets import draw as draw_buckets
-from app.web.panels.ddp import draw_operations
 from app.web.panels.ddp import draw_timeline as draw_ranks
 from app.web.panels.memory import CATEGORIES
 from app.web.panels.memory import draw_timeline as draw_memory
 from app.web.panels.profile import draw_roofline
 from app.web.pictures import light
 from app.web.plots.chart import draw_chart
-from app.web.plots.distributions import Samples, draw_distributions
+from app.web.plots.distributions import Processes, draw_distributions
 from app.web.plots.heat_map import draw_heat_map
 from app.web.plots.points import Axes, Point
 from app.web.plots.ratios import Ratio, draw_ratios
@@ -95,22 +92,12 @@ def moments() -> dict[str, Any]:
         )
         for job in (1, 2, 3)
     ]
-    return history_figure(History("k", "benchmark", {}, "step_ms", "ms", "less", [], ["cpu"], False, "", own), "time")
-
-
-def buckets() -> dict[str, Any]:
-    curve = [
-        {"what": "curve", "size_mb": float(at), "predicted_exposed_ms": 9.0 / at, "predicted_low_ms": 8.0 / at}
-        | {"predicted_high_ms": 10.0 / at}
-        for at in (1, 2, 4)
-    ]
-    best = {"what": "best", "size_mb": 4.0, "low_mb": 2.0, "high_mb": 5.0, "predicted_exposed_ms": 2.0}
-    return draw_buckets([*curve, best], {1.0: Cell(8.5, None, 1, "ok"), 4.0: Cell(2.5, None, 1, "ok")})
+    return history_figure(History("k", "benchmark", {}, "step_ms", "ms", "less", [], ["cpu"], False, "", own))
 
 
 def sides() -> dict[str, Any]:
-    of = [Samples(side, "step", [], [1.0 + at, 2.0, 3.5, 2.5]) for at, side in enumerate(("baseline", "candidate"))]
-    return draw_distributions(of, "step_ms", "ms", of="processes")
+    of = [Processes(side, "step", [1.0 + at, 2.0, 3.5, 2.5]) for at, side in enumerate(("baseline", "candidate"))]
+    return draw_distributions(of, "step_ms", "ms")
 
 
 FIGURES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
@@ -171,12 +158,6 @@ FIGURES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
     ),
     "memory": (lambda: memory(20_000), ["forward", "backward", "total", "optimizer state", "Memory (MiB)"]),
     "ranks": (lambda: ranks(1000), ["rank 3, exposed", "exposed communication", "Time in the step (ms)"]),
-    "operations": (
-        lambda: draw_operations(
-            [{"rank": 0, "operation": "all_reduce", "size": 4, "start_ms": 1.0, "end_ms": 2.0, "step": 1}]
-        ),
-        ["rank 0", "Time (ms)"],
-    ),
     "roofline": (roofline, ["FLOPs per byte", "TFLOP/s", "products, forward", "vendor's peak: 2 TFLOP/s in fp32"]),
     "samples": (
         lambda: over_steps(
@@ -192,7 +173,6 @@ FIGURES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
         lambda: draw_flames(tree("\n".join(f"step;f{at % 40};g<{at}> {9 + at % 5}" for at in range(4000)).encode())),
         ["Share of the time (%)", "step"],
     ),
-    "buckets": (buckets, ["predicted", "measured", "Size of a bucket (MB of 2²⁰ bytes)", "Exposed communication (ms)"]),
     "history": (moments, ["Finished (UTC)", "Step (ms)", "main", "in a baseline"]),
 }
 

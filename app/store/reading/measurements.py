@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, ScalarSelect, Select, Text, and_, cast, func, or_, select, tuple_, union_all
+from sqlalchemy import ColumnElement, ScalarSelect, Select, Text, cast, func, select, tuple_, union_all
 
 from app.errors import InvalidRequest, NotFound
-from app.metrics import column_name, metric_names
 from app.specs import KINDS
 from app.states import FINISHED_STATES
 from app.store import tables
@@ -19,7 +18,6 @@ from app.store.database.engine import Snapshot
 from app.store.public import checked_id
 from app.store.queue import sweeps
 from app.store.reading.filters import JobFilter
-from app.store.reading.packed import unpack
 from flopwatch.table_options import Statistic
 
 MAX_JOBS = 10_000
@@ -29,8 +27,6 @@ MAX_BEGINNING = 5_000
 """Most measurements that are read for the beginning of a table, as pages show it."""
 MAX_DOUBTFUL = 200
 """Most jobs of a table whose verdicts are read, to say why their rows are not valid."""
-MAX_SAMPLED = 2000
-"""Most measurements whose samples are read for a plot: it cannot show more processes and cases."""
 JOBS_PER_QUERY = MAX_JOBS
 """SQLite binds at most 32 766 values in a statement, so that one statement reads the measurements of a table."""
 
@@ -384,55 +380,6 @@ def unit_verdicts(
 
 def _parts(job_ids: Sequence[int]) -> Iterable[Sequence[int]]:
     return (job_ids[start : start + JOBS_PER_QUERY] for start in range(0, len(job_ids), JOBS_PER_QUERY))
-
-
-class SamplesRow(NamedTuple):
-    """The samples of one process for one case."""
-
-    job_id: int
-    side: str | None
-    """The side of a comparison that the process measured; None in other jobs."""
-    case: Mapping[str, Any]
-    unit: str
-    samples: Sequence[float]
-
-
-def samples(snapshot: Snapshot, jobs: Sequence[int], column: str) -> list[SamplesRow]:
-    """Return the samples of a metric, named as its column, of the last recorded attempts of these jobs, in the order of
-    the jobs and their processes; at most MAX_SAMPLED rows. Raises NotFound.
-    """
-    chosen = choose_jobs(snapshot, JobChoice(jobs=jobs))
-    recorded = _recorded(chosen)
-    names = ("job_id", "attempt", "unit_index", "case", "unit", "samples")
-    of_jobs = _measurement.job_id.in_(sorted(recorded))
-    # Rows that are not wanted must not count towards the limit: other attempts, and other phases' metrics.
-    of_attempts = tuple_(_measurement.job_id, _measurement.attempt).in_(sorted(recorded.items()))
-    query = select(*(_measurement[name] for name in names)).where(
-        of_jobs, of_attempts, _has_column(column), _measurement.samples.is_not(None)
-    )
-    rows = snapshot.execute(query.order_by(_measurement.job_id, _measurement.id).limit(MAX_SAMPLED)).all()
-    of_units = sides(snapshot, chosen)
-    return [
-        SamplesRow(
-            job_id=row.job_id,
-            side=of_units.get((row.job_id, row.attempt, row.unit_index)),
-            case=row.case,
-            unit=row.unit,
-            samples=[value for value in unpack(row.samples) or () if value is not None],
-        )
-        for row in rows
-    ]
-
-
-def _has_column(column: str) -> ColumnElement[bool]:
-    """Return the condition that a measurement has this column; see `column_name`."""
-    words = column.split("_")
-    phases = ["_".join(words[:end]) for end in range(1, len(words))]
-    pairs = [(metric, phase) for metric in metric_names(column) for phase in phases]
-    of_a_phase = tuple_(_measurement.metric, _measurement.phase).in_(
-        sorted(pair for pair in pairs if column_name(*pair) == column)
-    )
-    return or_(and_(_measurement.metric == column, _measurement.phase.is_(None)), of_a_phase)
 
 
 def environments(snapshot: Snapshot, jobs: Sequence[FinishedJob], side: str | None = None) -> list[Mapping[str, Any]]:

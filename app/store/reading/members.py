@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Text,
     and_,
-    case,
-    cast,
     func,
     nulls_last,
     or_,
@@ -26,16 +23,13 @@ from sqlalchemy import (
 from app.errors import FieldError, InvalidRequest
 from app.metrics import column_name, metric_names
 from app.specs import KINDS, Scalar
-from app.states import FINISHED_STATES, JobState, Verdict
+from app.states import JobState, Verdict
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.expressions import as_json, seconds_between
 from app.store.public import job_dict, rfc3339
 from app.store.queue import sweeps
 from app.store.queue.waiting import waiting_reasons
-from app.store.reading.measurements import last_recorded
-from app.store.reading.packed import decoded
-from app.summaries import add_process, planned_processes
 from flopwatch.text.times import parsed_time
 
 RECENT = 50
@@ -163,64 +157,6 @@ def has_one_case_each(sweep: Mapping[str, Any]) -> bool:
     """Return True if each job of the sweep measures a single case, so that its point on the grid tells the case."""
     kind = KINDS.get(str(sweep["base"].get("kind")))
     return kind is not None and not kind.axes and not kind.has_sides
-
-
-class Process(NamedTuple):
-    """One process's measurement of a metric; `value` is the median, `low` and `high` its interval."""
-
-    unit_index: int
-    value: float | None
-    low: float | None
-    high: float | None
-    n: int | None
-    outcome: str
-    validity: str | None
-    std: None = None
-
-
-class MemberResults(NamedTuple):
-    """One metric of a point of a sweep, as the latest job of the point measured it."""
-
-    job: int
-    values: Mapping[str, Scalar]
-    """The point's value on each path of the grid."""
-    stopped: str | None
-    """The code of why the job did not succeed; None if it did."""
-    planned_processes: int
-    processes: Sequence[Process]
-    """Those of the last attempt that recorded results, as `add_process` gathers them."""
-
-
-def results_of_members(database: Database, sweep: Mapping[str, Any], metric: str) -> list[MemberResults]:
-    """Return one metric, named as its column, of all points of a sweep whose jobs have one case each, for plots of
-    thousands of points. Points come in the order of submission, without those that have not ended.
-    """
-    of_unsuccessful = case((_job.state != "succeeded", cast(_job.spec, Text)))
-    point = cast(_job.point, Text).label("point")
-    ended = select(_job.id, last_recorded(_job.id), _job.state, point, _job.error, of_unsuccessful)
-    latest = ended.where(_job.id.in_(sweeps.latest_jobs([sweep["id"]])), _job.state.in_(FINISHED_STATES))
-    of_sweep = select(_job.id).where(_job.sweep_id == sweep["id"])
-    of_process = ("unit_index", "median", "median_low", "median_high", "n", "outcome", "validity")
-    columns = [_measurement[name] for name in ("job_id", "attempt", "metric", "phase", *of_process)]
-    of_metric = _measurement.job_id.in_(of_sweep) & _measurement.metric.in_(metric_names(metric))
-    with database.read() as connection:
-        jobs = connection.execute(latest.order_by(_job.id)).all()
-        rows = connection.execute(select(*columns).where(of_metric).order_by(_measurement.id)).all()
-    processes: dict[tuple[int, int], list[Process]] = {}
-    for job_id, number, name, phase, *process in rows:
-        if column_name(name, phase) == metric:
-            add_process(processes.setdefault((job_id, number), []), Process(*process))
-    points, specs = (decoded(list(texts)) for texts in ([row[3] for row in jobs], [row[5] for row in jobs]))
-    return [
-        MemberResults(
-            job=job_id,
-            values=_values(sweep, point),
-            stopped=None if state == "succeeded" else (error or {}).get("code", state),
-            planned_processes=planned_processes(spec),
-            processes=processes.get((job_id, number), ()),
-        )
-        for (job_id, number, state, _, error, _), point, spec in zip(jobs, points, specs, strict=True)
-    ]
 
 
 def searched(sweep: Mapping[str, Any]) -> list[str]:

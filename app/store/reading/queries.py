@@ -261,60 +261,6 @@ class Reading:
             rows = [row for row in rows if row["unit_index"] != beyond] or rows[:limit]
         return [{**row, "samples": unpack(row["samples"]) or []} for row in rows], processes
 
-    def cells(
-        self,
-        job_id: int,
-        sort: str | None = None,
-        *,
-        descending: bool = False,
-        text: str | None = None,
-        offset: int = 0,
-        limit: int = 100,
-    ) -> dict[str, Any]:
-        """Return a page of a job's cells, each with all its metrics: `sort`, `metrics`, `total`, `rows`.
-
-        A row has `case`, `case_key`, `unit_index`, `validity`, and by metric `values`: median, unit, outcome, reason.
-
-        Args:
-            job_id: the job.
-            sort: the metric whose median orders the cells, unknown ones last; None: as they were measured.
-            descending: the greatest first.
-            text: part of the case, as JSON; None: every cell.
-            offset: cells before the page.
-            limit: most cells of the page.
-        """
-        measurement = tables.measurement.c
-        with self._database.read() as connection:
-            _job(connection, job_id)
-            attempt = recorded_attempt(connection, job_id, None)
-            of_job = (measurement.job_id == job_id, measurement.attempt == attempt)
-            first = select(measurement.metric).where(*of_job).order_by(measurement.id).limit(1)
-            ordering = connection.execute(first).scalar_one_or_none() if sort is None else sort
-            value = measurement.median.desc() if descending else measurement.median
-            order = [measurement.median.is_(None), value] if sort is not None else []
-            keys = select(measurement.case_key, measurement.unit_index, func.count().over().label("total"))
-            keys = keys.where(*of_job, measurement.metric == ordering)
-            if text:
-                keys = keys.where(cast(measurement.case, Text).contains(text, autoescape=True))
-            chosen = connection.execute(keys.order_by(*order, measurement.id).limit(limit).offset(offset)).all()
-            names = (
-                "case",
-                "case_key",
-                "unit_index",
-                "validity",
-                "metric",
-                "phase",
-                "median",
-                "unit",
-                "outcome",
-                "reason",
-            )
-            wanted = cast(measurement.case_key, Text).in_([row.case_key for row in chosen])
-            of_chosen = select(*(measurement[name] for name in names)).where(*of_job, wanted).order_by(measurement.id)
-            rows = connection.execute(of_chosen).mappings().all()
-        cells, metrics = _cells([(row.case_key, row.unit_index) for row in chosen], rows)
-        return {"sort": sort, "metrics": metrics, "total": chosen[0].total if chosen else 0, "rows": cells}
-
     def measurements(
         self,
         job_id: int,
@@ -682,15 +628,3 @@ def _rows_within(counts: Iterable[int | None], limit: int) -> int:
             break
         rows += 1
     return max(rows, 1)
-
-
-def _cells(keys: Iterable[tuple[str, int]], rows: Iterable[RowMapping]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the cells with these keys, in this order, each with its rows by metric, and the names of all metrics."""
-    cells: dict[tuple[str, int], dict[str, Any]] = {key: {} for key in keys}
-    metrics: dict[str, None] = {}
-    for row in rows:
-        if (cell := cells.get((row["case_key"], row["unit_index"]))) is not None:
-            cell |= {name: row[name] for name in ("case", "case_key", "unit_index", "validity")}
-            cell.setdefault("values", {})[row["metric"]] = row
-            metrics[row["metric"]] = None
-    return list(cells.values()), list(metrics)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request
@@ -21,7 +20,7 @@ from app.metrics import better
 from app.results.findings import Row
 from app.specs import KINDS
 from app.web.parameters import NONE_IF_EMPTY
-from app.web.plots.distributions import Samples, draw_distributions
+from app.web.plots.distributions import Processes, draw_distributions
 from app.web.plots.ratios import Ratio, draw_ratios
 from app.web.stacks import draw_changed_flames
 from app.web.templates import Entry, embedded, render, table
@@ -37,8 +36,6 @@ SHOWN_ROWS = 200
 """Rows of a comparison that the page shows; a link leads to all of them."""
 SHOWN_OF_PROFILES = 20
 """Number of rows shown of each table and phase of a profile: those that changed most."""
-ENOUGH_PROCESSES = 4
-"""Smallest number of processes per side for a plot of their medians; with fewer, every sample is drawn."""
 DRAWN_CASES = 24
 """Largest number of cases whose distributions are drawn, and of rows whose ratios are."""
 
@@ -104,7 +101,7 @@ def compare(request: Request, services: CurrentServices, query: Annotated[Compar
         comparisons=comparisons,
         metrics=metrics,
         metric=metric,
-        distributions=distributions(services, comparisons, metric) if metric else None,
+        distributions=distributions(comparisons, metric) if metric else None,
         ratios=ratios(comparisons),
         max_jobs=MAX_JOBS,
     )
@@ -204,10 +201,9 @@ def changed_flames(comparison: results.Comparison) -> dict[str, Any] | None:
     return {"what": comparison.tables.what, **embedded(draw_changed_flames(found, comparison.tables.unit))}
 
 
-def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
-    """Return a figure of the medians of each side's processes, case by case, or of all samples if a side has few
-    processes; None if nothing was measured."""
-    medians: dict[tuple[str, str], Samples] = {}
+def distributions(comparisons: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
+    """Return a figure of the medians of each side's processes, case by case; None if no side has several."""
+    medians: dict[tuple[str, str], Processes] = {}
     unit, by = None, ""
     for shown in comparisons:
         comparison: results.Comparison | None = shown["comparison"]
@@ -219,16 +215,14 @@ def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], 
             unit, by = row.judged.unit, _by(row.judged)
             case = case_text(row.place) or "the case"
             for name, processes in zip(shown["sides"], (row.judged.baseline, row.judged.candidate), strict=True):
-                medians.setdefault((name, case), Samples(name, case, (), processes=processes))
+                medians.setdefault((name, case), Processes(name, case, processes))
     cases = list(dict.fromkeys(case for _, case in medians))[:DRAWN_CASES]
     chosen = [group for (_, case), group in medians.items() if case in cases]
-    has_few = any(0 < len(group.processes) < ENOUGH_PROCESSES for group in chosen)
-    samples = _samples(services, comparisons, metric, cases) if has_few else []
-    groups = _with_short_names(samples or chosen, cases)
-    if not groups:
+    if all(len(group.values) < 2 for group in chosen):
         return None
-    of: Literal["samples", "processes"] = "samples" if samples else "processes"
-    return {"of": of, "by": by, **embedded(draw_distributions(groups, metric, unit, of=of))}
+    names = short_names(cases)  # long ones along x would leave no room above
+    groups = [replace(group, case=names[group.case]) for group in chosen]
+    return {"by": by, **embedded(draw_distributions(groups, metric, unit))}
 
 
 def _by(row: Row) -> str:
@@ -238,12 +232,6 @@ def _by(row: Row) -> str:
     )
 
 
-def _with_short_names(groups: Sequence[Samples], cases: Sequence[str]) -> list[Samples]:
-    """Return the groups with the short names of their cases: long ones along x would leave no room above."""
-    names = short_names(cases)
-    return [replace(group, case=names[group.case]) for group in groups]
-
-
 def short_names(cases: Sequence[str]) -> Mapping[str, str]:
     """Return for each case's name the parts that the others lack."""
     parts = {case: case.split(", ") for case in cases}
@@ -251,26 +239,6 @@ def short_names(cases: Sequence[str]) -> Mapping[str, str]:
     names = {case: ", ".join(part for part in words if part not in shared) or case for case, words in parts.items()}
     # A word that all have may stand for one coordinate here, and another there.
     return names if len(set(names.values())) == len(names) else {case: case for case in cases}
-
-
-def _samples(
-    services: Services, comparisons: Sequence[Mapping[str, Any]], metric: str, cases: Collection[str]
-) -> list[Samples]:
-    """Return the samples of these cases on each side, those of several jobs together."""
-    by_side: dict[tuple[str, str], dict[int, Sequence[float]]] = {}
-    for shown in comparisons:
-        comparison: results.Comparison | None = shown["comparison"]
-        if comparison is None:
-            continue
-        baseline, candidate = ([job.id for job in side.jobs] for side in (comparison.baseline, comparison.candidate))
-        jobs = list(dict.fromkeys([*baseline, *candidate]))
-        coordinates = list(comparison.rows[0].place) if comparison.rows else []
-        for samples in results.samples_of(services.database, jobs, metric, coordinates):
-            is_candidate = samples.side != "baseline" if samples.side else samples.job not in baseline
-            name, case = shown["sides"][is_candidate], samples.case or "the case"
-            if case in cases:
-                by_side.setdefault((name, case), {})[samples.job] = samples.values
-    return [Samples(name, case, list(chain(*of_jobs.values()))) for (name, case), of_jobs in by_side.items()]
 
 
 def ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

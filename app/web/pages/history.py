@@ -14,7 +14,6 @@ from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
 from app.results.history import HistoryPoint
 from app.web import history_plot
-from app.web.history_plot import Along
 from app.web.pages.compare import short_names
 from app.web.parameters import NONE_IF_EMPTY
 from app.web.templates import Entry, embedded, render
@@ -35,7 +34,6 @@ class HistoryQuery(StrictQuery):
     job: Annotated[Id | None, NONE_IF_EMPTY] = None
     metric: Annotated[Text | None, NONE_IF_EMPTY] = None
     device: Annotated[Text | None, NONE_IF_EMPTY] = None
-    along: Along = "time"
 
 
 @router.get("/history")
@@ -69,7 +67,7 @@ def _history(request: Request, services: Services, choice: results.CaseChoice, q
         plots=True,
         history=whole,
         query=query,
-        plot=embedded(history_plot.figure(whole, query.along)),
+        plot=embedded(history_plot.figure(whole)),
         points=_rows(whole.points),
         json=f"/history?{_query(case=whole.case_key, metric=whole.metric, device=query.device)}",
     )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from markupsafe import Markup
-from pydantic import Field
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 
@@ -31,7 +30,7 @@ from app.web import facts, separated
 from app.web.live import clock, page_tag, tagged, unchanged
 from app.web.pages.jobs import headline_of
 from app.web.samples import over_steps
-from app.web.templates import embedded, render, table
+from app.web.templates import embedded, table
 from flopwatch.spelling import command, curl
 from flopwatch.text.cases import case_text, in_use
 
@@ -53,7 +52,6 @@ SHOWN_CHECKS = 6
 WITHOUT_REASONS = results.Layout(reasons=False)
 SHOWN_FILES = 200
 SHOWN_ATTEMPTS = 50
-CELLS_PER_PAGE = 100
 
 
 @router.get("/jobs/{job_id}", dependencies=[NO_QUERY])
@@ -230,61 +228,6 @@ def first_samples(services: Services, job_id: int) -> dict[str, Any] | None:
     if not any(row["samples"] for row in rows):
         return None
     return {"case": case_text(rows[0]["case"]), **embedded(over_steps(rows, processes))}
-
-
-class CellsQuery(StrictQuery):
-    """The order and choice of a job's cells."""
-
-    sort: Text | None = None
-    """A metric; with "-" before it, descending."""
-    text: Text | None = None
-    """Part of the case."""
-    page: int = Field(default=1, ge=1, le=10_000)
-
-
-@router.get("/jobs/{job_id}/cells")
-def cells(
-    request: Request, services: CurrentServices, job_id: JobId, query: Annotated[CellsQuery, Query()]
-) -> Response:
-    """Return a page of a job's cells, sorted and filtered."""
-    job, _version = services.reading.job(job_id)
-    sort = query.sort.removeprefix("-") if query.sort else None
-    page = services.reading.cells(
-        job_id,
-        sort,
-        descending=bool(query.sort and query.sort.startswith("-")),
-        text=query.text,
-        offset=(query.page - 1) * CELLS_PER_PAGE,
-        limit=CELLS_PER_PAGE,
-    )
-    known = [
-        name
-        for name in page["metrics"]
-        if name == sort
-        or any(row["values"][name]["outcome"] != "unknown" for row in page["rows"] if name in row["values"])
-    ]
-    coordinates = list(
-        dict.fromkeys(name for row in page["rows"] for name, value in row["case"].items() if value is not None)
-    )
-    varying = [name for name in coordinates if len({str(row["case"].get(name)) for row in page["rows"]}) > 1]
-
-    def address(**changes: Any) -> str:
-        chosen = {"sort": query.sort, "text": query.text, "page": query.page, **changes}
-        return f"/ui/jobs/{job_id}/cells?" + urlencode({name: value for name, value in chosen.items() if value})
-
-    return render(
-        request,
-        "cells.html",
-        job=job,
-        case=case_text(job["summary"] or {}),
-        query=query,
-        page_of=page,
-        metrics=known,
-        columns=varying or coordinates[:6],
-        address=address,
-        first=(query.page - 1) * CELLS_PER_PAGE + 1,
-        more=query.page * CELLS_PER_PAGE < page["total"],
-    )
 
 
 def varying_columns(measurements: Mapping[str, Any]) -> list[str]:

@@ -35,8 +35,6 @@ router = APIRouter()
 NO_REFERENCE = "no reference"
 MAX_MAPS = 4
 """Largest number of heat maps: there is one for each combination of the coordinates that they do not show."""
-MANY_POINTS = 500
-"""The cases of a sweep with more jobs than this are taken from its grid."""
 MAX_VALUES = 100
 """Largest number of values of a coordinate that a filter offers."""
 MAX_FILTERS = 20
@@ -127,7 +125,8 @@ def drawn(services: Services, version: str, query_json: str) -> dict[str, Any]:
         name, unit = gain_name(metric, unit), None
         points = related_points(services, query, metric, name)
     else:
-        points = read_points(services, sweep, query, metric)
+        choice = results.JobChoice(sweep=query.sweep, jobs=query.job)
+        points = points_of(results.metric_table(services.database, choice, [metric]), metric)
     title = readable(name, unit)
     if query.relative_to:
         title = f"{title} over {' and '.join(query.relative_to)}"
@@ -211,33 +210,6 @@ def versions(services: Services, query: PlotsQuery) -> str:
     if query.sweep is not None:
         parts.append(services.reading.sweep_page_version(query.sweep))
     return " ".join(parts)
-
-
-def read_points(services: Services, sweep: Mapping[str, Any] | None, query: PlotsQuery, metric: str) -> list[Point]:
-    """Return the points of a metric: as tables have them, or of a large sweep by its grid, which takes less time."""
-    is_large = sweep is not None and sum(sweep["counts"].values()) > MANY_POINTS
-    if sweep is not None and is_large and not query.job and members.has_one_case_each(sweep):
-        return [_point(point) for point in results.sweep_points(services.database, sweep, metric)]
-    choice = results.JobChoice(sweep=query.sweep, jobs=query.job)
-    sheet = results.metric_table(services.database, choice, [metric])
-    return points_of(sheet, metric)
-
-
-def _point(point: results.SweepPoint) -> Point:
-    place = {
-        path: value_text(value) if isinstance(value, dict | list) else value for path, value in point.values.items()
-    }
-    return Point(
-        place,
-        point.value,
-        point.spread,
-        point.n,
-        point.outcome,
-        point.validity,
-        f"/ui/jobs/{point.job}",
-        point.low,
-        point.high,
-    )
 
 
 def figures(

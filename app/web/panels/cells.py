@@ -1,8 +1,7 @@
 """Charts of a job's cases, for kinds that measure a grid of cells or have no panels of their own.
 
 A chart has one metric along one coordinate, with a series for each value of another one. The remaining coordinates
-split a metric into several charts, of which the first is open. A chart draws all cells, even ten thousand, as far as
-there are pixels for them.
+split a metric into several charts, of which the first is open. A chart draws all cells, even ten thousand.
 """
 
 from __future__ import annotations

@@ -10,10 +10,9 @@ from typing import Any
 
 from app.results.sheet import Cell, Sheet
 from app.web.panels._bars import bars_of
-from app.web.panels._buckets import bucket_panels
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults, Row
-from app.web.plots.drawing import Figure, escaped
+from app.web.plots.drawing import Figure
 from flopwatch.text.cases import case_text, in_use
 
 STREAMS = {
@@ -48,17 +47,6 @@ def panels(results: JobResults) -> list[Panel]:
     if results.has("timeline"):
         rows = results.rows("timeline")
         panels += [timeline(rows, number) for number in sorted({int(row["step"] or 0) for row in rows})]
-    if results.has("operations"):
-        panels.append(
-            Panel(
-                "operations",
-                "Operations between ranks, in a step without a profiler",
-                "From the moment when an operation was issued until it ended, on each rank. Point at one for its size.",
-                lambda: draw_operations(results.rows("operations")),
-                folded=results.has("timeline"),
-            )
-        )
-    panels += bucket_panels(results)
     sheet = results.sheet
     strategies, of, note = parts_of_steps(sheet), "this job", ""
     siblings = results.sweep_sheet([STEP, EXPOSED_MS], OF_A_STRATEGY) if {STEP} & set(sheet.names("metric")) else None
@@ -239,30 +227,3 @@ def rows_of_time(traces: Sequence[Mapping[str, Any]], names: Sequence[str], titl
         },
         "empty": "Nothing was recorded.",
     }
-
-
-def draw_operations(rows: Sequence[Row]) -> Figure:
-    """Draw when each operation between ranks ran: a row for each rank.
-
-    Args:
-        rows: The table `operations`.
-    """
-    ranks = sorted({int(row["rank"] or 0) for row in rows})[:MAX_RANKS]
-    kinds = list(dict.fromkeys(str(row["operation"]) for row in rows))
-    first = min((float(row["start_ms"] or 0) for row in rows), default=0.0)
-    traces = []
-    for index, kind in enumerate(kinds):
-        of_kind = [row for row in rows if row["operation"] == kind and row["rank"] in ranks]
-        spans = [
-            (ranks.index(int(row["rank"] or 0)), float(row["start_ms"] or 0) - first, float(row["end_ms"] or 0) - first)
-            for row in of_kind
-        ]
-        trace = blocks(escaped(kind), f"var(--plot-{index % 8 + 1})", spans)
-        texts = [f"{escaped(kind)}, {int(row['size'] or 0):,} bytes" for row in of_kind]
-        trace["customdata"] = [text for text in texts for _ in range(6)]
-        trace["hovertemplate"] = "%{customdata}<br>%{x:.4g} ms<extra></extra>"
-        traces.append(trace)
-    figure = rows_of_time(traces, [f"rank {rank}" for rank in ranks], "Time (ms)")
-    columns = ["rank", "operation", "size", "start_ms", "end_ms"]
-    figure["table"] = {"columns": columns, "rows": [[row[name] for name in columns] for row in rows]}
-    return figure

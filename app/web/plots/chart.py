@@ -10,7 +10,6 @@ from typing import Any
 from app.metrics import in_a_sentence, readable
 from app.specs import Scalar
 from app.states import VERDICTS
-from app.web import thinning
 from app.web.plots.drawing import (
     EMPTY,
     LEGEND,
@@ -37,7 +36,6 @@ from app.web.plots.points import (
     keys_of,
     ranks_of,
     values_along,
-    values_of,
 )
 from flopwatch.text.cases import case_text, in_use
 
@@ -73,7 +71,7 @@ def draw_chart(
     log_x = is_wide(places, LOG_X_RATIO) if log_x is None else log_x and is_positive(places)
     every = list(series.items())[:MAX_SERIES]
     if numeric:
-        fitting, shown = len(places), _thinned(every, axes.x, log=log_x)
+        fitting, shown = len(places), every
     else:
         fitting = _number_of_places(every, axes.x, places)
         shown = _at_places(every, axes.x, places[:fitting])
@@ -81,9 +79,6 @@ def draw_chart(
     if fitting < len(places):
         notes.append(f"the first {fitting} of {len(places)} values of {in_a_sentence(axes.x)}")
         places = places[:fitting]
-    counts = [sum(len(group) for _, group in groups) for groups in (shown, every)]
-    if numeric and counts[0] < counts[1]:
-        notes.append(f"{counts[0]} of {counts[1]} points: the least and greatest of each stretch")
     styles = _styles([group[0] for _, group in shown], axes.by)
     traces = [
         _trace(name, group, axes.x, style, lines=numeric) for (name, group), style in zip(shown, styles, strict=True)
@@ -145,24 +140,6 @@ def _at_places(
     keys = set(keys_of(places))
     cut = [(name, [point for point in group if key_of(point.place.get(x)) in keys]) for name, group in series]
     return [(name, group) for name, group in cut if group]
-
-
-def _thinned(series: Sequence[tuple[str, list[Point]]], x: str, *, log: bool) -> list[tuple[str, list[Point]]]:
-    """Return series without the points that others hide. Those without a value along x are always drawn."""
-    number_of_points = sum(len(group) for _, group in series)
-    thinned = []
-    for name, group in series:
-        kept = thinning.drawn_indexes(
-            [float(place) if isinstance(place, int | float) else None for place in map(in_use, values_of(group, x))],
-            [point.value for point in group],
-            [point.outcome for point in group],
-            [point.validity if point.validity in VERDICTS[1:] else None for point in group],
-            share=len(group) / max(1, number_of_points),
-            number_of_points=number_of_points,
-            log=log,
-        )
-        thinned.append((name, [group[index] for index in kept]))
-    return thinned
 
 
 def _name(point: Point, by: Sequence[str]) -> str:

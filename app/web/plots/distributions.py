@@ -1,44 +1,32 @@
-"""Boxes and dots: the samples of both sides of a comparison."""
+"""Boxes and dots: the processes of both sides of a comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from app.metrics import readable
 from app.web.plots.drawing import LEGEND, PALETTE, Figure, escaped, hover_unit
 
 SIDES = {"baseline": PALETTE[0], "candidate": PALETTE[1]}
-MAX_STRIP = 2000
-"""Largest number of samples of one figure that are drawn as dots."""
 
 
 @dataclass(frozen=True)
-class Samples:
-    """The samples of one metric of one case on one side."""
+class Processes:
+    """One value of each process, such as its median, of one metric of one case on one side."""
 
     side: str
     """Name in the legend."""
     case: str
     """The case in words."""
     values: Sequence[float]
-    processes: Sequence[float] = ()
-    """One value per process, such as its median."""
 
 
-def draw_distributions(
-    groups: Sequence[Samples], metric: str, unit: str | None, *, of: Literal["processes", "samples"]
-) -> Figure:
-    """Draw the distributions of both sides beside each other, case by case: a box, and every value as a dot.
-
-    `of`: the processes' values, which comparisons count, or every sample of all processes.
-    """
-    chosen = [(group, list(group.processes if of == "processes" else group.values)) for group in groups]
-    is_strip = sum(len(values) for _, values in chosen) <= MAX_STRIP
+def draw_distributions(groups: Sequence[Processes], metric: str, unit: str | None) -> Figure:
+    """Draw the distributions of both sides beside each other, case by case: a box, and every value as a dot."""
     traces = []
     for index, side in enumerate(dict.fromkeys(group.side for group in groups)):
-        own = [(group.case, value) for group, values in chosen if group.side == side for value in values]
+        own = [(group.case, value) for group in groups if group.side == side for value in group.values]
         color = SIDES.get(side, PALETTE[index % len(PALETTE)])
         traces.append(
             {
@@ -46,7 +34,7 @@ def draw_distributions(
                 "name": side,
                 "x": [case for case, _ in own],
                 "y": [value for _, value in own],
-                "boxpoints": "all" if is_strip else "suspectedoutliers",
+                "boxpoints": "all",
                 "jitter": 0.5,
                 "pointpos": 0,
                 "marker": {"color": color, "size": 5, "opacity": 0.65},

@@ -2,8 +2,8 @@
 
 A figure is Plotly's JSON, {"data": [traces], "layout": {…}}. It names no colour of text, grid or ground: the page sets
 those by its theme (dark or light), and resolves the colours of series, which are written as CSS variables. `table` has
-the numbers of the figure, for those who cannot see it; `note` says what is left out, since a figure has no more points
-than pixels (see `thinning`); `empty` says why there is nothing to draw.
+the numbers of the figure, for those who cannot see it; `note` says what is left out; `empty` says why there is nothing
+to draw.
 
 A value that was not measured ("oom", "wrong", …) is never drawn as a number: a line has a cross above its place, a heat
 map the outcome's own colour. Cases whose verdict is not valid have open markers.

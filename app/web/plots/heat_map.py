@@ -8,7 +8,6 @@ from itertools import chain
 from typing import Any
 
 from app.metrics import readable
-from app.web import thinning
 from app.web.plots.drawing import (
     EMPTY,
     LEGEND,
@@ -43,8 +42,6 @@ def draw_heat_map(
     for row, column, point in zip(ranks_of(points, y, rows), ranks_of(points, x, columns), points, strict=True):
         grid[row][column] = point
     table = table_of((x, y), [point for row in grid for point in row if point is not None])
-    across, down = thinning.heat_map_steps(len(columns), len(rows))
-    columns, rows, grid = columns[::across], rows[::down], [row[::across] for row in grid[::down]]
     texts = len(columns) * len(rows) <= MAX_TEXTS
     names = {"x": [label_of(value) for value in columns], "y": [label_of(value) for value in rows]}
     values = [[None if point is None else point.value for point in row] for row in grid]
@@ -80,10 +77,8 @@ def draw_heat_map(
         "hovermode": "closest",
         **LEGEND,
     }
-    left_out = [f"1 in {step} values of {readable(name)}" for name, step in ((x, across), (y, down)) if step > 1]
-    note = "Drawn: " + ", ".join(left_out) if left_out else ""
     traces = [measured, *_outcome_cells(grid, names, texts=texts)] if points else []
-    return {"data": traces, "layout": layout, "table": table, "note": note, "empty": EMPTY}
+    return {"data": traces, "layout": layout, "table": table, "empty": EMPTY}
 
 
 def _outcome_cells(

@@ -93,20 +93,17 @@ def test_a_comparison(site: Any, measured_jobs: list[int]) -> None:
     response = get(site, f"/compare/export?baseline={one}&candidate={other}")
     text, found = check(response)
     assert f"Comparison of job {one}, job {other}" in text
-    assert BUNDLES["cartesian"] in response.text, "it has boxes"
-    *ratios, distributions = figures(get(site, f"/ui/compare?job={one}&job={other}").text)
-    assert found[:-1] == ratios
-    assert [box["y"] for box in found[-1]["data"]] == [box["y"] for box in distributions["data"]]
-    assert [box["y"] for box in found[-1]["data"]] == [[2.0, 2.25, 2.5], [1.0, 1.25, 1.5]], "few processes: samples"
+    assert BUNDLES["cartesian"] in response.text, "it may have boxes"
+    assert found == figures(get(site, f"/ui/compare?job={one}&job={other}").text)
     get(site, f"/compare/export?baseline={one}", 422)
     get(site, "/compare/export?job=999999", 404)
 
 
-def test_several_jobs_of_a_side_have_their_samples_together(site: Any, measured_jobs: list[int]) -> None:
+def test_several_jobs_of_a_side_are_several_processes(site: Any, measured_jobs: list[int]) -> None:
     baseline, *candidates = measured_jobs
     chosen = "&".join(f"candidate={job}" for job in candidates)
     _, found = check(get(site, f"/compare/export?baseline={baseline}&{chosen}"))
-    assert [box["y"] for box in found[-1]["data"]] == [[2.0, 2.25, 2.5], [1.0, 1.25, 1.5, 4.0, 4.25, 4.5]]
+    assert [box["y"] for box in found[-1]["data"]] == [[2.0], [1.0, 4.0]]
 
 
 def test_a_sweep(site: Any, measured: Measured) -> None:

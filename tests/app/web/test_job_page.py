@@ -74,48 +74,6 @@ def test_samples_are_a_line_for_each_phase_and_process(fresh_site: Any, measured
     assert (nothing["data"], nothing["empty"]) == ([], "Nothing was sampled repeatedly.")
 
 
-def test_cells_are_paged_sorted_and_filtered(fresh_site: Any, measured: Any) -> None:
-    job_id = fresh_site.submit()["id"]
-    rows = [
-        row
-        for length in range(250)
-        for row in (
-            measured("forward_ms", float((7 * length) % 250), name="even" if length % 2 == 0 else "odd", length=length),
-            measured("backward_ms", None if length == 3 else 1.0, "oom" if length == 3 else "ok", length=length),
-        )
-    ]
-    # Both metrics of a cell are of one case.
-    rows = [
-        replace(row, case=rows[at - at % 2].case, case_key=rows[at - at % 2].case_key) for at, row in enumerate(rows)
-    ]
-    fresh_site.worker.finish(fresh_site.worker.claim_job(job_id), measurements=rows)
-    path = f"/ui/jobs/{job_id}/cells"
-    assert path in page(fresh_site, f"/ui/jobs/{job_id}").references
-
-    def lengths(query: str) -> list[int]:
-        return [row["case"]["length"] for row in cells(query)["rows"]]
-
-    def cells(query: str) -> Any:
-        text, _, page_number = query.partition("@")
-        sort = text.removeprefix("-") or None
-        offset = 100 * (int(page_number or 1) - 1)
-        return fresh_site.services.reading.cells(job_id, sort, descending=text.startswith("-"), offset=offset)
-
-    assert lengths("")[:3] == [0, 1, 2]
-    assert lengths("@3") == list(range(200, 250))
-    assert lengths("-forward_ms")[0] == next(length for length in range(250) if (7 * length) % 250 == 249)
-    assert cells("forward_ms")["total"] == 250
-    first = page(fresh_site, path)
-    assert "250 cells; 1 to 100 are shown" in first.text
-    assert f"{path}?page=2" in first.references
-    assert f"{path}?sort=forward_ms" in first.references
-    odd = page(fresh_site, f"{path}?text=odd&sort=backward_ms&page=2")
-    assert "125 cells; 101 to 125 are shown" in odd.text
-    assert "oom" in odd.text, "what has no value comes last"
-    assert f"{path}?sort=-backward_ms&text=odd" in odd.references
-    assert "No cell matches" in page(fresh_site, f"{path}?text=none").text
-
-
 @pytest.mark.parametrize(("cases", "parts"), [(3, ("<h2>Results", 'id="panels"')), (4, ('id="panels"', "<h2>Results"))])
 def test_the_answer_stands_before_tables_and_environment(fresh_site, measured, reported, cases, parts) -> None:
     job = fresh_site.submit(labels={"a": "b"})["id"]

@@ -11,7 +11,7 @@ import pytest
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.web.pages.plots import first_metric
 from app.web.plots.chart import MAX_BARS, MAX_SERIES, draw_chart
-from app.web.plots.distributions import MAX_STRIP, SIDES, Samples, draw_distributions
+from app.web.plots.distributions import SIDES, Processes, draw_distributions
 from app.web.plots.drawing import EMPTY, OUTCOMES
 from app.web.plots.heat_map import draw_heat_map
 from app.web.plots.points import Axes, Point, axes_of, points_of, varying
@@ -239,45 +239,22 @@ def test_a_large_heat_map_has_no_texts() -> None:
 
 def test_distributions_stand_side_by_side() -> None:
     groups = [
-        Samples(side, case, [1.0, 2.0, 3.0], processes=[2.0])
-        for side in ("baseline", "candidate")
-        for case in ("tiny", "small")
+        Processes(side, case, [1.0, 2.0, 3.0]) for side in ("baseline", "candidate") for case in ("tiny", "small")
     ]
-    figure = draw_distributions(groups, "step_ms", "ms", of="samples")
+    figure = draw_distributions(groups, "step_ms", "ms")
     traces = drawn(figure)
     assert figure["layout"]["boxmode"] == "group"
     assert traces["baseline"]["x"] == ["tiny"] * 3 + ["small"] * 3
     assert traces["baseline"]["boxpoints"] == "all"
     assert traces["baseline"]["marker"]["color"] == SIDES["baseline"]
-    of_processes = drawn(draw_distributions(groups, "step_ms", "ms", of="processes"))
-    assert of_processes["candidate"]["y"] == [2.0, 2.0]
-    many = [Samples("baseline", "tiny", [1.0] * (MAX_STRIP + 1))]
-    assert drawn(draw_distributions(many, "step_ms", "ms", of="samples"))["baseline"]["boxpoints"] != "all"
+    assert traces["candidate"]["y"] == [1.0, 2.0, 3.0] * 2
 
 
-class TestMorePointsThanPixels:
-    def test_long_lines_draw_extremes_and_say_so(self) -> None:
-        points = curve(10_000)
-        figure = draw_chart(points, axes_of(points), "step_ms", "ms")
-        traces = drawn(figure)
-        line = traces[""]
-        assert len(line["x"]) == len(line["y"]) < 4000
-        assert (line["x"][0], line["x"][-1]) == (0, 9999)
-        assert line["x"][line["y"].index(100.0)] == 3333
-        assert traces["oom"]["x"] == [5000]
-        assert figure["note"] == f"Drawn: {len(line['x']) + 1} of 10000 points: the least and greatest of each stretch"
-
-    def test_few_are_all_drawn(self) -> None:
-        points = curve(1000)
-        figure = draw_chart(points, axes_of(points), "step_ms", "ms")
-        assert len(drawn(figure)[""]["x"]) == 999
-        assert figure["note"] == ""
-
-    def test_bars_that_fit_are_all_drawn(self) -> None:
-        points = [Point({"name": f"n{at}"}, 1.0) for at in range(MAX_BARS)]
-        figure = draw_chart(points, axes_of(points), "step_ms", "ms")
-        assert len(drawn(figure)[""]["x"]) == MAX_BARS
-        assert figure["note"] == ""
+def test_bars_that_fit_are_all_drawn() -> None:
+    points = [Point({"name": f"n{at}"}, 1.0) for at in range(MAX_BARS)]
+    figure = draw_chart(points, axes_of(points), "step_ms", "ms")
+    assert len(drawn(figure)[""]["x"]) == MAX_BARS
+    assert figure["note"] == ""
 
 
 def test_a_series_without_a_name_is_not_in_the_legend() -> None:

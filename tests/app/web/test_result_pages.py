@@ -175,18 +175,9 @@ class TestPlots:
         bars, _ = figures(filled.http.get("/ui/plots?sweep=1&x=precision&only=precision:bf16").text)
         assert bars["data"][0]["x"] == ["fp32", "bf16"]
 
-    def test_the_grid_of_a_large_sweep_gives_the_same_points_as_its_table(self, filled, monkeypatch) -> None:
-        drawn = []
-        for many in (plots_page.MANY_POINTS, 1):
-            plots_page.drawn.cache_clear()
-            monkeypatch.setattr(plots_page, "MANY_POINTS", many)
-            lines = figures(filled.http.get("/ui/plots?sweep=1").text)[0]
-            drawn.append([(trace["name"], trace["x"], trace["y"]) for trace in lines["data"]])
-        assert drawn[0] == drawn[1]
-
     def test_figures_are_cached_until_results_change(self, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         first = filled.http.get("/ui/plots?sweep=1").text
-        monkeypatch.setattr(plots_page, "read_points", lambda *_: pytest.fail("it was read again"))
+        monkeypatch.setattr(plots_page, "points_of", lambda *_: pytest.fail("it was read again"))
         assert filled.http.get("/ui/plots?sweep=1").text == first
 
     @pytest.mark.parametrize(

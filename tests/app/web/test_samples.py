@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable
 from typing import Any
 
-from app.web import thinning
-from app.web.samples import line_names, over_steps
+from app.web.samples import MAX_POINTS, MIN_STRETCHES, line_names, over_steps, thinned
 
 
 def row(samples: list[float], unit_index: int = 0, **fields: Any) -> dict[str, Any]:
@@ -35,7 +36,25 @@ def test_few_steps_have_a_tick_each() -> None:
 def test_many_long_lines_have_a_bounded_number_of_points() -> None:
     figure = over_steps([row([1.0, 2.0] * 1000, unit_index) for unit_index in range(100)], 100)
     assert len(figure["data"]) == 100
-    assert all(2 <= len(trace["x"]) <= 2 * thinning.MIN_COLUMNS + 2 for trace in figure["data"])
+    assert all(2 <= len(trace["x"]) <= 2 * MIN_STRETCHES + 2 for trace in figure["data"])
+
+
+def test_no_peak_of_a_long_line_is_lost(rng: random.Random) -> None:
+    samples: list[float | None] = [rng.lognormvariate(0, 2) for _ in range(20_000)]
+    samples[7] = None
+    steps = thinned(samples, len(samples))
+    assert {0, 19_999} < set(steps)
+    assert 7 not in steps
+    assert len(steps) <= MAX_POINTS + 2
+
+    def spans(indexes: Iterable[int]) -> dict[int, tuple[float, float]]:
+        stretches: dict[int, list[float]] = {}
+        for index in indexes:
+            if (value := samples[index]) is not None:
+                stretches.setdefault(index // 10, []).append(value)
+        return {stretch: (min(values), max(values)) for stretch, values in stretches.items()}
+
+    assert spans(steps) == spans(range(20_000))
 
 
 def test_a_line_is_named_by_phase_and_metric() -> None:

@@ -97,18 +97,6 @@ def test_a_metric_without_values_has_no_chart() -> None:
     assert charts(Known(sheet(rows)), LINES, "tflops", "Rate") == []
 
 
-def test_very_many_cells_are_thinned_to_the_pixels() -> None:
-    rows = [["eager", True, None, length, ok(float(length))] for length in range(1, 10_001)]
-    (panel,) = charts(Known(sheet(rows[:9], is_cut=True), sheet(rows)), LINES, "forward_ms", "Forward pass")
-    assert panel.draw is not None
-    figure = panel.draw()
-    lengths = figure["data"][0]["x"]
-    assert lengths[:9] == list(range(1, 10))  # wide apart on the logarithmic axis
-    assert lengths[-1] == 10_000
-    assert len(lengths) < 4000
-    assert figure["table"]["number"] == 10_000
-
-
 def test_the_first_of_very_many_charts_are_drawn() -> None:
     rows = [[name, True, br, 64, ok(1.0)] for br in range(30) for name in ("one", "two")]
     lines = replace(LINES, of_series=())
