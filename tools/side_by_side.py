@@ -22,6 +22,9 @@ from typing import Any
 import pytest
 
 CHUNK = struct.Struct("II")
+MOST_FILES = 4
+"""Most files of a part: of slow tests a file has few, and 1/32 of all tests were all of tests/acceptance, a third of
+the time."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,6 +55,8 @@ def chunks(items: Sequence[pytest.Item], processes: int) -> Iterator[tuple[int, 
     start = stop = 0
     while start < len(items):
         end = start + max(1, (len(items) - start) // (8 * processes))
+        files = itertools.groupby(range(start, end), lambda index: items[index].path)
+        end = start + sum(len([*indices]) for _, indices in itertools.islice(files, MOST_FILES))
         while stop < end:
             end = max(end, *(last[fixture] + 1 for fixture in shared_fixtures(items[stop])), 0)
             stop += 1
