@@ -71,21 +71,15 @@ class FlopwatchError(Exception):
     code: ClassVar[str] = "internal_error"
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Internal error"
+    headers: Mapping[str, str] = {}
+    """The response headers of this error."""
+    extensions: Mapping[str, Any] = {}
+    """Additional members of the problem object."""
 
     def __init__(self, detail: str, *, errors: tuple[FieldError, ...] = ()) -> None:
         super().__init__(detail)
         self.detail = detail
         self.errors = errors
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The response headers of this error."""
-        return {}
-
-    @property
-    def extensions(self) -> dict[str, Any]:
-        """Additional members of the problem object."""
-        return {}
 
 
 class InvalidRequest(FlopwatchError):
@@ -103,10 +97,7 @@ class Unauthorized(FlopwatchError):
     code = "unauthorized"
     status = 401
     title = "A valid API token is needed"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"WWW-Authenticate": 'Bearer realm="flopwatch"'}
+    headers: Mapping[str, str] = {"WWW-Authenticate": 'Bearer realm="flopwatch"'}
 
 
 class InsufficientScope(FlopwatchError):
@@ -116,15 +107,8 @@ class InsufficientScope(FlopwatchError):
 
     def __init__(self, detail: str, scope: str) -> None:
         super().__init__(detail)
-        self.scope = scope
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"WWW-Authenticate": f'Bearer realm="flopwatch", error="insufficient_scope", scope="{self.scope}"'}
-
-    @property
-    def extensions(self) -> dict[str, Any]:
-        return {"scope": self.scope}
+        self.headers = {"WWW-Authenticate": f'Bearer realm="flopwatch", error="insufficient_scope", scope="{scope}"'}
+        self.extensions = {"scope": scope}
 
 
 class CrossSiteRequest(FlopwatchError):
@@ -151,15 +135,8 @@ class KeyTaken(Conflict):
 
     def __init__(self, unique_key: str, job_id: int, state: str) -> None:
         super().__init__(f"Job {job_id} with the unique_key {unique_key!r} is {state}: wait for its end, or cancel it.")
-        self.job_id = job_id
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Location": f"/jobs/{self.job_id}"}
-
-    @property
-    def extensions(self) -> dict[str, Any]:
-        return {"job_id": self.job_id}
+        self.headers = {"Location": f"/jobs/{job_id}"}
+        self.extensions = {"job_id": job_id}
 
 
 class InBaseline(Conflict):
@@ -171,11 +148,7 @@ class InBaseline(Conflict):
         names = [name if user is None else f"{name} (set by {user})" for name, user in baselines.items()]
         named = f"baseline{'s' if len(names) > 1 else ''} {', '.join(names)}"
         super().__init__(f"Job {job_id} is in the {named}: set another job in its place, or delete the baseline first.")
-        self.baselines = list(baselines)
-
-    @property
-    def extensions(self) -> dict[str, Any]:
-        return {"baselines": self.baselines}
+        self.extensions = {"baselines": list(baselines)}
 
 
 class LeaseLost(Conflict):
@@ -190,22 +163,15 @@ class Gone(FlopwatchError):
 
     def __init__(self, detail: str, extensions: dict[str, Any]) -> None:
         super().__init__(detail)
-        self._extensions = extensions
-
-    @property
-    def extensions(self) -> dict[str, Any]:
-        return self._extensions
+        self.extensions = extensions
 
 
 class BodyTooLarge(FlopwatchError):
     code = "body_too_large"
     status = 413
     title = "The request body is too large"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        # Without this the server would read and discard whatever the client continues to send.
-        return {"Connection": "close"}
+    # Without this the server would read and discard whatever the client continues to send.
+    headers: Mapping[str, str] = {"Connection": "close"}
 
 
 class UnsupportedMediaType(FlopwatchError):
@@ -227,11 +193,7 @@ class TooManyRequests(FlopwatchError):
 
     def __init__(self, detail: str, retry_after_s: int) -> None:
         super().__init__(detail)
-        self.retry_after_s = retry_after_s
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Retry-After": str(self.retry_after_s)}
+        self.headers = {"Retry-After": str(retry_after_s)}
 
 
 class QueueFull(TooManyRequests):
@@ -243,10 +205,7 @@ class DatabaseBusy(FlopwatchError):
     code = "database_busy"
     status = 503
     title = "The database is locked; try again"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Retry-After": "1"}
+    headers: Mapping[str, str] = {"Retry-After": "1"}
 
 
 class DiskFull(FlopwatchError):
@@ -264,10 +223,7 @@ class StorageFailed(FlopwatchError):
 class StoreUnreachable(StorageFailed):
     code = "store_unreachable"
     title = "The object store cannot be used now"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Retry-After": "5"}
+    headers: Mapping[str, str] = {"Retry-After": "5"}
 
 
 class DatabaseGone(FlopwatchError):

@@ -875,7 +875,7 @@ class TestUniqueKey:
         def refused(state: str) -> None:
             with pytest.raises(KeyTaken, match=f"Job {first} with the unique_key 'nightly' is {state}") as taken:
                 shop.submit(unique_key="nightly")
-            assert taken.value.job_id == first
+            assert taken.value.extensions == {"job_id": first}
 
         refused("queued")
         claim = shop.claim()
@@ -925,7 +925,7 @@ class TestUniqueKey:
             try:
                 found.append(queue.submit(NewJob(BenchmarkSpec(), unique_key="k")).response["id"])
             except KeyTaken as taken:
-                found.append(taken.job_id)
+                found.append(taken.extensions["job_id"])
 
         threads = [threading.Thread(target=submit) for _ in range(8)]
         for thread in threads:
