@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -31,7 +30,6 @@ from app.web.pages import compare as compare_page
 from app.web.pages.job import SHOWN_LOG_CHARACTERS, WITHOUT_REASONS, first_rows, first_samples
 from app.web.pages.plots import PlotsQuery, drawn, versions
 from app.web.panels import JobResults, panels_of
-from app.web.panels.profile import FLAME_GRAPH
 from app.web.templates import STATIC, embedded, page_text, plain, table
 from flopwatch.text.cases import case_text
 from flopwatch.text.numbers import NOTHING
@@ -51,8 +49,6 @@ SHOWN_ROWS = 1000
 SHOWN_OF_TABLES = 30
 """Rows of each table that units reported."""
 MAX_TABLES = 40
-MAX_DRAWING_BYTES = 8 << 20
-"""Largest flame graph that becomes part of the file."""
 MAX_JOBS = 200
 """Largest number of jobs of a sweep whose environments are read."""
 
@@ -111,12 +107,6 @@ async def compare(request: Request, services: CurrentServices, query: Annotated[
     distributions."""
     query.check()
     return await run_sync(lambda: _compare(request, services, query), limiter=services.tables)
-
-
-DRAWN_TAG = re.compile(
-    r'</?(?:svg|g|title|rect|text)(?: (?:xmlns|width|height|viewBox|font-family|font-size|fill|rx|x|y)="[^"<>]*")*/?>'
-)
-"""A tag of the flame graphs that `workers.measure.profiling.flame_graph` draws."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +185,6 @@ def _job(request: Request, services: Services, job_id: int, query: ExportQuery) 
         view=_plots(services, PlotsQuery(job=[job_id], metric=query.metric)) if query.metric and is_finished else None,
         samples=first_samples(services, job_id) if is_finished else None,
         panels=_panels(services, job) if is_finished else [],
-        flame_graph=_flame_graph(services, job) if is_finished else None,
         log=log[-SHOWN_LOG_CHARACTERS:],
         log_is_cut=len(log) > SHOWN_LOG_CHARACTERS,
         tables=[
@@ -288,17 +277,6 @@ def _panels(services: Services, job: Mapping[str, Any]) -> list[dict[str, Any]]:
             problem = f"What the job reported is not what this version draws: {error!r}."
             shown.append({"panel": panel, "problem": problem})
     return shown
-
-
-def _flame_graph(services: Services, job: Mapping[str, Any]) -> Markup | None:
-    """Return the job's flame graph as SVG; None if it has none, or one with other elements than we draw."""
-    own = JobResults(job, services.database, services.reading, services.files)
-    if own.artifacts.get(FLAME_GRAPH, {}).get("size", MAX_DRAWING_BYTES + 1) > MAX_DRAWING_BYTES:
-        return None
-    text = own.head(FLAME_GRAPH, MAX_DRAWING_BYTES).decode(errors="replace")
-    # A worker wrote the file. All that it may do to the page is to draw: no handlers, links or elements of HTML.
-    is_drawing = all(DRAWN_TAG.fullmatch(tag) for tag in re.findall(r"<[^>]*>?", text))
-    return Markup(text) if is_drawing else None  # noqa: S704
 
 
 def _facts(environments: Iterable[Mapping[str, Any] | None]) -> list[tuple[str, list[str]]]:

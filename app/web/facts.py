@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,8 +14,6 @@ from flopwatch.text.validity import NOT_JUDGED
 
 MAX_CHECKS = 60
 """Number of a job's checks that its page lists."""
-MAX_STEPS = 12
-"""Number of the last steps of a running job that its page lists."""
 
 
 @dataclass(frozen=True)
@@ -116,30 +113,6 @@ def checks(validity: Mapping[str, Any], without_details: Collection[str] = ()) -
         for alike in listed.values()
     ]
     return sorted(first, key=lambda check: order.get(check.verdict, 2))[:MAX_CHECKS]
-
-
-@dataclass(frozen=True)
-class Step:
-    """A stretch of a running job with one message, such as a cell of its grid."""
-
-    title: str
-    seconds: float
-    is_last: bool
-
-
-def steps(progress: Sequence[Mapping[str, Any]], now: datetime | None = None) -> list[Step]:
-    """Return the last stretches of a job's progress events, in order, each with the time it took so far."""
-    starts: list[tuple[str, datetime]] = []
-    for event in progress:
-        title = str(event["data"].get("message", "")).partition(": ")[0].partition("; about ")[0]
-        if not starts or starts[-1][0] != title:
-            starts.append((title, parsed_time(event["created_at"])))
-    starts.append(("", now or current_time()))
-    stretches = [
-        Step(title, (end - start).total_seconds(), number == len(starts) - 2)
-        for number, ((title, start), (_, end)) in enumerate(itertools.pairwise(starts))
-    ]
-    return [step for step in stretches if step.title][-MAX_STEPS:]
 
 
 def pace(progress: Sequence[Mapping[str, Any]], now: datetime | None = None) -> str | None:

@@ -240,12 +240,6 @@ def prune(
             "removes files that it does not know.",
         ),
     ] = False,
-    vacuum: Annotated[
-        bool,
-        typer.Option(
-            "--vacuum", help="Then write the database anew, as small as it can be; all writes wait meanwhile."
-        ),
-    ] = False,
     data_dir: DataDir = None,
 ) -> None:
     """Delete what is older than the FLOPWATCH_KEEP_… settings allow, as the server does by itself.
@@ -259,8 +253,8 @@ def prune(
     from app.store.files.opening import open_files
     from app.store.keeping.pruning import Pruning, Retention
 
-    if dry_run and (vacuum or claim_files):
-        raise typer.BadParameter("--dry-run changes nothing, so leave --vacuum and --claim-files out")
+    if dry_run and claim_files:
+        raise typer.BadParameter("--dry-run changes nothing, so leave --claim-files out")
     use_data_dir(data_dir)
     settings = _settings()
     try:
@@ -276,8 +270,6 @@ def prune(
                 ("would delete: " if dry_run else "deleted: ")
                 + (pruning.plan() if dry_run else pruning.run()).in_words()
             )
-            if vacuum:
-                database.vacuum()
             if not dry_run:
                 database.checkpoint()
                 echo(f"{database.backend.place}: {database.backend.size} bytes")

@@ -81,10 +81,6 @@ class Backend(Protocol):
         """Return some free pages to the disk; returns their number."""
         ...
 
-    def vacuum(self, timeout_s: float) -> None:
-        """Rewrite the database, as small as possible."""
-        ...
-
     def checkpoint(self) -> None:
         """Truncate the write-ahead log, where that is not the engine's own business."""
         ...

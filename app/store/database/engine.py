@@ -145,11 +145,6 @@ class Database:
                 self._busy_since = time.monotonic()
             raise
 
-    def vacuum(self) -> None:
-        """Rewrite the database, as small as possible; no other write begins meanwhile."""
-        with self._translated():
-            self.backend.vacuum(MIGRATION_TIMEOUT_S)
-
     def checkpoint(self) -> None:
         """Truncate the write-ahead log, as far as readers allow."""
         with self._translated():

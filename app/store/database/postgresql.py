@@ -192,22 +192,6 @@ class PostgreSQL:
     def cut_pages(self, _connection: Connection) -> int:
         return 0
 
-    def vacuum(self, timeout_s: float) -> None:
-        with self._outside_transactions() as connection:
-            connection.execute(f"SET lock_timeout = {round(timeout_s * 1000)}")
-            try:
-                connection.execute("VACUUM (FULL, ANALYZE)")
-            finally:
-                connection.execute("RESET lock_timeout")
-
-    @contextmanager
-    def _outside_transactions(self) -> Iterator[Any]:
-        pooled = self.engine.raw_connection()
-        try:
-            yield pooled.driver_connection
-        finally:
-            pooled.close()
-
     def checkpoint(self) -> None:
         """Do nothing: PostgreSQL manages its own log."""
 

@@ -230,15 +230,6 @@ class SQLite:
         # Each row that is fetched cuts off one page; a database that was restored from SQL text has none to cut off.
         return len(raw.execute(f"PRAGMA incremental_vacuum({number})").fetchall())
 
-    def vacuum(self, timeout_s: float) -> None:
-        """Rewrite the database without free pages. Nobody else can write meanwhile.
-
-        Needs free disk space of twice the database's size.
-        """
-        with self.write_lock(timeout_s), self._cursor_with_timeout(timeout_s) as cursor:
-            cursor.execute("VACUUM")
-        self.checkpoint()
-
     @property
     def size(self) -> int:
         """Return the size of the database's file in bytes."""

@@ -4,13 +4,11 @@ transactions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, bindparam, func, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from app.errors import Gone, IdempotencyMismatch, KeyTaken, QueueFull
 from app.specs._schema import SCHEMA, name_of
@@ -59,38 +57,6 @@ def job_row(new: NewJob, sweep_id: int | None, now: datetime) -> dict[str, Any]:
         "sweep_id": sweep_id,
         **queued(now),
     }
-
-
-@dataclass(frozen=True)
-class BoundJobs:
-    """Rows of new jobs as the driver takes them, for sweeps: binding 10 000 rows takes a second, and inserting bound
-    rows a fifth of one. So they are bound before the transaction, in which nobody else can write.
-    """
-
-    statement: str
-    names: Sequence[str] | None
-    """The columns, in the statement's order; None if it names its values."""
-    rows: Sequence[Mapping[str, Any]]
-
-    def insert(self, connection: Connection, sweep_id: int) -> None:
-        """Insert the rows into the table `job`, without labels and events."""
-        rows = [{**row, "sweep_id": sweep_id} for row in self.rows]
-        if not rows:
-            return
-        if self.names is None:
-            connection.exec_driver_sql(self.statement, rows)
-        else:
-            values = itemgetter(*self.names)
-            connection.exec_driver_sql(self.statement, [values(row) for row in rows])
-
-
-def bind_jobs(dialect: Dialect, rows: Sequence[Mapping[str, Any]]) -> BoundJobs:
-    """Bind rows that `job_row` made."""
-    columns = list(rows[0]) if rows else ["sweep_id"]
-    compiled = insert(tables.job).inline().compile(dialect=dialect, column_keys=columns)
-    binds = {name: tables.job.c[name].type.dialect_impl(dialect).bind_processor(dialect) for name in columns}
-    bound = [{name: row[name] if bind is None else bind(row[name]) for name, bind in binds.items()} for row in rows]
-    return BoundJobs(str(compiled), compiled.positiontup, bound)
 
 
 INITIAL_COLUMNS: dict[str, Any] = {

@@ -192,7 +192,7 @@ class Queue:
         now = utc_now()
         # Rows are made before the transaction, because that takes long for thousands of jobs.
         named = [replace(new, name=member_name(name, grid, new.point or {})) for new in jobs]
-        bound = self._bound([submission.job_row(new, None, now) for new in named])
+        rows = [submission.job_row(new, None, now) for new in named]
         with self._database.write() as connection:
 
             def answer() -> dict[str, Any]:
@@ -209,7 +209,7 @@ class Queue:
                 }
                 sweep_id = connection.execute(insert(tables.sweep).returning(_sweep.id), row).scalar_one()
                 last = sweeps.last_job(connection)
-                bound.insert(connection, sweep_id)
+                connection.execute(insert(tables.job), [{**of_job, "sweep_id": sweep_id} for of_job in rows])
                 sweeps.complete(connection, sweep_id, jobs[0].labels, last, now)
                 webhooks.register(connection, notify_url, sweep_id=sweep_id)
                 return sweep_dict({"id": sweep_id, **row}, {"queued": len(jobs)})
@@ -254,17 +254,16 @@ class Queue:
             lacking = sweeps.points_without_jobs(connection, sweep_id, points)
         # Rows are made before the transaction, because that takes long for thousands of jobs.
         now = utc_now()
-        bound = self._bound([submission.job_row(sweeps.job_of_point(sweep, point), None, now) for point in lacking])
+        made = [submission.job_row(sweeps.job_of_point(sweep, point), sweep_id, now) for point in lacking]
         with self._database.write() as connection:
             still = {
                 sweeps.point_key(point.choice) for point in sweeps.points_without_jobs(connection, sweep_id, lacking)
             }
-            rows = [
-                row for row, point in zip(bound.rows, lacking, strict=True) if sweeps.point_key(point.choice) in still
-            ]
+            rows = [row for row, point in zip(made, lacking, strict=True) if sweeps.point_key(point.choice) in still]
             last = sweeps.last_job(connection)
             number = sweeps.repeat_unsuccessful(connection, sweep, now) + len(rows)
-            replace(bound, rows=rows).insert(connection, sweep_id)
+            if rows:
+                connection.execute(insert(tables.job), rows)
             sweeps.complete(connection, sweep_id, sweep["labels"], last, now)
             searches, obstacle = fitting.resume(connection, sweep)
             number += searches
@@ -278,9 +277,6 @@ class Queue:
             submission.check_room(connection, submitter, self._max_queued, number, stored=number)
             webhooks.expect_again(connection, sweep_id=sweep_id)
             return sweep_dict(sweep, sweeps.counts(connection, [sweep_id])[sweep_id])
-
-    def _bound(self, rows: Sequence[dict[str, Any]]) -> submission.BoundJobs:
-        return submission.bind_jobs(self._database.backend.engine.dialect, rows)
 
     def cancel_sweep(self, sweep_id: int) -> dict[str, Any]:
         """Cancel every job of a sweep that is not finished, as `cancel` does; returns the public sweep.

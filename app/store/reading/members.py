@@ -6,24 +6,22 @@ A sweep has up to 10 000 jobs, so that the database chooses, sorts and counts, a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    and_,
     func,
     nulls_last,
-    or_,
     select,
 )
 
 from app.errors import FieldError, InvalidRequest
-from app.metrics import column_name, metric_names
+from app.metrics import column_name
 from app.specs import KINDS, Scalar
-from app.states import JobState, Verdict
+from app.states import JobState
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.expressions import as_json, seconds_between
@@ -45,9 +43,6 @@ class MemberQuery:
     """The members to show, and their order."""
 
     state: JobState | None = None
-    verdict: Verdict | None = None
-    at: Mapping[str, int] = field(default_factory=dict)
-    """Index of the value on some of the grid's paths."""
     sort: str = "job"
     """One of OF_JOBS, a path of the grid or, where each job has one case, a metric's column."""
     descending: bool = False
@@ -115,10 +110,10 @@ def page(
     the number of all that match.
 
     Raises:
-        InvalidRequest: `choice` names a path that the grid does not have, or an unknown sort key.
+        InvalidRequest: `choice` names an unknown sort key.
     """
     latest = sweeps.latest_jobs([sweep["id"]])
-    conditions = _conditions(sweep, choice)
+    conditions = [] if choice.state is None else [_job.state == choice.state]
     # Only ids are sorted: the rows of ten thousand jobs are megabytes.
     members = select(_job.id).where(_job.id.in_(latest), *conditions)
     number = select(func.count()).select_from(members.subquery())
@@ -164,20 +159,6 @@ def searched(sweep: Mapping[str, Any]) -> list[str]:
     return [] if sweep["fit"] is None else [sweep["fit"]["axis"]]
 
 
-def _conditions(sweep: Mapping[str, Any], choice: MemberQuery) -> list[ColumnElement[bool]]:
-    conditions: list[ColumnElement[bool]] = []
-    if choice.state is not None:
-        conditions.append(_job.state == choice.state)
-    if choice.verdict is not None:
-        conditions.append(as_json(_job.validity)["verdict"].as_string() == choice.verdict)
-    for path, index in choice.at.items():
-        if path not in sweep["grid"]:
-            detail = f"The sweep's grid has no {path!r}; its paths: {', '.join(sweep['grid'])}."
-            raise InvalidRequest(detail, errors=(FieldError("/at", detail),))
-        conditions.append(_index_on(path) == index)
-    return conditions
-
-
 def _index_on(path: str) -> ColumnElement[int]:
     index: ColumnElement[int] = as_json(_job.point)[path].as_integer()
     return index
@@ -195,22 +176,13 @@ def _sort_key(connection: Connection, sweep: Mapping[str, Any], sort: str) -> Co
         return own[sort]
     if sort in (*sweep["grid"], *searched(sweep)):
         return _index_on(sort)
-    of_sweep = _measurement.job_id.in_(select(_job.id).where(_job.sweep_id == sweep["id"]))
-    if connection.execute(select(_measurement.id).where(of_sweep, _has_column(sort)).limit(1)).first() is None:
+    value: ColumnElement[float] = as_json(_job.metrics)[sort].as_float()
+    measured = select(_job.id).where(_job.sweep_id == sweep["id"], value.is_not(None))
+    if connection.execute(measured.limit(1)).first() is None:
         known = ", ".join([*OF_JOBS, *sweep["grid"], *searched(sweep)])
         detail = f"{sort!r} is nothing that these jobs can be sorted by: {known}, or a metric that they measured."
         raise InvalidRequest(detail, errors=(FieldError("/sort", detail),))
-    value: ColumnElement[float] = as_json(_job.metrics)[sort].as_float()
     return value
-
-
-def _has_column(name: str) -> ColumnElement[bool]:
-    """Return the condition that a measurement belongs to the column of this name, whether or not it has a value."""
-    phases = {metric: name.removesuffix(metric).rstrip("_") for metric in metric_names(name)}
-    own = (_measurement.metric == name) & (_measurement.phase.is_(None) | _measurement.phase.in_(phases.values()))
-    return or_(
-        own, *(and_(_measurement.metric == metric, _measurement.phase == phase) for metric, phase in phases.items())
-    )
 
 
 def _values(sweep: Mapping[str, Any], point: Any) -> dict[str, Scalar]:

@@ -95,7 +95,6 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
         labels_text=separated.joined(f"{key}={value}" for key, value in job["labels"].items()),
         place=place,
         pace=facts.pace(progress),
-        steps=facts.steps(progress),
         differences=facts.differences(spec),
         idle=without_effect_in(spec),
         environment=facts.environment_facts(job["environment"] or {}),

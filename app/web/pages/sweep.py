@@ -15,12 +15,11 @@ from app import results
 from app.api.access import OWN_SWEEP, OWN_SWEEP_AGAIN, access_of
 from app.api.parameters import NO_QUERY, StrictQuery, SweepId, Text
 from app.api.services import CurrentServices, Services
-from app.errors import FieldError, InvalidRequest
 from app.metrics import headline
 from app.results.digits import column_texts
 from app.specs import KINDS
 from app.specs._sweep import expand
-from app.states import FINISHED_STATES, JOB_STATES, VERDICTS, JobState, Verdict
+from app.states import FINISHED_STATES, JOB_STATES, JobState
 from app.store.reading import members
 from app.web.live import Known, clock, is_refresh, page_tag, refreshed, tagged, unchanged
 from app.web.pages.sweeps import varies
@@ -34,17 +33,12 @@ router = APIRouter()
 JOBS_PER_PAGE = 50
 MAX_METRICS = 4
 """Largest number of metrics in the list of jobs; the table below has all."""
-MAX_CHOICES = 200
-"""Largest number of values of a path that a filter offers."""
 
 
 class SweepQuery(StrictQuery):
     """The choice and order of the sweep's jobs on the page."""
 
     state: Annotated[JobState | None, NONE_IF_EMPTY] = None
-    verdict: Annotated[Verdict | None, NONE_IF_EMPTY] = None
-    at: list[Text] = Field(default=[], max_length=32)
-    """`path:index`; the jobs that have this value of the grid."""
     sort: Annotated[Text | None, NONE_IF_EMPTY] = None
     """A path, a metric, job, state, verdict or duration; with "-" before it, descending."""
     page: Annotated[int, Field(ge=1, le=10_000)] = 1
@@ -52,25 +46,7 @@ class SweepQuery(StrictQuery):
     def choice(self, sort: str) -> members.MemberQuery:
         """`sort`: by what jobs are sorted unless the query says so."""
         sort = self.sort or sort
-        return members.MemberQuery(
-            state=self.state,
-            verdict=self.verdict,
-            at=dict(_index(text) for text in self.at if text),
-            sort=sort.removeprefix("-"),
-            descending=sort.startswith("-"),
-        )
-
-
-MAX_DIGITS = 9
-"""Largest number of digits of an index into a list of the grid."""
-
-
-def _index(text: str) -> tuple[str, int]:
-    path, colon, index = text.rpartition(":")
-    if not colon or not index.isdecimal() or len(index) > MAX_DIGITS:
-        detail = "must be written path:index, such as context_length:0"
-        raise InvalidRequest(f"Query parameter 'at': {detail}", errors=(FieldError("/at", detail),))
-    return path, int(index)
+        return members.MemberQuery(self.state, sort.removeprefix("-"), sort.startswith("-"))
 
 
 @router.get("/sweeps/{sweep_id}")
@@ -117,17 +93,11 @@ def page(request: Request, services: Services, sweep_id: int, query: SweepQuery,
         number=number,
         paths=[path for path, options in sweep["grid"].items() if len(options) > 1] + members.searched(sweep)
         or list(sweep["grid"]),
-        choices=[
-            (path, [value_text(value) for value in options[:MAX_CHOICES]], choice.at.get(path))
-            for path, options in sweep["grid"].items()
-            if len(options) > 1
-        ],
         chosen=query,
         sort=choice.sort,
         descending=choice.descending,
         value_text=value_text,
         states=JOB_STATES,
-        verdicts=VERDICTS,
         address=lambda **changes: address(request, sweep_id, changes),
         pages=-(-number // JOBS_PER_PAGE),
         this=address(request, sweep_id, {}),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_args
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
@@ -76,7 +75,6 @@ def tables(request: Request, services: CurrentServices, _form: Annotated[FormQue
         suggested=[] if chosen else services.reading.sweeps(limit=SUGGESTED)[0],
         exports=[(name, "/tables?" + urlencode([*layout, ("format", name)])) for name in FORMATS],
         curl=f"curl '{str(request.base_url).rstrip('/')}/tables?{urlencode([*layout, ('format', 'markdown')])}'",
-        command=command(layout),
         panel=panel,
         unfinished=any(of_states["queued"] or of_states["running"] for of_states in counts),
         this="/ui/tables?" + urlencode(layout),
@@ -168,27 +166,3 @@ def pairs(parameters: Mapping[str, Any]) -> list[tuple[str, str]]:
         for name, value in parameters.items()
         for part in (value if isinstance(value, list) else [value])
     ]
-
-
-def command(parameters: Iterable[tuple[str, str]]) -> str:
-    """Write the command that prints the same table."""
-    words = ["flopwatch", "table"]
-    joined: dict[str, list[str]] = {}
-    for name, value in parameters:
-        joined.setdefault(name, []).append(value)
-    for name, values in joined.items():
-        option = f"--{name.replace('_', '-')}"
-        if _is_flag(name):
-            words += [option] if values[-1].lower() in ("true", "1", "on", "yes") else []
-        elif name in ("rows", "columns"):
-            words += [option, ",".join(values)]
-        elif name == "label":
-            words += [part for value in values for part in (option, re.sub("[:=]", "=", value, count=1))]
-        else:
-            words += [part for value in values for part in (option, value)]
-    return shlex.join(words)
-
-
-def _is_flag(name: str) -> bool:
-    field = TableQuery.model_fields.get(name)
-    return field is not None and get_origin(field.annotation) is None and field.annotation is bool

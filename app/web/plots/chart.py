@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
-from app.metrics import in_a_sentence, readable
+from app.metrics import readable
 from app.specs import Scalar
 from app.states import VERDICTS
 from app.web.plots.drawing import (
@@ -33,7 +32,6 @@ from app.web.plots.points import (
     is_positive,
     is_wide,
     key_of,
-    keys_of,
     ranks_of,
     values_along,
 )
@@ -43,10 +41,6 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 BAR_PATTERNS = ("", "/", "-", ".")
 MAX_SERIES = 24
 """Largest number of series of one figure: a longer legend is unreadable."""
-MAX_BARS = 60
-"""Largest number of bars of one figure: on a phone, which is 300 pixels wide, more would run together."""
-MIN_PLACES = 4
-"""Number of values along x whose bars are drawn however many series there are."""
 MAX_TICKS = 12
 """Largest number of values of an axis that each have a tick."""
 
@@ -69,16 +63,8 @@ def draw_chart(
     places = values_along(points, axes.x)
     numeric = is_numeric(places)
     log_x = is_wide(places, LOG_X_RATIO) if log_x is None else log_x and is_positive(places)
-    every = list(series.items())[:MAX_SERIES]
-    if numeric:
-        fitting, shown = len(places), every
-    else:
-        fitting = _number_of_places(every, axes.x, places)
-        shown = _at_places(every, axes.x, places[:fitting])
-    notes = [f"{len(shown)} of {len(series)} series"] if len(shown) < len(series) else []
-    if fitting < len(places):
-        notes.append(f"the first {fitting} of {len(places)} values of {in_a_sentence(axes.x)}")
-        places = places[:fitting]
+    shown = list(series.items())[:MAX_SERIES]
+    note = f"Drawn: {len(shown)} of {len(series)} series" if len(shown) < len(series) else ""
     styles = _styles([group[0] for _, group in shown], axes.by)
     traces = [
         _trace(name, group, axes.x, style, lines=numeric) for (name, group), style in zip(shown, styles, strict=True)
@@ -105,8 +91,7 @@ def draw_chart(
         **LEGEND,
     }
     names = (*axes.by, axes.x)
-    table = table_of(names, [point for _, group in every for point in group])
-    note = f"Drawn: {'; '.join(notes)}" if notes else ""
+    table = table_of(names, [point for _, group in shown for point in group])
     return {"data": traces, "layout": layout, "table": table, "note": note, "empty": EMPTY}
 
 
@@ -121,25 +106,6 @@ def _series(points: Sequence[Point], axes: Axes) -> dict[str, list[Point]]:
         _name(group[0][1], axes.by): [point for _, point in sorted(group, key=itemgetter(0))]
         for _, group in sorted(groups.items())
     }
-
-
-def _number_of_places(series: Sequence[tuple[str, list[Point]]], x: str, places: Sequence[Scalar]) -> int:
-    """Return how many values along x have room for their bars: at each, every series that is drawn takes some."""
-    begin = {key: at for at, key in reversed(list(enumerate(keys_of(places))))}
-    begins = sorted(min(begin.get(key_of(point.place.get(x)), 0) for point in group) for _, group in series)
-    fitting = MIN_PLACES
-    while fitting < len(places) and bisect.bisect_right(begins, fitting) * (fitting + 1) <= MAX_BARS:
-        fitting += 1
-    return min(fitting, len(places))
-
-
-def _at_places(
-    series: Sequence[tuple[str, list[Point]]], x: str, places: Sequence[Scalar]
-) -> list[tuple[str, list[Point]]]:
-    """Return the series' points with these values along x, without the series that have none there."""
-    keys = set(keys_of(places))
-    cut = [(name, [point for point in group if key_of(point.place.get(x)) in keys]) for name, group in series]
-    return [(name, group) for name, group in cut if group]
 
 
 def _name(point: Point, by: Sequence[str]) -> str:

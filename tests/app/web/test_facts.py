@@ -54,12 +54,3 @@ def test_the_pace_and_the_time_left() -> None:
     assert facts.pace(progress, START + timedelta(seconds=40)) == "200 ms each"
     assert facts.pace(progress[:2]) is None
     assert facts.pace([]) is None
-
-
-def test_steps_take_the_time_until_the_next_one() -> None:
-    progress = [event(0, 0, 3, "eager"), event(1, 0, 3, "eager: half"), event(4, 1, 3, "tiled")]
-    found = facts.steps(progress, START + timedelta(seconds=10))
-    timed = [event(0, 0, 3, "eager; about 9 s left"), *progress[1:]]
-    assert facts.steps(timed, START + timedelta(seconds=10)) == found
-    assert [(step.title, step.seconds, step.is_last) for step in found] == [("eager", 4.0, False), ("tiled", 6.0, True)]
-    assert facts.steps([]) == []

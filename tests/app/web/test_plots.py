@@ -10,7 +10,7 @@ import pytest
 
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.web.pages.plots import first_metric
-from app.web.plots.chart import MAX_BARS, MAX_SERIES, draw_chart
+from app.web.plots.chart import MAX_SERIES, draw_chart
 from app.web.plots.distributions import SIDES, Processes, draw_distributions
 from app.web.plots.drawing import EMPTY, OUTCOMES
 from app.web.plots.heat_map import draw_heat_map
@@ -248,13 +248,6 @@ def test_distributions_stand_side_by_side() -> None:
     assert traces["baseline"]["boxpoints"] == "all"
     assert traces["baseline"]["marker"]["color"] == SIDES["baseline"]
     assert traces["candidate"]["y"] == [1.0, 2.0, 3.0] * 2
-
-
-def test_bars_that_fit_are_all_drawn() -> None:
-    points = [Point({"name": f"n{at}"}, 1.0) for at in range(MAX_BARS)]
-    figure = draw_chart(points, axes_of(points), "step_ms", "ms")
-    assert len(drawn(figure)[""]["x"]) == MAX_BARS
-    assert figure["note"] == ""
 
 
 def test_a_series_without_a_name_is_not_in_the_legend() -> None:

@@ -13,7 +13,6 @@ from app.specs import spec_adapter
 from app.store.reading import members
 from app.store.records import Offer
 from app.web.pages import plots as plots_page
-from app.web.pages.tables import command
 from tests.app.conftest import CAPABILITIES
 from tests.app.web.checker import page
 
@@ -74,10 +73,7 @@ class TestSweeps:
         [
             ("", [1, 2, 3, 4, 5, 6]),
             ("?state=failed", [2]),
-            ("?verdict=suspect", [4]),
-            ("?at=precision:1", [4, 5, 6]),
-            ("?at=precision:1&at=context_length:0", [4]),
-            ("?state=&verdict=&at=&sort=-job", [6, 5, 4, 3, 2, 1]),
+            ("?state=&sort=-job", [6, 5, 4, 3, 2, 1]),
             ("?sort=context_length", [1, 4, 2, 5, 3, 6]),
             ("?sort=-context_length", [6, 3, 5, 2, 4, 1]),
             ("?sort=step_ms", [6, 5, 4, 1, 2, 3]),
@@ -91,7 +87,7 @@ class TestSweeps:
 
     @pytest.mark.parametrize(
         "query",
-        ["?sort=nothing", "?at=precision", "?at=nothing:0", f"?at=precision:{10**20}", "?state=done", "?page=0"],
+        ["?sort=nothing", "?state=done", "?page=0"],
     )
     def test_bad_queries_are_refused(self, filled: Any, query: str) -> None:
         page(filled, f"/ui/sweeps/1{query}", 422)
@@ -232,11 +228,6 @@ class TestTables:
 
     def test_an_empty_selection_is_explained(self, filled: Any) -> None:
         assert "No finished job matches" in page(filled, "/ui/tables?label=none:1").text
-
-    @pytest.mark.parametrize("label", ["team:a b", "team=a b"])
-    def test_the_equivalent_command(self, label: str) -> None:
-        parameters = [("sweep", "3"), ("label", label), ("columns", "x"), ("columns", "y"), ("best", "true")]
-        assert command(parameters) == "flopwatch table --sweep 3 --label 'team=a b' --columns x,y --best"
 
 
 class TestCompare:

@@ -166,13 +166,10 @@ class TestTransactions:
 
 
 class TestUpkeep:
-    def test_it_is_written_anew_and_its_size_is_known(self, database: Database, shop: Any) -> None:
+    def test_its_size_is_known(self, database: Database, shop: Any) -> None:
         shop.submit()
-        before = database.backend.size
-        database.vacuum()
         database.checkpoint()
-        assert 0 < database.backend.size <= before + 100_000
-        put(database, "one")
+        assert database.backend.size > 0
 
     def test_a_backup_is_another_programs(self, database: Database, tmp_path: Path) -> None:
         with pytest.raises(CannotRunHere, match=r"pg_dump -Fc -f .*copy"):
