@@ -219,15 +219,6 @@ linear_cross_entropy = Kernel(
 """scale times the mean cross-entropy of hidden (rows, columns) times weightᵀ (VOCABULARY, columns)."""
 
 
-linear = Kernel(
-    "linear",
-    lambda rows, columns: ((rows, columns), (columns, columns)),
-    functional.linear,
-    kernels=[Implementation("compiled", compiled(functional.linear), EVERYWHERE, of="linear")],
-)
-"""x (rows, columns) times weightᵀ (columns, columns)."""
-
-
 def _plain_weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
     return (x * weight).sum(-1)
 

@@ -308,7 +308,7 @@ KERNELS = Registry(
     "flopwatch.kernels",
     {
         name: f"{_HERE}.operations:{name}"
-        for name in ("linear", "linear_cross_entropy", "rms_norm", "rope", "swiglu", "weighted_sum")
+        for name in ("linear_cross_entropy", "rms_norm", "rope", "swiglu", "weighted_sum")
     },
     _check_kernel,
 )

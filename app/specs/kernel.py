@@ -36,6 +36,8 @@ BY_MODEL_SIZE = {
 }
 """The columns of kernels in models of width 1600, 4096 and 8192."""
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
+LINEAR = "linear"
+"""The operation that is no grid."""
 OF_MODEL = tuple(f"model.{name}" for name in HYPER_PARAMETERS)
 
 
@@ -73,11 +75,11 @@ class KernelSpec(SpecBase):
     columns. `rms_norm`: of x (rows, columns) over columns, times weight (columns). `swiglu`: silu(gate) times up, both
     (rows, columns). `rope`: rotary embedding of x (rows, columns, 64), whose rows are positions and columns are heads.
     `linear_cross_entropy`: mean cross-entropy of hidden (rows, columns) times an output layer's weight with a
-    vocabulary of 10 000. `linear`: x (rows, columns) times a square weight or, with `model`, all linear layers of a
-    training step in bf16 and in FP8, and which of them pay."""
+    vocabulary of 10 000. `linear` has no grid: it measures all linear layers of a `model`'s training step in bf16 and
+    in FP8, and which of them pay."""
     implementations: list[Name] = Field(default=["torch", "triton"], max_length=100)
     """`torch` is the plain PyTorch, `compiled` the same by torch.compile, `triton` our kernel, on a GPU; `swiglu`
-    and `linear` have none. `liger` is Liger-Kernel's, where it is installed: for `rms_norm`, `swiglu` (mode `forward`)
+    has none. `liger` is Liger-Kernel's, where it is installed: for `rms_norm`, `swiglu` (mode `forward`)
     and `linear_cross_entropy`, which also has `chunked`: plain PyTorch without the full logits. Empty with `code`: none
     beside it."""
     code: Annotated[CodeSpec | None, Uploaded("kernel")] = None
@@ -159,9 +161,11 @@ class KernelSpec(SpecBase):
         return self
 
     def _check_plan(self) -> None:
-        if self.model is not None and self.kernel != "linear":
+        if self.model is not None and not self.plans:
             raise field_error("model", "is for kernel linear, whose layers are planned: leave it out")
-        if self.model is not None and self.code is not None:
+        if self.model is None and self.plans:
+            raise field_error("model", "kernel linear plans a model's layers: name it, such as model.size=xl")
+        if self.plans and self.code is not None:
             raise field_error("code", "is measured on matrices of rows and columns: leave it out, or the plan")
         if len(set(self.recipes)) < len(self.recipes):
             raise field_error("recipes", "one of them is there twice")
@@ -169,7 +173,7 @@ class KernelSpec(SpecBase):
     @property
     def plans(self) -> bool:
         """True if the job measures all linear layers of a step in FP8, in place of a grid."""
-        return self.model is not None
+        return self.kernel == LINEAR
 
     def cells(self) -> list[KernelCell] | list[PlanCell]:
         """Return the cells in the order they run: cells that share an oracle are neighbours."""

@@ -49,7 +49,8 @@ class KernelRunner(OperationRunner):
         """Refuse a job whose operation is not here, or whose own code cannot be imported."""
         from kernels.registry import KERNELS
 
-        load(KERNELS, spec.kernel)
+        if not spec.plans:
+            load(KERNELS, spec.kernel)
         if spec.code is not None:
             uploaded.implementation(spec.code, of=spec.kernel)
 

@@ -77,7 +77,6 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
     ],
     "kernel": [
         {},
-        {"kernel": "linear"},
         {"kernel": "linear", "model": {"size": "small"}},
     ],
 }
