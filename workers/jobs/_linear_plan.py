@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.specs._training import FP8_MULTIPLE
 from app.specs.kernel import KernelSpec
 from app.summaries import median_interval
 from workers.jobs._grid import Trial
@@ -115,8 +114,9 @@ def _times(spec: KernelSpec, sizes: tuple[int, int, int], context: OperationCont
     """Return the times of one layer in bf16 and, if its sizes are allowed, by each recipe."""
     from workers.measure.linear_products import product_works, whole_work
     from workers.measure.memory import translate_oom
+    from workers.model.float8 import MULTIPLE
 
-    allowed = all(size % FP8_MULTIPLE == 0 for size in sizes)
+    allowed = all(size % MULTIPLE == 0 for size in sizes)
     found: dict[str, Times] = {}
     for recipe in (BF16, *(spec.recipes if allowed else ())):
         reset_process()
@@ -203,7 +203,7 @@ def sentences(
     """Say what each recipe would take, with the filter of the layers that pay; `allowed`: any layer's sizes are."""
     lines = [f"The linear layers of a step take {sums[f'{BF16}_ms']:.4g} ms in bf16."]
     if not allowed:
-        return [*lines, f"No layer can compute in FP8: none has all its sizes in multiples of {FP8_MULTIPLE}."]
+        return [*lines, "No layer can compute in FP8: none has all its sizes in multiples of 16."]
     if device.type == "cpu":
         return [*lines, "A CPU emulates fp8, so its times say nothing of fp8: run the plan on a GPU."]
     for recipe, chosen in pays.items():
