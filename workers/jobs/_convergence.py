@@ -43,6 +43,7 @@ def run(spec: CompareSpec, report: Reporter) -> None:
         Unsupported, InvalidEnvironment: a side cannot run here.
     """
     from workers.measure import environment
+    from workers.measure.check import Check
 
     sides: dict[str, BenchmarkSpec] = spec.sides()  # type: ignore[assignment]
     steps, pairs = spec.convergence_steps or 0, spec.convergence_pairs
@@ -60,7 +61,10 @@ def run(spec: CompareSpec, report: Reporter) -> None:
                 found = train(of_side.model_copy(update={**fields, "cuda_graph": False}), device, build)
             runs[side].append(found)
             reset_process()
-    _report(runs, [note for side in sides.values() for note in fp8_notes(side, device)], report)
+    notes = [note for side in sides.values() for note in fp8_notes(side, device)]
+    if len({(side.model.model_dump_json(), side.code) for side in sides.values()}) > 1:
+        notes.append(Check("models", False, "the models differ, so equal seeds give other weights", "note"))
+    _report(runs, notes, report)
 
 
 def train(spec: BenchmarkSpec, device: torch.device, build: building.Maker) -> list[float]:

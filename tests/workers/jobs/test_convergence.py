@@ -156,7 +156,8 @@ def compare(**fields: Any) -> CompareSpec:
 
 
 def test_a_comparison_ends_with_its_pairs_of_runs(tmp_path: Path) -> None:
-    spec = compare(convergence_steps=20)
+    wider = {"kind": "benchmark", **BF16, "model": {**MODEL, "d_ff": 48}}
+    spec = compare(convergence_steps=20, candidate=wider)
     *turns, last = RUNNER.plan(spec)
     assert [unit.side is None for unit in turns] == [False, False]
     assert (last.side, last.title) == (None, "convergence, 6 pairs of 20 steps")
@@ -164,6 +165,8 @@ def test_a_comparison_ends_with_its_pairs_of_runs(tmp_path: Path) -> None:
     RUNNER.run(spec, last, report)
     assert [row["step"] for row in report.table_rows("losses")] == list(range(1, 21))
     assert "20 steps" in report.table_rows("convergence")[0]["convergence"]
+    assert report.verdict is not None
+    assert [one["name"] for one in report.verdict["checks"] if not one["ok"]] == ["models"]
     assert not report.rows, "it measures no case"
 
 
