@@ -184,6 +184,7 @@ def _torch() -> Iterator[Finding]:
     else:
         yield absent("nccl", "no GPU: ddp and collective run over gloo")
     yield from _triton(torch)
+    yield from _torchao()
     yield from _attention(torch)
 
 
@@ -214,6 +215,17 @@ def _triton(torch: Any) -> Iterator[Finding]:
         yield absent("triton", why, "for the faster kernels, install a torch that brings a verified Triton")
     else:
         yield works("triton", f"{version}: attention `triton` runs the kernels `{attention_kernels(device)}`")
+
+
+def _torchao() -> Iterator[Finding]:
+    from workers.model.float8 import NoFloat8, float8
+
+    try:
+        float8()
+    except NoFloat8 as error:
+        yield absent("torchao", f"precision fp8 {error}")
+    else:
+        yield works("torchao", f"{importlib.metadata.version('torchao')}: precision fp8")
 
 
 def _attention(torch: Any) -> Iterator[Finding]:

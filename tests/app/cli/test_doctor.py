@@ -90,7 +90,7 @@ def test_a_host_as_it_is_to_which_foreign_packages_do_no_harm(examine: Any, tmp_
         (tmp_path / "other" / name / "__init__.py").write_text("raise SystemExit('it was imported')")
     code, findings = examine(tmp_path / "other")
     assert (code, broken(findings)) == (0, set())
-    expected = {"permissions", "disk", "database", "server", "worker", "compiler", "cuda", "nccl", "triton"}
+    expected = {"permissions", "disk", "database", "server", "worker", "compiler", "cuda", "nccl", "triton", "torchao"}
     assert expected | {"attention", "driver", "profilers"} <= set(findings)
     assert "cpu_flash" in findings["attention"]["found"]
     assert not (tmp_path / "data").exists()
