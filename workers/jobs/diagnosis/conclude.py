@@ -99,8 +99,10 @@ class Result:
 
     @property
     def gain(self) -> str:
-        """The change of the step's time in percent, with its interval."""
+        """The change of the step's time in percent, with its interval; no number that may be noise."""
         assert self.ratio is not None
+        if not self.sure:
+            return "(too few processes)"
         text = f"{_percent(self.ratio)} %"
         if self.low is None or self.high is None:
             return f"{text} (no interval)"
@@ -343,7 +345,9 @@ def _of_causes(
 ) -> Iterator[tuple[float, str]]:
     """Yield the lines of each cause, with their ranks: the cure of a cause is as important as the cause."""
     told: set[str] = set()
-    for place, (head, row) in enumerate(zip(_columns(causes), causes, strict=True), start=1):
+    heads = _columns(causes)
+    yield from ((0.0, head.rstrip()) for head in heads[:1])
+    for place, (head, row) in enumerate(zip(heads[1:], causes, strict=True), start=1):
         cause, percent = str(row[1]), float(row[4] or 0.0)
         name, _, often = str(row[2] or "").partition(" (")
         cure = "" if cause in told else _cure(cause, better)
@@ -363,16 +367,17 @@ LOSERS = {"not worth it": ("no_difference", "worse"), "not certain": ("inconclus
 
 
 def _columns(causes: Sequence[Sequence[Scalar]]) -> list[str]:
-    """Return rank, cause, lost time and bound of each cause, one below the other."""
+    """Return rank, cause, lost time and bound of each cause, one below the other, and above them what they are."""
     cells = [
         (
             str(place),
             str(cause),
             _ms(float(lost or 0.0), 3),
-            f"{BOUND[str(how)]}: {_ms(float(bound))}" if bound is not None else "",
+            BOUND[str(how)].format(_ms(float(bound))) if bound is not None else "",
         )
         for place, (_, cause, _, lost, _, bound, how) in enumerate(causes, start=1)
     ]
+    cells[:0] = [HEAD] if causes else []
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         f"{rank:<{widths[0]}}  {cause:<{widths[1]}}  {lost:>{widths[2]}}  {bound:<{widths[3]}}"
@@ -380,7 +385,8 @@ def _columns(causes: Sequence[Sequence[Scalar]]) -> list[str]:
     ]
 
 
-BOUND = {"measured": "measured", "ceiling": "at most"}
+HEAD = ("#", "lost to", "profiled", "step without it")
+BOUND = {"measured": "{}, timed", "ceiling": "about {}"}
 
 
 def _cure(cause: str, better: Sequence[Result]) -> str:
@@ -410,7 +416,8 @@ def _helped(one: Result) -> str:
 
 
 def _became(one: Result) -> str:
-    return f"{_ms(one.step_ms or 0.0)}, {one.gain}{_numbers(one)}"
+    became = f"{_ms(one.step_ms or 0.0)}, {one.gain}" if one.sure else f"not certain {one.gain}"
+    return f"{became}{_numbers(one)}"
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:

@@ -294,7 +294,8 @@ def test_a_step_that_no_change_can_shorten_has_its_time_and_says_so() -> None:
     causes = conclude._causes(seen, [], step_ms)
     assert conclude.answer("step 50 ms", causes, [], conclude._joined(last.params, [])) == [
         "step 50 ms",
-        "1  host  50 ms  at most: 0 ms  train.py:3 step",
+        "#  lost to  profiled  step without it",
+        "1  host        50 ms  about 0 ms       train.py:3 step",
         "no change was tried",
     ]
 
