@@ -22,7 +22,7 @@ DIFFERENCES = frozenset(
 )
 """Metrics whose samples are differences of two times: their smallest is no fastest."""
 _SIZES = frozenset({"B", "KiB", "MiB", "GiB"})
-_COUNTS = frozenset({"parameters", "tensors", "tokens", "entries"})
+_COUNTS = frozenset({"parameters", "buckets", "tensors", "tokens", "entries"})
 _SHARES_OF_RATES = frozenset({"mfu", "ceiling_percent"})
 _RATES = frozenset({"tokens/s", "GB/s", "TFLOP/s", "GFLOP/s", "samples/s", "items/s", "steps/s"})
 

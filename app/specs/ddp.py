@@ -66,9 +66,9 @@ class DdpSpec(TrainingSpec):
     """Without effect: nothing is generated."""
     batch_size: int = Field(default=2, ge=1, le=65_536)
     """Sequences per micro-batch and rank; a step has one micro-batch unless `accumulation_steps` says otherwise."""
-    measure_steps: int = Field(default=10, ge=1, le=100_000)
+    measure_steps: int | None = Field(default=None, ge=1, le=100_000)
     """Steps measured with the strategy, as many over a group that moves nothing, and as many of one process alone, in
-    up to six turns of each."""
+    up to six turns of each; null: 10, and on a CPU as many as take about three seconds, 10 to 1000."""
     trace: bool = False
     """Keep a Chrome trace of some steps of each rank."""
     trace_max_mib: int = Field(default=50, ge=1, le=1024)
@@ -108,12 +108,17 @@ class DdpSpec(TrainingSpec):
         "prefetch": 1,
         "nodes": 1,
     }
+    metric_notes: ClassVar[Mapping[frozenset[str], str]] = {
+        frozenset({"buckets"}): "buckets: a single one travels after the backward pass, which then hides nothing; a "
+        "smaller bucket_size_mb makes more of them."
+    }
     first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
         "kernels": ("rank", "name", "class", "total_ms", "share_percent", "calls", "median_us"),
     }
     finding: ClassVar[str] = "stragglers"
     table_rows: ClassVar[tuple[str, ...]] = ("model", "strategy", "bucket_size_mb", "sharded_optimizer", "precision")
     table_columns: ClassVar[tuple[str, ...]] = (
+        "buckets",
         "step_ms",
         "eager_step_ms",
         "computation_step_ms",

@@ -16,7 +16,7 @@ from workers.jobs import _reference
 from workers.jobs._base import Unit
 from workers.jobs._ranks import RankReports, job_failure
 from workers.jobs._values import Values
-from workers.jobs.ddp.buckets import predicts, report_buckets
+from workers.jobs.ddp.buckets import PREDICTED, predicts, report_buckets
 from workers.jobs.ddp.stragglers import Lateness, work_of
 from workers.jobs.ddp.tables import report_snapshots, report_tables, report_traces, values_rows
 from workers.jobs.ddp.timelines import ranks_of
@@ -107,7 +107,9 @@ def measure(spec: DdpSpec, case: Case, title: str, report: Reporter, *, extent: 
             report_snapshots(spec, found, report)
         report_tables(spec, found, lateness, report)
         if predicts(spec):
-            best = report_buckets(spec, found, turns_of(found, "silent"), values, report)
+            best, doubt = report_buckets(spec, found, turns_of(found, "silent"), values, report)
+            if doubt is not None:
+                checks.append(Check(PREDICTED, False, doubt, "note"))
     report.validity(monitor.conclude(checks), case.key, title)
     values.report(case, environment.device_key(devices[0], len(devices) * spec.nodes), report)
     return Measured(found, values, devices, best)

@@ -78,9 +78,9 @@ def report_buckets(
     silent: Sequence[Sequence[Mapping[str, Any]]],
     values: Values,
     report: Reporter,
-) -> float | None:
+) -> tuple[float | None, str | None]:
     """Set the predicted exposed communication, and report the tables `fit` and `bucket-size`; return the size of the
-    best bucket in MB, None if it is not known.
+    best bucket in MB, None if it is not known, and why the prediction may be wrong.
 
     `silent` has the turns without communication, as each rank saw them.
     """
@@ -89,7 +89,7 @@ def report_buckets(
     each = [rank["all_reduce"] for rank in found]
     if not all(each):
         values.set(PREDICTED, None, None, "there was no memory for the tensors whose all-reduce is timed")
-        return None
+        return None, None
     times = {
         int(size): [1e-3 * max(call) for call in zip(*(rank[size] for rank in each), strict=True)] for size in each[0]
     }
@@ -98,21 +98,18 @@ def report_buckets(
         line = fit(times, spec.seed)
     except ValueError as error:
         values.set(PREDICTED, None, None, f"all gradients are too small: {error}")
-        return None
+        return None, None
     ranks = [rank for turn in silent for rank in turn]
     backward = [time_ms for rank in ranks for time_ms in rank["phases_ms"].get("backward", ())]
     if not backward:
         values.set(PREDICTED, None, None, "the backward pass was not timed inside the CUDA graph")
-        return None
+        return None, None
     backward_s = 1e-3 * statistics.median(backward)
     total = sum(row[1] for row in found[0]["communication"] if row[0] == "all_reduce")
     rows = bucket_rows(spec, line, total, backward_s, values.samples("exposed_communication_ms", None))
-    if line.largest_error > BENT:
-        values.set(PREDICTED, None, None, f"all-reduces: {NO_LINE}")
-    else:
-        values.set(PREDICTED, None, [float(rows[0][7] or 0)])
+    values.set(PREDICTED, None, [float(rows[0][7] or 0)])
     report.table("bucket-size", COLUMNS, rows)
-    return next(float(row[1] or 0) for row in rows if row[0] == "best")
+    return float(rows[1][1] or 0), None if rows[0][-1] is None else str(rows[0][-1])
 
 
 def bucket_rows(

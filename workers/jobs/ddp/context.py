@@ -18,6 +18,7 @@ import torch.distributed as dist
 from app.specs.ddp import DdpSpec
 from kernels.clock import now_s
 from parallel.process_group import Rank
+from workers.jobs._training.building import STEPS
 from workers.jobs.ddp.strategies import EAGER, EAGER_SILENT, NO_COMMUNICATION, SILENT
 from workers.measure.memory import OutOfMemory
 
@@ -42,6 +43,8 @@ class RankContext:
         self.control = dist.new_group(backend="gloo")
         self.device = self.rank.device
         self.on_gpu = self.device.type == "cuda"
+        self.steps = self.spec.measure_steps
+        """Steps to measure of each side; None until the first warm-up has shown how long one takes."""
         self.measured_steps = 0
         """Number of measured steps of all turns so far."""
         alone = self.spec.strategy == NO_COMMUNICATION
@@ -63,7 +66,7 @@ class RankContext:
     def report_progress(self, message: str) -> None:
         """Report progress, in measured steps of all turns; from one rank and not too often."""
         now = now_s()
-        total = self.spec.measure_steps * len(self.sides)
+        total = (self.steps or STEPS) * len(self.sides)
         if self.rank.index == 0 and (self.measured_steps == total or now - self._reported_at >= REPORT_INTERVAL_S):
             self._reported_at = now
             self.rank.report({"done": self.measured_steps, "total": total, "message": message})

@@ -27,6 +27,7 @@ from workers import uploaded
 from workers.jobs import _own_step, _reference
 from workers.jobs._base import parse_spec
 from workers.jobs._training import building, metrics
+from workers.jobs._training.building import STEPS
 from workers.jobs.ddp import strategies
 from workers.jobs.ddp.buckets import predicts, time_all_reduces
 from workers.jobs.ddp.context import DoesNotFit, RankContext
@@ -92,7 +93,7 @@ def measure_rank(rank: Rank, spec: dict[str, Any], folder: str, *, extent: Exten
         run = RankRun(context, Path(folder))
         if extent == "times":
             context.sides = context.sides[:1]
-            return {"turns": [asdict(run.take_turn(parsed.strategy, parsed.measure_steps, None))]}
+            return {"turns": [asdict(run.take_turn(parsed.strategy, None))]}
         return {**run.run(extent), "parts": [asdict(check) for check in parts]}
 
 
@@ -159,16 +160,15 @@ class RankRun:
         turns: list[Turn] = []
         # A step of the user's own is the only side, and its code is imported once.
         rounds = ROUNDS if self.context.spec.step_code is None else 1
-        drawn = rounds_of(self.context.sides, min(rounds, self.context.spec.measure_steps), self.context.spec.seed)
+        drawn = rounds_of(self.context.sides, min(rounds, self.context.steps or STEPS), self.context.spec.seed)
         for number, sides in enumerate(drawn):
-            steps = self.context.spec.measure_steps // rounds + (number < self.context.spec.measure_steps % rounds)
             for side in sides:
                 first, eager = number == 0, side in (strategies.EAGER, strategies.EAGER_SILENT)
                 if (side == NO_COMMUNICATION and found["alone"] is not None) or (eager and not first):
                     continue
                 try:
-                    number_of_steps = self.context.spec.measure_steps if eager else steps
-                    turns.append(self.take_turn(side, number_of_steps, found if first else None, is_first=first))
+                    part = {} if eager else {"number": number, "rounds": len(drawn)}
+                    turns.append(self.take_turn(side, found if first else None, **part, is_first=first))
                 except DoesNotFit as error:
                     found["alone"] = str(error)
                 else:
@@ -179,14 +179,13 @@ class RankRun:
         found |= {"device": str(self.context.device), "threads": torch.get_num_threads()}
         return {**found, "turns": [asdict(turn) for turn in turns], "memory": asdict(self.memory)}
 
-    def take_turn(self, strategy: str, steps: int, found: dict[str, Any] | None, *, is_first: bool = True) -> Turn:
+    def take_turn(self, strategy: str, found: dict[str, Any] | None, **part: Any) -> Turn:
         """Build the strategy's model, warm up, and measure.
 
         Args:
             strategy: One of the context's sides.
-            steps: Number of steps measured.
             found: Takes the results beside times, which are those of first turns; None in other turns.
-            is_first: As in `measure_steps`.
+            part: As `measure_steps` takes it.
 
         Raises:
             DoesNotFit: the memory of some rank does not hold one process alone.
@@ -194,7 +193,7 @@ class RankRun:
         try:
             with self.context.agree_on_memory(strategy):
                 trained = self._build(strategy)
-            turn = measure_steps(self.context, trained, steps, self.meter, is_first=is_first)
+            turn = measure_steps(self.context, trained, self.meter, **part)
             if found is not None and strategy == self.context.silent_side:
                 found["busy"] = self._busy(trained)
             if found is not None and strategy == self.context.spec.strategy:
@@ -262,4 +261,5 @@ class RankRun:
             "phases": None if own is None else own.phase_names,
             "groups": 0 if own is None else len(distributed_c10d._world.pg_map) - self.groups,
             "communication": strategies.communication(spec, trained.sizes),
+            "buckets": strategies.number_of_buckets(trained.wrapped),
         }

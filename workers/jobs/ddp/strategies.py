@@ -243,7 +243,7 @@ def make_step(
         "micro_batches": spec.accumulation_steps,
     }
     if spec.mode == "train_step":
-        total = min_calls(spec.warmup_steps) + spec.measure_steps
+        total = min_calls(spec.warmup_steps) + (spec.measure_steps or building.STEPS)
         optimizer = make_optimizer(spec, strategy, wrapped, group)
         clip = spec.gradient_clip_norm
         step = TrainStep(wrapped, batches, precision, wrapped, optimizer, total, clip, **options)
@@ -287,6 +287,14 @@ def rank_batches(spec: DdpSpec, rank: int, device: torch.device) -> RandomBatche
     seed = (spec.seed + rank) % 2**63
     sequences = spec.accumulation_steps * spec.batch_size
     return RandomBatches(spec.model.vocab_size, sequences, spec.context_length, device, seed)
+
+
+def number_of_buckets(wrapped: nn.Module) -> int:
+    """Return into how many buckets a wrapper divides gradients; torch's does so in the second step."""
+    if not isinstance(wrapped, nn.parallel.DistributedDataParallel):
+        return len(getattr(wrapped, "buckets", ()))
+    logged = wrapped._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    return len(str(logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]).split(","))
 
 
 def communication(spec: DdpSpec, sizes: Sequence[Size]) -> list[list[Any]]:

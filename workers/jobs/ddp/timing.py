@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from flopwatch.steps import steps_of_a_second
 from kernels.device_events import synchronize
 from workers.jobs._training import measuring
+from workers.jobs._training.building import STEPS
 from workers.jobs.ddp.context import RankContext
 from workers.jobs.ddp.strategies import EAGER, EAGER_SILENT, NO_COMMUNICATION, SILENT, Trained
 from workers.measure.compilation import compilation
@@ -18,6 +20,8 @@ from workers.measure.returned import ReturnedNumbers
 from workers.measure.timing import Observer, StepPosition, make_clock, run_step, translate_oom_in_step
 from workers.measure.warmup import WarmUp
 
+SECONDS = 3
+"""What the steps of a side take by default on a CPU. Exposed communication is a difference of medians of few steps."""
 LATER_WARMUP = 2
 """Steps before those that are measured, in turns after a side's first."""
 NAMES = {
@@ -98,9 +102,15 @@ class StepTimer:
 
 
 def measure_steps(
-    context: RankContext, trained: Trained, steps: int, meter: MemoryMeter, *, is_first: bool = True
+    context: RankContext,
+    trained: Trained,
+    meter: MemoryMeter,
+    *,
+    number: int = 0,
+    rounds: int = 1,
+    is_first: bool = True,
 ) -> Turn:
-    """Warm up until times are steady or as often as the spec says, then measure `steps` steps.
+    """Warm up until times are steady or as often as the spec says, then measure the steps of round `number` of so many.
 
     Only a side's first turn is judged: in later ones the device has just worked, and only the model is new.
 
@@ -117,10 +127,11 @@ def measure_steps(
     )
     timer = StepTimer(context, trained)
     what = NAMES.get(trained.strategy, trained.strategy)
-    first = math.nan
+    first, quickest_ms = math.nan, math.inf
     while not warming.over:
         slowest_ms = max(timer.step())
         first = slowest_ms if math.isnan(first) else first
+        quickest_ms = min(quickest_ms, slowest_ms)
         elapsed_s += 1e-3 * slowest_ms
         warming.add(slowest_ms)
         context.report_progress(f"{what}: warming up")
@@ -131,7 +142,9 @@ def measure_steps(
     turn.graphs_before = asdict(compilation())
     if context.rank.index == 0:
         context.rank.report({"measuring": turn.warmup > 0})
-    for _ in range(steps):
+    if context.steps is None:
+        context.steps = STEPS if context.on_gpu else steps_of_a_second(quickest_ms / SECONDS)
+    for _ in range(context.steps // rounds + (number < context.steps % rounds)):
         slowest_ms = max(timer.step(turn))
         turn.first_step_ms = slowest_ms if math.isnan(turn.first_step_ms) else turn.first_step_ms
         context.measured_steps += 1

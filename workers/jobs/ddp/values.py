@@ -81,7 +81,7 @@ def metrics(spec: DdpSpec, named: Sequence[str] | None = None) -> list[Metric]:
     phases = list(spec.step_phases())
     phases.insert(phases.index("backward") + 1, SYNCHRONIZATION)
     eager = [Metric(name, None, unit) for name, unit in zip(EAGER, ("ms", "ms", "µs"), strict=True)]
-    more = [Metric(PREDICTED, None, "ms")] if predicts(spec) else []
+    more = [Metric("buckets", None, "buckets"), Metric(PREDICTED, None, "ms")] if predicts(spec) else []
     return [*_metrics(phases), *(eager if spec.cuda_graph else []), *more]
 
 
@@ -152,9 +152,8 @@ def add_values(
     exposed = [] if spec.step_code is not None else add_exposed(values, spec, found)
     add_overlap(values, spec, found, statistics.median(step_ms))
     exposed += add_hidden(values)
-    total = sum(row[1] for row in found[0]["communication"] if row[0] == "all_reduce")
-    if predicts(spec) and (alone := check_buckets(spec, total)) is not None:
-        exposed.append(alone)
+    if predicts(spec):
+        values.set("buckets", None, [found[0]["buckets"]])
     add_memory(values, spec, found, turns)
     sent = sum(row[2] for row in found[0]["communication"])
     values.set("communication_mib", None, [sent / 2**20])
@@ -269,22 +268,6 @@ def add_hidden(values: Values) -> list[Check]:
         return [Check("hidden_percent", False, f"{known}, {why}", "note")]
     values.set("hidden_percent", None, [min(100.0, 100 * (1 - left / whole))])
     return []
-
-
-def check_buckets(spec: DdpSpec, gradients: int) -> Check | None:
-    """Note that a single bucket, which travels after the backward pass, hides nothing; None if there are several.
-
-    gradients: bytes of all of them.
-    """
-    from workers.measure.check import Check
-
-    if spec.bucket_size_mb is not None and gradients > spec.bucket_size_mb * 2**20:
-        return None
-    detail = (
-        f"1 bucket has all gradients ({gradients / 2**20:.3g} MiB), so it travels after the backward pass, which can "
-        "hide nothing: choose a bucket_size_mb below that"
-    )
-    return Check("buckets", False, detail, "note")
 
 
 def add_difference(

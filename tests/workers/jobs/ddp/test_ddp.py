@@ -70,7 +70,6 @@ from workers.jobs.ddp.values import (
     add_exposed,
     add_hidden,
     add_values,
-    check_buckets,
     check_exposed,
     check_host,
     metrics,
@@ -483,7 +482,6 @@ def test_times_are_the_slowest_ranks(run: Any, measured: Any) -> None:
     (verdict,) = report.verdicts.values()
     (check,) = [check for check in verdict["checks"] if check["name"] == "exposed_communication"]
     assert (check["ok"], check["detail"].split(",")[0]) == (False, "3 of 6 rounds")
-    assert [check["severity"] for check in verdict["checks"] if check["name"] == "buckets"] == ["note"]
     assert found["synchronization_ms"]["n"] == 3
     tokens = 2 * 2 * 8
     assert found["tokens_per_s"]["median"] == pytest.approx(1e3 * tokens / found["step_ms"]["median"])
@@ -528,7 +526,11 @@ def test_buckets_have_a_prediction_beside_the_measured_time(run: Any, name: str)
     own, best, *curve = report.table_rows("bucket-size")
     values = {row["metric"]: row["median"] for row in report.rows}
     is_bent = fit["largest_error_percent"] > 100 * BENT
-    assert values["predicted_exposed_ms"] == (None if is_bent else own["predicted_exposed_ms"])
+    assert values["predicted_exposed_ms"] == own["predicted_exposed_ms"]
+    (verdict,) = report.verdicts.values()
+    (doubt,) = [check["detail"] for check in verdict["checks"] if check["name"] == "predicted_exposed_ms"] or [None]
+    assert doubt == own["note"]
+    assert (values["buckets"] == 1) is (SPECS[name]["bucket_size_mb"] is None)
     assert (own["note"] == NO_LINE) is is_bent
     assert (best["note"], {row["note"] for row in curve}) == (own["note"], {None})
     assert own["exposed_communication_ms"] == values["exposed_communication_ms"]
@@ -645,13 +647,6 @@ def test_what_is_hidden_is_known_or_says_why_not(exposed_ms: Any, communication_
     else:
         assert collected.samples("hidden_percent", None) is None
         assert hidden in str(collected.reason)
-
-
-@pytest.mark.parametrize(("size_mb", "is_one"), [(None, True), (25, True), (4, True), (3.9, False)])
-def test_one_bucket_hides_nothing(size_mb: float | None, is_one: bool) -> None:
-    check = check_buckets(parsed(bucket_size_mb=size_mb), 4 * MIB)
-    assert (check is not None) == is_one
-    assert check is None or (check.severity, "1 bucket has all gradients (4 MiB)" in check.detail) == ("note", True)
 
 
 @pytest.mark.parametrize(
@@ -995,22 +990,34 @@ def test_later_turns_of_a_side_warm_up_for_a_few_steps(
     monkeypatch.setitem(measuring.WINDOW_S, "cpu", 1e-6)
     monkeypatch.setattr(warmup, "WINDOW_CALLS", 1)
     monkeypatch.setattr(warmup, "LIMIT_WINDOWS", 10**9)
+    turn = measured_alone(parsed(strategy="none", warmup_steps=asked), is_first=first)
+    assert (turn.warmup, turn.steady, len(turn.step_ms)) == (calls, steady, 1)
+
+
+def measured_alone(spec: DdpSpec, *, step_ms: float | None = None, **part: Any) -> timing.Turn:
+    """A turn of one rank, whose steps seem to take `step_ms`."""
     device = torch.device("cpu")
-    spec = parsed(strategy="none", warmup_steps=asked)
     quiet = SimpleNamespace(index=0, step_done=lambda: None, report=lambda message: None)
     context: Any = SimpleNamespace(
         spec=spec,
         device=device,
         on_gpu=False,
         rank=quiet,
+        steps=spec.measure_steps,
         measured_steps=0,
-        exchange=lambda value: [value],
+        exchange=lambda value: [step_ms or value],
         report_progress=lambda message: None,
         agree_on_memory=lambda strategy: nullcontext(),
     )
     trained = strategies.build(spec, "none", device, strategies.rank_batches(spec, 0, device))
-    turn = timing.measure_steps(context, trained, 1, memory_meter(device), is_first=first)
-    assert (turn.warmup, turn.steady, len(turn.step_ms)) == (calls, steady, 1)
+    return timing.measure_steps(context, trained, memory_meter(device), **part)
+
+
+@pytest.mark.parametrize(("step_ms", "steps"), [(1e4, 10), (300.0, 10), (100.0, 30), (60.0, 50)])
+def test_by_default_the_rounds_of_a_side_take_three_seconds_on_a_processor(step_ms: float, steps: int) -> None:
+    spec = parsed(strategy="none", warmup_steps=1, measure_steps=None)
+    rounds = [measured_alone(spec, step_ms=step_ms, number=number, rounds=6) for number in range(6)]
+    assert sum(len(turn.step_ms) for turn in rounds) == steps
 
 
 @pytest.mark.parametrize(
