@@ -52,7 +52,7 @@ def test_each_cause_has_its_bound_and_its_line_and_the_first_of_a_kind_its_cure(
         "   -> loader_workers: 455 ms, −4.2 % (−4.8 … −3.6); changes the loss by up to",
         "   0.3 %",
         "3  precision      9 ms  about 466 ms     train.py:36-38 Attention.forward",
-        "not certain: tf32 (too few processes), compile_model −3.0 % (−3.6 … −2.4)",
+        "not worth it: threads −0.1 % (−0.7 … +0.5)",
         "all together (fused_optimizer, loader_workers): 23.75 ms, −95.0 %",
         "   (−95.6 … −94.4); 5 steps' losses equal",
     ]
