@@ -60,8 +60,9 @@ def varies(cases: Sequence[CaseOfJob], name: str) -> bool:
 
 
 def _represented_by_labels(cases: Sequence[CaseOfJob], shown: Collection[str]) -> set[str]:
-    """Return the coordinates that a shown label represents in every case that has them."""
-    labels = [item for kind in kinds_of(cases) for item in KINDS[kind].labels.items() if item[0] in shown]
+    """Return the coordinates that a shown label represents, or another coordinate implies, in every case with them."""
+    stand_for = [{**KINDS[kind].labels, **KINDS[kind].implied} for kind in kinds_of(cases)]
+    labels = [item for its in stand_for for item in its.items() if item[0] in shown]
     return {
         name
         for label, names in labels

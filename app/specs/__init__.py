@@ -16,11 +16,21 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from app.specs._base import Resources, SpecBase
+from app.specs._base import Resources, SpecBase, flat, listed
 from app.specs._identity import Case, Scalar
 from app.specs._union import KINDS, JobSpec
 
-__all__ = ["KINDS", "Case", "JobSpec", "Resources", "Scalar", "SpecBase", "spec_adapter", "without_effect_in"]
+__all__ = [
+    "KINDS",
+    "Case",
+    "JobSpec",
+    "Resources",
+    "Scalar",
+    "SpecBase",
+    "in_lists",
+    "spec_adapter",
+    "without_effect_in",
+]
 
 
 def _walk() -> dict[str, type[SpecBase]]:
@@ -46,6 +56,19 @@ def _walk() -> dict[str, type[SpecBase]]:
 KINDS.update(_walk())
 
 spec_adapter: TypeAdapter[SpecBase] = TypeAdapter(JobSpec)
+
+
+def in_lists(spec: SpecBase) -> dict[str, Scalar]:
+    """Return what lists show of a job, so that no two look the same: its summary, the fields that make no other case
+    and are not as by default, and the version of uploaded code, in short."""
+    fields, usual = flat(spec.model_dump(mode="json")), flat(spec.example().model_dump(mode="json"))
+    more = {
+        name: listed(value) if isinstance(value, list) else value
+        for name, value in fields.items()
+        if {name, name.partition(".")[0]} & (spec.unmeasured - {"device"}) and value != usual.get(name)
+    }
+    versions = dict.fromkeys(str(value)[:8] for name, value in fields.items() if name.endswith(".sha256"))
+    return {**spec.summary(), **more, **({"version": "+".join(versions)} if versions else {})}
 
 
 def without_effect_in(spec: Mapping[str, Any]) -> list[str]:

@@ -146,6 +146,8 @@ class SpecBase(StrictModel):
     """Coordinates that make the rows of this kind's default table."""
     table_columns: ClassVar[tuple[str, ...]] = ()
     """Metrics that make the columns of this kind's default table, in this order: the few that people look at first."""
+    implied: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Coordinates that tables leave out beside another one, unless rows look the same without them: by its name."""
     table_notes: ClassVar[Mapping[str, Mapping[Scalar, str]]] = {}
     """Coordinates that say how times were taken, with the sentence that a table of cases with each value has below."""
     metric_notes: ClassVar[Mapping[frozenset[str], str]] = {}

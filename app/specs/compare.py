@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -58,6 +59,12 @@ class CompareSpec(SpecBase):
     answers: ClassVar[tuple[str, ...]] = ("convergence",)
     first_tables: ClassVar[tuple[str, ...]] = ("convergence", "losses")
     table_rows: ClassVar[tuple[str, ...]] = ("side",)
+    table_notes: ClassVar[Mapping[str, Mapping[Scalar, str]]] = {
+        "side": {
+            "baseline": "Medians describe each side. The answer (flopwatch compare ID) has other numbers: ratios of "
+            "all pairs of processes, on a CPU by the fastest sample of each."
+        }
+    }
 
     @model_validator(mode="after")
     def _sides_go_together(self) -> Self:

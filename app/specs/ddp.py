@@ -108,6 +108,9 @@ class DdpSpec(TrainingSpec):
         "prefetch": 1,
         "nodes": 1,
     }
+    implied: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "strategy": ("reshard_after_forward", "prefetch", "gradients_as_views")
+    }
     metric_notes: ClassVar[Mapping[frozenset[str], str]] = {
         frozenset({"buckets"}): "buckets: a single one travels after the backward pass, which then hides nothing; a "
         "smaller bucket_size_mb makes more of them."

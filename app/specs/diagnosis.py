@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -39,6 +40,12 @@ class DiagnosisSpec(SpecBase):
     answers: ClassVar[tuple[str, ...]] = ("answer",)
     first_tables: ClassVar[tuple[str, ...]] = ("answer", "causes", "changes", "gaps", "turns")
     table_rows: ClassVar[tuple[str, ...]] = ("model", "context_length")
+    metric_notes: ClassVar[Mapping[frozenset[str], str]] = {
+        frozenset(
+            {"step_ms"}
+        ): "step_ms is of the one process that was profiled, before it was; the answer's step is of "
+        "the processes that alternate."
+    }
     table_columns: ClassVar[tuple[str, ...]] = ("step_ms", "together_ms", "host_us", "gpu_busy_percent")
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -48,6 +49,11 @@ class MemorySpec(TrainingSpec):
         *("history_entries", "largest_allocations", "new_tokens", "snapshot_steps")
     }
     finding: ClassVar[str] = "growth"
+    metric_notes: ClassVar[Mapping[frozenset[str], str]] = {
+        frozenset(
+            {"peak_memory_mib"}
+        ): "This is one step's memory: snapshot_steps=[10,20] finds what leaks from step to step, with its line."
+    }
     table_rows: ClassVar[tuple[str, ...]] = ("model", "context_length", "mode", "precision")
     first_tables: ClassVar[tuple[str, ...]] = (
         "categories-backward",

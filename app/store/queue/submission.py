@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from app.errors import Gone, IdempotencyMismatch, KeyTaken, QueueFull
+from app.specs import in_lists
 from app.specs._schema import SCHEMA, name_of
 from app.store import tables
 from app.store.files.uploads import record_code_use
@@ -49,7 +50,7 @@ def job_row(new: NewJob, sweep_id: int | None, now: datetime) -> dict[str, Any]:
         **options,
         "kind": new.spec.kind,
         "spec": new.spec.drawn().model_dump(mode="json"),
-        "summary": new.spec.summary(),
+        "summary": in_lists(new.spec),
         "device_type": resources.device_type,
         "devices": resources.devices,
         "exclusive_host": resources.exclusive_host,

@@ -8,6 +8,9 @@ import pytest
 from sqlalchemy import update
 
 from app.errors import InvalidRequest, NotFound, job_problem
+from app.results.cases import CaseOfJob
+from app.results.choosing import coordinates_of
+from app.results.pivoting import _of_kinds
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
 from app.store.database.engine import Database
@@ -126,3 +129,28 @@ def test_former_attempts_do_not_fill_a_table(database: Database, retried: int, m
     sheet = table(database, jobs=[retried], first=9)
     assert [cell.value for cell in sheet.column("step_ms")] == [2.0] * 3
     assert not sheet.is_cut
+
+
+def of_kind(kind: str, **coordinates: Any) -> CaseOfJob:
+    return CaseOfJob(job=1, kind=kind, tabled_as=(kind, "benchmark"), coordinates=coordinates)
+
+
+def test_what_a_strategy_implies_is_a_column_only_where_rows_look_the_same_without_it() -> None:
+    naive, early = of_kind("ddp", strategy="naive", prefetch=None), of_kind("ddp", strategy="fsdp", prefetch=1)
+    assert coordinates_of([naive, early], None) == ["strategy"]
+    late = of_kind("ddp", strategy="fsdp", prefetch=0)
+    assert coordinates_of([naive, early, late], None) == ["strategy", "prefetch"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "coordinates", "note"),
+    [
+        ("compare", "step_ms", {"side": "baseline"}, "The answer (flopwatch compare ID) has other numbers"),
+        ("diagnosis", "step_ms", {}, "the answer's step is of"),
+        ("memory", "peak_memory_mib", {}, "snapshot_steps=[10,20] finds what leaks"),
+        ("ddp", "buckets", {}, "a single one travels after the backward pass"),
+    ],
+)
+def test_a_table_says_what_its_numbers_are_not(kind: str, metric: str, coordinates: dict[str, Any], note: str) -> None:
+    assert note in " ".join(_of_kinds([of_kind(kind, **coordinates)], [metric]))
+    assert note not in " ".join(_of_kinds([of_kind("benchmark")], [metric])), "the control"

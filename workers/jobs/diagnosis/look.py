@@ -401,9 +401,9 @@ def _collected(lost: Lost, ms: float, places: Places) -> None:
     """Name the garbage collector's part of the host's time, so much in a step; a sample has it in the line in which it
     began to run."""
     of_host = {key: time for key, time in lost.items() if key[0] == "host"}
-    if not of_host or ms <= 0:
-        return
     ms = min(ms, total := sum(of_host.values()))
+    if ms <= 0:
+        return
     for key, time in of_host.items():
         lost[key] = time * (1 - ms / total)
     lost["host", places.collecting] += ms
