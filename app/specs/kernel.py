@@ -24,7 +24,7 @@ from app.specs._base import (
     field_error,
     listed,
 )
-from app.specs._code import CodeSpec, Uploaded, coordinates, names
+from app.specs._code import Arguments, CodeSpec, Uploaded, coordinates, names
 from app.specs._identity import Scalar
 from app.specs._training import HYPER_PARAMETERS, Fp8Recipe, ModelSpec
 
@@ -75,8 +75,8 @@ class KernelSpec(SpecBase):
     columns. `rms_norm`: of x (rows, columns) over columns, times weight (columns). `swiglu`: silu(gate) times up, both
     (rows, columns). `rope`: rotary embedding of x (rows, columns, 64), whose rows are positions and columns are heads.
     `linear_cross_entropy`: mean cross-entropy of hidden (rows, columns) times an output layer's weight with a
-    vocabulary of 10 000. `linear` has no grid: it measures all linear layers of a `model`'s training step in bf16 and
-    in FP8, and which of them pay."""
+    vocabulary of 10 000. `linear` has no grid: it measures all linear layers of a training step, a `model`'s or your
+    own (`step_code`), in bf16 and in FP8, and which of them pay."""
     implementations: list[Name] = Field(default=["torch", "triton"], max_length=100)
     """`torch` is the plain PyTorch, `compiled` the same by torch.compile, `triton` our kernel, on a GPU; `swiglu`
     has none. `liger` is Liger-Kernel's, where it is installed: for `rms_norm`, `swiglu` (mode `forward`)
@@ -93,6 +93,11 @@ class KernelSpec(SpecBase):
     """Data types of the inputs."""
     model: ModelSpec | None = None
     """`linear` only: the model whose layers are planned, for a step of `batch_size` sequences of `context_length`."""
+    step_code: Annotated[CodeSpec | None, Uploaded("step")] = None
+    """`linear` only, in place of `model`: a function of your own that makes a training step, as `benchmark` takes it.
+    One step runs, uncompiled, to find its torch.nn.Linear. Only workers started with --allow-code run it."""
+    arguments: Arguments = Field(default={})
+    """With `step_code`: the arguments of the function, by name."""
     batch_size: int = Field(default=BATCH_SIZE, ge=1, le=65_536)
     """With `model`: sequences of a micro-batch."""
     context_length: int = Field(default=256, ge=1, le=1_048_576)
@@ -100,9 +105,9 @@ class KernelSpec(SpecBase):
     recipes: list[Fp8Recipe] = Field(
         default=["tensorwise", "rowwise", "rowwise_with_gw_hp"], min_length=1, max_length=3
     )
-    """With `model`: the recipes of FP8 that are measured beside bf16."""
+    """With `linear`: the recipes of FP8 that are measured beside bf16."""
     parameter_dtype: Literal["fp32", "bf16"] = "fp32"
-    """With `model`: data type of the weights."""
+    """With `linear`: data type of the weights."""
     mode: Literal["forward", "forward_backward"] = "forward_backward"
     """`forward` keeps no gradients; `forward_backward` times each pass, and both."""
     warmup_steps: WarmupSteps = None
@@ -135,7 +140,7 @@ class KernelSpec(SpecBase):
     }
     labels: ClassVar[dict[str, tuple[str, ...]]] = {
         "implementation": names("code"),
-        "model": OF_MODEL,
+        "model": (*OF_MODEL, *names("step_code")),
     }
     answers: ClassVar[tuple[str, ...]] = ("plan",)
     first_tables: ClassVar[tuple[str, ...]] = ("plan", "linears")
@@ -161,10 +166,13 @@ class KernelSpec(SpecBase):
         return self
 
     def _check_plan(self) -> None:
-        if self.model is not None and not self.plans:
-            raise field_error("model", "is for kernel linear, whose layers are planned: leave it out")
-        if self.model is None and self.plans:
-            raise field_error("model", "kernel linear plans a model's layers: name it, such as model.size=xl")
+        for field in ("model", "step_code"):
+            if getattr(self, field) is not None and not self.plans:
+                raise field_error(field, "is for kernel linear, which plans its layers: leave it out")
+        if self.plans and (self.model is None) == (self.step_code is None):
+            raise field_error("model", "kernel linear plans the layers of one step: give model.size, or step_code")
+        if self.arguments and self.step_code is None:
+            raise field_error("arguments", "are those of a step of your own: choose step_code, or leave them out")
         if self.plans and self.code is not None:
             raise field_error("code", "is measured on matrices of rows and columns: leave it out, or the plan")
         if len(set(self.recipes)) < len(self.recipes):
@@ -195,12 +203,14 @@ class KernelSpec(SpecBase):
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Set `code` to null for all implementations but that code, and fields without effect."""
         identity = coordinates(identity, "code", self.code if self.is_code(identity.get("implementation")) else None)
+        identity = coordinates(identity, "step_code", self.step_code)
         if self.plans:
             identity["mode"] = None
         else:
             identity |= dict.fromkeys(("recipes", "parameter_dtype"))
         if self.model is None:
             of_model = (*OF_MODEL, "batch_size", "context_length")
+            identity["model"] = None if self.step_code is None else self.step_code.label()
             return identity | dict.fromkeys(of_model), {}
         identity.pop("model.size", None)
         return identity | self.model.coordinates(self.context_length), {"model": self.model.label()}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.specs.kernel import KernelSpec
 from app.summaries import median_interval
+from workers.jobs import _own_step
 from workers.jobs._grid import Trial
 from workers.jobs._grid.operations import OperationContext, check_timing
 from workers.jobs._values import Metric
@@ -79,7 +82,7 @@ def measure(spec: KernelSpec, context: OperationContext, trial: Trial) -> None:
         float8()
     except NoFloat8 as error:
         raise Unsupported(f"kernel linear: {error}") from error
-    found = layers_of_model(spec)
+    found = layers_of_model(spec) if spec.step_code is None else layers_of_step(spec, context.device)
     if not found:
         raise Unsupported("kernel linear: there is no linear layer (torch.nn.Linear) to plan for")
     seed_everything(spec.seed)
@@ -108,6 +111,36 @@ def layers_of_model(spec: KernelSpec) -> Counter[Layers]:
         model = load(MODELS, spec.model.name)(**sizes, **key_heads)
     layers = linear_layers(model, spec.batch_size * spec.context_length, "tensorwise", ["auto"])
     return Counter(Layers(grouped(one.name), one.rows, one.in_features, one.out_features) for one in layers)
+
+
+def layers_of_step(spec: KernelSpec, device: torch.device) -> Counter[Layers]:
+    """Return the linear layers that a step of the user's own calls in its forward pass, and how often; it runs once.
+
+    Raises:
+        BrokenCode: the code cannot be imported, or makes no step.
+        OutOfMemory: the step does not fit.
+    """
+    import torch
+
+    from workers.measure.memory import translate_oom
+    from workers.measure.timing import run_step
+    from workers.model.float8 import candidates, grouped
+
+    assert spec.step_code is not None
+    found: Counter[Layers] = Counter()
+
+    def hear(layer: torch.nn.Linear, _inputs: object, output: torch.Tensor, *, name: str) -> None:
+        if output.requires_grad and torch._C._current_graph_task_id() < 0:  # no second pass of a checkpoint
+            rows = output.numel() // layer.out_features
+            found[Layers(name, rows, layer.in_features, layer.out_features)] += 1
+
+    with translate_oom("the step"), torch.compiler.set_stance("force_eager"), ExitStack() as hooks:
+        step = _own_step.maker(spec.step_code, device, spec.arguments)()
+        for name, layer in candidates(step.model, model_has_loss=False):
+            hook: Any = functools.partial(hear, name=grouped(name.replace("_orig_mod.", "")))
+            hooks.callback(layer.register_forward_hook(hook).remove)
+        run_step(step.phases, ())
+    return found
 
 
 def _times(spec: KernelSpec, sizes: tuple[int, int, int], context: OperationContext, trial: Trial) -> dict[str, Times]:
@@ -165,9 +198,9 @@ def _report(
             whole = plain if one is None else one.whole
             sums[f"{precision}_ms"] += count * whole
             if precision != BF16:
-                shown = one is not None and _in_blocks(layer) and one.pays(times[BF16])
+                shown = one is not None and _may_pay(spec, layer) and one.pays(times[BF16])
                 sums[f"planned_{precision}_ms"] += count * (whole if shown else plain)
-                if shown:
+                if shown and layer.name not in pays[precision]:
                     pays[precision].append(layer.name)
             if one is None:
                 rows.append([*head, *(None for _ in PRODUCTS), None, None, None, None])
@@ -190,11 +223,11 @@ def _report(
         trial.checks.append(Check("emulated", False, "a CPU emulates fp8: times are not those of fp8", "note"))
 
 
-def _in_blocks(layer: Layers) -> bool:
-    """Return True if the filter may name a layer: outside a model's blocks nothing is compiled."""
+def _may_pay(spec: KernelSpec, layer: Layers) -> bool:
+    """Return True if a layer may be compiled: outside of our models' blocks nothing is."""
     from workers.model.compiled import BLOCKS
 
-    return layer.name.startswith(f"{BLOCKS}.")
+    return spec.step_code is not None or layer.name.startswith(f"{BLOCKS}.")
 
 
 def sentences(

@@ -78,6 +78,7 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
     "kernel": [
         {},
         {"kernel": "linear", "model": {"size": "small"}},
+        {"kernel": "linear", "step_code": CODE},
     ],
 }
 """Specs in which, between them, every field of a kind has an effect. Of other kinds, each field always has one."""
@@ -99,7 +100,7 @@ OTHER_VALUES = {
     "bc": [[16]],
     "code": [CODE],
     "attention_code": [CODE],
-    "step_code": [CODE],
+    "step_code": [CODE, {**CODE, "function": "other"}],
     "script_code": [CODE],
     "arguments": [{"batch_size": 8}, "--batch-size 8"],
     "prompt": ["Once"],

@@ -22,6 +22,8 @@ from workers.measure.ceilings import Ceilings
 from workers.outcome import Unsupported
 from workers.uploaded import BrokenCode
 
+CODE = {"sha256": "a" * 64, "function": "f"}
+
 
 def run(folder: Path, **fields: Any) -> Report:
     defaults: dict[str, Any] = {
@@ -41,11 +43,11 @@ def run(folder: Path, **fields: Any) -> Report:
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
     """Run a job with a function of one's own, given by its source."""
 
-    def own(source: str, function: str = "mine", **fields: Any) -> Report:
+    def own(source: str, function: str = "mine", field: str = "code", **fields: Any) -> Report:
         for name, value in uploaded.write(tmp_path / "files", [source.encode()]).items():
             monkeypatch.setenv(name, value)
         code = {"sha256": hashlib.sha256(source.encode()).hexdigest(), "function": function, "file": "mine.py"}
-        return run(tmp_path, code=code, device="cpu", **fields)
+        return run(tmp_path, device="cpu", **{field: code}, **fields)
 
     return own
 
@@ -249,6 +251,47 @@ def test_a_plan_has_each_linear_layer_of_a_model_in_bf16_and_in_each_recipe(tmp_
     assert "on a GPU" in report.table_rows("plan")[-1]["plan"]
 
 
+STEP = """
+import torch
+from torch.utils.checkpoint import checkpoint
+
+
+class Twice(torch.nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def make_step(device, rows=16):
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(32, 48), "b": torch.nn.Linear(48, 32), "no": Twice(32, 32)})
+    model.to(device)
+
+    @torch.compile
+    def forward(x):
+        return model["no"](model["b"](model["a"](x)))
+
+    def step():
+        x = torch.randn(2, rows // 2, 32, device=device)
+        with torch.no_grad():
+            forward(x)
+        for _ in range(3):
+            (checkpoint(forward, x, use_reentrant=False).sum() + model["b"](model["a"](x[:1])).sum()).backward()
+
+    return step
+"""
+
+
+def test_a_plan_of_ones_own_step_has_the_layers_of_its_forward_pass(own) -> None:
+    """With the tokens of each call; without those of passes that keep no gradients or repeat a checkpoint."""
+    pytest.importorskip("torchao")
+    report = own(STEP, "make_step", "step_code", kernel="linear", recipes=["rowwise"], arguments={"rows": 32})
+    names = ("layer", "layers", "tokens", "in_features", "out_features")
+    rows = report.table_rows("linears", precision="rowwise")
+    assert {tuple(row[name] for name in names) for row in rows} == {
+        *(("a", 3, 32, 32, 48), ("a", 3, 16, 32, 48), ("b", 3, 32, 48, 32), ("b", 3, 16, 48, 32)),
+    }
+    assert report.rows[0]["case"]["model"] == "make_step@mine.py"
+
+
 def test_a_layer_pays_if_the_intervals_do_not_overlap() -> None:
     plain, close, far = (Times({}, 2.0, one) for one in ((1.8, 2.2), (1.7, 1.85), (1.2, 1.6)))
     assert not close.pays(plain)
@@ -283,9 +326,11 @@ def test_a_plan_without_torchao_says_how_to_get_it(tmp_path: Path, monkeypatch: 
     ("fields", "words"),
     [
         ({"model": {"size": "tiny"}}, "is for kernel linear"),
-        ({"kernel": "linear"}, "plans a model's layers: name it"),
+        ({"step_code": CODE}, "is for kernel linear"),
+        ({"kernel": "linear"}, "give model.size, or step_code"),
+        ({"kernel": "linear", "model": {"size": "tiny"}, "step_code": CODE}, "give model.size, or step_code"),
+        ({"kernel": "linear", "model": {"size": "tiny"}, "arguments": {"rows": 1}}, "choose step_code"),
         ({"kernel": "linear", "model": {"size": "tiny"}, "recipes": ["rowwise", "rowwise"]}, "there twice"),
-        ({"kernel": "linear", "step_code": {"sha256": "a" * 64, "function": "f"}}, "step_code"),
     ],
 )
 def test_what_no_plan_has_is_refused(fields: dict[str, Any], words: str) -> None:
