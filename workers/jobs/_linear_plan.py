@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from workers.measure.table import Scalar
 
 BF16 = "bf16"
+WHOLE, BETWEEN = "whole", "between"
+"""Both passes of a layer alone, and between two elementwise operations. In bf16 their difference is what these
+operations take; the rest of a recipe's time is the layer's, with casts that the compiler has fused."""
 EMULATED = "a CPU emulates fp8, so that its times plan nothing"
 
 
@@ -48,7 +51,7 @@ class Times:
     whole: float
     """Of both passes."""
     interval: tuple[float, float]
-    """That of `whole`: 95 %, or all of few samples."""
+    """That of both passes between two elementwise operations: 95 %, or all of few samples."""
 
     def pays(self, plain: Times) -> bool:
         """Return True if the layer is shown to be faster than `plain`: their intervals do not overlap."""
@@ -145,7 +148,7 @@ def layers_of_step(spec: KernelSpec, device: torch.device) -> Counter[Layers]:
 
 def _times(spec: KernelSpec, sizes: tuple[int, int, int], context: OperationContext, trial: Trial) -> dict[str, Times]:
     """Return the times of one layer in bf16 and, if its sizes are allowed, by each recipe."""
-    from workers.measure.linear_products import product_works, whole_work
+    from workers.measure.linear_products import PRODUCTS, product_works, whole_work
     from workers.measure.memory import translate_oom
     from workers.model.float8 import MULTIPLE
 
@@ -155,14 +158,18 @@ def _times(spec: KernelSpec, sizes: tuple[int, int, int], context: OperationCont
         reset_process()
         with translate_oom(f"a linear layer of {' × '.join(map(str, sizes))}"):
             works = product_works(*sizes, recipe, context.device)
-            works["whole"] = whole_work(*sizes, recipe, spec.parameter_dtype, context.device)
+            for name in (WHOLE, BETWEEN) if recipe == BF16 else (BETWEEN,):
+                works[name] = whole_work(*sizes, recipe, spec.parameter_dtype, context.device, between=name == BETWEEN)
             medians: dict[str, float] = {}
             for name, work in works.items():
                 timing = context.watch.time(work, warmup=spec.warmup_steps, calls=spec.measure_steps)
                 medians[name] = statistics.median(timing.samples)
                 interval = median_interval(timing.samples) or (min(timing.samples), max(timing.samples))
                 trial.checks += _named(check_timing(timing, context.device), f"{recipe}, {name}, {sizes}")
-        found[recipe] = Times({name: ms for name, ms in medians.items() if name != "whole"}, medians["whole"], interval)
+        if recipe == BF16:
+            beside = medians[BETWEEN] - medians[WHOLE]
+        products = {name: medians[name] for name in PRODUCTS}
+        found[recipe] = Times(products, medians[BETWEEN] - beside, interval)
     return found
 
 

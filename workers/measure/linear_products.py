@@ -7,7 +7,6 @@ factor, as FP8 products need (their first factor is stored by rows, the second b
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -59,28 +58,31 @@ def scaled_product(left: Tensor, right: Tensor, *, by_row: bool, fast: bool) -> 
 
 
 def whole_work(
-    rows: int, inner: int, columns: int, recipe: str, parameter_dtype: str, device: torch.device
+    rows: int, inner: int, columns: int, recipe: str, parameter_dtype: str, device: torch.device, *, between: bool
 ) -> Workload:
     """Return both passes of a layer as a model has them: under autocast, and on a GPU compiled.
+
+    Args:
+        between: Between two elementwise operations, with which the compiler fuses casts, as in a model.
 
     Raises:
         NoFloat8: torchao is missing.
     """
     with device:
-        model = nn.Sequential(nn.Linear(inner, columns, bias=False, dtype=PARAMETER_DTYPES[parameter_dtype]))
+        linear = nn.Linear(inner, columns, bias=False, dtype=PARAMETER_DTYPES[parameter_dtype])
+    weight, model = linear.weight, nn.Sequential(nn.SiLU(), linear, nn.SiLU()) if between else nn.Sequential(linear)
     if recipe != BF16:
         layers = float8.linear_layers(model, rows, recipe, ["all"])
         float8.convert(model, layers, recipe, emulate=device.type == "cpu")
-    layer = cast("nn.Linear", model[0])
     if device.type == "cuda":
-        layer.compile(dynamic=False)
+        model.compile(dynamic=False)
     x = torch.randn(rows, inner, device=device, dtype=torch.bfloat16, requires_grad=True)
     grad = torch.randn(rows, columns, device=device, dtype=torch.bfloat16)
 
     def both_passes() -> object:
         with torch.autocast(device.type, torch.bfloat16):
-            out = layer(x)
-        return torch.autograd.grad(out, (x, layer.weight), grad)
+            out = model(x)
+        return torch.autograd.grad(out, (x, weight), grad)
 
     return _discarding(both_passes)
 
