@@ -15,11 +15,12 @@ from types import FrameType
 
 import uvicorn
 
-from app.logs import announce
+from app import logs
 from app.main import create_app
-from app.server import connections, logs
+from app.server import connections
 from app.server.access import lock_folder
 from app.settings import Settings
+from app.store.queue import ends
 from flopwatch import address
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class Server(uvicorn.Server):
             address.leave(self._data_dir, reachable(url))
         except OSError as error:
             logger.warning("cannot leave the server's address in %s: %s", self._data_dir, error.strerror)
-        announce(f"listening on {url} (pages: {reachable(url)}/ui)")
+        logs.announce(f"listening on {url} (pages: {reachable(url)}/ui)")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         services = getattr(self.config.app.state, "services", None)  # type: ignore[union-attr]
@@ -92,7 +93,9 @@ def listen(settings: Settings) -> int:
     Raises CannotRunHere while another server uses the data folder.
     """
     lock = lock_folder(settings)
-    logs.set_up(settings.log_format)
+    # The ends of jobs, and warnings and worse of everything in this process, uvicorn and asyncio included.
+    logs.set_up("WARNING", settings.log_format)
+    ends.logger.setLevel(logging.INFO)
     limit = connections.connections_within_files(settings.max_connections)
     incoming = connections.Incoming(limit, settings.request_timeout_s)
     config = uvicorn.Config(

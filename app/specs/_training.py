@@ -29,13 +29,6 @@ from app.specs._code import Arguments, CodeSpec, Uploaded, coordinates, names
 from app.specs._identity import Scalar
 
 ModelSize = Literal["tiny", "small", "medium", "large", "xl", "2.7b", "8b"]
-SHAPES = "x-flopwatch-shapes"
-"""Key in JSON Schema: the hyper-parameters of each preset size."""
-SIZES: dict[str, Any] = {
-    size: {**shape, **({"vocab_size": VOCABULARY_SIZES[size]} if size in VOCABULARY_SIZES else {})}
-    for size, shape in MODEL_SIZES.items()
-}
-"""The hyper-parameters of each preset size."""
 HYPER_PARAMETERS = ("d_model", "d_ff", "num_layers", "num_heads")
 WITH_BACKWARD = ("forward_backward", "train_step")
 PHASES = {
@@ -111,7 +104,7 @@ class ModelSpec(StrictModel):
 
     name: Annotated[Name, Named("model")] = "transformer_lm"
     """Model implementation, as a worker registers it."""
-    size: ModelSize | None = Field(default=None, json_schema_extra={SHAPES: SIZES})
+    size: ModelSize | None = None
     """Preset; sets those of the four hyper-parameters below that are not given. `8b` sets the vocabulary, too."""
     d_model: int | None = Field(default=None, ge=2, le=65_536)
     """Width of the residual stream."""

@@ -294,7 +294,7 @@ def test_workers_with_their_devices_and_waiting_jobs(site: PlayedSite, page: Pag
     for text in ("97 %", "40.0 of 80.0 GiB", "63 °C", "1755 MHz", "software power cap"):
         expect(row).to_contain_text(text)
     expect(page.get_by_role("link", name=f"Job {running}", exact=True)).to_be_visible()
-    expect(page.get_by_role("region", name="Waiting jobs by what they need")).to_contain_text("a GPU")
+    expect(page.get_by_role("link", name="1 queued job", exact=True)).to_be_visible()
     assert_readable(page)
     page.get_by_role("button", name="Show 1 that stopped").or_(
         page.get_by_role("link", name="Show 1 that stopped")

@@ -313,13 +313,8 @@ def specs(
         )
         if listed[0]["presets"]:
             echo()
-            shapes = _shapes(listed[0]["schema"])
-            presets = [
-                (name, " ".join(arguments(values)), _numbers(values, shapes))
-                for name, values in listed[0]["presets"].items()
-            ]
-            head = ("--preset", "fields", "which is")
-            print_columns(head if shapes else head[:2], presets if shapes else [preset[:2] for preset in presets])
+            presets = [(name, " ".join(arguments(values))) for name, values in listed[0]["presets"].items()]
+            print_columns(("--preset", "fields"), presets)
 
 
 def _fields(
@@ -350,15 +345,3 @@ def _fields(
             choices = " | ".join(map(argument, field.get("enum", ())))
             rows.append((path, argument(default), f"{choices}: {text}" if choices else text))
     return rows
-
-
-def _shapes(schema: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """Return the hyper-parameters of each model size, if the kind has a model."""
-    named = schema.get("$defs", {}).get("ModelSpec", {}).get("properties", {})
-    shapes = named.get("size", {}).get("x-flopwatch-shapes", {})
-    return {size: {name: shape[name] for name in named if name in shape} for size, shape in shapes.items()}
-
-
-def _numbers(preset: dict[str, Any], shapes: dict[str, dict[str, int]]) -> str:
-    size = preset.get("model", {}).get("size")
-    return ", ".join(f"{name} {number}" for name, number in shapes.get(size, {}).items())

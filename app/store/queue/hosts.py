@@ -8,12 +8,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Text, cast, select, type_coerce
+from sqlalchemy import Connection, RowMapping, select
 
 from app.specs._schema import names_up_to
 from app.states import WorkerState
 from app.store import tables
-from app.store.column_types import StoredJson
 
 
 @dataclass(frozen=True)
@@ -108,11 +107,6 @@ def _host(row: RowMapping) -> Host:
         holders=tuple(map(str, readings.get("holders") or ())),
         is_cluster=bool(_clusters(row["devices"])),
     )
-
-
-def comparable(column: ColumnElement[Any]) -> ColumnElement[list[Any]]:
-    """Return a column of JSON arrays for DISTINCT and GROUP BY, which not every database can apply to JSON."""
-    return type_coerce(cast(column, Text), StoredJson(list))
 
 
 def known_hosts(connection: Connection, *, other_than: str | None = None) -> list[Host]:

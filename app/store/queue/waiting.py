@@ -13,14 +13,13 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, select
 
 from app.specs._base import NODES
 from app.specs._code import ALLOW_IT, RUNS_CODE
 from app.specs._schema import is_name
 from app.store import tables
-from app.store.queue.claims import QUEUED
-from app.store.queue.hosts import Host, Needs, comparable, hosts
+from app.store.queue.hosts import Host, Needs, hosts
 from app.store.queue.pausing import PausedKinds, pause_reason, paused_kinds
 from app.store.queue.registration import ALIVE
 from app.store.queue.sharing import NOBODY, Shares, number_of_devices, policy_of, shares
@@ -29,7 +28,6 @@ CLAIMING = ("active", "unfit")
 """States of workers that claim jobs, or will when they are fit again."""
 MAX_NAMED = 3
 """Most running jobs that a reason names."""
-IN_CLUSTERS_QUEUE = "a node of the cluster: they wait in its queue, and each job says why"
 START_ONE = "start one with `flopwatch worker`"
 START_ON_GPUS = (
     "start a worker on a GPU host, or leave out what asks for one: "
@@ -102,33 +100,6 @@ def _running(connection: Connection) -> tuple[dict[str, list[Needs]], dict[str, 
         running[row.hostname].append(Needs.of(row._mapping))
         ids[row.hostname].append(int(row.id))
     return running, ids
-
-
-def waiting_groups(connection: Connection) -> list[dict[str, Any]]:
-    """Return the queued jobs grouped by their needs, the largest group first: kind, devices, names, number of jobs, the
-    id of the job submitted first, and the reason as above. Those that wait in a cluster's queue have groups of their
-    own.
-    """
-    job = tables.job.c
-    needs = (job.kind, job.device_type, job.devices, comparable(job.requirements), job.exclusive_host)
-    claimed = job.waiting_reason.is_not(None)
-    query = select(*needs, claimed, func.count(), func.min(job.id)).where(QUEUED).group_by(*needs, claimed)
-    reason_for = _reasons(connection)
-    groups = []
-    for kind, device_type, devices, requirements, alone, is_claimed, number, first in connection.execute(query):
-        needed = Needs(kind, device_type, devices, frozenset(requirements), alone)
-        groups.append(
-            {
-                "kind": kind,
-                "device_type": device_type,
-                "devices": devices,
-                "requirements": sorted(name for name in needed.requirements if not is_name(name)),
-                "jobs": number,
-                "first_job": first,
-                "waiting": IN_CLUSTERS_QUEUE if is_claimed else reason_for(needed),
-            }
-        )
-    return sorted(groups, key=lambda group: (-group["jobs"], group["first_job"]))
 
 
 def missing_for(job: Needs, connected: Sequence[Host]) -> str | None:

@@ -32,7 +32,7 @@ from app.store.public import (
 from app.store.queue import fitting, sweeps
 from app.store.queue.hosts import known_hosts
 from app.store.queue.registration import ALIVE
-from app.store.queue.waiting import CLAIMING, waiting_groups, waiting_reasons
+from app.store.queue.waiting import CLAIMING, waiting_reasons
 from app.store.reading.filters import JobFilter
 from app.store.reading.measurements import check_attempt, last_recorded, recorded_attempt
 from app.store.reading.packed import unpack
@@ -417,12 +417,6 @@ class Reading:
         with self._database.read() as connection:
             rows = connection.execute(select(worker.state, func.count()).group_by(worker.state)).all()
         return {state: dict(map(tuple, rows)).get(state, 0) for state in WORKER_STATES}
-
-    def waiting(self) -> list[dict[str, Any]]:
-        """Return the queued jobs grouped by their needs, each group with the reason if it cannot start (see
-        waiting.py)."""
-        with self._database.read() as connection:
-            return waiting_groups(connection)
 
     def sweep(self, sweep_id: int) -> dict[str, Any]:
         """Return the public sweep, with the number of its points by the state of their latest job, and the standing of

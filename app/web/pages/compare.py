@@ -6,16 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import RedirectResponse, Response
-from pydantic import Field
+from fastapi.responses import Response
+from pydantic import BeforeValidator, Field
 
 from app import results
 from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
-from app.errors import Conflict, FieldError, InvalidRequest
+from app.errors import Conflict, InvalidRequest
 from app.metrics import better
 from app.results.findings import Row
 from app.specs import KINDS
@@ -40,14 +40,15 @@ DRAWN_CASES = 24
 """Largest number of cases whose distributions are drawn, and of rows whose ratios are."""
 
 
+def _parts(values: Any) -> Any:
+    return [part for value in values for part in re.split(r"[\s,]+", value) if part]
+
+
 class CompareQuery(StrictQuery):
     """The jobs, and the metric whose distributions are drawn."""
 
-    job: list[Id] = Field(default=[], max_length=MAX_JOBS)
-    baseline: Annotated[Id | Text | None, Field(union_mode="left_to_right"), NONE_IF_EMPTY] = None
-    """As in `/compare`: a job before all of `job`. The name of a baseline leads to where that is compared."""
-    candidate: list[Id] = Field(default=[], max_length=MAX_JOBS)
-    """As in `/compare`: more of `job`."""
+    job: Annotated[list[Id], BeforeValidator(_parts)] = Field(default=[], max_length=MAX_JOBS)
+    """Ids, each parameter with one or several, separated by spaces or commas."""
     metric: Annotated[Text | None, NONE_IF_EMPTY] = None
     back: Annotated[str, Field(max_length=2000)] = ""
     """The query of the list in which the jobs were picked. If it is given, the oldest job is the baseline: the list has
@@ -56,31 +57,11 @@ class CompareQuery(StrictQuery):
     def ids(self) -> list[int]:
         """Return the jobs, the baseline first."""
         picked_in_a_list = "back" in self.model_fields_set
-        first = [self.baseline] if isinstance(self.baseline, int) else []
-        return list(dict.fromkeys([*first, *(sorted(self.job) if picked_in_a_list else self.job), *self.candidate]))
-
-
-class AddQuery(StrictQuery):
-    job: list[Text] = Field(default=[], max_length=100)
-    """Ids, each parameter with one or several, separated by spaces or commas."""
-
-
-@router.get("/compare/add")
-def add(query: Annotated[AddQuery, Query()]) -> Response:
-    """Redirect from the form that takes ids in one field to the page of those jobs."""
-    texts = [part for value in query.job for part in re.split(r"[\s,]+", value) if part]
-    wrong = [text for text in texts if not (text.isascii() and text.isdecimal())]
-    if wrong:
-        detail = f"{wrong[0]!r} is no id of a job: ids are numbers, such as 17."
-        raise InvalidRequest(detail, errors=(FieldError("/job", detail),))
-    return RedirectResponse(_address(list(dict.fromkeys(int(text) for text in texts))), status_code=303)
+        return list(dict.fromkeys(sorted(self.job) if picked_in_a_list else self.job))
 
 
 @router.get("/compare")
 def compare(request: Request, services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:
-    if isinstance(query.baseline, str):
-        services.baselines.get(query.baseline)  # a page, not the API, says that there is none
-        return RedirectResponse(_named(query.baseline, query.candidate or query.job), status_code=303)
     ids = query.ids()
     jobs = [_job(services, job_id) for job_id in ids]
     comparisons = _comparisons(services, jobs) if jobs else []
@@ -121,13 +102,6 @@ def _links(ids: Sequence[int], at: int) -> dict[str, str]:
 
 def _address(ids: Sequence[int]) -> str:
     return "/ui/compare" + (f"?{urlencode([('job', job_id) for job_id in ids])}" if ids else "")
-
-
-def _named(baseline: str, candidates: Sequence[int]) -> str:
-    """Return the address of jobs compared with a baseline's results; without jobs, that of its page."""
-    if not candidates:
-        return f"/ui/baselines/{quote(baseline, safe='')}"
-    return f"/compare/export?{urlencode({'baseline_name': baseline, 'candidate': candidates}, doseq=True)}"
 
 
 def _comparisons(services: Services, jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""/ui/workers: the workers, their devices' readings, and the jobs that wait."""
+"""/ui/workers: the workers, and their devices' readings."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ NAVIGATION = Entry("Workers", "/ui/workers", order=60)
 LIVING: tuple[LivingState, ...] = get_args(LivingState)
 SHOWN_GONE = 50
 """Largest number of stopped and lost workers that `gone` shows, the newest."""
-SHOWN_GROUPS = 50
-"""Largest number of groups of waiting jobs."""
 
 
 class WorkersQuery(StrictQuery):
@@ -36,7 +34,6 @@ def workers(request: Request, services: CurrentServices, query: Annotated[Worker
     counts = services.reading.worker_counts()
     running = {job["id"]: job for job in services.reading.jobs(state="running", limit=200)[0]}
     recent = services.reading.jobs(state="succeeded", limit=RECENT_JOBS)[0]
-    waiting = services.reading.waiting()
     return render(
         request,
         "workers.html",
@@ -51,9 +48,7 @@ def workers(request: Request, services: CurrentServices, query: Annotated[Worker
             for worker in sorted(workers, key=lambda worker: (worker["state"] not in LIVING, worker["hostname"]))
         ],
         cases={job_id: case_text(job.get("summary") or {}) for job_id, job in running.items()},
-        waiting=waiting[:SHOWN_GROUPS],
-        queued=sum(group["jobs"] for group in waiting),
-        groups=len(waiting),
+        queued=services.reading.counts()["queued"],
         gone=query.gone,
         number_gone=sum(number for state, number in counts.items() if state not in LIVING),
         paused=services.pausing.kinds(),

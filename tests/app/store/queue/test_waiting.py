@@ -171,9 +171,7 @@ class TestInTheQueue:
 
     def test_the_reason_comes_and_goes_with_the_devices(self, shop: Any, queue: Queue, reading: Reading) -> None:
         def waiting(job_id: int) -> Any:
-            reason = reading.job(job_id)[0]["waiting"]
-            assert [group["waiting"] for group in reading.waiting()] == [reason]
-            return reason
+            return reading.job(job_id)[0]["waiting"]
 
         shop.register()
         claim, job_id = shop.running_job(), shop.submit()
@@ -186,19 +184,6 @@ class TestInTheQueue:
         assert waiting(job_id) == 'another Flopwatch holds the CPU of "host" (process 4772 of alice)'
         queue.renew([], ("worker", "active"), {"held_by_others": []})
         assert waiting(job_id) is None
-
-    def test_groups_of_those_that_need_the_same(self, shop: Any, queue: Queue, reading: Reading) -> None:
-        assert reading.waiting() == []
-        shop.register("cpu")
-        first = shop.submit(spec={"device": "cuda"})
-        shop.submit(spec={"device": "cuda"}, priority=5)
-        shop.submit()
-        shop.submit(spec={"device": "cuda", "attention": "new"})
-        gpu, plain, named = reading.waiting()
-        assert (gpu["jobs"], gpu["first_job"], gpu["device_type"], gpu["devices"]) == (2, first, "cuda", 1)
-        assert "needs a GPU" in gpu["waiting"]
-        assert (plain["jobs"], plain["waiting"]) == (1, None)
-        assert "attention:new" in named["requirements"]
 
     def test_only_queued_jobs_wait(self, shop: Any, queue: Queue, reading: Reading) -> None:
         claim = shop.running_job()
