@@ -69,6 +69,7 @@ from flopwatch.queries import (
     id_of,
     pairs,
     plot_query,
+    preset_of,
     refuse_unknown,
     table_query,
 )
@@ -439,14 +440,7 @@ class Flopwatch(Connection):
             >>> flopwatch.preset("attention", "leaderboard")["sequence_lengths"]
             [16384]
         """
-        specs = {spec["kind"]: spec for spec in self.specs()}
-        if kind not in specs:
-            raise ClientError(f"There is no kind {kind!r}; known kinds: {', '.join(specs)}.")
-        presets = specs[kind]["presets"]
-        if name not in presets:
-            known = f"its presets: {', '.join(presets)}" if presets else "it has none"
-            raise ClientError(f"Kind {kind} has no preset {name!r}; {known}.")
-        return dict(presets[name])
+        return preset_of(self.specs(), kind, name)
 
     # Waiting
 

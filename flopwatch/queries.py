@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
-from flopwatch.connection import Answer, InvalidArgument
+from flopwatch.connection import Answer, ClientError, InvalidArgument
 from flopwatch.table_options import Statistic
 from flopwatch.text.values import value_text
 
@@ -127,6 +127,18 @@ def plot_query(options: PlotOptions) -> Answer:
     refuse_unknown(options, PlotOptions)
     query: Answer = dict(options)
     return {**query, "where": pairs(query.get("where")), "relative_to": pairs(query.get("relative_to"))}
+
+
+def preset_of(specs: Iterable[Mapping[str, Any]], kind: str, name: str) -> Answer:
+    """Return the fields of a preset of these specs. Raises ClientError, which names the known ones."""
+    kinds = {spec["kind"]: spec for spec in specs}
+    if kind not in kinds:
+        raise ClientError(f"There is no kind {kind!r}; known kinds: {', '.join(kinds)}.")
+    presets = kinds[kind]["presets"]
+    if name not in presets:
+        known = f"its presets: {', '.join(presets)}" if presets else "it has none"
+        raise ClientError(f"Kind {kind} has no preset {name!r}; {known}.")
+    return dict(presets[name])
 
 
 def id_of(thing: Thing) -> int:

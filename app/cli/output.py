@@ -71,7 +71,6 @@ def print_job(job: dict[str, Any], place: int | None = None) -> None:
         "progress": f"{progress['done']}/{progress['total']} {progress['message']}" if progress["total"] else None,
         "attempt": f"{job['attempt']} of {job['max_attempts']}",
         "worker": job["worker_id"],
-        "code": _code(job["links"]),
         "key": job["unique_key"],
         "timeout": "none" if job["timeout_s"] is None else duration(job["timeout_s"]),
         "broken": (job.get("broken") or {}).get("detail"),
@@ -84,15 +83,6 @@ def print_job(job: dict[str, Any], place: int | None = None) -> None:
         echo_line(f"    {line}")
     if job["error"] is not None:
         echo_line(problem_text(job["error"]))
-
-
-def _code(links: Mapping[str, str]) -> str | None:
-    """Name each uploaded file once, with the fields that take it; None if there is none."""
-    fields: dict[str, list[str]] = {}
-    for name, url in links.items():
-        if name.endswith("code"):
-            fields.setdefault(url, []).append(name)
-    return ", ".join(f"{url} ({', '.join(names)})" for url, names in fields.items()) or None
 
 
 def _print_facts(facts: Mapping[str, Any]) -> None:

@@ -6,9 +6,9 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -17,22 +17,23 @@ from app.cli.terminal import fail
 from flopwatch.own_code import OwnCode, put_into
 from flopwatch.spelling import fields as spec_fields
 
-if TYPE_CHECKING:
-    from flopwatch import Flopwatch
 
-
-def chosen(server: Flopwatch, source: str, preset: str | None) -> tuple[Any, dict[str, Any], frozenset[str]]:
+def chosen(
+    specs: Sequence[Mapping[str, Any]], source: str, preset: str | None
+) -> tuple[Any, dict[str, Any], frozenset[str]]:
     """Return the kind that a command names, the fields that it starts from, and which of its fields are lists.
 
-    `source` is a kind, or a file with a spec.
+    `source` is a kind, or a file with a spec; `specs` are those that the server or this installation has. Raises
+    ClientError for an unknown preset.
     """
+    from flopwatch.queries import preset_of
+
     if is_file(source):
-        spec = read_file(source, preset)
-        kind = spec.pop("kind", None)
-        return kind, spec, _lists(server.specs(), kind)
-    specs = server.specs()
-    # If the kind is unknown, the submission will say so.
-    return source, server.preset(source, preset) if preset is not None else {}, _lists(specs, source)
+        under = read_file(source, preset)
+        kind = under.pop("kind", None)
+    else:  # if the kind is unknown, the submission will say so
+        kind, under = source, {} if preset is None else preset_of(specs, source, preset)
+    return kind, under, next((list_fields(spec["schema"]) for spec in specs if spec["kind"] == kind), frozenset())
 
 
 def local(
@@ -45,16 +46,15 @@ def local(
 
     from app.api.pointers import describe, pointer, sent_location
     from app.specs import SpecBase, spec_adapter
+    from flopwatch import ClientError
 
-    if is_file(source):
-        under = read_file(source, preset)
-        kind = under.pop("kind", None)
-    else:
-        kind, under = source, _local_preset(source, preset)
     specs = local_specs()
-    spec = parse_spec(kind, fields, preset=under, lists=_lists(specs, kind))
     try:
+        kind, under, lists = chosen(specs, source, preset)
+        spec = parse_spec(kind, fields, preset=under, lists=lists)
         files = put_into(spec, specs, code, folder)
+    except ClientError as error:
+        fail(str(error), 2)
     except ValueError as error:
         fail(f"{error}.", 2)
     text = json.dumps(spec)
@@ -119,20 +119,3 @@ def read_file(source: str, preset: str | None) -> dict[str, Any]:
             f"{source}: this is the body of a job; give only what stands under its key spec, and the rest as options"
         )
     return spec
-
-
-def _local_preset(kind: str, preset: str | None) -> dict[str, Any]:
-    from app.specs import KINDS
-
-    if preset is None:
-        return {}
-    if kind not in KINDS:
-        fail(f"There is no kind {kind!r}; known kinds: {', '.join(sorted(KINDS))}.", 2)
-    presets = KINDS[kind].presets
-    if preset not in presets:
-        fail(f"Kind {kind} has no preset {preset!r}; its presets: {', '.join(presets) or 'none'}.", 2)
-    return dict(presets[preset])
-
-
-def _lists(specs: list[dict[str, Any]], kind: Any) -> frozenset[str]:
-    return next((list_fields(spec["schema"]) for spec in specs if spec["kind"] == kind), frozenset())

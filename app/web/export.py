@@ -24,6 +24,7 @@ from app import results
 from app.api.compare import SHOWN_TO_PEOPLE, ComparedQuery
 from app.api.parameters import JobId, StrictQuery, SweepId, Text
 from app.api.services import CurrentServices, Services
+from app.errors import Conflict
 from app.specs._base import flat
 from app.states import FINISHED_STATES
 from app.web.pages import compare as compare_page
@@ -271,11 +272,9 @@ def _panels(services: Services, job: Mapping[str, Any]) -> list[dict[str, Any]]:
         if panel.draw is None or panel.folded:
             continue
         try:
-            shown.append({"panel": panel, "plot": embedded(panel.draw())})
-        except (KeyError, TypeError, ValueError) as error:
-            # A plug-in or another version may report a table of this name with other columns.
-            problem = f"What the job reported is not what this version draws: {error!r}."
-            shown.append({"panel": panel, "problem": problem})
+            shown.append({"panel": panel, "plot": embedded(panel.figure())})
+        except Conflict as problem:
+            shown.append({"panel": panel, "problem": str(problem)})
     return shown
 
 

@@ -25,7 +25,7 @@ from app.api.parameters import NO_QUERY, Coordinate, Id, JobId, Json, StrictQuer
 from app.api.schemas import NamedPlot, Page, Picture
 from app.api.services import CurrentServices, Services
 from app.api.tables import split
-from app.errors import Conflict, FieldError, InvalidRequest, NotFound
+from app.errors import FieldError, InvalidRequest, NotFound
 from app.metrics import in_a_sentence, readable
 from app.specs import KINDS
 from app.specs._base import flat
@@ -221,7 +221,7 @@ def plots_of_job(services: Services, own: JobResults, query: PictureQuery) -> li
     """Return every plot that pages have of a job, in the order of its page."""
     job_id, job = own.id, own.job
     shown = [drawn for one in panels_of(own) for drawn in (one, *one.more) if drawn.draw is not None]
-    plots = [Plot(one.name, one.title, one.draw, one.text, one.log) for one in shown if one.draw is not None]
+    plots = [Plot(one.name, one.title, one.figure, one.text, one.log) for one in shown]
     if STACKS in own.artifacts:
         plots.append(Plot(FLAMES, "Flame graph", lambda: draw_flames(tree(own.head(STACKS, MAX_BYTES)))))
     if job["state"] not in FINISHED_STATES:
@@ -320,11 +320,7 @@ def _listed(plots: Sequence[Plot], path: str) -> Response:
 
 
 def _answer(request: Request, query: PictureQuery, plot: Plot, caption: str, of: str) -> Response:
-    try:
-        figure = plot.draw()
-    except (KeyError, TypeError, ValueError) as error:
-        # A plug-in or another version may report a table of this name with other columns.
-        raise Conflict(f"What was reported is not what this version draws: {error!r}.") from error
+    figure = plot.draw()
     if query.format == "json":
         note = figure.get("note") or ""
         return Json(

@@ -135,7 +135,7 @@ def submit(
 
     _check_statistic(waiting, prints_table=output_format == TEXT and not dry_run)
     options = submission.given()
-    kind, under, lists = chosen(server, source, preset)
+    kind, under, lists = chosen(server.specs(), source, preset)
     spec = arguments.parse_spec(kind, fields or [], preset=under, lists=lists)
     job = server.submit(
         spec,
@@ -243,7 +243,7 @@ def versus(
     """Compare two versions of your own code, which fresh processes measure in turns."""
     from app.cli.specs import chosen
 
-    kind, under, lists = chosen(server, source, preset)
+    kind, under, lists = chosen(server.specs(), source, preset)
     spec = arguments.parse_spec(kind, fields or [], preset=under, lists=lists)
     job = server.versus(old, new, spec, replicates=replicates, **vars(own_code), **submission.given())
     if as_json or output_format == "brief":
@@ -314,7 +314,7 @@ def sweep(
     from app.cli.specs import chosen
 
     _check_statistic(waiting, prints_table=not dry_run)
-    kind, under, lists = chosen(server, source, preset)
+    kind, under, lists = chosen(server.specs(), source, preset)
     search = None if fit is None else arguments.parse_fit(fit, multiple_of)
     base, grid = arguments.parse_sweep(kind, fields or [], preset=under, lists=lists, needs_grid=search is None)
     left_out = [arguments.parse_point(point, lists) for point in exclude or []]

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -102,15 +103,12 @@ def up(
 def serve(host: Host = None, port: Port = None, *, insecure: Insecure = False, data_dir: DataDir = None) -> None:
     """Run the server."""
     with without_collector():
-        from app.errors import CannotRunHere
         from app.server.process import listen
 
     use_data_dir(data_dir)
     settings = _server_settings(host, port, insecure=insecure)
-    try:
+    with _refused():
         code = listen(settings)
-    except CannotRunHere as error:
-        fail(f"{error.title}: {error.detail}")
     raise typer.Exit(code)
 
 
@@ -179,7 +177,6 @@ def backup(
 ) -> None:
     """Write a consistent copy of the database to a file, while server and workers continue. Artifacts are not
     included: copy their folder, or their object store, afterwards."""
-    from app.errors import FlopwatchError
     from app.store.database.engine import Database
     from app.store.database.moved import refuse_elsewhere
 
@@ -188,15 +185,12 @@ def backup(
     use_data_dir(data_dir)
     settings = _settings()
     try:
-        refuse_elsewhere(settings)
-        # open_database would migrate, and a backup before an upgrade must not upgrade.
-        database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s)
-        try:
-            database.backup(path)
-        finally:
-            database.close()
-    except FlopwatchError as error:
-        fail(f"{error.title}: {error.detail}")
+        with _refused():
+            refuse_elsewhere(settings)
+            # open_database would migrate, and a backup before an upgrade must not upgrade.
+            database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s)
+            with closing(database):
+                database.backup(path)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}")
     files = settings.object_store_url or settings.artifacts_dir
@@ -209,22 +203,16 @@ def lease(
     data_dir: DataDir = None,
 ) -> None:
     """Print the lease of the database, or change it while no worker runs: a worker silent for longer loses its jobs."""
-    from contextlib import closing
-
-    from app.errors import FlopwatchError
     from app.store.database.engine import open_existing
     from app.store.queue.lease import change_lease
     from app.store.queue.transitions import Queue
 
     use_data_dir(data_dir)
     settings = _settings()
-    try:
-        with closing(open_existing(settings)) as database:
-            if seconds is not None:
-                change_lease(database, seconds)
-            lease_s = Queue(database).lease_s()
-    except FlopwatchError as error:
-        fail(f"{error.title}: {error.detail}")
+    with _refused(), closing(open_existing(settings)) as database:
+        if seconds is not None:
+            change_lease(database, seconds)
+        lease_s = Queue(database).lease_s()
     echo(f"{lease_s:g} seconds" if lease_s is not None else "none yet: the server or worker that starts first decides")
 
 
@@ -246,7 +234,6 @@ def prune(
 
     Works on the database itself, with or without a server.
     """
-    from app.errors import FlopwatchError
     from app.server.access import refuse_second_server
     from app.store.database.engine import open_existing
     from app.store.database.slices import Slices
@@ -257,26 +244,20 @@ def prune(
         raise typer.BadParameter("--dry-run changes nothing, so leave --claim-files out")
     use_data_dir(data_dir)
     settings = _settings()
-    try:
+    with _refused():
         if claim_files:
             refuse_second_server(settings)
-        database = open_existing(settings)
-        try:
+        with closing(open_existing(settings)) as database:
             if claim_files:
                 _refuse_living_workers(database)
             files = open_files(settings, database, claim=claim_files, dry=dry_run)
             pruning = Pruning(Slices(database), files, Retention.of(settings))
-            echo(
-                ("would delete: " if dry_run else "deleted: ")
-                + (pruning.plan() if dry_run else pruning.run()).in_words()
-            )
-            if not dry_run:
-                database.checkpoint()
-                echo(f"{database.backend.place}: {database.backend.size} bytes")
-        finally:
-            database.close()
-    except FlopwatchError as error:
-        fail(f"{error.title}: {error.detail}")
+            if dry_run:
+                echo(f"would delete: {pruning.plan().in_words()}")
+                return
+            echo(f"deleted: {pruning.run().in_words()}")
+            database.checkpoint()
+            echo(f"{database.backend.place}: {database.backend.size} bytes")
 
 
 def _refuse_living_workers(database: Database) -> None:
@@ -307,9 +288,7 @@ def move(
 ) -> None:
     """Copy the database of a data folder to PostgreSQL, while no server and no worker runs, or its files to an object
     store; the folder keeps its rows and files. No process uses a database that has moved."""
-    from contextlib import closing
-
-    from app.errors import Conflict, FlopwatchError
+    from app.errors import Conflict
     from app.settings import OBJECT_STORES
     from app.store.database.engine import open_database, open_existing
     from app.store.database.moving import copy_everything
@@ -328,39 +307,31 @@ def move(
         return
     if settings.database_url == to:  # set already for server and workers; what moves is the folder's
         settings = settings.model_copy(update={"database_url": None})
-    try:
-        with closing(open_existing(settings)) as source:
-            if (url := address.read(settings.data_dir)) and not address.is_stale(settings.data_dir):
-                raise Conflict(f"The server {url} runs: stop it first.")
-            _refuse_living_workers(source)
-            there = settings.model_copy(update={"database_url": to})
-            with closing(open_database(there)) as target:
-                with target.read() as connection:  # what keeps it from owning the files is raised before the copy
-                    target.backend.identity(connection)
-                counts = copy_everything(source, target)
-                place = target.backend.place
-                echo("\n".join(f"{name}: {number}" for name, number in counts.items()))
-                echo(f"all rows are in {place}: set FLOPWATCH_DATABASE_URL for server and workers.")
-                open_files(there, target, claim=True)
-    except FlopwatchError as error:
-        fail(f"{error.title}: {error.detail}")
+    with _refused(), closing(open_existing(settings)) as source:
+        if (url := address.read(settings.data_dir)) and not address.is_stale(settings.data_dir):
+            raise Conflict(f"The server {url} runs: stop it first.")
+        _refuse_living_workers(source)
+        there = settings.model_copy(update={"database_url": to})
+        with closing(open_database(there)) as target:
+            with target.read() as connection:  # what keeps it from owning the files is raised before the copy
+                target.backend.identity(connection)
+            counts = copy_everything(source, target)
+            place = target.backend.place
+            echo("\n".join(f"{name}: {number}" for name, number in counts.items()))
+            echo(f"all rows are in {place}: set FLOPWATCH_DATABASE_URL for server and workers.")
+            open_files(there, target, claim=True)
     echo("Files stay where they are.")
 
 
 def _undo_move(settings: Settings) -> None:
     """Take the mark of the move from the folder's database."""
-    from contextlib import closing
-
-    from app.errors import FlopwatchError
     from app.store.database.engine import open_existing
     from app.store.database.moved import unmark
 
-    try:
+    with _refused():
         folders = settings.model_copy(update={"database_url": None})
         with closing(open_existing(folders, may_have_moved=True)) as database, database.write() as connection:
             was_moved, place = unmark(connection), database.backend.place
-    except FlopwatchError as error:
-        fail(f"{error.title}: {error.detail}")
     if not was_moved:
         fail(f"{place} has not moved.")
     echo(f"{place} may be used again. If the other database is gone, take its files: flopwatch prune --claim-files")
@@ -368,15 +339,13 @@ def _undo_move(settings: Settings) -> None:
 
 def _copy_files(settings: Settings, to: str) -> None:
     """Copy the files of a folder to an object store, also while others run, and say how many."""
-    from contextlib import closing
-
-    from app.errors import CannotRunHere, FlopwatchError
+    from app.errors import CannotRunHere
     from app.settings import Settings
     from app.store.database.engine import open_existing
     from app.store.files.artifacts import ArtifactFiles
     from app.store.files.moving import copy_files
 
-    try:
+    with _refused():
         if settings.object_store_url is not None:
             raise CannotRunHere("The files are on an object store already (FLOPWATCH_ARTIFACTS_URL).")
         Settings.from_environment(artifacts_url=to)
@@ -386,10 +355,19 @@ def _copy_files(settings: Settings, to: str) -> None:
             store = ObjectFiles(to, database)
             store.refuse_foreign(database, is_copy=True)
             copied = copy_files(ArtifactFiles(settings.artifacts_dir), store, database)
-    except FlopwatchError as error:
-        fail(f"{error.title}: {error.detail}")
     echo(f"{copied.copied} files copied, {copied.present} were there; {copied.lost} are damaged or not in the folder.")
     echo("Stop server and workers, repeat this for what came meanwhile, and set FLOPWATCH_ARTIFACTS_URL for both.")
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Print errors of the service, and exit."""
+    from app.errors import FlopwatchError
+
+    try:
+        yield
+    except FlopwatchError as error:
+        fail(f"{error.title}: {error.detail}")
 
 
 def _settings(**changes: object) -> Settings:
@@ -414,9 +392,6 @@ def _use(*, allow_code: bool) -> None:
 def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> Settings:
     """Return a server's settings, after refusing access that is open by mistake and a store of files that cannot be
     used, and making or migrating the database."""
-    from contextlib import closing
-
-    from app.errors import FlopwatchError
     from app.server.access import refuse_open_access, refuse_second_server
     from app.store.database.engine import is_missing, open_database
     from app.store.database.private import UMASK
@@ -425,7 +400,7 @@ def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> S
 
     os.umask(UMASK)
     settings = _settings(FLOPWATCH_HOST=host, FLOPWATCH_PORT=port, FLOPWATCH_INSECURE=insecure or None)
-    try:
+    with _refused():
         if is_missing(settings):  # then nothing is made
             refuse_open_access(settings, None)
         refuse_second_server(settings)
@@ -434,8 +409,6 @@ def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> S
             refuse_open_access(settings, database)
             with_agreed_lease(database, settings)
             open_files(settings, database, dry=True)  # the server itself opens them, and warns
-    except FlopwatchError as error:
-        fail(f"{error.title}: {error.detail}")
     return settings
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.errors import Conflict
 from app.web.plots.drawing import Figure
 
 
@@ -31,3 +32,11 @@ class Panel:
     """True if it is closed at first; its plot is drawn when it is opened."""
     more: Sequence[Panel] = ()
     """Plots of the same metric that stand below it, all closed at first."""
+
+    def figure(self) -> Figure:
+        """Draw the plot. Raises Conflict where another version has reported a table of this name with other columns."""
+        assert self.draw is not None
+        try:
+            return self.draw()
+        except (KeyError, TypeError, ValueError) as error:
+            raise Conflict(f"What the job reported is not what this version draws: {error!r}.") from error

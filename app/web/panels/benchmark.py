@@ -1,4 +1,4 @@
-"""`benchmark`: the phases of a step for each process, and its memory."""
+"""`benchmark`: the phases of a step for each process."""
 
 from __future__ import annotations
 
@@ -18,17 +18,12 @@ WHOLES = frozenset({"step", "isolated_step", "first_step", "decode", "rest"})
 REST, DECODING = "rest of the step", "decoding"
 MAX_PROCESSES = 64
 """Largest number of processes that are drawn; the table has all of them."""
-MEMORY = {
-    "peak_memory_mib": "allocated, peak",
-    "memory_reserved_mib": "reserved by the allocator, peak",
-    "device_memory_mib": "in use on the device, peak",
-}
 
 Measurement = Mapping[str, Any]
 
 
 def panels(results: JobResults) -> list[Panel]:
-    """Return the phases of a step, and its memory, by process."""
+    """Return the phases of a step by process."""
     processes = by_process(results.measurements)
     every = len({row["unit_index"] for row in results.measurements})
     cut = f" Drawn: the first {len(processes)} of {every} processes." if len(processes) < every else ""
@@ -43,9 +38,6 @@ def panels(results: JobResults) -> list[Panel]:
                 partial(draw_phases, processes),
             )
         )
-    if any(row["metric"] in MEMORY and row["outcome"] == "ok" for row in results.measurements):
-        text = f"Peaks over the measured steps.{cut}"
-        panels.append(Panel("memory", "Memory (MiB)", text, partial(draw_memory, processes)))
     return panels
 
 
@@ -89,13 +81,3 @@ def draw_phases(processes: Mapping[str, Sequence[Measurement]]) -> Figure:
 
 def _rank(phase: str) -> int:
     return PHASES.index(phase) if phase in PHASES else len(PHASES)
-
-
-def draw_memory(processes: Mapping[str, Sequence[Measurement]]) -> Figure:
-    """Draw bars of the peaks in MiB for each process."""
-    peaks = {
-        name: {MEMORY[row["metric"]]: row["median"] for row in rows if row["metric"] in MEMORY and row["median"]}
-        for name, rows in processes.items()
-    }
-    kinds = [kind for kind in MEMORY.values() if any(kind in values for values in peaks.values())]
-    return bars_of(kinds, peaks, "Memory (MiB)", "MiB", mode="group")

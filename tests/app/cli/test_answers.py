@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from app.cli.output import MOST_COMPARED, MOST_KERNELS, _code, print_answer, print_answers
+from app.cli.output import MOST_COMPARED, MOST_KERNELS, print_answer, print_answers
 from flopwatch import Flopwatch
 
 
@@ -195,9 +195,3 @@ def test_a_comparison_of_memory_prints_its_first_rows(capsys: pytest.CaptureFixt
     assert [name for name in ("all memory", *(f"x{at}" for at in range(9))) if name in table] == [
         *("all memory", "x0", "x1", "x2", "x3")
     ]
-
-
-def test_a_file_that_several_fields_take_is_named_once() -> None:
-    links = {"self": "/jobs/7", "baseline_code": "/files/a", "candidate_code": "/files/a", "step_code": "/files/b"}
-    assert _code(links) == "/files/a (baseline_code, candidate_code), /files/b (step_code)"
-    assert _code({"self": "/jobs/7"}) is None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.web.panels.benchmark import by_process, draw_memory, draw_phases, medians, panels
+from app.web.panels.benchmark import by_process, draw_phases, medians, panels
 
 
 def row(metric: str, median: float | None, phase: str | None = None, unit: int = 0) -> dict[str, Any]:
@@ -49,11 +49,6 @@ def test_a_bar_for_each_process() -> None:
         "columns": ["bar", "forward (ms)", "backward (ms)", "rest of the step (ms)"],
         "rows": [["process 1", 2.0, 3.0, 1.0], ["process 2", 4.0, None, None]],
     }
-
-
-def test_unknown_memory_has_no_bar() -> None:
-    rows = [row("peak_memory_mib", 100.0), row("memory_reserved_mib", None)]
-    assert draw_memory(by_process(rows))["table"]["rows"] == [["one process", 100.0]]
 
 
 @pytest.mark.parametrize(("processes", "reported"), [(64, False), (70, True)])
