@@ -324,7 +324,7 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
         (TOLD_CAUSES + 0.5, line) for line in _listed("refused", [f"{one.change} ({one.reason})" for one in refused])
     ]
     together = ""
-    if joined.step_ms is not None and len(names := joined.how.split(" + ")) > 1:
+    if joined.step_ms is not None and joined.sure and len(names := joined.how.split(" + ")) > 1:
         together = f"all together ({', '.join(names)}): {_became(joined)}"
     elif not better and not losers:
         bounds = [one.change for one in results if one.removes and one.ratio is not None]
@@ -367,15 +367,15 @@ LOSERS = {"not worth it": ("no_difference", "worse"), "not certain": ("inconclus
 
 
 def _columns(causes: Sequence[Sequence[Scalar]]) -> list[str]:
-    """Return rank, cause, lost time and bound of each cause, one below the other, and above them what they are."""
+    """Return rank, cause, share and bound of each cause, one below the other, and above them what they are."""
     cells = [
         (
             str(place),
             str(cause),
-            _ms(float(lost or 0.0), 3),
+            f"{float(percent or 0.0):.1f} %",
             BOUND[str(how)].format(_ms(float(bound))) if bound is not None else "",
         )
-        for place, (_, cause, _, lost, _, bound, how) in enumerate(causes, start=1)
+        for place, (_, cause, _, _, percent, bound, how) in enumerate(causes, start=1)
     ]
     cells[:0] = [HEAD] if causes else []
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -385,7 +385,7 @@ def _columns(causes: Sequence[Sequence[Scalar]]) -> list[str]:
     ]
 
 
-HEAD = ("#", "lost to", "profiled", "step without it")
+HEAD = ("#", "lost to", "share", "step without it")
 BOUND = {"measured": "{}, timed", "ceiling": "about {}"}
 
 
@@ -403,8 +403,8 @@ def _refused(cause: str, results: Sequence[Result]) -> str:
     return f"no {first.change}: {first.reason}" if first else ""
 
 
-def _ms(time: float, digits: int = 4) -> str:
-    return f"{time:.{digits}g} ms" if time < 999.5 else f"{time:.0f} ms"
+def _ms(time: float) -> str:
+    return f"{time:.4g} ms" if time < 999.5 else f"{time:.0f} ms"
 
 
 def _lost(one: Result) -> str:
@@ -416,8 +416,7 @@ def _helped(one: Result) -> str:
 
 
 def _became(one: Result) -> str:
-    became = f"{_ms(one.step_ms or 0.0)}, {one.gain}" if one.sure else f"not certain {one.gain}"
-    return f"{became}{_numbers(one)}"
+    return f"{_ms(one.step_ms or 0.0)}, {one.gain}{_numbers(one)}"
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:

@@ -294,8 +294,8 @@ def test_a_step_that_no_change_can_shorten_has_its_time_and_says_so() -> None:
     causes = conclude._causes(seen, [], step_ms)
     assert conclude.answer("step 50 ms", causes, [], conclude._joined(last.params, [])) == [
         "step 50 ms",
-        "#  lost to  profiled  step without it",
-        "1  host        50 ms  about 0 ms       train.py:3 step",
+        "#  lost to    share  step without it",
+        "1  host     100.0 %  about 0 ms       train.py:3 step",
         "no change was tried",
     ]
 
