@@ -55,9 +55,8 @@ class ComparedQuery(StrictQuery):
         question = results.Question(list(dict.fromkeys(self.metric)), self.fail_above_percent, self.expect_equal)
         if self.job is not None:
             return results.compare_sides(database, self.job, question)
-        if self.baseline_name is not None:
-            return results.compare_with_baseline(database, self.baseline_name, self.candidate, question)
-        return results.compare(database, self.baseline, self.candidate, question)
+        baseline = self.baseline if self.baseline_name is None else self.baseline_name
+        return results.compare(database, baseline, self.candidate, question)
 
     def check(self) -> None:
         """Raise InvalidRequest when the query names too few jobs, or too many."""

@@ -5,7 +5,7 @@ reported. `comparing` makes a Comparison, which `comparison_sheet` writes as a S
 """
 
 from app.metrics import column_name
-from app.results.comparing import Comparison, Question, compare, compare_sides, compare_with_baseline
+from app.results.comparing import Comparison, Question, compare, compare_sides
 from app.results.comparison_sheet import sheet_of
 from app.results.history import CaseChoice, History, cases_of_job, history
 from app.results.pivoting import Layout, local_table, metric_table, table
@@ -29,7 +29,6 @@ __all__ = [
     "column_name",
     "compare",
     "compare_sides",
-    "compare_with_baseline",
     "history",
     "list_tables",
     "local_table",

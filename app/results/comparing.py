@@ -12,12 +12,12 @@ The jobs ran at different times, unless one job measured both sides in turns: `a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from app.errors import FieldError, InvalidRequest
-from app.metrics import DIFFERENCES, is_rate
+from app.metrics import is_rate
 from app.results import agreement, environments, findings
 from app.results.agreement import Agreement
 from app.results.cases import CaseOfJob
@@ -25,9 +25,8 @@ from app.results.choosing import coordinates_of
 from app.results.environments import Difference, EnvironmentDifference
 from app.results.matching import change_and_ratio
 from app.results.memories import ComparedMemory
-from app.results.process_values import ProcessValues, process_values
+from app.results.process_values import process_values
 from app.results.profiles import ComparedProfiles
-from app.results.remedies import Remedy
 from app.results.sheet import NOT_MEASURED, Cell
 from app.results.sides import Pair, Side, joins_of, sides_of_baseline, sides_of_job, sides_of_jobs
 from app.results.versions import VERSION
@@ -53,6 +52,8 @@ CUT = (
     "Processes with more samples would seem faster: of each, the first samples count, as many as the shortest process "
     "of the case has (some have {})."
 )
+MAX_REPLICATES = 100
+"""Most `replicates` of a job."""
 MAX_DISTRIBUTIONS = 200
 """Largest number of rows whose single processes are listed; those of the headline metric come first."""
 
@@ -164,69 +165,48 @@ class Comparison:
 
 
 def compare(
-    database: Database, baseline: Sequence[int], candidate: Sequence[int], question: Question = PLAIN
+    database: Database, baseline: Sequence[int] | str, candidate: Sequence[int], question: Question = PLAIN
 ) -> Comparison:
-    """Compare finished jobs of one kind: one with another, or two sets of them.
+    """Compare finished jobs of one kind: one with another, two sets of them, or some with the results that a baseline
+    has of their cases.
 
-    Jobs of one side that measured the same case are several samples of it.
+    Jobs of one side that measured the same case are several samples of it. Cases are matched with a baseline's by key
+    and device. A case that it has on other devices only is matched with those, and the sentence says that it cannot be
+    compared with them, even if the specs name the devices.
 
     Args:
         database: the store.
-        baseline: the jobs to compare with.
+        baseline: the jobs to compare with, or the baseline's name.
         candidate: the jobs that are compared.
         question: the options.
-
-    Raises:
-        NotFound: there is no such job.
-        Conflict: a job is not finished.
-        InvalidRequest: the jobs are of different kinds, or have no such metric.
-    """
-    with database.read() as snapshot:
-        pair = sides_of_jobs(snapshot, list(dict.fromkeys(baseline)), list(dict.fromkeys(candidate)))
-        tables = _tables(snapshot, pair, question)
-        agreed = agreement.read(snapshot, pair)
-    return _compared(pair, tables, agreed, question)
-
-
-def compare_with_baseline(
-    database: Database, name: str, candidate: Sequence[int], question: Question = PLAIN
-) -> Comparison:
-    """Compare finished jobs of one kind with the results that a baseline has of their cases, as `compare`.
-
-    Cases are matched by key and device. A case that the baseline has on other devices only is matched with those, and
-    the sentence says that it cannot be compared with them, even if the specs name the devices.
 
     Raises:
         NotFound: there is no such baseline or job.
         Conflict: a job is not finished.
         InvalidRequest: the jobs are of different kinds, or have no such metric.
     """
-    with database.read() as snapshot:
-        pair = sides_of_baseline(snapshot, name, list(dict.fromkeys(candidate)))
-        tables = _tables(snapshot, pair, question)
-        agreed = agreement.read(snapshot, pair)
-    return _compared(pair, tables, agreed, question)
+
+    def sides(snapshot: Snapshot) -> Pair:
+        if isinstance(baseline, str):
+            return sides_of_baseline(snapshot, baseline, list(dict.fromkeys(candidate)))
+        return sides_of_jobs(snapshot, list(dict.fromkeys(baseline)), list(dict.fromkeys(candidate)))
+
+    return _read(database, sides, question)
 
 
 def compare_sides(database: Database, job_id: int, question: Question = PLAIN) -> Comparison:
-    """Compare the sides of a finished job that has measured both in turns; as `compare`.
+    """Compare the sides of a finished job that has measured both in turns; as `compare`."""
+    return _read(database, lambda snapshot: sides_of_job(snapshot, job_id), question)
 
-    Raises:
-        NotFound: there is no such job.
-        Conflict: the job is not finished.
-        InvalidRequest: it is no comparison, or has no such metric.
-    """
+
+def _read(database: Database, sides: Callable[[Snapshot], Pair], question: Question) -> Comparison:
     with database.read() as snapshot:
-        pair = sides_of_job(snapshot, job_id)
-        tables = _tables(snapshot, pair, question)
+        pair = sides(snapshot)
+        tables = (
+            None if question.metrics else ComparedProfiles.read(snapshot, pair) or ComparedMemory.read(snapshot, pair)
+        )
         agreed = agreement.read(snapshot, pair)
     return _compared(pair, tables, agreed, question)
-
-
-def _tables(snapshot: Snapshot, pair: Pair, question: Question) -> ComparedTables | None:
-    if question.metrics:
-        return None
-    return ComparedProfiles.read(snapshot, pair) or ComparedMemory.read(snapshot, pair)
 
 
 def _compared(pair: Pair, tables: ComparedTables | None, agreed: Agreement | None, question: Question) -> Comparison:
@@ -443,13 +423,11 @@ def _rows(pair: Pair, differing: Collection[str], requested: Sequence[str]) -> l
                 blocks=blocks if {sum(blocks)} == set(map(len, numbers)) else (),
                 statistic=values.statistic,
                 samples=values.samples,
-                sample_s=values.sample_s,
                 witnesses=values.witnesses,
                 cut_from=values.cut_from,
                 unequal=values.unequal,
                 is_computed=candidate.is_computed and baseline.is_computed,
                 is_counted=kinds == {COUNTED} and units.get(metric) == "MiB",
-                is_phase=_is_phase(values, metric),
                 remedy=remedy,
             )
             rows.append(ComparedMetric(place, case_key, row))
@@ -480,22 +458,22 @@ def _pooled(cases: Sequence[CaseOfJob]) -> CaseOfJob:
     )
 
 
-def _remedy(pair: Pair) -> Remedy | None:
-    """Return how commands measure these jobs again; None for several jobs of a side, and for a baseline."""
-    jobs = tuple(dict.fromkeys(job.id for side in pair.both for job in side.jobs))
+def _remedy(pair: Pair) -> Callable[[int], str | None]:
+    """Return `findings.Row.remedy` of these jobs; there is none for several jobs of a side, and for a baseline."""
+    jobs = list(dict.fromkeys(job.id for side in pair.both for job in side.jobs))
     if pair.baseline.baseline is not None or len(jobs) != (1 if pair.alternated else 2):
-        return None
+        return lambda _: None
     kind = next((case.tabled_as[-1] for side in pair.both for case in side.cases), "")
-    fields = frozenset(KINDS[kind].model_fields) if kind in KINDS else frozenset[str]()
-    return Remedy(jobs, fields, findings.SIDES if pair.alternated else ())
+    fields = KINDS[kind].model_fields if kind in KINDS else {}
 
+    def command(processes: int) -> str | None:
+        if processes > MAX_REPLICATES:
+            return None
+        if not pair.alternated and "replicates" not in fields:
+            return f"flopwatch compare {' '.join(map(str, jobs))} --alternate --replicates {processes}"
+        return " && ".join(f"flopwatch rerun {job} replicates={processes}" for job in jobs)
 
-def _is_phase(values: ProcessValues, metric: str) -> bool:
-    """Return True if a metric is the time of one phase of a step."""
-    if metric in DIFFERENCES:
-        return False
-    phases = {row.phase for rows in values.sides for row in rows}
-    return any(phase is not None and metric == f"{phase}_ms" for phase in phases - {"step", "first_step"})
+    return command
 
 
 def _cell(case: CaseOfJob | None, rows: Sequence[Any], *, rate: bool) -> Cell:

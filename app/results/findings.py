@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from app.metrics import Direction, better, headline, is_count, is_error, is_size, is_speed
 from app.results import inference
 from app.results.inference import ALPHA, FEWEST, Estimate, Hypothesis
-from app.results.remedies import Remedy, more_steps
 from app.results.sheet import Cell
 
 Finding = Literal["better", "worse", "changed", "no_difference", "differs", "within_margin", "inconclusive"]
@@ -43,8 +42,6 @@ MOST_PROCESSES = 100
 """If a difference needs more processes of each side than this, the answer is that the host is too noisy to find it."""
 APART = 0.01
 """Two statistics of the same processes tell different stories if their intervals are further apart than this."""
-MAX_PHASES = 3
-"""Most phases that the sentence of an inconclusive comparison names."""
 STATISTICS = {"fastest": "fastest samples", "median": "medians", "mean": "means"}
 """The names of the statistics by which a process counts, or could count."""
 NOISE_MIB = 1.0
@@ -87,8 +84,6 @@ class Row:
     """By what a process counts that took several samples."""
     samples: int | None = None
     """The number of samples of each process that count."""
-    sample_s: float | None = None
-    """Seconds of one sample; None if it is no time."""
     witnesses: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)
     """Both sides' values by other statistics of the same samples; their names are keys of STATISTICS."""
     testimonies: Sequence[tuple[str, Estimate]] = ()
@@ -101,10 +96,8 @@ class Row:
     """True if no chance is in the values: jobs of kind `estimate` compute them from formulas."""
     is_counted: bool = False
     """True if it is a size in MiB that an allocator counted, not one that was sampled."""
-    is_phase: bool = False
-    """True if it is the time of one phase of a step."""
-    remedy: Remedy | None = None
-    """How to measure again; None if no single command does."""
+    remedy: Callable[[int], str | None] = lambda _: None
+    """Returns the command that measures so many processes of each side; None if no single one does."""
 
     @property
     def better(self) -> Direction | None:
@@ -381,34 +374,18 @@ class Row:
         estimate = self.estimate if by is None else self._by(by)
         if estimate is None or estimate.spread is None:
             return ""
-        more_steps = self._more_steps() if by is None else ""
         present = min(len(self.baseline), len(self.candidate))
         needed = inference.replicates_for(limit_percent / 100, estimate.distances, self.alpha)
         if needed is None or needed > MOST_PROCESSES:
-            if more_steps:
-                return f"; {more_steps}"
             differ = percent(estimate.spread)
             return f"; this host is too noisy to find {limit_percent:g} %: its processes differ by {differ}"
         if needed > present:
-            more = f"{needed} processes each would find {limit_percent:g} %{self._command(needed)}"
-        else:
-            more = f"more processes would narrow the interval{self._command(2 * present)}"
-        return f"; {more_steps}; otherwise {more}" if more_steps else f"; {more}"
-
-    def _more_steps(self) -> str:
-        """Say how many steps take about a second, where processes that count by their fastest took fewer; or ""."""
-        if self.statistic != "fastest" or self.samples is None or self.sample_s is None or self.remedy is None:
-            return ""
-        steps = more_steps(self.samples, self.sample_s)
-        command = None if steps is None else self.remedy.steps(steps)
-        if steps is None or command is None:
-            return ""
-        processes = len(self.baseline) + len(self.candidate)
-        return f"first try more steps, {processes * steps * self.sample_s:.0f} s in all: {command}"
+            return f"; {needed} processes each would find {limit_percent:g} %{self._command(needed)}"
+        return f"; more processes would narrow the interval{self._command(2 * present)}"
 
     def _command(self, processes: int) -> str:
-        command = None if self.remedy is None else self.remedy.replicates(processes)
-        return "" if command is None else f": {command}"
+        command = self.remedy(processes)
+        return "" if command is None else f": `{command}`"
 
     def _is_drift(self, estimate: Estimate) -> bool:
         """Return True if the sides differ, but by no more than the drift within one side."""
@@ -587,8 +564,6 @@ def conclude(
     metrics = tuple(requested) or ((headline,) if headline is not None else ())
     chosen = [row for row in rows if row.metric in metrics]
     conclusion, sentence = _summed_up(chosen, obstacles)
-    if conclusion == "inconclusive":
-        sentence += _conclusive_phases(rows, chosen)
     if same is not None:
         sentence = same
     elif (
@@ -651,23 +626,6 @@ def _summed_up(rows: Sequence[Row], obstacles: Sequence[str]) -> tuple[Conclusio
         of_tested: Any = row.finding
         return of_tested, f"{_where(row, rows)}: {row.sentence()}{others}"
     return _of_many(with_values, rows)
-
-
-def _conclusive_phases(rows: Sequence[Row], chosen: Sequence[Row]) -> str:
-    """Name the phases that differ in cases whose headline metric is inconclusive; their p-values are corrected, too."""
-    cases = {row.case for row in chosen if row.finding == "inconclusive" and not row.invalid_sides and not row.is_wrong}
-    metrics = {row.metric for row in chosen}
-    phases = [row for row in rows if row.is_phase and row.case in cases and row.metric not in metrics]
-    phases = [row for row in phases if row.estimate is not None and row.estimate.p_value is not None]
-    values, _ = inference.adjusted([Hypothesis(row.baseline, row.candidate, _p_value(row)) for row in phases])
-    found = [
-        row
-        for row, value in zip(phases, values, strict=True)
-        if value <= ALPHA and row.finding in ("differs", "better", "worse")
-    ]
-    named = [f"{_where(row, rows)} is {row.factor()}" for row in found[:MAX_PHASES]]
-    more = f" (and {len(found) - MAX_PHASES} more)" if len(found) > MAX_PHASES else ""
-    return f"; of the phases, {', '.join(named)}{more}" if named else ""
 
 
 def _of_other_work(invalid: Sequence[Row]) -> str:

@@ -21,8 +21,6 @@ are no independent samples; a process counts as one value, which `app.results.si
 - Power follows from the probability that a process of the slower side takes longer than one of the other (Noether,
   Journal of the American Statistical Association 82, 1987). It comes from the distances between processes of one side,
   whatever their distribution: on a busy host a few take far longer than the others, which ranks hardly notice.
-
-SciPy is imported only when something is computed, since the import takes a second.
 """
 
 from __future__ import annotations
@@ -31,10 +29,8 @@ import functools
 import math
 import statistics
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from typing import Any
 
 from app.specs.compare import blocks_of_turns
@@ -51,8 +47,6 @@ MAX_EXACT = 60
 """Most processes of a side for which p-values and intervals are exact; the normal approximation of more is as good."""
 MAX_EXACT_IN_TURNS = 20
 """Likewise of sides that took turns. The normal approximation of more, near ALPHA, is at most 10 % too large."""
-MAX_PERMUTATIONS = 20_000
-"""Most ways to divide the values into two sides for which p-values of samples with ties are exact."""
 SAME = 1e-9
 """Values are proportional if their ratio is constant to this relative precision."""
 
@@ -160,15 +154,23 @@ def _place_of_end(baseline: int, candidate: int) -> int:
     if max(baseline, candidate) > MAX_EXACT:
         error = math.sqrt(pairs * (baseline + candidate + 1) / 12)
         return math.floor((pairs + 1) / 2 - statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * error)
-    # ways[size, total]: in how many ways so many of the ranks so far have that sum, less the smallest possible one
-    ways = np.zeros((baseline + 1, pairs + 1))
-    ways[0, 0] = 1
-    for rank in range(baseline + candidate):
-        for size in range(min(baseline, rank + 1), 0, -1):
-            if (more := rank + 1 - size) <= pairs:
-                ways[size, more:] += ways[size - 1, : pairs + 1 - more]
-    below = np.cumsum(ways[baseline]) / math.comb(baseline + candidate, baseline)
+    without_ties = tuple(range(1, 2 * (baseline + candidate), 2))
+    ways = _ways(without_ties, baseline)[baseline**2 :: 2]  # from the smallest sum on
+    below = np.cumsum(ways) / math.comb(baseline + candidate, baseline)
     return int(np.count_nonzero(below <= (1 - CONFIDENCE) / 2))
+
+
+@functools.lru_cache(maxsize=1000)
+def _ways(ranks: tuple[int, ...], size: int) -> Any:
+    """Return in how many ways so many of these ranks have each sum, as an array from 0 on."""
+    import numpy as np
+
+    ways = np.zeros((size + 1, sum(sorted(ranks)[-size:]) + 1))
+    ways[0, 0] = 1
+    for number, rank in enumerate(ranks, start=1):
+        for count in range(min(size, number), 0, -1):
+            ways[count, rank:] += ways[count - 1, :-rank]
+    return ways[size]
 
 
 def _end_in_turns(
@@ -187,77 +189,38 @@ def _end_in_turns(
 
 
 def p_value(baseline: Sequence[float], candidate: Sequence[float], blocks: Sequence[int] = ()) -> float:
-    """Return the two-sided p-value of the Mann-Whitney U test; `blocks` as for `estimate`."""
+    """Return the two-sided p-value of the Mann-Whitney U test, among all orders that could have been drawn within the
+    blocks; `blocks` as for `estimate`.
+
+    It is exact up to MAX_EXACT processes of a side, in turns MAX_EXACT_IN_TURNS. Of more, the sum of ranks is taken for
+    normal: it is that of many processes, or of many independent blocks.
+    """
+    import numpy as np
+
     values = [*baseline, *candidate]
     if min(values) == max(values):
         return 1.0
-    if len(blocks) > 1:
-        return _p_value_in_turns(values, blocks)
-    from scipy import stats
-
-    method: Any = "asymptotic"
-    if len(set(values)) == len(values):
-        if max(len(baseline), len(candidate)) <= MAX_EXACT:
-            method = "exact"
-    elif math.comb(len(values), len(baseline)) <= MAX_PERMUTATIONS:
-        return _p_value_of_ties(baseline, candidate)
-    return min(1.0, float(stats.mannwhitneyu(baseline, candidate, alternative="two-sided", method=method).pvalue))
-
-
-def _p_value_of_ties(baseline: Sequence[float], candidate: Sequence[float]) -> float:
-    """Return the exact two-sided p-value of samples with ties.
-
-    Of all ways to choose the baseline's values, it counts those with each sum of ranks: scipy's permutation test, which
-    tries them one by one, takes fifty times as long or more.
-    """
-    values = sorted([*baseline, *candidate])
-    ranks = [bisect_left(values, value) + bisect_right(values, value) for value in values]  # doubled: ties share one
-    ways: list[Counter[int]] = [Counter({0: 1}), *(Counter() for _ in baseline)]
-    for rank in ranks:
-        for size in range(len(baseline), 0, -1):
-            for total, count in ways[size - 1].items():
-                ways[size][total + rank] += count
-    found = sum(bisect_left(values, value) + bisect_right(values, value) for value in baseline)
-    tails = (sum(count for total, count in ways[-1].items() if sign * total >= sign * found) for sign in (1, -1))
-    return min(1.0, 2 * min(tails) / math.comb(len(values), len(baseline)))
-
-
-def _p_value_in_turns(values: Sequence[float], blocks: Sequence[int]) -> float:
-    """Return the two-sided p-value among all orders of the turns that could have been drawn.
-
-    It is exact up to MAX_EXACT_IN_TURNS processes of a side. Of more, the sum of ranks is taken for normal: it is that
-    of many independent blocks.
-
-    values: those of one side and then those of the other, each in the order of the turns.
-    """
-    import numpy as np
-
     ordered = np.sort(values)
     ranks = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")  # doubled: ties
-    ones, others = np.split(ranks, 2)
-    sizes = np.asarray(blocks)
-    begins = np.cumsum(sizes) - sizes
-    if len(ones) > MAX_EXACT_IN_TURNS:
-        means = np.add.reduceat(ones + others, begins) / (2 * sizes)
-        variances = np.add.reduceat(ones**2 + others**2, begins) / (2 * sizes) - means**2
-        error = math.sqrt((sizes**2 / (2 * sizes - 1) * variances).sum())
-        excess = max(0.0, abs(ones.sum() - others.sum()) / 2 - 1)  # less half a step of doubled ranks
+    sizes = [(size, size) for size in blocks] if len(blocks) > 1 else [(len(baseline), len(candidate))]
+    pools, found, at = [], int(ranks[: len(baseline)].sum()), 0
+    for ones, others in sizes:
+        other = len(baseline) + at
+        pools.append(np.concatenate([ranks[at : at + ones], ranks[other : other + others]]))
+        at += ones
+    if max(len(baseline), len(candidate)) > (MAX_EXACT_IN_TURNS if len(blocks) > 1 else MAX_EXACT):
+        mean = sum(pool.mean() * ones for pool, (ones, _) in zip(pools, sizes, strict=True))
+        variances = (
+            pool.var(ddof=1) * ones * others / len(pool) for pool, (ones, others) in zip(pools, sizes, strict=True)
+        )
+        error = math.sqrt(sum(variances))
+        excess = max(0.0, abs(found - mean) - 1)  # less half a step of doubled ranks
         return 2 * statistics.NormalDist(0, error).cdf(-excess) if error else 1.0
-    share, found = np.ones(1), 0
-    for size, begin in zip(blocks, begins, strict=True):
-        block = np.concatenate([side[begin : begin + size] for side in (ones, others)])
-        sums = block[_choices(size)].sum(axis=1)
-        share = np.convolve(share, np.bincount(sums - sums.min()) / len(sums))
-        found += int(block[:size].sum() - sums.min())
+    share = np.ones(1)
+    for pool, (ones, _) in zip(pools, sizes, strict=True):
+        ways = _ways(tuple(sorted(pool.tolist())), ones)
+        share = np.convolve(share, ways / ways.sum())
     return min(1.0, 2 * float(min(share[: found + 1].sum(), share[found:].sum())))
-
-
-@functools.cache
-def _choices(size: int) -> Any:
-    """Return all ways to choose `size` of twice as many places, as an array of shape (ways, size)."""
-    import numpy as np
-
-    return np.array(list(combinations(range(2 * size), size)))
 
 
 def smallest_p_value(baseline: int, candidate: int, blocks: Sequence[int] = ()) -> float:

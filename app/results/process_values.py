@@ -23,7 +23,6 @@ from app.store.reading.packed import unpack
 
 Rows = Sequence[Any]
 Statistic = Literal["fastest", "median"]
-SECONDS = {"ns": 1e-9, "µs": 1e-6, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _OF: Mapping[str, Callable[[Sequence[float]], float]] = {
     "fastest": min,
     "median": statistics.median,
@@ -42,8 +41,6 @@ class ProcessValues:
     """The number of samples of each process that count."""
     cut_from: int | None = None
     """The largest number of samples of a process, if some of them do not count."""
-    sample_s: float | None = None
-    """Seconds of one sample, the median of all processes; None if it is no time."""
     witnesses: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)
     """Values by other statistics of the same samples."""
     unequal: str | None = None
@@ -95,13 +92,11 @@ def _of_samples(sides: tuple[Rows, Rows], statistic: Statistic, *, is_time: bool
         for row, value in zip(rows, by[statistic], strict=True)
     ]
     others = [name for name in by if name not in (statistic, "fastest") and None not in by[name]] if is_time else []
-    seconds = SECONDS.get(rows[0].unit)
     return ProcessValues(
         (counted[:number], counted[number:]),
         statistic=statistic,
         samples=None if unequal else fewest,
         cut_from=most if fewest < most and not unequal else None,
-        sample_s=None if seconds is None or unequal else seconds * statistics.median(by["median"]),
         witnesses={name: (by[name][:number], by[name][number:]) for name in others},
         unequal=unequal,
     )
@@ -141,9 +136,7 @@ def _of_rates(
         [row._replace(value=value) for row, value in zip(*pair, strict=True)]
         for pair in zip(sides, values, strict=True)
     )
-    return ProcessValues(
-        (one, other), times.statistic, times.samples, times.cut_from, times.sample_s, witnesses, times.unequal
-    )
+    return ProcessValues((one, other), times.statistic, times.samples, times.cut_from, witnesses, times.unequal)
 
 
 def _process(row: Any) -> tuple[int, int, int]:

@@ -141,7 +141,7 @@ def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -
     """Read finished jobs of one kind, and the results that a baseline has of their cases.
 
     Cases are matched by key and device. A case that the baseline has on other devices only is matched with those.
-    Errors as those of `comparing.compare_with_baseline`.
+    Errors as those of `comparing.compare`.
     """
     others = _finished(snapshot, candidate)
     _check_kinds(others)

@@ -29,7 +29,7 @@ FORBIDDEN_IMPORTS = {
     "parallel knows nothing of the others": ("parallel/__init__.py", "import kernels"),
     "the model and the measuring import nothing of the service": ("workers/model/__init__.py", "import app.presets"),
     "migrations use the tables and the engine only": ("migrations/env.py", "import app.main"),
-    "only inference uses scipy, and only the client pandas": (
+    "only the client uses pandas": (
         "app/store/queue/transitions.py",
         "import pandas",
     ),

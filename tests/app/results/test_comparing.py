@@ -50,7 +50,7 @@ def compare_with_baseline(
     database: Database, name: str, candidate: int | Sequence[int], question: Question = PLAIN
 ) -> Sheet:
     jobs = [candidate] if isinstance(candidate, int) else candidate
-    return sheet_of(results.compare_with_baseline(database, name, jobs, question))
+    return sheet_of(results.compare(database, name, jobs, question))
 
 
 def compare_sides(database: Database, job_id: int) -> Sheet:

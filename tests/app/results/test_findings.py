@@ -12,7 +12,6 @@ import pytest
 
 from app.results import findings
 from app.results.findings import MOST_PROCESSES, Judgement, Row, conclude, judge, percent
-from app.results.remedies import Remedy
 from app.results.sheet import Cell
 
 STEADY = (1.00, 1.01, 0.99, 1.005, 0.995, 1.002, 0.998, 1.004)
@@ -558,10 +557,3 @@ def test_the_gate_of_rates_and_of_several_cases() -> None:
     assert several.gate is not None
     assert several.gate.outcome == "slower", "the worst answer counts"
     assert "tokens_per_s, a" in several.gate.sentence
-
-
-def test_kinds_without_replicates_are_measured_again_in_turns() -> None:
-    assert Remedy((2, 5), {"strategy"}).replicates(8) == "`flopwatch compare 2 5 --alternate --replicates 8`"
-    assert Remedy((2, 5), {"replicates"}).replicates(8) == (
-        "`flopwatch rerun 2 replicates=8 && flopwatch rerun 5 replicates=8`"
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from app.results import compare, compare_with_baseline
+from app.results import compare
 from app.specs import spec_adapter
 from app.store.database.engine import Database
 from app.store.keeping.baselines import Baselines
@@ -48,5 +48,5 @@ def test_versions_of_one_case_meet(database: Database, measure: Measure) -> None
         ("version", OLD[:8], NEW[:8])
     ]
     Baselines(database).put("kept", job=jobs[0])
-    checked = compare_with_baseline(database, "kept", jobs[1:])
+    checked = compare(database, "kept", jobs[1:])
     assert [row.case_key for row in checked.rows] == [key_of(one)]
