@@ -27,7 +27,6 @@ from app.results.cases import OF_THE_JOB, CaseOfJob, MeasuredJobs, cases_of, cel
 from app.results.choosing import (
     UNKNOWN,
     coordinates_of,
-    kinds_of,
     known_of,
     metrics_of,
     refuse_unknown,
@@ -39,7 +38,7 @@ from app.results.process_values import time_of
 from app.results.reasons import Gap, reasons
 from app.results.sheet import Cell, Column, Sheet
 from app.results.versions import VERSION
-from app.specs import KINDS, Scalar, SpecBase
+from app.specs import Scalar, SpecBase
 from app.states import VERDICTS, worst
 from app.store.database.engine import Database
 from app.store.reading import measurements
@@ -232,8 +231,8 @@ def _sheet(
     cases = [line.case for line in lines if line.case is not None]
     marks, footnotes = _marks(lines, shown, layout)
     statistics = _on_statistics(cases, shown, layout.statistic, one_process=one_process)
-    statistics += _on_best(cases, shown) if layout.best else []
-    notes = [*statistics, *_of_kinds(cases, shown), *related.notes, *footnotes, *sheet.notes]
+    statistics += [_BEST] if layout.best else []
+    notes = [*statistics, *related.notes, *footnotes, *sheet.notes]
     return replace(
         sheet,
         missing=_missing(cases, coordinates, set(shown)),
@@ -360,42 +359,13 @@ def _on_statistics(
     cases: Sequence[CaseOfJob], metrics: Sequence[str], statistic: Statistic, *, one_process: bool
 ) -> list[str]:
     """Return a sentence that explains the cells, and what ± refers to."""
-    measured = [
-        rows
-        for case in cases
-        for metric, rows in case.processes.items()
-        if metric in metrics and (len(rows) > 1 or (rows[0].n or 0) > 1)
-    ]
-    numbers = set(map(len, measured))
-    if not numbers:
+    measured = [rows for case in cases for metric, rows in case.processes.items() if metric in metrics]
+    several = any(len(rows) > 1 for rows in measured)
+    if not several and not any((row.n or 0) > 1 for rows in measured for row in rows):
         return []
-    several = max(numbers) > 1
-    counts = sorted(number for number in numbers if number > 1)
-    of = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else ""
-    if one_process:
-        times, repeated = f"{of} repetitions in one process, which are no independent samples", "a case was repeated"
-    else:
-        times, repeated = f"{of} processes", "several processes measured a case"
-    if statistic == "mean":
-        samples, several_times = (
-            "mean ± standard deviation of the samples of one process",
-            f"mean ± standard deviation of the means of {times}",
-        )
-    elif statistic == "median":
-        samples, several_times = "median of the samples of one process", f"median of the medians of {times}"
-        if any(rows[0].low is not None for rows in measured if len(rows) == 1):
-            samples += _INTERVAL
-        if max(numbers) >= FEWEST_FOR_INTERVAL:
-            several_times += _INTERVAL
-        if any(1 < number < FEWEST_FOR_INTERVAL for number in numbers):
-            several_times += _RANGE
-        if any(1 < (rows[0].n or 0) < FEWEST_FOR_INTERVAL for rows in measured if len(rows) == 1):
-            samples += _RANGE
-    else:
-        name = _STATISTIC_NAMES.get(statistic, statistic)
-        samples, several_times = f"{name} of the samples", f"{name} of the {name}s of {times}"
-    parts = [*([samples] if 1 in numbers else []), *([several_times] if several else [])]
-    return [f"Cells: {f'; or, where {repeated}, '.join(parts)}."]
+    name = _STATISTIC_NAMES.get(statistic, statistic)
+    times = f", and of several {'repetitions' if one_process else 'processes'} the {name} of these" if several else ""
+    return [f"Cells: {name} of the samples of one process{times}{_SPREADS.get(statistic, '')}."]
 
 
 def _interval_of_rate(case: CaseOfJob, metric: str, cell: Cell, statistic: Statistic) -> tuple[float, float] | None:
@@ -409,34 +379,16 @@ def _interval_of_rate(case: CaseOfJob, metric: str, cell: Cell, statistic: Stati
     return cell.value * of_time.value / greatest, cell.value * of_time.value / least
 
 
-def _on_best(cases: Sequence[CaseOfJob], metrics: Collection[str]) -> list[str]:
-    """Return a sentence that explains which cells are bold."""
-    alone = any(len(rows) == 1 for case in cases for name, rows in case.processes.items() if name in metrics)
-    bold = "Bold: the best of rows that do the same, and all whose intervals overlap with it."
-    return [bold + (_ALONE if alone else "")]
-
-
-_ALONE = " The interval of one process leaves out how processes differ: flopwatch compare measures that."
-_INTERVAL = " ± the larger distance to an end of its 95 % interval"
-_RANGE = f" (of fewer than {FEWEST_FOR_INTERVAL}: from the smallest to the largest)"
+_BEST = (
+    "Bold: the best of rows that do the same, and all whose intervals overlap with it. The interval of one process "
+    "leaves out how processes differ: flopwatch compare measures that."
+)
+_SPREADS: Mapping[Statistic, str] = {
+    "mean": " ± their standard deviation",
+    "median": f" ± the larger distance to an end of its 95 % interval (of fewer than {FEWEST_FOR_INTERVAL}: from the "
+    "smallest to the largest)",
+}
 _STATISTIC_NAMES = {"min": "minimum", "max": "maximum"}
-
-
-def _of_kinds(cases: Sequence[CaseOfJob], metrics: Sequence[str]) -> list[str]:
-    """Return the sentences that the kinds have for values of coordinates, and for metrics."""
-    of_metrics = [
-        sentence
-        for kind in kinds_of(cases)
-        for names, sentence in KINDS[kind].metric_notes.items()
-        if not names.isdisjoint(metrics)
-    ]
-    return of_metrics + [
-        sentence
-        for kind in kinds_of(cases)
-        for name, sentences in KINDS[kind].table_notes.items()
-        for value, sentence in sentences.items()
-        if any(kind in case.tabled_as and case.coordinates.get(name) == value for case in cases)
-    ]
 
 
 def _missing(cases: Sequence[CaseOfJob], coordinates: Sequence[str], metrics: Collection[str]) -> list[str]:
