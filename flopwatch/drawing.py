@@ -4,14 +4,10 @@ A figure is what `GET /jobs/{id}/plots/{name}` answers: traces and layout in Plo
 Every kind of trace is translated here, and no plot has a second version: scatter (lines, markers, texts, areas,
 blocks), bar, box and heatmap. A trace that this module does not know is an error, not a hole. It runs where the command
 runs, because a server is often on the host that measures; Plotly's own way to a file needs a browser.
-
-Lines with more points than the paper can show keep the least and the greatest of each column, so that an SVG has some
-ten to a hundred kilobytes, and its peaks.
 """
 
 from __future__ import annotations
 
-import bisect
 import html
 import io
 import itertools
@@ -19,7 +15,6 @@ import math
 import re
 import textwrap
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -41,14 +36,14 @@ PIXELS = 720
 POINTS_PER_PIXEL = 72 * WIDTH_IN / PIXELS
 DPI = 200
 TEXT, QUIET, LINE = "#1c2128", "#596270", "#dce0e6"
-COLUMNS = 300
-"""Number of columns of a line that has more points than three in each."""
 MAX_CELLS = 1500
-"""A heat map with more cells is an image inside the SVG."""
+"""A heat map with more cells is an image inside the SVG, and so are areas and blocks of more corners."""
 LINE_OF_NAME = 44
 """Characters of a line of a name beside an axis: longer ones have several lines, so that the axes keep their room."""
 MAX_NAME = 90
 """Characters of a name in the legend."""
+LETTERS_OF_LEGEND = 110
+"""Characters of a row of the legend, 6 of them for each entry's sign."""
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 HATCHES = {"": None, "/": "////", "-": "---", ".": "...", "x": "xxx"}
 SYMBOLS = {
@@ -131,8 +126,7 @@ def draw(figure: Mapping[str, Any], picture: Picture) -> bytes:
             what = f"{figure.get('title', 'This plot')}: this version of Flopwatch cannot draw these values"
             raise ClientError(f"{what} ({type(error).__name__}: {error}); the format html may.") from error
         entries = [*zip(*axes.get_legend_handles_labels(), strict=True), *drawing.entries]
-        caption = " ".join(filter(None, [figure.get("caption"), *sorted(drawing.notes), *drawing.left_out()]))
-        around = _frame(paper, entries, {**figure, "caption": caption})
+        around = _frame(paper, entries, figure)
         written = io.BytesIO()
         undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(picture, {})
         about = {
@@ -190,11 +184,6 @@ class _Drawing:
     """The texts along each axis that has texts, "x" or "y", in order."""
     entries: list[tuple[Any, str]] = field(default_factory=list)
     """Entries of the legend whose traces have no artist to stand for them."""
-    notes: set[str] = field(default_factory=set)
-    """What the picture leaves out: sentences for the caption."""
-    no_place: dict[tuple[str, int], int] = field(default_factory=dict)
-    """How many numbers of each list have no place on an axis: infinite ones, and on a logarithmic axis those not above
-    zero. The edge of an area is drawn twice, and counts once."""
     whole: set[str] = field(default_factory=set)
     """The axes whose numbers are whole, such as those of steps: they have no ticks between."""
 
@@ -256,21 +245,8 @@ class _Drawing:
 
             return [math.nan if value is None else float(date2num(datetime.fromisoformat(value))) for value in values]
         least = 0.0 if self._axis(letter).get("type") == "log" else -math.inf
-        numbers = [math.nan if value is None else float(value) for value in values]
-        self.no_place[letter, id(values)] = sum(number <= least or number == math.inf for number in numbers)
+        numbers = (math.nan if value is None else float(value) for value in values)
         return [number if least < number < math.inf else math.nan for number in numbers]
-
-    def left_out(self) -> list[str]:
-        """Return a sentence for each axis that some numbers have no place on."""
-        counts: Counter[str] = Counter()
-        for (letter, _), count in self.no_place.items():
-            counts[letter] += count
-        found = [(letter, count, self._axis(letter).get("type") == "log") for letter, count in counts.items()]
-        return [
-            f"Values along {letter} that are {'not above zero, or ' if is_log else ''}infinite, and left out: {count}."
-            for letter, count, is_log in found
-            if count
-        ]
 
     def _set_axis(self, letter: str) -> None:
         axis, axes = self._axis(letter), self.axes
@@ -357,54 +333,29 @@ class _Drawing:
             elif (group := trace.get("stackgroup")) is not None:
                 below = sums.get(group, [0.0] * len(trace["x"]))
                 sums[group] = [one + float(other or 0) for one, other in zip(below, trace["y"], strict=True)]
-                # Each area reaches down to 0, behind those before it: so only its upper edge has many points.
-                self._area(trace, sums[group], behind=len(sums) - traces.index(trace))
+                self._area(trace, below, sums[group])
             else:
                 self._line_or_markers(trace)
 
-    def _area(self, trace: Mapping[str, Any], above: Sequence[float], *, behind: int) -> None:
-        """Draw an area of steps or slopes; a step that is too low to be seen is left out."""
-        x, least = self.at("x", trace["x"]), 1e-3 * max(above, default=0.0)
-        is_step = trace["line"].get("shape") == "hv"
-        edge: list[tuple[float, float]] = []
-        for index in _kept(x, above):
-            place, height = x[index], above[index]
-            if is_step and edge:
-                if abs(height - edge[-1][1]) <= least:
-                    continue
-                edge.append((place, edge[-1][1]))
-            edge.append((place, height))
-        if edge:
-            corners = [(x[0], 0.0), *edge, (x[-1], edge[-1][1]), (x[-1], 0.0)]
-            style = {"color": trace["fillcolor"], "linewidth": 0, "zorder": 1.5 + behind / 1000}
-            self.axes.fill(*zip(*corners, strict=True), label=self._label(trace), **style)
+    def _area(self, trace: Mapping[str, Any], below: Sequence[float], above: Sequence[float]) -> None:
+        """Draw an area of steps or slopes between two edges."""
+        step: Any = "post" if trace["line"].get("shape") == "hv" else None
+        style = {"color": trace["fillcolor"], "linewidth": 0, "rasterized": len(above) > MAX_CELLS}
+        self.axes.fill_between(self.at("x", trace["x"]), below, above, step=step, label=self._label(trace), **style)
 
     def _blocks(self, trace: Mapping[str, Any]) -> None:
-        """Draw rectangles, separated by None. Neighbours with less than a quarter of a point between become one."""
+        """Draw polygons, separated by None."""
         from matplotlib.patches import PathPatch
         from matplotlib.path import Path
 
         corners = list(zip(trace["x"], trace["y"], strict=True))
         boxes = [list(group) for is_gap, group in itertools.groupby(corners, lambda one: one[0] is None) if not is_gap]
-        ends = [
-            (min(y for _, y in box), max(y for _, y in box), min(x for x, _ in box), max(x for x, _ in box))
-            for box in boxes
-        ]
-        largest = max((end[3] for end in ends), default=0.0)
-        smallest = min((end[2] for end in ends), default=0.0)
-        gap = (largest - smallest) / (4 * 72 * WIDTH_IN)
-        merged: list[list[float]] = []
-        for low, high, begin, end in sorted(ends):
-            if merged and merged[-1][:2] == [low, high] and begin - merged[-1][3] <= gap:
-                merged[-1][3] = max(merged[-1][3], end)
-            else:
-                merged.append([low, high, begin, end])
-        paths = [Path([(x0, y0), (x1, y0), (x1, y1), (x0, y1), (x0, y0)], closed=True) for y0, y1, x0, x1 in merged]
-        if len(merged) < len(ends):
-            self.notes.add("Blocks too close to be told apart are drawn as one.")
+        paths = [Path([*box, box[0]], closed=True) for box in boxes]
         if paths:
             style = {"facecolor": trace["fillcolor"], "edgecolor": trace["line"]["color"], "linewidth": 0.3}
-            self.axes.add_patch(PathPatch(Path.make_compound_path(*paths), label=self._label(trace), **style))
+            many = len(corners) > MAX_CELLS
+            whole = Path.make_compound_path(*paths)
+            self.axes.add_patch(PathPatch(whole, label=self._label(trace), rasterized=many, **style))
             self.axes.autoscale_view()
 
     def _line_or_markers(self, trace: Mapping[str, Any]) -> None:
@@ -417,11 +368,10 @@ class _Drawing:
         line, marker = trace.get("line", {}), trace.get("marker", {})
         label = self._label(trace)
         if "lines" in mode and line.get("width") != 0:
-            kept = _kept(x, y)
             drawstyle = "steps-post" if line.get("shape") == "hv" else "default"
             self.axes.plot(
-                [x[index] for index in kept],
-                [y[index] for index in kept],
+                x,
+                y,
                 color=line.get("color"),
                 linewidth=max(0.7, 0.75 * float(line.get("width", 2))),
                 linestyle=DASHES[line.get("dash", "solid")],
@@ -449,41 +399,37 @@ class _Drawing:
         line: Mapping[str, Any] | None,
         style: Mapping[str, Any],
     ) -> None:
-        """Draw markers; those of one symbol and size are one path."""
+        """Draw markers, those of one symbol together."""
+        from matplotlib.lines import Line2D
+
+        color = marker.get("color")
         symbols, sizes = (
             value if isinstance(value, list) else [value] * len(x)
             for value in (marker.get("symbol", "circle"), marker.get("size", 8))
         )
-        groups: dict[tuple[str, float], list[int]] = {}
-        for index, (symbol, size) in enumerate(zip(symbols, sizes, strict=True)):
-            groups.setdefault((symbol, round(size)), []).append(index)
-        for number, ((symbol, size), own) in enumerate(groups.items()):
-            is_open = symbol.endswith("-open")
-            self.axes.plot(
+        for symbol in dict.fromkeys(symbols):
+            own = [index for index, one in enumerate(symbols) if one == symbol]
+            self.axes.scatter(
                 [x[index] for index in own],
                 [y[index] for index in own],
-                linestyle="none",
+                [max(2.5, POINTS_PER_PIXEL * sizes[index]) ** 2 for index in own],
                 marker=SYMBOLS[symbol.removesuffix("-open")],
-                markersize=max(2.5, POINTS_PER_PIXEL * size),
-                color=marker.get("color"),
+                facecolors="#ffffff" if symbol.endswith("-open") else color,
+                edgecolors=color,
+                linewidths=0.9 if symbol.endswith("-open") else 0.2,
                 alpha=marker.get("opacity"),
-                markerfacecolor="#ffffff" if is_open else marker.get("color"),
-                markeredgewidth=0.9 if is_open else 0.2,
-                label="_nolegend_",
                 **style,
             )
-            if number == 0 and not label.startswith("_"):
-                # The legend shows a series with a usual marker, and its line.
-                self.axes.plot(
-                    [],
-                    [],
-                    color=marker.get("color"),
-                    marker=SYMBOLS[symbol.removesuffix("-open")],
-                    markersize=4.5,
-                    markerfacecolor="#ffffff" if is_open and line is None else marker.get("color"),
-                    linestyle="none" if line is None else DASHES[line.get("dash", "solid")],
-                    label=label,
-                )
+        if symbols and not label.startswith("_"):
+            # The legend shows a series with a usual marker, and its line.
+            usual: dict[str, Any] = {
+                "color": color,
+                "marker": SYMBOLS[symbols[0].removesuffix("-open")],
+                "markersize": 4.5,
+            }
+            face = "#ffffff" if symbols[0].endswith("-open") and line is None else color
+            dash = "none" if line is None else DASHES[line.get("dash", "solid")]
+            self.entries.append((Line2D([], [], markerfacecolor=face, linestyle=dash, **usual), label))
 
     def _errors(self, x: Sequence[float], y: Sequence[float], name: str, error: Mapping[str, Any]) -> None:
         color = error.get("color") or QUIET
@@ -688,22 +634,6 @@ def _no_ticks() -> Any:
     return NullLocator()
 
 
-def _kept(x: Sequence[float], y: Sequence[float]) -> list[int]:
-    """Return the indexes of the points that are drawn: of each column the first, the least and the greatest, and one of
-    each gap between two of these."""
-    if len(x) <= 3 * COLUMNS:
-        return list(range(len(x)))
-    size = math.ceil(len(x) / COLUMNS)
-    kept = {0, len(x) - 1}
-    for start in range(0, len(x), size):
-        column = [index for index in range(start, min(start + size, len(x))) if not math.isnan(y[index])]
-        if column:
-            kept |= {column[0], min(column, key=y.__getitem__), max(column, key=y.__getitem__)}
-    drawn = sorted(kept)
-    between = {bisect.bisect_left(drawn, index): index for index, height in enumerate(y) if math.isnan(height)}
-    return sorted({*drawn, *between.values()})
-
-
 def _frame(paper: Figure, entries: Sequence[tuple[Any, str]], figure: Mapping[str, Any]) -> list[Any]:
     """Put the legend and the title above the axes, and the caption below; return these, which the picture includes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -716,26 +646,22 @@ def _frame(paper: Figure, entries: Sequence[tuple[Any, str]], figure: Mapping[st
     entries = sorted(entries, key=lambda entry: order.get(entry[1], 0))
     labels = [label for _, label in entries]
     if labels and (len(labels) > 1 or figure["layout"].get("showlegend", False)):
-        for columns in range(min(len(labels), 6), 0, -1):
-            legend = paper.legend(
-                # matplotlib fills its columns one after the other, and people read rows.
-                *zip(*(entry for column in range(columns) for entry in entries[column::columns]), strict=True),
-                loc="lower left",
-                bbox_to_anchor=(0, 1 + top / height),
-                ncols=columns,
-                frameon=False,
-                borderpad=0,
-                borderaxespad=0,
-                columnspacing=1.4,
-                handlelength=1.8,
-            )
-            legend.set_in_layout(False)
-            extent = legend.get_window_extent(canvas.get_renderer())
-            if columns == 1 or extent.width <= paper.bbox.width:
-                break
-            legend.remove()
+        columns = max(1, min(len(labels), 6, LETTERS_OF_LEGEND // (max(map(len, labels)) + 6)))
+        legend = paper.legend(
+            # matplotlib fills its columns one after the other, and people read rows.
+            *zip(*(entry for column in range(columns) for entry in entries[column::columns]), strict=True),
+            loc="lower left",
+            bbox_to_anchor=(0, 1 + top / height),
+            ncols=columns,
+            frameon=False,
+            borderpad=0,
+            borderaxespad=0,
+            columnspacing=1.4,
+            handlelength=1.8,
+        )
+        legend.set_in_layout(False)
         around.append(legend)
-        top += extent.height * 72 / paper.dpi + 6
+        top += legend.get_window_extent(canvas.get_renderer()).height * 72 / paper.dpi + 6
     for text, place, style in (
         (figure.get("title"), 1 + top / height, {"va": "bottom", "fontsize": 10, "fontweight": "bold"}),
         (figure.get("caption"), -8 / height, {"va": "top", "fontsize": 7, "color": QUIET}),
