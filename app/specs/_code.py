@@ -10,12 +10,12 @@ results of an edited file meet those of the file before.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, GetJsonSchemaHandler
+from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
-from app.specs._base import Needs, StrictModel
+from app.specs._base import Needs, Resources, SpecBase, StrictModel, check_lists, field_error, listed
 from app.specs._identity import Scalar
 
 FAMILY, NAME = "code", "uploaded"
@@ -101,3 +101,35 @@ def coordinates(identity: Mapping[str, Scalar], field: str, code: CodeSpec | Non
 def names(field: str) -> tuple[str, ...]:
     """Return the names of the coordinates of a field of code."""
     return tuple(f"{field}.{name}" for name in COORDINATES)
+
+
+class ImplementationsSpec(SpecBase):
+    """Base of kinds that measure implementations of one operation, with uploaded code beside them."""
+
+    if TYPE_CHECKING:
+        implementations: list[str]
+        code: CodeSpec | None
+        device: Any
+
+    @model_validator(mode="after")
+    def _there_is_something_to_measure(self) -> Self:
+        check_lists(self)
+        if not self.implementations and self.code is None:
+            raise field_error("implementations", "there is nothing to measure: name at least one, or give code")
+        return self
+
+    def names(self) -> list[str]:
+        """Return the names of the implementations as cells have them, that of uploaded code last."""
+        return [*self.implementations, *([] if self.code is None else [self.code.label()])]
+
+    def is_code(self, implementation: Scalar) -> bool:
+        """Return True if a cell's implementation is the uploaded code."""
+        return self.code is not None and implementation == self.code.label()
+
+    def overview(self) -> dict[str, Scalar]:
+        """Return all coordinates of the job, with the uploaded code among the implementations."""
+        whole = coordinates(super().overview(), "code", self.code)
+        return {"implementation": None} | whole | {"implementation": listed(self.names())}
+
+    def resources(self) -> Resources:
+        return Resources(device_type=self.device, devices=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -17,19 +17,16 @@ from app.specs._base import (
     KeyHeads,
     Name,
     Named,
-    Resources,
     Seed,
     SpecBase,
     WarmupSteps,
     Window,
     check_documents,
-    check_lists,
     check_number_of_cells,
     field_error,
-    listed,
     masks_with_effect,
 )
-from app.specs._code import Arguments, CodeSpec, Uploaded, coordinates, names
+from app.specs._code import Arguments, CodeSpec, ImplementationsSpec, Uploaded, coordinates, names
 from app.specs._identity import Scalar
 
 BLOCK_SIZES = {"cpu_flash": {"br": 32, "bc": 128}, "cpu_blocked": {"br": 32}}
@@ -65,7 +62,6 @@ class AttentionCell(Cell):
 
     @property
     def title(self) -> str:
-        """Return the cell's name for progress lines."""
         blocks = [f"{name} {size}" for name, size in (("br", self.br), ("bc", self.bc)) if size is not None]
         if self.threads is not None:
             blocks.append(f"{self.threads} thread{'s' if self.threads > 1 else ''}")
@@ -74,7 +70,7 @@ class AttentionCell(Cell):
         return ", ".join([self.implementation, self.dtype, *sizes, "causal" if self.causal else "not causal", *blocks])
 
 
-class AttentionSpec(SpecBase):
+class AttentionSpec(ImplementationsSpec):
     """Time attention alone: every implementation at every size, checked against one oracle."""
 
     kind: Literal["attention"] = "attention"
@@ -185,9 +181,6 @@ class AttentionSpec(SpecBase):
 
     @model_validator(mode="after")
     def _lists_make_sense(self) -> Self:
-        check_lists(self)
-        if not self.implementations and self.code is None:
-            raise field_error("implementations", "there is nothing to measure: name at least one, or give code")
         if self.arguments and self.code is None:
             raise field_error("arguments", "are those of a function of your own: give code, or leave them out")
         if self.threads is not None and self.device != "cpu":
@@ -215,23 +208,21 @@ class AttentionSpec(SpecBase):
 
     def cells(self) -> list[AttentionCell]:
         """Return the cells in the order they run: cells that share an oracle are neighbours, the longest come last."""
-        return list(self._cells())
+        sizes = itertools.product(self.dtypes, self.causal, self.head_dims, sorted(self.sequence_lengths))
+        return [
+            AttentionCell(
+                *(name, dtype, causal, head_dim, length, br, bc),
+                query_length=None if self.query_length == length else self.query_length,
+                threads=threads,
+            )
+            for (dtype, causal, head_dim, length), name in itertools.product(sizes, self.names())
+            for br, bc, threads in itertools.product(*self._block_sizes(name), self._numbers_of_threads())
+        ]
 
     def number_of_cells(self) -> int:
         sizes = len(self.dtypes) * len(self.causal) * len(self.head_dims) * len(self.sequence_lengths)
-        blocks = sum(len(br) * len(bc) for br, bc in map(self._block_sizes, self._names()))
+        blocks = sum(len(br) * len(bc) for br, bc in map(self._block_sizes, self.names()))
         return sizes * blocks * len(self._numbers_of_threads())
-
-    def _names(self) -> list[str]:
-        """Return the names of the implementations as cells have them, that of uploaded code last."""
-        return [*self.implementations, *([] if self.code is None else [self.code.label()])]
-
-    def _cells(self) -> Iterator[AttentionCell]:
-        sizes = itertools.product(self.dtypes, self.causal, self.head_dims, sorted(self.sequence_lengths))
-        for (dtype, causal, head_dim, length), name in itertools.product(sizes, self._names()):
-            queries = None if self.query_length == length else self.query_length
-            for br, bc, threads in itertools.product(*self._block_sizes(name), self._numbers_of_threads()):
-                yield AttentionCell(name, dtype, causal, head_dim, length, br, bc, queries, threads)
 
     def _numbers_of_threads(self) -> Sequence[int | None]:
         return [None] if self.threads is None else self.threads
@@ -266,15 +257,3 @@ class AttentionSpec(SpecBase):
     def masks(self, sequence_length: int) -> tuple[int | None, list[int] | None]:
         """Return the window and the documents, None where they hide nothing."""
         return masks_with_effect(self.window, self.document_lengths, max(sequence_length, self.query_length or 0))
-
-    def is_code(self, implementation: Scalar) -> bool:
-        """Return True if a cell's implementation is the uploaded code."""
-        return self.code is not None and implementation == self.code.label()
-
-    def overview(self) -> dict[str, Scalar]:
-        """Return all coordinates of the job, with the uploaded code among the implementations."""
-        whole = coordinates(super().overview(), "code", self.code)
-        return {"implementation": None} | whole | {"implementation": listed(self._names())}
-
-    def resources(self) -> Resources:
-        return Resources(device_type=self.device, devices=1)

@@ -4,7 +4,6 @@ refer to them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
@@ -23,7 +22,6 @@ class CeilingCell(Cell):
 
     @property
     def title(self) -> str:
-        """Return the cell's name for progress lines."""
         return self.operation if self.dtype is None else f"{self.operation}, {self.dtype}"
 
 
@@ -65,12 +63,7 @@ class CeilingSpec(SpecBase):
 
     def cells(self) -> list[CeilingCell]:
         """Return the cells in the order they run."""
-        return list(self._cells())
-
-    def _cells(self) -> Iterator[CeilingCell]:
-        yield CeilingCell("copy", None)
-        for dtype in self.dtypes:
-            yield CeilingCell("matrix product", dtype)
+        return [CeilingCell("copy", None), *(CeilingCell("matrix product", dtype) for dtype in self.dtypes)]
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Set fields without effect to null: a copy has no matrices, and a product copies no tensor."""

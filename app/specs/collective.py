@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -44,7 +43,6 @@ class CollectiveCell(Cell):
 
     @property
     def title(self) -> str:
-        """Return the cell's name for progress lines."""
         return f"{self.operation}, {self.size_mb} MB, {self.dtype}"
 
 
@@ -105,14 +103,11 @@ class CollectiveSpec(SpecBase):
 
     def cells(self) -> list[CollectiveCell]:
         """Return the cells in the order they run: each operation by itself, the largest size last."""
-        return list(self._cells())
+        grid = itertools.product(self.operations, self.dtypes, sorted(self.size_mb))
+        return [CollectiveCell(*cell) for cell in grid]
 
     def number_of_cells(self) -> int:
         return len(self.operations) * len(self.dtypes) * len(self.size_mb)
-
-    def _cells(self) -> Iterator[CollectiveCell]:
-        for operation, dtype, size in itertools.product(self.operations, self.dtypes, sorted(self.size_mb)):
-            yield CollectiveCell(operation, dtype, size)
 
     def resources(self) -> Resources:
         devices = self.world_size // self.nodes

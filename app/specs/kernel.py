@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -15,16 +14,12 @@ from app.specs._base import (
     Device,
     Name,
     Named,
-    Resources,
     Seed,
-    SpecBase,
     WarmupSteps,
-    check_lists,
     check_number_of_cells,
     field_error,
-    listed,
 )
-from app.specs._code import Arguments, CodeSpec, Uploaded, coordinates, names
+from app.specs._code import Arguments, CodeSpec, ImplementationsSpec, Uploaded, coordinates, names
 from app.specs._identity import Scalar
 from app.specs._training import HYPER_PARAMETERS, Fp8Recipe, ModelSpec
 
@@ -47,7 +42,6 @@ class PlanCell(Cell):
 
     @property
     def title(self) -> str:
-        """Return the cell's name for progress lines."""
         return "linear layers"
 
 
@@ -62,11 +56,10 @@ class KernelCell(Cell):
 
     @property
     def title(self) -> str:
-        """Return the cell's name for progress lines."""
         return f"{self.implementation}, {self.dtype}, {self.rows} × {self.columns}"
 
 
-class KernelSpec(SpecBase):
+class KernelSpec(ImplementationsSpec):
     """Time a kernel and its plain PyTorch over a grid of sizes."""
 
     kind: Literal["kernel"] = "kernel"
@@ -158,9 +151,6 @@ class KernelSpec(SpecBase):
 
     @model_validator(mode="after")
     def _lists_make_sense(self) -> Self:
-        check_lists(self)
-        if not self.implementations and self.code is None:
-            raise field_error("implementations", "there is nothing to measure: name at least one, or give code")
         check_number_of_cells(self, "rows")
         self._check_plan()
         return self
@@ -185,20 +175,15 @@ class KernelSpec(SpecBase):
 
     def cells(self) -> list[KernelCell] | list[PlanCell]:
         """Return the cells in the order they run: cells that share an oracle are neighbours."""
-        return [PlanCell()] if self.plans else list(self._cells())
+        if self.plans:
+            return [PlanCell()]
+        grid = itertools.product(self.dtypes, sorted(self.rows), sorted(self.columns), self.names())
+        return [KernelCell(name, dtype, rows, columns) for dtype, rows, columns, name in grid]
 
     def number_of_cells(self) -> int:
         if self.plans:
             return 1
-        return len(self.dtypes) * len(self.rows) * len(self.columns) * len(self._names())
-
-    def _names(self) -> list[str]:
-        """Return the names of the implementations as cells have them, that of uploaded code last."""
-        return [*self.implementations, *([] if self.code is None else [self.code.label()])]
-
-    def _cells(self) -> Iterator[KernelCell]:
-        grid = itertools.product(self.dtypes, sorted(self.rows), sorted(self.columns), self._names())
-        return (KernelCell(name, dtype, rows, columns) for dtype, rows, columns, name in grid)
+        return len(self.dtypes) * len(self.rows) * len(self.columns) * len(self.names())
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Set `code` to null for all implementations but that code, and fields without effect."""
@@ -215,16 +200,8 @@ class KernelSpec(SpecBase):
         identity.pop("model.size", None)
         return identity | self.model.coordinates(self.context_length), {"model": self.model.label()}
 
-    def is_code(self, implementation: Scalar) -> bool:
-        """Return True if a cell's implementation is the uploaded code."""
-        return self.code is not None and implementation == self.code.label()
-
     def overview(self) -> dict[str, Scalar]:
         """Return all coordinates of the job, with the uploaded code among the implementations."""
         if self.plans:
             return dict(self.case(PlanCell()).coordinates)
-        whole = coordinates(super().overview(), "code", self.code)
-        return {"implementation": None} | whole | {"implementation": listed(self._names())}
-
-    def resources(self) -> Resources:
-        return Resources(device_type=self.device, devices=1)
+        return super().overview()

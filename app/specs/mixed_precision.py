@@ -4,7 +4,6 @@ step."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -35,7 +34,6 @@ class MixedPrecisionCell(Cell):
 
     @property
     def title(self) -> str:
-        """Return the cell's name for progress lines."""
         if self.audit is None:
             return f"accumulation {self.accumulation}"
         return f"audit of the {self.audit}, autocast {self.autocast}"
@@ -107,13 +105,8 @@ class MixedPrecisionSpec(SpecBase):
 
     def cells(self) -> list[MixedPrecisionCell]:
         """Return the cells in the order they run."""
-        return list(self._cells())
-
-    def _cells(self) -> Iterator[MixedPrecisionCell]:
-        for accumulation in self.accumulations:
-            yield MixedPrecisionCell(accumulation, None, None)
-        for audit, autocast in itertools.product(self.audits, self.autocasts):
-            yield MixedPrecisionCell(None, audit, autocast)
+        audits = itertools.product([None], self.audits, self.autocasts)
+        return [MixedPrecisionCell(*cell) for cell in (*((one, None, None) for one in self.accumulations), *audits)]
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Spell out the model's preset, and set fields without effect to null: sums have no model."""

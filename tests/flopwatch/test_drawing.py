@@ -198,7 +198,7 @@ def test_every_figure_becomes_a_small_picture_with_its_words(name: str) -> None:
     assert all(value.startswith(("#", "data:image/png;base64,")) for value in addresses), "it needs no other file"
     assert not re.search(rb"<script|url\((?!#)|var\(", svg)
     assert not {*texts, "The title"} - words(svg), words(svg)
-    (caption,) = (line for line in words(svg) if line.startswith("Job 17 (benchmark); tiny; costs $5 and $6."))
+    assert any(line.startswith("Job 17 (benchmark); tiny; costs $5 and $6.") for line in words(svg))
 
 
 def test_the_formats_and_that_the_same_figure_gives_the_same_file() -> None:
