@@ -68,6 +68,10 @@ REWORDED = [
         "fewer than 4 cannot tell a difference from chance; the steps of one process are no independent samples",
         "at least 4 per side are needed; the steps of one process are not independent",
     ),
+    (
+        r"(samples of one process ± the larger distance to an end of its 95 % interval)\.",
+        r"\1 (of fewer than 6: from the smallest to the largest).",
+    ),
 ]
 """Patterns of texts that say the same in other words now, and those words."""
 OTHER_COLUMNS = {
