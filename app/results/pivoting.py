@@ -27,6 +27,7 @@ from app.results.cases import OF_THE_JOB, CaseOfJob, MeasuredJobs, cases_of, cel
 from app.results.choosing import (
     UNKNOWN,
     coordinates_of,
+    kinds_of,
     known_of,
     metrics_of,
     refuse_unknown,
@@ -38,7 +39,7 @@ from app.results.process_values import time_of
 from app.results.reasons import Gap, reasons
 from app.results.sheet import Cell, Column, Sheet
 from app.results.versions import VERSION
-from app.specs import Scalar, SpecBase
+from app.specs import KINDS, Scalar, SpecBase
 from app.states import VERDICTS, worst
 from app.store.database.engine import Database
 from app.store.reading import measurements
@@ -232,7 +233,7 @@ def _sheet(
     marks, footnotes = _marks(lines, shown, layout)
     statistics = _on_statistics(cases, shown, layout.statistic, one_process=one_process)
     statistics += [_BEST] if layout.best else []
-    notes = [*statistics, *related.notes, *footnotes, *sheet.notes]
+    notes = [*statistics, *_of_kinds(cases, shown), *related.notes, *footnotes, *sheet.notes]
     return replace(
         sheet,
         missing=_missing(cases, coordinates, set(shown)),
@@ -389,6 +390,23 @@ _SPREADS: Mapping[Statistic, str] = {
     "smallest to the largest)",
 }
 _STATISTIC_NAMES = {"min": "minimum", "max": "maximum"}
+
+
+def _of_kinds(cases: Sequence[CaseOfJob], metrics: Sequence[str]) -> list[str]:
+    """Return the sentences that the kinds have for values of coordinates, and for metrics."""
+    of_metrics = [
+        sentence
+        for kind in kinds_of(cases)
+        for names, sentence in KINDS[kind].metric_notes.items()
+        if not names.isdisjoint(metrics)
+    ]
+    return of_metrics + [
+        sentence
+        for kind in kinds_of(cases)
+        for name, sentences in KINDS[kind].table_notes.items()
+        for value, sentence in sentences.items()
+        if any(kind in case.tabled_as and case.coordinates.get(name) == value for case in cases)
+    ]
 
 
 def _missing(cases: Sequence[CaseOfJob], coordinates: Sequence[str], metrics: Collection[str]) -> list[str]:

@@ -148,6 +148,10 @@ class SpecBase(StrictModel):
     """Metrics that make the columns of this kind's default table, in this order: the few that people look at first."""
     implied: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Coordinates that tables leave out beside another one, unless rows look the same without them: by its name."""
+    table_notes: ClassVar[Mapping[str, Mapping[Scalar, str]]] = {}
+    """Coordinates that say how times were taken, with the sentence that a table of cases with each value has below."""
+    metric_notes: ClassVar[Mapping[frozenset[str], str]] = {}
+    """Metrics, with the sentence that a table with a column of one of them has below."""
     first_plotted: ClassVar[str | None] = None
     """The metric that plots of a sweep, and of a kind without panels of its own, show first; None: a time, as for most
     kinds."""

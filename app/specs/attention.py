@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -168,6 +168,12 @@ class AttentionSpec(ImplementationsSpec):
             *("implementation", "sequence_length", "threads", "pass", "name"),
             *("self_ms", "total_ms", "share_percent", "calls", "memory_mib", "self_memory_mib"),
         ),
+    }
+    metric_notes: ClassVar[Mapping[frozenset[str], str]] = {
+        frozenset(
+            {"tflops", "backward_tflops"}
+        ): "TFLOP/s: the backward pass counts as 2 forward passes. Where others count 2.5, because the scores are "
+        "computed again, their rates are 7/6 of these for both passes, and 5/4 for the backward pass."
     }
     table_columns: ClassVar[tuple[str, ...]] = (
         "forward_ms",

@@ -44,6 +44,13 @@ class BenchmarkSpec(TrainingSpec):
         "generated": ("sequence", "new_tokens", "ended", "token_ids", "text", "note")
     }
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {"replicates"}
+    table_notes: ClassVar[Mapping[str, Mapping[Scalar, str]]] = {
+        "pacing": {
+            "step": "Pacing step: each step begins on an idle device.",
+            "loop": "Pacing loop: times and rates of whole steps are those of steps that follow each other; times of "
+            "phases are those of isolated steps.",
+        }
+    }
     has_own_phases: ClassVar[bool] = True
     table_columns: ClassVar[tuple[str, ...]] = (
         "forward_ms",

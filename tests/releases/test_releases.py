@@ -72,7 +72,6 @@ REWORDED = [
         r"(samples of one process ± the larger distance to an end of its 95 % interval)\.",
         r"\1 (of fewer than 6: from the smallest to the largest).",
     ),
-    (r'"Pacing step: each step begins on an idle device\.", ', ""),
 ]
 """Patterns of texts that say the same in other words now, and those words."""
 OTHER_COLUMNS = {

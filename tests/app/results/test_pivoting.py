@@ -156,6 +156,15 @@ class TestColumns:
         assert outcomes(sheet, "forward_tflops") == ["ok", "ok"]
         assert outcomes(sheet, "tflops") == ["ok", None]
 
+    def test_a_rate_says_how_the_backward_pass_counts(self, database: Database, measure: Measure) -> None:
+        measure(("tflops", {"phase": "forward"}), ("tflops", {}), ("forward_ms", {}), spec=ATTENTION)
+
+        def says(*columns: str) -> bool:
+            return any("the backward pass counts as 2" in note for note in table(database, columns=columns).notes)
+
+        assert says("tflops", "forward_ms")
+        assert not says("forward_tflops", "forward_ms"), "of the forward pass all count the same"
+
     def test_all_are_the_kinds_own_and_then_the_others(self, database: Database, measure: Measure) -> None:
         measure(("host_us", {}), ("step_ms", {}), ("forward_ms", {}))
         assert table(database, columns=["all"]).names("metric") == ["forward_ms", "step_ms", "host_us"]
