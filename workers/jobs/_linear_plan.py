@@ -24,22 +24,13 @@ if TYPE_CHECKING:
 
     from workers.measure.check import Check
     from workers.measure.table import Scalar
+    from workers.model.float8 import LinearLayer
 
 BF16 = "bf16"
 WHOLE, BETWEEN = "whole", "between"
 """Both passes of a layer alone, and between two elementwise operations. In bf16 their difference is what these
 operations take; the rest of a recipe's time is the layer's, with casts that the compiler has fused."""
 EMULATED = "a CPU emulates fp8, so that its times plan nothing"
-
-
-@dataclass(frozen=True)
-class Layers:
-    """The linear layers at one place of all blocks, with equal sizes."""
-
-    name: str
-    rows: int
-    in_features: int
-    out_features: int
 
 
 @dataclass(frozen=True)
@@ -92,19 +83,18 @@ def measure(spec: KernelSpec, context: OperationContext, trial: Trial) -> None:
     trial.monitor.start(warm=False)
     measured: dict[tuple[int, int, int], dict[str, Times]] = {}
     for layer in found:
-        sizes = layer.rows, layer.in_features, layer.out_features
-        if sizes not in measured:
+        if layer.sizes not in measured:
             trial.tell(layer.name)
-            measured[sizes] = _times(spec, sizes, context, trial)
+            measured[layer.sizes] = _times(spec, layer.sizes, context, trial)
             trial.monitor.watch()
     _report(spec, found, measured, context, trial)
 
 
-def layers_of_model(spec: KernelSpec) -> Counter[Layers]:
+def layers_of_model(spec: KernelSpec) -> Counter[LinearLayer]:
     """Return the linear layers of the spec's model, and how many there are of each."""
     import torch
 
-    from workers.model.float8 import grouped, linear_layers
+    from workers.model.float8 import LinearLayer, grouped, linear_layers
     from workers.model.registry import MODELS
 
     assert spec.model is not None
@@ -113,10 +103,10 @@ def layers_of_model(spec: KernelSpec) -> Counter[Layers]:
         key_heads = {} if spec.model.num_kv_heads is None else {"num_kv_heads": spec.model.num_kv_heads}
         model = load(MODELS, spec.model.name)(**sizes, **key_heads)
     layers = linear_layers(model, spec.batch_size * spec.context_length, "tensorwise", ["auto"])
-    return Counter(Layers(grouped(one.name), one.rows, one.in_features, one.out_features) for one in layers)
+    return Counter(LinearLayer(grouped(one.name), *one.sizes) for one in layers)
 
 
-def layers_of_step(spec: KernelSpec, device: torch.device) -> Counter[Layers]:
+def layers_of_step(spec: KernelSpec, device: torch.device) -> Counter[LinearLayer]:
     """Return the linear layers that a step of the user's own calls in its forward pass, and how often; it runs once.
 
     Raises:
@@ -127,15 +117,15 @@ def layers_of_step(spec: KernelSpec, device: torch.device) -> Counter[Layers]:
 
     from workers.measure.memory import translate_oom
     from workers.measure.timing import run_step
-    from workers.model.float8 import candidates, grouped
+    from workers.model.float8 import LinearLayer, candidates, grouped
 
     assert spec.step_code is not None
-    found: Counter[Layers] = Counter()
+    found: Counter[LinearLayer] = Counter()
 
     def hear(layer: torch.nn.Linear, _inputs: object, output: torch.Tensor, *, name: str) -> None:
         if output.requires_grad and torch._C._current_graph_task_id() < 0:  # no second pass of a checkpoint
             rows = output.numel() // layer.out_features
-            found[Layers(name, rows, layer.in_features, layer.out_features)] += 1
+            found[LinearLayer(name, rows, layer.in_features, layer.out_features)] += 1
 
     with translate_oom("the step"), torch.compiler.set_stance("force_eager"), ExitStack() as hooks:
         step = _own_step.maker(spec.step_code, device, spec.arguments)()
@@ -182,7 +172,7 @@ def _named(checks: Sequence[Check], what: str) -> list[Check]:
 
 def _report(
     spec: KernelSpec,
-    found: Counter[Layers],
+    found: Counter[LinearLayer],
     measured: Mapping[tuple[int, int, int], Mapping[str, Times]],
     context: OperationContext,
     trial: Trial,
@@ -196,12 +186,11 @@ def _report(
     pays: dict[str, list[str]] = {recipe: [] for recipe in spec.recipes}
     allowed = any(len(times) > 1 for times in measured.values())
     for layer, count in found.items():
-        sizes = layer.rows, layer.in_features, layer.out_features
-        times = measured[sizes]
+        times = measured[layer.sizes]
         plain = times[BF16].whole
         for precision in (BF16, *spec.recipes):
             one = times.get(precision)
-            head: list[Scalar] = [layer.name, count, *sizes, precision]
+            head: list[Scalar] = [layer.name, count, *layer.sizes, precision]
             whole = plain if one is None else one.whole
             sums[f"{precision}_ms"] += count * whole
             if precision != BF16:
@@ -230,7 +219,7 @@ def _report(
         trial.checks.append(Check("emulated", False, "a CPU emulates fp8: times are not those of fp8", "note"))
 
 
-def _may_pay(spec: KernelSpec, layer: Layers) -> bool:
+def _may_pay(spec: KernelSpec, layer: LinearLayer) -> bool:
     """Return True if a layer may be compiled: outside of our models' blocks nothing is."""
     from workers.model.compiled import BLOCKS
 

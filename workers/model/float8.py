@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import logging
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,21 +38,26 @@ class NoFloat8(Exception):
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """One linear layer of a model, and whether it computes in FP8."""
+    """One linear layer of a model, or those at one place of all blocks, and whether it computes in FP8."""
 
     name: str
     rows: int
     """Rows of its input: tokens of a micro-batch."""
     in_features: int
     out_features: int
-    in_fp8: bool
+    in_fp8: bool = False
     why: str = ""
     """Why it does, or does not."""
 
     @property
+    def sizes(self) -> tuple[int, int, int]:
+        """M, K and N of its product of the forward pass."""
+        return self.rows, self.in_features, self.out_features
+
+    @property
     def flops(self) -> int:
         """FLOPs of one of its products."""
-        return 2 * self.rows * self.in_features * self.out_features
+        return 2 * math.prod(self.sizes)
 
 
 def float8() -> Any:
