@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from workers import uploaded
 from workers.jobs._linear_plan import Times, sentences
 from workers.jobs.kernel import RUNNER
 from workers.measure.ceilings import Ceilings
+from workers.measure.linear_products import PRODUCTS
+from workers.measure.stopwatch import Timing
 from workers.outcome import Unsupported
 from workers.uploaded import BrokenCode
 
@@ -296,6 +299,23 @@ def test_a_layer_pays_if_the_intervals_do_not_overlap() -> None:
     plain, close, far = (Times({}, 2.0, one) for one in ((1.8, 2.2), (1.7, 1.85), (1.2, 1.6)))
     assert not close.pays(plain)
     assert far.pays(plain)
+
+
+def test_operations_beside_a_layer_take_none_of_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bf16 a layer takes 2 ms, and 3 between others; a recipe 2.5 between them."""
+    pytest.importorskip("torchao")
+    known = {("bf16", False): 2.0, ("bf16", True): 3.0, ("rowwise", True): 2.5}
+    name = "workers.measure.linear_products"
+    monkeypatch.setattr(f"{name}.whole_work", lambda m, k, n, recipe, *_, between: known[recipe, between])
+    monkeypatch.setattr(f"{name}.product_works", lambda *_: dict.fromkeys(PRODUCTS, 0.5))
+    timed = lambda _, work, **options: Timing(array("d", [work] * 3), None, 1, None, host_bound=False)  # noqa: E731
+    monkeypatch.setattr("workers.measure.stopwatch.HostStopwatch.time", timed)
+    sizes = {"d_model": 32, "d_ff": 32, "num_layers": 1, "num_heads": 1, "vocab_size": 32}
+    report = run(tmp_path, kernel="linear", model=sizes, recipes=["rowwise"], context_length=16, device="cpu")
+    found = {
+        row["precision"]: (row["whole_ms"], row["casts_ms"], row["speedup"]) for row in report.table_rows("linears")
+    }
+    assert found == {"bf16": (2.0, 0.5, 1.0), "rowwise": (1.5, 0.0, 2.0 / 1.5)}
 
 
 def test_a_plan_names_the_filter_or_says_why_there_is_none() -> None:
