@@ -93,8 +93,8 @@ class Wide(nn.Module):
 def make_step(device, slow):
     torch.set_num_threads(1)  # others use the host's cores
     middle = {"precision": Wide, "attention": Attention}.get(slow, nn.ReLU)()
-    model = nn.Sequential(nn.Linear(16, 512), middle, nn.Linear(512, 4))
-    kept = [[number] for number in range(300_000)] if slow == "collections" else []
+    width = 512 if slow == "precision" else 128
+    model = nn.Sequential(nn.Linear(16, width), middle, nn.Linear(width, 4))
     optimizers = {"optimizer": Rows, "plain": Plain}
     optimizer = optimizers.get(slow, torch.optim.SGD)(model.parameters())
     batches = iter(DataLoader(Slow(), batch_size=4)) if slow == "input" else None
@@ -140,6 +140,17 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         del sys.modules[name]
 
 
+@pytest.fixture
+def uneven(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each look: whether its steps update different numbers of times."""
+    seen: list[bool] = []
+    candidates = stage.candidates
+    monkeypatch.setattr(
+        stage, "candidates", lambda spec, look, lost: seen.append(look.uneven) or candidates(spec, look, lost)
+    )
+    return seen
+
+
 @pytest.mark.parametrize(
     ("slow", "where", "change"),
     [
@@ -153,8 +164,9 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         ("collections", "make_step.step: garbage collection", "gc_freeze"),
     ],
 )
-def test_what_is_planted_is_named_first_with_its_function(look, slow, where, change) -> None:
+def test_what_is_planted_is_named_first_with_its_function(look, uneven, slow, where, change) -> None:
     report = look(arguments={"slow": slow})
+    assert uneven == [False]
     cause, at, _ = report.tables["seen"]["rows"][0]
     assert cause == {"collections": "host", "waits": "host", "plain": "optimizer"}.get(slow, slow)
     assert at.startswith("train.py:")
@@ -181,6 +193,13 @@ def test_of_several_lines_the_one_that_takes_most_is_named() -> None:
     assert stage._named({one: 3.0, other: 1.0}, one, places) == "train.py:5-7 step (line 5: 75 % of it)"
     assert stage._named({other: 3.0}, other, places) == "train.py:7 step (line 7: 200 times a step)"
     assert stage._named({}, one, places) == "train.py:5 step"
+
+
+@pytest.mark.parametrize(("host_ms", "left"), [(3.0, [1.0, 2.0]), (0.0, [0.0])])
+def test_the_collector_has_a_part_of_the_hosts_time(host_ms: float, left: list[float]) -> None:
+    lost: Any = defaultdict(float, {("host", "a line"): host_ms})
+    stage._collected(lost, 2.0, SimpleNamespace(collecting="the collector"))
+    assert [*lost.values()] == pytest.approx(left)
 
 
 def test_a_line_has_no_more_of_the_host_than_its_operators_leave_in_a_step_that_nothing_slows_down() -> None:
@@ -219,13 +238,10 @@ def test_a_changed_step_that_hangs_is_ended_and_refused() -> None:
     assert "longer than 75 s" in rest.params["crashed"]
 
 
-@pytest.mark.parametrize("slow", ["accumulation", "host"])
-def test_a_look_sees_whether_all_steps_update_the_same(look, monkeypatch, slow) -> None:
-    seen: list[bool] = []
-    monkeypatch.setattr(stage, "candidates", lambda _spec, known, _lost: seen.append(known.uneven) or [])
+def test_a_look_sees_whether_all_steps_update_the_same(look, uneven, monkeypatch) -> None:
     monkeypatch.setattr(stage, "MEASURED_S", 0.0)
-    report = look(arguments={"slow": slow}, measure_steps=None)
-    assert seen == [slow == "accumulation"]
+    report = look(arguments={"slow": "accumulation"}, measure_steps=None)
+    assert uneven == [True]
     (turn,) = report.tables["turns"]["rows"]
     assert turn[3] == measuring.FEWEST_STEPS, "slow steps are not looked at for long"
 
