@@ -1,19 +1,15 @@
-"""The judge of diagnoses, with tables whose truth is known, and steps out of scripts' training loops."""
+"""The judge of diagnoses, with tables whose truth is known."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.specs import KINDS
 from benchmarks.diagnosis import __main__ as program
-from benchmarks.diagnosis import loop_of, planted
+from benchmarks.diagnosis import planted
 from benchmarks.diagnosis.__main__ import CASES, Case, Diagnosis, entries, judged, ledger, marked
 from workers.changes import CHANGES
 
@@ -88,83 +84,6 @@ def test_the_ledger_has_wrong_predictions_first() -> None:
         "loader_workers (once)", "tf32", "no_optimizer", "fused_optimizer",
     ]  # fmt: skip
     assert ledger(found)[0]["error, % of the step"] == "-3.0 wrong"
-
-
-TURN = """        batch = x
-        if count == 1: continue
-        parameter.value += batch
-        optimizer.step()
-        count += 1
-"""
-AT_TOP = f"""
-from things import parameter, optimizer
-count = 0
-x = 2
-while count < 100:
-    if True:
-{TURN}
-raise SystemExit("the script has gone on")
-"""
-IN_FUNCTION = f"""
-from things import parameter, optimizer
-def train(epochs):
-    count = 10
-    for epoch in range(epochs):
-        for x in [1, 2]:
-            for _ in range(0):
-                pass
-{TURN.replace("        ", "            ", 5)}
-        raise SystemExit("the script has gone on")
-"""
-CALLS = 'if __name__ == "__main__":\n    train(3)\n'
-
-
-@pytest.mark.parametrize(
-    ("files", "arguments", "values"),
-    [
-        ({"train.py": AT_TOP.replace("if count == 1: continue", "")}, {}, [2, 4, 6]),
-        ({"train.py": IN_FUNCTION + CALLS}, {}, [1, 3, 4]),
-        ({"inside/loop.py": IN_FUNCTION, "train.py": f"from inside.loop import train\n{CALLS}"},
-         {"loop_in": "inside/loop.py"}, [1, 3, 4]),
-    ],
-    ids=["at the top", "in a function", "in a module"],
-)  # fmt: skip
-def test_a_loop_of_a_script_becomes_a_step_with_its_lines(files, arguments, values, tmp_path, monkeypatch) -> None:
-    things = "class P: value = 0\nparameter = P()\nclass O:\n    def step(self): pass\noptimizer = O()\n"
-    for name, text in {**files, "things.py": things, "loop_of.py": Path(loop_of.__file__).read_text()}.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "argv", [])
-    for name in ("things", "inside", "inside.loop"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    spec = importlib.util.spec_from_file_location("loop_of_here", tmp_path / "loop_of.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    step: Callable[[], object] = module.make_step(None, "train.py", argv="--size '1 2'", **arguments)
-    assert sys.argv == ["train.py", "--size", "1 2"]
-    found = []
-    for _ in values:
-        step()
-        found.append(sys.modules["things"].parameter.value)
-    assert found == values
-    code = step.__code__
-    source = (tmp_path / arguments.get("loop_in", "train.py")).read_text().splitlines()
-    ran = {source[line - 1].strip() for _, _, line in code.co_lines() if line}
-    assert min(line for _, _, line in code.co_lines() if line) > 1, "what is added has lines of the loop"
-    assert {"parameter.value += batch", "optimizer.step()"} <= ran
-    for name in ("things", "inside", "inside.loop"):
-        sys.modules.pop(name, None)
-
-
-@pytest.mark.parametrize("loops", [0, 2])
-def test_a_script_without_one_training_loop_is_refused(loops: int, tmp_path: Path) -> None:
-    file = tmp_path / "train.py"
-    file.write_text("for x in []:\n    o.step()\n" * loops)
-    with pytest.raises(ValueError, match=f"has {loops} loops that call"):
-        loop_of.with_step(file)
 
 
 def test_options_come_from_the_command_line() -> None:

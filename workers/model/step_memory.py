@@ -4,7 +4,7 @@ The play follows the code of the model, the loss and the optimizer, line by line
 what it needs meanwhile; autograd keeps what `workers.model.accounting` lists; the backward pass runs in autograd's
 order, from the newest operation to the oldest, and holds an operation's incoming gradient until it is done; memory is
 free when the last reference is gone, as in torch. So the peak is the largest of all moments, and nothing is fitted to
-measurements. `benchmarks/estimate_beside_memory.py` compares it with them.
+measurements. `tests/workers/model/test_step_memory.py` compares it with them.
 
 It leaves out: the rounding of a GPU's allocator, tensors that grow with none of D, F, V and T², and all that a compiler
 changes.

@@ -35,18 +35,43 @@ MEASURED = [
 
 
 @pytest.mark.parametrize("fields", MEASURED, ids=str)
-def test_the_peak_is_that_of_torchs_allocations(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_is_that_of_torchs_allocations(fields: dict[str, Any]) -> None:
     """Within 10 % for the step, and for each of its phases."""
     torch = pytest.importorskip("torch")
-    from benchmarks.estimate_beside_memory import Case, measured, phases_of
+    from tests.workers.model.measured_peaks import Case, measured_on_cpu, phases_of
 
     shape = {"d_model": 48, "num_layers": 3, "num_heads": 4, "d_ff": 112}
-    monkeypatch.setitem(__import__("app.presets").presets.MODEL_SIZES, "drawn", shape)
-    case = Case(**{"size": "drawn", "vocabulary": 1500, "context": 96, "batch": 3, **fields})
-    found, peaks = case.estimated(on_gpu=False), measured(case, torch.device("cpu"))
+    case = Case(**{"sizes": shape, "vocabulary": 1500, "context": 96, "batch": 3, **fields})
+    found, peaks = case.estimated(on_gpu=False), measured_on_cpu(case, torch.device("cpu"))
     assert peak(found).total == pytest.approx(max(peaks.values()), rel=0.1)
     for phase, measured_bytes in peaks.items():
         assert phases_of(found)[phase] == pytest.approx(measured_bytes, rel=0.15), phase
+
+
+ON_A_GPU = [
+    {"attention": "eager"},
+    {"attention": "triton", "precision": "bf16", "checkpointing": True},
+    {"vocabulary": 151_936, "precision": "bf16", "parameters": "bf16", "attention": "triton", "fused_loss": True},
+    {"precision": "bf16", "parameters": "bf16", "master_weights": True, "optimizer": "triton_adamw"},
+    {"context": 2048, "precision": "bf16", "attention": "sdpa_cudnn", "key_heads": 4},
+    {"context": 2048, "precision": "fp16", "key_heads": 4},
+    {"mode": "forward", "precision": "bf16", "batch": 8},
+    {"optimizer": "torch_fused_adamw", "batch": 1, "context": 128},
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fields", ON_A_GPU, ids=str)
+def test_the_peak_is_that_of_torchs_allocator_on_a_gpu(fields: dict[str, Any]) -> None:
+    """Within 10 %: the allocator rounds."""
+    import torch
+
+    from tests.workers.model.measured_peaks import Case, measured_on_gpu
+
+    shape = {"d_model": 768, "num_layers": 12, "num_heads": 12, "d_ff": 3072}
+    case = Case(**{"sizes": shape, "vocabulary": 50_257, "context": 512, "batch": 4, **fields})
+    peaks = measured_on_gpu(case, torch.device("cuda", 0))
+    assert peak(case.estimated(on_gpu=True)).total == pytest.approx(max(peaks.values()), rel=0.1)
 
 
 def test_a_vocabulary_of_50_257_takes_four_tensors_of_logits() -> None:
