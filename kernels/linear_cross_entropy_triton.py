@@ -28,10 +28,9 @@ LONG = 32_768
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, ignore_index: int = chunked.IGNORE_INDEX,
-    reduction: str = "mean", label_smoothing: float = 0.0, softcap: float | None = None, z_loss: float = 0.0,
-) -> Tensor:  # fmt: skip
-    """Cross-entropy of `hidden @ weight.T`, whose gradient is one kernel.
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, ignore_index: int = chunked.IGNORE_INDEX
+) -> Tensor:
+    """Mean cross-entropy of `hidden @ weight.T`, whose gradient is one kernel.
 
     Arguments, result and errors are those of `kernels.chunked_cross_entropy.linear_cross_entropy`, which is the same in
     plain PyTorch, but for these:
@@ -40,40 +39,33 @@ def linear_cross_entropy(
         hidden: (…, d_model), floating point, on a CUDA device.
         targets: As there. On a GPU, which is not waited for, the loss and gradients of a row whose target is out of
             range are NaN.
-        weight, ignore_index, reduction, label_smoothing, softcap, z_loss: As there.
+        weight, ignore_index: As there.
     """
-    return chunked.linear_cross_entropy(
-        hidden, weight, targets, softmax_gradient_, ignore_index=ignore_index, reduction=reduction,
-        label_smoothing=label_smoothing, softcap=softcap, z_loss=z_loss,
-    )  # fmt: skip
+    return chunked.linear_cross_entropy(hidden, weight, targets, softmax_gradient_, ignore_index=ignore_index)
 
 
 def softmax_gradient_(
-    logits: Tensor, targets: Tensor, options: chunked.Options = chunked.PLAIN, reduction: str = "sum"
+    logits: Tensor, targets: Tensor, ignore_index: int = chunked.IGNORE_INDEX
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss, and the gradient of its sum, which overwrites the logits.
+    """Return the sum of the losses, and its gradient, which overwrites the logits.
 
     Args:
         logits: (rows, vocabulary), contiguous, floating point, on a CUDA device.
         targets: (rows,), integers below vocabulary, or `ignore_index`; others make the row's loss and gradient NaN.
-        options: See `linear_cross_entropy`.
-        reduction: "sum", or "none": each row's loss.
+        ignore_index: See `linear_cross_entropy`.
 
     Returns:
-        A scalar or (rows,), float32 (float64 for float64 logits), and `logits`.
+        A scalar, float32 (float64 for float64 logits), and `logits`.
 
     Raises:
         ValueError: shapes or devices do not fit together.
     """
-    losses: Tensor = _softmax_gradient_(logits, targets, *options)
-    return losses if reduction == "none" else losses.sum(), logits
+    losses: Tensor = _softmax_gradient_(logits, targets, ignore_index)
+    return losses.sum(), logits
 
 
 @torch.library.custom_op("flopwatch::softmax_gradient_", mutates_args=("logits",))
-def _softmax_gradient_(
-    logits: Tensor, targets: Tensor, ignore_index: int = chunked.IGNORE_INDEX, label_smoothing: float = 0.0,
-    softcap: float | None = None, z_loss: float = 0.0,
-) -> Tensor:  # fmt: skip
+def _softmax_gradient_(logits: Tensor, targets: Tensor, ignore_index: int = chunked.IGNORE_INDEX) -> Tensor:
     losses: Tensor = _losses(logits, targets)
     check_device(logits.device, "kernels.chunked_cross_entropy.linear_cross_entropy")
     if logits.numel():
@@ -82,14 +74,13 @@ def _softmax_gradient_(
         with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
             _softmax_gradient_kernel[(rows,)](
                 logits, targets.contiguous(), losses, vocabulary,
-                IGNORED=ignore_index, SMOOTHING=label_smoothing, CAP=softcap, Z_LOSS=z_loss,
-                WIDE=wide(logits), COLUMNS=32 * warps * ELEMENTS, num_warps=warps,
+                IGNORED=ignore_index, WIDE=wide(logits), COLUMNS=32 * warps * ELEMENTS, num_warps=warps,
             )  # fmt: skip
     return losses
 
 
 @_softmax_gradient_.register_fake
-def _losses(logits: Tensor, targets: Tensor, *_options: object) -> Tensor:
+def _losses(logits: Tensor, targets: Tensor, *_ignore_index: object) -> Tensor:
     if logits.dim() != 2 or not logits.is_contiguous() or not logits.is_floating_point():
         raise ValueError(
             f"expected contiguous floating-point logits (rows, vocabulary), not {tuple(logits.shape)} of {logits.dtype}"
@@ -107,10 +98,8 @@ register(_softmax_gradient_, *chunked.NAMES)
 
 @triton.jit
 def _softmax_gradient_kernel(
-    logits, targets, losses, vocabulary,
-    IGNORED: tl.constexpr, SMOOTHING: tl.constexpr, CAP: tl.constexpr, Z_LOSS: tl.constexpr,
-    WIDE: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    logits, targets, losses, vocabulary, IGNORED: tl.constexpr, WIDE: tl.constexpr, COLUMNS: tl.constexpr
+):
     """One row: its loss, and its gradient in place of its logits."""
     row = tl.program_id(0)
     logits += row.to(tl.int64) * vocabulary
@@ -122,50 +111,22 @@ def _softmax_gradient_kernel(
             tl.store(logits + column, tl.zeros([COLUMNS], logits.dtype.element_ty), mask=column < vocabulary)
     else:
         known = (target >= 0) & (target < vocabulary)
-        target_logit = _capped(tl.load(logits + target, mask=known, other=float("nan")).to(WIDE), CAP)
+        target_logit = tl.load(logits + target, mask=known, other=float("nan")).to(WIDE)
         largest = tl.full([], float("-inf"), WIDE)
         total = tl.zeros([], WIDE)
-        sum_of_logits = tl.zeros([], WIDE)
         for start in tl.range(0, vocabulary, COLUMNS):
             column = start + tl.arange(0, COLUMNS)
             tile = tl.load(logits + column, mask=column < vocabulary, other=float("-inf")).to(WIDE)
-            if CAP is not None:
-                tile = tl.where(column < vocabulary, _capped(tile, CAP), float("-inf"))
             larger = tl.maximum(largest, tl.max(tile, 0))
             base = tl.where(larger == float("-inf"), 0.0, larger)  # as long as all logits were −∞
             total = total * tl.exp(largest - base) + tl.sum(tl.exp(tile - base), 0)
             largest = larger
-            if SMOOTHING > 0:
-                sum_of_logits += tl.sum(tl.where(column < vocabulary, tile, 0.0), 0)
         logsumexp = largest + tl.log(total)
-        if SMOOTHING > 0:
-            loss = logsumexp - (1 - SMOOTHING) * target_logit - SMOOTHING * (sum_of_logits / vocabulary)
-        else:
-            loss = logsumexp - target_logit
-        if Z_LOSS > 0:
-            loss += Z_LOSS * logsumexp * logsumexp
-        tl.store(losses + row, loss)
+        tl.store(losses + row, logsumexp - target_logit)
         # For an unknown target, NaN in all of the row.
         subtracted = tl.where(known, logsumexp, float("nan"))
-        of_target, of_each = tl.full([], 1 - SMOOTHING, WIDE), tl.full([], SMOOTHING, WIDE) / vocabulary
         for start in tl.range(0, vocabulary, COLUMNS):
             column = start + tl.arange(0, COLUMNS)
             tile = tl.load(logits + column, mask=column < vocabulary, other=float("-inf")).to(WIDE)
-            tile = _capped(tile, CAP)
-            gradient = tl.exp(tile - subtracted)
-            if Z_LOSS > 0:
-                gradient *= 1 + 2 * Z_LOSS * logsumexp
-            gradient -= tl.where(column == target, of_target, 0.0)
-            if SMOOTHING > 0:
-                gradient -= of_each
-            if CAP is not None:
-                gradient *= 1 - tile * tile * (1 / (CAP * CAP))
+            gradient = tl.exp(tile - subtracted) - tl.where(column == target, 1.0, 0.0)
             tl.store(logits + column, gradient.to(logits.dtype.element_ty), mask=column < vocabulary)
-
-
-@triton.jit
-def _capped(logits, CAP: tl.constexpr):
-    """CAP * tanh(logits / CAP); the logits themselves without one."""
-    if CAP is not None:
-        logits = CAP - 2 * CAP / (tl.exp(logits * (2 / CAP)) + 1)
-    return logits

@@ -39,14 +39,12 @@ def targets(device: str) -> Tensor:
     return torch.arange(ROWS, device=device)
 
 
-def whole(hidden: Tensor, weight: Tensor, reduction: str = "mean") -> Tensor:
-    return functional.cross_entropy(hidden @ weight.T, targets(str(hidden.device)), reduction=reduction)
+def whole(hidden: Tensor, weight: Tensor) -> Tensor:
+    return functional.cross_entropy(hidden @ weight.T, targets(str(hidden.device)))
 
 
-def in_chunks(reduction: str) -> Function:
-    return lambda hidden, weight: chunked_cross_entropy.linear_cross_entropy(
-        hidden, weight, targets(str(hidden.device)), reduction=reduction
-    )
+def in_chunks(hidden: Tensor, weight: Tensor) -> Tensor:
+    return chunked_cross_entropy.linear_cross_entropy(hidden, weight, targets(str(hidden.device)))
 
 
 def turned(function: Function) -> Function:
@@ -101,9 +99,7 @@ def walked(device: str) -> Iterator[tuple[str, tuple[tuple[int, ...], ...], Func
         )
         shapes, called, plain = INPUTS[name]
         yield name, shapes, called(exported), plain
-    for reduction in chunked_cross_entropy.REDUCTIONS:
-        plain = functools.partial(whole, reduction=reduction)
-        yield f"chunked {reduction}", INPUTS["linear_cross_entropy"][0], in_chunks(reduction), plain
+    yield "chunked", INPUTS["linear_cross_entropy"][0], in_chunks, whole
     for name in ATTENTION.names():
         one = ATTENTION.load(name)
         if name not in THEIRS and runs(one, device):
@@ -308,7 +304,7 @@ OF_THE_COMPILER = (
     "Attempted to wrap a dual tensor input",  # from torch 2.14 on
 )
 """torch.compile's own refusals."""
-COMPILED = ("chunked none", "flash_attention", "linear_cross_entropy", "rms_norm", "TiledFlashAttention2")
+COMPILED = ("chunked", "flash_attention", "linear_cross_entropy", "rms_norm", "TiledFlashAttention2")
 """One of each kind, since compiling takes long."""
 
 
