@@ -32,9 +32,6 @@ DTYPES: Final = frozenset({"float64", "float32", "bfloat16", "float16"})
 _HERE = __name__.rpartition(".")[0]
 Vary: TypeAlias = "Callable[..., Sequence[Tensor]]"
 """Normally distributed float32 inputs -> inputs of the same shapes; it may change those it gets."""
-TuneFunction: TypeAlias = "Callable[..., str]"
-"""(q, k, v, is_causal, *, backward: bool, tell: (line of progress) -> None, **options) -> a line that names the choice.
-The options are those of the call that follows."""
 
 
 class RegistryError(Exception):
@@ -130,10 +127,6 @@ class Implementation:
     forward_bytes: Callable[..., tuple[int, int]] | None = None
     """(batch, heads, length, head_dim, **block_sizes) -> bytes of working memory, and of the output, of one forward
     call; None if torch's allocator knows them.
-    """
-    tune: TuneFunction | None = None
-    """Searches for the fastest configuration for such inputs on their device, which this process's further calls then
-    use; None if there is nothing to tune. Called on request only.
     """
     of: str = "attention"
     """The operation that it computes, for messages."""
@@ -247,7 +240,7 @@ def _check_implementation(name: str, loaded: object) -> None:
         raise TypeError(f"expected a {__name__}.Implementation, not {type(loaded).__name__}")
     if loaded.name != name:
         raise TypeError(f"its name is {loaded.name!r}: results would carry that; name it as its entry point")
-    for attribute, may_be_none in (("function", False), ("forward_bytes", True), ("tune", True)):
+    for attribute, may_be_none in (("function", False), ("forward_bytes", True)):
         value = getattr(loaded, attribute)
         if not (callable(value) or (may_be_none and value is None)):
             raise TypeError(f"{attribute} must be a function, not {value!r}")

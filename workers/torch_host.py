@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 NO_COMPILER = {"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"}
 """Names of torch.compile's errors on a host that lacks what it needs."""
-TOO_SMALL = {"NoTilingRuns", "OutOfResources"}
-"""Names of Triton's error, and our search's, on a device with too little shared memory."""
+TOO_SMALL = {"OutOfResources"}
+"""Name of Triton's error on a device with too little shared memory."""
 MARK = "FLOPWATCHED_BY"
 """Variable of the processes of an agent's jobs."""
 UNSUPPORTED_DTYPE = re.compile(r"not implemented for '\w+'")

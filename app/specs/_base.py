@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from app.specs._identity import Case, Scalar
@@ -140,6 +140,8 @@ class SpecBase(StrictModel):
     added: ClassVar[Mapping[str, Scalar]] = {}
     """Coordinates of fields that were added after the kind's first version, or did not affect every case then, with
     their original defaults. A case's key leaves them out at that value, so that earlier results keep their keys."""
+    gone: ClassVar[Mapping[str, Scalar]] = {}
+    """Fields that release 0.1.0 had, with the values at which they had no effect."""
     labels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Coordinates for people (`model`: "small"), with the coordinates that each represents in tables."""
     table_rows: ClassVar[tuple[str, ...]] = ()
@@ -169,6 +171,16 @@ class SpecBase(StrictModel):
     first_columns: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """The columns shown by default of tables with very many columns, by the table's name or its part before "-". Other
     tables show all."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fields_of_release_0_1_0(cls, fields: Any) -> Any:
+        if not isinstance(fields, Mapping):
+            return fields
+        for name, default in cls.gone.items():
+            if fields.get(name, default) is not default:
+                raise field_error(name, "was removed: leave it out")
+        return {name: value for name, value in fields.items() if name not in cls.gone}
 
     @classmethod
     def columns_first(cls, name: str) -> tuple[str, ...] | None:

@@ -34,13 +34,6 @@ BLOCK_SIZES = {"cpu_flash": {"br": 32, "bc": 128}, "cpu_blocked": {"br": 32}}
 contains the number itself, so that its key still means the same work if the library's own size changes. They stand
 here, not in what workers register, since the server derives a case from its spec alone."""
 
-NOT_TUNED = frozenset(
-    {"compiled", "cpu_blocked", "cpu_flash", "cpu_fused", "cpu_naive", "eager", "flex", "hopper", "tiled"}
-    | {"flash_attn", "flash_attn_3", "flash_attn_4", "sdpa_cudnn", "sdpa_efficient", "sdpa_flash", "sdpa_math"}
-)
-"""Built-in implementations that have nothing to tune, so that `autotune` has no effect on them. The server cannot know
-whether an installed implementation can be tuned, so it assumes that it can."""
-
 BlockSize = Annotated[int, Field(ge=1, le=65_536)]
 
 
@@ -119,9 +112,6 @@ class AttentionSpec(ImplementationsSpec):
     """Keys per tile, for `cpu_flash`; null: the library's own."""
     threads: list[Annotated[int, Field(ge=1, le=1024)]] | None = Field(default=None, min_length=1, max_length=100)
     """Threads that compute, on a CPU; null: as many as torch takes there."""
-    autotune: bool = False
-    """Before a cell is measured, search for its implementation's fastest choices on this device, if there are any
-    (`triton`: tile sizes; minutes per cell). Without it, the implementation uses choices measured earlier."""
     mode: Literal["forward", "forward_backward"] = "forward_backward"
     """`forward` keeps no gradients; `forward_backward` times each pass, and both."""
     warmup_steps: WarmupSteps = None
@@ -141,8 +131,8 @@ class AttentionSpec(ImplementationsSpec):
 
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {"profile", "do_bench"}
     presets: ClassVar[dict[str, dict[str, Any]]] = ATTENTION_PRESETS
-    added: ClassVar[dict[str, Scalar]] = {"autotune": False, "bottom_right": False}
-    """An implementation that becomes tunable later keeps the keys of its earlier results."""
+    added: ClassVar[dict[str, Scalar]] = {"bottom_right": False}
+    gone: ClassVar[Mapping[str, Scalar]] = {"autotune": False}
     axes: ClassVar[dict[str, str]] = {
         "implementations": "implementation",
         "dtypes": "dtype",
@@ -241,8 +231,8 @@ class AttentionSpec(ImplementationsSpec):
         return br, bc
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-        """Set fields without effect to null: `autotune` where there is nothing to tune, `code` for all implementations
-        but that code, and fields of the problem at which it is the same as without.
+        """Set fields without effect to null: `code` for all implementations but that code, and fields of the problem at
+        which it is the same as without.
         """
         name = identity.get("implementation")
         if identity.get("query_length") == identity.get("sequence_length"):
@@ -258,7 +248,7 @@ class AttentionSpec(ImplementationsSpec):
         identity = coordinates(identity, "code", self.code if self.is_code(name) else None)
         if not self.is_code(name):
             identity |= dict.fromkeys(name for name in identity if name.startswith("arguments."))
-        return ({**identity, "autotune": None} if name in NOT_TUNED else identity), {}
+        return identity, {}
 
     def masks(self, sequence_length: int) -> tuple[int | None, list[int] | None]:
         """Return the window and the documents, None where they hide nothing."""

@@ -15,8 +15,6 @@ DEVICE_OF_BACKEND = {"gloo": "cpu", "nccl": "cuda"}
 """The type of device whose memory each backend moves."""
 FULLY_SHARDED = ("fsdp", "torch_fsdp")
 WITH_BUCKETS = ("bucketed", "torch_ddp")
-GONE = {"first_bucket_size_mb": None, "gradients_as_views": True}
-"""Fields of release 0.1.0, and their defaults."""
 
 
 class DdpSpec(TrainingSpec):
@@ -102,6 +100,7 @@ class DdpSpec(TrainingSpec):
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {
         *("trace", "trace_max_mib", "snapshot", "step_timeout_s", "new_tokens")
     }
+    gone: ClassVar[Mapping[str, Scalar]] = {"first_bucket_size_mb": None, "gradients_as_views": True}
     added: ClassVar[Mapping[str, Scalar]] = {
         **TrainingSpec.added,
         "reshard_after_forward": True,
@@ -142,17 +141,6 @@ class DdpSpec(TrainingSpec):
     )
 
     gpu_columns: ClassVar[frozenset[str]] = frozenset({"peak_memory_mib"})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fields_of_release_0_1_0(cls, fields: Any) -> Any:
-        """Take specs that release 0.1.0 stored with fields that are gone, if they had no effect."""
-        if not isinstance(fields, Mapping):
-            return fields
-        for name, default in GONE.items():
-            if fields.get(name, default) is not default:
-                raise field_error(name, "was removed: buckets are alike, and gradients are views of them; leave it out")
-        return {name: value for name, value in fields.items() if name not in GONE}
 
     @model_validator(mode="before")
     @classmethod

@@ -14,7 +14,7 @@ MAX_LISTED = 4
 def in_use(value: Any) -> Any:
     """Return a coordinate's value, with null in place of False.
 
-    For example, sdpa_flash cannot tune (null) and triton was not asked to (False): no table needs a column for that
+    For example, one case cannot be compiled (null) and another was not (False): no table needs a column for that
     difference.
     """
     return None if value is False else value

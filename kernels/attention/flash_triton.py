@@ -19,7 +19,6 @@ compute capability 9.0, else those of FlashAttention-2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -344,18 +343,6 @@ register(_backward_operation, *NAMES)
 native.begin(differentiate)
 
 
-def _tune(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *, backward: bool, tell: Callable[[str], None], **given: Any
-) -> str:
-    from .triton.tune import tune  # used on request only
-
-    options = Options(**given)
-    scoring = options.scoring(q, k, is_causal)
-    with on_device(q.device):
-        bounds = options.bounds(k.shape[-2])
-    return tune(q, k, v, is_causal, backward=backward, tell=tell, scoring=scoring, bounds=bounds)
-
-
 def _hopper_attention(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, scale: float | None = None,
     window: int | None = None, document_ends: Tensor | None = None, bottom_right: bool = False,
@@ -378,5 +365,4 @@ implementation = Implementation(
     flash_attention,
     {"cuda": frozenset({"float32", "bfloat16", "float16"})},
     features=FEATURES,
-    tune=_tune,
 )

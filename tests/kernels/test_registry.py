@@ -91,7 +91,6 @@ def implementation(name: str = "theirs", function: Any = max, dtypes: Any = None
         (implementation("ours"), "its name is 'ours'.* name it as its entry point"),
         (implementation(function=None), "function must be a function, not None"),
         (implementation(features={"windows"}), "features must be a set of bottom_right, .*, not {'windows'}"),
-        (implementation(tune="later"), "tune must be a function, not 'later'"),
         (implementation(forward_bytes=12), "forward_bytes must be a function, not 12"),
         (implementation(has_backward="no"), "has_backward must be True or False, not 'no'"),
         (implementation(dtypes={"float32"}), "dtypes must map types of devices to sets of data types"),
@@ -113,7 +112,7 @@ def test_an_implementation_that_makes_no_sense_is_broken(install, monkeypatch, t
 
 @pytest.mark.parametrize("names", [{"float32", "bfloat16"}, frozenset({"float64"})])
 def test_one_that_makes_sense_is_loaded(install, monkeypatch: pytest.MonkeyPatch, names: Any) -> None:
-    theirs = implementation(dtypes={"cpu": names, "cuda": names}, tune=max, has_backward=False)
+    theirs = implementation(dtypes={"cpu": names, "cuda": names}, has_backward=False)
     monkeypatch.setattr("math.theirs", theirs, raising=False)
     install("plugin-f", {"theirs": "math:theirs"})
     assert Registry("thing", GROUP, {}, ATTENTION._check).load("theirs") is theirs

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +50,10 @@ class AttentionRunner(OperationRunner):
 
     def measure(self, spec: Any, cell: AttentionCell, context: OperationContext, trial: Trial) -> None:
         """Measure a cell with its number of threads, and profile it if the job asks for that."""
+        from workers.measure.validity import check_kernels
+
+        if cell.implementation == "triton":
+            trial.checks += check_kernels(context.device)
         with computing_threads(cell.threads, trial):
             super().measure(spec, cell, context, trial)
             # Of a wrong implementation there are no times, either.
@@ -109,28 +112,6 @@ class AttentionRunner(OperationRunner):
             inputs=reference.inputs,
             grad_out=reference.grad_out if implementation.has_backward else None,
         )
-
-    def prepare(self, spec: AttentionSpec, cell: AttentionCell, reference: Reference, trial: Trial) -> None:
-        """Let the implementation tune itself for these inputs, if the job asks for it and the implementation can.
-
-        The log says what it chose.
-        """
-        from workers.measure.memory import translate_oom
-        from workers.measure.validity import check_kernels
-
-        implementation = implementation_of(spec, cell)
-        if cell.implementation == "triton":
-            trial.checks += check_kernels(reference.inputs[0].device)
-        if not spec.autotune or implementation.tune is None:
-            return
-        backward = reference.grad_out is not None and implementation.has_backward
-        with translate_oom("tuning"):
-            chosen = implementation.tune(
-                *reference.inputs, cell.causal, backward=backward, tell=lambda line: trial.tell(f"tuning, {line}"),
-                **problem_of(spec, cell).options(reference.inputs[0].device),
-            )  # fmt: skip
-        sys.stderr.write(f"{cell.title}: tuned: {chosen}\n")
-        trial.tell("tuned")
 
     def add_rates(
         self,

@@ -112,7 +112,7 @@ def forward(
     tiling: Tiling | None = None, bounds: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fill `out` and `logsumexp`, from `operands`."""
-    tiling = tiling or tilings.choose((q, k, v), padded_width(out.shape[-1]), precision).forward
+    tiling = tiling or tilings.choose(q.device, padded_width(out.shape[-1]), precision).forward
     tma = _through_descriptors(q, k, v)
     launch = _forward_launch(kind(q), kind(k), kind(v), kind(out), scoring, bounds is not None, precision, tma, tiling)
     launch((q, k, v, out, logsumexp, *some(bounds)))
@@ -156,7 +156,7 @@ def backward(
     one_pass = (
         dq is not None
         and dk is not None
-        and tilings.choose((q_operand, k_operand, v_operand), width, precision).prefer_one_pass
+        and tilings.choose(q_operand.device, width, precision).prefer_one_pass
         and not torch.are_deterministic_algorithms_enabled()
     )
     exponents, deltas, dq_sum = rows(out, out_gradient, logsumexp, logsumexp_gradient, add_up=one_pass)
@@ -258,7 +258,7 @@ def keys(
     """
     if tiling is None:
         capped = scoring.softcap is not None
-        chosen = tilings.choose((q, k, v), padded_width(dk.shape[-1]), precision, capped)
+        chosen = tilings.choose(q.device, padded_width(dk.shape[-1]), precision, capped)
         tiling = chosen.keys if dq_sum is None else chosen.one_pass
     tma = _through_descriptors(q, k, v, out_gradient)
     launch = _keys_launch(
@@ -305,7 +305,7 @@ def queries(
     scoring: Scoring, precision: str, tiling: Tiling | None = None, bounds: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fill dq. The first four arguments are `operands`."""
-    tiling = tiling or tilings.choose((q, k, v), padded_width(dq.shape[-1]), precision).queries
+    tiling = tiling or tilings.choose(q.device, padded_width(dq.shape[-1]), precision).queries
     tma = _through_descriptors(q, k, v, out_gradient)
     launch = _queries_launch(
         kind(q), kind(k), kind(v), kind(out_gradient), kind(dq), exponents.shape[2],

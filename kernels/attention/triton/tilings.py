@@ -1,6 +1,6 @@
 """Sizes of tiles for each device, precision and head dimension.
 
-Those for an H200 were the fastest of 550 that `tune.py` timed (docs/decisions/0011-tiles-of-triton-attention.md).
+Those for an H200 were the fastest of 550 that a search timed (docs/decisions/0011-tiles-of-triton-attention.md).
 On other devices, which were not measured, the sizes are chosen to fit: they need at most 99 KiB of shared memory, the
 size in Ada and consumer Blackwell. `tests/kernels/test_triton_fits.py` compiles them for several devices.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .inputs import capability, has_tensor_descriptors
+from .inputs import capability
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ TF32 = {
     128: Tilings(Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(16, 16, 4, 1)),
     256: Tilings(Tiling(16, 16, 4, 2), Tiling(16, 16, 4, 1), Tiling(16, 16, 4, 1), Tiling(16, 16, 4, 1)),
 }
-"""Single precision in registers, on all devices. One pass at 256 takes 128 KiB; no call uses it unless tuned to."""
+"""Single precision in registers, on all devices. One pass at 256 takes 128 KiB; no call uses it."""
 
 
 def padded_width(head_dim: int) -> int:
@@ -118,49 +118,22 @@ def exact_precision(device: torch.device, width: int) -> str:
     return "split" if _is_large(device) or width in SMALL_SPLIT else "tf32x3"
 
 
-Operands = tuple[Tensor, Tensor, Tensor]
-_remembered: dict[tuple[object, ...], Tilings] = {}
-
-
-def remember(operands: Operands, width: int, precision: str, tilings: Tilings) -> None:
-    """Make `choose` return these tilings for such operands in this process (see `tune`)."""
-    _remembered[_key(operands, width, precision)] = tilings
-
-
-def forget() -> None:
-    """Make `choose` return the tables' tilings again."""
-    _remembered.clear()
-
-
-def choose(operands: Operands, width: int, precision: str, capped: bool = False) -> Tilings:
-    """Return the tilings for q, k and v as launches take them: those tuned in this process, or else the tables'.
+def choose(device: torch.device, width: int, precision: str, capped: bool = False) -> Tilings:
+    """Return the tilings of launches on a device.
 
     `width` is the head dimension rounded up to a power of two; `capped` tells whether scores have a soft cap.
     """
-    if _remembered and (tuned := _remembered.get(_key(operands, width, precision))):
-        return tuned
-    tilings = from_tables(operands[0].device, width, precision)
-    if not (capped and precision == "ieee" and width >= 64):
+    if precision == "split":
+        return (LARGE_SPLIT if _is_large(device) else SMALL_SPLIT)[width]
+    if precision != "ieee":
+        return TF32[width]
+    tilings = (LARGE_HALF if _is_large(device) else SMALL_HALF)[width]
+    if not (capped and width >= 64):
         return tilings
     keys, one_pass = (
         replace(tiling, queries=min(tiling.queries, CAPPED_QUERIES)) for tiling in (tilings.keys, tilings.one_pass)
     )
     return replace(tilings, keys=keys, one_pass=one_pass)
-
-
-def from_tables(device: torch.device, width: int, precision: str) -> Tilings:
-    """Return the tables' tilings, even if others were tuned."""
-    if precision == "ieee":
-        return (LARGE_HALF if _is_large(device) else SMALL_HALF)[width]
-    if precision == "split":
-        return (LARGE_SPLIT if _is_large(device) else SMALL_SPLIT)[width]
-    return TF32[width]
-
-
-def _key(operands: Operands, width: int, precision: str) -> tuple[object, ...]:
-    """Return the key of tuned tilings: everything that determines whether a tiling fits."""
-    q = operands[0]
-    return q.device, q.dtype, width, precision, all(has_tensor_descriptors(tensor) for tensor in operands)
 
 
 def _is_large(device: torch.device) -> bool:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from app.specs import KINDS, Case, SpecBase, in_lists, spec_adapter
 from app.specs._base import flat
 from app.specs._code import CodeSpec
-from app.specs.attention import BLOCK_SIZES, NOT_TUNED
+from app.specs.attention import BLOCK_SIZES
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.compare import CompareSpec
 from flopwatch.text.cases import case_text
@@ -261,8 +261,8 @@ SAMPLING = {"new_tokens": 8, "temperature": 1.0, "top_k": 8, "top_p": 0.5, "end_
         ({"kind": "benchmark", "model": {"size": "tiny", "vocab_size": 100}, "batch_size": 2, "seed": 3}, 0),
         ({"kind": "ddp", "strategy": "flat", "bucket_size_mb": 1}, 1),
         ({"kind": "ddp", "bucket_size_mb": None}, 0),
-        ({"kind": "attention", "implementations": ["eager"], "br": [16], "autotune": True}, 2),
-        ({"kind": "attention", "implementations": ["eager", "cpu_flash", "triton"], "br": [16], "autotune": True}, 0),
+        ({"kind": "attention", "implementations": ["eager"], "br": [16]}, 1),
+        ({"kind": "attention", "implementations": ["eager", "cpu_flash"], "br": [16]}, 0),
         ({"kind": "attention", "num_heads": 4, "num_kv_heads": 4, "bottom_right": True}, 2),
         ({"kind": "attention", "query_length": 2, "bottom_right": True}, 0),
         ({"kind": "benchmark", "model": {"size": "small", "num_kv_heads": 12}}, 1),
@@ -386,20 +386,6 @@ class TestGrids:
         assert own.key == spelled.key
         assert own.coordinates == spelled.coordinates
         assert BLOCK_SIZES[name].items() <= own.coordinates.items()
-
-    @pytest.mark.parametrize("name", sorted(NOT_TUNED))
-    def test_tuning_nothing_has_no_effect(self, name: str) -> None:
-        plain = {"kind": "attention", "implementations": [name]}
-        untuned, tuned = (validated({**plain, "autotune": asked}).cases() for asked in (False, True))
-        assert [case.key for case in untuned] == [case.key for case in tuned]
-        assert {case.coordinates["autotune"] for case in [*untuned, *tuned]} == {None}
-
-    @pytest.mark.parametrize("name", ["triton", "somebodys_own"])
-    def test_tuning_is_another_case(self, name: str) -> None:
-        plain = {"kind": "attention", "implementations": [name]}
-        untuned, tuned = (validated({**plain, "autotune": asked}).cases() for asked in (False, True))
-        assert not {case.key for case in untuned} & {case.key for case in tuned}
-        assert {case.coordinates["autotune"] for case in tuned} == {True}
 
     def test_a_copy_has_no_matrices_and_a_product_nothing_to_copy(self) -> None:
         copy, product = validated({"kind": "ceiling", "dtypes": ["fp32"]}).cases()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import inspect
 import os
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.specs.attention import BLOCK_SIZES, NOT_TUNED, AttentionSpec
+from app.specs.attention import BLOCK_SIZES, AttentionSpec
 from kernels.attention.reference import attention
 from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation
 from tests.workers.reporting import Report
@@ -27,7 +26,6 @@ from workers.jobs._grid.operations import combined
 from workers.jobs.attention import RUNNER
 from workers.measure.ceilings import Ceilings
 from workers.measure.check import Check
-from workers.measure.compilation import compilation
 from workers.measure.stopwatch import Timing
 from workers.outcome import Unsupported
 
@@ -776,105 +774,6 @@ def test_the_spec_knows_the_default_block_sizes() -> None:
         "cpu_flash": {"br": flash["br"].default, "bc": flash["bc"].default},
         "cpu_blocked": {"br": inspect.signature(operations.blocked).parameters["block"].default},
     } == BLOCK_SIZES
-
-
-def test_the_spec_knows_what_has_nothing_to_tune() -> None:
-    untuned = {name for name in ATTENTION._built_in if ATTENTION.load(name).tune is None}
-    assert untuned == NOT_TUNED, "NOT_TUNED of app/specs/attention.py names the built-in ones without `tune`"
-
-
-@pytest.fixture
-def tuned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """`tunes` is an implementation that is right once it was tuned for a problem, and wrong before; what it was asked
-    for.
-    """
-    asked: list[tuple[Any, ...]] = []
-    own = ATTENTION.load("own")
-
-    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-        factor = 1 if (tuple(q.shape), causal) in {(shape, mask) for shape, mask, _ in asked} else 2
-        return factor * own.function(q, k, v, causal)
-
-    def tune(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, *, backward: bool, tell: Any) -> str:
-        tell("half way")
-        compilations = compilation().graphs
-        torch.compile(lambda x: x + 1, backend="eager", dynamic=False)(q)
-        assert compilation().graphs > compilations, "a search compiles, which is no recompilation of what is measured"
-        asked.append((tuple(q.shape), causal, backward))
-        return f"blue tiles for {q.shape[2]}"
-
-    install(monkeypatch, tunes=Implementation("tunes", function, own.dtypes, tune=tune))
-    return asked
-
-
-def test_autotuning_comes_before_each_cells_first_call(run, tuned: list[Any], capsys: pytest.CaptureFixture) -> None:
-    report = run(implementations=["tunes", "own"], sequence_lengths=[48, 64], autotune=True, device="cpu")
-    assert tuned == [((2, 1, 48, 16), True, True), ((2, 1, 64, 16), True, True)], "once per problem"
-    assert {row["outcome"] for row in report.rows if row["metric"] == "forward_ms"} == {"ok"}
-    assert {row["case"]["autotune"] for row in report.rows} == {True}
-    title = "tunes, fp32, length 48, head dimension 16, causal"
-    assert report.steps[:3] == [(0, 4, title), (0, 4, f"{title}: tuning, half way"), (0, 4, f"{title}: tuned")]
-    log = capsys.readouterr()
-    assert f"{title}: tuned: blue tiles for 48\n" in log.err
-    assert "tiles for" not in log.out, "where `flopwatch run --json` prints its result"
-    assert "own, fp32" not in log.err, "an implementation without anything to tune is not affected"
-    assert report.check("recompiles", implementation="tunes", sequence_length=48)["ok"]
-
-
-def test_nothing_is_tuned_unless_asked(run, tuned: list[Any]) -> None:
-    report = run(implementations=["tunes"], device="cpu")
-    assert tuned == []
-    assert report.cell()["forward_ms", "forward"]["outcome"] == "wrong"
-    assert {row["case"]["autotune"] for row in report.rows} == {False}
-
-
-def test_a_search_gets_the_options_of_the_problem(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-
-    def tune(*_inputs: Any, backward: bool, tell: Any, **options: Any) -> str:
-        asked.append(options)
-        return "the blue ones"
-
-    install(monkeypatch, own=dataclasses.replace(ATTENTION.load("eager"), name="own", tune=tune))
-    report = run(implementations=["own"], window=5, bottom_right=True, autotune=True, device="cpu")
-    assert asked == [{"window": 5}]
-    assert report.cell()["forward_ms", "forward"]["outcome"] == "ok"
-
-
-@pytest.mark.parametrize(
-    ("error", "outcome", "reason"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."), "oom", "out of memory in tuning"),
-        (ValueError("the tiles are a pineapple"), "failed", "ValueError: the tiles are a pineapple"),
-    ],
-)
-def test_a_search_that_fails_is_the_cells_outcome(run, monkeypatch, error, outcome, reason) -> None:
-    """Times that are not of what was asked for would be worse than none."""
-
-    def tune(*_inputs: Any, **_options: Any) -> str:
-        raise error
-
-    install(monkeypatch, own=dataclasses.replace(ATTENTION.load("own"), tune=tune))
-    report = run(implementations=["own", "eager"], autotune=True, device="cpu")
-    cell = report.cell(implementation="own")["forward_ms", "forward"]
-    assert cell["outcome"] == outcome
-    assert reason in cell["reason"]
-    assert report.cell(implementation="eager")["forward_ms", "forward"]["outcome"] == "ok"
-
-
-@pytest.mark.gpu
-def test_triton_is_tuned_on_a_gpu_before_it_is_measured(run, capsys: pytest.CaptureFixture) -> None:
-    from kernels.attention.triton import tilings, tune
-    from kernels.attention.triton.tilings import Tiling
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune, "CANDIDATES", dict.fromkeys(tune.CANDIDATES, (Tiling(32, 64, 4, 2),)))
-        report = run(implementations=["triton"], dtypes=["bf16"], sequence_lengths=[512], head_dims=[64],
-                     autotune=True, device="cuda")  # fmt: skip
-    assert report.cell()["backward_ms", "backward"]["outcome"] == "ok"
-    assert "triton, bf16, length 512, head dimension 64, causal: tuned: forward " in capsys.readouterr().err
-    assert any("tuning, forward: " in message for _, _, message in report.steps)
-    tilings.forget()
 
 
 @pytest.mark.gpu

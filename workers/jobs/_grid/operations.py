@@ -104,9 +104,6 @@ class OperationRunner(GridRunner[OperationContext]):
             values: Takes the rates: one sample for each phase in `milliseconds`.
         """
 
-    def prepare(self, spec: Any, cell: Any, reference: Reference, trial: Trial) -> None:
-        """Prepare the cell once, untimed, before its operation is called. By default there is nothing to do."""
-
     def open(self, spec: OperationSpec, devices: Sequence[torch.device], report: Reporter) -> OperationContext:
         from workers.measure.stopwatch import stopwatch
 
@@ -174,7 +171,6 @@ class OperationRunner(GridRunner[OperationContext]):
 
         values = trial.values
         operation = self.operation(spec, cell, reference, context.device)
-        self.prepare(spec, cell, reference, trial)
         passes: Sequence[str] = PASSES[spec.mode]
         if reference.grad_out is not None and operation.grad_out is None:
             passes = ("forward",)
