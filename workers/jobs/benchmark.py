@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.specs.benchmark import BenchmarkSpec
 from workers.jobs import _reference
 from workers.jobs._base import Unit
-from workers.jobs._generated import prompt_of, report_generated
 from workers.jobs._training import building, measuring, metrics
 from workers.jobs._values import Metric, Values
 from workers.reporter import Reporter
@@ -18,9 +16,13 @@ from workers.reporter import Reporter
 if TYPE_CHECKING:
     import torch
 
+    from workers.jobs._training.building import Training
+    from workers.measure.table import Scalar
     from workers.measure.validity import Monitor
 
 SAMPLES = "samples.csv.gz"
+MAX_SEQUENCES, MAX_TOKENS = 100, 1000
+"""The first sequences, and of each the first tokens, that the table `generated` has."""
 
 
 class BenchmarkRunner:
@@ -44,14 +46,12 @@ class BenchmarkRunner:
         from workers.measure import environment
         from workers.measure.validity import Monitor
 
-        case, prompt = spec.case(), prompt_of(spec)
-        if prompt is not None:
-            spec = spec.model_copy(update={"context_length": len(prompt)})
+        case = spec.case()
         device, build_model = building.prepare(spec)
         report.environment(environment.fingerprint(device))
         monitor = Monitor(device)
         with building.known_errors():
-            values, verdict = measure(spec, device, build_model, monitor, report, prompt)
+            values, verdict = measure(spec, device, build_model, monitor, report)
         report.validity(verdict, case.key, unit.title)
         values.report(case, environment.device_key(device), report)
         save_samples(values, report)
@@ -66,7 +66,6 @@ def measure(
     build_model: building.Maker,
     monitor: Monitor,
     report: Reporter,
-    prompt: Sequence[int] | None = None,
 ) -> tuple[Values, dict[str, Any]]:
     """Return the values of each metric and the verdict. Without samples, the verdict still reports other processes on
     the device."""
@@ -75,7 +74,7 @@ def measure(
     report.progress(0, spec.measure_steps or building.STEPS, "making the model")
     try:
         parts = _reference.check_parts(spec, device)
-        training = building.build(spec, device, build_model, prompt)
+        training = building.build(spec, device, build_model)
         values, checks = measuring.measure(training, monitor, report, pacing=spec.pacing)
         report_generated(spec, training, report)
     except NotMeasured as error:
@@ -84,6 +83,25 @@ def measure(
         return values, monitor.conclude(checks)
     checks += parts + metrics.add_rates(values, training, report.ceilings)
     return values, monitor.conclude(checks)
+
+
+def report_generated(spec: BenchmarkSpec, training: Training, report: Reporter) -> None:
+    """Report the table `generated`: what the first step made of its prompts, generated again."""
+    from workers.measure.table import Column
+    from workers.model.steps import GenerateStep
+
+    step = training.step
+    if not isinstance(step, GenerateStep):
+        return
+    note = f"the weights are random, of seed {spec.seed}: the tokens mean nothing"
+    if spec.code is not None:
+        note = f"the weights are those that {spec.code.label()} makes"
+    prompts, made = (tokens[:MAX_SEQUENCES].tolist() for tokens in step.first_again())
+    rows: list[list[Scalar]] = [
+        [number, *(" ".join(map(str, tokens[:MAX_TOKENS])) for tokens in both), note]
+        for number, both in enumerate(zip(prompts, made, strict=True))
+    ]
+    report.table("generated", Column.parse("sequence: integer, prompt_ids, token_ids, note"), rows)
 
 
 def save_samples(values: Values, report: Reporter) -> None:

@@ -1,9 +1,8 @@
-"""Batches of tokens: random ones, since the time of a dense model's step does not depend on them, one prompt, or text
-that a model can learn."""
+"""Batches of tokens: random ones, since the time of a dense model's step does not depend on them, or text that a
+model can learn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -19,24 +18,6 @@ class Batches(Protocol):
     def next(self) -> tuple[Tensor, Tensor]:
         """Return the next inputs and targets."""
         ...
-
-
-class FixedPrompt:
-    """The same prompt for each sequence and in each batch.
-
-    Args:
-        token_ids: Those of the prompt.
-        batch_size: Sequences.
-        device: Where batches are.
-    """
-
-    def __init__(self, token_ids: Sequence[int], batch_size: int, device: torch.device) -> None:
-        self.device = device
-        self.prompt = torch.tensor([list(token_ids)] * batch_size, device=device)
-
-    def next(self) -> tuple[Tensor, Tensor]:
-        """Return the prompts, (batch_size, tokens) int64, twice: they have no targets."""
-        return self.prompt, self.prompt
 
 
 class RandomBatches:

@@ -67,7 +67,6 @@ def sample(
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
-    top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Draw one token per row.
@@ -76,47 +75,19 @@ def sample(
         logits: (batch, vocabulary).
         temperature: Divides the logits; 0 takes the most likely token.
         top_k: Draw among the k most likely tokens only.
-        top_p: Draw among the fewest most likely tokens only that have this probability together (Holtzman et al., "The
-            Curious Case of Neural Text Degeneration", 2020, section 3.1); with `top_k`, of those.
 
     Returns:
         Token ids (batch, 1).
     """
     if temperature < 0 or (top_k is not None and top_k < 1):
         raise ValueError(f"temperature must be at least 0 and top_k at least 1, not {temperature} and {top_k}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be at least some probability, and 1 at most, not {top_p}")
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
     logits = logits.float() / temperature
-    few = logits.shape[-1] if top_k is None else min(top_k, logits.shape[-1])
-    if few == logits.shape[-1] and top_p is None:
+    if top_k is None or top_k >= logits.shape[-1]:
         return torch.multinomial(torch.softmax(logits, dim=-1), 1, generator=generator)
-    likeliest, token_ids = logits.topk(few, dim=-1)
-    probabilities = torch.softmax(likeliest, dim=-1)
-    if top_p is not None:
-        before = probabilities.cumsum(dim=-1) - probabilities
-        probabilities = probabilities.masked_fill(before >= top_p, 0.0)
-    return token_ids.gather(-1, torch.multinomial(probabilities, 1, generator=generator))
-
-
-def filled_up(drawn: Tensor, before: Tensor | None, end_token_id: int | None) -> Tensor:
-    """Return the drawn tokens, (batch, 1), and the end token in rows that have drawn it `before`.
-
-    Args:
-        drawn: Token ids.
-        before: What was drawn before them; None at first: a prompt's tokens end nothing.
-        end_token_id: None: nothing ends a row.
-    """
-    if before is None or end_token_id is None:
-        return drawn
-    return drawn.masked_fill(before == end_token_id, end_token_id)
-
-
-def number_made(token_ids: Tensor, end_token_id: int) -> Tensor:
-    """Return how many of the new tokens (batch, new) were made: of each row those up to the end token."""
-    is_end = (token_ids == end_token_id).long()
-    return (is_end.cumsum(dim=-1) == is_end).sum()
+    likeliest, token_ids = logits.topk(top_k, dim=-1)
+    return token_ids.gather(-1, torch.multinomial(torch.softmax(likeliest, dim=-1), 1, generator=generator))
 
 
 @torch.no_grad()
@@ -127,8 +98,6 @@ def generate(
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
-    top_p: float | None = None,
-    end_token_id: int | None = None,
     use_cache: bool = True,
     generator: torch.Generator | None = None,
 ) -> Tensor:
@@ -137,8 +106,7 @@ def generate(
     Args:
         prompt: (batch, prompt length) or (prompt length,), at least one token.
         max_new_tokens: Tokens to add.
-        temperature, top_k, top_p, generator: See `sample`.
-        end_token_id: A row that has drawn it is filled up with it; generation ends early when all rows have drawn it.
+        temperature, top_k, generator: See `sample`.
         use_cache: Keep keys and values; without it, every step runs the whole sequence again.
 
     Returns:
@@ -148,15 +116,11 @@ def generate(
         ValueError: the prompt is empty, or prompt and new tokens exceed the model's context length.
     """
     if prompt.dim() == 1:
-        options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
-        return generate(
-            model,
-            prompt.unsqueeze(0),
-            max_new_tokens,
-            end_token_id=end_token_id,
-            use_cache=use_cache,
-            **options,  # type: ignore[arg-type]
-        ).squeeze(0)
+        rows = generate(
+            *(model, prompt.unsqueeze(0), max_new_tokens),
+            temperature=temperature, top_k=top_k, use_cache=use_cache, generator=generator,
+        )  # fmt: skip
+        return rows.squeeze(0)
     batch_size, length = prompt.shape
     if length == 0:
         raise ValueError("the prompt is empty")
@@ -164,12 +128,8 @@ def generate(
         raise ValueError(f"{length} + {max_new_tokens} tokens exceed the context length ({model.context_length})")
     cache = model.new_cache(batch_size, length + max_new_tokens) if use_cache else None
     tokens = new = prompt
-    made = None
     for _ in range(max_new_tokens):
         logits = model(tokens if cache is None else new, cache=cache, last_only=True)[:, -1]
-        drawn = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-        made = new = filled_up(drawn, made, end_token_id)
+        new = sample(logits, temperature=temperature, top_k=top_k, generator=generator)
         tokens = torch.cat((tokens, new), dim=-1)
-        if end_token_id is not None and bool((new == end_token_id).all()):
-            break
     return tokens

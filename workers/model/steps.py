@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from workers.model.batches import Batches
-from workers.model.generation import CachedModel, filled_up, number_made, sample
+from workers.model.generation import CachedModel, sample
 from workers.model.loss import cross_entropy
 from workers.model.optimizer import clip_gradients
 from workers.model.precision import Precision
@@ -196,15 +196,12 @@ class TrainStep(BackwardStep):
 class GenerateStep:
     """Continue a prompt by `new_tokens` tokens. Phases: prefill (first token), decode (the others).
 
-    A sequence that has drawn the end token repeats it, so that every step does the same work.
-
     Args:
         model, module: The model as it is called, and its module.
         batches: Makes the prompts.
         precision: How it computes.
         new_tokens: Tokens to add.
-        temperature, top_k, top_p: See `workers.model.generation.sample`.
-        end_token: The token that ends a sequence; None: none does.
+        temperature, top_k: See `workers.model.generation.sample`.
         seed: Of the draws.
     """
 
@@ -218,8 +215,6 @@ class GenerateStep:
         *,
         temperature: float = 0.0,
         top_k: int | None = None,
-        top_p: float | None = None,
-        end_token: int | None = None,
         seed: int = 0,
     ) -> None:
         self.model = model
@@ -227,16 +222,13 @@ class GenerateStep:
         self.batches = batches
         self.precision = precision
         self.new_tokens = new_tokens
-        self.sample = functools.partial(sample, temperature=temperature, top_k=top_k, top_p=top_p)
-        self.end_token = end_token
+        self.sample = functools.partial(sample, temperature=temperature, top_k=top_k)
         self.seed = seed
         self.generator = torch.Generator(batches.device).manual_seed(seed)
         self.device_type = batches.device.type
         self.first: Tensor | None = None
         """The first prompt."""
         self.made: list[Tensor] = []
-        self.numbers: list[Tensor] = []
-        """Of each step before, how many tokens it made, without those after an end."""
         self.phases: dict[str, Callable[[], None]] = {"prefill": self.prefill, "decode": self.decode}
 
     def prepare(self) -> None:
@@ -246,8 +238,6 @@ class GenerateStep:
         """Forget what was generated, and take a prompt, (batch, tokens)."""
         self.prompt = prompt
         self.first = prompt if self.first is None else self.first
-        if self.end_token is not None and self.made:
-            self.numbers.append(number_made(torch.cat(self.made, dim=-1), self.end_token))
         self.made = []
         batch_size, length = prompt.shape
         with self.precision.autocast(self.device_type):
@@ -261,11 +251,8 @@ class GenerateStep:
             self._draw(self.made[-1])
 
     def tokens(self) -> float:
-        """Return how many tokens a step makes, on average: those after a sequence's end are none."""
-        if self.end_token is None:
-            return float(self.prompt.shape[0] * self.new_tokens)
-        last = number_made(torch.cat(self.made, dim=-1), self.end_token)
-        return float(torch.stack([*self.numbers, last]).double().mean())
+        """Return how many tokens a step makes."""
+        return float(self.prompt.shape[0] * self.new_tokens)
 
     def first_again(self) -> tuple[Tensor, Tensor]:
         """Continue the first prompt once more, with the first draws; return it and the new tokens, (batch, tokens)."""
@@ -281,5 +268,4 @@ class GenerateStep:
         with torch.no_grad(), self.precision.autocast(self.device_type):
             logits = self.model(token_ids, cache=self.cache, last_only=True)[:, -1]
             drawn = self.sample(logits, generator=self.generator)
-            drawn = filled_up(drawn, self.made[-1] if self.made else None, self.end_token)
         self.made.append(drawn)

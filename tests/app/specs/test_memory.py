@@ -37,9 +37,7 @@ def test_invalid_fields_are_refused_with_their_path(fields: dict[str, object], f
 
 
 def test_it_has_the_fields_of_benchmark() -> None:
-    assert set(BenchmarkSpec.model_fields) - {"replicates", "pacing", "prompt", *OF_GENERATION} <= set(
-        MemorySpec.model_fields
-    )
+    assert set(BenchmarkSpec.model_fields) - {"replicates", "pacing", *OF_GENERATION} <= set(MemorySpec.model_fields)
 
 
 def test_how_much_is_recorded_changes_no_case() -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -68,18 +66,6 @@ def test_generation_keeps_no_gradients(model: TransformerLM, prompt: Tensor) -> 
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_row_that_ended_is_filled_up_and_all_ended_stops(model: TransformerLM, prompt: Tensor) -> None:
-    free = model.generate(prompt, 10, temperature=0)
-    end = int(free[0, 9])  # the third new token of the first row
-    out = model.generate(prompt, 10, temperature=0, end_token_id=end)
-    first = out[0].tolist()
-    at = first.index(end, 7)
-    assert first[:at] == free[0, :at].tolist()
-    assert set(first[at:]) == {end}
-    alone = model.generate(prompt[:1], 10, temperature=0, end_token_id=end)
-    assert alone.shape[1] == at + 1
-
-
 def test_bounds_are_checked(model: TransformerLM, prompt: Tensor) -> None:
     with pytest.raises(ValueError, match=r"7 \+ 18 tokens exceed the context length \(24\)"):
         model.generate(prompt, 18)
@@ -108,24 +94,7 @@ def test_top_k_leaves_the_others_out() -> None:
     assert sample(logits, temperature=0).unique().tolist() == [1]
 
 
-def test_top_p_takes_the_fewest_tokens_that_have_it_together() -> None:
-    """0.5, 0.3, 0.15 and 0.05, of which two have 0.8 together."""
-    logits = torch.tensor([0.3, 0.05, 0.5, 0.15]).log().expand(4000, 4)
-    generator = torch.Generator().manual_seed(5)
-
-    def drawn(**options: Any) -> set[int]:
-        return set(sample(logits, generator=generator, **options).flatten().tolist())
-
-    assert drawn(top_p=0.4) == {2}
-    assert drawn(top_p=0.6) == drawn(top_p=0.79) == {0, 2}
-    assert drawn(top_p=0.9) == {0, 2, 3}
-    assert drawn(top_p=1.0) == {0, 1, 2, 3}
-    assert drawn(top_p=0.9, top_k=2) == {0, 2}
-    frequencies = torch.bincount(sample(logits, top_p=0.7, generator=generator).flatten(), minlength=4) / 4000
-    torch.testing.assert_close(frequencies, torch.tensor([0.375, 0.0, 0.625, 0.0]), rtol=0, atol=0.03)
-
-
-@pytest.mark.parametrize("options", [{"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1}])
+@pytest.mark.parametrize("options", [{"temperature": -1.0}, {"top_k": 0}])
 def test_sample_refuses_what_makes_no_sense(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be at least"):
         sample(torch.zeros(1, 4), **options)

@@ -228,12 +228,10 @@ def build(
     spec: TrainingSpec,
     device: torch.device,
     build_model: Maker,
-    prompt: Sequence[int] | None = None,
     *,
     batches: Batches | None = None,
 ) -> Training:
-    """Build the model and its step, in mode generate for a prompt of these tokens, else for these batches; None: random
-    ones.
+    """Build the model and its step, for these batches; None: random ones.
 
     Raises:
         OutOfMemory: the model does not fit.
@@ -258,7 +256,7 @@ def build(
             model = build_model()
         set_parameter_dtype(model, spec.parameter_dtype)
         layers = fp8.to_float8(spec, device, model)
-        step = build_step(spec, device, model, prompt, batches)
+        step = build_step(spec, device, model, batches)
     if not spec.cuda_graph:
         return Training(spec, device, model, step, meter, linear_layers=layers)
     graphed = GraphedStep(cast("GraphableStep", step))
@@ -269,15 +267,14 @@ def build_step(
     spec: TrainingSpec,
     device: torch.device,
     model: torch.nn.Module,
-    prompt: Sequence[int] | None = None,
     batches: Batches | None = None,
 ) -> Step:
-    """Build the step that is repeated, not yet captured in a CUDA graph; `prompt` and `batches` as for `build`."""
+    """Build the step that is repeated, not yet captured in a CUDA graph; `batches` as for `build`."""
     import torch
 
     from workers.measure.warmup import min_calls
     from workers.model import steps
-    from workers.model.batches import FixedPrompt, RandomBatches
+    from workers.model.batches import RandomBatches
     from workers.model.optimizer import make_optimizer
     from workers.model.precision import PRECISIONS
 
@@ -306,9 +303,8 @@ def build_step(
                 micro_batches=micro_batches,
             )
         case "generate":
-            prompts = batches if prompt is None else FixedPrompt(prompt, spec.batch_size, device)
             return steps.GenerateStep(
-                call, cast("CachedModel", model), prompts, precision, spec.new_tokens, **spec.sampling()
+                call, cast("CachedModel", model), batches, precision, spec.new_tokens, **spec.sampling()
             )
 
 
