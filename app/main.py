@@ -46,12 +46,12 @@ from app.api.sweeps import SweepBody
 from app.api.tokens import TokenBody
 from app.settings import Settings
 from app.specs import KINDS
-from app.web import docs, export, pages, pictures
+from app.web import docs, pages, pictures
 from app.web.live import Refreshes
 from flopwatch.version import own_version
 
 ROUTERS = (
-    *(jobs, bulk, events, results, files, sweeps, queue, tables, compare, baselines, history, export, pictures, specs),
+    *(jobs, bulk, events, results, files, sweeps, queue, tables, compare, baselines, history, pictures, specs),
     *(notifications, workers, usage, tokens, health),
     *(pages, docs),
 )

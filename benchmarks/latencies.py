@@ -85,8 +85,6 @@ REQUESTS = (
     "GET /jobs?label=team:some",
     "GET /jobs?limit=500",
     "GET /jobs/{large}/measurements",
-    "GET /jobs/{large}/export",
-    "GET /compare/export?baseline={job_id}&candidate={other}",
     "GET /compare?baseline={large}&candidate={large}",
     "GET /history?job={job_id}",
     "GET /queue/places?job={queued}",

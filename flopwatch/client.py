@@ -952,23 +952,6 @@ class Flopwatch(Connection):
 
     # Exports
 
-    def export_job(self, job: Thing, *, metric: str | None = None, rows: int | None = None) -> str:
-        """Return a job as one HTML page, with tables and plots, that opens without the server.
-
-        Args:
-            metric: draw this metric.
-            rows: at most so many rows of the results.
-        """
-        return self.text(f"/jobs/{id_of(job)}/export", metric=metric, rows=rows)
-
-    def export_sweep(self, sweep: Thing, *, metric: str | None = None, rows: int | None = None) -> str:
-        """Return a sweep as one HTML page; the arguments are those of `export_job`."""
-        return self.text(f"/sweeps/{id_of(sweep)}/export", metric=metric, rows=rows)
-
-    def export_comparison(self, baseline: Thing, candidate: Thing | None = None) -> str:
-        """Return the comparison of two jobs, or of the sides of one job of kind `compare`, as one HTML page."""
-        return self.text("/compare/export", **comparison_query(baseline, candidate))
-
     def history(
         self,
         case: str | None = None,

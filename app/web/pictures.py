@@ -31,7 +31,6 @@ from app.specs import KINDS
 from app.specs._base import flat
 from app.states import FINISHED_STATES, VERDICTS
 from app.web import facts, history_plot
-from app.web.export import whole_file
 from app.web.pages import compare as compare_page
 from app.web.pages import plots as panel
 from app.web.pages.panels import results_of
@@ -41,6 +40,7 @@ from app.web.plots.drawing import Figure
 from app.web.plots.points import Point, varying
 from app.web.samples import over_steps
 from app.web.stacks import MAX_BYTES, draw_flames, tree
+from app.web.standalone import whole_file
 from app.web.templates import STATIC, embedded
 from flopwatch.text.cases import case_text
 from flopwatch.text.validity import verdict, why
@@ -328,7 +328,7 @@ def _answer(request: Request, query: PictureQuery, plot: Plot, caption: str, of:
         )
     name = f"flopwatch-{of}-{plot.name}.html"
     shown = {"title": plot.title, "text": plot.text, "caption": caption, "figure": embedded(figure), "log": plot.log}
-    return whole_file(request, name, str(request.url.path), template="plot.html", all_of_plotly=True, **shown)
+    return whole_file(request, name, **shown)
 
 
 def caption_of_job(job: Mapping[str, Any]) -> str:

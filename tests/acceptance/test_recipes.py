@@ -92,8 +92,6 @@ class Ids:
         kinds = {index + 1: word[2:] for index, word in enumerate(words) if word in ("--job", "--sweep")}
         if words[0] in JOBS:
             kinds |= {index: "job" for index, word in enumerate(words) if word.isdigit()}
-        if words[:2] == ["export", "sweep"]:
-            kinds[2] = "sweep"
         return [self._moved(kinds[index], int(word)) if index in kinds else word for index, word in enumerate(words)]
 
     def _moved(self, what: str, number: int) -> str:

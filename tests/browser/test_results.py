@@ -243,32 +243,21 @@ def test_jobs_are_compared_and_the_first_is_the_baseline(site: PlayedSite, page:
 
 
 @pytest.mark.long
-def test_exported_files_need_no_server(site: PlayedSite, chromium: Browser, tmp_path: Path) -> None:
+def test_plots_as_files_need_no_server(site: PlayedSite, chromium: Browser, tmp_path: Path) -> None:
     sweep = submit_sweep(site)
-    jobs = [finish(site) for _ in range(2 * len(LENGTHS))]
     watch = Watch("")  # files have no host
     with watched_page(chromium, tmp_path.as_uri(), watch) as page:
         page.context.set_offline(True)
-        for path, captions in (
-            (f"/sweeps/{sweep}/export", ["Step (ms) along context length", "Step (ms) over context length"]),
-            (f"/compare/export?baseline={jobs[0]}&candidate={jobs[1]}", ["Candidate / baseline", "one dot for each"]),
-            (f"/jobs/{jobs[0]}/export", ["Median time of each phase"]),
-        ):
-            (tmp_path / "export.html").write_text(site.http.get(path).raise_for_status().text)
-            page.goto((tmp_path / "export.html").as_uri())
-            for caption in captions:
-                expect(drawn(page, caption).locator(".main-svg").first).to_be_visible()
+        for plot, title in (("chart", "Step (ms) along context length"), ("heat-map", "Step (ms) over context length")):
+            path = f"/sweeps/{sweep}/plots/{plot}?format=html"
+            (tmp_path / "plot.html").write_text(site.http.get(path).raise_for_status().text)
+            page.goto((tmp_path / "plot.html").as_uri())
+            expect(page.locator("h1")).to_contain_text(title)
+            expect(page.locator(".main-svg").first).to_be_visible()
             assert_fits(page)
         assert_readable(page)
         page.get_by_text("Numbers of this plot").first.click()
-        expect(page.locator(".plot-data td").first).to_have_text("process 1")
         assert page.evaluate("() => 'Plotly' in window")
-        waiting = site.submit(priority=-99)["id"]
-        (tmp_path / "export.html").write_text(site.http.get(f"/jobs/{waiting}/export").raise_for_status().text)
-        page.goto((tmp_path / "export.html").as_uri())
-        page.evaluate("() => new Promise(requestIdleCallback)")
-        assert not page.evaluate("() => 'Plotly' in window"), "no plot, so that nobody waits for Plotly"
-        site.http.post(f"/jobs/{waiting}/cancel")
 
 
 @pytest.mark.long

@@ -63,7 +63,6 @@ CALLS: dict[str, Callable[[Flopwatch], object]] = {
     "events": lambda server: list(server.events(1)),
     "logs": lambda server: server.logs(1),
     "table": lambda server: server.table_text(job=1),
-    "export": lambda server: server.export_job(1),
     "download": lambda server: server.download(1),
     "cancel": lambda server: server.cancel(1),
     "delete": lambda server: server.delete(1),

@@ -2,7 +2,7 @@
 
     python -m tests.releases.record      writes tests/releases/<version>/; run it once, from the release's own commit
 
-It runs real jobs on a CPU, and keeps their database, an export, and the answers that the release itself gives.
+It runs real jobs on a CPU, and keeps their database, and the answers that the release itself gives.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def answers(client: httpx.Client) -> dict[str, Any]:
 
 
 def record(folder: Path) -> None:
-    """Run the jobs, and write database.sqlite3.gz, export.html.gz and answers.json.gz."""
+    """Run the jobs, and write database.sqlite3.gz and answers.json.gz."""
     folder.mkdir()
     with TemporaryDirectory(prefix="flopwatch-release-") as place, Service(Path(place)) as service:
         client = service.start_server()
@@ -83,14 +83,13 @@ def record(folder: Path) -> None:
         for job in client.get("/jobs", params={"sweep": 1}).json()["data"]:
             wait_for_job(client, job["id"], timeout_s=300)
         service.stop_processes(*service.processes[1:])
-        found, export = answers(client), client.get("/jobs/1/export").raise_for_status().content
+        found = answers(client)
         service.stop()
         copy = Path(place) / "copy.sqlite3"
         with sqlite3.connect(service.data_dir / "flopwatch.sqlite3") as database:
             database.execute("VACUUM INTO ?", [str(copy)])
         for name, content in (
             ("database.sqlite3", copy.read_bytes()),
-            ("export.html", export),
             ("answers.json", json.dumps(found).encode()),
         ):
             (folder / f"{name}.gz").write_bytes(gzip.compress(content, mtime=0))

@@ -207,48 +207,6 @@ def _refuse(options: Mapping[str, Any], why: str) -> None:
             raise typer.BadParameter(why, param_hint=f"--{written}")
 
 
-Exported = enum.StrEnum("Exported", {name: name for name in ("job", "sweep", "compare")})  # type: ignore[misc]
-
-
-@command
-def export(
-    server: Flopwatch,
-    what: Annotated[Exported, typer.Argument(help="What to export.")],
-    ids: Annotated[
-        list[int],
-        typer.Argument(
-            metavar="ID…",
-            help="The job, or the sweep; of a comparison the baseline and the candidate, or one job of it.",
-        ),
-    ],
-    *,
-    metric: Annotated[str | None, typer.Option(help="Draw this metric, of a job or a sweep.")] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="At most so many rows of the results.")] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", dir_okay=False, help="The file; `-`: standard output. By default named by its ids."
-        ),
-    ] = None,
-) -> None:
-    """Write a job, a sweep or a comparison as one HTML file, with tables and plots: it opens without the server."""
-    most = 2 if what.value == "compare" else 1
-    if len(ids) > most:
-        raise typer.BadParameter(f"{what.value} takes at most {most}", param_hint="ID…")
-    if what.value == "compare":
-        _refuse({"metric": metric, "rows": rows}, "goes with a job or a sweep")
-        text = server.export_comparison(*ids)
-    else:
-        export_one = server.export_job if what.value == "job" else server.export_sweep
-        text = export_one(ids[0], metric=metric, rows=rows)
-    if str(output) == "-":
-        echo(text, nl=False)
-        return
-    target = output or Path(f"flopwatch-{what.value}-{'-'.join(map(str, ids))}.html")
-    write_new(target, text.encode())
-    echo(f"{target}: {len(text.encode())} bytes")
-
-
 def write_new(target: Path, content: bytes) -> None:
     """Write a file that is not there yet; else print why not, and exit."""
     opened = None

@@ -13,6 +13,7 @@ from fastapi.responses import Response
 from pydantic import BeforeValidator, Field
 
 from app import results
+from app.api.compare import ComparedQuery
 from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
 from app.errors import Conflict, InvalidRequest
@@ -49,6 +50,8 @@ class CompareQuery(StrictQuery):
 
     job: Annotated[list[Id], BeforeValidator(_parts)] = Field(default=[], max_length=MAX_JOBS)
     """Ids, each parameter with one or several, separated by spaces or commas."""
+    baseline_name: Annotated[Text | None, NONE_IF_EMPTY] = None
+    """A baseline's name: all jobs are compared with its results."""
     metric: Annotated[Text | None, NONE_IF_EMPTY] = None
     back: Annotated[str, Field(max_length=2000)] = ""
     """The query of the list in which the jobs were picked. If it is given, the oldest job is the baseline: the list has
@@ -64,7 +67,7 @@ class CompareQuery(StrictQuery):
 def compare(request: Request, services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:
     ids = query.ids()
     jobs = [_job(services, job_id) for job_id in ids]
-    comparisons = _comparisons(services, jobs) if jobs else []
+    comparisons = _comparisons(services, jobs, query.baseline_name) if jobs else []
     metrics = list(dict.fromkeys(name for comparison in comparisons for name in comparison["metrics"]))
     metric = (
         query.metric
@@ -78,7 +81,8 @@ def compare(request: Request, services: CurrentServices, query: Annotated[Compar
         jobs=[{**job, "links_to": _links(ids, at)} for at, job in enumerate(jobs)],
         ids=ids,
         list_of_jobs="/ui" + (f"?{query.back}" if query.back else ""),
-        alone=len(jobs) == 1 and not jobs[0]["holds_both"],
+        baseline_name=query.baseline_name,
+        alone=len(jobs) == 1 and not (jobs[0]["holds_both"] or query.baseline_name),
         comparisons=comparisons,
         metrics=metrics,
         metric=metric,
@@ -104,34 +108,33 @@ def _address(ids: Sequence[int]) -> str:
     return "/ui/compare" + (f"?{urlencode([('job', job_id) for job_id in ids])}" if ids else "")
 
 
-def _comparisons(services: Services, jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the comparison of each candidate with the baseline; of a single job of kind `compare`, that of its
-    sides."""
+def _comparisons(services: Services, jobs: Sequence[Mapping[str, Any]], baseline: str | None) -> list[dict[str, Any]]:
+    """Return the comparison of each candidate with the first job, or with a named baseline; of a single job of kind
+    `compare`, that of its sides."""
+    if baseline is not None:
+        return [_compared(services, {"baseline_name": baseline}, f"baseline {baseline}", job) for job in jobs]
     first, *others = jobs
     if first["holds_both"] and not others:
-        return [_compared(services, first, None)]
-    return [_compared(services, first, other) for other in others]
+        return [_compared(services, {"job": first["id"]}, "baseline", None)]
+    against = f"job {first['id']} (baseline)"
+    return [_compared(services, {"baseline": [first["id"]]}, against, other) for other in others]
 
 
-def _compared(services: Services, baseline: Mapping[str, Any], candidate: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return one comparison, or the problem if these two cannot be compared."""
-    if candidate is None:
-        pair = {"job": baseline["id"]}
-        sides = ("baseline", "candidate")
-    else:
-        pair = {"baseline": baseline["id"], "candidate": candidate["id"]}
-        sides = (f"job {baseline['id']} (baseline)", f"job {candidate['id']}")
+def _compared(
+    services: Services, query: dict[str, Any], against: str, candidate: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return one comparison, or the problem if these two cannot be compared. `query`: the baseline, or the job that has
+    both sides, as `GET /compare` takes it."""
+    if candidate is not None:
+        query = {**query, "candidate": [candidate["id"]]}
+    sides = (against, "candidate" if candidate is None else f"job {candidate['id']}")
     page: dict[str, Any] = {
         "candidate": candidate,
-        "exports": [(name, f"/compare?{urlencode({**pair, 'format': name})}") for name in FORMATS],
-        "file": f"/compare/export?{urlencode(pair)}",
+        "exports": [(name, f"/compare?{urlencode({**query, 'format': name}, doseq=True)}") for name in FORMATS],
         "problem": None,
     }
     try:
-        if candidate is None:
-            comparison = results.compare_sides(services.database, baseline["id"])
-        else:
-            comparison = results.compare(services.database, [baseline["id"]], [candidate["id"]])
+        comparison = ComparedQuery(**query).comparison(services.database)
     except (InvalidRequest, Conflict) as problem:
         return {**page, **NOT_COMPARED, "sides": sides, "problem": str(problem)}
     return {**page, **shown(comparison, sides)}

@@ -30,7 +30,7 @@ from app.web import facts, separated
 from app.web.live import clock, page_tag, tagged, unchanged
 from app.web.pages.jobs import headline_of
 from app.web.samples import over_steps
-from app.web.templates import embedded, table
+from app.web.templates import table
 from flopwatch.spelling import command, curl
 from flopwatch.text.cases import case_text, in_use
 
@@ -219,14 +219,6 @@ class CaseQuery(StrictQuery):
 def samples(services: CurrentServices, job_id: JobId, query: Annotated[CaseQuery, Query()]) -> Response:
     """Return a plot of the times of one case over the index of their step, with a line per phase and process."""
     return Json(over_steps(*services.reading.samples(job_id, query.case)))
-
-
-def first_samples(services: Services, job_id: int) -> dict[str, Any] | None:
-    """Return the plot of the first case that was sampled repeatedly, and its `case` in words; None if none was."""
-    rows, processes = services.reading.samples(job_id)
-    if not any(row["samples"] for row in rows):
-        return None
-    return {"case": case_text(rows[0]["case"]), **embedded(over_steps(rows, processes))}
 
 
 def varying_columns(measurements: Mapping[str, Any]) -> list[str]:

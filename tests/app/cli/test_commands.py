@@ -261,8 +261,6 @@ STEP = ("submit", "benchmark", "--step")
         (("submit", "missing.json"), "missing.json: No such file"),
         (("submit", "benchmark", "--priority", "high"), "--priority"),
         (("compare", "JOB", "JOB", "--fail-above", "0"), "--fail-above"),
-        (("export", "job", "JOB", "--output", "train.py"), "train.py is there already"),
-        (("export", "job", "JOB", "--output", "missing/job.html"), "missing/job.html: No such file"),
         (("plot", "JOB", "phases", "--output", "plot.gif"), "gif is no format of plots"),
         (("download", "JOB", "--to", "train.py"), "is a file"),
         (("--other", "jobs"), "No such option: --other"),
@@ -919,15 +917,3 @@ def test_table_with_pivot_reference_and_union(site: Any, flopwatch: Any) -> None
     pivoted = ended(flopwatch("table", "--label", "table=pivot", "--pivot", "precision", "--format", "csv"))
     assert pivoted.startswith('model,"step_ms, precision=fp32",')
     assert "must be a span such as" in ended(flopwatch("table", *both, "--since", "yesterday"), 1)
-
-
-def test_export(site: Any, flopwatch: Any, tmp_path: Path) -> None:
-    job = submitted(flopwatch, "--priority", "50")
-    site.worker.finish(site.worker.claim_job(job), measurements=[MEASURED("step_ms", 4.0, model="tiny")])
-    target = tmp_path / "shared.html"
-    told = ended(flopwatch("export", "job", str(job), "--output", str(target)))
-    assert told == f"{target}: {target.stat().st_size} bytes\n"
-    assert f"<h1>Job {job}" in target.read_text(encoding="utf-8")
-    assert "is not overwritten" in ended(flopwatch("export", "job", str(job), "--output", str(target)), 2)
-    assert "at most 1" in ended(flopwatch("export", "sweep", "1", "2"), 2)
-    assert ended(flopwatch("export", "compare", str(job), str(job), "-o", "-")).startswith("<!doctype html>")

@@ -112,8 +112,10 @@ def test_baselines_have_a_page(filled: Any) -> None:
     own = page(filled, "/ui/baselines/main")
     [history] = [reference for reference in own.references if reference.startswith("/ui/history?")]
     assert filled.http.get(history).status_code == 200
-    compared = filled.http.get("/compare/export", params={"baseline_name": "main", "candidate": 3})
-    assert "main" in compared.text
+    compared = page(filled, "/ui/compare?baseline_name=main&job=3")
+    assert "Compare with baseline main" in " ".join(compared.text.split())
+    assert "/compare?baseline_name=main&candidate=3&format=csv" in compared.references
+    assert "There is no baseline" in page(filled, "/ui/compare?baseline_name=gone&job=3", 404).text
     assert filled.http.get("/ui/baselines/none").status_code == 404
 
 

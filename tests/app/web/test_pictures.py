@@ -15,7 +15,7 @@ import pytest
 from app.store.records import StoredArtifact
 from flopwatch import Flopwatch
 from tests.app.web.panels.test_panels import finished
-from tests.app.web.test_export import check, get
+from tests.app.web.test_standalone import check, get
 
 
 @pytest.fixture(scope="module")
