@@ -50,6 +50,8 @@ DOUBLE = "f64["
 """In the shapes of an operator's inputs: one is in float64."""
 PHASES = ("forward", "backward", "forward_backward", "optimizer", "step", "prefill", "decode")
 """The order of phases; others follow."""
+NESTED = ("forward", "forward_backward", "step")
+"""Scopes of classes, each with the work of those before it: the largest that both sides have is compared."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,8 @@ class ComparedProfiles:
                     tables.append(table)
                 elif table.baseline or table.candidate:
                     of_one_side["baseline" if table.baseline else "candidate"].append(table.title)
+        scopes = [table for table in tables if table.kind == "classes" and table.phase in NESTED]
+        tables = [table for table in tables if table not in scopes or table is scopes[-1]]
         return cls(tables, of_one_side) if tables else None
 
     def sheet(self, limit: int | None) -> Sheet:

@@ -630,6 +630,14 @@ class TestProfiles:
         assert {row["phase"] for row in rows(sheet)} == {"forward"}
         assert "Only the candidate has classes (step), kernels-backward." in sheet.notes
 
+    def test_of_scopes_that_hold_each_other_the_largest(self, database, profile) -> None:
+        scopes = [[scope, "matmul", time, 10.0] for scope, time in (("forward", 3.0), ("step", 9.0), ("prefill", 1.0))]
+        jobs = [profile(("classes", scopes, CLASSES)) for _ in range(2)]
+        assert [row["phase"] for row in rows(compare(database, *jobs)) if row["table"] == "classes"] == [
+            "step",
+            "prefill",
+        ]
+
     def test_of_many_rows_those_that_changed_most(self, database: Database, profile: Callable[..., int]) -> None:
         def kernels(change: float) -> Any:
             return ("kernels-forward", [[f"k{n}", "copy", 10.0 + change * n, 1.0] for n in range(5)], KERNELS)
