@@ -15,7 +15,6 @@ from pydantic.json_schema import models_json_schema
 
 from app.api import (
     baselines,
-    bulk,
     compare,
     events,
     files,
@@ -51,7 +50,7 @@ from app.web.live import Refreshes
 from flopwatch.version import own_version
 
 ROUTERS = (
-    *(jobs, bulk, events, results, files, sweeps, queue, tables, compare, baselines, history, pictures, specs),
+    *(jobs, events, results, files, sweeps, queue, tables, compare, baselines, history, pictures, specs),
     *(notifications, workers, usage, tokens, health),
     *(pages, docs),
 )

@@ -1,4 +1,4 @@
-"""Filters of jobs: for lists, and for cancelling and deleting many jobs at once."""
+"""Filters of lists of jobs."""
 
 from __future__ import annotations
 
