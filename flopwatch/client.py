@@ -32,7 +32,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 from urllib.parse import quote, unquote
 
 from flopwatch import alternating
@@ -61,16 +61,18 @@ from flopwatch.queries import (
     JobFilter,
     OwnCodeOptions,
     PlotOptions,
+    Question,
+    RowOptions,
     SubmissionOptions,
     TableOptions,
     Thing,
     comparison_query,
     filter_query,
     id_of,
-    pairs,
     plot_query,
     preset_of,
     refuse_unknown,
+    row_query,
     table_query,
 )
 from flopwatch.table_options import Format
@@ -95,7 +97,9 @@ __all__ = [
     "JobFilter",
     "OwnCodeOptions",
     "PlotOptions",
+    "Question",
     "Refused",
+    "RowOptions",
     "Show",
     "SubmissionOptions",
     "Submitted",
@@ -118,14 +122,6 @@ CHECKED = ("wrong", "slower", "invalid", "missing", "not_confirmed", "inconclusi
 """Outcomes of a check, the worst first."""
 UNDECIDED = ("not_confirmed", "inconclusive")
 """Outcomes that measuring in turns decides."""
-
-
-class Judged(NamedTuple):
-    """What a check judges, in the order of `comparison_query`."""
-
-    metrics: Sequence[str] | None
-    fail_above_percent: float
-    expect_equal: float | None
 
 
 class JobFailed(ClientError):
@@ -742,26 +738,10 @@ class Flopwatch(Connection):
         tables: list[Answer] = self.get(f"/jobs/{id_of(job)}/tables")["data"]
         return tables
 
-    def job_table(
-        self,
-        job: Thing,
-        name: str,
-        *,
-        where: Mapping[str, Any] | None = None,
-        sort: str | None = None,
-        limit: int | None = None,
-        unit: int | None = None,
-    ) -> pd.DataFrame:
-        """Return a table that a job's units reported, such as the kernels of a profile.
-
-        Args:
-            where: only rows with these values: {"phase": "forward"}; a list of values names alternatives.
-            sort: sort by this column; "-column" sorts from its greatest value down.
-            limit: at most so many rows.
-            unit: rows of this unit only.
-        """
-        params = {"where": pairs(where), "sort": sort, "unit": unit}
-        return _frame(self.all_rows(_job_table_path(job, name), params, limit))
+    def job_table(self, job: Thing, name: str, **options: Unpack[RowOptions]) -> pd.DataFrame:
+        """Return a table that a job's units reported, such as the kernels of a profile."""
+        query = row_query(options)
+        return _frame(self.all_rows(_job_table_path(job, name), query, query.pop("limit", None)))
 
     def job_table_rows(self, job: Thing, name: str) -> list[Answer]:
         """Return all rows of such a table by their columns, without pandas."""
@@ -772,51 +752,26 @@ class Flopwatch(Connection):
         job: Thing,
         name: str,
         format: Format = "markdown",  # noqa: A002  (the query parameter's name)
-        *,
-        columns: Sequence[str] | None = None,
-        where: Mapping[str, Any] | None = None,
-        sort: str | None = None,
-        limit: int | None = None,
-        unit: int | None = None,
+        **options: Unpack[RowOptions],
     ) -> str:
-        """Return a table that a job's units reported as text; the arguments are those of `job_table` and `table_text`.
+        """Return a table that a job's units reported as text."""
+        return self.text(_job_table_path(job, name), format=format, **row_query(options))
 
-        Args:
-            columns: by default the most important ones in Markdown, LaTeX and HTML, all in JSON and CSV; ["all"]: all.
-        """
-        params = {"columns": columns, "sort": sort, "limit": limit, "unit": unit}
-        return self.text(_job_table_path(job, name), format=format, where=pairs(where), **params)
-
-    def sweep_table(
-        self,
-        sweep: Thing,
-        name: str,
-        *,
-        where: Mapping[str, Any] | None = None,
-        sort: str | None = None,
-        limit: int | None = None,
-        limit_per_job: int | None = None,
-    ) -> pd.DataFrame:
+    def sweep_table(self, sweep: Thing, name: str, **options: Unpack[RowOptions]) -> pd.DataFrame:
         """Return the table of this name of all finished jobs of a sweep, such as their profiles' kernels, as one frame,
-        each row with its `job` and the job's values of the grid. The arguments are those of `job_table`.
-
-        Args:
-            limit_per_job: at most so many rows of each job, the first in the order of `sort`.
-        """
-        params = {"where": pairs(where), "sort": sort, "limit_per_job": limit_per_job}
-        return _frame(self.all_rows(_sweep_table_path(sweep, name), params, limit))
+        each row with its `job` and the job's values of the grid."""
+        query = row_query(options)
+        return _frame(self.all_rows(_sweep_table_path(sweep, name), query, query.pop("limit", None)))
 
     def sweep_table_text(
         self,
         sweep: Thing,
         name: str,
         format: Format = "markdown",  # noqa: A002  (the query parameter's name)
-        *,
-        where: Mapping[str, Any] | None = None,
-        **options: Any,
+        **options: Unpack[RowOptions],
     ) -> str:
-        """Return the same as text; the options are those of `sweep_table` and `job_table_text`."""
-        return self.text(_sweep_table_path(sweep, name), format=format, where=pairs(where), **options)
+        """Return the same as text."""
+        return self.text(_sweep_table_path(sweep, name), format=format, **row_query(options))
 
     def list_plots(self, job: Thing | None = None, *, sweep: Thing | None = None) -> list[Answer]:
         """Return the name and the title of every plot that the pages have of a job, or of a sweep."""
@@ -877,28 +832,25 @@ class Flopwatch(Connection):
         baseline: Thing | Sequence[Thing] | str,
         candidate: Thing | Sequence[Thing] | None = None,
         *,
-        metrics: Sequence[str] | None = None,
-        fail_above_percent: float | None = None,
-        expect_equal: float | None = None,
         limit: int | None = None,
+        **question: Unpack[Question],
     ) -> pd.DataFrame:
         """Compare finished jobs, case by case; or, given one job of kind `compare`, its two sides.
 
         Args:
             baseline: a job, several that are samples of the same cases, or a baseline's name.
             candidate: the job that is compared, or several.
-            metrics: compare and judge only these; by default all are compared, and the first is judged.
-            fail_above_percent: judge also if the candidate is worse by more than this: `attrs["gate"]`.
-            expect_equal: judge also if the numbers that the steps return differ by more than this, relatively.
             limit: of profiles and memory, the most rows of each table and phase.
+            question: `Question` describes what is judged.
 
         Returns:
             A frame: one row is a metric of a case, or a kernel, operator or class of a profile, on both sides. Its
             `attrs` have what the server says of the whole: `sentence` and `conclusion`, `alternated` (False: the jobs
             ran at different times), `baseline`, `candidate`, `differences`, `environment_differences`, and `notes`.
         """
-        params = comparison_query(baseline, candidate, metrics, fail_above_percent, expect_equal)
-        return _frame(self.get("/compare", **params, limit=limit, format="json"))
+        return _frame(
+            self.get("/compare", **comparison_query(baseline, candidate, question), limit=limit, format="json")
+        )
 
     def compare_text(
         self,
@@ -906,17 +858,11 @@ class Flopwatch(Connection):
         candidate: Thing | Sequence[Thing] | None = None,
         *,
         format: Format = "markdown",  # noqa: A002  (the query parameter's name)
-        metrics: Sequence[str] | None = None,
-        fail_above_percent: float | None = None,
-        expect_equal: float | None = None,
         limit: int | None = None,
+        **question: Unpack[Question],
     ) -> ComparisonText:
         """Return the same comparison as `compare`, written as "markdown", "latex", "csv", "html" or "json"."""
-        params = {
-            **comparison_query(baseline, candidate, metrics, fail_above_percent, expect_equal),
-            "limit": limit,
-            "format": format,
-        }
+        params = {**comparison_query(baseline, candidate, question), "limit": limit, "format": format}
         answer = self.send("GET", "/compare", params=params)
         gate, sentence = (answer.headers.get(name, "") for name in ("Flopwatch-Gate", "Flopwatch-Gate-Sentence"))
         return ComparisonText(answer.text, gate, unquote(sentence), answer.headers.get("Flopwatch-Wrong", ""))
@@ -1075,7 +1021,7 @@ class Flopwatch(Connection):
             self._wait_for_all(checked, timeout_s, show)
         else:
             checked = [self.job(job) for job in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
-        judged = Judged(metrics, fail_above_percent, expect_equal)
+        judged: Question = {"metrics": metrics, "fail_above_percent": fail_above_percent, "expect_equal": expect_equal}
         answer = self._checked(baseline, checked, judged)
         if not alternate or answer["outcome"] not in UNDECIDED:
             return answer
@@ -1084,7 +1030,7 @@ class Flopwatch(Connection):
     def _alternated(
         self,
         answer: Answer,
-        judged: Judged,
+        judged: Question,
         timeout_s: float | None,
         show: Show | None,
     ) -> Answer:
@@ -1096,10 +1042,10 @@ class Flopwatch(Connection):
             if not is_undecided or not are_all:
                 comparisons.append(comparison)  # what is not measured in turns stays as it is
             if is_undecided:
-                number = alternating.replicates(comparison, judged.fail_above_percent)
+                number = alternating.replicates(comparison, judged["fail_above_percent"] or 0)
                 jobs = [self.submit({**spec, "replicates": number}) for spec in specs]
                 self._wait_for_all(jobs, timeout_s, show)
-                comparisons += [self.get("/compare", **comparison_query(job, None, *judged)) for job in jobs]
+                comparisons += [self.get("/compare", **comparison_query(job, None, judged)) for job in jobs]
         return _answer_of(answer["jobs"], comparisons)
 
     def can_alternate(self, checked: Answer) -> bool:
@@ -1113,7 +1059,7 @@ class Flopwatch(Connection):
         sides = ([self.job(job) for job in comparison[side]["jobs"]] for side in ("baseline", "candidate"))
         return alternating.comparisons(*sides)
 
-    def _checked(self, baseline: str, jobs: Sequence[Answer], judged: Judged) -> Answer:
+    def _checked(self, baseline: str, jobs: Sequence[Answer], judged: Question) -> Answer:
         """Compare finished jobs with a baseline, kind by kind; see `check`."""
         if not jobs:
             raise InvalidArgument(
@@ -1122,7 +1068,7 @@ class Flopwatch(Connection):
         by_kind: dict[str, list[int]] = {}
         for job in jobs:
             by_kind.setdefault(job["kind"], []).append(job["id"])
-        comparisons = [self.get("/compare", **comparison_query(baseline, ids, *judged)) for ids in by_kind.values()]
+        comparisons = [self.get("/compare", **comparison_query(baseline, ids, judged)) for ids in by_kind.values()]
         return _answer_of([job["id"] for job in jobs], comparisons)
 
     def _rerun_with(self, job_id: int, labels: Mapping[str, str]) -> Answer:

@@ -103,6 +103,34 @@ class TableOptions(TypedDict, total=False):
     """At most so many rows."""
 
 
+class RowOptions(TypedDict, total=False):
+    """The rows of a table that jobs' units reported."""
+
+    where: Mapping[str, Any] | None
+    """Only rows with these values: {"phase": "forward"}; a list of values names alternatives."""
+    sort: str | None
+    """Sort by this column; "-column" sorts from its greatest value down."""
+    limit: int | None
+    """At most so many rows."""
+    limit_per_job: int | None
+    """Of a sweep's table: at most so many rows of each job, the first in the order of `sort`."""
+    unit: int | None
+    """Rows of this unit only."""
+    columns: Sequence[str] | None
+    """As text: by default the most important ones in Markdown, LaTeX and HTML, all in JSON and CSV; ["all"]: all."""
+
+
+class Question(TypedDict, total=False):
+    """What a comparison judges."""
+
+    metrics: Sequence[str] | None
+    """Compare and judge only these; by default all are compared, and the first is judged."""
+    fail_above_percent: float | None
+    """Judge also if the candidate is worse by more than this: `attrs["gate"]`."""
+    expect_equal: float | None
+    """Judge also if the numbers that the steps return differ by more than this, relatively."""
+
+
 class PlotOptions(TypedDict, total=False):
     """What a plot shows; each is for some plots, and refused for the others."""
 
@@ -139,6 +167,13 @@ def preset_of(specs: Iterable[Mapping[str, Any]], kind: str, name: str) -> Answe
         known = f"its presets: {', '.join(presets)}" if presets else "it has none"
         raise ClientError(f"Kind {kind} has no preset {name!r}; {known}.")
     return dict(presets[name])
+
+
+def row_query(options: RowOptions) -> Answer:
+    """Return the query parameters of the rows of a reported table."""
+    refuse_unknown(options, RowOptions)
+    query: Answer = dict(options)
+    return {**query, "where": pairs(query.get("where"))}
 
 
 def id_of(thing: Thing) -> int:
@@ -200,11 +235,11 @@ def refuse_unknown(arguments: Mapping[str, Any], options: type) -> None:
 def comparison_query(
     baseline: Thing | Sequence[Thing] | str,
     candidate: Thing | Sequence[Thing] | None,
-    metrics: Sequence[str] | None = None,
-    fail_above_percent: float | None = None,
-    expect_equal: float | None = None,
+    question: Question | None = None,
 ) -> Answer:
     """Return the query that asks for a comparison."""
+    asked: Question = question or {}
+    refuse_unknown(asked, Question)
 
     def ids(jobs: Thing | Sequence[Thing]) -> list[int]:
         return [id_of(one) for one in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
@@ -221,5 +256,6 @@ def comparison_query(
         sides = {"baseline_name": baseline, "candidate": ids(candidate)}
     else:
         sides = {"baseline": ids(baseline), "candidate": ids(candidate)}
-    chosen = None if metrics is None else list(metrics)
-    return {**sides, "metric": chosen, "fail_above_percent": fail_above_percent, "expect_equal": expect_equal}
+    judged: Answer = dict(asked)
+    metrics = judged.pop("metrics", None)
+    return {**sides, "metric": None if metrics is None else list(metrics), **judged}

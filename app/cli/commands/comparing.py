@@ -162,14 +162,15 @@ def compare(
 def judge(server: Flopwatch, baseline: str | list[int], candidate: list[int] | None, judging: Judging) -> Brief:
     """Return the document of a comparison, with the answer of the gate or to `--keep-if`, if one is asked for, or a
     wrong result as its outcome."""
-    from flopwatch.queries import comparison_query
+    from flopwatch.queries import Question, comparison_query
 
     limit, expect_equal = _percent(judging.fail_above), judging.expect_equal
     if judging.keep_if is not None:
         limit = DEFAULT_LIMIT_PERCENT if limit is None else limit
         if expect_equal is None and not _has_reference(server, baseline, candidate):
             expect_equal = EQUAL
-    compared = server.get("/compare", **comparison_query(baseline, candidate, judging.metric, limit, expect_equal))
+    question: Question = {"metrics": judging.metric, "fail_above_percent": limit, "expect_equal": expect_equal}
+    compared = server.get("/compare", **comparison_query(baseline, candidate, question))
     if judging.keep_if is not None:
         outcome, sentence = _keep(compared)
     elif compared["gate"] is not None:
