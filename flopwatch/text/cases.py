@@ -46,8 +46,8 @@ def _coordinate(name: str, value: Any) -> str:
     if len(parts) > MAX_LISTED:
         return f"{len(parts)} {name.replace('_', ' ')}s"
     text = "/".join(parts)
-    # A bare "bf16" is the precision.
-    return f"{name}={text}" if name.endswith("_dtype") or all(map(_is_number_or_flag, parts)) else text
+    # A bare "bf16" is the precision, and a bare hash is nothing.
+    return f"{name}={text}" if name.endswith(("_dtype", "version")) or all(map(_is_number_or_flag, parts)) else text
 
 
 def _part(value: Any) -> str:

@@ -25,6 +25,7 @@ from flopwatch.text.cases import case_text
         ({"precision": "fp32 → bf16", "compile": "False → True"}, "precision=fp32 → bf16, compile=false → true"),
         ({"compile_scope": "None → blocks"}, "compile_scope=none → blocks"),
         ({"precision": "bf16", "parameter_dtype": "bf16"}, "bf16, parameter_dtype=bf16"),
+        ({"model": "make_step@train.py", "version": "a4a1c496"}, "make_step@train.py, version=a4a1c496"),
         ({"batch_size": 1, "parameter_dtype": "bf16"}, "batch_size=1, parameter_dtype=bf16"),
         ({"script": "train.py", "arguments": "--data /a/b/c/d/e"}, "train.py, --data /a/b/c/d/e"),
         ({}, ""),

@@ -122,7 +122,9 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     report.table("answer", ANSWER, [[line] for line in lines])
     if found["device_key"] is not None:
         values = Values([Metric("together_ms", TOGETHER, "ms")])
-        values.set("together_ms", TOGETHER, None if joined.step_ms is None else [joined.step_ms], NONE_JOINED)
+        known = [] if joined.step_ms is None or not joined.sure else [joined.step_ms]
+        why_not = "too few processes measured it" if joined.step_ms else NONE_JOINED
+        values.set("together_ms", TOGETHER, known or None, why_not)
         values.report(spec.case(), found["device_key"], report)
 
 

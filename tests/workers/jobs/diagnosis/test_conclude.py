@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.specs.diagnosis import DiagnosisSpec
+from tests.workers.reporting import Report
+from workers.jobs._base import Unit
 from workers.jobs.diagnosis import conclude
 from workers.jobs.diagnosis.conclude import MOST_LINES, TOGETHER, WIDTH, Result
+from workers.jobs.diagnosis.turn import JOINED
 
 CAUSES: list[list[Any]] = [
     [1, "optimizer", "train.py:51-55 SlowAdam.step (line 52: 17260 times a step)", 437.0, 92.0, 38.1, "measured"],
@@ -71,6 +76,19 @@ def test_what_too_few_processes_tried_has_no_number() -> None:
         "nothing that was tried shortens the step by more than 1 % for certain; `--change",
         "   gc_freeze` with a larger budget_s measures it again",
     ], "and what they did together is not told"
+
+
+@pytest.mark.parametrize(("processes", "step_ms"), [(1, None), (4, 10.0)])
+def test_the_time_with_all_changes_is_no_metric_if_too_few_processes_measured_it(
+    tmp_path: Path, processes: int, step_ms: float | None
+) -> None:
+    turns = {"": [100.0] * processes, JOINED.join(("threads", "gc_freeze")): [10.0] * processes}
+    found = {"turns": turns, "joined": ["threads", "gc_freeze"], "device_key": "1x cpu", "busy_percent": None}
+    found |= {"screened": {}, "looked": [], "seen": [], "candidates": [], "refused": {}, "differences": {}}
+    report = Report(tmp_path)
+    conclude.run(DiagnosisSpec.example(), Unit(title="the answer", params=found), report)
+    (row,) = report.rows
+    assert (row["metric"], row["median"]) == ("together_ms", step_ms)
 
 
 def test_a_change_that_cannot_be_made_is_told_under_a_large_cause_and_in_the_list_otherwise() -> None:
