@@ -87,7 +87,7 @@ PREFIX = "FLOPWATCH_"
 OF_THE_DATABASE = (
     "max_running_devices",
     "fair_share_half_life_h",
-    *(f"keep_{what}_days" for what in ("workers", "events", "keys", "jobs")),
+    *(f"keep_{what}_days" for what in ("events", "jobs")),
 )
 """Settings of one server that act on the jobs of all."""
 READ_ELSEWHERE = ("FLOPWATCH_URL",)
@@ -167,17 +167,12 @@ class Settings(BaseSettings):
     grace_s: float = Field(
         default=10.0, ge=0, le=3600, description="Seconds between terminate and kill, and for a worker to drain."
     )
-    keep_workers_days: Days = Field(
-        default=30.0, description="Days after which workers that stopped or were lost are forgotten."
-    )
     keep_events_days: Days = Field(
         default=7.0, description="Days after a job's end for which its progress and log events are kept."
     )
-    keep_keys_days: Days = Field(default=30.0, description="Days for which an Idempotency-Key gets its first answer.")
     keep_jobs_days: Days | None = Field(
         default=None, description="Days after which finished jobs go with their results; unset: never."
     )
-    max_artifacts: int = Field(default=10_000, ge=1, le=1_000_000, description="Most artifacts of one job.")
     max_artifact_bytes: int = Field(
         default=16 << 30, ge=1024, description="Most bytes of one job's artifacts together, and so of each."
     )

@@ -152,10 +152,6 @@ FIGURES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
         ),
         ["a", "one", "a long name,", "Time (ms)"],
     ),
-    "bars side by side": (
-        lambda: bars_of(["a", "b"], {"one": {"a": 1.0, "b": 2.0}}, "Memory (MiB)", "MiB", mode="group"),
-        ["Memory (MiB)"],
-    ),
     "memory": (lambda: memory(20_000), ["forward", "backward", "total", "optimizer state", "Memory (MiB)"]),
     "ranks": (lambda: ranks(1000), ["rank 3, exposed", "exposed communication", "Time in the step (ms)"]),
     "roofline": (roofline, ["FLOPs per byte", "TFLOP/s", "products, forward", "vendor's peak: 2 TFLOP/s in fp32"]),

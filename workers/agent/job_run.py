@@ -183,7 +183,7 @@ class JobRun:
         self._limits = Limits(settings.job_core_bytes, settings.job_open_files)
         self._on_end = on_end
         self._starts = 0
-        self._spool = Spool(settings.max_artifacts, neighbours)
+        self._spool = Spool(neighbours)
         self._max_artifact_bytes = settings.max_artifact_bytes
         self._artifact_bytes = 0
         """Bytes of the job's artifacts; one that is not stored yet counts with its size when it was handed over."""

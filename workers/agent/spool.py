@@ -65,13 +65,11 @@ class Spool:
     """Measurements, tables, artifacts, units and log of one attempt. Results belong to the unit that began last.
 
     Args:
-        max_artifacts: Most artifacts of the job.
         neighbours: Ids of the jobs that ran on this host when the job began; they become part of each environment.
     """
 
-    def __init__(self, max_artifacts: int = MAX_ARTIFACTS, neighbours: Sequence[int] = ()) -> None:
+    def __init__(self, neighbours: Sequence[int] = ()) -> None:
         self.log = CappedLog()
-        self._max_artifacts = max_artifacts
         self._neighbours = list(neighbours)
         self._tables: list[TableRecord] = []
         """Tables that units reported."""
@@ -206,10 +204,10 @@ class Spool:
         if not ARTIFACT_NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no artifact's name: letters, digits, '.', '_', '-'; at most 200")
         unit = self._unit
-        if len(self._names) >= self._max_artifacts:
+        if len(self._names) >= MAX_ARTIFACTS:
             raise TooLarge(
                 f"artifact {name!r} of unit {unit.index} ({unit.title}) is one too many: the worker keeps "
-                f"{self._max_artifacts} of a job (FLOPWATCH_MAX_ARTIFACTS)"
+                f"{MAX_ARTIFACTS} of a job"
             )
         public = public_name(name, unit.index)
         if public in self._names:

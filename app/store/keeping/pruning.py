@@ -1,10 +1,10 @@
 """Retention: deletes data that would grow without bound and that nobody needs any more. The server does so by itself,
 in slices.
 
-- Rows of workers that stopped or were lost, and of their hosts: after `keep_workers_days`. More than KEPT_WORKERS such
+- Rows of workers that stopped or were lost, and of their hosts: after 30 days. More than KEPT_WORKERS such
   rows are never kept.
 - Progress and log events of finished jobs: after `keep_events_days`. A log that is stored nowhere else stays.
-- First answers to requests with an Idempotency-Key: after `keep_keys_days`.
+- First answers to requests with an Idempotency-Key: after 30 days.
 - Uploaded code that no job names: after KEEP_UNUSED_CODE.
 - Jobs whose deletion has begun and was not completed (see deleting.py).
 - Finished jobs with results and files, and sweeps that have no job left: after `keep_jobs_days`, if that is set.
@@ -49,20 +49,15 @@ _worker, _key, _sweep = tables.worker.c, tables.idempotency_key.c, tables.sweep.
 class Retention:
     """The times for which data is kept; `jobs` is None if finished jobs are kept for ever."""
 
-    workers: timedelta
     events: timedelta
-    keys: timedelta
     jobs: timedelta | None
+    workers: timedelta = timedelta(days=30)
+    keys: timedelta = timedelta(days=30)
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
         jobs = settings.keep_jobs_days
-        return cls(
-            workers=timedelta(days=settings.keep_workers_days),
-            events=timedelta(days=settings.keep_events_days),
-            keys=timedelta(days=settings.keep_keys_days),
-            jobs=None if jobs is None else timedelta(days=jobs),
-        )
+        return cls(timedelta(days=settings.keep_events_days), None if jobs is None else timedelta(days=jobs))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from app.web.plots.drawing import PALETTE, Figure, escaped
 
@@ -23,7 +22,6 @@ def bars_of(
     title: str,
     unit: str,
     *,
-    mode: Literal["stack", "group"] = "stack",
     colours: Mapping[str, str] | None = None,
 ) -> Figure:
     """Draw horizontal bars of parts.
@@ -33,7 +31,6 @@ def bars_of(
         bars: The value of each part in each bar, by the bar's name; the first bar is at the top.
         title: Title of the axis.
         unit: Unit of the values.
-        mode: "stack" puts parts one after the other, "group" beside each other.
         colours: The colour of each part; by default those of the palette in turn.
     """
     names = list(bars)
@@ -43,7 +40,7 @@ def bars_of(
     for index, part in enumerate(parts):
         values = [bars[name].get(part) for name in names]
         shares = [
-            "" if value is None or mode == "group" else f", {100 * value / (sum(bars[name].values()) or 1):.1f} %"
+            "" if value is None else f", {100 * value / (sum(bars[name].values()) or 1):.1f} %"
             for name, value in zip(names, values, strict=True)
         ]
         traces.append(
@@ -59,11 +56,11 @@ def bars_of(
             }
         )
     layout = {
-        "barmode": mode,
-        "height": AROUND + max(BAR, LINE * lines) * len(names) * (len(parts) if mode == "group" else 1),
+        "barmode": "stack",
+        "height": AROUND + max(BAR, LINE * lines) * len(names),
         "xaxis": {"title": {"text": title}, "rangemode": "tozero"},
         "yaxis": {"type": "category", "autorange": "reversed", "showgrid": False},
-        "showlegend": len(parts) > 1 or mode == "stack",
+        "showlegend": True,
         "legend": {"traceorder": "normal", "orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
     }
     table = {

@@ -139,10 +139,3 @@ def test_a_wrong_result_does_not_headline_the_others_times(fresh_site: Any) -> N
         assert '<p class="answer">' not in text
         assert "12.5 ms" not in text
     assert '<span class="verdict wrong">wrong</span>' in site.http.get("/ui").text
-
-
-def test_what_a_waiting_job_needs_is_said(fresh_site: Any) -> None:
-    fresh_site.submit(spec={"attention": "eager"})
-    text = page(fresh_site, "/ui/workers").text
-    assert "or the CPU of a host without GPUs" in text
-    assert "a worker with attention:eager" in text

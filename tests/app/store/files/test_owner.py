@@ -87,7 +87,7 @@ def upkeep(files: Any, database: Database, _job: int) -> None:
 
 
 def retention(files: Any, database: Database, _job: int) -> None:
-    keep = Retention(DAY, DAY, DAY, jobs=DAY)
+    keep = Retention(DAY, DAY, DAY, DAY)
     Pruning(Slices(database), files, keep, clock=lambda: utc_now() + 3 * DAY).run()
     files.remove_unreferenced(database, -60)
 

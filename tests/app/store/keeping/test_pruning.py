@@ -34,7 +34,7 @@ from app.store.records import Finish, Idempotency, NewEvent, NewJob, StoredArtif
 from app.store.tables import utc_now
 from tests.app.store.conftest import ON_SQLITE
 
-KEPT = Retention(timedelta(days=30), timedelta(days=7), timedelta(days=30), jobs=timedelta(days=90))
+KEPT = Retention(timedelta(days=7), timedelta(days=90))
 NOTHING = Pruned(workers=0, events=0, keys=0, jobs=0, sweeps=0, code_files=0, pages=0)
 
 
