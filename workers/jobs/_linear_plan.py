@@ -177,7 +177,6 @@ def _report(
     context: OperationContext,
     trial: Trial,
 ) -> None:
-    from workers.measure.check import Check
     from workers.measure.linear_products import PRODUCTS
     from workers.measure.table import Column
 
@@ -215,8 +214,6 @@ def _report(
     for name, ms in sums.items():
         emulated = name.startswith("planned") and context.device.type == "cpu"
         trial.values.set(name, None, None if emulated else [ms], EMULATED)
-    if context.device.type == "cpu":
-        trial.checks.append(Check("emulated", False, "a CPU emulates fp8: times are not those of fp8", "note"))
 
 
 def _may_pay(spec: KernelSpec, layer: LinearLayer) -> bool:
