@@ -74,19 +74,18 @@ class ComparedMemory:
             return None if len(lacking) == len(SIDES) else cls([], [], [LACKS.format(lacking[0])])
         highest = [OOM if OOM in phases else max(phases, key=lambda one: _order(one, phases)) for phases in held]
         listed = [table_of(snapshot, side.jobs[0].id, ALLOCATIONS) for side in pair.both]
-        coded = all("code" in sheet.names() for sheet in listed)
         counted = [_peak(side) for side in pair.both]
         peaks = []
         for names in dict.fromkeys([(*highest,), *((name, name) for name in held[0] if name in held[1])]):
             # Rounding that is known of one side only would be a difference.
             rounded = names == (*highest,) and OOM not in names and None not in counted
             of_sides = [
-                _with_rest(phases[name], _keyed(_of(sheet, name), side.units, coded), peak if rounded else None)
+                _with_rest(phases[name], _keyed(_of(sheet, name), side.units), peak if rounded else None)
                 for phases, name, sheet, side, peak in zip(held, names, listed, pair.both, counted, strict=True)
             ]
             peaks.append(_compared(ARROW.join(dict.fromkeys(names)), *of_sides))
         lacked = [side for side, phases in zip(SIDES, held, strict=True) if OOM in phases]
-        return cls(peaks, lacked, list(_notes(listed, pair.both, peaks[0])))
+        return cls(peaks, lacked, list(_notes(pair.both, peaks[0])))
 
     def sheet(self, limit: int | None) -> Sheet:
         """Return all peaks as one table; of each, at most `limit` allocations, those that changed most."""
@@ -148,17 +147,18 @@ class ComparedMemory:
 
 def _categories(snapshot: Snapshot, side: Side) -> dict[str, dict[Key, Spent]]:
     """Return the MiB of each category at the peak of each phase; empty if a peak or the allocations are not known."""
-    names = [table["name"] for table in tables_of(snapshot, side.jobs[0].id)]
+    reported = tables_of(snapshot, side.jobs[0].id)
+    tables = {table["name"]: {column["name"] for column in table["columns"]} for table in reported}
     found = {
         name.removeprefix(CATEGORIES): by_key(
             table_of(snapshot, side.jobs[0].id, name), ("category",), "peak_mib", side.units
         )
-        for name in names
+        for name in tables
         if name.startswith(CATEGORIES)
     }
     if not found.get(INITIALISATION):
         found.pop(INITIALISATION, None)
-    return found if ALLOCATIONS in names and all(found.values()) else {}
+    return found if tables.get(ALLOCATIONS, set()) >= {*IDENTITY} and all(found.values()) else {}
 
 
 def _order(phase: str, phases: Mapping[str, Mapping[Key, Spent]]) -> tuple[bool, float]:
@@ -171,15 +171,11 @@ def _of(sheet: Sheet, phase: str) -> Sheet:
     return replace(sheet, rows=[row for row in sheet.rows if row[at] == phase])
 
 
-def _keyed(sheet: Sheet, units: frozenset[int] | None, coded: bool) -> dict[Key, Spent]:
-    """Return the allocations by what LEVELS, the table and the flame graph need of them.
-
-    coded: False if a side was recorded without lines of code, as before 0.2: then neither's are compared.
-    """
+def _keyed(sheet: Sheet, units: frozenset[int] | None) -> dict[Key, Spent]:
+    """Return the allocations by what LEVELS, the table and the flame graph need of them."""
     found: dict[Key, Spent] = {}
-    identity = IDENTITY if coded else IDENTITY[:-1]
-    for key, spent in by_key(sheet, identity, "total_mib", units, calls="count").items():
-        category, name, made_in, site, stack, code = key if coded else (*key, None)
+    for key, spent in by_key(sheet, IDENTITY, "total_mib", units, calls="count").items():
+        category, name, made_in, site, stack, code = key
         functions = None if stack is None else LINE.sub("", str(stack))
         innermost = f"{str(site).rpartition(' ')[2]} {_innermost(str(code))}"
         found[category, name, made_in, functions, code, innermost, name or f"{made_in} {stack}", site, stack] = spent
@@ -229,11 +225,9 @@ def _compared(
     return Peak(phase, whole, used, allocations)
 
 
-def _notes(listed: Sequence[Sheet], sides: Sequence[Side], peak: Peak) -> Iterator[str]:
-    for sheet, side in zip(listed, sides, strict=True):
+def _notes(sides: Sequence[Side], peak: Peak) -> Iterator[str]:
+    for side in sides:
         which = f"The {side.name}, job {side.jobs[0].id},"
-        if "code" not in sheet.names():
-            yield f"{which} was recorded without lines of code: allocations of one function are one row."
         unlisted = [
             one.baseline if side is sides[0] else one.candidate for one in peak.allocations if one.key[1] == NOT_LISTED
         ]

@@ -28,12 +28,8 @@ JOINED = {
     WAITS: ("class",),
     WORK: ("phase", "range", "operator", "shapes", "name", "class"),
     "classes": ("scope", "class"),
-    "kernels": ("name", "class"),
-    "operators": ("name", "class"),
 }
-"""Tables that are compared, by the part of their names before "-", and the columns that identify a row."""
-BY_NAME = ("kernels", "operators")
-"""Tables that say less than `work`, which profiles before 0.2 lack."""
+"""Tables that are compared, and the columns that identify a row."""
 LEVELS = ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3), (0, 1, 2), (0, 4))
 """By which columns of `work` rows are matched: all, then without the kernel's name, then without the shapes of the
 operator's inputs, and last by phase and name, for work whose range is named otherwise.
@@ -96,8 +92,7 @@ class ComparedTable:
         if self.kind == LINES:
             file, function, code = key
             return [None, code or function, None, " ".join(str(one) for one in (file, function) if one and code)]
-        class_name = key[-1]
-        return [self.phase, class_name if self.kind in ("classes", WAITS) else key[-2], class_name, None]
+        return [self.phase, key[-1], key[-1], None]
 
 
 @dataclass(frozen=True)
@@ -121,9 +116,7 @@ class ComparedProfiles:
         tables: list[ComparedTable] = []
         of_one_side: dict[SideName, list[str]] = {name: [] for name in SIDES}
         ones, others = (_names(snapshot, side) for side in pair.both)
-        if WORK in ones and WORK in others:
-            ones, others = ([name for name in names if _kind(name) not in BY_NAME] for names in (ones, others))
-        for name in sorted({*ones, *others}, key=_place):
+        for name in sorted({*ones, *others}, key=list(JOINED).index):
             if name not in ones or name not in others:
                 of_one_side["baseline" if name in ones else "candidate"].append(name)
                 continue
@@ -141,8 +134,7 @@ class ComparedProfiles:
     def sheet(self, limit: int | None) -> Sheet:
         """Return all tables as one, with notes on rows that are left out: of each table and phase, at most `limit` rows
         are shown, those with the largest changes."""
-        counted = next((kind for kind in (WORK, *BY_NAME) if any(table.kind == kind for table in self.tables)), None)
-        rows = [row for table in self.tables if table.kind == counted for row in _totals(table)]
+        rows = [row for table in self.tables if table.kind == WORK for row in _totals(table)]
         cut = []
         for table in self.tables:
             compared = table.compared()
@@ -229,20 +221,10 @@ def _names(snapshot: Snapshot, side: Side) -> list[str]:
     return [
         table["name"]
         for table in tables_of(snapshot, side.jobs[0].id)
-        if (needed := JOINED.get(_kind(table["name"]))) is not None
-        and {*needed} <= (columns := {column["name"] for column in table["columns"]})
-        and ("range" in needed or "range" not in columns)  # the same work as the tables of phases have
+        if (needed := JOINED.get(table["name"])) is not None
+        and {*needed} <= {column["name"] for column in table["columns"]}
         and (side.units is None or side.units & {*table["units"]})
     ]
-
-
-def _kind(name: str) -> str:
-    return name.partition("-")[0]
-
-
-def _place(name: str) -> tuple[int, int, str]:
-    kind, _, phase = name.partition("-")
-    return list(JOINED).index(kind), _order(phase), phase
 
 
 def _order(phase: str) -> int:
@@ -251,19 +233,18 @@ def _order(phase: str) -> int:
 
 def _compared(name: str, sheets: Sequence[Sheet], units: Sequence[frozenset[int] | None]) -> list[ComparedTable]:
     """Return the rows of one table, apart for each phase; a table of classes has several (`scope`)."""
-    kind, _, phase = name.partition("-")
     time = next((time for time in TIMES if all(_has_values(sheet, time) for sheet in sheets)), None)
     if time is None:
         return []
-    ones, others = (by_key(sheet, JOINED[kind], time, of_side) for sheet, of_side in zip(sheets, units, strict=True))
-    if kind != "classes":
-        return [ComparedTable(kind, phase or None, ones, others)]
+    ones, others = (by_key(sheet, JOINED[name], time, of_side) for sheet, of_side in zip(sheets, units, strict=True))
+    if name != "classes":
+        return [ComparedTable(name, None, ones, others)]
     scopes = sorted({str(key[0]) for key in (*ones, *others)}, key=_order)
 
     def inside(rows: Mapping[Key, Any], scope: str) -> dict[Key, Any]:
         return {key: row for key, row in rows.items() if str(key[0]) == scope}
 
-    return [ComparedTable(kind, scope, inside(ones, scope), inside(others, scope)) for scope in scopes]
+    return [ComparedTable(name, scope, inside(ones, scope), inside(others, scope)) for scope in scopes]
 
 
 def _has_values(sheet: Sheet, column: str) -> bool:
@@ -271,19 +252,13 @@ def _has_values(sheet: Sheet, column: str) -> bool:
 
 
 def _totals(table: ComparedTable) -> list[list[Scalar]]:
-    """Return a row with the sums of each phase."""
+    """Return a row with the sums of each phase of the work."""
     at = JOINED[WORK].index("phase")
-    phases = (
-        [table.phase]
-        if table.kind != WORK
-        else [*dict.fromkeys(key[at] for key in (*table.baseline, *table.candidate))]
-    )
     rows: list[list[Scalar]] = []
-    for phase in phases:
+    for phase in dict.fromkeys(key[at] for key in (*table.baseline, *table.candidate)):
         sides = [
-            [times for key, times in side.items() if table.kind != WORK or key[at] == phase]
-            for side in (table.baseline, table.candidate)
+            [times for key, times in side.items() if key[at] == phase] for side in (table.baseline, table.candidate)
         ]
         one, other = (added(side) if side else None for side in sides)
-        rows.append(["total", phase, f"all {table.kind}", None, None, *Difference((), one, other).numbers(known=True)])
+        rows.append(["total", phase, "all work", None, None, *Difference((), one, other).numbers(known=True)])
     return rows

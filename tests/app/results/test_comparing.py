@@ -28,8 +28,6 @@ from app.store.records import Claim, Finish, NewJob, UnitRecord
 from app.summaries import median_interval
 
 Measure = Callable[..., int]
-KERNELS = {"name": "string", "class": "string", "total_ms": "number", "calls": "number"}
-OPERATORS = {"name": "string", "class": "string", "device_ms": "number", "host_ms": "number", "calls": "number"}
 SUCCEEDED = Finish("succeeded")
 CLASSES = {"scope": "string", "class": "string", "total_ms": "number", "calls": "number"}
 
@@ -515,21 +513,28 @@ WORK = {
 }
 WAITS = {"class": "string", "total_ms": "number"}
 LINES = {"file": "string", "line": "integer", "function": "string", "code": "string", "self_ms": "number"}
-FORWARD = ("kernels-forward", [["gemm", "matmul", 6.0, 10.0], ["softmax", "softmax", 3.0, 2.0]], KERNELS)
+
+
+def work_of(*rows_: list[Any]) -> tuple[str, list[list[Any]], dict[str, str]]:
+    """A table of the forward pass's kernels: name, class, ms and calls of each."""
+    return "work", [["forward", "", row[0], "", *row] for row in rows_], WORK
+
+
+FORWARD = work_of(["gemm", "matmul", 6.0, 10.0], ["softmax", "softmax", 3.0, 2.0])
 
 
 class TestProfiles:
     def test_what_each_kernel_gained_and_lost(self, database: Database, profile: Callable[..., int]) -> None:
         fused = [["gemm", "matmul", 4.5, 10.0], ["flash", "attention", 1.0, 2.0]]
         one = profile(FORWARD)
-        other = profile(("kernels-forward", fused, KERNELS), precision="bf16")
+        other = profile(work_of(*fused), precision="bf16")
         sheet = compare(database, one, other)
         names = ("table", "phase", "name", "baseline_ms", "candidate_ms", "change_ms", "ratio", "baseline_calls")
         assert [tuple(row[name] for name in names) for row in rows(sheet)] == [
-            ("total", "forward", "all kernels", 9.0, 5.5, -3.5, pytest.approx(5.5 / 9), 12.0),
-            ("kernels", "forward", "softmax", 3.0, None, -3.0, None, 2.0),
-            ("kernels", "forward", "gemm", 6.0, 4.5, -1.5, 0.75, 10.0),
-            ("kernels", "forward", "flash", None, 1.0, 1.0, None, None),
+            ("total", "forward", "all work", 9.0, 5.5, -3.5, pytest.approx(5.5 / 9), 12.0),
+            ("work", "forward", "softmax", 3.0, None, -3.0, None, 2.0),
+            ("work", "forward", "gemm", 6.0, 4.5, -1.5, 0.75, 10.0),
+            ("work", "forward", "flash", None, 1.0, 1.0, None, None),
         ]
         assert about(sheet, "differences") == [{"name": "precision", "baseline": "fp32", "candidate": "bf16"}]
         assert about(sheet, "alternated") is False
@@ -614,21 +619,12 @@ class TestProfiles:
         idle = {row["name"]: row["change_ms"] for row in rows(sheet) if row["table"] == "waits"}
         assert idle == {"launches": 5.0, "running": -1.0, "host": 0.0}
 
-    def test_on_a_processor_the_hosts_time_is_compared(self, database: Database, profile: Callable[..., int]) -> None:
-        jobs = [
-            profile(("operators-forward", [["aten::mm", "matmul", None, time, 5.0]], OPERATORS)) for time in (2.0, 3.0)
-        ]
-        whole, operator = rows(compare(database, *jobs))
-        assert (whole["name"], whole["change_ms"]) == ("all operators", 1.0)
-        assert (operator["baseline_ms"], operator["candidate_ms"], operator["ratio"]) == (2.0, 3.0, 1.5)
-
     def test_a_table_of_one_side_only_is_named_and_not_compared(self, database, profile) -> None:
-        backward = ("kernels-backward", [["gemm", "matmul", 6.0, 10.0]], KERNELS)
         inference = ("classes", [["forward", "matmul", 6.0, 10.0]], CLASSES)
         training = ("classes", [["forward", "matmul", 6.0, 10.0], ["step", "matmul", 9.0, 20.0]], CLASSES)
-        sheet = compare(database, profile(FORWARD, inference), profile(FORWARD, backward, training))
+        sheet = compare(database, profile(FORWARD, inference), profile(FORWARD, training))
         assert {row["phase"] for row in rows(sheet)} == {"forward"}
-        assert "Only the candidate has classes (step), kernels-backward." in sheet.notes
+        assert "Only the candidate has classes (step)." in sheet.notes
 
     def test_of_scopes_that_hold_each_other_the_largest(self, database, profile) -> None:
         scopes = [[scope, "matmul", time, 10.0] for scope, time in (("forward", 3.0), ("step", 9.0), ("prefill", 1.0))]
@@ -640,17 +636,17 @@ class TestProfiles:
 
     def test_of_many_rows_those_that_changed_most(self, database: Database, profile: Callable[..., int]) -> None:
         def kernels(change: float) -> Any:
-            return ("kernels-forward", [[f"k{n}", "copy", 10.0 + change * n, 1.0] for n in range(5)], KERNELS)
+            return work_of(*([f"k{n}", "copy", 10.0 + change * n, 1.0] for n in range(5)))
 
         jobs = [profile(kernels(0.0)), profile(kernels(1.0))]
         sheet = compare(database, *jobs, limit=2)
-        assert [row["name"] for row in rows(sheet)] == ["all kernels", "k4", "k3"]
+        assert [row["name"] for row in rows(sheet)] == ["all work", "k4", "k3"]
         assert rows(sheet)[0]["change_ms"] == 10.0, "the total is of all"
-        assert "Shown are the 2 that changed most of 5 kernels (forward)." in sheet.notes
+        assert "Shown are the 2 that changed most of 5 work." in sheet.notes
         assert len(rows(compare(database, *jobs))) == 6
 
     def test_rows_of_one_name_are_added_up(self, database: Database, profile: Callable[..., int]) -> None:
-        twice = ("kernels-forward", [["gemm", "matmul", 1.0, 1.0], ["gemm", "matmul", 2.0, 3.0]], KERNELS)
+        twice = work_of(["gemm", "matmul", 1.0, 1.0], ["gemm", "matmul", 2.0, 3.0])
         _, row = rows(compare(database, profile(twice), profile(twice)))
         assert (row["baseline_ms"], row["baseline_calls"]) == (3.0, 4.0)
 
@@ -660,10 +656,10 @@ class TestProfiles:
         claim = run_job(IN_TURNS)
         times = [1.0, 10.0, 3.0, 20.0]
         tables = [
-            reported("kernels-forward", [["gemm", "matmul", time, 1.0]], unit_index=unit, **KERNELS)
+            reported("work", work_of(["gemm", "matmul", time, 1.0])[1], unit_index=unit, **WORK)
             for unit, time in enumerate(times)
         ]
-        tables[3] = reported("kernels-forward", [["other", "matmul", 20.0, 1.0]], unit_index=3, **KERNELS)
+        tables[3] = reported("work", work_of(["other", "matmul", 20.0, 1.0])[1], unit_index=3, **WORK)
         measured = [record("step_ms", unit_index=unit) for unit in range(4)]
         queue.finish(claim, Finish("succeeded", units=in_turns(), tables=tables, measurements=measured))
         sheet = compare_sides(database, claim.job_id)
@@ -681,7 +677,7 @@ class TestProfiles:
         profile: Callable[..., int],
     ) -> None:
         claim = run_job()
-        failed = Finish("failed", error={"code": "crashed"}, tables=[reported(FORWARD[0], FORWARD[1], **KERNELS)])
+        failed = Finish("failed", error={"code": "crashed"}, tables=[reported(FORWARD[0], FORWARD[1], **WORK)])
         queue.finish(claim, failed)
         sheet = compare(database, profile(FORWARD), claim.job_id)
         assert "baseline_ms" not in sheet.names()

@@ -35,9 +35,9 @@ COPY = ("backward", None, "temporary", "m.py:30 loss < m.py:3 forward", "x = x.c
 def memory(run_job: Callable[..., Claim], queue: Queue, reported: Any, record: Any) -> Callable[..., int]:
     """Record a job of kind `memory` with these allocations; `more`: MiB by phase and category that are not listed."""
 
-    def run(*rows: Row, more: Any = None, peak: float | None = None, code: bool = True, **spec: Any) -> int:
+    def run(*rows: Row, more: Any = None, peak: float | None = None, **spec: Any) -> int:
         claim = run_job({"kind": "memory", **spec})
-        finish = Finish("succeeded", tables=tables(reported, rows, more or {}, code=code))
+        finish = Finish("succeeded", tables=tables(reported, rows, more or {}))
         measured = [] if peak is None else [record("peak_memory_mib", value=peak, unit="MiB")]
         queue.finish(claim, replace(finish, measurements=measured))
         return claim.job_id
@@ -45,21 +45,19 @@ def memory(run_job: Callable[..., Claim], queue: Queue, reported: Any, record: A
     return run
 
 
-def tables(reported: Any, rows: Sequence[Row], more: Any, *, code: bool = True, unit_index: int = 0) -> list[Any]:
-    columns = {name: type_ for name, type_ in ALLOCATIONS.items() if code or name != "code"}
+def tables(reported: Any, rows: Sequence[Row], more: Any, *, unit_index: int = 0) -> list[Any]:
     sums: dict[str, dict[str, float]] = {phase: dict(by_category) for phase, by_category in more.items()}
     listed = []
     for phase, name, category, stack, text, mib in rows:
         of_phase = sums.setdefault(phase, {})
         of_phase[category] = of_phase.get(category, 0.0) + mib
         site = None if stack is None else stack.partition(" < ")[0]
-        row = dict(zip(ALLOCATIONS, (phase, category, name, "forward", site, stack, text, 2, mib), strict=True))
-        listed.append([row[column] for column in columns])
+        listed.append([phase, category, name, "forward", site, stack, text, 2, mib])
     found = [
         reported(f"categories-{phase}", [[*one, 0.0] for one in its.items()], unit_index=unit_index, **CATEGORIES)
         for phase, its in sums.items()
     ]
-    return [*found, reported("allocations", listed, unit_index=unit_index, **columns)]
+    return [*found, reported("allocations", listed, unit_index=unit_index, **ALLOCATIONS)]
 
 
 def compared(
@@ -148,31 +146,6 @@ def test_what_is_not_listed_and_rounding_are_rows_of_their_own(database: Databas
     assert [row["change_mib"] for row in rows if row["table"] == "total"] == [-17]
     assert "needs 17 MiB less" in sentence
     assert sum("lists only its largest allocations" in note for note in notes) == 2
-
-
-def test_of_a_job_recorded_without_lines_of_code_functions_are_matched(
-    database: Database, memory: Callable[..., int]
-) -> None:
-    moved = (*SCORES[:3], "m.py:99 attend < m.py:7 forward", None, 300.0)
-    _, rows, notes = compared(database, memory(SCORES, code=False), memory(moved))
-    (row,) = [row for row in rows if row["table"] == "allocations"]
-    assert (row["change_mib"], row["where"]) == (-100, "m.py:10 attend → m.py:99 attend")
-    (note,) = [note for note in notes if "without lines of code" in note]
-    assert note.startswith("The baseline, job ")
-
-
-def test_of_a_job_recorded_without_lines_of_code_moved_lines_of_a_function_are_one_row(
-    database: Database, memory: Callable[..., int]
-) -> None:
-    def made(line: int, *mib: float) -> list[Row]:
-        stacks = [f"m.py:{line + at} attend < m.py:{line} forward" for at in range(len(mib))]
-        texts = [f"line {at}" for at in range(len(mib))]
-        return [("backward", None, "activation", *one) for one in zip(stacks, texts, mib, strict=True)]
-
-    old, new = made(10, 50.0, 20.0), made(90, 40.0, 30.0)
-    for jobs in ((memory(*old, code=False), memory(*new)), (memory(*new), memory(*old, code=False))):
-        _, rows, _ = compared(database, *jobs)
-        assert changes(rows, "allocations", "backward") == {}
 
 
 def test_a_matched_row_with_other_code_is_named_by_both(database: Database, memory: Callable[..., int]) -> None:
