@@ -220,10 +220,6 @@ class Waiting:
         False
     )
     wait_at_most: WaitAtMost = None
-    statistic: Annotated[
-        TableStatistic | None,
-        typer.Option("--statistic", help="With --wait: print this statistic of the samples; by default the median."),
-    ] = None
     as_json: AsJson = False
 
     @property

@@ -134,7 +134,6 @@ def submit(
     from app.cli.output import print_dry_run
     from app.cli.specs import chosen
 
-    _check_statistic(waiting, prints_table=output_format == TEXT and not dry_run)
     options = submission.given()
     kind, under, lists = chosen(server.specs(), source, preset)
     spec = arguments.parse_spec(kind, fields or [], preset=under, lists=lists)
@@ -219,7 +218,7 @@ def _go_on(
     elif wait:
         print_answers(server, job)
         print_job(job)
-        print_answer(server, job, waiting.statistic)
+        print_answer(server, job)
     if wait and (code := _code_of(job)):
         raise typer.Exit(code)
 
@@ -270,12 +269,6 @@ def _wait_quietly(server: Flopwatch, job: dict[str, Any], *, at_most: float | No
     return job, _code_of(job)
 
 
-def _check_statistic(waiting: Waiting, *, prints_table: bool = True) -> None:
-    if waiting.statistic is not None and (waiting.as_json or not (waiting.waits and prints_table)):
-        why = "is of the table that --wait prints: wait for the job, without --json, --dry-run and --format brief"
-        raise typer.BadParameter(why, param_hint="--statistic")
-
-
 def _code_of(job: dict[str, Any]) -> int:
     """Return the exit code of a command that has waited for a job."""
     if job["state"] != "succeeded":
@@ -314,7 +307,6 @@ def sweep(
     from app.cli.output import print_dry_run
     from app.cli.specs import chosen
 
-    _check_statistic(waiting, prints_table=not dry_run)
     kind, under, lists = chosen(server.specs(), source, preset)
     search = None if fit is None else arguments.parse_fit(fit, multiple_of)
     base, grid = arguments.parse_sweep(kind, fields or [], preset=under, lists=lists, needs_grid=search is None)
@@ -374,7 +366,7 @@ def _follow_sweep(server: Flopwatch, made: dict[str, Any], waiting: Waiting, not
     if as_json:
         print_json(made)
     elif wait:
-        echo_table(server.table_text(sweep=made["id"], statistic=waiting.statistic))  # type: ignore[arg-type]  # its choices
+        echo_table(server.table_text(sweep=made["id"]))
         echo()
         echo_line(counts_text(made["counts"]))
         print_searches(made)
@@ -404,7 +396,6 @@ def rerun(
     waiting: Waiting,
 ) -> None:
     """Submit a new job with the spec and options of an old one, and new values for some fields."""
-    _check_statistic(waiting)
     kind = server.job(job_id)["kind"]
     lists = next((arguments.list_fields(spec["schema"]) for spec in server.specs() if spec["kind"] == kind), ())
     changes = arguments.parse_changes(fields or [], lists)

@@ -18,12 +18,10 @@ from sqlalchemy import Connection, select
 
 from app.errors import Conflict
 from app.specs import spec_adapter
-from app.specs._code import codes_of
 from app.specs._fit import Fit
 from app.specs._sweep import Point, expand, member_name
 from app.states import JobState
 from app.store import tables
-from app.store.files.uploads import existing_files, missing_file_message
 from app.store.queue import submission, sweeps
 from app.store.records import NewJob
 from app.store.tables import utc_now
@@ -63,10 +61,7 @@ def searches(connection: Connection, sweep: Mapping[Any, Any]) -> list[dict[str,
     if fit is None:
         return None
     tried = _tried(connection, sweep["id"], fit)
-    return [
-        _public(connection, sweep, fit, point, tried.get(sweeps.point_key(point.choice), []))
-        for point in points_of(sweep)
-    ]
+    return [_public(sweep, fit, point, tried.get(sweeps.point_key(point.choice), [])) for point in points_of(sweep)]
 
 
 def submit_next(connection: Connection, job: Mapping[Any, Any]) -> None:
@@ -174,14 +169,12 @@ def _outcome(state: str, outcomes: set[str]) -> str | None:
     return FITS if outcomes - {"unknown"} == {"ok"} else UNKNOWN
 
 
-def _public(
-    connection: Connection, sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[TriedValue]
-) -> dict[str, Any]:
+def _public(sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[TriedValue]) -> dict[str, Any]:
     fitted, too_large = _fitting_and_too_large(tried)
     first_too_large = min(too_large, default=None)
     largest = max((value for value in fitted if first_too_large is None or value < first_too_large), default=None)
     jobs = {trial.value: trial.job for trial in tried}
-    status = _status(connection, sweep, fit, point, tried)
+    status = _status(sweep, fit, point, tried)
     return {
         "point": {path: sweep["grid"][path][index] for path, index in point.choice.items()},
         "axis": fit.axis,
@@ -204,9 +197,7 @@ class _Status:
     resumable: bool = False
 
 
-def _status(
-    connection: Connection, sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[TriedValue]
-) -> _Status:
+def _status(sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[TriedValue]) -> _Status:
     fitted, too_large = _fitting_and_too_large(tried)
     if any(trial.outcome is None for trial in tried):
         return _Status("searching")
@@ -215,7 +206,7 @@ def _status(
         return _undecided(fit, next((trial for trial in undecided if trial.state == "succeeded"), undecided[-1]))
     value = fit.next_value(fitted, too_large)
     if value is not None:
-        return _without_job(connection, sweep, fit, point, value)
+        return _without_job(sweep, fit, point, value)
     if fitted and too_large and max(fitted) > min(too_large):
         return _Status(
             "done",
@@ -239,17 +230,12 @@ def _undecided(fit: Fit, trial: TriedValue) -> _Status:
     return _Status("stopped", f"{which} {how}: see why, and resume the sweep.", resumable=True)
 
 
-def _without_job(connection: Connection, sweep: Mapping[Any, Any], fit: Fit, point: Point, value: int) -> _Status:
+def _without_job(sweep: Mapping[Any, Any], fit: Fit, point: Point, value: int) -> _Status:
     """Return the status of a search whose next value no job tries."""
     try:
-        spec = new_job(sweep, fit, point, value).spec
+        new_job(sweep, fit, point, value)
     except ValidationError as invalid:
         return _Status("stopped", f"{_not_valid(fit, value, invalid)} Submit another sweep for that.")
-    wanted = {sha256 for _, sha256 in codes_of(spec.model_dump(mode="json"))}
-    if wanted and (gone := wanted - existing_files(connection, wanted)):
-        return _Status(
-            "stopped", f"{fit.axis} {value} has no job: {missing_file_message(min(gone))} Then resume the sweep.", True
-        )
     return _Status("stopped", f"{fit.axis} {value} has no job. Resume the sweep to go on.", resumable=True)
 
 

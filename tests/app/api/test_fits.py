@@ -232,8 +232,8 @@ def test_a_search_whose_code_is_gone_leaves_no_job_behind(fresh_site: Any) -> No
     assert prune(site, after=2 * KEEP_UNUSED_CODE) == 2
     upload(site, kept)
     first, second = site.http.get(address).json()["searches"]
-    assert first["reason"] == "sequence_lengths 64 has no job. Resume the sweep to go on."
-    assert f"upload it again (PUT /files/{code[1]['sha256']}). Then resume" in second["reason"]
+    for one in (first, second):
+        assert one["reason"] == "sequence_lengths 64 has no job. Resume the sweep to go on."
 
     site.http.post(f"{address}/resume").raise_for_status()
     (job,) = site.http.get(f"/jobs?sweep={sweep}").json()["data"]
