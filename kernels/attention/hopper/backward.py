@@ -81,7 +81,7 @@ def hide(p, first_key, first_query, queries, keys, band, CAUSAL: gl.constexpr):
     if CAUSAL is None:
         low, high = span(rows, keys, queries, band)
         high = gl.where(rows < keys, high, 0)
-        visible = between(columns[None, :], low[:, None], high[:, None])
+        visible = between(first_query, low[:, None], high[:, None], p)
     else:
         visible = (rows < keys)[:, None]
         if CAUSAL:

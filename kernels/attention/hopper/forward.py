@@ -86,7 +86,7 @@ def visible(low, high, first, like, CAUSAL: gl.constexpr):
     """
     columns = first + gl.arange(0, like.shape[1], gl.SliceLayout(0, like.type.layout))[None, :]
     if CAUSAL is None:
-        seen = between(columns, low[:, None], high[:, None])
+        seen = between(first, low[:, None], high[:, None], like)
     elif CAUSAL:
         seen = columns <= gl.minimum(low, high - 1)[:, None]
     else:

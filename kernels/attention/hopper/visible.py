@@ -26,9 +26,25 @@ def span(places, rows, columns, band):
 
 
 @gluon.jit
-def between(columns, low, high):
-    """Whether columns lie in spans, by one comparison."""
-    return (columns - low).to(gl.uint32) < gl.maximum(high - low, 0).to(gl.uint32)
+def between(first, low, high, like):
+    """Whether columns from `first` on lie in spans; in the shape of `like`, a product of up to 128 columns.
+
+    A thread has two of each eight columns. A word of each row has a bit for each of the thread's columns, and a test of
+    a bit takes an instruction less than a comparison.
+    """
+    columns = gl.arange(0, like.shape[1], gl.SliceLayout(0, like.type.layout))[None, :]
+    begin = bits_before(low - first - (columns & 6))
+    word = gl.inline_asm_elementwise(
+        "bmsk.clamp.b32 $0, $1, $2;", "=r,r,r",
+        [begin, gl.maximum(bits_before(high - first - (columns & 6)) - begin, 0)], dtype=gl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
+    return (word & (1 << ((columns >> 3) * 2 + (columns & 1)))) != 0
+
+
+@gluon.jit
+def bits_before(column):
+    """How many of a thread's columns lie before one, counted from the thread's first."""
+    return gl.maximum((column >> 3) * 2 + gl.minimum(column & 7, 2), 0)
 
 
 @gluon.jit
