@@ -271,6 +271,31 @@ def visit(
 
 
 @gluon.jit
+def leave_out(
+    begin, end, count, token, k_tiles, v_tiles, ds_tiles, dq_tiles, q_full, do_full, dq_empty,
+    WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
+):  # fmt: skip
+    """As `visit`, for tiles of queries that see none of this consumer's half of the keys: its dS is zero."""
+    HALF: gl.constexpr = N // 2
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
+    for _index in range(begin, end):
+        stage = count % 2
+        phase = (count // 2) & 1
+        k_tile, _k, _v = own_keys(k_tiles, v_tiles, WHO)
+        mbarrier.wait(q_full.index(stage), phase)
+        mbarrier.wait(do_full.index(stage), phase)
+        token = free_queries(free_gradients(token, stage), stage)
+        token = hear_other(token, count + 1, WHO)
+        ds_tiles.index(stage).slice(WHO * HALF, HALF, 0).store(gl.zeros([HALF, M], ds_tiles.dtype, layout))
+        fence_async_shared()
+        dq = warpgroup_mma_wait(0, deps=[part_of_dq(ds_tiles.index(1 - stage), k_tile, WHO, D // 2)])
+        token = tell_other(token, count, WHO)
+        token = hand_on_dq(dq, dq_tiles, dq_empty, count, token, WHO)
+        count += 1
+    return count, token
+
+
+@gluon.jit
 def visit_half(
     s, dp, dv, do, exponents, deltas, ds_room, count, token, start, index, free, bound, queries, keys, band, scale,
     FROM: gl.constexpr, WHO: gl.constexpr, CAUSAL: gl.constexpr, left_layout: gl.constexpr,
@@ -379,19 +404,37 @@ def consume(
         )  # fmt: skip
         count = group * (end - first)
     else:
+        own_first = first
+        own_end = end
+        if CAUSAL is None or CAUSAL:
+            # The later the keys, the later are the queries that see them: the second consumer leaves out the first
+            # ones, and the first consumer the last ones.
+            own_first, free, bound, own_end = query_tiles(start + WHO * HALF, queries, keys, band, M, HALF, CAUSAL)
+            own_first = first if WHO == 0 else gl.minimum(own_first, end)
+            own_end = own_end if WHO == 0 else end
         # Loops for tiles with and without a mask; one loop for all takes less code where tiles with a mask come twice.
         for _member in range(group):
-            masked_end = end if CAUSAL is None else free
+            if WHO == 1 and (CAUSAL is None or CAUSAL):
+                count, token = leave_out(
+                    first, own_first, count, token, k_tiles, v_tiles, ds_tiles, dq_tiles, q_full, do_full, dq_empty,
+                    WHO, M, N, D,
+                )  # fmt: skip
+            masked_end = own_end if CAUSAL is None else free
             count, token, dk, dv = visit(
-                first, masked_end, free, bound, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
+                own_first, masked_end, free, bound, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
                 dq_tiles, numbers, q_full, do_full, dq_empty, start, queries, keys, band, scale,
                 WHO, M, N, D, CAUSAL, True, REST,
             )  # fmt: skip
             if CAUSAL is not None:
                 count, token, dk, dv = visit(
-                    gl.maximum(first, free), end, free, bound, count, token, dk, dv, k_tiles, v_tiles, q_tiles,
+                    gl.maximum(own_first, free), end, free, bound, count, token, dk, dv, k_tiles, v_tiles, q_tiles,
                     do_tiles, ds_tiles, dq_tiles, numbers, q_full, do_full, dq_empty, start, queries, keys, band, scale,
                     WHO, M, N, D, CAUSAL, False, REST,
+                )  # fmt: skip
+            elif WHO == 0:
+                count, token = leave_out(
+                    own_end, end, count, token, k_tiles, v_tiles, ds_tiles, dq_tiles, q_full, do_full, dq_empty,
+                    WHO, M, N, D,
                 )  # fmt: skip
     hand_on_last_dq(k_tiles, v_tiles, ds_tiles, dq_tiles, dq_empty, count, token, WHO, D // 2)
     dk_room = q_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dk_out.layout).index(WHO)
