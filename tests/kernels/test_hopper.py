@@ -269,6 +269,15 @@ def test_bounds_are_those_of_the_definition(problem: AttentionProblem, queries: 
                     assert whole == list(range(free, bound))
 
 
+@pytest.mark.parametrize("thread", range(4))
+def test_a_mask_has_a_bit_for_each_column_of_a_thread(thread: int) -> None:
+    own = [column for column in range(128) if column % 8 // 2 == thread]
+    with on_the_host():
+        for bound in range(-300, 300):
+            before = visible.bits_before.fn(bound - 2 * thread)
+            assert min(before, len(own)) == sum(column < bound for column in own)
+
+
 @pytest.mark.parametrize(("problem", "queries", "keys"), MASKS)
 def test_consumers_and_the_producer_walk_over_the_same_tiles(problem, queries, keys) -> None:
     """Each consumer masks all tiles of its unit that its queries do not see all of; so do kernels that keep keys."""

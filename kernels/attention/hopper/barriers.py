@@ -15,6 +15,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
+SCALED = gl.constexpr(
+    "{ .reg .pred any; setp.neu.f32 any, $256, 1.0; setp.neu.or.f32 any, $258, 1.0, any; "
+    "vote.sync.any.pred any, any, -1;"
+    + "".join(f" mov.f32 ${each}, ${128 + each};" for each in range(128))
+    + " @!any bra done;"
+    + "".join(f" mul.f32 ${each}, ${each}, ${256 + each % 4};" for each in range(128))
+    + " done: }"
+)
+"""Of a thread's 128 numbers, two in turn are of one row, and two of another."""
+SCALED_OPERANDS = gl.constexpr(",".join(["=f"] * 128 + ["f"] * 256))
+
 
 @gluon.jit
 def wait_at(token, barrier, THREADS: gl.constexpr):
@@ -84,6 +95,15 @@ def packed(x, dtype: gl.constexpr):
         return gl.inline_asm_elementwise(
             "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=gl.float16, is_pure=True, pack=2
         )
+
+
+@gluon.jit
+def scaled(x, factors):
+    """A product's result, 64 × 256, times its rows' factors; a warp whose factors are all 1 skips it.
+
+    Gluon's own branch would wait at a barrier, to ask all warps.
+    """
+    return gl.inline_asm_elementwise(SCALED, SCALED_OPERANDS, [x, factors], dtype=gl.float32, is_pure=True, pack=128)
 
 
 @gluon.jit

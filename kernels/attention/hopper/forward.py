@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .barriers import along_rows, arrive_at, packed, sums_by_thread, wait_at
+from .barriers import along_rows, arrive_at, packed, scaled, sums_by_thread, wait_at
 from .visible import between, span, span_of_tile
 
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -95,11 +95,16 @@ def visible(low, high, first, like, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def softmax_step(s, maximum, total, low, high, first, scale, masked, CAUSAL: gl.constexpr):
-    """(weights, maximum, total, shrink) after one more tile of scores."""
+def softmax_step(s, maximum, total, low, high, first, scale, masked, CAUSAL: gl.constexpr, LAZY: gl.constexpr):
+    """(weights, maximum, total, shrink) after one more tile of scores.
+
+    If LAZY, `maximum` follows the scores only when they grow by a factor of 256: the output is seldom scaled down.
+    """
     if masked:
         s = gl.where(visible(low, high, first, s, CAUSAL), s, -float("inf"))
     raised = gl.maximum(maximum, gl.max(s, 1) * scale)
+    if LAZY:
+        raised = gl.where(raised > maximum + 8, raised, maximum)
     base = gl.where(raised == -float("inf"), 0.0, raised)  # as long as a row has seen scores of −∞ only
     p = gl.exp2(s * scale - base[:, None])
     shrink = gl.exp2(maximum - base)
@@ -155,7 +160,7 @@ def attend_to_first(
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(empty.index(stage), count=1)
     # The mask is compared in any case: a branch around it is slower.
-    p, maximum, total, _shrink = softmax_step(s, maximum, total, low, high, first, scale, True, CAUSAL)
+    p, maximum, total, _shrink = softmax_step(s, maximum, total, low, high, first, scale, True, CAUSAL, D == 256)
     return operand(p, gl.DotOperandLayout(0, acc_layout, 2), k_tiles.dtype), maximum, total
 
 
@@ -180,11 +185,12 @@ def attend_to_tile(
     s = warpgroup_mma_wait(2 if NARROW else 1, deps=[s_future])
     p, raised, total, shrink = softmax_step(
         s, gl.convert_layout(maximum, numbers_layout), total, gl.convert_layout(low, numbers_layout), high, index * N,
-        scale, masked, CAUSAL,
+        scale, masked, CAUSAL, D == 256,
     )  # fmt: skip
     acc, tail = await_products(acc_future, tail_future, NARROW)
     mbarrier.arrive(empty.index(stage), count=1)
-    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
+    shrinks = gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
+    acc = scaled(acc, shrinks) if D == 256 else acc * shrinks
     if NARROW:
         tail = tail * gl.convert_layout(shrink, gl.SliceLayout(1, tail.type.layout))[:, None]
     weights = operand(p, gl.DotOperandLayout(0, acc.type.layout, 2), k_tiles.dtype)
