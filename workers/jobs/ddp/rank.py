@@ -192,7 +192,7 @@ class RankRun:
         """
         try:
             with self.context.agree_on_memory(strategy):
-                trained = self._build(strategy)
+                trained = self._build(strategy, warmed=not part.get("is_first", True))
             turn = measure_steps(self.context, trained, self.meter, **part)
             if found is not None and strategy == self.context.silent_side:
                 found["busy"] = self._busy(trained)
@@ -211,7 +211,7 @@ class RankRun:
             self.context.free_memory()
         return turn
 
-    def _build(self, strategy: str) -> Trained:
+    def _build(self, strategy: str, *, warmed: bool = False) -> Trained:
         self.meter.reset()
         trained = strategies.build(
             self.context.spec,
@@ -219,6 +219,7 @@ class RankRun:
             self.context.device,
             strategies.rank_batches(self.context.spec, self.context.rank.index, self.context.device),
             self.silent if strategy in (strategies.SILENT, strategies.EAGER_SILENT) else None,
+            warmed=warmed,
         )
         if not self.built:
             self.built = True

@@ -97,6 +97,8 @@ def build(
     device: torch.device,
     batches: Batches,
     group: dist.ProcessGroup | None = None,
+    *,
+    warmed: bool = False,
 ) -> Trained:
     """Build the model, wrap it as the strategy does, and make its step.
 
@@ -107,6 +109,8 @@ def build(
         device: The rank's device.
         batches: Makes the inputs and targets.
         group: The ranks that communicate; None: all of them.
+        warmed: This process has trained the same model before, and has compiled its kernels: a step before the capture
+            of a CUDA graph suffices, which makes the optimizer's state and shows hooks the order of the parameters.
 
     Raises:
         OutOfMemory: it does not fit.
@@ -135,7 +139,8 @@ def build(
     trained = Trained(strategy, model, wrapped, step, sizes, linear_layers=layers)
     if stream is not None:
         torch.cuda.current_stream().wait_stream(stream)
-        trained.graphed = GraphedStep(step, stream, DDP_WARMUP if name == "torch_ddp" else WARMUP_STEPS)
+        warmup = DDP_WARMUP if name == "torch_ddp" else 1 if warmed else WARMUP_STEPS
+        trained.graphed = GraphedStep(step, stream, warmup)
     return trained
 
 
