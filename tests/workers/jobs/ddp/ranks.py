@@ -252,11 +252,11 @@ def build_too_much(patch: pytest.MonkeyPatch, rank: Rank, *, on: int = 1, times:
     """One rank's memory does not hold the model of one process alone, so many times."""
     build, failed = strategies.build, []
 
-    def built(spec: Any, strategy: str, *others: Any) -> Any:
+    def built(spec: Any, strategy: str, *others: Any, **more: Any) -> Any:
         if strategy == strategies.NO_COMMUNICATION and len(failed) < times:
             failed.append(1)
             raise OutOfMemory("out of memory in making the model: too much")
-        return build(spec, strategy, *others)
+        return build(spec, strategy, *others, **more)
 
     if rank.index == on:
         patch.setattr(strategies, "build", built)
