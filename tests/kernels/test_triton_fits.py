@@ -24,7 +24,7 @@ def test_the_tables_fit(tmp_path: Path) -> None:
     capabilities = (89, 100)
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("compile_for.py")), *map(str, capabilities)],
-        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+        env={**environment, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=subprocess.PIPE,
         check=True,
     )
