@@ -27,6 +27,11 @@ MOST_KERNELS = 10
 """Number of kernels that are printed when a profile has ended."""
 MOST_LINES = 15
 """Number of lines of the user's own code that are printed of a profile."""
+LINE_COLUMNS = (
+    *("file", "line", "function", "self_ms", "self_percent", "self_margin_percent", "total_ms", "python_ms"),
+    *("device_self_ms", "device_total_ms", "calls", "code"),
+)
+"""Columns of these lines, as far as they have values."""
 MOST_ALLOCATIONS = 3
 """Number of allocations that are printed of a memory's peak."""
 MOST_COMPARED = 5
@@ -188,35 +193,11 @@ def _print_lines(server: Flopwatch, job: Mapping[str, Any]) -> None:
     if not rows:
         return
     echo()
-    step_ms = 100 * rows[0]["self_ms"] / rows[0]["self_percent"] if rows[0]["self_percent"] else None
-    of = "" if step_ms is None else f" of {number(step_ms)} ms, unprofiled"
-    echo_line(f"lines of your code by their own time in a step{of}:")
-    on_gpu = any(row["device_self_ms"] is not None for row in rows)
-    columns = {"self_ms": "self ms", "total_ms": "total ms", "python_ms": "Python ms"}
-    columns |= {"device_self_ms": "device ms", "device_total_ms": "device total"} if on_gpu else {}
-    columns |= {"calls": "calls"}
-    print_columns(
-        ("line", "function", "self", *columns.values(), "code"),
-        [
-            (
-                NOTHING if row["file"] is None else f"{row['file']}:{row['line']}",
-                row["function"],
-                _share(row),
-                *(row[name] for name in columns),
-                NOTHING if row["code"] is None else cut(row["code"]),
-            )
-            for row in rows
-        ],
-    )
+    echo_line("lines of your code by their own time in an unprofiled step:")
+    shown = [name for name in LINE_COLUMNS if any(row.get(name) is not None for row in rows)]
+    cells = [[row.get(name) for name in shown] for row in rows]
+    print_columns(shown, [[cut(value) if isinstance(value, str) else value for value in row] for row in cells])
     echo_line(f"`{shlex.join(['flopwatch', 'table', '--job', str(job_id), '--name', 'lines'])}` prints all")
-
-
-def _share(row: Mapping[str, Any]) -> str:
-    """Return a line's share of a step, with the margin of the samples (earlier versions told none)."""
-    if row["self_percent"] is None:
-        return NOTHING
-    margin = row.get("self_margin_percent")
-    return f"{row['self_percent']:.1f} {'' if margin is None else f'± {margin:.1f} '}%"
 
 
 def _print_peak(server: Flopwatch, job: Mapping[str, Any]) -> None:
@@ -229,16 +210,9 @@ def _print_peak(server: Flopwatch, job: Mapping[str, Any]) -> None:
         return
     phase = rows[0]["at_peak_of"]
     at_peak = sorted((row for row in rows if row["at_peak_of"] == phase), key=lambda row: -row["total_mib"])
-    checks = {check["name"]: check["ok"] for check in (job["validity"] or {}).get("checks", ())}
+    where = "when memory ran out" if phase == "oom" else f"at the peak of memory, in phase {phase}"
     echo()
-    if phase == "oom":
-        echo_line("memory ran out; the largest allocations then:")
-    elif checks.get("history", True):
-        echo_line(f"the peak of memory is in phase {phase}; the largest allocations there, equal ones together:")
-    else:
-        echo_line(
-            f"largest allocations at the peak of phase {phase} (the history is cut: the step's peak may be another):"
-        )
+    echo_line(f"largest allocations {where}; equal ones together:")
     print_columns(
         ("MiB", "count", "category", "name", "made in", "line"),
         [

@@ -8,7 +8,6 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 
 from sqlalchemy import func, select
@@ -24,7 +23,6 @@ from app.store.files.opening import open_files
 
 MIN_FREE_BYTES = 256 << 20
 PROBE_BYTES = 1 << 20
-MAX_CLOCK_S = 2.0
 MAKE_ROOM = "make room on that disk: `flopwatch prune`, `flopwatch delete`, or another FLOPWATCH_DATA_DIR"
 
 
@@ -46,7 +44,6 @@ def examine(settings: Settings) -> Iterator[Finding]:
     try:
         with closing(open_existing(settings)) as database:
             yield _database(database)
-            yield from _clock(database)
             yield from _files(settings, database)
     except FlopwatchError as error:
         yield broken("database", f"{error.title}: {error.detail}", _database_cure(error, settings))
@@ -90,27 +87,6 @@ def _database(database: Database) -> Finding:
     database.probe()
     name = f"SQLite {version}" if dialect == "sqlite" else str(version).partition(" on ")[0]
     return works("database", f"{name}, {database.backend.place}: read and written")
-
-
-def _clock(database: Database) -> Iterator[Finding]:
-    """Compare this host's clock with that of the database's host, if it is another."""
-    if database.backend.engine.dialect.name == "sqlite":
-        return
-    before = datetime.now(UTC)
-    with database.read() as connection:
-        theirs: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
-    yield of_clock("the database's", theirs, before, datetime.now(UTC))
-
-
-def of_clock(whose: str, theirs: datetime, before: datetime, after: datetime, resolution_s: float = 0.0) -> Finding:
-    """Judge another clock, which was read between two readings of this host's."""
-    off_s = max((before - theirs).total_seconds() - resolution_s, (theirs - after).total_seconds(), 0.0)
-    if off_s <= MAX_CLOCK_S:
-        return works("clock", f"agrees with {whose}")
-    cure = (
-        "let NTP set the clocks of both hosts (timedatectl set-ntp true); ages and retention follow them, leases do not"
-    )
-    return broken("clock", f"{off_s:.0f} s away from {whose}", cure)
 
 
 def _files(settings: Settings, database: Database) -> Iterator[Finding]:

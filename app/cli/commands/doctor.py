@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,12 +75,9 @@ def _findings(slurm_settings: Path | None) -> Iterator[Finding]:
 
 def _server(settings: Settings) -> Iterator[Finding]:
     """Ask the server that commands on this host would talk to."""
-    from email.utils import parsedate_to_datetime
-
     import httpx
 
     from app.checkup import absent, broken, works
-    from app.store.checking import of_clock
     from flopwatch import address
     from flopwatch.version import own_version
 
@@ -89,10 +85,10 @@ def _server(settings: Settings) -> Iterator[Finding]:
     if url is None:
         yield absent("server", "no server on this host, and FLOPWATCH_URL is not set")
         return
-    before, own = datetime.now(UTC), own_version()
+    own = own_version()
     try:
         answer = httpx.get(f"{url.rstrip('/')}/healthz", timeout=SERVER_S)
-        version, date = answer.raise_for_status().json()["version"], answer.headers.get("date")
+        version = answer.raise_for_status().json()["version"]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
         cure = "start it (`flopwatch serve`), or set FLOPWATCH_URL to where it runs"
         yield broken("server", f"{url} does not answer: {error or type(error).__name__}", cure)
@@ -102,8 +98,6 @@ def _server(settings: Settings) -> Iterator[Finding]:
         yield absent("server", f"{url} is version {version}, and this is {own}", cure)
     else:
         yield works("server", f"{url} answers, version {version}")
-    if date:
-        yield of_clock("the server's", parsedate_to_datetime(date), before, datetime.now(UTC), resolution_s=1.0)
 
 
 def _worker(slurm_settings: Path | None) -> Iterator[Finding]:

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from app import importing
 from app.cli.commands import cli
 from app.settings import Settings
 from app.store import checking
-from app.store.checking import of_clock
 from app.store.database.file_systems import refuse_network_file_system
 from flopwatch.packages import START
 from tests.app.cli.conftest import PROJECT
@@ -122,12 +120,6 @@ def test_a_postgresql_that_answers(examine_service: Any, postgres: Any) -> None:
         _, findings = examine_service(FLOPWATCH_DATABASE_URL=url.render_as_string(hide_password=False))
     assert findings["database"]["state"] == "works"
     assert "PostgreSQL " in findings["database"]["found"]
-    assert findings["clock"] | {"cure": ""} == {
-        "name": "clock",
-        "state": "works",
-        "found": "agrees with the database's",
-        "cure": "",
-    }
     assert findings["files"]["state"] == "works"
 
 
@@ -136,19 +128,10 @@ def test_settings_and_server(examine_service: Any, site: Any, tmp_path: Path) ->
     assert "FLOPWATCH_PORT" in findings["settings"]["found"]
     put_database(tmp_path / "data")
     _, findings = examine_service(FLOPWATCH_URL=site.url)
-    assert (findings["server"]["state"], findings["clock"]["state"]) == ("works", "works")
+    assert findings["server"]["state"] == "works"
     assert findings["database"]["found"].startswith("SQLite 3.")
     _, findings = examine_service(FLOPWATCH_URL="http://127.0.0.1:1")
     assert "flopwatch serve" in findings["server"]["cure"]
-
-
-def test_a_clock_that_is_wrong() -> None:
-    now = datetime.now(UTC)
-    assert of_clock("theirs", now + timedelta(seconds=1), now, now).state == "works"
-    for seconds in (-90, 90):
-        finding = of_clock("theirs", now + timedelta(seconds=seconds), now, now)
-        assert (finding.state, finding.found) == ("broken", "90 s away from theirs")
-        assert "NTP" in finding.cure
 
 
 def test_a_kernel_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
