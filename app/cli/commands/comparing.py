@@ -60,7 +60,8 @@ WITH_REFERENCE = ("attention", "kernel")
 Alternate = Annotated[
     bool,
     typer.Option(
-        "--alternate", help="If it is inconclusive or slower: measure both versions of your own code again, in turns."
+        "--alternate",
+        help="If it is inconclusive or slower: measure both versions of your own code again, in alternation.",
     ),
 ]
 ComparedWith = Annotated[
@@ -103,7 +104,7 @@ class Judging:
     keep_if: Annotated[
         Better | None,
         typer.Option(
-            help="Exit with 0 only if the candidate is better, in turns, worse in no case, and returns the same "
+            help="Exit with 0 only if the candidate is better, in alternation, worse in no case, and returns the same "
             "numbers; with 10 if it is not better."
         ),
     ] = None
@@ -118,7 +119,8 @@ def compare(
     sweep_id: ComparedSweeps = None,
     judging: Judging,
     alternate: Annotated[
-        bool, typer.Option("--alternate", help="Measure the specs of both jobs again, in turns, and compare that.")
+        bool,
+        typer.Option("--alternate", help="Measure the specs of both jobs again, in alternation, and compare that."),
     ] = False,
     replicates: Annotated[
         int, typer.Option(min=1, max=100, help="With --alternate: fresh processes of each job's spec.")
@@ -304,7 +306,7 @@ def check(
     """Check jobs against a baseline. Without jobs, run the baseline's specs again and wait for them.
 
     Exit codes: 0 passed, 3 slower, 4 inconclusive (also on another device or environment), 5 invalid, 6 missing,
-    8 wrong, 9 slower but not confirmed, since both were not measured in turns.
+    8 wrong, 9 slower but not confirmed, because both were not measured in alternation.
     """
     from app.cli.output import no_progress, print_json, progress_display
 

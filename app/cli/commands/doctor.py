@@ -33,7 +33,7 @@ def doctor(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     slurm_settings: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Examine the Slurm cluster with these settings, too.")
+        Path | None, typer.Option(metavar="FILE", help="Also examine the Slurm cluster with these settings.")
     ] = None,
     data_dir: DataDir = None,
 ) -> None:

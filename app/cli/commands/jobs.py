@@ -240,7 +240,7 @@ def versus(
     as_json: BriefJson = False,
     output_format: AsText = TEXT,
 ) -> None:
-    """Compare two versions of your own code, which fresh processes measure in turns."""
+    """Compare two versions of your own code, which fresh processes measure in alternation."""
     from app.cli.specs import chosen
 
     kind, under, lists = chosen(server.specs(), source, preset)

@@ -32,7 +32,7 @@ MARKDOWN = TableFormat("markdown")
 
 Jobs = Annotated[
     list[int] | None,
-    typer.Option(metavar="ID", help="This job, beside those of --sweep; may be repeated."),
+    typer.Option(metavar="ID", help="This job, in addition to those of --sweep; may be repeated."),
 ]
 Sort = Annotated[str | None, typer.Option(metavar="COLUMN", help="Sort by this column; -COLUMN: descending.")]
 
@@ -93,7 +93,7 @@ class TableChoice:
     ] = None
     sort: Sort = None
     limit: Annotated[
-        int | None, typer.Option(min=1, help="At most so many rows; with --name and --sweep, so many of each job.")
+        int | None, typer.Option(min=1, help="Maximum number of rows; with --name and --sweep, of each job.")
     ] = None
     unit: Annotated[int | None, typer.Option(min=0, metavar="INDEX", help="With --name: rows of this unit.")] = None
     output_format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = MARKDOWN

@@ -58,7 +58,7 @@ def sweeps(
 def workers(
     server: Flopwatch,
     *,
-    everyone: Annotated[bool, typer.Option("--all", help="Those that stopped or were lost, too.")] = False,
+    everyone: Annotated[bool, typer.Option("--all", help="Also those that stopped or were lost.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List connected workers: their devices, the jobs on them, and when they were last seen."""

@@ -37,8 +37,8 @@ def why(
     as_json: AsJson = False,
     output_format: AsText = TEXT,
 ) -> None:
-    """Find what a step waits for, and measure what helps: the causes by line, then each change in turns with the step
-    as it is. Of a diagnosis that has run, print the answer again, unless something is to change."""
+    """Find why a step is slow, and what helps: the causes by line, then each change in alternation with the step as it
+    is. For a diagnosis that has run, print the answer again, unless something is to change."""
     known = server.job(int(what)) if what.isdecimal() else None
     anew = bool(fields or change or code or budget_s is not None)
     if known and known["kind"] == "diagnosis" and not anew and known["state"] in ("queued", "running", "succeeded"):
