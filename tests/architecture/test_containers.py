@@ -24,10 +24,6 @@ def dockerfile(root: Path) -> str:
     return (root / "Dockerfile").read_text()
 
 
-def test_server_and_worker_are_there(compose: dict[str, Any]) -> None:
-    assert set(compose["services"]) == set(SERVICES)
-
-
 @pytest.mark.parametrize("service", SERVICES)
 def test_commands_exist(compose: dict[str, Any], commands: frozenset[str], service: str) -> None:
     name, *arguments = compose["services"][service]["command"]

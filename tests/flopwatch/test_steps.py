@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -59,7 +58,6 @@ class Heard:
     ("amount", "why"),
     [
         (-5, "from 0 to 1e+30, not -5 (int)"),
-        (-0.5, "not -0.5 (float)"),
         (math.nan, "not nan (float)"),
         (math.inf, "not inf (float)"),
         (10**400, "to 1e+30, not 1000"),
@@ -67,10 +65,6 @@ class Heard:
         (Fraction(-1, 3), "not Fraction(-1, 3)"),
         (True, "one number, not True (bool)"),
         ("5", "one number, not '5' (str)"),
-        (b"5", "not b'5' (bytes)"),
-        (1j, "not 1j (complex)"),
-        (Decimal(5), "not Decimal('5')"),
-        ([5], "not [5] (list)"),
         (len, "one number, not <built-in function len>"),
     ],
     ids=lambda value: str(value)[:20] if not isinstance(value, int) else f"{value.bit_length()} bits",

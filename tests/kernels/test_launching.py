@@ -175,11 +175,6 @@ def test_one_bound_holds_for_all_launches(encoded: list[Any], monkeypatch: pytes
     assert sum(one() is not None for one in gone) <= 3, "16 calls of 7 to 8 a launch"
 
 
-def test_the_bounds_are_a_few_mebibytes() -> None:
-    assert launching._expanded.cache_info().maxsize == launching.REMEMBERED_CALLS
-    assert launching.REMEMBERED_CALLS * 3 * 1024 <= 12 << 20
-
-
 @known_triton
 def test_threads_share_a_launch(encoded: list[Any]) -> None:
     kernel = Kernel([META])

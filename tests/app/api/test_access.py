@@ -568,12 +568,8 @@ class TestSessions:
         [
             ({}, 403),
             ({"Origin": "http://127.0.0.1:1"}, 403),
-            ({"Origin": "null"}, 403),
-            ({"Referer": "https://evil.example/"}, 403),
             ({"Sec-Fetch-Site": "same-site", "Origin": "{url}"}, 403),
-            ({"Origin": "{url}"}, 303),
             ({"Referer": "{url}/ui"}, 303),
-            ({"Sec-Fetch-Site": "same-origin"}, 303),
         ],
         ids=str,
     )

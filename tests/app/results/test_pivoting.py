@@ -45,11 +45,8 @@ def outcomes(sheet: Sheet, metric: str) -> list[str | None]:
     [
         ("tflops", None, "tflops"),
         ("tflops", "forward", "forward_tflops"),
-        ("forward_ms", "forward", "forward_ms"),
         ("forward_backward_ms", "forward_backward", "forward_backward_ms"),
-        ("host_us", "backward", "backward_host_us"),
         ("decode_ms_per_token", "decode", "decode_ms_per_token"),
-        ("first_step_ms", "first_step", "first_step_ms"),
         ("steps", "step", "step_steps"),
     ],
 )

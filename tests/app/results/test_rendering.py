@@ -299,10 +299,8 @@ def test_pure_numbers_show_their_decimals() -> None:
     ("name", "unit", "head"),
     [
         ("share_percent", "%", "share_percent"),
-        ("median_us", "µs", "median_us"),
         ("gb_per_s", "GB/s", "gb_per_s"),
         ("tflops", "TFLOP/s", "tflops"),
-        ("calls", "calls", "calls"),
         ("bus_time", "µs", "bus_time (µs)"),
         ("intensity", "FLOP/byte", "intensity (FLOP/byte)"),
     ],

@@ -101,8 +101,10 @@ def test_no_side_is_made_up(left_out: list[str]) -> None:
     ]
 
 
-@pytest.mark.parametrize("side", ["baseline", "candidate"])
-@pytest.mark.parametrize("wrong", [{"kind": "compare"}, {"kind": "benchmarks"}, {}, 3, None])
+@pytest.mark.parametrize(
+    ("side", "wrong"),
+    [("baseline", {"kind": "compare"}), ("candidate", {"kind": "benchmarks"}), ("baseline", {}), ("candidate", None)],
+)
 def test_a_side_is_a_spec_of_another_kind(side: str, wrong: Any) -> None:
     with pytest.raises(ValidationError) as refused:
         compare(**{side: wrong})

@@ -180,11 +180,6 @@ def test_left_out_series_are_reported() -> None:
     assert "of 30 series" in figure["note"]
 
 
-def test_flags_are_named_in_the_legend() -> None:
-    points = [Point({"x": x, "compile": flag}, 1.0) for flag in (True, False) for x in (1, 2, 3)]
-    assert set(drawn(draw_chart(points, axes_of(points), "m", None))) == {"compile", "no compile"}
-
-
 def test_markup_in_names_is_text() -> None:
     points = [Point({"x": x, "name": name}, 1.0) for name in ("<b>a</b>", "b") for x in (1, 2)]
     figure = draw_chart(points, Axes("x", ("name",)), "m", None)
@@ -250,13 +245,6 @@ def test_distributions_stand_side_by_side() -> None:
     assert traces["candidate"]["y"] == [1.0, 2.0, 3.0] * 2
 
 
-def test_a_series_without_a_name_is_not_in_the_legend() -> None:
-    points = [Point({"dtype": "fp32"}, 1.0), Point({"dtype": "tf32"}, None, outcome="unsupported")]
-    series, marks = draw_chart(points, axes_of(points), "tflops", "TFLOP/s")["data"]
-    assert (series["name"], series["showlegend"]) == ("", False)
-    assert (marks["name"], marks.get("showlegend", True)) == ("unsupported", True)
-
-
 def strategies(**sizes: int | None) -> list[Point]:
     return [
         Point({"strategy": name, "bucket_size_mb": size, "batch_size": batch}, 1.0)
@@ -271,11 +259,6 @@ def test_a_field_that_follows_from_another_is_no_axis() -> None:
     assert list(varying(two)) == ["strategy", "bucket_size_mb", "batch_size"], "it varies by itself"
     both = [Point({"compile": flag, "compile_scope": scope}, 1.0) for flag, scope in ((True, "blocks"), (False, None))]
     assert list(varying(both)) == ["compile"]
-
-
-def test_error_bars_have_the_colour_of_text() -> None:
-    (trace,) = draw_chart([Point({"x": "a"}, 1.0, spread=0.1)], Axes("x"), "step_ms", "ms")["data"]
-    assert trace["error_y"]["color"] == "var(--text)"
 
 
 def test_ratios_have_a_logarithmic_axis_with_the_better_side_named() -> None:
@@ -298,9 +281,3 @@ def test_a_sweep_opens_on_the_metric_by_which_its_best_is_chosen() -> None:
         for kind, fit in (("ddp", None), ("benchmark", None), ("benchmark", {"axis": "batch_size"}))
     ]
     assert first == ["step_ms", "step_ms", "peak_memory_mib"]
-
-
-def test_twelve_series_have_colours_of_their_own() -> None:
-    points = [Point({"x": x, "by": f"s{index:02}"}, 1.0) for index in range(12) for x in (1, 2)]
-    colours = [trace["line"]["color"] for trace in draw_chart(points, Axes("x", ("by",)), "step_ms", "ms")["data"]]
-    assert len(set(colours)) == 12

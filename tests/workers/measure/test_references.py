@@ -31,9 +31,10 @@ def test_every_planted_fault_is_wrong(fault: Fault) -> None:
     assert noticed(fault, SMALL, CPU) is not None
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("length", [1, 5, 130])
+@pytest.mark.parametrize(
+    ("length", "dtype", "causal"),
+    [(1, torch.bfloat16, True), (5, torch.float16, False), (130, torch.bfloat16, False), (130, torch.float16, True)],
+)
 def test_the_roundings_of_kernels_on_gpus_are_right(length: int, dtype: torch.dtype, causal: bool) -> None:
     """Weights and their gradients are rounded before they are multiplied, as tensor cores take them."""
     reference = attention_reference(

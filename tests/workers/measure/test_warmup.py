@@ -42,8 +42,9 @@ def test_even_times_are_steady_after_two_windows() -> None:
     assert 0.4 <= calls.seconds <= 0.6
 
 
-@pytest.mark.parametrize("milliseconds", [300.0, 600.0, 1300.0, 3000.0])
-@pytest.mark.parametrize("window_s", [WINDOW_S, 0.5])
+@pytest.mark.parametrize(
+    ("milliseconds", "window_s"), [(300.0, WINDOW_S), (600.0, 0.5), (1300.0, 0.5), (3000.0, WINDOW_S)]
+)
 def test_slow_calls_that_are_even_are_steady(milliseconds: float, window_s: float) -> None:
     warming = Calls(window_s=window_s).run(lambda second: milliseconds)
     assert warming.steady is True

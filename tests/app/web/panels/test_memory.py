@@ -39,11 +39,6 @@ def test_categories_are_stacked_below_the_total() -> None:
     assert len(figure["table"]["rows"]) == 3
 
 
-def test_names_of_short_phases_are_left_out() -> None:
-    rows = [point(0, "preparation"), point(1, "preparation"), *(point(entry) for entry in range(2, 100))]
-    assert [note["text"] for note in draw_timeline(rows)["layout"]["annotations"]] == ["forward"]
-
-
 @pytest.mark.parametrize(("share", "named"), [(8, []), (30, ["forward"])])
 def test_a_name_has_room_for_its_letters(share: int, named: list[str]) -> None:
     rows = [point(entry, "forward" if entry < share else "") for entry in range(100)]
