@@ -180,6 +180,11 @@ def test_left_out_series_are_reported() -> None:
     assert "of 30 series" in figure["note"]
 
 
+def test_flags_are_named_in_the_legend() -> None:
+    points = [Point({"x": x, "compile": flag}, 1.0) for flag in (True, False) for x in (1, 2, 3)]
+    assert set(drawn(draw_chart(points, axes_of(points), "m", None))) == {"compile", "no compile"}
+
+
 def test_markup_in_names_is_text() -> None:
     points = [Point({"x": x, "name": name}, 1.0) for name in ("<b>a</b>", "b") for x in (1, 2)]
     figure = draw_chart(points, Axes("x", ("name",)), "m", None)
@@ -281,3 +286,9 @@ def test_a_sweep_opens_on_the_metric_by_which_its_best_is_chosen() -> None:
         for kind, fit in (("ddp", None), ("benchmark", None), ("benchmark", {"axis": "batch_size"}))
     ]
     assert first == ["step_ms", "step_ms", "peak_memory_mib"]
+
+
+def test_twelve_series_have_colours_of_their_own() -> None:
+    points = [Point({"x": x, "by": f"s{index:02}"}, 1.0) for index in range(12) for x in (1, 2)]
+    colours = [trace["line"]["color"] for trace in draw_chart(points, Axes("x", ("by",)), "step_ms", "ms")["data"]]
+    assert len(set(colours)) == 12
