@@ -7,7 +7,10 @@ from urllib.parse import unquote
 
 import pytest
 
-KERNELS = {"name": "string", "class": "string", "total_ms": "number", "calls": "number"}
+WORK = {
+    **dict.fromkeys(("phase", "range", "operator", "shapes", "name", "class"), "string"),
+    **dict.fromkeys(("total_ms", "calls"), "number"),
+}
 
 
 @pytest.fixture
@@ -16,8 +19,8 @@ def profiles(site: Any, measured: Any, reported: Any) -> list[int]:
 
     def profile(factor: float, precision: str) -> int:
         claim = site.worker.claim_job(site.submit(spec={"precision": precision}, priority=20)["id"])
-        kernels = [[f"k{n}", "copy", 10.0 - factor * n / 30, 2.0] for n in range(30)]
-        table = reported("kernels-forward", kernels, **KERNELS)
+        kernels = [["forward", "", f"k{n}", "", f"k{n}", "copy", 10.0 - factor * n / 30, 2.0] for n in range(30)]
+        table = reported("work", kernels, **WORK)
         site.worker.finish(
             claim, measurements=[measured("step_ms", 1.0, model="tiny", precision=precision)], tables=[table]
         )
@@ -35,7 +38,7 @@ def test_json_has_all_rows_and_says_what_differs(site: Any, profiles: list[int])
         *("spec_differences", "environment_differences"),
     }
     assert [column["name"] for column in answer["columns"]][:4] == ["table", "phase", "name", "class"]
-    assert [row["name"] for row in answer["rows"][:2]] == ["all kernels", "k29"]
+    assert [row["name"] for row in answer["rows"][:2]] == ["all work", "k29"]
     assert len(answer["rows"]) == 31
     assert answer["alternated"] is False
     assert answer["differences"] == [{"name": "precision", "baseline": "fp32", "candidate": "bf16"}]
@@ -68,7 +71,7 @@ def test_people_get_what_changed_most(site, profiles, format_, media_type, kerne
     assert response.headers["content-type"].startswith(media_type)
     assert all(f"k{n}" in response.text for n in range(10, 30))
     assert ("k5" in response.text) == (kernels == 30)
-    assert ("Shown are the 20 that changed most of 30 kernels (forward)" in response.text) == (kernels == 20)
+    assert ("Shown are the 20 that changed most of 30 work" in response.text) == (kernels == 20)
     few = site.http.get("/compare", params={**query, "limit": 1}).text
     assert "k29" in few
     assert "k28" not in few

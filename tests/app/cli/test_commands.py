@@ -173,19 +173,20 @@ def test_compare(site: Any, flopwatch: Any, reported: Any) -> None:
     def profile(softmax: float) -> str:
         job_id = submitted(flopwatch, "--priority", "50")
         kernels = [["gemm", "matmul", 2.0, 4.0], ["softmax", "softmax", softmax, 1.0]]
-        columns = {"name": "string", "class": "string", "total_ms": "number", "calls": "number"}
+        columns = dict.fromkeys(("phase", "range", "operator", "shapes", "name", "class"), "string")
+        columns |= {"total_ms": "number", "calls": "number"}
         site.worker.finish(
             site.worker.claim_job(job_id),
             measurements=[MEASURED("step_ms", 1.0, model="tiny")],
-            tables=[reported("kernels-forward", kernels, **columns)],
+            tables=[reported("work", [["forward", "", one[0], "", *one] for one in kernels], **columns)],
         )
         return str(job_id)
 
     one, other = profile(3.0), profile(1.5)
     shown = ended(flopwatch("compare", one, other))
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in shown.splitlines() if "|" in line]
-    assert cells[2][:7] == ["total", "forward", "all kernels", "–", "5", "3.500", "-1.500"]
-    assert cells[3][:7] == ["kernels", "forward", "softmax", "softmax", "3", "1.500", "-1.500"]
+    assert cells[2][:7] == ["total", "forward", "all work", "–", "5", "3.500", "-1.500"]
+    assert cells[3][:7] == ["work", "forward", "softmax", "softmax", "3", "1.500", "-1.500"]
     assert "The jobs ran one after the other" in shown
     assert json.loads(ended(flopwatch("compare", one, other, "--format", "json")))["alternated"] is False
     assert "gemm" not in ended(flopwatch("compare", one, other, "--limit", "1", "--format", "csv"))
