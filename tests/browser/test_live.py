@@ -38,7 +38,7 @@ def test_a_running_job_is_followed_to_its_end(site: PlayedSite, page: Page) -> N
     site.worker.report(claim, "log", text="<second> line\n")
     expect(page.locator("#live-log")).to_have_text("first line\n<second> line\n")
     site.worker.report(claim, "progress", done=1, total=2, message="tiled")
-    expect(page.locator("#steps")).to_contain_text("tiled")
+    expect(page.locator("#running")).to_contain_text("tiled")
     expect(page.locator("#pace")).to_contain_text("each")
     expect(page.locator("#as-command")).to_be_visible()
     assert_readable(page)
