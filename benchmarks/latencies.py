@@ -98,8 +98,6 @@ REQUESTS = (
     "GET /ui/jobs/{large}",
     "GET /ui/jobs/{queued}",
     "GET /ui/jobs/{large}/samples",
-    "GET /ui/jobs/{large}/cells?page=50",
-    "GET /ui/jobs/{large}/cells?sort=metric_3",
     "GET /ui/jobs/{large}/panels",
     "GET /ui/sweeps/{sweep_id}?sort=-context_length&page=50",
     "GET /ui/sweeps/{sweep_id}?sort=step_ms",

@@ -1,4 +1,4 @@
-"""What the judge notices: planted faults, and no fault of honest kernels. `benchmarks.judge` does so on a GPU."""
+"""What the judge notices: planted faults, and no fault of honest kernels."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.faults import FAULTS, Fault
-from benchmarks.judge import LARGE, SMALL, draws, honest_attention, honest_kernels, noticed
 from kernels.attention.problem import AttentionProblem
 from kernels.registry import ATTENTION
 from tests.kernels.rounded import rounded_flash_attention
+from tests.workers.measure.faults import FAULTS, Fault
+from tests.workers.measure.judged import LARGE, SMALL, draws, honest_attention, honest_kernels, noticed
 from workers.measure.judging import judge
 from workers.measure.operations import Operation
 from workers.measure.references import attention_reference
@@ -58,16 +58,15 @@ def test_the_roundings_of_kernels_on_gpus_are_right(length: int, dtype: torch.dt
     ],
 )
 def test_on_a_gpu_no_attention_is_wrong(name: str) -> None:
-    size = replace(LARGE, head_dims=(64,))  # `benchmarks.judge` has the others: most of the time is the compilers'
-    [(_, worst)] = honest_attention(size, torch.device("cuda"), [name])
-    assert worst.wrong == []
+    size = replace(LARGE, head_dims=(64,))  # of the others most of the time is the compilers'
+    assert honest_attention(size, torch.device("cuda"), [name]) == {name: []}
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_every_fault_is_wrong_and_no_kernel() -> None:
     device = torch.device("cuda")
-    for name, worst in honest_kernels(LARGE, device):
-        assert worst.wrong == [], name
+    for name, wrong in honest_kernels(LARGE, device):
+        assert wrong == [], name
     assert [fault.name for fault in FAULTS if noticed(fault, LARGE, device) is None] == []
 
 

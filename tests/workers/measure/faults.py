@@ -1,6 +1,6 @@
 """Wrong kernels: each is plain PyTorch in float32 with one fault, as kernels have them.
 
-The judge has to call every one of them wrong: `benchmarks.judge` on a GPU, and the tests on the CPU.
+The judge has to call every one of them wrong, on a GPU and on the CPU.
 """
 
 from __future__ import annotations

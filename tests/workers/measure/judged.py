@@ -1,29 +1,20 @@
-"""Judges every registered implementation, and kernels with planted faults, on this device.
-
-    python -m benchmarks.judge                  # on a GPU: two minutes
-    python -m benchmarks.judge --small          # on a CPU
-
-Prints for each implementation the largest errors as parts of their limits, and for each fault by what it was noticed.
-Exit code 1: an implementation is wrong, or a fault is not noticed.
-"""
+"""Judges every registered implementation, and kernels with planted faults."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from benchmarks.faults import FAULTS, Fault
 from kernels.attention.library import NO_KERNEL
 from kernels.attention.problem import AttentionProblem
 from kernels.registry import ATTENTION, KERNELS, Implementation
-from workers.measure.judging import Draw, Judgement, Reference, judge
+from tests.workers.measure.faults import Fault
+from workers.measure.judging import Draw, Reference, judge
 from workers.measure.operations import Operation
 from workers.measure.references import attention_reference, kernel_reference
 
@@ -55,26 +46,6 @@ PROBLEMS: Sequence[dict[str, Any]] = (
     {"softcap": 20.0},
     {"scale": 0.04},
 )
-
-
-@dataclass
-class Worst:
-    """The largest errors of one implementation, as parts of their limits."""
-
-    shares: dict[str, tuple[float, str]] = field(default_factory=dict)
-    """By component: the share, and where it was."""
-    judged: int = 0
-    wrong: list[str] = field(default_factory=list)
-
-    def add(self, judgement: Judgement, draw: Draw, where: str) -> None:
-        """Take the errors of one call into account."""
-        self.judged += 1
-        if judgement.wrong:
-            self.wrong.append(f"{where}, {draw.name}: {judgement.wrong}")
-        for index, error in judgement.errors.items():
-            for name, share in error.shares(draw.expected[index].limit).items():
-                place = f"{where}, {draw.name}, {f'gradient {index - 1}' if index else 'output'}"
-                self.shares[name] = max(self.shares.get(name, (0.0, "")), (share, place))
 
 
 def problem_of(fields: dict[str, Any], size: Size) -> AttentionProblem:
@@ -133,19 +104,19 @@ def _called(function: Any, is_causal: bool, options: dict[str, Any], *inputs: to
     return out
 
 
-def honest_attention(size: Size, device: torch.device, names: Sequence[str]) -> Iterator[tuple[str, Worst]]:
-    """Judge implementations of attention on every problem that they take."""
-    found = {name: Worst() for name in names}
+def honest_attention(size: Size, device: torch.device, names: Sequence[str]) -> dict[str, list[str]]:
+    """Judge implementations of attention on every problem that they take; return what is wrong with each."""
+    found: dict[str, list[str]] = {name: [] for name in names}
     for dtype in ("fp32", "bf16", "fp16", *(["tf32"] if device.type == "cuda" else [])):
         torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
         for head_dim in size.head_dims:
             for fields in PROBLEMS if head_dim == 64 else PROBLEMS[:2]:
                 problem, reference = attention_of(fields, size, head_dim, dtype, device, backward=True)
                 where = f"{dtype} d{head_dim} {' '.join(fields) or 'full'}"
-                for name, worst in found.items():
-                    _judge_one(ATTENTION.load(name), dtype, problem, reference, worst, where)
+                for name, wrong in found.items():
+                    _judge_one(ATTENTION.load(name), dtype, problem, reference, wrong, where)
     torch.set_float32_matmul_precision("highest")
-    yield from ((f"attention {name}", worst) for name, worst in found.items())
+    return found
 
 
 def _judge_one(
@@ -153,7 +124,7 @@ def _judge_one(
     dtype: str,
     problem: AttentionProblem,
     reference: Reference,
-    worst: Worst,
+    wrong: list[str],
     where: str,
 ) -> None:
     device = reference.inputs[0].device
@@ -162,71 +133,36 @@ def _judge_one(
         return
     function = functools.partial(_called, implementation.function, problem.is_causal, problem.options(device))
     operation = Operation(function, reference.inputs, reference.grad_out if implementation.has_backward else None)
-    _judge_draws(operation, reference, worst, where)
+    _judge_draws(operation, reference, wrong, where)
 
 
-def _judge_draws(operation: Operation, reference: Reference, worst: Worst, where: str) -> None:
+def _judge_draws(operation: Operation, reference: Reference, wrong: list[str], where: str) -> None:
     for draw in draws(reference):
         try:
-            judgement = judge(operation, reference, draw)
+            reason = judge(operation, reference, draw).wrong
         except (RuntimeError, ValueError) as error:  # a library that is not installed, or does not take this
-            if not any(reason in str(error) for reason in NOT_TAKEN):
-                worst.wrong.append(f"{where}: {error}")
+            if not any(expected in str(error) for expected in NOT_TAKEN):
+                wrong.append(f"{where}: {error}")
             return
-        worst.add(judgement, draw, where)
+        if reason:
+            wrong.append(f"{where}, {draw.name}: {reason}")
 
 
-def honest_kernels(size: Size, device: torch.device) -> Iterator[tuple[str, Worst]]:
-    """Judge every implementation of every other operation."""
+def honest_kernels(size: Size, device: torch.device) -> Iterator[tuple[str, list[str]]]:
+    """Judge every implementation of every other operation; yield what is wrong with each."""
     for name in KERNELS.names():
         kernel = KERNELS.load(name)
-        found = {one: Worst() for one in ("torch", *(each.name for each in kernel.kernels))}
+        found: dict[str, list[str]] = {one: [] for one in ("torch", *(each.name for each in kernel.kernels))}
         for dtype in ("fp32", "bf16", "fp16"):
             for columns in {min(columns, 64) for columns in size.columns} if name == "rope" else size.columns:
                 rows = size.rows if columns * size.rows < 1 << 24 else size.rows // 4
                 reference = kernel_reference(kernel, rows, columns, DTYPES[dtype], backward=True, seed=1, device=device)
-                for one, worst in found.items():
+                for one, wrong in found.items():
                     implementation = kernel.implementation(one)
                     plain = str(DTYPES[dtype]).removeprefix("torch.")
                     if implementation.why_not(device.type, plain, backward=False):
                         continue
                     grad_out = reference.grad_out if implementation.has_backward else None
                     operation = Operation(implementation.function, reference.inputs, grad_out)
-                    _judge_draws(operation, reference, worst, f"{dtype} {rows} × {columns}")
-        yield from ((f"{name} {one}", worst) for one, worst in found.items())
-
-
-def print_worst(name: str, worst: Worst) -> None:
-    """Print one line: the largest share of each limit, and where it was."""
-    parts = [f"{kind} {share:.2f} ({place})" for kind, (share, place) in worst.shares.items()]
-    print(f"{name:>32}: {worst.judged:3} judged, {len(worst.wrong)} wrong; {'; '.join(parts)}", flush=True)
-    for reason in worst.wrong[:3]:
-        print(f"    wrong: {reason}", flush=True)
-
-
-def main() -> None:
-    """Judge all, and print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="small problems, for a CPU")
-    parser.add_argument("--implementations", nargs="*", help="of attention; default: all")
-    options = parser.parse_args()
-    begun, size = time.monotonic(), SMALL if options.small else LARGE
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    names = ATTENTION.names() if options.implementations is None else options.implementations
-    wrong = judged = 0
-    for name, worst in (*honest_attention(size, device, names), *honest_kernels(size, device)):
-        if worst.judged or worst.wrong:
-            print_worst(name, worst)
-        wrong, judged = wrong + len(worst.wrong), judged + worst.judged
-    missed = []
-    for fault in FAULTS:
-        reason = noticed(fault, size, device)
-        print(f"{fault.name:>44}: {(reason or 'NOT NOTICED')[:120]}", flush=True)
-        missed += [] if reason else [fault.name]
-    print(f"implementations: {judged} calls judged, {wrong} wrong")
-    print(f"faults: {len(FAULTS)} planted, {len(missed)} not noticed {missed or ''}; {time.monotonic() - begun:.0f} s")
-    raise SystemExit(bool(wrong or missed))
-
-
-if __name__ == "__main__":
-    main()
+                    _judge_draws(operation, reference, wrong, f"{dtype} {rows} × {columns}")
+        yield from ((f"{name} {one}", wrong) for one, wrong in found.items())
