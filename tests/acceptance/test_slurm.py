@@ -275,11 +275,7 @@ def test_doctor_examines_the_cluster(site: Site, monkeypatch: pytest.MonkeyPatch
     site.start_worker()  # whose folder tells afterwards that nothing is left
     file, folder = site.folder / "cluster.toml", f'folder = "{site.folder}/shared"\n'
     file.write_text(folder)
-    assert [(one.name, one.state) for one in examine(file)] == [
-        ("slurm", "works"),
-        ("folder", "works"),
-        ("clock", "works"),
-    ]
+    assert [(one.name, one.state) for one in examine(file)] == [("slurm", "works"), ("folder", "works")]
     file.write_text(f'{folder}partition = "nowhere"\n')
     (finding,) = examine(file)
     assert finding.state == "broken"

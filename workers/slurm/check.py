@@ -5,12 +5,10 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 from app.checkup import Finding, absent, broken, works
 from app.errors import CannotRunHere
-from app.store.checking import of_clock
 from workers.slurm.allocations import of_cluster, of_smallest
 from workers.slurm.client import CommandFailed, SlurmClient
 from workers.slurm.settings import SlurmSettings
@@ -46,7 +44,7 @@ def examine(file: Path) -> Iterator[Finding]:
 
 
 def _node(settings: SlurmSettings, client: SlurmClient, arguments: list[str]) -> Iterator[Finding]:
-    """Look from a node at the shared folder, and at its clock."""
+    """Look from a node at the shared folder."""
     word = secrets.token_hex(8)
     probe = settings.folder / f".doctor-{word}"
     try:
@@ -55,9 +53,8 @@ def _node(settings: SlurmSettings, client: SlurmClient, arguments: list[str]) ->
     except OSError as error:
         yield broken("folder", f"{settings.folder}: {error.strerror}", "set `folder` to one that you can write")
         return
-    before = datetime.now(UTC)
     try:
-        seen, _, clock = client.run_on_node(arguments, NODE_S, f"cat {probe}; echo; date +%s.%N").partition("\n")
+        seen = client.run_on_node(arguments, NODE_S, f"cat {probe}")
     except CommandFailed as error:
         yield absent("node", f"none was free within {NODE_S} s to look at the folder from: {error}", "try again later")
         return
@@ -68,4 +65,3 @@ def _node(settings: SlurmSettings, client: SlurmClient, arguments: list[str]) ->
         yield broken("folder", f"a node does not see what is written in {settings.folder} here", cure)
     else:
         yield works("folder", f"{settings.folder}: a node sees it")
-    yield of_clock("a node's", datetime.fromtimestamp(float(clock), UTC), before, datetime.now(UTC))
