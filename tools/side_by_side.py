@@ -75,13 +75,18 @@ def is_alone(item: pytest.Item) -> bool:
     return item.get_closest_marker("alone") is not None
 
 
+def is_quick(item: pytest.Item) -> bool:
+    """Tell whether a test is of tests/app: none takes long, so that the processes end together with them."""
+    return item.path.is_relative_to(item.config.rootpath / "tests" / "app")
+
+
 class Run:
     """The processes and what they have to do."""
 
     def __init__(self, session: pytest.Session, count: int) -> None:
         self._session = session
         self._config = session.config
-        session.items.sort(key=is_alone)
+        session.items.sort(key=lambda item: (is_alone(item), is_quick(item)))
         together = [item for item in session.items if not is_alone(item)]
         self._together = len(together)
         self._chunks, filled = os.pipe()  # a process takes a part by reading it

@@ -268,10 +268,3 @@ def test_a_changed_step_that_crashes_its_process_is_a_refused_change(tmp_path: P
     assert (changes, step_ms, outcome, reason) == ("threads", None, "refused", "killed by SIGSEGV")
     as_it_is = Unit("x", {"stage": "screen", "changes": []})
     assert RUNNER.resume(spec, as_it_is, 0, Failed("crashed", "killed by SIGSEGV")) is None
-
-
-def test_a_host_that_takes_no_time_has_no_part_of_it_in_collections() -> None:
-    places: Any = SimpleNamespace(collecting=("", "garbage collection"))
-    lost: Any = defaultdict(float, {("host", ("train.py", "step")): 0.0})
-    stage._collected(lost, 1.0, places)
-    assert sum(lost.values()) == 0.0
