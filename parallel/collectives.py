@@ -86,14 +86,61 @@ def group_of(process_group: dist.ProcessGroup | None = None) -> dist.ProcessGrou
     return process_group if process_group is not None else dist.group.WORLD  # type: ignore[return-value]
 
 
-def start_all_reduce(tensor: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> Work:
-    """Start reducing a contiguous tensor in place.
+def check_dtype(option: str, dtype: torch.dtype | None) -> None:
+    """Check an option's value.
 
-    For use in hooks: it calls the group itself, since `torch.distributed.all_reduce` takes twice the host's time.
+    Raises:
+        TypeError: it is neither None nor a floating-point dtype.
     """
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    options = _asynchronous(dist.AllreduceOptions(), operation)
-    return _started("all_reduce", tensor.nbytes, functools.partial(group.allreduce, [real], options))
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"{option} must be a floating-point dtype, such as torch.bfloat16, not {dtype!r}")
+
+
+def start_all_reduce(
+    tensor: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup, dtype: torch.dtype | None = None
+) -> Work:
+    """Start reducing a contiguous tensor in place; with a dtype, it is sent and added in that."""
+    return start_all_reduces([tensor], operation, group, dtype)
+
+
+def start_all_reduces(
+    tensors: Sequence[Tensor],
+    operation: dist.ReduceOp.RedOpType,
+    group: dist.ProcessGroup,
+    dtype: torch.dtype | None = None,
+) -> Work:
+    """Start reducing contiguous tensors of one dtype and device in place; NCCL makes one kernel of them.
+
+    For use in hooks: it calls the group itself, since `torch.distributed.all_reduce` and the manager that
+    `start_together` uses take twice the host's time. The caller keeps the tensors until the operation is done. With a
+    dtype, they are sent and added in that.
+    """
+    if dtype not in (None, tensors[0].dtype):
+        sent = [tensor.to(dtype) for tensor in tensors]
+        return _CopiedBack(start_all_reduces(sent, operation, group), tensors, sent)
+    real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
+    if len(real) > 1 and runs_together(group, real[0].device):
+        together = _asynchronous(dist.AllreduceCoalescedOptions(), operation)
+        start = functools.partial(group.allreduce_coalesced, real, together)
+        return _started("all_reduce", sum(tensor.nbytes for tensor in tensors), start)
+    alone = _asynchronous(dist.AllreduceOptions(), operation)
+    works = [
+        _started("all_reduce", tensor.nbytes, functools.partial(group.allreduce, [tensor], alone)) for tensor in real
+    ]
+    return works[0] if len(works) == 1 else StartedTogether(works)
+
+
+class _CopiedBack:
+    """An operation on copies in another dtype; `wait` writes their results into the tensors."""
+
+    def __init__(self, work: Work, tensors: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
+        self._work, self._tensors, self._copies = work, list(tensors), list(copies)
+
+    def wait(self) -> None:
+        self._work.wait()
+        if self._copies:
+            torch._foreach_copy_(self._tensors, self._copies)
+        self._tensors, self._copies = [], []
 
 
 def _asynchronous(options: Any, operation: dist.ReduceOp.RedOpType) -> Any:
@@ -153,7 +200,7 @@ def start_together(
 
     Args:
         starts: Each starts one operation on tensors of `device`; all are all-gathers, or reduce-scatters with one
-            reduction.
+            reduction. All-reduces have `start_all_reduces`.
         keep: Tensors that must live until the operations are done.
     """
     if len(starts) < 2 or not runs_together(group, device):
@@ -169,23 +216,32 @@ def start_together(
     return StartedTogether([start_all() if timeline is None else timeline.note_together(start_all)], keep)
 
 
-def broadcast_module(module: nn.Module, group: dist.ProcessGroup) -> None:
+def broadcast_module(
+    module: nn.Module, group: dist.ProcessGroup, device: torch.device | None = None, *, recurse: bool = True
+) -> None:
     """Overwrite parameters and buffers with those of the group's first rank; tied ones once.
 
-    Tensors are sent as bytes, so that every dtype works.
+    Tensors are sent as bytes, so that every dtype works; those on the meta device stay.
+
+    Args:
+        module: The module.
+        group: The ranks.
+        device: Where the ranks compare their modules; None: where the first tensor is.
+        recurse: False: only the tensors of the module itself.
 
     Raises:
         RuntimeError: the ranks' modules differ in names, shapes or dtypes.
     """
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    named = {**dict(module.named_parameters(recurse=recurse)), **dict(module.named_buffers(recurse=recurse))}
     described = [(name, tuple(t.shape), t.stride(), str(t.dtype), t.requires_grad) for name, t in named.items()]
     if not named:
         return
-    check_same_everywhere("module", described, next(iter(named.values())).device, group)
+    device = device or next(iter(named.values())).device
+    check_same_everywhere("module", described, device, group)
     source = dist.get_global_rank(group, 0)
     with torch.no_grad():
         for tensor in named.values():
-            if tensor.numel():
+            if tensor.numel() and not tensor.is_meta:
                 dense = tensor.detach().contiguous()
                 dist.broadcast(dense.view(-1).view(torch.uint8), source, group=group)
                 if dense.data_ptr() != tensor.data_ptr():
@@ -255,13 +311,15 @@ class GradientUsage:
     momentum would change it.
     """
 
-    def __init__(self, used: Iterable[bool], device: torch.device, group: dist.ProcessGroup) -> None:
+    def __init__(self, used: Iterable[bool], device: torch.device, *groups: dist.ProcessGroup) -> None:
         here = list(used)
         if all(here):
             self._flags = torch.ones(len(here), dtype=torch.uint8, device=device)
         else:
             self._flags = torch.tensor(here, dtype=torch.uint8, device=device)
-        self._work = start_all_reduce(self._flags, dist.ReduceOp.MAX, group)
+        for group in groups[:-1]:
+            start_all_reduce(self._flags, dist.ReduceOp.MAX, group).wait()
+        self._work = start_all_reduce(self._flags, dist.ReduceOp.MAX, groups[-1])
         self._answer: list[int] | None = None
 
     def used_on_any_rank(self, index: int) -> bool:

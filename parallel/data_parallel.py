@@ -41,9 +41,11 @@ from .collectives import (
     aligned,
     averaging,
     broadcast_module,
+    check_dtype,
     group_of,
     owns_its_memory,
     start_all_reduce,
+    start_all_reduces,
     strides_of,
     view_like,
 )
@@ -61,15 +63,25 @@ class DataParallel(nn.Module):
     Args:
         module: The model, on its device, the same on every rank. All ranks get the first rank's values.
         process_group: The ranks; by default all of them.
+        reduce_dtype: The dtype in which gradients travel and are averaged, such as torch.bfloat16, for half the bytes
+            of float32 and 8 bits of precision; they keep their own dtype. None: their own.
 
     Raises:
         RuntimeError: no process group is initialised, or the ranks' modules differ.
-        TypeError: the module is wrapped already, in whole or in part.
+        TypeError: `reduce_dtype` is no floating-point dtype, or the module is wrapped already, in whole or in part.
         ValueError: this rank is not in the process group.
     """
 
-    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        reduce_dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
+        check_dtype("reduce_dtype", reduce_dtype)
+        self.reduce_dtype = reduce_dtype
         self.group = group_of(process_group)
         self.module = module
         refuse_wrapped(module)
@@ -152,8 +164,14 @@ def dense_gradient(name: str, parameter: nn.Parameter) -> Tensor | None:
 class AfterBackward(DataParallel):
     """Base of the wrappers that communicate nothing before `finish_gradient_synchronization`."""
 
-    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
-        super().__init__(module, process_group)
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        reduce_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(module, process_group, reduce_dtype=reduce_dtype)
         self._arrived = False
         wrapper = weakref.ref(self)
 
@@ -186,7 +204,7 @@ class NaiveDataParallel(AfterBackward):
             dense = total.contiguous()
             if not self._averaging.in_operation:
                 dense.mul_(self._averaging.factor)
-            start_all_reduce(dense, self._averaging.operation, self.group).wait()
+            start_all_reduce(dense, self._averaging.operation, self.group, self.reduce_dtype).wait()
             if dense is not total:
                 total.copy_(dense)
             if gradient is None and usage.used_on_any_rank(index):
@@ -216,7 +234,7 @@ class FlatDataParallel(AfterBackward):
                 place.zero_() if gradient is None else place.copy_(gradient)
             if not self._averaging.in_operation:
                 flat.mul_(self._averaging.factor)
-            start_all_reduce(flat, self._averaging.operation, self.group).wait()
+            start_all_reduce(flat, self._averaging.operation, self.group, self.reduce_dtype).wait()
             for (index, _, parameter), gradient, place in zip(kind, gradients, places, strict=True):
                 if gradient is not None or usage.used_on_any_rank(index):
                     parameter.grad = place
@@ -349,11 +367,13 @@ class Bucket:
         copy = torch.empty_strided(shape, strides, dtype=self.dtype, device=self.device)
         return copy.zero_() if gradient is None else torch.mul(gradient, factor, out=copy)
 
-    def send(self, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> None:
-        """Start reducing the gradients."""
+    def send(
+        self, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup, dtype: torch.dtype | None = None
+    ) -> None:
+        """Start reducing the gradients, in another dtype if there is one."""
         assert self.memory is not None
         flat = self.memory if self.memory.is_contiguous() else self.memory.as_strided((self.memory.numel(),), (1,))
-        self.work = start_all_reduce(flat, operation, group)
+        self.work = start_all_reduces([flat], operation, group, dtype)
 
     def set_gradients(self, used: Callable[[str], bool]) -> None:
         """Wait for the averages and make them the parameters' gradients. `used` returns whether the parameter of a name
@@ -395,8 +415,10 @@ class OverlappingDataParallel(DataParallel):
         module: nn.Module,
         process_group: dist.ProcessGroup | None,
         divide: Callable[[list[tuple[str, nn.Parameter]]], list[list[tuple[str, nn.Parameter]]]],
+        *,
+        reduce_dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(module, process_group)
+        super().__init__(module, process_group, reduce_dtype=reduce_dtype)
         # The last layers' gradients are complete first.
         divided = divide(list(reversed(self.trainable.items())))
         self.buckets = [Bucket(members) for members in divided]
@@ -447,7 +469,7 @@ class OverlappingDataParallel(DataParallel):
             self._used_by_any = GradientUsage(
                 (name not in missing for name in self.trainable), self._device, self.group
             )
-        bucket.send(self._averaging.operation, self.group)
+        bucket.send(self._averaging.operation, self.group, self.reduce_dtype)
 
     def _finish(self) -> None:
         # The ranks must agree on a second round, so this does not ask whether a bucket was sent in between.
@@ -500,8 +522,19 @@ class OverlappedDataParallel(OverlappingDataParallel):
     See DataParallel for arguments and errors.
     """
 
-    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
-        super().__init__(module, process_group, lambda parameters: [[parameter] for parameter in parameters])
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        reduce_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            module,
+            process_group,
+            lambda parameters: [[parameter] for parameter in parameters],
+            reduce_dtype=reduce_dtype,
+        )
 
 
 class BucketedDataParallel(OverlappingDataParallel):
@@ -522,6 +555,7 @@ class BucketedDataParallel(OverlappingDataParallel):
         bucket_size_mb: Largest size of a bucket of several parameters in MB of 2²⁰ bytes; None: one bucket (per dtype),
             so that nothing overlaps but the order of its parts.
         process_group: As in DataParallel.
+        reduce_dtype: As in DataParallel.
 
     Raises:
         ValueError: the size is not positive.
@@ -534,11 +568,12 @@ class BucketedDataParallel(OverlappingDataParallel):
         bucket_size_mb: float | None = 25.0,
         *,
         process_group: dist.ProcessGroup | None = None,
+        reduce_dtype: torch.dtype | None = None,
     ) -> None:
         if bucket_size_mb is not None and not bucket_size_mb > 0:
             raise ValueError(f"bucket_size_mb must be more than 0, not {bucket_size_mb}")
         limit = float("inf") if bucket_size_mb is None else bucket_size_mb * MIB
-        super().__init__(module, process_group, functools.partial(into_buckets, limit=limit))
+        super().__init__(module, process_group, functools.partial(into_buckets, limit=limit), reduce_dtype=reduce_dtype)
 
 
 def into_buckets(parameters: Sequence[tuple[str, nn.Parameter]], limit: float) -> list[list[tuple[str, nn.Parameter]]]:

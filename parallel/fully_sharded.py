@@ -23,6 +23,7 @@ al., 2023, sections 3.2 and 3.3). All ranks start operations in the same order: 
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from .collectives import (
@@ -39,13 +41,23 @@ from .collectives import (
     StartedTogether,
     averaging,
     broadcast_module,
+    check_dtype,
     group_of,
     owns_its_memory,
     start_all_reduce,
+    start_all_reduces,
     start_reduce_scatter,
     start_together,
 )
+from .meta import children_first, materialise, reset_parameters
 from .sharded_gradient import NO_POST_ACCUMULATE, ShardedPart, parts_replaced
+from .sharded_state import (
+    broadcast_objects,
+    broadcast_whole,
+    full_optimizer_state,
+    is_first,
+    load_full_optimizer_state,
+)
 from .sharded_unit import (
     BackwardState,
     ForwardPass,
@@ -89,18 +101,29 @@ class FullyShardedDataParallel(nn.Module):
             that have parameters; gradients travel in it. Parts, their gradients and the optimizer's state keep the
             module's dtype. None: everything is in the module's dtype.
         process_group: The ranks that share the parameters; by default all of them.
+        reduce_dtype: The dtype in which gradients accumulate in `no_sync`, travel, and are averaged; None: that of
+            computation.
         reshard_after_forward: False: a unit stays whole from its forward to its backward pass. Then each rank sends
             2·P·(n-1)/n, as much as for data parallelism, and keeps P of parameters from one to the other; gradients and
             the optimizer's state stay divided (ZeRO stage 2).
         prefetch: Units that are gathered ahead of the one that computes, each with its memory; 0: each is gathered when
             it is needed, and computing waits for it.
+        replicas: The ranks that have the same parts as this one, for hybrid sharding: gradients are averaged over
+            `process_group`, and then over these. Every process group must have as many ranks, and the first ranks of
+            all groups of replicas must be one process group.
+        device: Where to make the parts of a module that is on the meta device. No full model exists at any time, only
+            one module's own parameters.
+        initialise: Fills a meta module's own parameters and buffers; called for each module that has any, children
+            first, when these are on `device`. None: its `reset_parameters` does.
 
     Raises:
         RuntimeError: no process group is initialised, or the ranks' modules differ.
         TypeError: a recurrent module of torch, which keeps its parameters in a second place; a compiled module, or one
-            that is wrapped already, in whole or in part; a parameter with a post-accumulate hook; or a `compute_dtype`
-            that is no floating-point dtype.
-        ValueError: `prefetch` is negative, or this rank is not in the process group.
+            that is wrapped already, in whole or in part; a parameter with a post-accumulate hook; a module on the meta
+            device that has no `reset_parameters`; or a `compute_dtype` or `reduce_dtype` that is no floating-point
+            dtype.
+        ValueError: the module is on the meta device, and `device` is missing; `prefetch` is negative; or this rank is
+            not in the process group.
     """
 
     def __init__(
@@ -109,18 +132,34 @@ class FullyShardedDataParallel(nn.Module):
         compute_dtype: torch.dtype | None = None,
         *,
         process_group: dist.ProcessGroup | None = None,
+        reduce_dtype: torch.dtype | None = None,
         reshard_after_forward: bool = True,
         prefetch: int = 1,
+        replicas: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+        initialise: Callable[[nn.Module], None] | None = None,
     ) -> None:
         super().__init__()
         self.group = group_of(process_group)
-        self.compute_dtype = compute_dtype
+        self.replicas = None if replicas is None else group_of(replicas)
+        self._groups = [self.group] if replicas is None else [replicas, self.group]
+        """Groups over which a broadcast, one after the other, reaches every rank from the first."""
+        self.compute_dtype, self.reduce_dtype = compute_dtype, reduce_dtype
         self.reshard_after_forward, self.prefetch = reshard_after_forward, prefetch
-        _refuse_unsuited(module, prefetch, compute_dtype)
+        _refuse_unsuited(module, prefetch, compute_dtype, reduce_dtype)
+        is_meta = any(parameter.is_meta for parameter in module.parameters())
+        if is_meta and device is None:
+            raise ValueError("the module is on the meta device: pass device=, where its parts are to be made")
         self.module = module
         self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        broadcast_module(module, self.group)
+        if is_meta:
+            self._device = torch.empty(0, device=device).device
+            materialise(module, self._device, lambda parameter: not self._is_sharded(parameter))
+        for group in self._groups:
+            broadcast_module(module, group, self._device)
         self.units = self._make_units()
+        if is_meta:
+            self._initialise(initialise or reset_parameters)
         held = {id(parameter.part) for unit in self.units for parameter in unit.held}
         self._replicated = {n: p for n, p in module.named_parameters() if p.requires_grad and id(p) not in held}
         """Parameters that every rank keeps whole and computes with directly."""
@@ -137,6 +176,8 @@ class FullyShardedDataParallel(nn.Module):
         self.synchronizes, self._unfinished = True, False
         self.reads_parts = False
         """Whether `state_dict` of the module gives parts, as it does to this wrapper only."""
+        self._replicating: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
+        """Reduced gradients that are being averaged over replicas."""
         self._unused_here: list[tuple[UnitParameter, Tensor]] = []
         """Reduced gradients of parameters that this rank did not use, but that another rank may have used."""
         self._used: set[str] = set()
@@ -227,6 +268,7 @@ class FullyShardedDataParallel(nn.Module):
                 one.refuse_another()
             unit.free()
             unit.running.clear()
+            self._hold(unit)
         self._previous_order = [use.unit for use in self._forward.order] or self._previous_order
         self._forward = ForwardPass()
 
@@ -249,7 +291,7 @@ class FullyShardedDataParallel(nn.Module):
             if dtype != parameter.dtype or self._is_sharded(parameter):
                 uses = users[id(parameter)]
                 unit_name = next(iter(uses)) if len(uses) == 1 else "\0root"
-                held_parameter = UnitParameter(name, parameter, owners[id(parameter)], self.group, dtype)
+                held_parameter = UnitParameter(name, parameter, owners[id(parameter)], self.group, dtype, self._device)
                 held.setdefault(unit_name, []).append(held_parameter)
         modules = {"\0root": self.module} | {name: modules[name] for name in modules if name in held}
         units = [
@@ -261,6 +303,25 @@ class FullyShardedDataParallel(nn.Module):
 
     def _is_sharded(self, parameter: Tensor) -> bool:
         return parameter.dim() >= 2 and self.group.size() > 1
+
+    @torch.no_grad()
+    def _initialise(self, initialise: Callable[[nn.Module], None]) -> None:
+        """Fill parts and buffers, module by module; every rank gets the first rank's values."""
+        filled: set[int] = set()
+        for child in children_first(self.module):
+            parts = {n: p for n, p in child._parameters.items() if p is not None and id(p) in self._sharded}
+            for name, part in parts.items():
+                whole = self._sharded[id(part)].empty(part.dtype, self._device)
+                child._parameters[name] = nn.Parameter(whole, part.requires_grad)
+            if any(tensor is not None for tensor in (*child._parameters.values(), *child._buffers.values())):
+                initialise(child)
+            for group in self._groups:
+                broadcast_module(child, group, self._device, recurse=False)
+            for name, part in parts.items():
+                if id(part) not in filled:
+                    self._sharded[id(part)].copy_part(part.detach(), child.get_parameter(name))
+                child._parameters[name] = part
+                filled.add(id(part))
 
     def _outside(self, unit_modules: Any) -> list[nn.Module]:
         inside = {id(child) for module in unit_modules for child in module.modules()}
@@ -410,7 +471,7 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.no_grad()
     def _settle(self, unit: ShardedUnit) -> None:
-        """Send the gradients that a unit has, except in `no_sync`."""
+        """Send the gradients that a unit has, or in `no_sync` keep them."""
         assert unit.backward.task is not None
         # A pass inside this one may bring what this one does not.
         brought = self._passes[unit.backward.task] or unit.has_gradients()
@@ -421,20 +482,23 @@ class FullyShardedDataParallel(nn.Module):
         self._unfinished = self._unfinished or self.synchronizes
         if self.synchronizes:
             self._reduce(unit)
+        else:
+            self._hold(unit)
 
     def _discard_gradients(self) -> None:
         """Forget the gradients of a step in whose backward pass an error was raised: they are of a part of it."""
         self._forget_passes()
-        for started, _ in self._reducing:
+        for started, _ in (*self._reducing, *self._replicating):
             started.wait()
         self._reducing.clear()
+        self._replicating.clear()
         self._unused_here.clear()
         self._used.clear()
         self._unfinished = False
         for unit in self.units:
             unit.reduced = False
             for parameter in unit.held:
-                parameter.whole.grad = None
+                parameter.drop_gradient()
 
     def _forget_passes(self) -> None:
         self._passes.clear()
@@ -446,7 +510,14 @@ class FullyShardedDataParallel(nn.Module):
 
     @functools.cached_property
     def _averaging(self) -> Averaging:
-        return averaging(self.group, self._device)
+        each = [averaging(group, self._device) for group in self._groups]
+        return Averaging(each[0].operation, math.prod(one.factor for one in each))
+
+    @torch.no_grad()
+    def _hold(self, unit: ShardedUnit) -> None:
+        """Keep a unit's gradients, to which further passes will add, in the dtype of the reduction."""
+        for parameter in unit.held:
+            parameter.hold_gradient(self.reduce_dtype or parameter.whole.dtype)
 
     def _reduce(self, unit: ShardedUnit) -> None:
         """Start reducing a unit's gradients to the ranks' parts, with zeros for gradients that this rank lacks."""
@@ -472,9 +543,10 @@ class FullyShardedDataParallel(nn.Module):
         """Take a parameter's gradient; return it as the ranks' parts side by side, scaled for the average."""
         factor = self._averaging.factor
         numel = parameter.memory.numel()
-        gradient = parameter.take_gradient(parameter.memory.dtype)
+        dtype = self.reduce_dtype or parameter.memory.dtype
+        gradient = parameter.take_gradient(dtype)
         if gradient is None:
-            return torch.zeros(numel, dtype=parameter.memory.dtype, device=parameter.memory.device)
+            return torch.zeros(numel, dtype=dtype, device=parameter.memory.device)
         self._used.add(parameter.name)
         flat = gradient.detach().reshape(-1)
         del gradient
@@ -487,6 +559,23 @@ class FullyShardedDataParallel(nn.Module):
     def _take_reduced(self) -> None:
         started, results = self._reducing.pop(0)
         started.wait()
+        if self.replicas is None:
+            self._add_up(results)
+            return
+        kinds: dict[torch.dtype, list[Tensor]] = {}
+        for _, result in results:
+            kinds.setdefault(result.dtype, []).append(result)
+        works = [start_all_reduces(kind, self._averaging.operation, self.replicas) for kind in kinds.values()]
+        self._replicating.append((StartedTogether(works), results))
+        while len(self._replicating) > 1:
+            self._take_replicated()
+
+    def _take_replicated(self) -> None:
+        started, results = self._replicating.pop(0)
+        started.wait()
+        self._add_up(results)
+
+    def _add_up(self, results: list[tuple[UnitParameter, Tensor]]) -> None:
         for parameter, result in results:
             if parameter.name in self._used:
                 parameter.add_gradient(result)
@@ -505,6 +594,9 @@ class FullyShardedDataParallel(nn.Module):
         if self.synchronizes:
             self._complete_reduction()
             self._unfinished = False
+        else:
+            for unit in self.units:
+                self._hold(unit)
         self._forget_passes()
         for unit in self.units:
             unit.free()
@@ -527,10 +619,12 @@ class FullyShardedDataParallel(nn.Module):
         sharded = [parameter for unit in self.units for parameter in unit.sharded if parameter.part.requires_grad]
         names = [*(parameter.name for parameter in sharded), *kept]
         if names:
-            usage = GradientUsage((name in self._used for name in names), self._device, self.group)
+            usage = GradientUsage((name in self._used for name in names), self._device, *self._groups)
             self._average_kept(kept, usage, offset=len(sharded))
             while self._reducing:
                 self._take_reduced()
+            while self._replicating:
+                self._take_replicated()
             numbers = {name: number for number, name in enumerate(names)}
             for parameter, result in self._unused_here:
                 if usage.used_on_any_rank(numbers[parameter.name]):
@@ -549,7 +643,8 @@ class FullyShardedDataParallel(nn.Module):
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
             if not self._averaging.in_operation:
                 flat.mul_(self._averaging.factor)
-            start_all_reduce(flat, self._averaging.operation, self.group).wait()
+            for group in self._groups:
+                start_all_reduce(flat, self._averaging.operation, group).wait()
             pieces = flat.split([parameter.numel() for _, parameter in kind])  # type: ignore[no-untyped-call]
             averages = [piece.view(parameter.shape) for (_, parameter), piece in zip(kind, pieces, strict=True)]
             here = [place for place, (_, parameter) in enumerate(kind) if parameter.grad is not None]
@@ -598,7 +693,7 @@ class FullyShardedDataParallel(nn.Module):
                 device one full parameter exists at a time. False: every rank gets them, on their devices.
         """
         self._free_all()
-        keeps = not rank0_only or self.group.rank() == 0
+        keeps = not rank0_only or is_first(self._groups)
         named = self._state_of_parts()
         copies: dict[int, Tensor] = {}
         # Tied parameters are gathered once.
@@ -622,25 +717,46 @@ class FullyShardedDataParallel(nn.Module):
         """
         self._free_all()
         places = self._state_of_parts()
-        error, is_first = None, self.group.rank() == 0
-        if is_first:
+        error = None
+        if is_first(self._groups):
             shapes = {n: self._sharded[id(v)].shape if id(v) in self._sharded else v.shape for n, v in places.items()}
             error = _why_not_loaded(state or {}, shapes)
-        source, sent = dist.get_global_rank(self.group, 0), [error]
-        dist.broadcast_object_list(sent, source, group=self.group, device=self._device)
-        if sent[0] is not None:
-            raise ValueError(sent[0])
+        (error,) = broadcast_objects([error], self._groups, self._device)
+        if error is not None:
+            raise ValueError(error)
         for name, place in {id(value): (name, value) for name, value in places.items()}.values():
             sharded = self._sharded.get(id(place))
             shape = place.shape if sharded is None else sharded.shape
-            whole = torch.empty(shape, dtype=place.dtype, device=place.device)
-            if state is not None and is_first:
-                whole.copy_(state[name])
-            dist.broadcast(whole.view(-1).view(torch.uint8), source, group=self.group)  # bytes: every dtype works
+            value = state[name] if state is not None and is_first(self._groups) else None
+            whole = broadcast_whole(value, shape, place.dtype, place.device, self._groups)
             if sharded is None:
                 place.detach().copy_(whole)
             else:
                 sharded.copy_part(place.detach(), whole)
+
+    def full_optimizer_state_dict(self, optimizer: Optimizer, *, rank0_only: bool = False) -> dict[str, Any]:
+        """Return the optimizer's state with full tensors, as the same optimizer of the unwrapped module would have it,
+        and could load it. Call it on every rank.
+
+        Args:
+            optimizer: An elementwise optimizer of this wrapper's parameters.
+            rank0_only: As in `full_state_dict`; the other ranks' dictionaries are empty.
+        """
+        return full_optimizer_state(optimizer, self._sharded, self._groups, rank0_only=rank0_only)
+
+    def load_full_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any] | None) -> None:
+        """Load a state with full tensors, from any number of ranks or from one process. Call it on every rank.
+
+        Args:
+            optimizer: An elementwise optimizer of this wrapper's parameters.
+            state: As `full_optimizer_state_dict` returns it. Rank 0's is loaded, whatever the other ranks pass.
+
+        Raises:
+            ValueError: the state has other parameter groups than the optimizer, or tensors of other shapes than the
+                parameters; raised on every rank.
+        """
+        names = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        load_full_optimizer_state(optimizer, state, self._sharded, names, self._groups, self._device)
 
     @property
     def _sharded(self) -> dict[int, UnitParameter]:
@@ -663,11 +779,11 @@ def _why_not_loaded(state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size
     return None
 
 
-def _refuse_unsuited(module: nn.Module, prefetch: int, compute_dtype: torch.dtype | None) -> None:
+def _refuse_unsuited(module: nn.Module, prefetch: int, *dtypes: torch.dtype | None) -> None:
     if prefetch < 0:
         raise ValueError(f"prefetch must be 0 or more, not {prefetch}")
-    if compute_dtype is not None and not (isinstance(compute_dtype, torch.dtype) and compute_dtype.is_floating_point):
-        raise TypeError(f"compute_dtype must be a floating-point dtype, such as torch.bfloat16, not {compute_dtype!r}")
+    for option, dtype in zip(("compute_dtype", "reduce_dtype"), dtypes, strict=True):
+        check_dtype(option, dtype)
     refuse_wrapped(module)
     _refuse_hooks(module.named_parameters())
     for name, child in module.named_modules():

@@ -36,6 +36,8 @@ from .step_check import refuse_parts
 CHUNKS = 8
 """Number of chunks of a large model: the first chunk's update and the last one's exchange overlap with nothing."""
 LEAST_CHUNK_BYTES = 32 * MIB
+SMALL_NUMEL = 64
+"""State tensors up to this size are sent with the description of the state when it is consolidated."""
 RELEASE_S = 0.2
 """Longest delay, in seconds, until a backend has released the parameters that it has sent before."""
 NOT_HYPERPARAMETERS = ("params", "param_names")
@@ -99,6 +101,7 @@ class ShardedOptimizer(Optimizer):
         self._chunks: list[Chunk] = []
         self._loose: list[Tensor] = []
         """Parameters that are exchanged one by one, where they are."""
+        self._consolidated: dict[int, Any] | None = None
         self._local: Optimizer | None = None
         super().__init__(params, kwargs)
         self._divide([parameter for group in self.param_groups for parameter in group["params"]])
@@ -132,6 +135,7 @@ class ShardedOptimizer(Optimizer):
                 "its gradients before the step"
             )
         assert self._local is not None
+        self._consolidated = None
         settings = [_hyperparameters(group) for group in self.param_groups]
         members = [group["params"] for group in self._local.param_groups]
         works: list[Work] = []
@@ -262,24 +266,75 @@ class ShardedOptimizer(Optimizer):
         for group, local in zip(self.param_groups, self._local.param_groups, strict=True):
             group.update(_hyperparameters(local))
 
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Collect all ranks' state on one rank, in its host memory; call it on every rank.
+
+        `state_dict` of that rank is then the whole one, until the next step.
+
+        Args:
+            to: The rank's number in the process group.
+
+        Raises:
+            ValueError: there is no such rank.
+        """
+        if not 0 <= to < self.group.size():
+            raise ValueError(f"to must be a rank from 0 to {self.group.size() - 1}, not {to}")
+        mine = self._own_state()
+        large = [(i, key) for i, state in mine.items() for key, value in state.items() if self._travels_alone(value)]
+        described = {
+            i: {key: _described(value) if (i, key) in set(large) else _on_host(value) for key, value in state.items()}
+            for i, state in mine.items()
+        }
+        receiver = dist.get_global_rank(self.group, to)
+        parts: list[Any] | None = [None] * self.group.size() if self._rank == to else None
+        dist.gather_object((large, described), parts, receiver, group=self.group)
+        if parts is None:
+            for i, key in large:
+                dist.send(mine[i][key].contiguous(), receiver, group=self.group)
+            return
+        whole: dict[int, Any] = {}
+        device = self.param_groups[0]["params"][0].device
+        for rank, (names, states) in enumerate(parts):
+            for i, key in names:
+                shape, strides, dtype = states[i][key]
+                if rank == to:
+                    states[i][key] = _on_host(mine[i][key])
+                    continue
+                arrived = torch.empty(shape, dtype=dtype, device=device)
+                dist.recv(arrived, dist.get_global_rank(self.group, rank), group=self.group)
+                # Fused optimizers read it in the order of its parameter's memory.
+                states[i][key] = torch.empty_strided(shape, strides, dtype=dtype).copy_(arrived)
+            whole.update(states)
+        self._consolidated = whole
+
+    def _travels_alone(self, value: object) -> bool:
+        first = self.param_groups[0]["params"][0]
+        return isinstance(value, Tensor) and value.numel() > SMALL_NUMEL and value.device == first.device
+
     def _own_state(self) -> dict[int, Any]:
         """This rank's state, by the parameters' numbers over all groups."""
         everything = (parameter for group in self.param_groups for parameter in group["params"])
         return {i: self.state[parameter] for i, parameter in enumerate(everything) if parameter in self.state}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's part of the state in the format of torch's optimizers; only the same rank of as many ranks
-        can load it."""
+        """Return the state in the format of torch's optimizers.
+
+        On the rank that has just consolidated it, that is the whole state, as an optimizer that is not sharded would
+        have it and could load it. Otherwise it is this rank's part, marked as such, which only the same rank of as many
+        ranks can load.
+        """
         numbers = {p: i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
         groups = [
             {**_hyperparameters(group), "params": [numbers[parameter] for parameter in group["params"]]}
             for group in self.param_groups
         ]
+        if self._consolidated is not None:
+            return {"state": self._consolidated, "param_groups": groups}
         part = {"rank": self._rank, "world_size": self.group.size()}
         return {"state": self._own_state(), "param_groups": groups, "part": part}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load this rank's part of a state: of the whole one of an optimizer that is not sharded, or its own part.
+        """Load this rank's part of a state: of a whole one, from any number of ranks, or of its own part.
 
         Raises:
             ValueError: it is another rank's part, or of other parameter groups.
@@ -289,7 +344,7 @@ class ShardedOptimizer(Optimizer):
         if part is not None and part != {"rank": self._rank, "world_size": self.group.size()}:
             raise ValueError(
                 f"this is the part of rank {part['rank']} of {part['world_size']}, not of rank {self._rank} of "
-                f"{self.group.size()}"
+                f"{self.group.size()}: call consolidate_state_dict before saving"
             )
         theirs = state_dict["param_groups"]
         if [len(group["params"]) for group in theirs] != [len(group["params"]) for group in self.param_groups]:
@@ -309,6 +364,7 @@ class ShardedOptimizer(Optimizer):
         for group, saved in zip(local["param_groups"], theirs, strict=True):
             group.update(_hyperparameters(saved))
         self._local.load_state_dict(local)
+        self._consolidated = None
         self._take_over()
 
 
@@ -329,3 +385,11 @@ class _Done:
 
 def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name not in NOT_HYPERPARAMETERS}
+
+
+def _described(value: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+    return tuple(value.shape), strides_of(value), value.dtype
+
+
+def _on_host(value: Any) -> Any:
+    return value.detach().cpu().clone() if isinstance(value, Tensor) else value

@@ -41,21 +41,21 @@ class UnitParameter:
         owners: list[Owner],
         group: dist.ProcessGroup,
         dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.name, self.owners, self.group = name, owners, group
         self.is_sharded = original.dim() >= 2 and group.size() > 1
         self.numel, self.shape = original.numel(), original.shape
         self._strides = strides_of(original)
+        self._held: Tensor | None = None
+        """A gradient that `hold_gradient` has kept."""
         ranks = group.size() if self.is_sharded else 1
         self.part_numel = -(-self.numel // ranks)
-        values = original.detach()
-        if self.is_sharded:
-            values = original.new_zeros(self.part_numel)
-            self.copy_part(values, original.detach())
+        values = self._values_of(original, device) if self.is_sharded else original.detach()
         self.part = ShardedPart(values, original.requires_grad)
         self.part.group = group if self.is_sharded else None
         with torch.no_grad():
-            memory = torch.empty(self.part_numel * ranks, dtype=dtype, device=original.device)
+            memory = torch.empty(self.part_numel * ranks, dtype=dtype, device=device)
             self.whole = nn.Parameter(memory[: self.numel].view(self.shape), original.requires_grad)
         self.part.hooks_move_to(self.whole, original)
         # `data` has its own version counter, so that autograd does not take refilling the memory for a modification.
@@ -65,6 +65,14 @@ class UnitParameter:
         self.free()
         change_versions([self], 1)
         self.show(self.part)
+
+    def _values_of(self, original: nn.Parameter, device: torch.device) -> Tensor:
+        """Return this rank's elements of the parameter, in one dimension, filled up with zeros; all zeros for a
+        parameter on the meta device."""
+        values = original.new_zeros(self.part_numel, device=device)
+        if not original.is_meta:
+            self.copy_part(values, original.detach())
+        return values
 
     def take_memory(self) -> None:
         self.memory.untyped_storage().resize_(self._bytes)
@@ -96,15 +104,22 @@ class UnitParameter:
         flat = part.new_empty(self.memory.shape)
         start_all_gather(flat, part.detach(), self.group).wait()
         whole = flat[: self.numel].view(self.shape)
-        if whole.stride() == self._strides:
-            return whole
-        return torch.empty_strided(self.shape, self._strides, dtype=whole.dtype, device=whole.device).copy_(whole)
+        return whole if whole.stride() == self._strides else self.empty(whole.dtype, whole.device).copy_(whole)
+
+    def empty(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return a tensor of the parameter's shape and strides, with any values."""
+        return torch.empty_strided(self.shape, self._strides, dtype=dtype, device=device)
 
     def copy_part(self, part: Tensor, whole: Tensor) -> None:
         """Fill a part with this rank's elements of a full tensor."""
         start = self.group.rank() * self.part_numel
         mine = whole.reshape(-1)[start : start + self.part_numel]
         part[: mine.numel()] = mine
+
+    def hold_gradient(self, dtype: torch.dtype) -> None:
+        """Keep the full gradient in the dtype in which it will be reduced, so that it accumulates in it."""
+        if self.whole.grad is not None and self.whole.grad.dtype != dtype:
+            self._held = self.take_gradient(dtype)
 
     def take_gradient(self, dtype: torch.dtype) -> Tensor | None:
         """Return the full gradient of this rank since the last reduction, in this dtype, and forget it.
@@ -113,8 +128,14 @@ class UnitParameter:
             RuntimeError: it is sparse.
         """
         gradient = dense_gradient(self.name, self.whole)
-        self.whole.grad = None
-        return None if gradient is None else gradient.to(dtype)
+        held, self.whole.grad, self._held = self._held, None, None
+        if gradient is None or held is None:
+            return held if gradient is None else gradient.to(dtype)
+        return held.add_(gradient)
+
+    def drop_gradient(self) -> None:
+        """Forget the full gradient."""
+        self.whole.grad = self._held = None
 
     def add_gradient(self, gradient: Tensor) -> None:
         """Add an averaged gradient to the part's gradient."""

@@ -82,6 +82,9 @@ class SilentGroup(_ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Sequence[Tensor], _options: Any = None) -> Done:
         return Done(list(tensors))
 
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], _options: Any = None) -> Done:
+        return Done(list(tensors))
+
     def broadcast(self, tensors: Sequence[Tensor], _options: Any = None) -> Done:
         return Done(list(tensors))
 

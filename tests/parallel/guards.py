@@ -169,6 +169,9 @@ def wrong_arguments() -> list[str]:
     module = nn.Sequential(nn.Linear(2, 2))
     compiled = torch.compile(module, backend="eager")
     return [
+        error_of(lambda: parallel.NaiveDataParallel(module, reduce_dtype=torch.int32)),
+        error_of(lambda: parallel.BucketedDataParallel(module, reduce_dtype="bfloat16")),
+        error_of(lambda: fully_sharded(module, reduce_dtype=torch.int32)),
         error_of(lambda: fully_sharded(module, "bfloat16")),
         error_of(lambda: fully_sharded(compiled)),
         error_of(lambda: fully_sharded(nn.Sequential(fully_sharded(module)))),
@@ -180,7 +183,7 @@ def hooked(when: str, compute: str | None) -> list[str]:
     """Train two steps with hooks that mask every gradient, and a third without; return what differs from one process.
 
     Args:
-        when: The hooks are registered "before" or "after" the model is wrapped.
+        when: The hooks are registered "before" or "after" the model is wrapped, or it is on the "meta" device then.
         compute: The dtype of computation, or None.
     """
     alone = Repeated("embedding").to(device())
@@ -190,15 +193,17 @@ def hooked(when: str, compute: str | None) -> list[str]:
     }
     dtype = getattr(torch, compute) if compute else None
     twin = copy.deepcopy(alone)
+    if when == "meta":
+        twin = Repeated("embedding").to("meta")
     handles: list[Any] = []
 
     def register() -> None:
         for name, parameter in twin.named_parameters():
             handles.append(parameter.register_hook(lambda gradient, name=name: gradient * masks[name]))
 
-    if when == "before":
+    if when != "after":
         register()
-    model = parallel.FullyShardedDataParallel(twin, dtype)
+    model = parallel.FullyShardedDataParallel(twin, dtype, device=device(), initialise=lambda module: None)
     model.load_full_state_dict(alone.state_dict())
     if when == "after":
         register()
@@ -286,4 +291,23 @@ def states_of_parts() -> list[str]:
     same_state(model, first_ranks_model())
     # What has no parts of its own is still saved.
     assert list(module.norm.state_dict()) == ["weight", "bias"]
+    return errors
+
+
+def foreign_optimizer_states() -> list[str]:
+    """The errors of states of another model's optimizer, on rank 0 alone."""
+    module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 4)).to(device())
+    model = parallel.FullyShardedDataParallel(module)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 4, device=device())).sum().backward()
+    model.finish_gradient_synchronization()
+    optimizer.step()
+    first = dist.get_rank() == 0
+    errors = []
+    for number, shape in ((0, (6, 2)), (1, (1,)), (3, (4, 1)), (7, (1,))):
+        state = model.full_optimizer_state_dict(optimizer)
+        state["state"].setdefault(number, {})["exp_avg"] = torch.ones(shape)
+        errors.append(
+            error_of(lambda state=state: model.load_full_optimizer_state_dict(optimizer, state if first else None))
+        )
     return errors

@@ -126,7 +126,9 @@ def compare(kind: str, steps: list[tuple[list[int], str, str]], compute: str | N
     dtype = getattr(torch, compute) if compute else torch.float32
     torch.manual_seed(0)
     alone = Repeated(kind).to(device())
-    model = parallel.FullyShardedDataParallel(copy.deepcopy(alone), dtype if compute else None, **options)
+    model = parallel.FullyShardedDataParallel(
+        copy.deepcopy(alone), dtype if compute else None, reduce_dtype=torch.float32, **options
+    )
     ours, theirs = (torch.optim.AdamW(one.parameters(), lr=0.01) for one in (model, alone))
     failed = []
     for step, (order, checkpointing, how) in enumerate(steps):

@@ -13,13 +13,18 @@ from torch import Tensor, nn
 import parallel
 from parallel import collectives
 from parallel.accounting import traffic_factor
-from tests.parallel.models import batch, loss_of
+from tests.parallel.models import VOCABULARY, WIDTH, Everything, Fork, batch, loss_of
 from tests.parallel.training import (
+    close,
     device,
+    different_model,
+    error_of,
     first_ranks_model,
     fully_sharded_parity,
     outer_checkpointing,
     part,
+    same_gradients,
+    same_state,
 )
 
 
@@ -73,6 +78,44 @@ def bytes_of_a_step() -> dict[str, float]:
     return sent
 
 
+def two_by_two() -> dict[str, dist.ProcessGroup]:
+    """Groups of two replicas of two shards."""
+    rank = dist.get_rank()
+    shards = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    replicas = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    return {"process_group": shards[rank // 2], "replicas": replicas[rank % 2]}
+
+
+def hybrid() -> None:
+    """Train, save and load with two replicas of two shards."""
+    groups = two_by_two()
+    fully_sharded_parity(**groups)
+    fully_sharded_parity("inside non-reentrant", 3, no_sync="1 finished", **groups)
+    model = parallel.FullyShardedDataParallel(different_model(), **groups)
+    first = first_ranks_model().state_dict()
+    close(model.full_state_dict()["head.weight"], first["head.weight"], "head.weight")
+    assert bool(model.full_state_dict(rank0_only=True)) == (dist.get_rank() == 0)
+    model.load_full_state_dict({name: value + 1 for name, value in first.items()} if dist.get_rank() == 0 else None)
+    for name, value in model.full_state_dict().items():
+        close(value, first[name] + 1, name)
+
+
+def hybrid_branches() -> None:
+    """Some branches are used by one rank only, of which all replicas learn; the last is used by none."""
+    groups, rank = two_by_two(), dist.get_rank()
+    torch.manual_seed(rank)
+    model = parallel.FullyShardedDataParallel(Fork().to(device()), **groups)
+    torch.manual_seed(0)
+    alone = Fork().to(device())
+    inputs = torch.randn(4, 4, device=device())
+    chosen = [[0], [0, 1], [0], [0, 2]]
+    model(inputs[rank], chosen[rank]).sum().backward()
+    model.finish_gradient_synchronization()
+    for other in range(4):
+        (alone(inputs[other], chosen[other]).sum() / 4).backward()
+    same_gradients(model, alone)
+
+
 class Plain(nn.Module):
     """A model of one dtype, which both kinds of full sharding take."""
 
@@ -88,25 +131,25 @@ class Plain(nn.Module):
         return out
 
 
-def torchs_fully_sharded(module: Plain, param_dtype: Any) -> nn.Module:
+def torchs_fully_sharded(module: Plain, param_dtype: Any, reduce_dtype: Any) -> nn.Module:
     """The module under torch's FSDP2: each block, and the rest."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-    policy = MixedPrecisionPolicy(param_dtype=param_dtype)
+    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
     for block in module.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     return fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
-def beside_torchs(compute: str | None, clip: bool) -> dict[str, float]:
+def beside_torchs(compute: str | None, reduce: str | None, clip: bool) -> dict[str, float]:
     """Train three steps under ours, under torch's FSDP2, and alone in float32; return the largest differences."""
-    compute_dtype = getattr(torch, compute) if compute else None
+    compute_dtype, reduce_dtype = (getattr(torch, name) if name else None for name in (compute, reduce))
     torch.manual_seed(0)
     alone = Plain().to(device())
-    model = parallel.FullyShardedDataParallel(copy.deepcopy(alone), compute_dtype)
-    torchs = torchs_fully_sharded(copy.deepcopy(alone), compute_dtype)
+    model = parallel.FullyShardedDataParallel(copy.deepcopy(alone), compute_dtype, reduce_dtype=reduce_dtype)
+    torchs = torchs_fully_sharded(copy.deepcopy(alone), compute_dtype, reduce_dtype)
     every = {"ours": model, "torch's": torchs, "alone": alone}
     optimizers = {name: torch.optim.SGD(one.parameters(), lr=0.5) for name, one in every.items()}
     for step in range(3):
@@ -129,6 +172,94 @@ def beside_torchs(compute: str | None, clip: bool) -> dict[str, float]:
     return {
         name: difference(*name.split(" and ")) for name in ("ours and torch's", "ours and alone", "torch's and alone")
     }
+
+
+def accumulated() -> dict[str, float]:
+    """Largest errors of gradients that accumulate over many passes in bfloat16, and in float32."""
+    errors = {}
+    for name, reduce_dtype in (("bfloat16", None), ("float32", torch.float32)):
+        torch.manual_seed(0)
+        alone = nn.Linear(8, 8).to(device())
+        model = parallel.FullyShardedDataParallel(copy.deepcopy(alone), torch.bfloat16, reduce_dtype=reduce_dtype)
+        passes = 100
+        for number in range(passes):
+            # So few bits that bfloat16 has each pass's gradient exactly.
+            whole = torch.randint(16, 48, (1, 8), generator=torch.Generator().manual_seed(number))
+            inputs = whole.to(device()) / 32
+            with model.no_sync() if number + 1 < passes else contextlib.nullcontext():
+                (3 * model(inputs)).sum().backward()
+            (3 * alone(inputs)).sum().backward()
+        model.finish_gradient_synchronization()
+        (weight,) = model.units[1].sharded
+        gradients = {alone.weight: weight.gathered(weight.part.grad), alone.bias: model.module.bias.grad}
+        for parameter, gradient in gradients.items():
+            error = float((gradient - parameter.grad).norm() / parameter.grad.norm())
+            errors[f"{name} {parameter.dim()}"] = error
+    return errors
+
+
+class Initialised(nn.Module):
+    """All of its modules fill their parameters and buffers themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 11), nn.Linear(11, WIDTH)) for _ in range(3)
+        )
+        self.norm = nn.BatchNorm1d(5, track_running_stats=True)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        out: Tensor = self.head(self.norm(x))
+        return out
+
+
+def from_meta(compute: str | None) -> dict[str, Any]:
+    """Build on the meta device; the values are those of a module made with the first rank's seed.
+
+    Returns:
+        The most bytes of parameters that existed at a time, those of all, and the errors of wrong uses.
+    """
+    with torch.device("meta"):
+        module = Initialised()
+    existing: list[int] = []
+
+    def initialise(one: nn.Module) -> None:
+        storages = [
+            t.untyped_storage() for t in (*module.parameters(), *one.parameters(recurse=False)) if not t.is_meta
+        ]
+        existing.append(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()))
+        one.reset_parameters()
+
+    torch.manual_seed(dist.get_rank())
+    dtype = getattr(torch, compute) if compute else None
+    model = parallel.FullyShardedDataParallel(module, dtype, device=device(), initialise=initialise)
+    torch.manual_seed(0)
+    with device():  # a GPU has random numbers of its own
+        alone = Initialised()
+    for name, value in model.full_state_dict().items():
+        assert torch.equal(value, alone.state_dict()[name]), name
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, alone))
+    # torch's batch norm takes no bfloat16 input with its float32 statistics.
+    steps = 2 if compute is None else 0
+    tokens, targets = (tensor.to(device()) for tensor in batch(0))
+    for _ in range(steps):
+        for one, optimizer in ((model, ours), (alone, theirs)):
+            loss_of(one(tokens), targets).backward()
+            if one is model:
+                model.finish_gradient_synchronization()
+            optimizer.step()
+            optimizer.zero_grad()
+    same_state(model, alone)
+    errors = [
+        error_of(lambda: parallel.FullyShardedDataParallel(nn.Linear(2, 2, device="meta"))),
+        error_of(lambda: parallel.FullyShardedDataParallel(Everything().to("meta"), device=device())),
+    ]
+    return {"existing": max(existing), "all": sum(p.nbytes for p in alone.parameters()), "errors": errors}
 
 
 def compiled_alone() -> list[int]:

@@ -14,6 +14,7 @@ from parallel import ShardedOptimizer, collectives
 from parallel.collectives import (
     start_all_gather,
     start_all_reduce,
+    start_all_reduces,
     start_reduce_scatter,
     start_together,
 )
@@ -66,6 +67,7 @@ def operations() -> None:
         ]
         start_together(starts, group, own.device).wait()
         assert torch.equal(torch.cat(scattered), torch.cat(parts))
+        start_all_reduces(parts, dist.ReduceOp.SUM, group).wait()
     start_all_reduce(own, dist.ReduceOp.SUM, group).wait()
     assert torch.equal(own, torch.tensor([1.0 + rank, -2.0]))
     dist.broadcast(own, 0, group=group)

@@ -23,6 +23,24 @@ def test_training_equals_one_process_with_the_whole_batch(ranks: Pool, wrapper: 
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_gradients_may_travel_in_bfloat16(ranks: Pool, wrapper: str) -> None:
+    for report in ranks(training.reduced_in_bfloat16, wrapper):
+        # Half of float32 and a quarter of float64, beside a byte per parameter for who used it.
+        assert report["sent"]["torch.bfloat16"] < 0.6 * report["sent"]["None"]
+        assert report["errors"]["None"] < 1e-5 < 1e-4 < report["errors"]["torch.bfloat16"] < 2**-6
+
+
+def test_ranks_with_equally_many_batches(ranks: Pool) -> None:
+    assert ranks(training.uneven, [4, 4, 4]) == [[4, ""]] * 3
+
+
+def test_ranks_with_fewer_batches_are_named(ranks: Pool) -> None:
+    for steps, text in ranks(training.uneven, [4, 2, 4]):
+        assert steps == 2
+        assert "rank 1 has no more batches after 2 steps, and rank 0 has" in text
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_gradients_accumulate(ranks: Pool, wrapper: str) -> None:
     ranks(training.accumulation, wrapper)
 

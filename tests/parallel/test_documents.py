@@ -12,7 +12,7 @@ from tests.parallel.pool import Pool
 
 PAGE = Path(__file__).parents[2] / "docs" / "parallel.md"
 SAVES = (False, True)
-"""Whether each block of code saves the weights."""
+"""Whether each block of code saves a checkpoint."""
 
 
 def test_the_page_has_these_blocks() -> None:
@@ -27,4 +27,6 @@ def test_the_code_of_the_page_trains(ranks: Pool, tmp_path: Path, block: int) ->
         assert not changed["frozen.weight"]
         assert not changed["unused.weight"]
     if SAVES[block]:
-        assert torch.load(tmp_path / "weights.pt")["blocks.0.up.weight"].shape == (11, 8)
+        saved = torch.load(tmp_path / "checkpoint.pt")
+        assert saved["model"]["blocks.0.up.weight"].shape == (11, 8)
+        assert saved["optimizer"]["state"]

@@ -85,14 +85,44 @@ def test_a_courses_test(two_ranks: Pool, compute: str | None) -> None:
             assert sum(found["signs changed, norms cast"]) > 0
 
 
-@pytest.mark.parametrize(("compute", "clip"), [(None, True), (None, False), ("bfloat16", True)])
-def test_training_beside_torchs(ranks: Pool, compute: str | None, clip: bool) -> None:
+def test_replicas_of_shards(four_ranks: Pool) -> None:
+    four_ranks(sharding.hybrid)
+    four_ranks(sharding.hybrid_branches)
+
+
+@pytest.mark.parametrize(
+    ("compute", "reduce", "clip"),
+    [
+        (None, None, True),
+        (None, None, False),
+        ("bfloat16", None, True),
+        ("bfloat16", "float32", False),
+        (None, "bfloat16", False),
+    ],
+)
+def test_training_beside_torchs(ranks: Pool, compute: str | None, reduce: str | None, clip: bool) -> None:
     """In float32 to its rounding; in bfloat16 as near to float32 as torch's, whose sums have another order."""
-    for difference in ranks(sharding.beside_torchs, compute, clip):
-        if compute is None:
+    for difference in ranks(sharding.beside_torchs, compute, reduce, clip):
+        if compute is None and reduce is None:
             assert max(difference.values()) < 1e-6
         else:
             assert 0 < difference["ours and alone"] < 2 * difference["torch's and alone"] + 1e-4
+
+
+def test_gradients_accumulate_in_the_dtype_of_the_reduction(ranks: Pool) -> None:
+    for error in ranks(sharding.accumulated):
+        for axes in (1, 2):
+            assert error[f"float32 {axes}"] < 1e-6 < 1e-4 < error[f"bfloat16 {axes}"]
+
+
+@pytest.mark.parametrize("compute", [None, "bfloat16"])
+def test_a_module_on_the_meta_device(ranks: Pool, compute: str | None) -> None:
+    for report in ranks(sharding.from_meta, compute):
+        # Beyond the parts, one layer's parameters exist at a time.
+        assert report["existing"] < 0.9 * report["all"]
+        device, values = report["errors"]
+        assert "pass device=" in device
+        assert "Everything has no reset_parameters(), so scalar, scale, count, mask would have any values" in values
 
 
 @pytest.mark.parametrize("passes", ["0 1 finished", "1", "1 2 finished", "0 1 2"])
@@ -101,9 +131,10 @@ def test_gradients_accumulate_without_being_sent(ranks: Pool, passes: str) -> No
 
 
 def test_states_that_do_not_fit_are_refused_on_every_rank(ranks: Pool) -> None:
-    for names, shape in ranks(training.wrong_states):
+    for names, shape, groups in ranks(training.wrong_states):
         assert "missing are [], unknown are ['other']" in names
         assert "norm.weight has the shape (3,) in the state and (8,) in the module" in shape
+        assert "other parameter groups" in groups
 
 
 @pytest.mark.parametrize(("how", "norm_type"), [("ours", 2.0), ("torch's", 1.0), ("torch's", float("inf"))])
@@ -155,7 +186,9 @@ def test_freezing_and_unfreezing_after_wrapping_is_refused(two_ranks: Pool, name
         assert undone == "nothing was raised"
 
 
-@pytest.mark.parametrize(("when", "compute"), [("before", None), ("before", "bfloat16"), ("after", None)])
+@pytest.mark.parametrize(
+    ("when", "compute"), [("before", None), ("before", "bfloat16"), ("after", None), ("meta", None)]
+)
 def test_hooks_of_parameters_get_full_gradients(two_ranks: Pool, when: str, compute: str | None) -> None:
     assert two_ranks(guards.hooked, when, compute) == [[], []]
 
@@ -179,10 +212,16 @@ def test_wrapping_twice_is_refused(two_ranks: Pool) -> None:
 
 def test_wrong_arguments_are_refused(two_ranks: Pool) -> None:
     errors = two_ranks(guards.wrong_arguments)[1]
-    assert errors[0] == "compute_dtype must be a floating-point dtype, such as torch.bfloat16, not 'bfloat16'"
-    assert "block.forward = torch.compile(block.forward)" in errors[1]
-    assert "0 is a FullyShardedDataParallel already" in errors[2]
-    assert errors[3] == errors[4] == "rank 1 is not in this process group: only its ranks may use it"
+    dtype = "must be a floating-point dtype, such as torch.bfloat16, not"
+    assert errors[:4] == [
+        f"reduce_dtype {dtype} torch.int32",
+        f"reduce_dtype {dtype} 'bfloat16'",
+        f"reduce_dtype {dtype} torch.int32",
+        f"compute_dtype {dtype} 'bfloat16'",
+    ]
+    assert "block.forward = torch.compile(block.forward)" in errors[4]
+    assert "0 is a FullyShardedDataParallel already" in errors[5]
+    assert errors[6] == errors[7] == "rank 1 is not in this process group: only its ranks may use it"
 
 
 def test_torchs_ways_to_save_and_load_parts_are_refused(two_ranks: Pool) -> None:
@@ -191,6 +230,19 @@ def test_torchs_ways_to_save_and_load_parts_are_refused(two_ranks: Pool) -> None
         for error in errors:
             assert "full_state_dict()" in error
             assert "load_full_state_dict()" in error
+
+
+def test_states_of_another_models_optimizer_are_refused_on_every_rank(two_ranks: Pool) -> None:
+    for errors in two_ranks(guards.foreign_optimizer_states):
+        for error, name, theirs, ours in zip(
+            errors,
+            ["0.weight", "0.bias", "1.bias"],
+            ["(6, 2)", "(1,)", "(4, 1)"],
+            ["(3, 4)", "(3,)", "(4,)"],
+            strict=False,
+        ):
+            assert f"exp_avg of {name} has the shape {theirs} in the state and the parameter {ours}" in error
+        assert "parameter 7" in errors[3]
 
 
 def test_ranks_may_use_different_parameters_of_a_unit(ranks: Pool) -> None:

@@ -33,8 +33,9 @@ def test_parameter_groups_and_later_ones(ranks: Pool) -> None:
     ranks(training.optimizer_groups)
 
 
-def test_state_is_loaded(ranks: Pool) -> None:
-    for rank, report in enumerate(ranks(training.optimizer_state)):
+@pytest.mark.parametrize("to", [0, 1])
+def test_state_is_consolidated_and_loaded(ranks: Pool, to: int) -> None:
+    for rank, report in enumerate(ranks(training.optimizer_state, to)):
         other = (rank + 1) % ranks.world_size
         assert f"this is the part of rank {other} of {ranks.world_size}" in report["refused"]
         assert 0 < report["part"] < report["whole"]
@@ -50,8 +51,9 @@ def test_parameters_that_another_thread_is_about_to_release_are_moved(two_ranks:
 
 
 def test_wrong_uses_are_refused(two_ranks: Pool) -> None:
-    for closure, groups, empty, different in two_ranks(training.optimizer_refuses):
+    for closure, rank, groups, empty, different in two_ranks(training.optimizer_refuses):
         assert "takes no closure" in closure
+        assert "to must be a rank from 0 to 1, not 9" in rank
         assert "other parameter groups" in groups
         assert "empty parameter list" in empty
         assert "list of parameters differs from rank 0's" in different

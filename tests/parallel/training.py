@@ -238,6 +238,36 @@ def bucket_views() -> dict[str, Any]:
     return report
 
 
+def reduced_in_bfloat16(wrapper: str) -> dict[str, Any]:
+    """Gradients that travel in bfloat16: their error, and the bytes that travel."""
+    alone = first_ranks_model()
+    inputs, targets = batch(0)
+    loss_of(alone(inputs.to(device())), targets.to(device())).backward()
+    theirs = dict(alone.named_parameters())
+    sent, errors = {}, {}
+    for dtype in (None, torch.bfloat16):
+        model = WRAPPERS[wrapper](different_model(), reduce_dtype=dtype)
+        with collectives.recorded(device()) as timeline:
+            loss_of(model(part(inputs)), part(targets)).backward()
+            model.finish_gradient_synchronization()
+        sent[str(dtype)] = sum(interval.size_bytes for interval in timeline.intervals())
+        pairs = [(p.grad, theirs[name].grad) for name, p in model.module.named_parameters() if p.grad is not None]
+        assert all(ours.dtype == other.dtype for ours, other in pairs)
+        errors[str(dtype)] = max(float((ours - other).norm() / other.norm()) for ours, other in pairs)
+    return {"sent": sent, "errors": errors}
+
+
+def uneven(numbers: list[int]) -> list[Any]:
+    """Take batches; return their number and the error."""
+    steps = 0
+    try:
+        for _ in parallel.in_step(range(numbers[dist.get_rank()])):
+            steps += 1
+    except RuntimeError as error:
+        return [steps, str(error)]
+    return [steps, ""]
+
+
 def raises(what: str) -> str:
     """The error's text of one wrong use."""
     model = parallel.BucketedDataParallel(nn.Embedding(3, 2, sparse=True), 1)
@@ -354,25 +384,31 @@ def optimizer_groups() -> None:
     assert made[0].param_groups[0]["betas"] == (0.9, 0.999)
 
 
-def optimizer_state() -> dict[str, Any]:
-    """Load a plain optimizer's state, and this rank's part, into new sharded optimizers, and go on."""
+def optimizer_state(to: int) -> dict[str, Any]:
+    """Consolidate, compare with one process's state, load into a new sharded and a plain optimizer, and go on."""
     model, alone = first_ranks_model(), first_ranks_model()
     ours, theirs = sharded("AdamW")(model.parameters()), plain("AdamW")(alone.parameters())
     step_all(model, alone, ours, theirs, range(2))
     part = ours.state_dict()
-    assert part["param_groups"] == theirs.state_dict()["param_groups"]
+    ours.consolidate_state_dict(to)
+    whole = [ours.state_dict() if dist.get_rank() == to else None]
+    dist.broadcast_object_list(whole, to)
+    expected = theirs.state_dict()
+    assert whole[0]["state"].keys() == expected["state"].keys()
+    for number, state in expected["state"].items():
+        for name, value in state.items():
+            close(whole[0]["state"][number][name].to(value.device), value, f"{name} of {number}")
+    theirs.load_state_dict(whole[0])  # the plain optimizer takes it
     again = sharded("AdamW")(model.parameters())
-    again.load_state_dict(copy.deepcopy(theirs.state_dict()))
-    step_all(model, alone, again, theirs, range(2, 3))
-    part = copy.deepcopy(again.state_dict())
-    again = sharded("AdamW")(model.parameters())
-    again.load_state_dict(copy.deepcopy(part))
-    step_all(model, alone, again, theirs, range(3, 4))
+    again.load_state_dict(copy.deepcopy(whole[0]))
+    step_all(model, alone, again, theirs, range(2, 4))
+    again.load_state_dict(copy.deepcopy(part))  # its own part, too
+    assert ours.state_dict()["param_groups"] == expected["param_groups"]
     parts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(parts, part)
     other = parts[(dist.get_rank() + 1) % dist.get_world_size()]
     refused = error_of(lambda: again.load_state_dict(other))
-    return {"refused": refused, "part": len(part["state"]), "whole": len(theirs.state_dict()["state"])}
+    return {"refused": refused, "part": len(part["state"]), "whole": len(whole[0]["state"])}
 
 
 def optimizer_alone_in_memory() -> None:
@@ -411,6 +447,7 @@ def optimizer_refuses() -> list[str]:
     optimizer = parallel.ShardedOptimizer(layer.parameters(), torch.optim.SGD, lr=0.1)
     wrong: list[Any] = [
         lambda: optimizer.step(lambda: 1.0),
+        lambda: optimizer.consolidate_state_dict(9),
         lambda: optimizer.load_state_dict({"state": {}, "param_groups": []}),
         lambda: parallel.ShardedOptimizer([], torch.optim.SGD, lr=0.1),
         lambda: parallel.ShardedOptimizer([torch.ones(2 + dist.get_rank(), requires_grad=True)], torch.optim.SGD),
@@ -828,38 +865,109 @@ def together() -> int:
     return len(entered)
 
 
-def save(path: str) -> None:
-    """Train, and save the weights; only rank 0 has any."""
-    model = parallel.FullyShardedDataParallel(different_model())
-    optimizer = plain("AdamW")(model.parameters())
-    for step in range(2):
+def wrapped(kind: str, module: nn.Module, optimizer_name: str) -> tuple[Any, Any]:
+    """A module in a wrapper, and its optimizer."""
+    if kind.startswith("fully sharded"):
+        model: Any = parallel.FullyShardedDataParallel(module, reshard_after_forward="once" not in kind)
+        return model, plain(optimizer_name)(model.parameters())
+    model = WRAPPERS["bucketed" if kind == "sharded optimizer" else kind](module)
+    return model, (sharded if kind == "sharded optimizer" else plain)(optimizer_name)(model.parameters())
+
+
+def train(model: Any, optimizer: Any, steps: range) -> None:
+    for step in steps:
         one_pass(model, step)
         make_steps(optimizer)
-    weights = model.full_state_dict(rank0_only=True)
-    assert bool(weights) == (dist.get_rank() == 0)
-    assert all(value.device.type == "cpu" for value in weights.values())
-    if weights:
-        torch.save(weights, path)
+
+
+def saved(kind: str, model: Any, optimizer: Any, path: str) -> None:
+    """Save model and optimizer as one process would; only rank 0 has anything to save."""
+    if kind.startswith("fully sharded"):
+        weights = model.full_state_dict(rank0_only=True)
+        state = model.full_optimizer_state_dict(optimizer, rank0_only=True)
+        assert bool(weights) == bool(state) == (dist.get_rank() == 0)
+        assert all(value.device.type == "cpu" for value in weights.values())
+    else:
+        weights = model.module.state_dict()
+        if kind == "sharded optimizer":
+            optimizer.consolidate_state_dict()
+        state = optimizer.state_dict()
+    if dist.get_rank() == 0:
+        torch.save({"model": weights, "optimizer": state}, path)
     dist.barrier()
 
 
-def load(path: str) -> None:
-    """Load what any number of ranks saved: bit by bit the same."""
-    model = parallel.FullyShardedDataParallel(different_model())
-    weights = torch.load(path, map_location="cpu")
-    model.load_full_state_dict(weights if dist.get_rank() == 0 else None)
-    for name, value in model.full_state_dict().items():
-        assert torch.equal(value.cpu(), weights[name]), name
+def train_and_save(kind: str, optimizer_name: str, path: str) -> None:
+    model, optimizer = wrapped(kind, different_model(), optimizer_name)
+    train(model, optimizer, range(2))
+    saved(kind, model, optimizer, path)
+
+
+def load(kind: str, optimizer_name: str, path: str) -> tuple[Any, Any]:
+    """A wrapper around a model with other weights, and its optimizer, as they were saved."""
+    module = different_model()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(1.0)
+    whole = torch.load(path, map_location="cpu")
+    if not kind.startswith("fully sharded"):
+        module.load_state_dict(whole["model"])
+    model, optimizer = wrapped(kind, module, optimizer_name)
+    if not kind.startswith("fully sharded"):
+        optimizer.load_state_dict(whole["optimizer"])
+        return model, optimizer
+    if dist.get_rank() != 0:
+        whole = {"model": None, "optimizer": None}
+    model.load_full_state_dict(whole["model"])
+    model.load_full_optimizer_state_dict(optimizer, whole["optimizer"])
+    return model, optimizer
+
+
+def load_and_go_on(kind: str, optimizer_name: str, path: str) -> None:
+    """Go on from what any number of ranks saved: equal to one process that trained all steps, and that process could
+    have gone on from the file, too."""
+    model, optimizer = load(kind, optimizer_name, path)
+    train(model, optimizer, range(2, 4))
+    for resumes in (False, True):
+        alone = first_ranks_model()
+        theirs = plain(optimizer_name)(alone.parameters())
+        if resumes:
+            whole = torch.load(path, map_location="cpu")
+            alone.load_state_dict(whole["model"])
+            theirs.load_state_dict(whole["optimizer"])
+        for step in range(2 if resumes else 0, 4):
+            inputs, targets = batch(step)
+            theirs.zero_grad()
+            loss_of(alone(inputs.to(device())), targets.to(device())).backward()
+            theirs.step()
+        same_state(model, alone) if kind.startswith("fully sharded") else same_as(model.module, alone, gradients=False)
+
+
+def resumed_exactly(kind: str, optimizer_name: str, path: str) -> None:
+    """Save, go on, and go on from the file: bit by bit the same."""
+    model, optimizer = wrapped(kind, different_model(), optimizer_name)
+    train(model, optimizer, range(2))
+    saved(kind, model, optimizer, path)
+    train(model, optimizer, range(2, 4))
+    again, optimizer_again = load(kind, optimizer_name, path)
+    train(again, optimizer_again, range(2, 4))
+    ours, theirs = dict(model.module.named_parameters()), dict(again.module.named_parameters())
+    for name, parameter in ours.items():
+        assert torch.equal(parameter, theirs[name]), name
+        for key, value in optimizer.state.get(parameter, {}).items():
+            assert torch.equal(value, optimizer_again.state[theirs[name]][key]), (name, key)
 
 
 def wrong_states() -> list[str]:
     """The errors of states that do not fit, on rank 0 alone."""
     model = parallel.FullyShardedDataParallel(first_ranks_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     state = model.full_state_dict(rank0_only=True)
     first = dist.get_rank() == 0
     wrong = (
         lambda: model.load_full_state_dict({**state, "other": torch.ones(1)} if first else None),
         lambda: model.load_full_state_dict({**state, "norm.weight": torch.ones(3)} if first else None),
+        lambda: model.load_full_optimizer_state_dict(optimizer, {"state": {}, "param_groups": []}),
     )
     return [error_of(use) for use in wrong]
 
@@ -868,13 +976,19 @@ def peak_of_saving(width: int) -> dict[str, float]:
     """Memory that saving takes at most on this rank, and what rank 0 keeps of it, in sizes of one of four parameters:
     on the GPU, or on a CPU, where rank 0 keeps it in the same memory."""
     module = nn.Sequential(*(nn.Linear(width, width, bias=False, device=device()) for _ in range(4)))
-    model = parallel.FullyShardedDataParallel(module)
+    model, optimizer = wrapped("fully sharded", module, "AdamW")
+    model(torch.ones(2, width, device=device())).sum().backward()
+    model.finish_gradient_synchronization()
+    optimizer.step()
+    optimizer.zero_grad()
     gc.collect()
     meter = memory_meter(device())
     meter.reset()
     before = meter.now_mib() or 0.0
     weights = model.full_state_dict(rank0_only=True)
+    state = model.full_optimizer_state_dict(optimizer, rank0_only=True)
     kept = sum(value.nbytes for value in weights.values())
+    kept += sum(value.nbytes for values in state.get("state", {}).values() for value in values.values())
     largest = 4 * width * width
     return {"peak": ((meter.peak_mib()[0] or 0.0) - before) * 2**20 / largest, "kept": kept / largest}
 
