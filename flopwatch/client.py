@@ -704,15 +704,22 @@ class Flopwatch(Connection):
     def table_text(
         self,
         format: Format = "markdown",  # noqa: A002  (the query parameter's name)
+        *,
+        best: bool = False,
         **options: Unpack[TableOptions],
     ) -> str:
         """Return the same table as `table`, written as "markdown", "latex", "csv", "html" or "json".
+
+        Args:
+            best: print the best cell of each column in bold; where the pivot is a choice, such as `implementation`,
+                that of each row.
+            options: as for `table`.
 
         Example:
             >>> "Forward (ms)" in flopwatch.table_text("latex", job=job)
             True
         """
-        return self.text("/tables", format=format, **table_query(options))
+        return self.text("/tables", format=format, best=best or None, **table_query(options))
 
     def missing(self, job: Thing) -> list[str]:
         """Return why cells of a job's table have no numbers, in sentences."""

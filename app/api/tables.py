@@ -107,6 +107,9 @@ class TableQuery(ChoiceQuery, WhereQuery):
     """`coordinate=value` of the reference rows; an additional column (`step_ms_speedup`) relates all other rows to
     them. Repeat it for a reference that needs several coordinates. It applies to each metric in `columns`, by default
     to the kind's main metric."""
+    best: bool = False
+    """Set the best cell of each column in bold, in Markdown, LaTeX and HTML; where the pivot is a choice, such as
+    `implementation`, that of each row."""
     sort: Text | None = None
     """A column to sort by; `-column` sorts in descending order. Unknown values come last."""
     limit: Annotated[int, Field(ge=1, le=MAX_LIMIT)] | None = None
@@ -123,6 +126,7 @@ class TableQuery(ChoiceQuery, WhereQuery):
             pivot=self.pivot,
             relative_to=dict(self.relative_to),  # type: ignore[arg-type]  # pairs, once validated
             where=self.where,  # type: ignore[arg-type]  # pairs, once validated
+            best=self.best,
         )
 
 

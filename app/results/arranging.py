@@ -1,4 +1,5 @@
-"""Arranges the cases of a table: relates them to a reference, spreads a coordinate over columns, and sorts rows.
+"""Arranges the cases of a table: relates them to a reference, spreads a coordinate over columns, sorts rows and marks
+the best cells.
 
 A *line* is a case with the cells of its metrics, before rows are made of it.
 """
@@ -339,6 +340,53 @@ def _in_order(values: Iterable[tuple[type, Scalar]]) -> list[tuple[type, Scalar]
 def _spread(column: Column, coordinate: str, value: Scalar) -> Column:
     head = f"{coordinate}={value_text(value)}"
     return replace(column, name=f"{column.name}, {head}", group=column.name, head=head)
+
+
+def is_size(coordinate: str, values: Iterable[Scalar]) -> bool:
+    """Return True if a coordinate says how much work there is, as lengths and models do, and not how it is done."""
+    known = [value for value in values if value is not None]
+    return coordinate == "model" or all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in known
+    )
+
+
+WORK = ("model", "mode", "context_length", "sequence_length", "head_dim", "causal", "operation", "size_mb", "kernel")
+"""Coordinates that say what is done. Rows that do other things have no best one among them."""
+
+
+def mark_best(sheet: Sheet, *, along_rows: bool) -> None:
+    """Mark the best valid cell of each column, where the metric has a direction, and those that cannot be told from
+    it, because their intervals overlap, among the rows with the same WORK; or, `along_rows` of a pivoted table, those
+    of each row's cells of a metric."""
+    work = [index for index, column in enumerate(sheet.columns) if column.name in WORK and column.role == "coordinate"]
+    verdict = sheet.names().index("validity") if not sheet.traces and "validity" in sheet.names() else None
+    metrics: dict[str, list[int]] = {}
+    for index, column in enumerate(sheet.columns):
+        if _direction(column) is not None:
+            metrics.setdefault(column.group or column.name, []).append(index)
+    for places in metrics.values():
+        direction = _direction(sheet.columns[places[0]])
+        groups: dict[tuple[Any, ...], list[Any]] = {}
+        for number, row in enumerate(sheet.rows):
+            key = (number,) if along_rows else tuple(row[index] for index in work)
+            groups.setdefault(key, []).append([(row, index) for index in places])
+        compared = [cells for group in groups.values() for cells in (group if along_rows else zip(*group, strict=True))]
+        for cells in compared:
+            valid = [
+                row[index]
+                for row, index in cells
+                if row[index].value is not None
+                and (row[index].validity if verdict is None else row[verdict]) != "invalid"
+            ]
+            if len(valid) < 2:
+                continue
+            best = (min if direction == "less" else max)(valid, key=lambda cell: cell.value)
+            for cell in valid:
+                cell.best = cell.overlaps(best)
+
+
+def _direction(column: Column) -> str | None:
+    return better(column.group or column.name, column.unit) if column.role == "metric" else None
 
 
 def ordered(sheet: Sheet, sort: str | None) -> Sheet:

@@ -10,12 +10,14 @@ from typing import Any
 
 from app.columns import type_of
 from app.errors import FieldError, InvalidRequest
-from app.metrics import column_name, headline, metric_names
+from app.metrics import column_name, headline, is_rate, metric_names
 from app.results.arranging import (
     Line,
     Pairs,
     Related,
     chosen_lines,
+    is_size,
+    mark_best,
     ordered,
     page,
     pivot,
@@ -33,6 +35,7 @@ from app.results.choosing import (
     varies,
 )
 from app.results.footnotes import MAX_NOISE, NOISY, Doubt, Footnotes, doubts_of, doubts_text
+from app.results.process_values import time_of
 from app.results.reasons import Gap, reasons
 from app.results.sheet import Cell, Column, Sheet
 from app.results.versions import VERSION
@@ -68,6 +71,8 @@ class Layout:
     the metrics in `columns` or, by default, the kind's main metric."""
     where: Pairs = ()
     """Only the cases with these coordinates; the reference may be among the others."""
+    best: bool = False
+    """Set the best cells of each column in bold, in formats for people."""
     links: bool = False
     """Show the job of each row in HTML; JSON and CSV always have it."""
     reasons: bool = True
@@ -218,11 +223,16 @@ def _sheet(
     else:
         fixed = [name for name in coordinates if name in (rows or table_rows_of(cases))]
         sheet = _pivoted(lines, layout, coordinates, fixed, columns)
+    if layout.best:
+        spread = layout.pivot
+        along_rows = spread is not None and not is_size(spread, (case.show(spread) for case in cases))
+        mark_best(sheet, along_rows=along_rows)
     sheet = part(sheet)
     lines = [line for of_row in sheet.sources for line in of_row]
     cases = [line.case for line in lines if line.case is not None]
     marks, footnotes = _marks(lines, shown, layout)
     statistics = _on_statistics(cases, shown, layout.statistic, one_process=one_process)
+    statistics += [_BEST] if layout.best else []
     notes = [*statistics, *_of_kinds(cases, shown), *related.notes, *footnotes, *sheet.notes]
     return replace(
         sheet,
@@ -241,6 +251,9 @@ def _lines(cases: Sequence[CaseOfJob], metrics: Sequence[str], layout: Layout, w
         verdict = case.validity()
         doubts = why(case) if verdict in VERDICTS[1:] else ()
         cells = {metric: cell_of(case, metric, layout.statistic) for metric in metrics}
+        for metric, cell in cells.items() if layout.best else ():
+            if cell.value is not None:
+                cell.of_time = _interval_of_rate(case, metric, cell, layout.statistic)
         partial = case.partial and any(cell.value is not None for cell in cells.values())
         reason = doubts_text(list(dict.fromkeys(doubts))) if doubts else None
         coordinates = {**case.coordinates, "job": case.job, "kind": case.kind, "case_key": case.key}  # all OF_THE_JOB
@@ -356,6 +369,21 @@ def _on_statistics(
     return [f"Cells: {name} of the samples of one process{times}{_SPREADS.get(statistic, '')}."]
 
 
+def _interval_of_rate(case: CaseOfJob, metric: str, cell: Cell, statistic: Statistic) -> tuple[float, float] | None:
+    """Return the interval of a rate that has a single value, which follows from its time's; None if there is none."""
+    row = case.processes[metric][0]
+    time = time_of(row, [case]) if is_rate(metric, row.unit) and cell.low is None is cell.least else None
+    of_time = cell_of(case, time, statistic) if time is not None else None
+    if cell.value is None or of_time is None or of_time.value is None or of_time.ends[0] <= 0:
+        return None
+    least, greatest = of_time.ends
+    return cell.value * of_time.value / greatest, cell.value * of_time.value / least
+
+
+_BEST = (
+    "Bold: the best of rows that do the same, and all whose intervals overlap with it. The interval of one process "
+    "leaves out how processes differ: flopwatch compare measures that."
+)
 _SPREADS: Mapping[Statistic, str] = {
     "mean": " ± their standard deviation",
     "median": f" ± the larger distance to an end of its 95 % interval (of fewer than {FEWEST_FOR_INTERVAL}: from the "

@@ -158,6 +158,10 @@ class _Texts:
         value = self.values[row][at]
         return str(self.marks[row]) if at == 0 and self.marks[row] else value.mark if isinstance(value, Cell) else ""
 
+    def is_best(self, row: int, at: int) -> bool:
+        value = self.values[row][at]
+        return isinstance(value, Cell) and value.best
+
 
 _IN_NAMES = {"%": "percent", "µs": "us", "GB/s": "gb_per_s", "TFLOP/s": "tflops"}
 """The spelling in column names of units that are not words."""
@@ -174,6 +178,8 @@ def _markdown(sheet: Sheet) -> str:
 
     def cell(row: int, at: int, text: str) -> str:
         written = escaped(text)
+        if texts.is_best(row, at):
+            written = f"**{written}**"
         return " ".join(filter(None, (written, texts.mark(row, at))))
 
     heads = [escaped(texts.plain_head(column)) for column in texts.columns]
@@ -190,6 +196,8 @@ def _latex(sheet: Sheet) -> str:
 
     def cell(row: int, at: int, text: str) -> str:
         written = _tex(text)
+        if texts.is_best(row, at):
+            written = rf"\textbf{{{written}}}"
         mark = texts.mark(row, at)
         return written + (rf"\textsuperscript{{{_tex(mark)}}}" if mark else "")
 
@@ -275,7 +283,7 @@ def _html(sheet: Sheet) -> str:
     """Write a table element without styles.
 
     Columns of numbers have the class "number" in head and cells; texts too long for one line the class "long"; a
-    row with a sign the class "marked".
+    row with a sign the class "marked". The best cell of a column stands in "strong".
     """
     texts = _Texts(sheet)
 
@@ -283,6 +291,8 @@ def _html(sheet: Sheet) -> str:
         written = html.escape(text)
         if texts.columns[at].links:
             written = re.sub(r"\d+", r'<a href="/ui/jobs/\g<0>">\g<0></a>', written)
+        if texts.is_best(row, at):
+            written = f"<strong>{written}</strong>"
         mark = texts.mark(row, at)
         written += f"<sup>{html.escape(mark)}</sup>" if mark else ""
         return _html_cell("td", text, texts.is_numeric(texts.columns[at]), written)

@@ -21,8 +21,8 @@ Role = Literal["coordinate", "metric", "gain", "value"]
 class Cell:
     """One metric of one case. `value` is None if `outcome` is not "ok", or if the number is not finite.
 
-    Only the module that makes a table sets `mark`, before anybody sees it. The class is not frozen all the same, since
-    a table has tens of thousands of cells, and a frozen one takes three times as long to make.
+    Only the module that makes a table sets `mark` and `best`, before anybody sees it. The class is not frozen all the
+    same, since a table has tens of thousands of cells, and a frozen one takes three times as long to make.
     """
 
     value: float | None
@@ -38,18 +38,24 @@ class Cell:
     """The verdict on it, in tables whose rows have several cases."""
     mark: str = field(default="", compare=False)
     """The sign of a note on this number, in tables whose rows have several cases."""
+    best: bool = field(default=False, compare=False)
+    """True if formats for people set it in bold: nobody knows a better one in its column."""
     low: float | None = None
     """The interval of a median."""
     high: float | None = None
     least: float | None = None
     """The range of what a median summarises, if that is too few for an interval."""
     greatest: float | None = None
+    of_time: tuple[float, float] | None = field(default=None, compare=False)
+    """Of a rate without an interval, that which follows from its time's."""
 
     @property
     def ends(self) -> tuple[float, float]:
         """Between which numbers the value lies, as far as what it summarises shows; a mean within two standard errors.
         The value must be known."""
         assert self.value is not None
+        if self.of_time is not None:
+            return self.of_time
         if self.low is not None and self.high is not None:
             return self.low, self.high
         if self.least is not None and self.greatest is not None:

@@ -85,6 +85,14 @@ class TableChoice:
             help="Only rows whose range contains this, or is like this pattern (*, ?): --name kernels --range softmax.",
         ),
     ] = None
+    best: Annotated[
+        bool,
+        typer.Option(
+            "--best",
+            help="Set the best cell of each column in bold; with --pivot implementation or another choice, of each "
+            "row.",
+        ),
+    ] = False
     name: Annotated[
         str | None,
         typer.Option(
@@ -114,6 +122,7 @@ def table(server: Flopwatch, *, chosen: TableChoice) -> None:
         "statistic": chosen.statistic and chosen.statistic.value,
         "pivot": chosen.pivot,
         "relative_to": dict(map(split_pair, chosen.relative_to or [])) or None,
+        **({"best": True} if chosen.best else {}),
     }
     both: dict[str, Any] = {
         "columns": chosen.columns and [chosen.columns],  # the server parts names at commas

@@ -124,7 +124,7 @@ def read_table(services: Services, query: TableQuery) -> dict[str, Any]:
     """Return a page of the table or, if there is no table of these jobs, the problem, so that the form stays."""
     after = int(query.after or 0)
     # Without an order of its own, the table's beginning is that of the first jobs, so that only those are read.
-    simple = not (query.pivot or query.relative_to or query.sort or after)
+    simple = not (query.pivot or query.relative_to or query.best or query.sort or after)
     extent: dict[str, Any] = {"first": ROWS_PER_PAGE} if simple else {"limit": ROWS_PER_PAGE, "after": after}
     layout = replace(query.layout(), links=True)
     try:

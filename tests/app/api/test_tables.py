@@ -93,14 +93,15 @@ def test_since_and_until(site: Any, measured_jobs: list[int]) -> None:
     assert "'since': must be a span such as 90min, 12h, 7d or 2w, a date" in problem["detail"]
 
 
-def test_pivot_and_reference(site: Any, measured_jobs: list[int]) -> None:
+def test_pivot_reference_and_best(site: Any, measured_jobs: list[int]) -> None:
     text = get(
         site,
-        "/tables?label=table:tables&columns=step_ms&pivot=context_length&relative_to=precision=fp32&format=markdown",
+        "/tables?label=table:tables&columns=step_ms&pivot=context_length&relative_to=precision=fp32&best=true"
+        "&format=markdown",
     ).text
     assert text.startswith("| model")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "bf16" in line]
-    assert rows[0][1:] == ["bf16", "64", "128", "2.00×", "2.00×"]
+    assert rows[0][1:] == ["bf16", "**64**", "**128**", "2.00×", "2.00×"]
     problem = get(site, "/tables?relative_to=precision", 422).json()
     assert "must be written coordinate=value, such as precision=fp32" in problem["detail"]
 

@@ -179,6 +179,47 @@ class TestRelative:
         assert values(sheet, "step_ms_speedup, context_length=256") == [1.0, pytest.approx(4 / 3)]
 
 
+class TestBest:
+    def test_the_best_of_each_column_is_marked(self, database: Database, grid: list[int]) -> None:
+        sheet = table(database, best=True)
+        assert [cell.best for cell in sheet.column("step_ms")] == [False, True, False, True]
+        assert [cell.best for cell in sheet.column("tokens_per_s")] == [False, True, False, True]
+        assert "**5**" in render(sheet, "markdown")
+        assert r"\textbf{5}" in render(sheet, "latex")
+        assert "<strong>5</strong>" in render(sheet, "html")
+
+    @pytest.mark.parametrize("pivot", ["precision", "context_length"])
+    def test_with_a_pivot_it_is_the_best_way_to_do_the_same_work(self, database, grid, pivot) -> None:
+        sheet = table(database, pivot=pivot, columns=["step_ms", "tokens_per_s"], best=True)
+        text = render(sheet, "markdown")
+        for fp32, bf16 in (("10", "5"), ("20", "15")):
+            assert f"**{bf16}**" in text
+            assert f"**{fp32}**" not in text
+        assert text.count("**") == 2 * 4, "both metrics, at both lengths"
+
+    def test_no_invalid_number_is_the_best(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"median": 1.0, "validity": "invalid"}), spec={"batch_size": 1})
+        measure(("step_ms", {"median": 2.0}), spec={"batch_size": 2})
+        measure(("step_ms", {"median": 3.0}), spec={"batch_size": 4})
+        sheet = table(database, best=True)
+        assert [cell.best for cell in sheet.column("step_ms")] == [False, True, False]
+
+    def test_what_cannot_be_told_from_the_best_is_marked_too(self, database: Database, measure: Measure) -> None:
+        """A rate has no samples of its own: it is known as well as its time."""
+        for size, ms in ((1, 5.0), (2, 5.1), (4, 6.0)):
+            step = ("step_ms", {"median": ms, "median_low": ms - 0.1, "median_high": ms + 0.1})
+            rate = ("tokens_per_s", {"median": 1000 / ms, "n": 1, "unit": "tokens/s"})
+            measure(step, rate, spec={"batch_size": size})
+        sheet = table(database, best=True)
+        assert [cell.best for cell in sheet.column("step_ms")] == [True, True, False]
+        assert [cell.best for cell in sheet.column("tokens_per_s")] == [True, True, False]
+        assert any("all whose intervals overlap with it. The interval of one process" in note for note in sheet.notes)
+
+    def test_nobody_is_the_best_of_one(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {}))
+        assert not table(database, best=True).column("step_ms")[0].best
+
+
 class TestOrder:
     def test_by_a_metric_and_a_coordinate(self, database: Database, measure: Measure, grid: list[int]) -> None:
         measure(("step_ms", {"outcome": "oom"}), spec={"context_length": 512})
