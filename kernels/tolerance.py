@@ -76,6 +76,11 @@ class Error:
             return f"too large or too small everywhere by a factor of 1 ± {self.slope:.1e}, allowed {limit.slope:.1e}"
         return None
 
+    def shares(self, limit: Error) -> dict[str, float]:
+        """Return each error as a part of its limit: above 1, it is wrong."""
+        pairs = {name: (getattr(self, name), getattr(limit, name)) for name in ("relative", "element", "slope")}
+        return {name: mine / allowed if mine else 0.0 for name, (mine, allowed) in pairs.items()}
+
 
 def fixed_limits(tolerance: float) -> Error:
     """Return the limits for a tolerance, such as one of TOLERANCES."""
