@@ -147,7 +147,7 @@ def submit(
     )
     if dry_run:
         if not waiting.as_json:
-            _tell_without_effect([spec])
+            _tell_without_effect(spec)
         print_dry_run(job, searches=False, as_json=waiting.as_json)
         return
     note = f" {SUBMITTED_BEFORE}" if job.replayed else ""
@@ -201,7 +201,7 @@ def _go_on(
     wait, as_json = waiting.waits, waiting.as_json
     if not as_json:
         echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}{note}", err=wait)
-        _tell_without_effect([job["spec"]])
+        _tell_without_effect(job["spec"])
     if job["waiting"] is not None:
         if not wait:
             echo_line(f"job {job['id']} waits: {job['waiting']}", err=True)
@@ -310,34 +310,21 @@ def sweep(
     kind, under, lists = chosen(server.specs(), source, preset)
     search = None if fit is None else arguments.parse_fit(fit, multiple_of)
     base, grid = arguments.parse_sweep(kind, fields or [], preset=under, lists=lists, needs_grid=search is None)
-    left_out = [arguments.parse_point(point, lists) for point in exclude or []]
     made = server.sweep(
         base,
         grid,
         fit=search,
-        exclude=left_out,
+        exclude=[arguments.parse_point(point, lists) for point in exclude or []],
         **submission.given(),
         **vars(own_code),
         idempotency_key=idempotency_key,
         dry_run=dry_run,
     )
-    points = _points(made["base"], grid, left_out)
-    if not waiting.as_json:
-        _tell_without_effect(points)
     if dry_run:
         print_dry_run(made, searches=search is not None, as_json=waiting.as_json)
         return
     note = f" {SUBMITTED_BEFORE}" if made.replayed else ""
     _follow_sweep(server, made, waiting, note)
-
-
-def _points(
-    base: dict[str, Any], grid: dict[str, Any], exclude: Sequence[Mapping[str, Any]]
-) -> list[Mapping[str, Any]]:
-    """Return the specs of a sweep that the server has checked."""
-    from app.specs._sweep import expand
-
-    return [point.spec for point in expand(base, grid, exclude)]
 
 
 def _follow_sweep(server: Flopwatch, made: dict[str, Any], waiting: Waiting, note: str) -> None:
@@ -668,22 +655,13 @@ def _say_what_waits(server: Flopwatch, sweep_id: int) -> None:
         echo_line(f"{many}: {reason}", err=True)
 
 
-def _tell_without_effect(specs: Sequence[Mapping[str, Any]]) -> None:
-    """Print which fields change nothing: in all jobs that set them to such a value, or in some of these."""
+def _tell_without_effect(spec: Mapping[str, Any]) -> None:
+    """Print which fields change nothing."""
     from app.specs import without_effect_in
-    from app.specs._base import flat
 
-    first = [(flat(spec), without_effect_in(spec)) for spec in specs[:MAX_LOOKED_AT]]
-    told: dict[str, list[str]] = {}
-    for field in dict.fromkeys(field for _, idle in first for field in idle):
-        values = [values.get(field) for values, idle in first if field in idle]
-        setting = sum(own.get(field) in values for own, _ in first)
-        where = "here" if len(values) == setting else f"in {len(values)} of {len(first)} jobs"
-        told.setdefault(where, []).append(field)
-    for where, fields in told.items():
-        verb = "has" if len(fields) == 1 else "have"
-        kind = specs[0]["kind"]
-        echo_line(f"note: {', '.join(fields)} {verb} no effect {where} (see `flopwatch specs {kind}`)", err=True)
+    if idle := without_effect_in(spec):
+        verb = "has" if len(idle) == 1 else "have"
+        echo_line(f"note: {', '.join(idle)} {verb} no effect here (see `flopwatch specs {spec['kind']}`)", err=True)
 
 
 def _how_it_goes_on(server: Flopwatch, job_id: int) -> str:
