@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -146,8 +146,7 @@ def submit(
         dry_run=dry_run,
     )
     if dry_run:
-        if not waiting.as_json:
-            _tell_without_effect(spec)
+        _tell_without_effect(job["without_effect"], spec["kind"])
         print_dry_run(job, searches=False, as_json=waiting.as_json)
         return
     note = f" {SUBMITTED_BEFORE}" if job.replayed else ""
@@ -201,7 +200,7 @@ def _go_on(
     wait, as_json = waiting.waits, waiting.as_json
     if not as_json:
         echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}{note}", err=wait)
-        _tell_without_effect(job["spec"])
+        _tell_without_effect(job["without_effect"], job["kind"])
     if job["waiting"] is not None:
         if not wait:
             echo_line(f"job {job['id']} waits: {job['waiting']}", err=True)
@@ -321,6 +320,7 @@ def sweep(
         dry_run=dry_run,
     )
     if dry_run:
+        _tell_without_effect(made["without_effect"], base["kind"])
         print_dry_run(made, searches=search is not None, as_json=waiting.as_json)
         return
     note = f" {SUBMITTED_BEFORE}" if made.replayed else ""
@@ -655,13 +655,11 @@ def _say_what_waits(server: Flopwatch, sweep_id: int) -> None:
         echo_line(f"{many}: {reason}", err=True)
 
 
-def _tell_without_effect(spec: Mapping[str, Any]) -> None:
+def _tell_without_effect(idle: Sequence[str] | None, kind: str) -> None:
     """Print which fields change nothing."""
-    from app.specs import without_effect_in
-
-    if idle := without_effect_in(spec):
+    if idle:
         verb = "has" if len(idle) == 1 else "have"
-        echo_line(f"note: {', '.join(idle)} {verb} no effect here (see `flopwatch specs {spec['kind']}`)", err=True)
+        echo_line(f"note: {', '.join(idle)} {verb} no effect here (see `flopwatch specs {kind}`)", err=True)
 
 
 def _how_it_goes_on(server: Flopwatch, job_id: int) -> str:
