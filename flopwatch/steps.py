@@ -139,17 +139,16 @@ def measure(step: Callable[[], object], *, warmup_steps: int | None = None, meas
     sys.stdout.write(f"step: {statistics.median(times_ms):.4g} ms, the median of {len(times_ms)}\n")
 
 
-def steps_of_a_second(step_ms: float, most: int = MOST_STEPS) -> int:
-    """Return how many steps take about a second: a round number, from MEASURE_STEPS to `most`.
+def steps_of_a_second(step_ms: float) -> int:
+    """Return how many steps take about a second: a round number, from MEASURE_STEPS to MOST_STEPS.
 
     If `step_ms` is the time of the quickest step, which other load hardly changes, most processes of a case take
     equally many. Where they do not, a comparison takes as many samples of each as the fewest has.
 
     Args:
         step_ms: Time of a step in ms; may be infinite.
-        most: A power of ten.
     """
-    wanted = min(float(most), max(float(MEASURE_STEPS), 1e3 / step_ms if step_ms > 0 else math.inf))
+    wanted = min(float(MOST_STEPS), max(float(MEASURE_STEPS), 1e3 / step_ms if step_ms > 0 else math.inf))
     power = int(10 ** math.floor(math.log10(wanted)))
     return math.ceil(next(factor * power for factor in ROUND if factor * power >= wanted * (1 - 1e-9)))
 
