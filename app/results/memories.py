@@ -60,6 +60,9 @@ class ComparedMemory:
     """The sides that ran out of memory."""
     notes: Sequence[str]
 
+    unit = "MiB"
+    what = "What is alive at the peak, by category and the code that made it: as wide as on the larger side"
+
     @classmethod
     def read(cls, snapshot: Snapshot, pair: Pair) -> ComparedMemory | None:
         """Read the tables of both sides; None if a side has several jobs or did not succeed, or if both lack them."""
@@ -112,6 +115,15 @@ class ComparedMemory:
         shown = [replace(one, in_text=has_intervals or "ratio_" not in one.name) for one in columns("MiB", ALLOCATIONS)]
         return Sheet([*place, *shown, *where], rows, notes=[*notes, *self.notes])
 
+    def flames(self) -> Iterator[tuple[list[str], float, float]]:
+        """Yield what was alive at the peak: the category, then the places that made it, the outermost first."""
+        for one in self.peaks[0].allocations:
+            category, name, _, functions, *_ = one.key
+            # Of a row whose sides have different stacks, the candidate's.
+            places = str(functions or "").split(ARROW)[-1].split(" + ")[0].split(" < ")[::-1]
+            frames = [str(part) for part in (category, *places, name) if part]
+            yield frames, *one.means
+
     def explained(self) -> str:
         """Return a sentence: how much more or less the candidate needs at its peak, and for what."""
         peak = self.peaks[0]
@@ -160,7 +172,7 @@ def _of(sheet: Sheet, phase: str) -> Sheet:
 
 
 def _keyed(sheet: Sheet, units: frozenset[int] | None) -> dict[Key, Spent]:
-    """Return the allocations by what LEVELS and the table need of them."""
+    """Return the allocations by what LEVELS, the table and the flame graph need of them."""
     found: dict[Key, Spent] = {}
     for key, spent in by_key(sheet, IDENTITY, "total_mib", units, calls="count").items():
         category, name, made_in, site, stack, code = key

@@ -8,7 +8,7 @@ gone, so that all rows together are the whole difference. On a GPU the table `wa
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,8 @@ from app.specs import Scalar
 from app.store.database.engine import Snapshot
 
 WORK, WAITS, LINES = "work", "waits", "lines"
+OUTSIDE = "outside"
+"""The range of work that is in none."""
 JOINED = {
     LINES: ("file", "function", "code"),
     WAITS: ("class",),
@@ -101,6 +103,9 @@ class ComparedProfiles:
     of_one_side: Mapping[SideName, Sequence[str]]
     """The names of tables, and scopes of classes, that only one side has."""
 
+    unit = "ms"
+    what = "Work by phase, range, operator and kernel: as wide as on the slower side"
+
     @classmethod
     def read(cls, snapshot: Snapshot, pair: Pair) -> ComparedProfiles | None:
         """Read the tables of both sides; None if they have none in common, one of the jobs has not succeeded, or a side
@@ -150,6 +155,14 @@ class ComparedProfiles:
     def work(self) -> Sequence[Difference]:
         """The rows of `work`, those that changed most first."""
         return self._differences(WORK) or []
+
+    def flames(self) -> Iterator[tuple[list[str], float, float]]:
+        """Yield the work of both sides: phase, ranges, operator and kernel, and the ms of each side."""
+        for one in self.work:
+            phase, path, operator, _, name, _ = one.key
+            ranges = [] if path in (None, OUTSIDE) else str(path).split("/")
+            frames = [str(part) for part in (None if phase == "step" else phase, *ranges, operator, name) if part]
+            yield list(dict.fromkeys(frames)), *one.means
 
     def _differences(self, kind: str) -> list[Difference] | None:
         """Return the rows of a table that has no phases of its own; None if the sides do not have it."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import heapq
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from app.web.plots.drawing import PALETTE, Figure, escaped
 
@@ -16,6 +16,8 @@ MIN_SHARE = 0.0005
 MIN_DRAWN_SHARE = 0.002
 """The same in a picture, where nobody can widen a frame."""
 FLAME_COLOURS = 8
+LESS_OR_MORE = [[0, PALETTE[0]], [0.5, "var(--quiet)"], [1, "var(--bad)"]]
+"""The colours of time that one side alone spends, the baseline or the candidate, and between them of equal times."""
 MAX_FRAMES = 20_000
 """Largest number of frames that a browser gets: those with the most time."""
 MAX_BYTES = 64 << 20
@@ -54,10 +56,67 @@ def tree(stacks: bytes) -> list[Any]:
 def draw_flames(root: list[Any]) -> Figure:
     """Draw such a tree: a row for each depth, each frame as wide as its share of the time and below its caller."""
     drawn = list(_placed(root, root[1] or 1))
+    texts = [f"{escaped(one.name)}: {one.share:.2f} %" for one in drawn]
+    return _flames(drawn, texts, {"color": [PALETTE[zlib.crc32(one.name.encode()) % FLAME_COLOURS] for one in drawn]})
+
+
+def draw_changed_flames(work: Iterable[tuple[Sequence[str], float, float]], unit: str) -> Figure:
+    """Draw what two sides spent: each frame as wide as the larger side's share, red where the candidate spends more,
+    blue where it spends less, the paler the less it differs.
+
+    Args:
+        work: Of each row its frames, the outermost first, and what baseline and candidate spent, in `unit`.
+    """
+    root, sides = Frame("all"), dict[tuple[str, ...], list[float]]()
+    for frames, *both in work:
+        for depth in range(len(frames) + 1):
+            of_frame = sides.setdefault(tuple(frames[:depth]), [0.0, 0.0])
+            of_frame[0] += both[0]
+            of_frame[1] += both[1]
+        at, time_us = root, round(1e3 * max(both))
+        root.time_us += time_us
+        for name in frames:
+            at = at.callees.setdefault(name, Frame(name))
+            at.time_us += time_us
+    drawn = list(_placed(largest(root), root.time_us or 1))
+    texts, changes = [], []
+    for one in drawn:
+        baseline, candidate = sides.get(one.path, (0.0, 0.0))
+        change = candidate - baseline
+        texts.append(f"{escaped(one.name)}: {baseline:.3g} → {candidate:.3g} {unit} ({change:+.3g} {unit})")
+        changes.append(change / (max(baseline, candidate) or 1.0))
+    return _flames(drawn, texts, {"color": changes, "cmin": -1, "cmax": 1, "colorscale": LESS_OR_MORE}, "Share (%)")
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A frame of a picture, in percent of the whole."""
+
+    name: str
+    path: tuple[str, ...]
+    """The names of the frames around it and its own, without the root."""
+    start: float
+    share: float
+
+
+def _placed(frame: list[Any], whole: float, path: tuple[str, ...] = (), start: float = 0.0) -> Iterator[_Placed]:
+    """Yield a tree's frames, but for those that are too narrow."""
+    name, time_us, callees = frame
+    yield _Placed(name, path, 100 * start / whole, 100 * time_us / whole)
+    for callee in callees:
+        if callee[1] >= MIN_DRAWN_SHARE * whole:
+            yield from _placed(callee, whole, (*path, callee[0]), start)
+        start += callee[1]
+
+
+def _flames(
+    drawn: Sequence[_Placed], texts: Sequence[str], marker: Mapping[str, Any], share: str = "Share of the time (%)"
+) -> Figure:
+    depth = [len(one.path) for one in drawn]
     trace = {
         "type": "bar",
         "orientation": "h",
-        "y": [one.depth for one in drawn],
+        "y": depth,
         "x": [one.share for one in drawn],
         "base": [one.start for one in drawn],
         "width": 0.94,
@@ -66,39 +125,20 @@ def draw_flames(root: list[Any]) -> Figure:
         "insidetextanchor": "start",
         "textangle": 0,
         "textfont": {"color": "var(--ground)"},
-        "marker": {"color": [PALETTE[zlib.crc32(one.name.encode()) % FLAME_COLOURS] for one in drawn]},
-        "customdata": [f"{escaped(one.name)}: {one.share:.2f} %" for one in drawn],
+        "marker": dict(marker),
+        "customdata": list(texts),
         "hovertemplate": "%{customdata}<extra></extra>",
     }
     layout = {
-        "height": 90 + 18 * (max(one.depth for one in drawn) + 1),
-        "xaxis": {"title": {"text": "Share of the time (%)"}, "range": [0, 100]},
+        "height": 90 + 18 * (max(depth) + 1),
+        "xaxis": {"title": {"text": share}, "range": [0, 100]},
         "yaxis": {"autorange": "reversed", "showticklabels": False, "showgrid": False, "zeroline": False},
         "showlegend": False,
         "uniformtext": {"minsize": 8, "mode": "hide"},
     }
-    rows = [[one.depth, one.name, one.start, one.share] for one in drawn]
+    rows = [[len(one.path), one.name, one.start, one.share] for one in drawn]
     table = {"columns": ["depth", "frame", "from (%)", "share (%)"], "rows": rows}
     return {"data": [trace], "layout": layout, "table": table, "empty": "Nothing was recorded."}
-
-
-class _Placed(NamedTuple):
-    """A frame of a picture, in percent of the whole."""
-
-    name: str
-    depth: int
-    start: float
-    share: float
-
-
-def _placed(frame: list[Any], whole: float, depth: int = 0, start: float = 0.0) -> Iterator[_Placed]:
-    """Yield a tree's frames, but for those that are too narrow."""
-    name, time_us, callees = frame
-    yield _Placed(name, depth, 100 * start / whole, 100 * time_us / whole)
-    for callee in callees:
-        if callee[1] >= MIN_DRAWN_SHARE * whole:
-            yield from _placed(callee, whole, depth + 1, start)
-        start += callee[1]
 
 
 def largest(root: Frame) -> list[Any]:

@@ -23,6 +23,7 @@ from app.specs import KINDS
 from app.web.parameters import NONE_IF_EMPTY
 from app.web.plots.distributions import Processes, draw_distributions
 from app.web.plots.ratios import Ratio, draw_ratios
+from app.web.stacks import draw_changed_flames
 from app.web.templates import Entry, embedded, render, table
 from flopwatch.table_options import FORMATS
 from flopwatch.text.cases import case_text
@@ -139,7 +140,7 @@ def _compared(
     return {**page, **shown(comparison, sides)}
 
 
-NOT_COMPARED: dict[str, Any] = {"comparison": None, "headline": None, "metrics": [], "rows": []}
+NOT_COMPARED: dict[str, Any] = {"flames": None, "comparison": None, "headline": None, "metrics": [], "rows": []}
 
 
 def shown(comparison: results.Comparison, sides: tuple[str, str]) -> dict[str, Any]:
@@ -165,8 +166,16 @@ def shown(comparison: results.Comparison, sides: tuple[str, str]) -> dict[str, A
         "number": len(rows),
         "shared": ", ".join(shared),
         "table": "" if is_judged else table(replace(sheet, lead=(), notes=())),
+        "flames": changed_flames(comparison),
         "common": not is_judged or any(row["baseline_outcome"] and row["candidate_outcome"] for row in rows),
     }
+
+
+def changed_flames(comparison: results.Comparison) -> dict[str, Any] | None:
+    """Return the flame graph of what two profiles spent, or of what two jobs held at their peaks; None of others."""
+    if comparison.tables is None or not (found := list(comparison.tables.flames())):
+        return None
+    return {"what": comparison.tables.what, **embedded(draw_changed_flames(found, comparison.tables.unit))}
 
 
 def distributions(comparisons: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.web import stacks
-from app.web.stacks import tree
+from app.web.stacks import draw_changed_flames, tree
 
 
 def test_frames_hold_their_callees(tmp_path: Path) -> None:
@@ -44,3 +44,18 @@ def test_stacks_that_are_too_deep_are_cut(tmp_path: Path) -> None:
         (frame,), depth = frame[2], depth + 1
         assert frame[1] == 7
     assert depth == stacks.MAX_DEPTH
+
+
+def test_changed_work_is_as_wide_as_on_its_slower_side_and_coloured_by_its_change() -> None:
+    figure = draw_changed_flames([(["forward", "mm"], 6.0, 4.0), (["forward", "copy"], 0.0, 4.0)], "ms")
+    (trace,) = figure["data"]
+    widths = dict(zip(trace["text"], trace["x"], strict=True))
+    assert widths == {"all": 100, "forward": 100, "mm": 60, "copy": 40}
+    changes = dict(zip(trace["text"], trace["marker"]["color"], strict=True))
+    assert changes == {
+        "all": pytest.approx(0.25),
+        "forward": pytest.approx(0.25),
+        "mm": pytest.approx(-1 / 3),
+        "copy": 1,
+    }
+    assert "copy: 0 → 4 ms (+4 ms)" in trace["customdata"]
