@@ -71,6 +71,8 @@ class DdpSpec(TrainingSpec):
     """Keep a Chrome trace of some steps of each rank."""
     trace_max_mib: int = Field(default=50, ge=1, le=1024)
     """Largest compressed trace that is kept of a rank, in MiB; a larger one is cut."""
+    snapshot: bool = False
+    """Keep a memory snapshot of a step of each rank; `nccl` only."""
     step_timeout_s: float = Field(default=120.0, gt=0, le=3600)
     """A rank that makes no step for this many seconds ends the job. Its first step may take 5 minutes, and with
     `compile` every step may."""
@@ -96,13 +98,9 @@ class DdpSpec(TrainingSpec):
         },
     }
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {
-        *("trace", "trace_max_mib", "step_timeout_s", "new_tokens")
+        *("trace", "trace_max_mib", "snapshot", "step_timeout_s", "new_tokens")
     }
-    gone: ClassVar[Mapping[str, Scalar]] = {
-        "first_bucket_size_mb": None,
-        "gradients_as_views": True,
-        "snapshot": False,
-    }
+    gone: ClassVar[Mapping[str, Scalar]] = {"first_bucket_size_mb": None, "gradients_as_views": True}
     added: ClassVar[Mapping[str, Scalar]] = {
         **TrainingSpec.added,
         "reshard_after_forward": True,
@@ -184,6 +182,10 @@ class DdpSpec(TrainingSpec):
             )
         if self.backend == "gloo" and self.cuda_graph:
             raise field_error("cuda_graph", "a CPU has no CUDA graphs: choose backend nccl, or leave it out")
+        if self.snapshot and self.cuda_graph:
+            raise field_error("snapshot", "a replayed graph allocates nothing: leave it out, or cuda_graph")
+        if self.backend == "gloo" and self.snapshot:
+            raise field_error("snapshot", "is of a GPU's memory: choose backend nccl, or leave it out")
         if self.backend == "gloo" and self.fused and self.step_code is None:
             raise field_error("fused", "Triton has no kernels for a CPU: choose backend nccl, or leave it out")
         if self.backend == "gloo" and self.updates_by_triton and self.step_code is None:

@@ -1,4 +1,4 @@
-"""Diagnoses steps with a planted slowness, says what was found, named and cured.
+"""Diagnoses steps with a planted slowness, says what was found, named and cured, and prints the ledger of predictions.
 
     flopwatch up --allow-code                                       # in another terminal
     python -m benchmarks.diagnosis                                  # all cases of a GPU, or else of the CPU
@@ -9,7 +9,9 @@
 
 `--narrow` tries only the changes that a case names, which saves most of the time. `--ranks` runs the cases of that many
 ranks, on as many GPUs or on the CPU; on GPUs they need a slow link, such as NCCL_P2P_DISABLE=1 in the worker's
-environment makes of NVLink.
+environment makes of NVLink. The ledger has what a step would take
+without a cause, by the profile or by a counterfactual, beside what a counterfactual or a cure measured. One that brings
+more than was predicted proves the prediction wrong, and stands first.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import re
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -28,6 +31,8 @@ from flopwatch import Flopwatch
 from workers.changes import CHANGES
 
 PLANTED = Path(__file__).with_name("planted.py")
+TOLERATED_PERCENT = 1.0
+"""A cure may bring this much of a step more than the bound: both are measured."""
 EAGER = {"context_length": 2048, "precision": "bf16", "optimizer": "torch_fused_adamw"}
 OF_A_GPU = {"warmup_steps": 5, "measure_steps": 20}
 LATE_HOST = frozenset({"launches", "host", "synchronisation", "input"})
@@ -228,6 +233,70 @@ def removes(change: str) -> bool:
     return change in CHANGES.names() and bool(CHANGES.load(change).removes)
 
 
+@dataclass(frozen=True)
+class Entry:
+    """What a step would take without a cause, by a prediction, and what a change against it measured; in ms."""
+
+    case: str
+    cause: str
+    step_ms: float
+    by: str
+    """The profile, or the counterfactual that has run."""
+    predicted_ms: float
+    change: str
+    measured_ms: float
+    once: bool
+    """Too few processes have measured it for an interval."""
+
+    @property
+    def error_percent(self) -> float:
+        """By how much of the step the changed one differs from the prediction; below 0 if the change brought more."""
+        return 100 * (self.measured_ms - self.predicted_ms) / self.step_ms
+
+    @property
+    def wrong(self) -> bool:
+        return self.error_percent < -TOLERATED_PERCENT
+
+
+def entries(said: Diagnosis) -> list[Entry]:
+    """Return the causes of a diagnosis against which a counterfactual has run or a change has helped."""
+    if said.step_ms is None:
+        return []
+    lost: dict[str, float] = defaultdict(float)
+    for one in said.causes:
+        lost[one["cause"]] += one["lost_ms"]
+    found = []
+    for cause, ms in lost.items():
+        by, predicted = "profile", said.step_ms - ms
+        tried = [one for one in said.changes if one["cause"] == cause and one["change"] != "together"]
+        helped = [one for one in tried if one["verdict"] in ("better", "bound", "inconclusive") and one["ratio"] < 1]
+        for of_bounds in (True, False):
+            some = [one for one in helped if removes(one["change"]) == of_bounds]
+            if best := min(some, key=lambda one: one["ratio"], default=None):
+                measured, once = said.step_ms * best["ratio"], best["verdict"] == "inconclusive"
+                found.append(Entry(said.name, cause, said.step_ms, by, predicted, best["change"], measured, once))
+                by, predicted = best["change"], measured
+    return found
+
+
+def ledger(found: Iterable[Entry]) -> list[dict[str, str]]:
+    """Return the rows of the ledger: the wrong predictions first, then those with the largest errors."""
+    ordered = sorted(found, key=lambda one: (not one.wrong, -abs(one.error_percent)))
+    return [
+        {
+            "case": one.case,
+            "cause": one.cause,
+            "step, ms": f"{one.step_ms:.4g}",
+            "predicted by": one.by,
+            "without it": f"{one.predicted_ms:.4g}",
+            "measured by": f"{one.change}{' (once)' if one.once else ''}",
+            "measured": f"{one.measured_ms:.4g}",
+            "error, % of the step": f"{one.error_percent:+.1f}{' wrong' if one.wrong else ''}",
+        }
+        for one in ordered
+    ]
+
+
 def print_table(title: str, rows: Sequence[Mapping[str, str]]) -> None:
     """Print a title and a Markdown table."""
     print(f"\n{title}\n")
@@ -268,6 +337,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = [judged(case, one) for one in said for case in CASES if case.name == one.name]
     if rows:
         print_table("Planted steps", rows)
+    found = [entry for one in said for entry in entries(one)]
+    print_table("Ledger", ledger(found))
+    if found:
+        mean = sum(abs(one.error_percent) for one in found) / len(found)
+        wrong = sum(one.wrong for one in found)
+        print(f"\n{len(found)} predictions, {wrong} wrong; mean error {mean:.1f} % of the step")
 
 
 if __name__ == "__main__":

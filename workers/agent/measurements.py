@@ -16,9 +16,8 @@ from workers.measure.measurement import STATISTICS
 from workers.measure.table import TooLarge
 from workers.messages import Measured, case_bytes
 
-MAX_MEASUREMENTS = 200_000
-"""Most of one job: as many as a table reads (app.store.reading.measurements)."""
-MAX_MEASUREMENT_BYTES = 1 << 30
+MAX_MEASUREMENTS = 2_000_000
+MAX_MEASUREMENT_BYTES = 2 << 30
 """Largest size in bytes of all measurements of one job: their texts, and eight bytes for each sample."""
 MAX_SAMPLES = 1_000_000
 """Most samples of one measurement."""

@@ -10,13 +10,14 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from app.store.records import MeasurementRecord, StoredArtifact, TableRecord, UnitRecord
 from workers.agent.log import CappedLog
 from workers.agent.measurements import MeasurementSizes, record_of
+from workers.agent.packed import Changed, PackedMeasurements
 from workers.agent.replicates import Replicates
 from workers.agent.verdicts import TABLE, CaseVerdict, checks_table, summed_up
 from workers.measure.check import Check
@@ -73,7 +74,7 @@ class Spool:
         self._tables: list[TableRecord] = []
         """Tables that units reported."""
         self.artifacts: list[StoredArtifact] = []
-        self._measurements: list[MeasurementRecord] = []
+        self._measurements = PackedMeasurements()
         self._units: list[_UnitResults] = []
         self._replicates = Replicates()
         self._columns: dict[str, tuple[str, list[Column]]] = {}
@@ -242,13 +243,17 @@ class Spool:
         unit.verdicts[key] = verdict if earlier is None else earlier.joined(verdict)
 
     @property
-    def measurements(self) -> list[MeasurementRecord]:
-        """Return the measurements, each with the verdict on its case in its unit: the case's own, else the unit's."""
+    def measurements(self) -> Collection[MeasurementRecord]:
+        """Return the measurements, each with the verdict on its case in its unit: the case's own, else the unit's.
+
+        They are unpacked as they are read; reading them again unpacks them again.
+        """
         disagreements = self._disagreements()
         verdicts = {unit.index: _joined(unit, disagreements) for unit in self._units}
-        return [
-            replace(record, validity=_verdict_on(verdicts[record.unit_index], record)) for record in self._measurements
-        ]
+        return Changed(
+            self._measurements,
+            lambda record: replace(record, validity=_verdict_on(verdicts[record.unit_index], record)),
+        )
 
     @property
     def tables(self) -> list[TableRecord]:
@@ -319,7 +324,7 @@ class Spool:
 
     def forget_results(self) -> None:
         """Forget everything except the log."""
-        self._tables, self.artifacts, self._measurements, self._units = [], [], [], []
+        self._tables, self.artifacts, self._measurements, self._units = [], [], PackedMeasurements(), []
         self._replicates = Replicates()
 
 

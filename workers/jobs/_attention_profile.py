@@ -1,4 +1,4 @@
-"""What a cell of kind `attention` does beside its times: its operators, and 4-D accesses."""
+"""What a cell of kind `attention` does beside its times: its operators, the processor's counts, and 4-D accesses."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING
 from app.specs.attention import AttentionCell, AttentionSpec
 from workers.jobs._grid import Trial
 from workers.jobs._grid.operations import OperationContext
+from workers.jobs._values import Metric
 from workers.measure.table import Column, first_rows
 
 if TYPE_CHECKING:
     from workers.measure.operations import Operation
     from workers.measure.table import Scalar
 
+COUNTERS = (
+    Metric("instructions", None, "instructions"),
+    Metric("l1_load_misses", None, "misses"),
+    Metric("cache_misses", None, "misses"),
+    Metric("dram_lines", None, "lines"),
+)
+"""The processor's counts of one call, as `workers.measure.hardware_counters` names them."""
+ON_GPU = "a processor's counter: kind profile with ncu=true counts a GPU's"
 PLACE = (
     *Column.parse("implementation, dtype, causal: boolean"),
     *(Column(name, "integer") for name in ("head_dim", "sequence_length", "br", "bc", "query_length", "threads")),
@@ -35,13 +44,14 @@ ACCESSOR = (
 def take_profile(
     spec: AttentionSpec, cell: AttentionCell, operation: Operation, context: OperationContext, trial: Trial
 ) -> None:
-    """Profile one call of each pass.
+    """Profile one call of each pass, and count what the processor does in one call of all of them.
 
     After the first C++ implementation, the accesses to a 4-D tensor that all of them are made of are checked, too.
     """
     import torch
 
     from workers.measure.call_profile import profile_call
+    from workers.measure.hardware_counters import counting
 
     trial.tell("profiling")
     if cell.implementation.startswith("cpu_") and not context.accesses:
@@ -53,6 +63,16 @@ def take_profile(
             out = operation.forward()
             rows += [["backward", *row] for row in profile_call(lambda: operation.backward(out), context.device)]
         context.profiles += [[*place, *row] for row in rows]
+        if context.device.type == "cuda":
+            trial.values.set_missing("unknown", ON_GPU, COUNTERS)
+            return
+        with counting() as counts:
+            out = operation.forward()
+            if operation.grad_out is not None:
+                operation.backward(out)
+    for metric in COUNTERS:
+        value = counts.values.get(metric.name)
+        trial.values.set(metric.name, None, None if value is None else [value], counts.reasons.get(metric.name, ""))
 
 
 def report_profiles(context: OperationContext) -> None:

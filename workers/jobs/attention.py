@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.specs.attention import AttentionCell, AttentionSpec
 from workers import uploaded
-from workers.jobs._attention_profile import report_profiles, take_profile
+from workers.jobs._attention_profile import COUNTERS, report_profiles, take_profile
 from workers.jobs._grid import Trial
 from workers.jobs._grid.operations import OperationContext, OperationRunner
 from workers.jobs._values import Metric, Values
@@ -46,7 +46,7 @@ class AttentionRunner(OperationRunner):
 
     def metrics(self, spec: Any, cell: Any) -> list[Metric]:
         stopwatch = [Metric("do_bench_ms", None, "ms")] if spec.do_bench else []
-        return [*super().metrics(spec, cell), *stopwatch]
+        return [*super().metrics(spec, cell), *stopwatch, *(COUNTERS if spec.profile else [])]
 
     def measure(self, spec: Any, cell: AttentionCell, context: OperationContext, trial: Trial) -> None:
         """Measure a cell with its number of threads, and profile it if the job asks for that."""

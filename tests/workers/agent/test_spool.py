@@ -16,6 +16,7 @@ import pytest
 from app.store.records import MeasurementRecord
 from workers import messages
 from workers.agent import measurements
+from workers.agent import packed as packing
 from workers.agent import spool as spooling
 from workers.agent.spool import Spool, public_name
 from workers.agent.verdicts import MAX_CHECKS
@@ -568,6 +569,38 @@ def test_results_can_be_forgotten_and_the_log_kept() -> None:
     assert (list(spool.measurements), spool.tables, spool.artifacts, spool.units) == ([], [], [], [])
     assert (spool.environment, spool.validity) == (None, None)
     assert spool.log.text() == "hello\n"
+
+
+class TestManyMeasurements:
+    COUNT = 2500
+
+    def filled(self) -> tuple[Spool, float]:
+        """A spool of many measurements, and how many bytes each takes."""
+        spool = begun()
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            for number in range(self.COUNT):
+                wire = measured(samples=[float(number)]) | {"case": {**CASE, "sequence_length": number}}
+                add_measurement(spool, json.loads(json.dumps(wire)))
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        return spool, (after - before) / self.COUNT
+
+    def test_they_take_little_memory_and_are_read_again_and_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(packing, "PART_RECORDS", 100)
+        spool, bytes_each = self.filled()
+        assert bytes_each < 400
+        for _ in range(2):
+            assert [record.median for record in spool.measurements] == list(map(float, range(self.COUNT)))
+        assert len(spool.measurements) == self.COUNT
+
+    def test_control_of_the_packing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As objects they take several times as much."""
+        monkeypatch.setattr(packing, "PART_RECORDS", self.COUNT + 1)
+        _, bytes_each = self.filled()
+        assert bytes_each > 600
 
 
 class TestReplicates:

@@ -18,7 +18,7 @@ from workers.jobs._ranks import RankReports, job_failure
 from workers.jobs._values import Values
 from workers.jobs.ddp.buckets import PREDICTED, predicts, report_buckets
 from workers.jobs.ddp.stragglers import Lateness, work_of
-from workers.jobs.ddp.tables import report_tables, report_traces, values_rows
+from workers.jobs.ddp.tables import report_snapshots, report_tables, report_traces, values_rows
 from workers.jobs.ddp.timelines import ranks_of
 from workers.jobs.ddp.values import add_values, metrics, steps_of, turns_of
 from workers.measure.check import Check
@@ -103,6 +103,8 @@ def measure(spec: DdpSpec, case: Case, title: str, report: Reporter, *, extent: 
             checks.append(note)
         if spec.trace:
             report_traces(spec, found, lateness.ranks, report)
+        if spec.snapshot:
+            report_snapshots(spec, found, report)
         report_tables(spec, found, lateness, report)
         if predicts(spec):
             best, doubt = report_buckets(spec, found, turns_of(found, "silent"), values, report)

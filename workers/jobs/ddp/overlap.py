@@ -17,6 +17,7 @@ from workers.jobs.ddp.context import RankContext
 from workers.jobs.ddp.strategies import Trained
 from workers.jobs.ddp.timelines import of_rank
 from workers.jobs.ddp.timing import StepTimer
+from workers.measure.allocations import snapshot
 from workers.measure.memory import short_message
 from workers.measure.profiling import tables, usage
 from workers.measure.profiling.overlap import OverlapRecording, StepOverlap, at_most, record_overlap, total_ms
@@ -27,6 +28,8 @@ SHORT_MS = 300.0
 """So many steps are profiled; of shorter ones without a trace `MANY`, in which ranks may take turns in being late."""
 KERNELS_PER_RANK = 200
 """Most kernels of one rank in the table: those that take the most time."""
+MAX_ENTRIES = 500_000
+"""Most allocations and releases in a snapshot's history, the last ones."""
 SPANS_PER_STEP = 300
 """Largest number of spans of one step, rank and stream in the timeline."""
 
@@ -103,6 +106,19 @@ def record_step_overlap(context: RankContext, trained: Trained, step_ms: float, 
         "timeline": of_rank(profiled),
         "trace": _save(context, profiled, folder),
     }
+
+
+def record_snapshot(context: RankContext, trained: Trained, folder: Path) -> str | None:
+    """Record the GPU's allocations in one more step, if the spec asks for it; returns the snapshot as `written`."""
+    if not context.spec.snapshot:
+        return None
+    torch.cuda.memory._record_memory_history("all", context="all", stacks="python", max_entries=MAX_ENTRIES)
+    try:
+        StepTimer(context, trained).step()
+        name, taken = f"snapshot-{context.rank.index}.pickle", torch.cuda.memory._snapshot()
+        return written(context, folder / name, lambda path: snapshot.write(taken, path))
+    finally:
+        torch.cuda.memory._record_memory_history(None)
 
 
 def why_no_profiler(context: RankContext) -> str | None:

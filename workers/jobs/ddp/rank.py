@@ -32,7 +32,7 @@ from workers.jobs.ddp import strategies
 from workers.jobs.ddp.buckets import predicts, time_all_reduces
 from workers.jobs.ddp.context import DoesNotFit, RankContext
 from workers.jobs.ddp.memory import Memory, MemoryMarks, memory_now
-from workers.jobs.ddp.overlap import record_operations, record_step_overlap, why_no_profiler
+from workers.jobs.ddp.overlap import record_operations, record_snapshot, record_step_overlap, why_no_profiler
 from workers.jobs.ddp.parity import ParityCheck
 from workers.jobs.ddp.strategies import NO_COMMUNICATION, Trained
 from workers.jobs.ddp.timing import StepTimer, Turn, measure_steps
@@ -76,7 +76,7 @@ def measure_rank(rank: Rank, spec: dict[str, Any], folder: str, *, extent: Exten
     Args:
         rank: This rank.
         spec: A DdpSpec, as JSON.
-        folder: The folder in which ranks leave traces.
+        folder: The folder in which ranks leave traces and snapshots.
         extent: What is measured.
 
     Returns:
@@ -145,7 +145,7 @@ class RankRun:
             ranks other than 0.
         """
         found: dict[str, Any] = {"alone": None, "parity": None, "overlap": None, "busy": None}
-        found |= {"operations": [], "all_reduce": None}
+        found |= {"operations": [], "snapshot": None, "all_reduce": None}
         if self.context.spec.strategy != NO_COMMUNICATION and extent == "look":
             found["alone"] = LEFT_OUT
             del self.context.sides[2:]
@@ -203,6 +203,7 @@ class RankRun:
                 found["overlap"] = record_step_overlap(
                     self.context, trained, statistics.median(turn.step_ms), self.folder
                 )
+                found["snapshot"] = record_snapshot(self.context, trained, self.folder)
                 found["precision"] = self._precision(trained)
         finally:
             # Remaining objects are in reference cycles, of hooks and of errors' frames.

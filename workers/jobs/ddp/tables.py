@@ -80,6 +80,14 @@ def file_of(spec: DdpSpec, text: str, target: Path) -> Path:
     return target
 
 
+def report_snapshots(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
+    """Keep the memory snapshot of each rank."""
+    for rank, one in enumerate(found):
+        name = f"snapshot-rank-{rank}.pickle"
+        path = file_of(spec, one["snapshot"], report.scratch / name)
+        report.artifact(path, name=name, kind="snapshot", media_type="application/octet-stream")
+
+
 def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], lateness: Lateness, report: Reporter) -> None:
     """Report the tables `ranks`, `communication`, `operations`, `timeline`, `kernels`, `classes`, `waits`,
     `stragglers`, `values`."""

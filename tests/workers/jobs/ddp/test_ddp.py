@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import json
 import math
+import pickle
 import shutil
 import statistics
 from collections.abc import Sequence
@@ -1120,6 +1121,7 @@ def test_gradients_that_are_all_zero_are_equal() -> None:
             "sharded_optimizer": True,
             "optimizer": "torch_fused_adamw",
             "trace": True,
+            "snapshot": True,
         },
         {"strategy": "torch_ddp", "precision": "bf16", "compile": True},
         {"strategy": "fsdp", "precision": "bf16", "cast_before_communication": True, "activation_checkpointing": True},
@@ -1142,6 +1144,9 @@ def test_two_gpus(fields: dict[str, Any], tmp_path: Path) -> None:
     assert len(report.fingerprint["other_devices"]) == 1
     assert ("trace-rank-1.json.gz" in report.files) == bool(fields.get("trace"))
     assert {row["rank"] for row in report.table_rows("kernels")} == {0, 1}
+    for rank in range(2 * bool(fields.get("snapshot"))):
+        snapshot = pickle.loads(report.files[f"snapshot-rank-{rank}.pickle"].read_bytes())
+        assert sum(map(len, snapshot["device_traces"])) > 100
     assert list((tmp_path / "ranks").iterdir())
 
 
