@@ -56,7 +56,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5, *, out_dtype: torch.d
 
     Raises:
         ValueError: shapes, dtypes or devices do not fit together.
-        NoDerivative: in a second derivative, in forward mode and in torch.func.grad.
+        NoDerivative: in forward mode and in torch.func.grad. Second derivatives are right.
     """
     out: Tensor = _rms_norm(x, weight, eps, out_dtype or x.dtype)[0]
     return out
@@ -121,7 +121,7 @@ def _(gradient: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tenso
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, float, torch.dtype], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, _, _ = inputs
+    x, weight, ctx.eps, _ = inputs
     _, scale = output
     ctx.mark_non_differentiable(scale)
     ctx.save_for_backward(x, weight, scale)
@@ -129,7 +129,20 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, float, torch.dtype], output: t
 
 def _differentiate(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
     x, weight, scale = ctx.saved_tensors
-    return *_rms_norm_backward(gradient, x, weight, scale), None, None
+    if torch.is_grad_enabled():  # these gradients may be differentiated in turn
+        dx, dweight = _plain_backward(gradient, x, weight, ctx.eps)
+    else:
+        dx, dweight = _rms_norm_backward(gradient, x, weight, scale)
+    return dx, dweight, None, None
+
+
+def _plain_backward(gradient: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The backward pass in operations that torch differentiates."""
+    wide_x, wide_gradient = (tensor.to(wide_dtype(x, weight)) for tensor in (x, gradient))
+    inverse = (wide_x.square().mean(-1, keepdim=True) + eps).rsqrt()
+    normal, scaled = wide_x * inverse, wide_gradient * weight
+    dx = (scaled - normal * (scaled * normal).mean(-1, keepdim=True)) * inverse
+    return dx.to(x.dtype), (wide_gradient * normal).flatten(0, -2).sum(0).to(weight.dtype)
 
 
 _NAMES = "rms_norm", "torch.nn.functional.rms_norm"

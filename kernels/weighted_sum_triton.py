@@ -39,7 +39,7 @@ def weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
 
     Raises:
         ValueError: shapes, dtypes or devices do not fit together.
-        NoDerivative: in a second derivative, in forward mode and in torch.func.grad.
+        NoDerivative: in forward mode and in torch.func.grad. Second derivatives are right.
     """
     out: Tensor = _weighted_sum(x, weight)
     return out
@@ -104,9 +104,21 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
     return gradients
 
 
+def _save_all(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _differentiate_again(ctx: Any, dx: Tensor, dweight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The backward pass is bilinear: gradient ⊗ weight, and gradient · x."""
+    gradient, x, weight = ctx.saved_tensors
+    of_gradient = _weighted_sum(dx, weight) + _weighted_sum(x, dweight)
+    of_x, of_weight = _weighted_sum_backward(gradient, dx, dweight)
+    return of_gradient, of_x, of_weight
+
+
 _NAMES = "weighted_sum", "(x * weight).sum(-1)"
 register(_weighted_sum, *_NAMES, _differentiate, _save)
-register(_weighted_sum_backward, *_NAMES)
+register(_weighted_sum_backward, *_NAMES, _differentiate_again, _save_all)
 
 
 @triton.jit
