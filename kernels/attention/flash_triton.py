@@ -10,10 +10,11 @@ torch's scaled_dot_product_attention.
 they are, without a graph break; `TritonFlashAttention2` is the same as an autograd.Function.
 
 On compute capability 9.0 the kernels of `kernels.attention.hopper` compute what they take: half precision with head
-dimensions from 40 on, without a soft cap. All else is FlashAttention-2 in `kernels.attention.triton`. Its backward pass
-has two forms: it takes the one that was measured to be faster (see `triton.tilings`). If torch's deterministic
-algorithms are on, it takes two passes, whose results are the same bit for bit in every run: above head dimension 128
-those for compute capability 9.0, else those of FlashAttention-2.
+dimensions from 40 on, without a soft cap. Few queries to many keys, as in decoding, have the keys split
+among programs (`triton.decoding`). All else is FlashAttention-2 in `kernels.attention.triton`. Its backward pass has
+two forms: it takes the one that was measured to be faster (see `triton.tilings`). If torch's deterministic algorithms
+are on, it takes two passes, whose results are the same bit for bit in every run: above head dimension 128 those for
+compute capability 9.0, else those of FlashAttention-2.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .hopper import launch as hopper
 from .hopper import native
 from .masks import check_documents
 from .problem import DIFFERENTIABLE, check_options
-from .triton import launch
+from .triton import decoding, launch
 from .triton.inputs import (
     allocate_results,
     cast_for_autocast,
@@ -230,6 +231,9 @@ def _forward(
         q, k, v, heads_out = with_heads(q, k, v, out)
         with on_device(q.device):
             bounds = options.bounds(k.shape[2])
+            if not only_hopper and decoding.suits(q, k, scoring, bounds):
+                decoding.decode(q, k, v, heads_out, logsumexp, scoring)
+                return out, logsumexp
             if not hopper.forward(q, k, v, heads_out, logsumexp, scoring, bounds):
                 if only_hopper:
                     reason = hopper.why_not(q, k, v) or "it takes no soft cap, and only a scale above 0"

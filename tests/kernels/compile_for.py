@@ -22,7 +22,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from kernels import launching
-from kernels.attention.triton import inputs, launch, tilings
+from kernels.attention.triton import decoding, inputs, launch, tilings
 
 LENGTH = 1024
 
@@ -88,6 +88,8 @@ def compile_all(width: int, precision: str, dtype: torch.dtype) -> None:
         launch.forward(q, k, v, out, numbers, scoring, precision, bounds=bounds)
         launch.keys(q, k, v, gradient, numbers, numbers, results[0], results[1], scoring, precision, bounds=bounds)
         launch.queries(q, k, v, gradient, numbers, numbers, results[2], scoring, precision, bounds=bounds)
+    if dtype != torch.float32:
+        decoding.decode(q[:, :, :1], k, v, out[:, :, :1], numbers, launch.Scoring.of(q[:, :, :1], k, False))
 
 
 def compile_each_width_and_dtype() -> None:

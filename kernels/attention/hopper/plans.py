@@ -37,7 +37,7 @@ def unchecked_forward(q: Kind, k: Kind, v: Kind, is_causal: bool) -> Launch | No
     if (
         not (q.device == k.device == v.device and rules.runs_on(q.device))
         or len(q.shape) != 4
-        or q.shape[2] < ROW_TILE
+        or q.shape[2] < ROW_TILE  # for few queries, decoding may be faster
         or any(one.strides[-1] != 1 or 0 in one.strides for one in (q, k, v))
     ):
         return None
