@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import argparse
 import base64
+import functools
 import gc
-import itertools
 import json
 import os
+import posix
 import shutil
+import signal
 import sys
 import tempfile
 import traceback
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import chdir, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +56,9 @@ from workers.outcome import (
     Succeeded,
     Unsupported,
     describe_error,
+    ending_forks,
     failure_code,
+    leave_fork,
 )
 from workers.reporter import Reporter
 from workers.torch_host import reset_process, trim_free_memory
@@ -66,6 +70,10 @@ if TYPE_CHECKING:
 
 TABLE_ROWS = 10
 """Number of rows shown of a table that a unit reports."""
+ENDS = ("_exit", "execv", "execve", "kill", "abort")
+"""Functions of `os` that may end this process; `os` itself calls them for its others, such as `execlp`."""
+HARMLESS = (0, signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH)
+"""Signals that end no process, nor stop it for good."""
 
 
 class LocalResults:
@@ -75,9 +83,13 @@ class LocalResults:
         self.spool = Spool()
         self.artifacts: list[dict[str, Any]] = []
         self._output = output
+        self._process = os.getpid()
+        self._number = 1
+        """The number in the names of all files of this run; 1 is not written."""
 
     def take(self, message: Message) -> None:
         """Process one message of a unit, with the agent's checks."""
+        leave_fork(self._process)
         match parse(to_line(message)):
             case Progress() as progress:
                 sys.stderr.write(f"{progress.done}/{progress.total} {progress.message}\n")
@@ -94,15 +106,24 @@ class LocalResults:
     def _move(self, artifact: ArtifactMade) -> None:
         public_name = self.spool.name_artifact(artifact.name)
         self._output.mkdir(parents=True, exist_ok=True)
-        for number in itertools.count(1):
-            target = self._output / _numbered(public_name, number)
-            with suppress(FileExistsError):
-                target.open("xb").close()  # takes the name, also from runs that write into the folder at the same time
-                break
-        shutil.move(artifact.path, target)
-        self.artifacts.append(
-            {"name": public_name, "kind": artifact.kind, "media_type": artifact.media_type, "path": str(target)}
-        )
+        file = {"name": public_name, "kind": artifact.kind, "media_type": artifact.media_type, "path": artifact.path}
+        self.artifacts.append(file)
+        waiting = [file]
+        while not all(self._placed(file) for file in waiting):
+            # All files of a run have one number, so those that were moved before move on to the next one, too.
+            self._number += 1
+            waiting = self.artifacts
+
+    def _placed(self, artifact: dict[str, Any]) -> bool:
+        """Move a file to its name with the run's number; returns False if there is something of that name already."""
+        target = self._output / _numbered(artifact["name"], self._number)
+        try:
+            target.open("xb").close()  # takes the name, also from runs that write into the folder at the same time
+        except FileExistsError:
+            return False
+        shutil.move(artifact["path"], target)
+        artifact["path"] = str(target)
+        return True
 
     def result(self) -> dict[str, Any]:
         """Return all reports, JSON-ready."""
@@ -133,23 +154,37 @@ def _numbered(name: str, number: int) -> str:
 
 @contextmanager
 def _nobody_ends_it() -> Iterator[None]:
-    """Make a failure of os._exit, which would end this process before the job's work is done, maybe with exit code 0.
-    Forks of it end as they like."""
+    """Make a failure of what would end this process before the job's work is done, maybe with exit code 0, or replace
+    it by another program. Forks of it end as they like."""
     process, leave = os.getpid(), os._exit
 
-    def end(code: int) -> None:
-        if os.getpid() == process:
+    def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def end(*arguments: Any, **options: Any) -> Any:
+            if os.getpid() != process or (name == "kill" and not _is_deadly(*arguments)):
+                return function(*arguments, **options)
             traceback.print_stack()
-            sys.stderr.write("flopwatch run: crashed: the code called os._exit before the job's work was done\n")
+            sys.stderr.write(f"flopwatch run: crashed: the code called os.{name} before the job's work was done\n")
             sys.stderr.flush()
-            code = EXIT_CODES["crashed"]
-        leave(code)
+            return leave(EXIT_CODES["crashed"])
 
-    os._exit = end  # type: ignore[assignment]
+        return end
+
+    before = [(module, name, getattr(module, name)) for module in (os, posix) for name in ENDS]
+    for module, name, function in before:
+        setattr(module, name, guarded(name, function))
     try:
         yield
     finally:
-        os._exit = leave
+        for module, name, function in before:
+            setattr(module, name, function)
+
+
+def _is_deadly(pid: int, number: int) -> bool:
+    """Return True if a signal ends this process."""
+    if pid != os.getpid() or number in HARMLESS:
+        return False
+    return number == signal.SIGKILL or signal.getsignal(number) is signal.SIG_DFL
 
 
 def run_here(arguments: list[str]) -> int:
@@ -171,7 +206,7 @@ def run_here(arguments: list[str]) -> int:
         try:
             if code:
                 os.environ.update(uploaded.write(Path(folder) / "code", code))
-            with _nobody_ends_it(), _prints_to_stderr():
+            with ending_forks(), _nobody_ends_it(), _prints_to_stderr():
                 _run_units(spec, results, Path(folder))
         except RunnerError as error:
             sys.stderr.write(f"flopwatch run: {error.code}: {error}\n")

@@ -215,15 +215,15 @@ def output(tmp_path: Path) -> Path:
 def test_no_file_is_overwritten(tmp_path: Path, output: Path) -> None:
     for name in ("trace.json.gz", "trace-2.json.gz"):
         (output / name).write_text("somebody's")
-    (output / "link").symlink_to("nowhere")
-    (output / "folder").mkdir()
+    (output / "link-3").symlink_to("nowhere")
+    (output / "folder-4").mkdir()
     writer = Writer(tmp_path / "run", output)
     writer.unit("new.json", "trace.json.gz", "link", "folder", "plain")
-    names = ["new.json", "trace-3.json.gz", "link-2", "folder-2", "plain"]
+    names = ["new-5.json", "trace-5.json.gz", "link-5", "folder-5", "plain-5"]
     assert list(writer.files()) == names
     assert {(output / name).read_text() for name in ("trace.json.gz", "trace-2.json.gz")} == {"somebody's"}
     assert {path.name for path in output.iterdir()} == {
-        *names, "trace.json.gz", "trace-2.json.gz", "link", "folder",
+        *names, "trace.json.gz", "trace-2.json.gz", "link-3", "folder-4",
     }, "nothing is left of the names that were tried"  # fmt: skip
 
 
@@ -312,11 +312,25 @@ def test_the_job_runs_in_the_process_that_was_started(tmp_path: Path) -> None:
 
 
 ENDS = """
-import os, threading
+import os, posix, signal, sys, threading
 
 def make(device):
     def step():
         {end}
+    return step
+"""
+COMES_BACK = """
+import os
+
+def make(device):
+    forked = []
+    def step():
+        if not forked:
+            forked.append(os.fork())
+            if forked == [0]:
+                os.setsid()
+            else:
+                os.waitpid(forked[0], 0)
     return step
 """
 
@@ -331,16 +345,20 @@ def own(folder: Path, source: str) -> tuple[dict[str, Any], list[str]]:
 
 
 @pytest.mark.parametrize(
-    "end",
+    ("end", "called"),
     [
-        "os._exit(8)",
+        ("posix._exit(8)", "_exit"),
         pytest.param(
-            "threading.Thread(target=os._exit, args=(0,)).start(); threading.Event().wait(9)", marks=pytest.mark.long
+            "threading.Thread(target=os._exit, args=(0,)).start(); threading.Event().wait(9)",
+            "_exit",
+            marks=pytest.mark.long,
         ),
-        pytest.param("os.fork() and os._exit(0)", marks=pytest.mark.long),
+        pytest.param("os.fork() and os._exit(0)", "_exit", marks=pytest.mark.long),
+        ("os.execlp('true', 'true')", "execv"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", "kill"),
     ],
 )
-def test_a_step_that_ends_the_process_is_a_failure(tmp_path: Path, end: str) -> None:
+def test_a_step_that_ends_the_process_is_a_failure(tmp_path: Path, end: str, called: str) -> None:
     """In a fork of this process, which has torch already."""
     spec, options = own(tmp_path, ENDS.format(end=end))
     forked = os.fork()
@@ -355,16 +373,19 @@ def test_a_step_that_ends_the_process_is_a_failure(tmp_path: Path, end: str) -> 
     _, status = os.waitpid(forked, 0)
     told = (tmp_path / "err").read_text()
     assert os.waitstatus_to_exitcode(status) == 70, told
-    assert "flopwatch run: crashed: the code called os._exit before the job's work was done" in told
+    assert f"flopwatch run: crashed: the code called os.{called} before the job's work was done" in told
 
 
-def test_forks_are_left_alone(tmp_path: Path, run: Run) -> None:
-    end = "(pid := os.fork()) or os._exit(5); assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5"
-    before = os._exit
+def test_signals_that_end_nothing_and_forks_are_left_alone(tmp_path: Path, run: Run) -> None:
+    end = (
+        "signal.signal(signal.SIGUSR1, lambda *_: None); os.kill(os.getpid(), signal.SIGUSR1); os.kill(os.getpid(), 0)"
+        "; (pid := os.fork()) or os._exit(5); assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5"
+    )
+    before = os._exit, os.kill
     spec, options = own(tmp_path, ENDS.format(end=end))
     code, _, err = run(spec, *options)
     assert code == 0, err
-    assert os._exit == before
+    assert (os._exit, os.kill) == before
 
 
 def test_an_error_of_the_users_ends_with_its_words(tmp_path: Path, run: Run) -> None:
@@ -372,3 +393,11 @@ def test_an_error_of_the_users_ends_with_its_words(tmp_path: Path, run: Run) -> 
     code, out, err = run(spec, *options)
     assert (code, out) == (1, "")
     assert err.endswith("flopwatch run: failed: GeneratorExit: of its own\n")
+
+
+def test_a_fork_that_comes_back_prints_nothing(tmp_path: Path, run: Run) -> None:
+    spec, options = own(tmp_path, COMES_BACK)
+    code, out, err = run(spec, *options)
+    assert code == 0, err
+    assert out.count("validity: ") == 1
+    assert err.count("a fork of the job's process has come back from the user's code: it ends here") == 1
