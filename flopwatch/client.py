@@ -76,6 +76,7 @@ from flopwatch.queries import (
     table_query,
 )
 from flopwatch.table_options import Format
+from flopwatch.text.cases import case_text
 from flopwatch.text.times import duration, rough_duration
 from flopwatch.text.values import value_text
 
@@ -566,6 +567,48 @@ class Flopwatch(Connection):
         for job in self.pages("/jobs", ALL, sweep=self.sweep_state(sweep)["id"]):
             latest.setdefault(json.dumps(job["spec"], sort_keys=True), job)
         return list(latest.values())
+
+    def jobs(self, *, limit: int = 50, since: str | None = None, **filters: Unpack[JobFilter]) -> pd.DataFrame:
+        """Return the jobs that match everything given as a frame, newest first, with their ids as its index.
+
+        Times are UTC, `duration_s` is in seconds, and `verdict` is that of the job's worst case. The arguments are
+        those of `list_jobs`.
+
+        Example:
+            >>> flopwatch.jobs(sweep=sweep)["state"].tolist()
+            ['succeeded', 'succeeded', 'succeeded']
+        """
+        import pandas as pd
+
+        jobs = self.list_jobs(limit=limit, since=since, **filters)
+        times = ("created_at", "started_at", "finished_at")
+        kept = (
+            "id",
+            "kind",
+            "state",
+            "name",
+            "labels",
+            "submitted_by",
+            "priority",
+            "attempt",
+            "sweep_id",
+            "worker_id",
+            "waiting",
+            *times,
+        )
+        rows = [
+            {
+                **{name: job[name] for name in kept},
+                "case": case_text(job["summary"]),
+                "verdict": (job["validity"] or {}).get("verdict"),
+            }
+            for job in jobs
+        ]
+        frame = pd.DataFrame(rows, columns=[*kept, "case", "verdict"])
+        for name in times:
+            frame[name] = pd.to_datetime(frame[name], utc=True, format="ISO8601")
+        frame["duration_s"] = (frame["finished_at"] - frame["started_at"]).dt.total_seconds()
+        return frame.set_index("id")
 
     def places(self, jobs: Iterable[Mapping[str, Any]]) -> dict[int, int]:
         """Return the places in the queue, from 1 on, of those of the jobs that are queued, by their ids.

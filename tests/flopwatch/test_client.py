@@ -90,7 +90,7 @@ def test_examples_run(example, site, flopwatch, measured, tmp_path, monkeypatch,
 
 def test_most_methods_have_an_example() -> None:
     named = {found.name.rpartition(".")[2] for found in EXAMPLES}
-    assert {"submit", "sweep", "rerun", "wait", "measurements", "table", "download", "cancel", "logs"} <= named
+    assert {"submit", "sweep", "rerun", "wait", "jobs", "measurements", "table", "download", "cancel", "logs"} <= named
 
 
 def test_the_program_in_the_documents_runs(
