@@ -15,7 +15,7 @@
     ├── BodyTooLarge               413
     ├── UnsupportedMediaType       415
     ├── MisdirectedRequest         421  its Host header names no host of this server
-    ├── TooManyRequests            429  too many different wrong tokens; try again
+    ├── TooManyRequests            429  more requests than FLOPWATCH_REQUESTS_PER_MINUTE; try again
     │   └── QueueFull              429  its submitter has FLOPWATCH_MAX_QUEUED_JOBS queued jobs
     ├── DatabaseBusy               503  locked for longer than the timeout; try again
     ├── DiskFull                   507  reads still work

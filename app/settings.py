@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import CannotRunHere
 from app.logs import LogFormat, LogLevel
+from app.tokens import Scope
 from flopwatch import defaults
 
 if TYPE_CHECKING:
@@ -28,6 +29,17 @@ def _split(value: object) -> object:
 
 def _no_limit(value: object) -> object:
     return None if isinstance(value, str) and value.strip().lower() == "none" else value
+
+
+def _ceilings(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    if value.strip().lower() == "none":
+        return ()
+    pairs = [part.partition("=") for part in value.replace(",", " ").split()]
+    if not all(separator for _, separator, _ in pairs):
+        raise PydanticCustomError("ceilings", "must be written submit=0,code=10, or none")
+    return tuple((scope, priority) for scope, _, priority in pairs)
 
 
 def _is_a_token(token: SecretStr) -> SecretStr:
@@ -127,11 +139,18 @@ class Settings(BaseSettings):
         description="Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed: addresses and networks; unset: "
         "FORWARDED_ALLOW_IPS, or 127.0.0.1; empty: none.",
     )
+    requests_per_minute: int | None = Field(
+        default=None, ge=1, description="Most requests of one token or, without one, address; unset: no limit."
+    )
     max_queued_jobs: int | None = Field(
         default=None, ge=1, description="Most queued jobs of one submitter; unset: no limit."
     )
     max_running_devices: int | None = Field(
         default=None, ge=1, description="Most devices that the running jobs of one user hold; unset: no limit."
+    )
+    max_priority: Annotated[tuple[tuple[Scope, int], ...], NoDecode, BeforeValidator(_ceilings)] = Field(
+        default=(("submit", 0), ("code", 0)),
+        description="Highest priority that tokens of a scope give jobs, submit=0,code=10; none: no limit.",
     )
     fair_share_half_life_h: float = Field(
         default=1.0, gt=0, le=8760, description="Hours after which used device time counts half for whose job is next."

@@ -64,16 +64,16 @@ def check_code(sender: Access, jobs: Iterable[NewJob]) -> None:
 
 
 def check_limits(services: Services, sender: Access, jobs: Iterable[NewJob]) -> None:
-    """Raise InsufficientScope for a priority above 0 without the scope `admin`, and InvalidRequest for a job that needs
+    """Raise InsufficientScope for a priority above that of the sender's scope, and InvalidRequest for a job that needs
     more devices than its user may hold."""
     if sender.token_id is None:
         return
-    most = services.settings.max_running_devices
+    highest, most = dict(services.settings.max_priority).get(sender.scope), services.settings.max_running_devices
     for new in jobs:
-        if new.priority > 0 and not sender.allows("admin"):
+        if highest is not None and new.priority > highest:
             raise InsufficientScope(
-                f"A token with the scope `{sender.scope}` gives jobs priorities up to 0, and this has {new.priority}: "
-                "lower it, or ask an admin.",
+                f"A token with the scope `{sender.scope}` gives jobs priorities up to {highest} "
+                f"(FLOPWATCH_MAX_PRIORITY), and this has {new.priority}: lower it, or ask an admin.",
                 "admin",
             )
         if most is not None and (number := new.spec.resources().total) > most:

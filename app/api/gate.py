@@ -70,11 +70,13 @@ class Gate:
         await guard.refresh()
         safe = scope["method"] in SAFE_METHODS
         is_open = scope["path"] in OPEN or scope["path"].startswith(STATIC)
-        access, unknown = None, None
+        access, unknown, address = None, None, address_of(scope)
         try:
-            access = identify(headers, guard, address_of(scope))
+            access = identify(headers, guard, address)
         except (Unauthorized, TooManyRequests) as error:
             unknown = error
+        if not is_open:  # whatever others at an address do, its people can sign in
+            guard.count(access, address)
         if not safe and is_cross_site(headers, unsaid=access is not None and access.by_session):
             raise CrossSiteRequest("A page of another site sent this request; nothing was changed.")
         if unknown is not None and not is_open:

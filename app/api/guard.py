@@ -1,5 +1,5 @@
-"""Decides who sends a request and what they may do: tokens, sessions of browsers, and the limit of guessed
-tokens.
+"""Decides who sends a request and what they may do: tokens, sessions of browsers, and the limits of requests and of
+guessed tokens.
 
 Tokens are read from the database at most once a second, so a request costs no query, and a token that another process
 revoked counts for a second more. Sessions are in memory: a restart of the server ends them.
@@ -86,6 +86,8 @@ class Guard:
         self._thread = CapacityLimiter(1)
         self._sessions: dict[str, Session] = {}
         self._used: dict[str, datetime] = {}
+        per_minute = settings.requests_per_minute
+        self._limit = None if per_minute is None else RequestLimit(per_minute, clock)
         self._guesses = GuessLimit(clock)
 
     async def reload(self) -> None:
@@ -159,6 +161,13 @@ class Guard:
     def end_session(self, cookie: str) -> None:
         self._sessions.pop(_key(cookie), None)
 
+    def count(self, access: Access | None, address: str) -> None:
+        """Count a request of this token, or without one of this address; of FLOPWATCH_API_TOKEN, which a proxy may send
+        for everybody, at this address. Raises TooManyRequests."""
+        if self._limit is not None:
+            here = network_of(address)
+            self._limit.count(here if access is None else access.token_id or f"admin at {here}")
+
     def note_uses(self) -> None:
         """Store when tokens were last used since the last call."""
         used, self._used = self._used, {}
@@ -201,7 +210,8 @@ class GuessLimit:
     program goes on with its token, be it right or wrong, while others at its address guess."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._here, self._all = Limit(GUESSES, clock), Limit(ALL_GUESSES, clock)
+        what = "different wrong tokens"
+        self._here, self._all = RequestLimit(GUESSES, clock, what), RequestLimit(ALL_GUESSES, clock, what)
         self._tried: dict[tuple[str, bytes], None] = {}
 
     def check(self, sent: bytes, address: str) -> None:
@@ -225,11 +235,12 @@ class GuessLimit:
 
 
 @dataclass
-class Limit:
-    """A token bucket for each sender: `per_minute` wrong tokens at once, which fill up again within a minute."""
+class RequestLimit:
+    """A token bucket for each sender: `per_minute` requests at once, which fill up again within a minute."""
 
     per_minute: int
     _clock: Callable[[], float] = time.monotonic
+    what: str = "requests"
     _full_at: dict[str, float] = field(default_factory=dict)
     """When each bucket will be full again."""
 
@@ -240,8 +251,10 @@ class Limit:
         too_early_s = round(full_at - now - MINUTE_S, 6)
         if too_early_s > 0:
             wait_s = math.ceil(too_early_s)
-            message = f"More than {self.per_minute} different wrong tokens a minute: wait {wait_s} s."
-            raise TooManyRequests(message, wait_s)
+            setting = " (FLOPWATCH_REQUESTS_PER_MINUTE)" if self.what == "requests" else ""
+            raise TooManyRequests(
+                f"More than {self.per_minute} {self.what} a minute{setting}: wait {wait_s} s.", wait_s
+            )
         return full_at
 
     def count(self, who: str) -> None:

@@ -22,7 +22,7 @@ import pytest
 from pydantic import SecretStr
 
 from app.api import events, gate, guard
-from app.api.guard import Access, Guard, Limit
+from app.api.guard import Access, Guard, RequestLimit
 from app.errors import StorageFailed, TooManyRequests, Unauthorized
 from app.main import create_app
 from app.settings import Settings
@@ -377,9 +377,9 @@ class TestWhoseJobs:
 
 
 class TestLimits:
-    def test_a_minutes_guesses(self) -> None:
+    def test_a_minutes_requests(self) -> None:
         now = 1000.0
-        limit = Limit(60, lambda: now)
+        limit = RequestLimit(60, lambda: now)
         for _ in range(60):
             limit.count("ada")
         with pytest.raises(TooManyRequests) as error:
@@ -393,6 +393,21 @@ class TestLimits:
         now += 3600.0
         for _ in range(60):
             limit.count("ada")
+
+    def test_too_many_requests_are_answered_429(self, serve: Any, tmp_path: Path) -> None:
+        with serve(tmp_path, api_token=BOOTSTRAP, requests_per_minute=4) as site:
+            ada, bob = made(site, "ada", "read"), made(site, "bob", "read")
+            answers = [site.http.get("/jobs", headers=bearer(ada)).status_code for _ in range(5)]
+            assert answers == [200] * 4 + [429]
+            answer = site.http.get("/jobs", headers=bearer(ada))
+            refused(answer, 429, "too_many_requests")
+            assert 1 <= int(answer.headers["retry-after"]) <= 30
+            assert site.http.get("/jobs", headers=bearer(bob)).status_code == 200
+            assert [site.http.get("/jobs").status_code for _ in range(5)] == [401] * 4 + [429], "by their address"
+            assert made(site, "cy", "read"), "FLOPWATCH_API_TOKEN is not counted with visitors of its address"
+            answer = site.http.post("/ui/sign-in", data={"token": bob})
+            assert (answer.status_code, site.http.get("/ui/sign-in").status_code) == (303, 200), "signing in is open"
+            assert site.http.get("/healthz").status_code == 200
 
     def test_guesses_are_limited(self, serve: Any, tmp_path: Path) -> None:
         with serve(tmp_path, api_token=BOOTSTRAP) as site:

@@ -17,7 +17,7 @@ from tests.app.api.test_writing import TINY
 
 @pytest.fixture(scope="module")
 def shared(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    limits = {"max_running_devices": 2}
+    limits = {"max_running_devices": 2, "max_priority": "submit=0,code=5"}
     with serve(tmp_path_factory.mktemp("shared"), api_token=BOOTSTRAP, **limits) as site:
         site.worker.register(
             frozenset({"benchmark", "collective"}), frozenset({"attention:eager", "model:transformer_lm"})
@@ -29,14 +29,14 @@ def submit(site: Any, token: str, **body: Any) -> Any:
     return site.http.post("/jobs", json={"spec": TINY, **body}, headers=bearer(token))
 
 
-@pytest.mark.parametrize(("scope", "highest"), [("submit", 0), ("code", 0), ("admin", None)])
+@pytest.mark.parametrize(("scope", "highest"), [("submit", 0), ("code", 5), ("admin", None)])
 def test_a_scope_has_a_highest_priority(shared: Any, scope: Any, highest: int | None) -> None:
     token = made(shared, f"of {scope}", scope)
     for priority in (-3, 0 if highest is None else highest, 900 if highest is None else 0):
         assert submit(shared, token, priority=priority).status_code == 201
     if highest is not None:
         problem = refused(submit(shared, token, priority=highest + 1), 403, "insufficient_scope")
-        assert f"priorities up to {highest}" in problem["detail"]
+        assert f"priorities up to {highest} (FLOPWATCH_MAX_PRIORITY)" in problem["detail"]
         sweep = {"base": TINY, "grid": {"seed": [1]}, "priority": highest + 1}
         refused(shared.http.post("/sweeps", json=sweep, headers=bearer(token)), 403, "insufficient_scope")
 
