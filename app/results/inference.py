@@ -160,7 +160,7 @@ def _place_of_end(baseline: int, candidate: int) -> int:
     return int(np.count_nonzero(below <= (1 - CONFIDENCE) / 2))
 
 
-@functools.lru_cache(maxsize=1000)
+@functools.lru_cache(maxsize=100)
 def _ways(ranks: tuple[int, ...], size: int) -> Any:
     """Return in how many ways so many of these ranks have each sum, as an array from 0 on."""
     import numpy as np
@@ -170,7 +170,7 @@ def _ways(ranks: tuple[int, ...], size: int) -> Any:
     for number, rank in enumerate(ranks, start=1):
         for count in range(min(size, number), 0, -1):
             ways[count, rank:] += ways[count - 1, :-rank]
-    return ways[size]
+    return ways[size].copy()  # a view would keep the other rows in the cache, too
 
 
 def _end_in_turns(

@@ -37,6 +37,12 @@ class TestEstimate:
         assert (found.ratio, found.low, found.high, found.spread) == (1.2, 1.2, 1.2, 0.0)
         assert estimate([100.0] * 4, [100.0] * 4).p_value == 1.0
 
+    def test_what_is_kept_of_large_comparisons_is_small(self) -> None:
+        tied = tuple(sorted(2 * (number // 2) + 1 for number in range(2 * inference.MAX_EXACT)))
+        found = inference._ways(tied, inference.MAX_EXACT)
+        assert found.base is None, "nothing else is kept"
+        assert inference._ways.cache_info().maxsize * found.nbytes < 16 * 2**20
+
     @pytest.mark.parametrize(("one", "other"), [(1, 1), (1, 9), (3, 3), (3, 9)])
     def test_few_processes_have_a_ratio_only(self, one: int, other: int) -> None:
         found = estimate(EIGHT[:1] * one, [2.0] * other)
