@@ -60,6 +60,8 @@ Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 LayerPattern = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[\w.*?\[\]!-]+$")]
 IN_BF16 = ("bf16", "fp8")
 """Precisions that compute in bf16 by autocast; fp8 does so in all but its linear layers."""
+FP8_MULTIPLE = 16
+"""Sizes of an fp8 product are multiples of it (torch._scaled_mm)."""
 ACCUMULATION = "accumulation"
 """The first phase of a step with several micro-batches: the passes of all but the last of them."""
 
@@ -348,6 +350,13 @@ class TrainingSpec(SpecBase):
             raise field_error("fp8_filter", f"{min(alone)!r} goes alone: leave it out, or the patterns")
         if len(set(self.fp8_filter)) < len(self.fp8_filter):
             raise field_error("fp8_filter", "one of them is there twice")
+        tokens = self.batch_size * self.context_length
+        if self.mode in WITH_BACKWARD and tokens % FP8_MULTIPLE:
+            raise field_error(
+                "context_length",
+                f"gradients of weights sum over batch_size × context_length = {tokens} tokens, and fp8 takes "
+                f"multiples of {FP8_MULTIPLE}: choose another length",
+            )
 
     def _check_cuda_graph(self) -> None:
         if self.device == "cpu":

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from app.specs._training import FP8_MULTIPLE
 from app.specs.kernel import KernelSpec
 from app.summaries import median_interval
 from workers.jobs import _own_step
@@ -140,9 +141,8 @@ def _times(spec: KernelSpec, sizes: tuple[int, int, int], context: OperationCont
     """Return the times of one layer in bf16 and, if its sizes are allowed, by each recipe."""
     from workers.measure.linear_products import PRODUCTS, product_works, whole_work
     from workers.measure.memory import translate_oom
-    from workers.model.float8 import MULTIPLE
 
-    allowed = all(size % MULTIPLE == 0 for size in sizes)
+    allowed = all(size % FP8_MULTIPLE == 0 for size in sizes)
     found: dict[str, Times] = {}
     for recipe in (BF16, *(spec.recipes if allowed else ())):
         reset_process()

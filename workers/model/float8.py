@@ -20,13 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from app.specs._training import FP8_MULTIPLE
 from workers.model.compiled import BLOCKS
 from workers.model.transformer import OutputLayer
 
 RECIPES = {"tensorwise": 3, "rowwise": 3, "rowwise_with_gw_hp": 2}
 """torchao's recipes, with the number of a layer's three products that are in 8 bits."""
-MULTIPLE = 16
-"""Sizes of a product are multiples of it (torch._scaled_mm): tokens, too, over which gradients of weights sum."""
 LEAST_INTENSITY = {"tensorwise": 900.0, "rowwise": 1800.0, "rowwise_with_gw_hp": 1800.0}
 """Where the first two recipes begin to pay, measured on an H100 (docs/measurements.md); of the third it is a guess. See
 `intensity`."""
@@ -100,19 +99,19 @@ def linear_layers(
         model_has_loss: Whether the output layer computes the loss, too, which needs its weight as it is.
 
     Raises:
-        NoFloat8: a chosen layer has a size that is no multiple of MULTIPLE, or no layer has such a name.
+        NoFloat8: a chosen layer has a size that is no multiple of FP8_MULTIPLE, or no layer has such a name.
     """
     found = []
     for name, layer in candidates(model, model_has_loss=model_has_loss):
-        sizes = rows, layer.in_features, layer.out_features
-        allowed = all(size % MULTIPLE == 0 for size in sizes)
-        in_fp8, why = _chosen(name, allowed, intensity(*sizes), recipe, patterns)
+        sizes = layer.in_features, layer.out_features
+        allowed = all(size % FP8_MULTIPLE == 0 for size in sizes)
+        in_fp8, why = _chosen(name, allowed, intensity(rows, *sizes), recipe, patterns)
         if in_fp8 and not allowed:
             raise NoFloat8(
-                f"layer {name!r} maps {sizes[1]} features of {rows} tokens to {sizes[2]}, and fp8 takes multiples of "
-                f"{MULTIPLE}: leave it out of fp8_filter, or choose other sizes"
+                f"layer {name!r} maps {sizes[0]} features to {sizes[1]}, and fp8 takes multiples of {FP8_MULTIPLE}: "
+                "leave it out of fp8_filter, or choose other sizes"
             )
-        found.append(LinearLayer(name, *sizes, in_fp8, why))
+        found.append(LinearLayer(name, rows, *sizes, in_fp8, why))
     for pattern in patterns:
         if pattern not in ("auto", "all") and not any(fnmatchcase(one.name, pattern) for one in found):
             known = ", ".join(dict.fromkeys(grouped(one.name) for one in found)) or "none"
@@ -126,7 +125,7 @@ def _chosen(name: str, allowed: bool, value: float, recipe: str, patterns: Seque
         return list(patterns) == ["all"] or any(fnmatchcase(name, one) for one in patterns), "by fp8_filter"
     least = LEAST_INTENSITY[recipe]
     if not allowed:
-        return False, f"a size is no multiple of {MULTIPLE}"
+        return False, f"a size is no multiple of {FP8_MULTIPLE}"
     if f"{BLOCKS}." not in name:
         return False, "outside the blocks"
     return value >= least, f"intensity {value:.0f}, {recipe} pays from {least:.0f}"

@@ -37,6 +37,11 @@ MASTER = {"master_weights": True, "precision": "bf16", "parameter_dtype": "bf16"
         ({"precision": "fp8", "step_code": STEP}, "precision", "converts its own layers"),
         ({"precision": "fp8", "fp8_filter": ["a", "b", "a"]}, "fp8_filter", "there twice"),
         ({"precision": "fp8", "fp8_filter": ["all", "lm_head"]}, "fp8_filter", "'all' goes alone"),
+        (
+            {"precision": "fp8", "batch_size": 3, "context_length": 8},
+            "context_length",
+            "= 24 tokens, .* multiples of 16",
+        ),
         ({"master_weights": True}, "master_weights", "needs parameter_dtype bf16, and precision bf16 or fp8"),
         ({**MASTER, "optimizer": "torch_adamw"}, "master_weights", "choose optimizer adamw or triton_adamw"),
         ({**MASTER, "optimizer": "torch_fused_adamw"}, "master_weights", "choose optimizer adamw or triton_adamw"),
