@@ -116,7 +116,8 @@ def draw(figure: Mapping[str, Any], picture: Picture) -> bytes:
             what = f"{figure.get('title', 'This plot')}: this version of Flopwatch cannot draw these values"
             raise ClientError(f"{what} ({type(error).__name__}: {error}); the format html may.") from error
         entries = [*zip(*axes.get_legend_handles_labels(), strict=True), *drawing.entries]
-        around = _frame(paper, entries, figure)
+        caption = " ".join(filter(None, [figure.get("caption"), *drawing.left_out()]))
+        around = _frame(paper, entries, {**figure, "caption": caption})
         written = io.BytesIO()
         undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(picture, {})
         about = {
@@ -174,6 +175,9 @@ class _Drawing:
     """The texts along each axis that has texts, "x" or "y", in order."""
     entries: list[tuple[Any, str]] = field(default_factory=list)
     """Entries of the legend whose traces have no artist to stand for them."""
+    no_place: dict[tuple[str, int], int] = field(default_factory=dict)
+    """How many numbers of each list have no place on an axis: infinite ones, and on a logarithmic axis those not above
+    zero. A list that is drawn twice counts once."""
     whole: set[str] = field(default_factory=set)
     """The axes whose numbers are whole, such as those of steps: they have no ticks between."""
 
@@ -235,8 +239,19 @@ class _Drawing:
 
             return [math.nan if value is None else float(date2num(datetime.fromisoformat(value))) for value in values]
         least = 0.0 if self._axis(letter).get("type") == "log" else -math.inf
-        numbers = (math.nan if value is None else float(value) for value in values)
+        numbers = [math.nan if value is None else float(value) for value in values]
+        self.no_place[letter, id(values)] = sum(number <= least or number == math.inf for number in numbers)
         return [number if least < number < math.inf else math.nan for number in numbers]
+
+    def left_out(self) -> list[str]:
+        """Return a sentence for each axis that some numbers have no place on."""
+        counts = {letter: sum(n for (one, _), n in self.no_place.items() if one == letter) for letter in "xy"}
+        return [
+            f"Values along {letter} that are {'not above zero, or ' if self._axis(letter).get('type') == 'log' else ''}"
+            f"infinite, and left out: {count}."
+            for letter, count in counts.items()
+            if count
+        ]
 
     def _set_axis(self, letter: str) -> None:
         axis, axes = self._axis(letter), self.axes

@@ -207,6 +207,29 @@ def test_the_formats_and_that_the_same_figure_gives_the_same_file() -> None:
 SCATTER = {"type": "scatter", "mode": "lines+markers", "line": {"color": "#111111"}}
 
 
+@pytest.mark.parametrize(
+    ("values", "kind", "note"),
+    [
+        ([1, 10.0, 0, -3], "log", "Values along y that are not above zero, or infinite, and left out: 2."),
+        ([0, -1, 0, 0], "log", "left out: 4."),
+        ([1, math.inf, -math.inf, None], "linear", "Values along y that are infinite, and left out: 2."),
+        ([1, None, 0, -3], "linear", ""),
+        ([1, None, 2, 3], "log", ""),
+    ],
+)
+def test_a_number_without_a_place_is_named(values: list[float], kind: str, note: str) -> None:
+    figure = {"data": [{**SCATTER, "x": [1, 2, 3, 4], "y": values}], "layout": {"yaxis": {"type": kind}}}
+    found = " ".join(words(draw({**figure, "caption": "Job 1."}, "svg")))
+    assert note in found
+    assert ("left out" in found) == bool(note)
+
+
+def test_the_edge_of_an_area_counts_once() -> None:
+    edges = [{**SCATTER, "x": [1, 2, 3], "y": values} for values in ([0, 1, 2], [3, 4, 5])]
+    figure = {"data": [edges[0], {**edges[1], "fill": "tonexty"}], "layout": {"yaxis": {"type": "log"}}}
+    assert "left out: 1." in " ".join(words(draw({**figure, "caption": "Job 1."}, "svg")))
+
+
 BOX = {"type": "box", "name": "a", "line": {"color": "#111111"}}
 AREA = {"type": "scatter", "name": "a", "stackgroup": "one", "line": {"color": "#111111"}, "fillcolor": "#222222"}
 
