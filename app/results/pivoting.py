@@ -361,11 +361,15 @@ def _on_statistics(
 ) -> list[str]:
     """Return a sentence that explains the cells, and what ± refers to."""
     measured = [rows for case in cases for metric, rows in case.processes.items() if metric in metrics]
-    several = any(len(rows) > 1 for rows in measured)
-    if not several and not any((row.n or 0) > 1 for rows in measured for row in rows):
+    counts = sorted({len(rows) for rows in measured if len(rows) > 1})
+    if not counts and not any((row.n or 0) > 1 for rows in measured for row in rows):
         return []
     name = _STATISTIC_NAMES.get(statistic, statistic)
-    times = f", and of several {'repetitions' if one_process else 'processes'} the {name} of these" if several else ""
+    times = ""
+    if counts:
+        of = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        what = "repetitions in one process, which are no independent samples," if one_process else "processes"
+        times = f", and of {of} {what} the {name} of these"
     return [f"Cells: {name} of the samples of one process{times}{_SPREADS.get(statistic, '')}."]
 
 

@@ -138,7 +138,7 @@ def test_replicates_are_said_to_share_the_process_and_leave_nothing_to_the_next(
     told = "flopwatch run: all replicates run in this process, so they are no independent samples: `flopwatch submit`"
     assert err.count(f"{told} gives each a process of its own\n") == err.count("independent") == 1
     assert err.index("3/3 measuring") < err.index(told), "the first unit is as good as one of a queue"
-    assert "of several repetitions the median of these" in out
+    assert "repetitions in one process, which are no independent samples, the median of these" in out
     assert "2 processes" not in out
 
 

@@ -450,10 +450,12 @@ def test_a_job_in_no_database_has_the_same_table(database: Database, measure: Me
     assert local.missing == table(database).missing
     stored = table(database)
     assert stored.notes[0] == (
-        "Cells: median of the samples of one process, and of several processes the median of these ± the larger "
+        "Cells: median of the samples of one process, and of 2 processes the median of these ± the larger "
         "distance to an end of its 95 % interval (of fewer than 6: from the smallest to the largest)."
     )
-    assert local.notes[0] == stored.notes[0].replace("processes", "repetitions")
+    assert local.notes[0] == stored.notes[0].replace(
+        "processes", "repetitions in one process, which are no independent samples,"
+    )
     assert local.notes[1:] == stored.notes[1:]
     same_notes = [replace(sheet, notes=[]) for sheet in (local, stored)]
     assert render(same_notes[0], "markdown") == render(same_notes[1], "markdown")
