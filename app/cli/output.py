@@ -209,6 +209,9 @@ def _print_peak(server: Flopwatch, job: Mapping[str, Any]) -> None:
     phase = rows[0]["at_peak_of"]
     at_peak = sorted((row for row in rows if row["at_peak_of"] == phase), key=lambda row: -row["total_mib"])
     where = "when memory ran out" if phase == "oom" else f"at the peak of memory, in phase {phase}"
+    checks = {check["name"]: check["ok"] for check in (job["validity"] or {}).get("checks", ())}
+    if phase != "oom" and not checks.get("history", True):
+        where += " (the history is cut: the step's peak may be another)"
     echo()
     echo_line(f"largest allocations {where}; equal ones together:")
     print_columns(

@@ -115,11 +115,17 @@ def allocation(phase: str, mib: float, count: int, line: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("phase", "said"), [("backward", "at the peak of memory, in phase backward; "), ("oom", "when memory ran out; ")]
+    ("phase", "complete", "said"),
+    [
+        ("backward", True, "at the peak of memory, in phase backward; "),
+        ("backward", False, "in phase backward (the history is cut: "),
+        ("oom", False, "when memory ran out; "),
+    ],
 )
-def test_a_memorys_peak_names_its_phase_and_lines(capsys, phase, said) -> None:
+def test_a_memorys_peak_names_its_phase_and_lines(capsys, monkeypatch, phase, complete, said) -> None:
     rows = [allocation(phase, 9.0, 1, 1), allocation(phase, 8.0, 1, 2), allocation(phase, 7.0, 1, 3)]
     rows += [allocation(phase, 3.0, 4, 4), allocation("initialisation", 99.0, 1, 5)]
+    monkeypatch.setitem(DISTURBED, "checks", [{"name": "history", "ok": complete, "detail": "truncated"}])
     lines = printed(capsys, "memory", Answers({"allocations": rows}))
     assert said in lines[0]
     assert [line.split("train.py:")[1][0] for line in lines[2:5]] == ["4", "1", "2"]
