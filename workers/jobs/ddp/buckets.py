@@ -107,7 +107,8 @@ def report_buckets(
     backward_s = 1e-3 * statistics.median(backward)
     total = sum(row[1] for row in found[0]["communication"] if row[0] == "all_reduce")
     rows = bucket_rows(spec, line, total, backward_s, values.samples("exposed_communication_ms", None))
-    values.set(PREDICTED, None, [float(rows[0][7] or 0)])
+    bent = line.largest_error > BENT
+    values.set(PREDICTED, None, None if bent else [float(rows[0][7] or 0)], f"all-reduces: {NO_LINE}")
     report.table("bucket-size", COLUMNS, rows)
     return float(rows[1][1] or 0), None if rows[0][-1] is None else str(rows[0][-1])
 
