@@ -317,7 +317,9 @@ class _Drawing:
         (self.axes.set_xscale if letter == "x" else self.axes.set_yscale)("log")
         mine = self.axes.xaxis if letter == "x" else self.axes.yaxis
         low, high = self.axes.get_xlim() if letter == "x" else self.axes.get_ylim()
-        decades = math.log10(high / low) if low > 0 else 1  # without values the axis may begin at 0
+        if low <= 0:  # no value has a place
+            low, high = (self.axes.set_xlim if letter == "x" else self.axes.set_ylim)(1, 10)
+        decades = math.log10(high / low)
         mine.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.5 else (1,), numticks=12))
         mine.set_major_formatter(lambda value, _: si(value))
         mine.set_minor_locator(_no_ticks())
