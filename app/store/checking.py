@@ -20,6 +20,8 @@ from app.store.database.file_systems import refuse_network_file_system
 from app.store.database.moved import refuse_elsewhere
 from app.store.database.private import DATABASE
 from app.store.files.opening import open_files
+from app.store.queue.registration import server
+from app.store.reading.queries import Reading
 
 MIN_FREE_BYTES = 256 << 20
 PROBE_BYTES = 1 << 20
@@ -45,6 +47,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         with closing(open_existing(settings)) as database:
             yield _database(database)
             yield from _files(settings, database)
+            yield from _workers(database)
     except FlopwatchError as error:
         yield broken("database", f"{error.title}: {error.detail}", _database_cure(error, settings))
 
@@ -100,6 +103,29 @@ def _files(settings: Settings, database: Database) -> Iterator[Finding]:
         else:
             cure = MAKE_ROOM if isinstance(error, DiskFull) else "see the error"
         yield broken("files", f"{where}: {error.title}: {error.detail}", cure)
+
+
+def _workers(database: Database) -> Iterator[Finding]:
+    """Compare all living workers with the newest server, and say which are unfit."""
+    with database.read() as connection:
+        known = server(connection)
+    workers = [one for one in Reading(database).workers(gone=0) if one["broken"] is None]
+    if known is None or not workers:
+        yield absent("workers", f"{len(workers) or 'none'} connected" + ("" if known else "; no server has run yet"))
+        return
+    wanted, alike = known["version"], 0
+    for worker in workers:
+        own = worker["versions"].get("flopwatch", "unknown")
+        if worker["unfit"] is not None:
+            cure = f"see {worker['unfit']['code']} in docs/failures.md"
+            yield broken("workers", f"{worker['id']} is unfit: {worker['unfit']['reason']}", cure)
+        elif own != wanted:
+            found = f"{worker['id']} is version {own}, and the server {wanted}"
+            yield absent("workers", found, "update all to one version")
+        else:
+            alike += 1
+    if alike:
+        yield works("workers", f"{alike} fit, of the server's version {wanted}")
 
 
 def _database_cure(error: FlopwatchError, settings: Settings) -> str:

@@ -19,6 +19,7 @@ from app.settings import Settings
 from app.specs import spec_adapter
 from app.specs._schema import RELEASED, SCHEMA, fingerprint, name_of
 from app.store import service_settings, tables
+from app.store.checking import examine
 from app.store.database.engine import Database, open_database
 from app.store.queue.registration import Registration, announce_server
 from app.store.queue.transitions import Queue
@@ -501,6 +502,8 @@ class TestVersions:
         unfit = lab.unfit
         assert unfit is not None
         assert (unfit["code"], lab.states) == ("too_old", ["queued"])
+        findings = [one.found for one in examine(Settings(data_dir=lab.folder / "data")) if one.name == "workers"]
+        assert any("is unfit" in found and "9.9" in found for found in findings)
 
     def test_it_is_fit_when_it_starts_again_after_the_servers_return_to_its_release(self, lab: Lab) -> None:
         self.newer_server(lab, number=SCHEMA + 1)
