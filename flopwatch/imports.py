@@ -4,9 +4,13 @@ a job's process has taken. Standard library only."""
 from __future__ import annotations
 
 import ast
+import io
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+
+from flopwatch.packing import is_packed
 
 TAKEN = frozenset(
     {
@@ -52,21 +56,35 @@ def _unconditional(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
             yield from _unconditional(child)
 
 
-def clash(file: str, names: Sequence[str], files: Sequence[str]) -> str:
+def clash_in(content: bytes, file: str) -> str | None:
+    """Return a sentence for people if a file imports a module of the folder that goes along whose name is TAKEN; None
+    if there is none."""
+    if not is_packed(content):
+        return None
+    taken = sorted(_followed(_sources(content), file) & TAKEN)
+    return clash(file, taken) if taken else None
+
+
+def clash(file: str, names: Sequence[str], files: Sequence[str] = ()) -> str:
     """Return the sentence for modules of a folder whose names are taken by modules that a job loads before it."""
     return (
         f"{file} imports {', '.join(map(repr, names))} of its folder, and a job has loaded another module of that name "
-        f"before any code of yours runs: rename {', '.join(files)}."
+        f"before any code of yours runs: rename {', '.join(files) or 'yours'}."
     )
 
 
 def own_modules(folder: Path, file: str) -> set[str]:
     """Return the top-level modules of an unpacked folder that a file, and what it imports there, import anywhere."""
     sources = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.py")}
-    return _followed(sources, file)
+    return _followed(sources, file, anywhere=True)
 
 
-def _followed(sources: Mapping[str, bytes], file: str) -> set[str]:
+def _sources(packed: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if name.endswith(".py")}
+
+
+def _followed(sources: Mapping[str, bytes], file: str, *, anywhere: bool = False) -> set[str]:
     """Return the top-level modules of the folder that a file, and those files that it imports, import."""
     beside = str(PurePosixPath(file).parent)
     folders = {part for name in sources for part in map(str, PurePosixPath(name).parents)}
@@ -74,7 +92,7 @@ def _followed(sources: Mapping[str, bytes], file: str) -> set[str]:
     seen, waiting = {file}, [file]
     while waiting:
         name = waiting.pop()
-        for module in _imported(sources.get(name, b""), str(PurePosixPath(name).parent)):
+        for module in _imported(sources.get(name, b""), str(PurePosixPath(name).parent), anywhere=anywhere):
             files, is_here = _files_of(module, beside, sources, folders)
             waiting += [each for each in files if each not in seen]
             seen.update(files)
@@ -95,14 +113,14 @@ def _files_of(module: str, beside: str, sources: Mapping[str, bytes], folders: s
     return [], False
 
 
-def _imported(source: bytes, folder: str) -> Iterator[str]:
-    """Yield the dotted names that are imported anywhere in a module; of a relative import, the name from the top of the
-    uploaded folder. `from a import b` may import the module a.b, too."""
+def _imported(source: bytes, folder: str, *, anywhere: bool = False) -> Iterator[str]:
+    """Yield the dotted names that a module's own statements import, or those in it anywhere; of a relative import, the
+    name from the top of the uploaded folder. `from a import b` may import the module a.b, too."""
     try:
         module = ast.parse(source)
     except (SyntaxError, ValueError):
         return  # Python says where, when it imports the file
-    for node in ast.walk(module):
+    for node in ast.walk(module) if anywhere else module.body:
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):

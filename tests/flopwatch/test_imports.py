@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flopwatch.imports import left_behind, own_modules
+from flopwatch.imports import clash_in, left_behind, own_modules
+from flopwatch.packing import pack
 
 FILES = {
     "run/train.py": "import torch, beside\nfrom models import net\nimport spaces.inner\nimport models.sub.deep\n",
@@ -33,6 +34,18 @@ def project(tmp_path: Path) -> Path:
 def test_files_of_the_folder_are_followed(project: Path) -> None:
     assert own_modules(project, "run/train.py") == {"beside", "models", "run", "spaces"}
     assert own_modules(project, "tests/test_net.py") == set()
+
+
+@pytest.mark.parametrize("name", ["flopwatch", "torch"])
+def test_a_module_of_the_folder_with_a_name_that_is_taken_is_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train.py").write_text("import beside, torch, flopwatch\n")
+    (tmp_path / "beside.py").write_text("import statistics\n")
+    assert clash_in(pack(tmp_path, tmp_path / "train.py"), "train.py") is None
+    (tmp_path / f"{name}.py").touch()
+    told = clash_in(pack(tmp_path, tmp_path / "train.py"), "train.py")
+    assert told is not None
+    assert told.startswith(f"train.py imports '{name}' of its folder")
+    assert clash_in(b"import torch\n", "train.py") is None
 
 
 @pytest.mark.parametrize(
