@@ -313,6 +313,8 @@ class Row:
         if (hidden := self.hidden(limit_percent / 100)) is not None:
             return hidden
         cure = self.cure(limit_percent)
+        if self.is_beyond_correction:
+            return f"{self._beyond_correction()}; the interval goes from {self._range()}; {self.processes}{cure}"
         if (self.estimate or NOTHING).excludes_one and (self.p_adjusted or 0) > ALPHA:
             return f"the interval excludes 1, but {self._p_in_words()}; {self.processes}{cure}"
         return f"no difference found, but the candidate may be {self._range()}; {self.processes}{cure}"
@@ -339,6 +341,18 @@ class Row:
             f"by {by} no loss larger than {percent(limit)}, but by {STATISTICS[name]} the candidate may be "
             f"{self._range(dict(self.testimonies)[name])}: some of the steps may differ; {self.processes}"
             f"{self.cure(100 * limit, name)}"
+        )
+
+    @property
+    def is_beyond_correction(self) -> bool:
+        """True if the interval excludes 1, and so few processes could not pass the correction for all cases."""
+        smallest = inference.smallest_p_value(len(self.baseline), len(self.candidate), self.blocks)
+        return self.is_tested and self.alpha < smallest and (self.estimate or NOTHING).excludes_one
+
+    def _beyond_correction(self) -> str:
+        return (
+            f"{round(ALPHA / self.alpha)} tests at once need p of at most {self.alpha:.2g}, which takes "
+            f"{inference.fewest_for(self.alpha)} processes each"
         )
 
     def _p_in_words(self) -> str:
@@ -652,7 +666,7 @@ def _of_many(with_values: Sequence[Row], rows: Sequence[Row]) -> tuple[Conclusio
     if matching := of.get("no_difference"):
         parts.append(f"no difference larger than {percent(max(row.bound or 0 for row in matching))} in {len(matching)}")
     if matching := of.get("inconclusive"):
-        most_telling = next((row for row in matching if row.stories), matching[0])
+        most_telling = next((row for row in matching if row.stories or row.is_beyond_correction), matching[0])
         parts.append(f"inconclusive in {len(matching)} ({_where(most_telling, rows)}: {most_telling.doubt()})")
     if missing := len(rows) - len(with_values):
         parts.append(f"no value on a side in {missing}")

@@ -405,7 +405,7 @@ class TestManyRows:
         assert (whole.conclusion == "worse") is found
         assert whole.conclusion == ("worse" if found else "inconclusive")
         if not found:
-            assert "after the correction for all cases; 4 processes each; 6 processes each would find 5 %" in (
+            assert "step_ms, slower: 7 tests at once need p of at most 0.0071, which takes 6 processes each" in (
                 whole.sentence
             )
 
