@@ -15,6 +15,7 @@ from pydantic.json_schema import models_json_schema
 
 from app.api import (
     baselines,
+    bulk,
     compare,
     events,
     files,
@@ -50,7 +51,7 @@ from app.web.live import Refreshes
 from flopwatch.version import own_version
 
 ROUTERS = (
-    *(jobs, events, results, files, sweeps, queue, tables, compare, baselines, history, pictures, specs),
+    *(jobs, bulk, events, results, files, sweeps, queue, tables, compare, baselines, history, pictures, specs),
     *(notifications, workers, usage, tokens, health),
     *(pages, docs),
 )

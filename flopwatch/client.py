@@ -113,6 +113,9 @@ __all__ = [
 
 
 POLL_S = 0.5
+BULK_TIMEOUT_S = 3600.0
+"""Longest silence of the server while it changes thousands of jobs, in slices between which other writers get their
+turn."""
 MAX_NAME = 200
 """Characters of a job's name."""
 ALL = 1_000_000
@@ -1176,6 +1179,24 @@ class Flopwatch(Connection):
     def delete(self, job: Thing) -> None:
         """Delete a finished job with its results and files."""
         self.send("DELETE", f"/jobs/{id_of(job)}")
+
+    def cancel_jobs(self, **filters: Unpack[JobFilter]) -> Answer:
+        """Cancel all queued and running jobs that match every filter; those of `list_jobs`, at least one. Without the
+        scope `admin` only one's own.
+
+        Returns:
+            `cancelled`: how many were queued; `requested`: how many run, and end soon.
+        """
+        return dict(self.send("POST", "/jobs/cancel", params=filter_query(filters), timeout_s=BULK_TIMEOUT_S).json())
+
+    def delete_jobs(self, **filters: Unpack[JobFilter]) -> Answer:
+        """Delete all finished jobs that match every filter; those of `list_jobs`, at least one. Without the scope
+        `admin` only one's own.
+
+        Returns:
+            How many were `deleted`, and how many stay, since they are `unfinished` or `in_baselines`.
+        """
+        return dict(self.send("DELETE", "/jobs", params=filter_query(filters), timeout_s=BULK_TIMEOUT_S).json())
 
     def paused_kinds(self) -> list[str] | str:
         """Return the kinds of which no job starts: a list, or "all"."""

@@ -102,10 +102,11 @@ def _of_request() -> dict[str, str]:
 def allowed_methods(request: Request) -> list[str]:
     """Return the methods of all routes with the request's path; the framework names only those of the first.
 
-    What the document leaves out, pages and static files, takes GET.
+    A path of its own counts more than one with a parameter: `/jobs/cancel` is no job. What the document leaves out,
+    pages and static files, takes GET.
     """
     paths, path = request.app.openapi()["paths"], request.url.path
-    templates = [one for one in paths if _is_like(one, path)]
+    templates = [path] if path in paths else [one for one in paths if _is_like(one, path)]
     methods = {method.upper() for template in templates for method in paths[template]} or {"GET"}
     return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 

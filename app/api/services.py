@@ -27,6 +27,7 @@ from app.store.files.opening import open_files
 from app.store.files.store import FileStore
 from app.store.files.uploads import Uploads
 from app.store.keeping.baselines import Baselines
+from app.store.keeping.bulk import Bulk
 from app.store.keeping.pruning import Pruning, Retention
 from app.store.queue.lease import Watcher, with_agreed_lease
 from app.store.queue.pausing import Pausing
@@ -70,6 +71,7 @@ class Services:
     changes: Changes
     writes: Writes
     slices: Slices
+    bulk: Bulk
     baselines: Baselines
     access_tokens: Tokens
     webhooks: Webhooks
@@ -107,6 +109,7 @@ async def running(settings: Settings, note_error: NoteError = lambda _: None) ->
         changes=Changes(database),
         writes=Writes(settings.busy_timeout_s),
         slices=slices,
+        bulk=Bulk(slices, queue, files),
         baselines=Baselines(database),
         access_tokens=access_tokens,
         webhooks=Webhooks(database),

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from tests.chaos.evidence import Ledger
-from tests.chaos.plan import ENDLESS, KIND, Behaviours, job_body
+from tests.chaos.plan import BATCH, ENDLESS, KIND, Behaviours, batch_of, job_body
 from tools.service import FINAL_STATES
 
 UNAVAILABLE = (503, 507)
@@ -47,6 +47,7 @@ class Clients:
         self._stopping = threading.Event()
         self._numbers = itertools.count()
         self._sweep_numbers = itertools.count()
+        self._done: set[int] = set()
         """Numbers of jobs about whose submission nothing more will be asked or heard."""
         self._known: list[int] = []
         works: list[Callable[[random.Random, Session], None]] = [
@@ -112,6 +113,7 @@ class Clients:
             accepted = self._take(body, answer, certain=session.tries == 1)
             if accepted and rng.random() < 0.3:
                 self._take(body, session.ask("POST", "/jobs", json=body, headers=headers), repeated=True)
+        self._done.add(number)
 
     def _submit_once(self, session: Session, body: Mapping[str, Any]) -> None:
         with self.ledger.guard:
@@ -164,7 +166,7 @@ class Clients:
         time.sleep(0.2)
 
     def change(self, rng: random.Random, session: Session) -> None:
-        """Cancel, retry or delete a job."""
+        """Cancel, retry or delete a job, or all that have one label."""
         if not self._known:
             return
         job_id = rng.choice(self._known)
@@ -173,10 +175,18 @@ class Clients:
             answer = session.ask("POST", f"/jobs/{job_id}/cancel")
             self._expect(answer, {202, 404, 409}, f"cancel of job {job_id}", "cancel")
             return
+        if chosen < 0.4:
+            batch = {"label": f"batch:{batch_of(rng.choice([*self._done, 0]))}"}
+            answer = session.ask("POST", "/jobs/cancel", params=batch)
+            self._expect(answer, {202}, f"cancel of jobs with {batch}", "cancel many")
+            return
+        if chosen < 0.5:
+            self._delete_batch(rng, session)
+            return
         found = session.ask("GET", f"/jobs/{job_id}")
         if found is None or found.status_code != 200 or found.json()["state"] not in FINAL_STATES:
             return
-        if chosen < 0.65:
+        if chosen < 0.75:
             self._retry(session, found.json())
         else:
             self._delete(session, job_id)
@@ -198,6 +208,19 @@ class Clients:
         # A deletion that was cut short leaves a part of the job, until it is deleted again.
         answer = session.ask_until_answered("DELETE", f"/jobs/{job_id}")
         self._expect(answer, {204, 404, 409} if retried else {204, 404}, f"delete of job {job_id}", "delete")
+
+    def _delete_batch(self, rng: random.Random, session: Session) -> None:
+        """Delete all finished jobs with one label, once it is known which jobs have it."""
+        number = rng.choice([*self._done, 0])
+        numbers = {one for one in range(number + BATCH) if batch_of(one) == batch_of(number)}
+        if not numbers <= self._done:
+            return
+        with self.ledger.guard:
+            for one in numbers:
+                self.ledger.deleted |= self.ledger.accepted.get(f"job {one}", set())
+        batch = {"label": f"batch:{batch_of(number)}"}
+        answer = session.ask_until_answered("DELETE", "/jobs", params=batch)
+        self._expect(answer, {200}, f"delete of jobs with {batch}", "delete many")
 
     def pause(self, rng: random.Random, session: Session) -> None:
         """Pause the kind of all jobs for a moment, and look if one begins all the same."""

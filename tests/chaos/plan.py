@@ -134,8 +134,15 @@ ENDLESS = frozenset({"ignores_sigterm", "stolen_artifact", "garbage", "kills_kee
 
 
 KIND = "hostile"
+BATCH = 4
+"""Numbers of jobs with one label, by which they are cancelled and deleted together."""
 UNIQUE_KEYS = 3
 """Different keys of jobs that have one."""
+
+
+def batch_of(number: int) -> str:
+    """The value of the label `batch` of job `number`."""
+    return str(number // BATCH)
 
 
 def job_body(rng: random.Random, number: int, behaviours: Behaviours = BEHAVIOURS) -> dict[str, Any]:
@@ -156,7 +163,7 @@ def job_body(rng: random.Random, number: int, behaviours: Behaviours = BEHAVIOUR
     body = {
         "spec": spec,
         "name": f"job {number}",
-        "labels": {"number": str(number), "behaviour": behaviour},
+        "labels": {"number": str(number), "behaviour": behaviour, "batch": batch_of(number)},
         "priority": rng.randint(-2, 2),
         "max_attempts": 1 if behaviour == "kills_agent" else rng.randint(1, 3),
     }

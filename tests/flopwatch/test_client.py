@@ -538,7 +538,7 @@ def test_an_unknown_option_is_refused(flopwatch: Flopwatch) -> None:
     with pytest.raises(TypeError, match="no option 'colums'; there are job, sweep"):
         flopwatch.table(colums=["step_ms"])  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="no option 'name'; there are state, kind"):
-        flopwatch.list_jobs(name="mine")  # type: ignore[call-arg]
+        flopwatch.delete_jobs(name="mine")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("token", ["", " secret"])

@@ -40,6 +40,7 @@ from app.cli.terminal import echo, echo_line, echo_table
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
+    from flopwatch.client import JobFilter
     from flopwatch.queries import Description
 
 MAX_LOOKED_AT = 500
@@ -57,8 +58,6 @@ Source = Annotated[
 Key = Annotated[
     str | None, typer.Option("--idempotency-key", help="Repeating the command with this key returns the first job.")
 ]
-MOST_CHOSEN = 100_000
-"""Most jobs that one command cancels or deletes."""
 SUBMITTED_BEFORE = "(submitted before with this --idempotency-key; showing the first response)"
 
 
@@ -536,15 +535,22 @@ def cancel(
     state: Annotated[str | None, typer.Option(help="All jobs in this state: queued or running.")] = None,
     filters: Filters,
 ) -> None:
-    """Cancel jobs, queued or running: those named, or all that match every filter.
+    """Cancel jobs, queued or running: those named, or all that match every filter;
+    without the scope admin, only your own.
 
     If one cannot be cancelled, the others still are.
     """
+    chosen = _chosen(job_ids, state, filters)
+    if chosen is not None:
+        _check_kind(server, filters.kind)
+        done = server.cancel_jobs(**chosen)
+        echo(f"jobs cancelled: {done['cancelled']}; being cancelled: {done['requested']}")
+        return
 
     def cancel_one(job_id: int) -> str:
         return "cancelled" if server.cancel(job_id)["state"] == "cancelled" else "is being cancelled"
 
-    _each(_ids(server, job_ids, state, ("queued", "running"), filters), cancel_one)
+    _each(job_ids or [], cancel_one)
 
 
 @command
@@ -555,16 +561,25 @@ def delete(
     state: Annotated[str | None, typer.Option(help="All jobs in this state: succeeded, failed or cancelled.")] = None,
     filters: Filters,
 ) -> None:
-    """Delete finished jobs with their results and files: those named, or all that match every filter.
+    """Delete finished jobs with their results and files: those named, or all that match every filter;
+    without the scope admin, only your own.
 
     If one cannot be deleted, the others still are.
     """
+    chosen = _chosen(job_ids, state, filters)
+    if chosen is not None:
+        _check_kind(server, filters.kind)
+        done = server.delete_jobs(**chosen)
+        not_deleted = f"; queued or running, so not deleted: {done['unfinished']}" if done["unfinished"] else ""
+        needed = f"; in baselines, so not deleted: {done['in_baselines']}" if done["in_baselines"] else ""
+        echo(f"jobs deleted: {done['deleted']}{not_deleted}{needed}")
+        return
 
     def delete_one(job_id: int) -> str:
         server.delete(job_id)
         return "deleted"
 
-    _each(_ids(server, job_ids, state, ("succeeded", "failed", "cancelled"), filters), delete_one)
+    _each(job_ids or [], delete_one)
 
 
 @command
@@ -590,32 +605,22 @@ def retry(
     _each(job_ids or [], retry_one)
 
 
-def _ids(
-    server: Flopwatch, job_ids: list[int] | None, state: str | None, states: Sequence[str], filters: Filters
-) -> list[int]:
-    """Return the ids that are named, or else those of the jobs in one of these states that match the filters."""
+def _chosen(job_ids: list[int] | None, state: str | None, filters: Filters) -> JobFilter | None:
+    """Return the filters, or None where jobs are named by their ids."""
     is_filter = state is not None or filters != Filters()
     if bool(job_ids) == is_filter:
         options = "--state, --kind, --label, --sweep, --submitted-by and --mine"
         raise typer.BadParameter(f"give ids, or at least one of {options}, and not both")
-    if state is not None and state not in states:
-        raise typer.BadParameter(f"must be one of {', '.join(states)}", param_hint="--state")
     if not is_filter:
-        return job_ids or []
-    _check_kind(server, filters.kind)
-    jobs = server.list_jobs(
-        limit=MOST_CHOSEN,
-        state=state,
-        kind=filters.kind,
-        labels=arguments.parse_labels(filters.label or []),
-        sweep=filters.sweep_id,
-        submitted_by=filters.submitted_by,
-        mine=filters.mine,
-    )
-    chosen = [job["id"] for job in jobs if job["state"] in states]
-    if not chosen:
-        echo(f"no job that is {' or '.join(states)} matches", err=True)
-    return chosen
+        return None
+    return {
+        "state": state,
+        "kind": filters.kind,
+        "labels": arguments.parse_labels(filters.label or []),
+        "sweep": filters.sweep_id,
+        "submitted_by": filters.submitted_by,
+        "mine": filters.mine,
+    }
 
 
 def _check_kind(server: Flopwatch, kind: str | None) -> None:

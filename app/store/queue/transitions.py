@@ -24,7 +24,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, exists, insert, literal_column, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, exists, func, insert, literal_column, select, update
 
 from app.errors import Conflict, LeaseLost, NotFound, job_problem
 from app.logs import about
@@ -549,10 +549,19 @@ class Queue:
             _cancel_jobs(connection, _job.id == job_id)
             return job_dict(_job_row(connection, job_id)._mapping, waiting=None)
 
-    def cancel_some(self, job_ids: Sequence[int]) -> None:
-        """Cancel those of these jobs that are not finished."""
+    def cancel_some(self, job_ids: Sequence[int]) -> tuple[int, int]:
+        """Cancel those of these jobs that are not finished; returns how many of them were queued, and so are cancelled,
+        and how many were running, and are asked to end for the first time.
+        """
+        some = _job.id.in_(job_ids)
+        running = (_job.state == "running") & _job.cancel_requested_at.is_(None)
         with ends.logging_ends(self._database) as connection:
-            _cancel_jobs(connection, _job.id.in_(job_ids))
+            queued, cancelling = (
+                connection.execute(select(func.count()).select_from(tables.job).where(some, those)).scalar_one()
+                for those in (_job.state == "queued", running)
+            )
+            _cancel_jobs(connection, some)
+        return queued, cancelling
 
     def retry(self, job_id: int) -> dict[str, Any]:
         """Queue a job that failed or was cancelled once more; returns the public job.

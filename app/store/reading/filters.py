@@ -1,4 +1,4 @@
-"""Filters of lists of jobs."""
+"""Filters of jobs: for lists, and for cancelling and deleting many jobs at once."""
 
 from __future__ import annotations
 

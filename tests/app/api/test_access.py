@@ -106,6 +106,8 @@ ASKED: dict[str, Scope] = {
     **dict.fromkeys(
         (
             *("POST /jobs", "POST /sweeps", "PATCH /jobs/{job_id}", "PUT /baselines/{name}"),
+            # Without `admin` they choose the sender's own jobs.
+            *("DELETE /jobs", "POST /jobs/cancel"),
             *("DELETE /baselines/{name}", "POST /ui/new", "POST /ui/demo", "POST /ui/jobs/{job_id}/describe"),
         ),
         "submit",
@@ -148,6 +150,8 @@ def asked(site: Any, route: str, job: int, sweep: int, token: str) -> httpx.Resp
     known = {"job_id": job, "sweep_id": sweep, "sha256": SHA256}
     path = re.sub(r"{(\w+)}", lambda match: str(known.get(match[1], "x")), path)
     body = b"job=%d" % job if route == "POST /ui/jobs/cancel" else WRITES.get(route)
+    if route in ("POST /jobs/cancel", "DELETE /jobs"):
+        path += "?label=a:b"
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {**(bearer(token) if token else {}), **(FORM if "/ui/" in path else {})}
     answer: httpx.Response = site.http.request(
@@ -339,6 +343,27 @@ class TestWhoseJobs:
             path = f"/sweeps/{sweep['id']}/{verb}"
             refused(guarded.http.post(path, headers=bearer(bob)), 403, "insufficient_scope")
             assert guarded.http.post(path, headers=bearer(ada)).status_code == 202
+
+    @pytest.mark.parametrize("more", [{}, {"mine": True}, {"submitted_by": "ada"}])
+    def test_a_filter_chooses_ones_own(self, guarded: Any, ada: str, more: dict[str, Any]) -> None:
+        labels = {"bulk": "own"}
+        own, other = self.submit(guarded, ada, labels=labels), self.submit(guarded, BOOTSTRAP, labels=labels)
+        chosen = {"label": "bulk:own"}
+        answer = guarded.http.post("/jobs/cancel", params={**chosen, **more}, headers=bearer(ada))
+        assert answer.json()["cancelled"] == 1
+        states = [guarded.http.get(f"/jobs/{one['id']}", headers=bearer(ada)).json()["state"] for one in (own, other)]
+        assert states == ["cancelled", "queued"]
+        guarded.http.post("/jobs/cancel", params=chosen, headers=bearer(BOOTSTRAP))
+        answer = guarded.http.delete("/jobs", params={**chosen, **more}, headers=bearer(ada))
+        assert answer.json()["deleted"] == 1
+        assert guarded.http.delete("/jobs", params=chosen, headers=bearer(BOOTSTRAP)).json()["deleted"] == 1
+
+    def test_a_filter_chooses_nobody_elses(self, guarded: Any, ada: str) -> None:
+        for query in ({"submitted_by": "bob"}, {"submitted_by": "bob", "state": "queued"}):
+            refused(guarded.http.post("/jobs/cancel", params=query, headers=bearer(ada)), 403, "insufficient_scope")
+        refused(guarded.http.post("/jobs/cancel", headers=bearer(ada)), 422, "invalid_request")
+        both = {"submitted_by": "bob", "mine": True}
+        refused(guarded.http.post("/jobs/cancel", params=both, headers=bearer(ada)), 422, "invalid_request")
 
     def test_mine_of_a_sender_without_a_name_is_refused(self, guarded: Any) -> None:
         problem = refused(guarded.http.get("/jobs?mine=true", headers=bearer(BOOTSTRAP)), 422, "invalid_request")

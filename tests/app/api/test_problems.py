@@ -169,9 +169,10 @@ def test_unknown_routes(site: Any, path: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("PUT", "/jobs", "GET, HEAD, POST"),
+        ("PUT", "/jobs", "DELETE, GET, HEAD, POST"),
         ("PUT", "/jobs/1", "DELETE, GET, HEAD, PATCH"),
         ("GET", "/jobs/1/cancel", "POST"),
+        ("OPTIONS", "/jobs/cancel", "POST"),
         ("POST", "/jobs/1/tables/a/b", "GET, HEAD"),
         ("POST", "/static/style.css", "GET, HEAD"),
     ],

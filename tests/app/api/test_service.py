@@ -16,7 +16,6 @@ from app.api import schemas
 from app.main import create_app
 from app.settings import Settings
 from app.specs import KINDS
-from app.store.records import Finish
 from tools.waiting import wait_until
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
@@ -350,17 +349,3 @@ def test_a_server_says_which_limits_of_all_it_changes(serve, tmp_path, caplog) -
         "FLOPWATCH_MAX_RUNNING_DEVICES was 4 and is unset",
         "FLOPWATCH_KEEP_JOBS_DAYS was unset and is 30.0",
     ]
-
-
-def test_the_server_prunes_by_itself(serve: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from app.api import services
-
-    monkeypatch.setattr(services, "FIRST_PRUNE_S", 0.0)
-    monkeypatch.setattr(services, "PRUNE_S", 0.05)
-    with serve(tmp_path, keep_jobs_days=1e-9) as site:
-        job = site.submit()
-        claim = site.worker.claim()
-        site.services.queue.finish(claim, Finish("succeeded"))
-        wait_until(lambda: site.http.get(f"/jobs/{job['id']}").status_code == 404, "pruning")
-        waiting = site.submit()
-        assert site.job(waiting["id"])["state"] == "queued"

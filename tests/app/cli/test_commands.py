@@ -480,13 +480,14 @@ def test_unique_key(site: Any, flopwatch: Any) -> None:
 def test_cancel_and_delete_by_filter(site: Any, flopwatch: Any) -> None:
     done, *others = (submitted(flopwatch, "--priority", "50", "--label", "bulk=x") for _ in range(3))
     site.worker.finish(site.worker.claim_job(done))
-    told = "".join(f"job {job_id} cancelled\n" for job_id in reversed(others))
-    assert ended(flopwatch("cancel", "--label", "bulk=x", "--state", "queued")) == told
+    assert ended(flopwatch("cancel", "--label", "bulk=x", "--state", "queued")) == (
+        "jobs cancelled: 2; being cancelled: 0\n"
+    )
     assert [site.job(job_id)["state"] for job_id in (done, *others)] == ["succeeded", "cancelled", "cancelled"]
     last = submitted(flopwatch, "--label", "bulk=x")
-    told = "".join(f"job {job_id} deleted\n" for job_id in (*reversed(others), done))
-    assert ended(flopwatch("delete", "--label", "bulk=x", "--kind", "benchmark")) == told
-    assert "no job that is succeeded or failed or cancelled matches" in flopwatch("delete", "--label", "bulk=x").stderr
+    assert ended(flopwatch("delete", "--label", "bulk=x", "--kind", "benchmark")) == (
+        "jobs deleted: 3; queued or running, so not deleted: 1\n"
+    )
     refused = flopwatch("delete", str(last), "99999")
     assert refused.returncode == 1
     assert re.findall(r"^error: job (\d+): ", refused.stderr, re.MULTILINE) == [str(last), "99999"]
@@ -495,7 +496,7 @@ def test_cancel_and_delete_by_filter(site: Any, flopwatch: Any) -> None:
     for command in ("cancel", "delete"):
         assert "at least one of" in ended(flopwatch(command), 2), "never all by accident"
         assert "not both" in ended(flopwatch(command, "1", "--state", "failed"), 2)
-        assert "state" in ended(flopwatch(command, "--state", "odd"), 2)
+        assert "state" in ended(flopwatch(command, "--state", "odd"), 1)
 
 
 def test_without_a_server(flopwatch: Any) -> None:
@@ -583,7 +584,7 @@ def test_a_key_that_was_used_before_is_marked(site: Any, flopwatch: Any) -> None
     assert "submitted before" not in ended(flopwatch(*sweep))
     again = ended(flopwatch(*sweep))
     assert "submitted before" in again
-    assert ended(flopwatch("cancel", "--sweep", again.split()[1])).count(" cancelled\n") == 2
+    assert ended(flopwatch("cancel", "--sweep", again.split()[1])) == "jobs cancelled: 2; being cancelled: 0\n"
 
 
 def test_a_spec_from_a_file_and_fields(site: Any, flopwatch: Any, tmp_path: Path) -> None:

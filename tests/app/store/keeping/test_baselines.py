@@ -18,6 +18,7 @@ from app.store.database.engine import Database
 from app.store.database.slices import Slices
 from app.store.files.artifacts import ArtifactFiles
 from app.store.keeping.baselines import Baselines
+from app.store.keeping.bulk import Bulk
 from app.store.keeping.deleting import delete_job, delete_jobs
 from app.store.keeping.pruning import Pruning, Retention
 from app.store.queue.transitions import Queue
@@ -193,7 +194,9 @@ def test_a_job_in_a_baseline_cannot_be_deleted(baselines, done, queue, database,
     with pytest.raises(InBaseline, match=rf"Job {kept} is in the baselines main, release \(set by bob\): ") as raised:
         delete_job(database, kept)
     assert raised.value.extensions == {"baselines": ["main", "release"]}
-    assert delete_jobs(Slices(database), JobFilter(labels=[("of", "test")]).conditions).jobs == 1
+    bulk = Bulk(Slices(database), queue, ArtifactFiles(tmp_path / "artifacts"))
+    deleted = bulk.delete(JobFilter(labels=[("of", "test")]))
+    assert (deleted.deleted, deleted.unfinished, deleted.in_baselines) == (1, 0, 1)
     with database.read() as connection:
         remaining = connection.execute(tables.job.select()).all()
     assert [row.id for row in remaining] == [kept]
