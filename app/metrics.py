@@ -65,6 +65,7 @@ METRICS = {
         MetricProperties("tensor_mib", None),
         MetricProperties("snapshot_mib", None),
         MetricProperties("rounding_mib", None),
+        MetricProperties("residual_stream_seen_mib", None),
     )
 }
 """Metrics whose unit does not give their direction. Of all others, less time, less memory or a higher rate is better;

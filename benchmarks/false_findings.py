@@ -6,7 +6,8 @@ The first two tables draw one value for each process, of noise that is normal (1
 processes is slowed down by 20 % on average) or bimodal (half of them by 8 %), and judge them as a comparison does. The
 third draws the steps of processes, of which each depends on the one before (AR 0.9, exponential load), and compares
 identical code with other numbers of steps on the two sides. The fourth draws a candidate of which only some steps take
-longer, on several hosts, and asks a gate at 5 %.
+longer, on several hosts, and asks a gate at 5 %. The fifth plays diagnoses (`flopwatch why`) of a step with changes
+that do nothing, and with one that saves 5 %.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from app.results import findings
@@ -23,13 +24,17 @@ from app.results.findings import Row
 from app.results.process_values import process_values
 from app.results.sheet import Cell
 from app.specs.compare import blocks_of_turns
+from app.specs.diagnosis import DiagnosisSpec
 from app.store.reading.measurements import Measured
 from benchmarks._shared import print_table
+from workers.jobs._base import SoFar, Unit
+from workers.jobs.diagnosis import RUNNER, conclude
 from workers.measure.measurement import pack
 
 METRIC = "step_ms"
 PROCESSES = (4, 5, 8, 16, 30)
 CASES = (1, 10, 50)
+CHANGES = 8
 STEPS = ((5, 300), (10, 40), (50, 50))
 LIMIT_PERCENT = 5.0
 PLANTED = 1.05
@@ -65,6 +70,50 @@ def main() -> None:
         f"A gate at {LIMIT_PERCENT:g} %, 100 steps of each process: passed: {title}",
         (some_steps(host, number, max(100, draws // 10), rng) for host in HOSTS for number in (8, 24)),
     )
+    print_table(
+        f"Diagnoses with {CHANGES} changes: a gain is reported: {title}",
+        (diagnoses(kind, max(100, draws // 10), rng) for kind in NOISE),
+    )
+
+
+def diagnoses(kind: str, draws: int, rng: random.Random) -> dict[str, str]:
+    """Return in which share of diagnoses a change is called better: if none helps, and if one saves 5 %."""
+    false = sum(bool(gains_of(kind, 1.0, rng)) for _ in range(draws))
+    found = sum("change_0" in gains_of(kind, 1 / PLANTED, rng) for _ in range(draws))
+    return {"noise": kind, "draws": str(draws), "nothing helps": f"{false / draws:.1%}",
+            "one saves 5 %": f"{found / draws:.1%}"}  # fmt: skip
+
+
+def gains_of(kind: str, factor: float, rng: random.Random) -> set[str]:
+    """Play a diagnosis whose first change takes `factor` times as long. Returns the changes that it calls better."""
+    spec = DiagnosisSpec.example().model_copy(update={"seed": rng.randrange(1 << 31)})
+    known = {"cause": "host", "why_not": None, "removes": False, "how": "", "fields": "{}"}
+    tables: dict[str, list[Mapping[str, Any]]] = {
+        "turns": [], "candidates": [{"change": f"change_{at}", **known} for at in range(CHANGES)]
+    }  # fmt: skip
+    units: list[Unit] = []
+    planned = RUNNER.plan(spec)
+    while planned:
+        for unit in planned:
+            units.append(unit)
+            names = unit.params.get("changes", [])
+            time = 100 * math.exp(NOISE[kind](rng)) * (factor if "change_0" in names else 1.0)
+            row = {"stage": unit.params["stage"], "changes": ",".join(names), "step_ms": time, "samples": 10}
+            row |= {"outcome": "ok", "device_key": None, "unit_index": len(units) - 1}
+            tables["turns"].append(row)
+        planned = RUNNER.further(spec, SoFar(units, [5.0] * len(units), tables))
+    answer = _Answer()
+    conclude.run(spec, units[-1], answer)  # type: ignore[arg-type]
+    return {row[0] for row in answer.rows if row[6] == "better"}
+
+
+class _Answer:
+    """Takes the table `changes`."""
+
+    def table(self, name: str, _columns: Any, rows: Sequence[Sequence[Any]]) -> None:
+        """Keep the rows of that table."""
+        if name == "changes":
+            self.rows = rows
 
 
 def false_findings(kind: str, processes: int, draws: int, rng: random.Random) -> dict[str, str]:

@@ -34,7 +34,7 @@ from app.metrics import better, gain, gain_name, headline, in_a_sentence, readab
         ("sum", None, None),
         ("forward_mfu", "fraction", "more"),
         ("forward_ceiling_percent", "%", "more"),
-        ("snapshot_mib", "MiB", None),
+        ("residual_stream_seen_mib", "MiB", None),
         ("an_own_percent", "%", None),
         ("an_own_ms", "ms", "less"),
     ],

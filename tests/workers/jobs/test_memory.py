@@ -231,6 +231,18 @@ def test_the_residual_stream_is_as_large_as_its_formula(run, parameter_dtype: st
     report = run(precision="bf16", parameter_dtype=parameter_dtype, device=device)
     formula = BATCH * CONTEXT * 16 * size / MIB
     assert value(report, "residual_stream_mib")["median"] == formula
+    seen = value(report, "residual_stream_seen_mib")
+    assert (seen["min"], seen["max"], seen["n"]) == (formula, formula, 3)
+    assert value(report, "residual_streams_seen")["median"] == 3
+
+
+def test_of_compiled_blocks_the_residual_stream_is_not_seen(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler itself is left out: it takes too long for every run of the tests."""
+    monkeypatch.setattr(building, "compiled", lambda _spec, model: model)
+    report = run(compile=True, mode="forward")
+    assert value(report, "residual_stream_seen_mib")["outcome"] == "unknown"
+    assert "compiled" in value(report, "residual_stream_seen_mib")["reason"]
+    assert value(report, "parameter_mib")["median"] == 4 * PARAMETERS / MIB
 
 
 @pytest.mark.parametrize("device", DEVICES)

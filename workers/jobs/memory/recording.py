@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -55,6 +56,8 @@ class Session:
     """The reason why there are no values: memory ran out."""
     parameters: int | None = None
     """Number of trainable parameters."""
+    streams: list[int] | None = None
+    """Bytes of each block's output, as found among the allocations; None if it could not be observed."""
     saved: list[SavedTensor] = field(default_factory=list)
     """What autograd saves in a forward pass of our step."""
     files: dict[str, int] = field(default_factory=dict)
@@ -161,12 +164,13 @@ def record_steps(
         OutOfMemory: the memory did not suffice in some phase. The recording continues.
     """
     from workers.measure.allocations.recording import PhaseMarks
+    from workers.measure.allocations.residual import ResidualStream
     from workers.measure.own_step import REST
     from workers.measure.timing import run_step, translate_oom_in_step
 
     spec, step = session.spec, training.step
     warmup, total = warmup_steps(spec), warmup_steps(spec) + spec.measure_steps
-    own = training.own
+    own, stream = training.own, ResidualStream()
     if own is not None:
         own.takes = f"{warmup} steps to warm up and {spec.measure_steps} recorded ones"
     marks = PhaseMarks(recording, owners, without=() if own is None else [REST])
@@ -184,12 +188,16 @@ def record_steps(
             marks.keep = number + 1 == total
             where.preparation_begins()
             step.prepare()
-            run_step(step.phases, [where, marks])
+            # A hook on a compiled block would cause a recompilation.
+            with nullcontext() if spec.compile or own else stream.of(training.model):
+                run_step(step.phases, [where, stream, marks])
             report.progress(number + 1, total, "recording" if number >= warmup else "warming up")
     session.parameters = sum(one.numel() for one in training.modules.parameters() if one.requires_grad)
     session.steps = [*recorded, recording.end()][-spec.measure_steps :]
     for phase in session.phases():
         save_snapshot(session, phase.stretch.phase, phase, report)
+        if phase.stretch.phase == "forward" and not spec.compile and stream.storages:
+            session.streams = stream.sizes_among(phase.stretch.made)
     if own is None and spec.mode != "forward":
         from workers.measure.saved import saved_tensors
 

@@ -35,13 +35,14 @@ WHOLE = (
     ("rounding_mib", "MiB"),
     ("fragmentation_mib", "MiB"),
     ("residual_stream_mib", "MiB"),
+    ("residual_stream_seen_mib", "MiB"),
+    ("residual_streams_seen", "tensors"),
     ("history_entries", "entries"),
     ("snapshot_mib", "MiB"),
     ("parameters", "parameters"),
 )
 """Metrics without a phase, of the whole step, with their units."""
-RESIDUAL_STREAM = "residual_stream_mib"
-"""Of our models only."""
+OF_OUR_MODEL = ("residual_stream_mib", "residual_stream_seen_mib", "residual_streams_seen")
 EACH_PHASE = (
     *("peak_memory_mib", "end_memory_mib", "memory_reserved_mib", "end_reserved_mib"),
     "fragmentation_mib",
@@ -55,7 +56,7 @@ PEAK_LOST = "the history's beginning is lost, and with it the peak: raise histor
 
 def metrics(spec: MemorySpec, phases: Sequence[str]) -> list[Metric]:
     """Return the metrics of a spec, whose step has these phases, in the order of the report."""
-    whole = [(name, unit) for name, unit in WHOLE if spec.step_code is None or name != RESIDUAL_STREAM]
+    whole = [(name, unit) for name, unit in WHOLE if not spec.step_code or name not in OF_OUR_MODEL]
     return [
         *(Metric(name, None, unit) for name, unit in whole),
         *(Metric(name, phase, "MiB") for phase in (INITIALISATION, *phases) for name in EACH_PHASE),
@@ -78,9 +79,7 @@ def results(session: Session) -> tuple[Values, list[Check]]:
         add_phase(values, recorded, recorded.stretch.phase)
     add_whole(values, session)
     if session.spec.step_code is None:
-        spec = session.spec
-        stream = spec.batch_size * spec.context_length * spec.model.shape()["d_model"] * BYTES[spec.parameter_dtype]
-        values.set(RESIDUAL_STREAM, None, [stream / MIB])
+        add_residual_stream(values, session)
     everything = [recorded for step in session.steps for recorded in step]
     if session.initialisation is not None:
         everything = [session.initialisation, *everything]
@@ -157,6 +156,20 @@ def add_whole(values: Values, session: Session) -> None:
     values.set("history_entries", None, [final.history])
     values.set("snapshot_mib", None, [[*session.files.values()][-1] / MIB])
     values.set("parameters", None, None if session.parameters is None else [session.parameters], "unknown")
+
+
+def add_residual_stream(values: Values, session: Session) -> None:
+    """Set the size of the residual stream by formula, and as measured from its tensors."""
+    spec = session.spec
+    formula = spec.batch_size * spec.context_length * spec.model.shape()["d_model"] * BYTES[spec.parameter_dtype]
+    values.set("residual_stream_mib", None, [formula / MIB])
+    if session.streams:
+        values.set("residual_stream_seen_mib", None, [size / MIB for size in session.streams])
+        values.set("residual_streams_seen", None, [len(session.streams)])
+        return
+    why = "a compiled block's output is not looked at" if spec.compile else "no block's output is among the allocations"
+    values.set("residual_stream_seen_mib", None, None, why)
+    values.set("residual_streams_seen", None, None, why)
 
 
 def check_history(recorded: Sequence[RecordedStretch]) -> Check:

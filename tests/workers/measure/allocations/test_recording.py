@@ -16,6 +16,7 @@ from workers.measure.allocations.categories import CATEGORIES, Owner, owners_of
 from workers.measure.allocations.cuda import CudaRecording
 from workers.measure.allocations.ledger import Entry, Point
 from workers.measure.allocations.recording import PhaseMarks, RecordedStretch
+from workers.measure.allocations.residual import ResidualStream
 from workers.measure.allocations.snapshot import write
 from workers.measure.allocations.stacks import site
 from workers.measure.timing import run_step
@@ -206,6 +207,21 @@ def test_a_recording_that_is_abandoned_makes_room_for_another() -> None:
     recording.begin({})
     recording.mark("forward", {})
     assert len(recording.end()) == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_residual_stream_is_among_the_allocations(device: str) -> None:
+    work = Work(device, None)
+    recording, stream = make_recording(work.device, 10_000), ResidualStream()
+    work.prepare()
+    recording.begin(work.owners())
+    with stream.of(work.model):
+        run_step(work.phases, [stream, PhaseMarks(recording, work.owners)])
+    made = {one.stretch.phase: one.stretch.made for one in recording.end()}
+    assert stream.sizes_among(made["forward"]) == [4 * BATCH * WIDTH]
+    assert stream.sizes_among(made["preparation"]) == []
+    work.forward()
+    assert len(stream.storages) == 1, "nobody looks any more"
 
 
 @pytest.mark.parametrize("device", DEVICES)
