@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from app.specs._base import SpecBase, WarmupSteps
+from app.specs._base import SpecBase, WarmupSteps, field_error
 from app.specs._identity import Scalar
 from app.specs._training import TrainingSpec, without_accumulation, without_cuda_graph
 
 DEFAULT_WARMUP_STEPS = 2
+FEWEST_STEPS = 4
+"""Fewest steps between two moments: in each half of them, memory that leaks grows."""
 
 
 class MemorySpec(TrainingSpec):
@@ -32,6 +34,11 @@ class MemorySpec(TrainingSpec):
     its size. With 0, the first step is recorded."""
     measure_steps: int = Field(default=1, ge=1, le=10)
     """Steps recorded. Table `timeline` shows all of them; all else is of the last."""
+    snapshot_steps: list[Annotated[int, Field(ge=1, le=10_000)]] | None = Field(
+        default=None, min_length=2, max_length=10
+    )
+    """Steps of the warm-up, counted from 1, after which snapshots are taken, such as `[10,20]`: table `growth` has what
+    is alive after the last that was not after the first. The recorded steps follow. Null: none."""
     history_entries: int = Field(default=100_000, ge=1_000, le=1_000_000)
     """Largest number of entries of the allocator's history; an allocation and its release take three. In a longer one
     the oldest entries are lost; a check says so."""
@@ -39,8 +46,9 @@ class MemorySpec(TrainingSpec):
     """Rows of table `allocations` for each phase: the largest ones alive at its peak. A comparison matches them."""
 
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {
-        *("history_entries", "largest_allocations", "new_tokens")
+        *("history_entries", "largest_allocations", "new_tokens", "snapshot_steps")
     }
+    finding: ClassVar[str] = "growth"
     metric_notes: ClassVar[Mapping[frozenset[str], str]] = {
         frozenset(
             {"peak_memory_mib"}
@@ -51,6 +59,7 @@ class MemorySpec(TrainingSpec):
         "categories-backward",
         "categories-optimizer",
         "categories",
+        "growth",
         "allocations",
         "saved",
         "timeline",
@@ -61,6 +70,7 @@ class MemorySpec(TrainingSpec):
     first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
         "categories": ("category", "peak_mib", "peak_percent", "end_mib", "end_percent"),
         "allocations": ("at_peak_of", "size_mib", "count", "total_mib", "category", "name", "site"),
+        "growth": ("per_step_mib", "keeps_growing", "first_mib", "last_mib", "category", "name", "site", "code"),
         "timeline": (
             *("entry", "step", "phase", "total_mib", "parameter_mib", "gradient_mib", "optimizer_state_mib"),
             *("activation_mib", "input_mib", "temporary_mib", "unknown_mib", "change_mib", "category", "name"),
@@ -83,6 +93,16 @@ class MemorySpec(TrainingSpec):
         "a replayed graph allocates nothing, so its memory has no history: leave it out, or take peak_memory_mib of "
         "kind benchmark"
     )
+
+    @model_validator(mode="after")
+    def _moments_are_apart(self) -> Self:
+        moments = self.snapshot_steps or [0, FEWEST_STEPS]
+        if moments != sorted({*moments}):
+            raise field_error("snapshot_steps", "list each step once, the first one first, such as [10,20]")
+        if moments[-1] - moments[0] < FEWEST_STEPS:
+            detail = f"the last must be at least {FEWEST_STEPS} steps after the first: what grows once is no leak"
+            raise field_error("snapshot_steps", detail)
+        return self
 
     def without_effect(self) -> list[str]:
         return [*super().without_effect(), *self.changed("new_tokens")]

@@ -1,5 +1,5 @@
-"""`memory`: use by category over the history, the categories at each phase's peak, the largest allocations, the
-snapshots."""
+"""`memory`: what grows, use by category over the history, the categories at each phase's peak, the largest allocations,
+the snapshots."""
 
 from __future__ import annotations
 
@@ -33,6 +33,16 @@ MEMORY_VIZ = "https://pytorch.org/memory_viz"
 def panels(results: JobResults) -> list[Panel]:
     """Return the panels that the job's tables and snapshots allow."""
     panels = []
+    if results.has("growth") and results.rows("growth"):
+        panels.append(
+            Panel(
+                "growth",
+                "What grows from step to step",
+                "Alive after the last of the chosen steps, and not after the first, by the line that made it.",
+                template="explorer.html",
+                values={"table": "growth", "sort": "-per_step_mib"},
+            )
+        )
     if results.has("timeline"):
         panels.append(
             Panel(

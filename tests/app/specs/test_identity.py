@@ -95,6 +95,7 @@ OTHER_VALUES = {
     "implementations": [["tiled"], ["torch"]],
     "device": ["cpu", "cuda"],
     "ncu": [{"set": "full"}],
+    "snapshot_steps": [[10, 20]],
     "br": [[16]],
     "bc": [[16]],
     "code": [CODE],

@@ -20,6 +20,10 @@ from app.specs.memory import DEFAULT_WARMUP_STEPS, MemorySpec
         ({"history_entries": 999}, "history_entries", "greater than or equal to 1000"),
         ({"history_entries": 1_000_001}, "history_entries", "less than or equal to 1000000"),
         ({"largest_allocations": 0}, "largest_allocations", "greater than or equal to 1"),
+        ({"snapshot_steps": [10]}, "snapshot_steps", "at least 2"),
+        ({"snapshot_steps": [20, 10]}, "snapshot_steps", "the first one first"),
+        ({"snapshot_steps": [10, 10, 20]}, "snapshot_steps", "each step once"),
+        ({"snapshot_steps": [10, 13]}, "snapshot_steps", "at least 4 steps after the first"),
         ({"precision": "tf32", "device": "cpu"}, "precision", "choose fp32 or bf16"),
         ({"replicates": 2}, "replicates", "Extra inputs"),
     ],
@@ -37,9 +41,13 @@ def test_it_has_the_fields_of_benchmark() -> None:
 
 
 def test_how_much_is_recorded_changes_no_case() -> None:
-    one = MemorySpec(history_entries=1_000, largest_allocations=7, measure_steps=3, seed=5, device="cpu")
+    one = MemorySpec(
+        history_entries=1_000, largest_allocations=7, measure_steps=3, snapshot_steps=[1, 9], seed=5, device="cpu"
+    )
     assert one.case().key == MemorySpec().case().key
-    assert not {"history_entries", "largest_allocations", "measure_steps"} & set(one.case().coordinates)
+    assert not {"history_entries", "largest_allocations", "measure_steps", "snapshot_steps"} & set(
+        one.case().coordinates
+    )
 
 
 def test_the_default_warmup_is_the_same_case_as_its_length() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,23 @@ from app.specs.memory import MemorySpec
 from tests.workers.reporting import Report
 from tests.workers.viewer import check_that_the_viewer_reads
 from workers.jobs._training import building
+from workers.jobs._values import Metric, Values
 from workers.jobs.memory import RUNNER, recording
 from workers.jobs.memory.recording import Session
 from workers.jobs.memory.results import (
     EACH_PHASE,
     WHOLE,
+    add_fragmentation,
     check_accounted,
+    check_fragmentation,
+    check_growth,
     check_unknown,
     results,
 )
 from workers.jobs.memory.tables import report_tables
 from workers.measure.allocations.categories import CATEGORIES
+from workers.measure.allocations.free import Free
+from workers.measure.allocations.growth import AfterSteps, Held
 from workers.measure.allocations.ledger import Allocation, Ledger
 from workers.measure.allocations.recording import Counters, RecordedStretch
 from workers.measure.environment import device_key
@@ -39,7 +46,7 @@ PHASES = {
     "train_step": ["initialisation", "forward", "backward", "optimizer"],
 }
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-GPU_ONLY = {"memory_reserved_mib", "end_reserved_mib", "fragmentation_mib", "rounding_mib"}
+GPU_ONLY = {"memory_reserved_mib", "end_reserved_mib", "fragmentation_mib", "largest_free_mib", "rounding_mib"}
 MIB = 2**20
 
 
@@ -90,7 +97,7 @@ def test_every_mode_reports_its_phases(run, mode: str, precision: str, device: s
     report = run(mode=mode, precision=precision, device=device, measure_steps=2, gradient_clip_norm=1.0)
     metrics = [(row["metric"], row["phase"]) for row in report.rows]
     assert metrics == [
-        *((name, None) for name, _ in WHOLE),
+        *((name, None) for name, _ in WHOLE if name != "growth_mib_per_step"),
         *((name, phase) for phase in PHASES[mode] for name in EACH_PHASE),
     ]
     for row in report.rows:
@@ -428,7 +435,7 @@ def test_of_a_peak_that_the_history_lost_nothing_is_said(tmp_path: Path) -> None
     assert values.samples("peak_memory_mib", None) == [8000 / MIB], "the allocator has counted it"
     report = Report(tmp_path)
     values.report(spec.case(), "1x GPU", report)
-    for metric in ("parameter_mib", "unknown_percent", "rounding_mib", "fragmentation_mib"):
+    for metric in ("parameter_mib", "unknown_percent", "rounding_mib", "fragmentation_mib", "largest_free_mib"):
         assert value(report, metric)["outcome"] == "unknown"
         assert value(report, metric)["reason"].endswith("raise history_entries")
     report_tables(session, report)
@@ -464,6 +471,44 @@ def test_rows_carry_the_case_and_the_device(once) -> None:
         assert (row["case_key"], row["device_key"]) == (spec.case().key, device_key(torch.device("cpu")))
     assert report.fingerprint["settings"]["float32_matmul_precision"] == "highest"
     assert list(report.titles.values()) == ["d16-f24-l3-h2, context 8, forward"]
+
+
+@pytest.mark.parametrize(
+    ("stuck", "expandable", "ok", "told"),
+    [(110, True, False, False), (110, False, False, True), (90, False, True, False)],
+)
+def test_much_free_memory_at_the_peak_is_told_with_the_setting_that_helps(
+    stuck: int, expandable: bool, ok: bool, told: bool
+) -> None:
+    stretch = replace(Ledger().follow("backward", [], {}), reserved_at_peak=1000 * MIB)
+    counters = Counters(*(800 * MIB,) * 3, *(1000 * MIB,) * 2)
+    kept = {"allocator_settings": {"expandable_segments": expandable}}
+    (check,) = check_fragmentation(RecordedStretch(stretch, counters, kept, free=Free(20 * MIB, stuck * MIB)))
+    assert (check.ok, check.severity) == (ok, "note")
+    assert "the largest free block has 20 MiB" in check.detail
+    assert ("expandable_segments:True" in check.detail) == told
+    assert check_fragmentation(RecordedStretch(stretch)) == [], "nothing of it is known on a CPU"
+
+
+def test_what_a_block_leaves_unused_is_not_free() -> None:
+    """19.5 MiB in a block of 20 MiB, all that is reserved."""
+    stretch = replace(Ledger().follow("backward", [], {}), reserved_at_peak=20 * MIB)
+    recorded = RecordedStretch(stretch, Counters(*(20 * MIB,) * 5), {}, free=Free(MIB // 2, MIB // 2))
+    (check,) = check_fragmentation(recorded)
+    assert "0 MiB of 20 MiB reserved are free at the peak, 0 MiB of them between" in check.detail
+    values = Values([Metric("fragmentation_mib", None, "MiB"), Metric("largest_free_mib", None, "MiB")])
+    add_fragmentation(values, recorded, None)
+    assert values.samples("largest_free_mib", None) == [0]
+
+
+def test_memory_of_which_the_steps_do_not_show_that_it_keeps_growing_is_told() -> None:
+    after = AfterSteps([{(None, "a.py:1 f"): Held(size * MIB, 1, Allocation(1, 8, None))} for size in (1, 1, 3)])
+    check = check_growth(Values([]), after, [1, 3])
+    assert check.ok
+    assert check.detail == (
+        "no memory is seen to keep growing from step 1 to step 3; that of code without a Python stack, which has 2 MiB "
+        "more, may: take more steps"
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)

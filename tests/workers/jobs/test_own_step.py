@@ -70,6 +70,18 @@ def make_kept_step(device):
     return step
 
 
+def make_leaking_step(device, keeps=1000):
+    kept = []
+
+    def step():
+        if len(kept) < keeps:
+            kept.append(torch.zeros(256, 1024, device=device))
+        with flopwatch.phase("forward"):
+            torch.zeros(8, device=device) + 1
+
+    return step
+
+
 def make_lacking_step(device):
     def step():
         with flopwatch.phase("forward"):
@@ -291,6 +303,32 @@ def test_memory_has_the_categories_of_the_codes_own_tensors(run: Run, device: st
 def test_memory_of_a_step_without_phases_is_that_of_the_step(run: Run) -> None:
     report = run("memory", "make_plain_step", measure_steps=1)
     assert set(report.files) == {"snapshot-initialisation.pickle", "snapshot-step.pickle"}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_memory_that_leaks_is_found_with_its_line(run: Run, device: str) -> None:
+    report = run("memory", "make_leaking_step", snapshot_steps=[3, 7], measure_steps=1, device=device)
+    (row,) = report.table_rows("growth")
+    assert (row["per_step_mib"], row["keeps_growing"], row["first_count"], row["last_count"]) == (1, True, 3, 7)
+    assert row["code"] == "kept.append(torch.zeros(256, 1024, device=device))"
+    assert medians(report)["growth_mib_per_step"] == 1
+    (check,) = [check for check in report.verdict_on()["checks"] if check["name"] == "growth"]
+    assert not check["ok"]
+    assert f"1 MiB a step by {row['site']}" in check["detail"]
+    assert {"snapshot-step-3.pickle", "snapshot-step-7.pickle"} <= set(report.files)
+    assert value_of(report, "categories-forward", "unknown") >= 8, "what earlier steps have left is part of the peak"
+
+
+def test_a_cache_that_has_filled_is_no_leak(run: Run) -> None:
+    report = run("memory", "make_leaking_step", snapshot_steps=[1, 7], measure_steps=1, arguments={"keeps": 3})
+    (row,) = report.table_rows("growth")
+    assert (row["last_mib"], row["keeps_growing"]) == (3, False)
+    assert medians(report)["growth_mib_per_step"] == 0
+    assert all(check["ok"] for check in report.verdict_on()["checks"] if check["name"] == "growth")
+
+
+def value_of(report: Report, table: str, category: str) -> float:
+    return next(row["peak_mib"] for row in report.table_rows(table) if row["category"] == category)
 
 
 def test_what_a_step_keeps_from_its_beginning_is_its_input(run: Run) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from workers.jobs._training.building import Training
     from workers.measure.allocations.categories import Owners
+    from workers.measure.allocations.growth import AfterSteps
     from workers.measure.allocations.recording import RecordedStretch, Recording
     from workers.measure.check import Check
     from workers.measure.judging import WrongResult
@@ -60,6 +61,10 @@ class Session:
     """Bytes of each block's output, as found among the allocations; None if it could not be observed."""
     saved: list[SavedTensor] = field(default_factory=list)
     """What autograd saves in a forward pass of our step."""
+    moments: dict[str, RecordedStretch] = field(default_factory=dict)
+    """What followed each of `snapshot_steps`, by the name of its snapshot."""
+    after_steps: AfterSteps | None = None
+    """What was alive after each step from the first to the last of `snapshot_steps`."""
     files: dict[str, int] = field(default_factory=dict)
     """Bytes of each snapshot, by its phase."""
 
@@ -114,7 +119,8 @@ def record(spec: MemorySpec, device: torch.device, build_model: building.Maker, 
 
 def warmup_steps(spec: MemorySpec) -> int:
     """Return the number of steps before those that are recorded."""
-    return DEFAULT_WARMUP_STEPS if spec.warmup_steps is None else spec.warmup_steps
+    steps = DEFAULT_WARMUP_STEPS if spec.warmup_steps is None else spec.warmup_steps
+    return max(steps, *spec.snapshot_steps or (0,))
 
 
 def owners_in(training: Training) -> Callable[[], Owners]:
@@ -158,7 +164,8 @@ def record_steps(
     where: StepPosition,
     report: Reporter,
 ) -> None:
-    """Warm up, record the steps, each in a history of its own, and save the snapshots of the last one's phases.
+    """Warm up, record the steps, each in a history of its own, and save the snapshots of the last one's phases. The
+    warm-up's steps have such histories from the first of `snapshot_steps` on.
 
     Raises:
         OutOfMemory: the memory did not suffice in some phase. The recording continues.
@@ -170,6 +177,7 @@ def record_steps(
 
     spec, step = session.spec, training.step
     warmup, total = warmup_steps(spec), warmup_steps(spec) + spec.measure_steps
+    moments = spec.snapshot_steps or [warmup]
     own, stream = training.own, ResidualStream()
     if own is not None:
         own.takes = f"{warmup} steps to warm up and {spec.measure_steps} recorded ones"
@@ -179,13 +187,16 @@ def record_steps(
     recorded: list[list[RecordedStretch]] = []
     with translate_oom_in_step(where):
         for number in range(total):
-            if number and number >= warmup:
+            if number and number >= moments[0]:
                 gc.collect()
                 recorded.append(recording.end())
+                keep_moment(session, number, recorded[-1], report)
                 recording.begin(owners())
-            if 0 < number == warmup - 1:
+            if 0 < number == moments[0] - 1:
                 recording.measure_workspaces()
             marks.keep = number + 1 == total
+            marks.watch = spec.snapshot_steps is not None and moments[0] <= number + 1 <= moments[-1]
+            marks.keep_after = number + 1 in moments
             where.preparation_begins()
             step.prepare()
             # A hook on a compiled block would cause a recompilation.
@@ -203,6 +214,20 @@ def record_steps(
 
         step.prepare()
         session.saved = saved_tensors(training.model, cast("BackwardStep", step).forward)
+
+
+def keep_moment(session: Session, step: int, recorded: Sequence[RecordedStretch], report: Reporter) -> None:
+    """Keep what is alive after a step that was watched."""
+    from workers.measure.allocations.growth import AfterSteps
+
+    last = recorded[-1]
+    if last.alive is None:
+        return
+    session.after_steps = session.after_steps or AfterSteps()
+    session.after_steps.add(last.alive)
+    if last.snapshot is not None:
+        session.moments[f"step-{step}"] = last
+        save_snapshot(session, f"step-{step}", last, report)
 
 
 def save_snapshot(session: Session, name: str, recorded: RecordedStretch, report: Reporter) -> None:

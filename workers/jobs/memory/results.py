@@ -11,6 +11,7 @@ from workers.jobs._values import Metric, Values
 from workers.jobs.memory.recording import INITIALISATION, Session, height, peak_seen
 
 if TYPE_CHECKING:
+    from workers.measure.allocations.growth import AfterSteps, Growth
     from workers.measure.allocations.ledger import Stretch
     from workers.measure.allocations.recording import RecordedStretch
     from workers.measure.check import Check
@@ -34,6 +35,8 @@ WHOLE = (
     ("unknown_percent", "%"),
     ("rounding_mib", "MiB"),
     ("fragmentation_mib", "MiB"),
+    ("largest_free_mib", "MiB"),
+    ("growth_mib_per_step", "MiB"),
     ("residual_stream_mib", "MiB"),
     ("residual_stream_seen_mib", "MiB"),
     ("residual_streams_seen", "tensors"),
@@ -45,18 +48,24 @@ WHOLE = (
 OF_OUR_MODEL = ("residual_stream_mib", "residual_stream_seen_mib", "residual_streams_seen")
 EACH_PHASE = (
     *("peak_memory_mib", "end_memory_mib", "memory_reserved_mib", "end_reserved_mib"),
-    "fragmentation_mib",
+    *("fragmentation_mib", "largest_free_mib"),
 )
 MAX_UNKNOWN_PERCENT = 2.0
 MAX_DIFFERENCE = 1e-3
 """Largest relative difference between the peak of the history and the allocator's own count of the same."""
+MAX_STUCK_SHARE, MAX_STUCK_MIB = 0.1, 64
+"""More free memory between blocks in use than both, as a share of what is reserved and in MiB, is worth a setting."""
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+MAX_NAMED = 3
+"""Most places that grow that are named in one sentence."""
 NO_CACHE = "known on GPUs only: a CPU's allocator gives back what is released"
 PEAK_LOST = "the history's beginning is lost, and with it the peak: raise history_entries"
 
 
 def metrics(spec: MemorySpec, phases: Sequence[str]) -> list[Metric]:
     """Return the metrics of a spec, whose step has these phases, in the order of the report."""
-    whole = [(name, unit) for name, unit in WHOLE if not spec.step_code or name not in OF_OUR_MODEL]
+    without = {*(OF_OUR_MODEL if spec.step_code else ()), *(() if spec.snapshot_steps else ("growth_mib_per_step",))}
+    whole = [(name, unit) for name, unit in WHOLE if name not in without]
     return [
         *(Metric(name, None, unit) for name, unit in whole),
         *(Metric(name, phase, "MiB") for phase in (INITIALISATION, *phases) for name in EACH_PHASE),
@@ -87,6 +96,9 @@ def results(session: Session) -> tuple[Values, list[Check]]:
     percent = values.samples("unknown_percent", None)
     if percent is not None:
         checks.append(check_unknown(percent[0], max(phases, key=height).stretch))
+    checks += check_fragmentation(max(phases, key=height))
+    if session.after_steps is not None and session.spec.snapshot_steps:
+        checks.append(check_growth(values, session.after_steps, session.spec.snapshot_steps))
     return values, checks
 
 
@@ -106,6 +118,50 @@ def check_unknown(percent: float, stretch: Stretch) -> Check:
     return Check("unknown", percent <= MAX_UNKNOWN_PERCENT, detail, "note")
 
 
+def check_fragmentation(recorded: RecordedStretch) -> list[Check]:
+    """Check that at the peak little of what the allocator has reserved lies between blocks in use; none on a CPU."""
+    from workers.measure.check import Check
+
+    free, reserved = fragmentation_mib(recorded)[0], recorded.stretch.reserved_at_peak
+    if free is None or reserved is None or recorded.free is None:
+        return []
+    largest, stuck = (min(size / MIB, free[0]) for size in recorded.free)
+    detail = (
+        f"{free[0]:.4g} MiB of {reserved / MIB:.4g} MiB reserved are free at the peak, {stuck:.4g} MiB of them between "
+        f"blocks in use; the largest free block has {largest:.4g} MiB"
+    )
+    settings = (recorded.snapshot or {}).get("allocator_settings", {})
+    matters = stuck > max(MAX_STUCK_MIB, MAX_STUCK_SHARE * reserved / MIB)
+    if matters and not settings.get("expandable_segments"):
+        detail += f": a worker started with {EXPANDABLE} gives them back where memory runs out"
+    return [Check("fragmentation", not matters, detail, "note")]
+
+
+def check_growth(values: Values, after: AfterSteps, moments: Sequence[int]) -> Check:
+    """Check that no memory grows from step to step, and set by how much it does. The detail names the lines."""
+    from workers.measure.allocations.stacks import site
+    from workers.measure.check import Check
+
+    steps = moments[-1] - moments[0]
+    growths = after.growths()
+    growing = [one for one in growths if one.continues]
+    values.set("growth_mib_per_step", None, [sum(one.size for one in growing) / steps / MIB])
+
+    def place(one: Growth) -> str:
+        return site(one.example.frames) or one.example.name or "code without a Python stack"
+
+    named = [f"{one.size / steps / MIB:.4g} MiB a step by {place(one)}" for one in growing[:MAX_NAMED]]
+    if not growing:
+        detail = f"no memory is seen to keep growing from step {moments[0]} to step {moments[-1]}"
+        may = next((one for one in growths if one.may_continue and one.size >= MIB), None)
+        if may is not None:
+            detail += f"; that of {place(may)}, which has {may.size / MIB:.4g} MiB more, may: take more steps"
+        return Check("growth", True, detail, "note")
+    more = f", and {len(growing) - MAX_NAMED} others" if len(growing) > MAX_NAMED else ""
+    detail = f"memory grows from step {moments[0]} to step {moments[-1]}: {', '.join(named)}{more}"
+    return Check("growth", False, detail, "note")
+
+
 def add_phase(values: Values, recorded: RecordedStretch, phase: str) -> None:
     """Set the metrics of a phase."""
     counters = recorded.counters
@@ -119,7 +175,16 @@ def add_phase(values: Values, recorded: RecordedStretch, phase: str) -> None:
     values.set("end_memory_mib", phase, [counters.allocated_end / MIB])
     values.set("memory_reserved_mib", phase, [counters.reserved_peak / MIB])
     values.set("end_reserved_mib", phase, [counters.reserved_end / MIB])
-    values.set("fragmentation_mib", phase, *fragmentation_mib(recorded))
+    add_fragmentation(values, recorded, phase)
+
+
+def add_fragmentation(values: Values, recorded: RecordedStretch, phase: str | None) -> None:
+    """Set how much free memory the allocator held at the peak, and the largest block of it."""
+    free, reason = fragmentation_mib(recorded)
+    values.set("fragmentation_mib", phase, free, reason)
+    # What the allocator leaves unused in a block, up to 1 MiB, counts as allocated.
+    block = None if free is None or recorded.free is None else [min(recorded.free.largest / MIB, free[0])]
+    values.set("largest_free_mib", phase, block, reason or NO_CACHE)
 
 
 def fragmentation_mib(recorded: RecordedStretch) -> tuple[list[float] | None, str]:
@@ -140,7 +205,7 @@ def add_whole(values: Values, session: Session) -> None:
     values.set("peak_memory_mib", None, [height(highest) / MIB])
     held = [phase.counters.reserved_peak / MIB for phase in phases if phase.counters is not None]
     values.set("memory_reserved_mib", None, [max(held)] if held else None, NO_CACHE)
-    values.set("fragmentation_mib", None, *fragmentation_mib(highest))
+    add_fragmentation(values, highest, None)
     peak = highest.stretch.peak if peak_seen(highest) else None
     for category, name in CATEGORY_METRICS.items():
         used = None if peak is None else [peak.usage[CATEGORIES.index(category)] / MIB]

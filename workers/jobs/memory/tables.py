@@ -1,4 +1,4 @@
-"""The tables of a recording: categories, the largest allocations, the timeline, the snapshots."""
+"""The tables of a recording: categories, the largest allocations, what grows, the timeline, the snapshots."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def report_tables(session: Session, report: Reporter) -> None:
         report_categories(name, phase, report)
     report_allocations(session, recorded, report)
     report_saved(session, report)
-    report_snapshots(session, recorded, report)
+    report_growth(session, report)
+    report_snapshots(session, {**recorded, **session.moments}, report)
     if session.steps:
         report_timeline(session, report)
 
@@ -79,6 +80,7 @@ def report_allocations(session: Session, recorded: dict[str, RecordedStretch], r
 def largest(stretch: Stretch, most: int) -> list[list[Any]]:
     """Return the largest groups of equal allocations at a peak, the largest allocation first."""
     from workers.measure.allocations.categories import CATEGORIES
+    from workers.measure.allocations.growth import pattern
     from workers.measure.allocations.stacks import code, short_stack, site
 
     groups: dict[tuple[Any, ...], list[Allocation]] = {}
@@ -108,14 +110,9 @@ def largest(stretch: Stretch, most: int) -> list[list[Any]]:
     ]
 
 
-def pattern(name: str | None) -> str | None:
-    """Return a tensor's name with a star for each number, so that corresponding tensors of all layers have the same
-    name."""
-    return None if name is None else ".".join("*" if part.isdigit() else part for part in name.split("."))
-
-
 def report_saved(session: Session, report: Reporter) -> None:
     """Report what autograd saves, the largest first; what corresponding modules save is one row."""
+    from workers.measure.allocations.growth import pattern
     from workers.measure.table import Column
 
     if not session.saved:
@@ -134,6 +131,32 @@ def report_saved(session: Session, report: Reporter) -> None:
     columns += [Column("modules", "integer"), Column("each_mib", "number", "MiB")]
     columns += [Column("total_mib", "number", "MiB"), Column("share_percent", "number", "%")]
     report.table("saved", columns, rows)
+
+
+def report_growth(session: Session, report: Reporter) -> None:
+    """Report the allocations that are more or larger after the last of `snapshot_steps` than after the first."""
+    from workers.measure.allocations.categories import CATEGORIES
+    from workers.measure.allocations.stacks import NEXT, code, site
+    from workers.measure.table import Column
+
+    moments = session.spec.snapshot_steps
+    if session.after_steps is None or moments is None or len(session.after_steps.steps) <= moments[-1] - moments[0]:
+        return
+    columns = Column.parse(
+        "per_step_mib: number MiB, site, code, keeps_growing: boolean, first_mib: number MiB, last_mib: number MiB, "
+        "category, name, first_count: integer allocations, last_count: integer allocations, made_in, stack"
+    )
+    rows: list[list[Any]] = [
+        [
+            *(one.size / (moments[-1] - moments[0]) / MIB, site(one.example.frames)),
+            (code(one.example.frames) or "").partition(NEXT)[0] or None,
+            *(one.continues, one.sizes[0] / MIB, one.sizes[-1] / MIB),
+            *(CATEGORIES[one.example.category], one.place[0]),
+            *(*one.counts, one.example.made_in, one.place[1]),
+        ]
+        for one in session.after_steps.growths()
+    ]
+    report.table("growth", columns, rows)
 
 
 def report_snapshots(session: Session, recorded: dict[str, RecordedStretch], report: Reporter) -> None:

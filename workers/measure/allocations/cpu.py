@@ -29,6 +29,7 @@ class Mark:
     phase: str
     owners: Owners
     keep: bool
+    alive: bool
 
 
 class CpuRecording:
@@ -56,9 +57,11 @@ class CpuRecording:
     def measure_workspaces(self) -> None:
         """Do nothing: on a CPU, libraries do not allocate workspaces by torch's allocator."""
 
-    def mark(self, phase: str, owners: Owners, *, keep: bool = False, failed: bool = False) -> None:
+    def mark(
+        self, phase: str, owners: Owners, *, keep: bool = False, alive: bool = False, failed: bool = False
+    ) -> None:
         with record_function(f"{MARK}{len(self._marks)}"):
-            self._marks.append(Mark(phase, owners, keep))
+            self._marks.append(Mark(phase, owners, keep, alive))
 
     def end(self) -> list[RecordedStretch]:
         profiler = self._profile
@@ -108,7 +111,8 @@ def stretches(
                 alive=ledger.alive,
                 about={"phase": mark.phase, "history_lost": lost},
             )
-        recorded.append(RecordedStretch(stretch, None, snapshot, len(kept), lost))
+        alive = list(ledger.alive.values()) if mark.alive else None
+        recorded.append(RecordedStretch(stretch, None, snapshot, len(kept), lost, alive))
     return recorded
 
 

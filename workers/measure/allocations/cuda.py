@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from workers.measure.allocations.categories import UNKNOWN, Owners
+from workers.measure.allocations.free import free_at
 from workers.measure.allocations.ledger import WORKSPACE, Allocation, Entry, Ledger
 from workers.measure.allocations.recording import MAX_POINTS, Counters, RecordedStretch
 from workers.measure.allocations.snapshot import BEFORE, Snapshot, annotated, blocks_of, reserved_in
@@ -60,7 +61,9 @@ class CudaRecording:
         after = blocks_of(_take(), self.device)
         self._workspaces = Counter(one.size for address, one in before.items() if address not in after)
 
-    def mark(self, phase: str, owners: Owners, *, keep: bool = False, failed: bool = False) -> None:
+    def mark(
+        self, phase: str, owners: Owners, *, keep: bool = False, alive: bool = False, failed: bool = False
+    ) -> None:
         snapshot = self.at_oom if failed and self.at_oom is not None else _take()
         self.at_oom = None  # a library may have recovered from it
         counters = self._counters()
@@ -76,7 +79,9 @@ class CudaRecording:
         history = len(self._last)
         full = history >= self.max_entries
         kept = self._annotated(snapshot, phase, lost=full) if keep else None
-        self._recorded.append(RecordedStretch(stretch, counters, kept, history, full))
+        held = list(self._ledger.alive.values()) if alive else None
+        free = free_at(snapshot, self.device, entries[stretch.peak.entry + 1 :], stretch.at_peak)
+        self._recorded.append(RecordedStretch(stretch, counters, kept, history, full, held, free))
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def end(self) -> list[RecordedStretch]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import gc
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from workers.measure.allocations.categories import Owners
-from workers.measure.allocations.ledger import Stretch
+from workers.measure.allocations.free import Free
+from workers.measure.allocations.ledger import Allocation, Stretch
 from workers.measure.allocations.snapshot import Snapshot
 
 MAX_POINTS = 1000
 """Most points of the timeline of a stretch."""
 PREPARATION = "preparation"
 """The stretch between two steps, in which the batch is made and gradients may be dropped."""
+AFTER = "after the step"
+"""The stretch after a watched step."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,10 @@ class RecordedStretch:
     """Number of entries of the history in the snapshot."""
     history_lost: bool = False
     """True if the history is longer, so that its oldest entries are missing in the snapshot."""
+    alive: Sequence[Allocation] | None = None
+    """The allocations alive at the stretch's end; None if they were not requested."""
+    free: Free | None = None
+    """The free memory that the allocator held at the peak; None if it reports no segments."""
 
 
 class Recording(Protocol):
@@ -59,13 +67,16 @@ class Recording(Protocol):
         Call it before a warm-up step: the step allocates them again, and the following `begin` names them.
         """
 
-    def mark(self, phase: str, owners: Owners, *, keep: bool = False, failed: bool = False) -> None:
+    def mark(
+        self, phase: str, owners: Owners, *, keep: bool = False, alive: bool = False, failed: bool = False
+    ) -> None:
         """End a stretch, in which `phase` ran, and begin the next one.
 
         Args:
             phase: The phase that has ended.
             owners: The present owners of storages.
             keep: Make a snapshot of the history from the beginning up to here.
+            alive: Keep the list of the living allocations.
             failed: The phase ran out of memory. The snapshot is of that moment if the allocator reported it.
         """
 
@@ -96,6 +107,9 @@ class PhaseMarks:
         without: Collection[str] = (),
     ) -> None:
         self.keep = keep
+        self.watch = False
+        """Whether the allocations alive after a step are kept, and with `keep_after` a snapshot of that moment."""
+        self.keep_after = False
         self._without = without
         self._recording = recording
         self._owners = owners
@@ -110,4 +124,7 @@ class PhaseMarks:
         self._recording.mark(name, self._owners(), keep=self.keep and name not in self._without)
 
     def step_ends(self) -> None:
-        """Do nothing: the last phase has ended."""
+        """Mark what is left after a watched step, without what only waits for Python's collector."""
+        if self.watch:
+            gc.collect()
+            self._recording.mark(AFTER, self._owners(), keep=self.keep_after, alive=True)
