@@ -57,6 +57,16 @@ SYMBOLS = {
     "hexagon": "h",
     "x": "X",
 }
+UNSEEN = {"type", "customdata", "hoverinfo", "hoveron", "hovertemplate", "legendgroup", "hoverongaps", "cliponaxis"}
+"""Fields of traces that do not change a picture on paper."""
+SEEN = {
+    "bar": "name x y orientation marker error_y base width showlegend "
+    "text textposition insidetextanchor textangle textfont",
+    "box": "name x y boxpoints jitter pointpos marker line fillcolor",
+    "heatmap": "name x y z colorscale zmin zmax colorbar showscale showlegend xgap ygap text texttemplate textfont",
+    "scatter": "name x y yaxis mode line marker error_x error_y fill fillcolor stackgroup text textposition showlegend",
+}
+"""The fields of each type of trace that this module knows."""
 NO_MATPLOTLIB = (
     "Pictures are drawn by matplotlib, which is not installed here: pip install 'flopwatch[plots]'. "
     "The format html needs nothing."
@@ -195,10 +205,10 @@ class _Drawing:
         for trace in traces:
             by_kind.setdefault(trace["type"], []).append(trace)
         for kind, own in by_kind.items():
-            if kind not in known:
-                raise ClientError(
-                    f"This version of Flopwatch does not draw traces of type {kind!r}; the format html does."
-                )
+            unknown = set().union(*own) - UNSEEN - set(SEEN.get(kind, "").split())
+            if kind not in known or unknown:
+                what = f"{', '.join(sorted(unknown))} of {kind}" if kind in known else f"traces of type {kind!r}"
+                raise ClientError(f"This version of Flopwatch does not draw {what}; the format html does.")
             known[kind](own)
         self._set_axis("x")
         self._set_axis("y")

@@ -19,7 +19,7 @@ from flopwatch.text.characters import one_line
 from flopwatch.text.markdown_tables import cut
 from flopwatch.text.numbers import NOTHING, number
 from flopwatch.text.times import age, duration, moment, ran
-from flopwatch.text.validity import doubts, not_judged, notes, verdict
+from flopwatch.text.validity import doubts, noisy_host, not_judged, notes, verdict
 
 MAX_NAMED = 10
 """Largest number of job ids that are printed for one reason to wait, and of files."""
@@ -119,6 +119,8 @@ def print_job_list(jobs: Sequence[dict[str, Any]], places: Mapping[int, int]) ->
                 "labels": job["labels"],
             }
         )
+    if noise := noisy_host(job["validity"] for job in jobs):
+        echo_line(noise)
     head = ("id", "kind", "state", "case", "verdict", "age", "duration", "place", "priority", "user", "name", "labels")
     print_columns(head, [list(row.values()) for row in rows])
     for reason, ids in waiting.items():

@@ -114,6 +114,8 @@ class Agreement:
     """The largest relative difference in later steps."""
     doubts: Sequence[str] = ()
     """Numbers of the candidate that stopped changing."""
+    is_constant: bool = False
+    """True if each number is the same in all steps, on both sides."""
     nothing: str = ""
     """Why nothing was compared."""
     obstacle: GateOutcome | None = None
@@ -137,6 +139,8 @@ class Agreement:
         if self.lacking:
             parts.append(", ".join(self.lacking))
         parts += self.doubts
+        if self.is_constant:
+            parts.append("they are the same in every step, and so do not show that each step computes them")
         if self.not_finite is not None:
             parts.append(f"both return {self.not_finite}")
         if self.work:
@@ -289,6 +293,7 @@ def compare(baseline: Returned, candidate: Returned) -> Agreement:
         last_step=max(place[2] or 0 for place in common),
         later=max((its.difference for place, its in numbers.items() if place not in counted), default=0.0),
         doubts=_doubts(ones, others, ranges),
+        is_constant=nan is None and len({place[2] for place in common}) > STILL and _is_constant(ones, others),
         lacking=[*lost, *_lacking(SIDES[1], candidate, baseline, names), *alone],
         is_lost=bool(lost),
         not_finite=None if nan is None else f"{_text(ones[nan][0])} ({_named(nan)})",
@@ -344,6 +349,10 @@ def _ranges(side: Found, places: Iterable[Place]) -> dict[Series, float]:
     for place in places:
         values.setdefault(_series(place), []).extend(value for value in side[place] if math.isfinite(value))
     return {series: max(its, default=0.0) - min(its, default=0.0) for series, its in values.items()}
+
+
+def _is_constant(*sides: Found) -> bool:
+    return not any(its for side in sides for its in _ranges(side, side).values())
 
 
 def _doubts(baseline: Found, candidate: Found, ranges: Mapping[Series, float]) -> list[str]:

@@ -7,6 +7,7 @@ import html
 import io
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -268,15 +269,28 @@ _TEX = {
 }
 
 
+def _greek(letter: str) -> str:
+    name = unicodedata.name(letter).split()[-1].replace("LAMDA", "LAMBDA")
+    return rf"$\{name.lower() if letter.islower() else name.title()}$"
+
+
+_TEX |= {letter: _greek(letter) for letter in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ"}
 _TYPESET = re.compile(r"[ -~À-ÖØ-öø-ÿ–—‘’“”]")
 """Characters that every LaTeX since 2018 can typeset with its own fonts, beside what _TEX writes otherwise."""
 
 
 def _tex(text: str) -> str:
-    """Escape a text for LaTeX. What its own fonts lack becomes its number, as "[U+4E2D]"."""
-    return "".join(
-        _TEX.get(one) or (one if _TYPESET.match(one) and one not in "ÐÞðþ" else f"[U+{ord(one):04X}]") for one in text
-    )
+    """Escape a text for LaTeX. What its own fonts lack becomes its name, as "[rocket]", or its number, as
+    "[U+4E2D]"."""
+    return "".join(_TEX.get(character) or _typeset(character) for character in text)
+
+
+def _typeset(character: str) -> str:
+    if _TYPESET.match(character) and character not in "ÐÞðþ":
+        return character
+    if unicodedata.category(character).startswith("S"):
+        return f"[{unicodedata.name(character).lower()}]"
+    return f"[U+{ord(character):04X}]"
 
 
 def _html(sheet: Sheet) -> str:

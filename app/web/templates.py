@@ -23,7 +23,7 @@ from app.states import FIRST_IN_QUEUE
 from flopwatch.table_options import FORMATS
 from flopwatch.text.numbers import NOTHING, number
 from flopwatch.text.times import age, duration, moment, ran, rough_duration
-from flopwatch.text.validity import doubts, notes, verdict, why
+from flopwatch.text.validity import doubts, noisy_host, notes, verdict, why
 
 STATIC = Path(__file__).parent / "static"
 
@@ -52,6 +52,7 @@ def _templates() -> Jinja2Templates:
         "breakable": breakable,
         "short_hash": short_hash,
         "number": number,
+        "noisy_host": noisy_host,
         "verdict": verdict,
         "doubts": doubts,
         "why": why,

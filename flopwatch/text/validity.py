@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 NOT_JUDGED = "not_judged"
 """Severity of a check that had nothing to judge by; it counts as ok."""
 MAX_DOUBTS = 5
 """Number of a job's failed checks that are shown."""
+
+FEWEST_NOISY = 3
+"""Fewest noisy jobs that make a noisy host."""
+RECENT_JOBS = 50
+"""Number of the last jobs by which a host is called noisy."""
 
 
 def verdict(validity: Mapping[str, Any]) -> str:
@@ -35,6 +40,15 @@ def why(validity: Mapping[str, Any]) -> str | None:
     """Name the checks that failed: "variation, host_load"; None if none did."""
     failed = [check for check in validity.get("checks") or () if not check.get("ok") and not _is_note(check)]
     return ", ".join(dict.fromkeys(str(check.get("name")) for check in failed)) or None
+
+
+def noisy_host(validities: Iterable[Mapping[str, Any] | None]) -> str | None:
+    """Say that the host of these jobs is noisy, if most of at least three jobs are; else None."""
+    judged = [validity for validity in validities if validity]
+    noisy = sum(bool(validity.get("noisy")) for validity in judged)
+    if noisy < FEWEST_NOISY or 2 * noisy <= len(judged):
+        return None
+    return f"noisy host: {noisy} of {len(judged)} recent jobs varied by more than 5 % or shared the CPU"
 
 
 def notes(validity: Mapping[str, Any]) -> list[str]:

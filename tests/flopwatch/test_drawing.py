@@ -282,6 +282,8 @@ def test_what_cannot_be_drawn_is_an_error() -> None:
     of_line = {"type": "scatter", "mode": "lines", "x": [1], "y": [1]}
     with pytest.raises(ClientError, match="does not draw fill 'tozeroy'"):
         draw({"data": [{**of_line, "fill": "tozeroy"}], "layout": {}}, "svg")
+    with pytest.raises(ClientError, match="does not draw selectedpoints of scatter"):
+        draw({"data": [{**of_line, "selectedpoints": [0]}], "layout": {}}, "svg")
     with pytest.raises(ClientError, match="Roofline: nothing is known"):
         draw({"data": [], "layout": {}, "title": "Roofline", "empty": "nothing is known"}, "svg")
 

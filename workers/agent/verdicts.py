@@ -14,6 +14,8 @@ from workers.measure.table import MAX_BYTES, MAX_ROWS, Column, Scalar, Table
 
 MAX_CHECKS = 100
 """Largest number of checks in the verdict of a job with several cases."""
+NOISE = ("variation", "host_load")
+"""Checks that fail on a noisy host."""
 TABLE = "checks"
 """Name of the table that keeps all checks of a unit with several cases."""
 TABLE_COLUMNS = (
@@ -47,8 +49,9 @@ class CaseVerdict:
 
 
 def summed_up(verdicts: Sequence[CaseVerdict]) -> dict[str, Any] | None:
-    """Sum up verdicts as {"verdict", "counts", "checks"}; return None if there are none.
+    """Sum up verdicts as {"verdict", "noisy", "counts", "checks"}; return None if there are none.
 
+    `noisy` is the number of cases with a failed check of NOISE, or left out.
     `counts` has the number of cases with each verdict; a case that several units measure counts once for each. `checks`
     lists all checks of a single case. Of several cases it lists the failed checks that are not notes; `checks_table`
     has the others. It lists at most MAX_CHECKS, failed ones first; one more entry has the number of the rest.
@@ -72,11 +75,17 @@ def summed_up(verdicts: Sequence[CaseVerdict]) -> dict[str, Any] | None:
         more = f"{len(left_out)} more checks" + (" found something" if several_cases else "")
         ok = all(check["ok"] for check in left_out)
         checks = [*checks[:MAX_CHECKS], {"name": "more", "ok": ok, "detail": more, "severity": "suspect"}]
+    noisy = sum(verdict.cases for verdict in verdicts if any(_is_noise(check) for check in verdict.checks))
     return {
         "verdict": worst([verdict.verdict for verdict in verdicts]),
+        **({"noisy": noisy} if noisy else {}),
         "counts": {name: counts[name] for name in VERDICTS if counts[name]},
         "checks": checks,
     }
+
+
+def _is_noise(check: Check) -> bool:
+    return not check.ok and check.name in NOISE
 
 
 def checks_table(

@@ -64,6 +64,7 @@ def workers(
     """List connected workers: their devices, the jobs on them, and when they were last seen."""
     from app.cli.output import print_columns, print_json
     from flopwatch.text.times import age, moment
+    from flopwatch.text.validity import RECENT_JOBS, noisy_host
 
     listed = server.list_workers(limit=MAX_WORKERS)
     chosen = [worker for worker in listed if everyone or worker["state"] in CONNECTED]
@@ -83,11 +84,14 @@ def workers(
         for worker in chosen
     ]
     print_columns(("id", "state", "devices", "runs", "seen", "flopwatch", "torch"), rows)
+    recent = server.list_jobs(state="succeeded", limit=RECENT_JOBS)
     for worker in chosen:
         if unfit := worker["unfit"]:
             at = unfit["next_try_at"]
             when = f"next try at {moment(at)}" if at else "until it is started again"
             echo_line(f"{one_line(worker['id'])}: unfit ({unfit['code']}), {when}: {one_line(unfit['reason'])}")
+        if noise := noisy_host(job["validity"] for job in recent if job["worker_id"] == worker["id"]):
+            echo_line(f"{one_line(worker['id'])}: {noise}")
     if not rows:
         echo("no worker is connected: if none is starting, start one with `flopwatch worker`", err=True)
     if len(listed) > len(chosen):

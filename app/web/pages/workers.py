@@ -13,6 +13,7 @@ from app.api.services import CurrentServices
 from app.states import LivingState
 from app.web.templates import Entry, render
 from flopwatch.text.cases import case_text
+from flopwatch.text.validity import RECENT_JOBS, noisy_host
 
 router = APIRouter()
 NAVIGATION = Entry("Workers", "/ui/workers", order=60)
@@ -32,6 +33,7 @@ def workers(request: Request, services: CurrentServices, query: Annotated[Worker
     workers = services.reading.workers(gone=SHOWN_GONE if query.gone else 0)
     counts = services.reading.worker_counts()
     running = {job["id"]: job for job in services.reading.jobs(state="running", limit=200)[0]}
+    recent = services.reading.jobs(state="succeeded", limit=RECENT_JOBS)[0]
     return render(
         request,
         "workers.html",
@@ -40,6 +42,7 @@ def workers(request: Request, services: CurrentServices, query: Annotated[Worker
                 **worker,
                 "devices": devices_of(worker),
                 "read_at": (worker["readings"] or {}).get("read_at"),
+                "noise": noisy_host(job["validity"] for job in recent if job["worker_id"] == worker["id"]),
                 "jobs": [(job_id, running.get(job_id)) for job_id in worker["job_ids"]],
             }
             for worker in sorted(workers, key=lambda worker: (worker["state"] not in LIVING, worker["hostname"]))

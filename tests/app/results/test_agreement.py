@@ -83,6 +83,13 @@ def test_a_number_that_only_later_steps_return() -> None:
     assert found.outcome(1e-4) == "passed"
 
 
+def test_steps_that_all_return_the_same_show_little() -> None:
+    same = long_side(*[2.0] * 50)
+    assert "the same in every step, and so do not show that each step" in compare(same, same).sentence()
+    assert compare(same, same).outcome(1e-4) == "passed"
+    assert "in every step" not in compare(long_side(*FALLING), long_side(*FALLING)).sentence()
+
+
 def test_a_number_that_hardly_moves_and_then_stands_still() -> None:
     """As with a small learning rate: within the tolerance, but no longer computed."""
     slow = [2.0 - 1e-7 * step for step in range(100)]

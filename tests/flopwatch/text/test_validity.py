@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flopwatch.text.validity import doubts, notes, verdict
+from flopwatch.text.validity import doubts, noisy_host, notes, verdict
 
 
 def test_one_case_is_its_verdict() -> None:
@@ -52,3 +52,13 @@ def test_of_an_older_flopwatch(stored: dict[str, Any]) -> None:
     assert verdict(stored) == "unknown"
     doubts(stored)
     assert notes(stored) == []
+
+
+def test_a_noisy_host_is_said_once() -> None:
+    quiet, noisy = {"verdict": "valid"}, {"verdict": "valid", "noisy": 2}
+    assert noisy_host([noisy] * 3 + [quiet] * 2 + [None] * 9) == (
+        "noisy host: 3 of 5 recent jobs varied by more than 5 % or shared the CPU"
+    )
+    assert noisy_host([noisy] * 3 + [quiet] * 3) is None
+    assert noisy_host([noisy] * 2) is None
+    assert noisy_host([]) is None

@@ -335,6 +335,7 @@ class TestValidity:
         failed |= {"case": "case b", "case_key": "b"}
         assert spool.validity == {
             "verdict": "suspect",
+            "noisy": 1,
             "counts": {"valid": 2, "suspect": 1},
             "checks": [failed],
         }
