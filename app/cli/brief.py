@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from app.cli.terminal import echo, echo_json
+from app.cli.terminal import cell, echo, echo_json
 from flopwatch.text.cases import case_text
-from flopwatch.text.characters import one_line
 from flopwatch.text.times import ran
 from flopwatch.text.validity import doubts, verdict
 
@@ -71,7 +70,7 @@ class Brief:
         document = self.as_json()
         lists = {"row", "note", "more"}
         return [
-            f"{name}: {one_line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))}"
+            f"{name}: {cell(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))}"
             for name, entry in document.items()
             for value in (entry if name in lists else [entry])
             if value is not None and (name, value) != ("left_out", 0)
@@ -179,10 +178,14 @@ def of_comparison(compared: Mapping[str, Any], outcome: str | None, sentence: st
     """
     names = [column["name"] for column in compared["columns"]]
     of_metrics = "metric" in names
-    rows = rows_that_matter(compared)
+    rows = [row for row in compared["rows"] if not of_metrics or row["metric"] == compared["headline"]]
     kept = [*names[: names.index("metric")], *HEADLINE] if of_metrics else names
-    tested = [row for row in rows if of_metrics and row["metric"] == compared["headline"]]
-    only = tested[0] if len(tested) == 1 else {}
+    differing = [
+        row
+        for row in (compared["rows"] if of_metrics else ())
+        if row["metric"] != compared["headline"] and row["finding"] in DIFFERENT
+    ]
+    only = rows[0] if of_metrics and len(rows) == 1 else {}
     jobs = {side: compared[side]["jobs"] for side in ("baseline", "candidate")}
     is_one = compared["baseline"]["kind"] == "compare" and jobs["baseline"] == jobs["candidate"]
     job = jobs["baseline"][0] if is_one else None
@@ -198,21 +201,10 @@ def of_comparison(compared: Mapping[str, Any], outcome: str | None, sentence: st
         "job": job,
         **({} if is_one else jobs),
     }
-    shown = [{name: row[name] for name in kept} for row in rows]
+    shown = [{name: row[name] for name in kept} for row in (*rows, *differing)]
     notes = [note for note in compared["notes"] if "Hodges" not in note]  # how values are estimated: the docs tell
     more = [] if job is None else [f"flopwatch compare {job}", f"flopwatch show {job} --format brief"]
     return Brief(outcome or compared["conclusion"], sentence, exit_code, facts, shown, notes, more)
-
-
-def rows_that_matter(compared: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return a comparison's rows of the headline metric, then those of other metrics that differ; all rows of a
-    comparison of tables, which has no metrics."""
-    if all(column["name"] != "metric" for column in compared["columns"]):
-        return list(compared["rows"])
-    mattering = [
-        row for row in compared["rows"] if row["metric"] == compared["headline"] or row["finding"] in DIFFERENT
-    ]
-    return sorted(mattering, key=lambda row: row["metric"] != compared["headline"])
 
 
 def of_check(checked: Mapping[str, Any], exit_code: int) -> Brief:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import enum
 import functools
 import inspect
@@ -34,22 +35,23 @@ BRIEF = f"{__name__}.brief"
 """Key of a context's `meta`: True if the command line asks for `--format brief`."""
 UsageError: Any = typer.BadParameter.__base__
 """Every mistake on a command line; typer gives it no name of its own in all versions."""
-
-
 MEANT = {"list": "jobs", "ls": "jobs", "status": "show", "wait": "logs --follow", "script": "run-script"}
 """Commands under names that people try first."""
 
 
 class Commands(TyperGroup):
-    """The commands, whose mistakes have the form of other errors; a kind or a name of MEANT gets its command."""
+    """The commands; for a word that is none it names the one that was meant."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if self.get_command(ctx, args[0]) is None:
-            from app.specs import KINDS
+        if self.get_command(ctx, args[0]) is not None:
+            return super().resolve_command(ctx, args)
+        from app.specs import KINDS
 
-            if meant := ({kind: f"submit {kind}" for kind in KINDS} | MEANT).get(args[0]):
-                return ctx.fail(f"No such command {args[0]!r}: write flopwatch {meant}")
-        return super().resolve_command(ctx, args)
+        commands = {name: name for name in self.list_commands(ctx)}
+        words = {kind: f"submit {kind}" for kind in KINDS} | commands | MEANT
+        near = difflib.get_close_matches(args[0], words, n=1, cutoff=0.75)
+        cure = f": write flopwatch {words[near[0]]}" if near else ""
+        return ctx.fail(f"No such command {args[0]!r}{cure}")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         pairs = zip(["", *args], args, strict=False)
@@ -111,17 +113,22 @@ def _command_with(option: str, ctx: Any) -> str | None:
     return None
 
 
+def of_jobs(metavar: str, text: str) -> Any:
+    """Return an argument that takes ids of jobs; the shell completes them."""
+    return typer.Argument(metavar=metavar, help=text, autocompletion=completing.job_ids)
+
+
 def of_fields(text: str, metavar: str = "KEY=VALUE…") -> Any:
     """Return an argument that takes fields of a spec; the shell completes their names and values."""
     return typer.Argument(metavar=metavar, help=text, autocompletion=completing.fields)
 
 
 def of_sweep(text: str) -> Any:
-    """Return the option `--sweep` that names one sweep."""
-    return typer.Option("--sweep", metavar="ID", help=text)
+    """Return the option `--sweep` that names one sweep; the shell completes its id."""
+    return typer.Option("--sweep", metavar="ID", help=text, autocompletion=completing.sweep_ids)
 
 
-JobId = Annotated[int, typer.Argument(metavar="ID", help="The job's id.")]
+JobId = Annotated[int, of_jobs("ID", "The job's id.")]
 Fields = Annotated[list[str] | None, of_fields("The spec's fields; model.size=tiny nests.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer.")]
 Written = enum.StrEnum("Written", {"text": "text", "brief": "brief"})
@@ -159,7 +166,9 @@ ExpectEqual = Annotated[
         help="Exit with 8 if the numbers that the steps return (the loss) differ by more than this, such as 1e-4.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Submit nothing; print the number of jobs.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Submit nothing; print the number of jobs and an estimated duration.")
+]
 GOES_ON = 75
 """Exit code if a job was not done in time (EX_TEMPFAIL of sysexits)."""
 Label = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label; may be repeated.")]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from app.cli.brief import HEADLINE, rows_that_matter
-from app.cli.terminal import echo, echo_columns, echo_json, echo_laid_out, echo_line, echo_table
+from app.cli.brief import DIFFERENT, HEADLINE
+from app.cli.terminal import cell, echo, echo_columns, echo_json, echo_laid_out, echo_line, echo_table
 from app.states import FIRST_IN_QUEUE
 from flopwatch.client import Flopwatch, Show, progress_bar
 from flopwatch.connection import problem_text
 from flopwatch.text.cases import case_text
-from flopwatch.text.characters import one_line
 from flopwatch.text.markdown_tables import cut
 from flopwatch.text.numbers import NOTHING, number
 from flopwatch.text.times import age, duration, moment, ran
@@ -55,9 +55,7 @@ def _text(value: Any) -> str:
 
 def print_job(job: dict[str, Any], place: int | None = None) -> None:
     """Print a job's main facts, one per line. `place` is its place in the queue."""
-    echo_line(
-        f"job {job['id']}: {job['kind']}, {job['state']}" + (f" ({one_line(job['name'])})" if job["name"] else "")
-    )
+    echo_line(f"job {job['id']}: {job['kind']}, {job['state']}" + (f" ({cell(job['name'])})" if job["name"] else ""))
     progress = job["progress"]
     facts = {
         "case": case_text(job["summary"]) or None,
@@ -93,7 +91,7 @@ def print_job(job: dict[str, Any], place: int | None = None) -> None:
 def _print_facts(facts: Mapping[str, Any]) -> None:
     for name, value in facts.items():
         if value is not None:
-            echo_line(f"  {name + ':':10}{one_line(str(value))}", hang=12)
+            echo_line(f"  {name + ':':10}{cell(str(value))}", hang=12)
 
 
 def print_job_list(jobs: Sequence[dict[str, Any]], places: Mapping[int, int]) -> None:
@@ -124,7 +122,7 @@ def print_job_list(jobs: Sequence[dict[str, Any]], places: Mapping[int, int]) ->
     head = ("id", "kind", "state", "case", "verdict", "age", "duration", "place", "priority", "user", "name", "labels")
     print_columns(head, [list(row.values()) for row in rows])
     for reason, ids in waiting.items():
-        echo_line(f"{_jobs_wait(ids)}: {one_line(reason)}")
+        echo_line(f"{_jobs_wait(ids)}: {cell(reason)}")
 
 
 def _jobs_wait(ids: Sequence[str]) -> str:
@@ -160,7 +158,7 @@ def print_answers(server: Flopwatch, job: Mapping[str, Any]) -> None:
             left_out = {"unit_index"} if len(table["units"]) == 1 else set()
             names = [column["name"] for column in table["columns"] if column["name"] not in left_out]
             if len(names) == 1:
-                echo_laid_out([one_line(row[names[0]]) for row in rows])
+                echo_laid_out([cell(row[names[0]]) for row in rows])
             else:
                 print_columns(names, [[row[name] for name in names] for row in rows])
             echo()
@@ -168,7 +166,7 @@ def print_answers(server: Flopwatch, job: Mapping[str, Any]) -> None:
 
 def _print_files(server: Flopwatch, job: Mapping[str, Any]) -> None:
     """Name a job's files, and the command that fetches them."""
-    names = [one_line(file["name"]) for file in server.list_files(job)]
+    names = [cell(file["name"]) for file in server.list_files(job)]
     if names:
         more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
         echo_line(f"files: {', '.join(names[:MAX_NAMED])}{more}; `flopwatch download {job['id']}` fetches them")
@@ -228,53 +226,86 @@ def _print_peak(server: Flopwatch, job: Mapping[str, Any]) -> None:
 
 def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
     """Print the lines of the user's own code, and the kernels, on a CPU the operators, that take the most time of the
-    whole step, or of the first phase if only phases were profiled; False if there are no kernels."""
-    job_id = job["id"]
+    whole step, or of the phases that the job profiled; False if there are no kernels."""
+    job_id, phases = job["id"], job["spec"].get("phases")
     names = [table["name"] for table in server.list_tables(job_id) if table["name"].startswith("kernels-")]
-    name = "kernels-step" if "kernels-step" in names else next(iter(names), None)
-    rows = [] if name is None else server.job_table_rows(job_id, name)
-    rows = [row for row in rows if row["unit_index"] == rows[0]["unit_index"]]
-    if not any(row["total_ms"] for row in rows):
+    names = [name for name in names if name != "kernels-step"] or names  # it has the kernels of the others
+    rows = [row for name in names for row in server.job_table_rows(job_id, name)]
+    if not any(row.get("total_ms") for row in rows):
         return False
+    units = len({row["unit_index"] for row in rows})
+    kernels: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        sums = kernels.setdefault((row["name"], row["class"]), [0.0, 0.0])
+        sums[0] += (row["total_ms"] or 0.0) / units
+        sums[1] += (row["calls"] or 0.0) / units
     _print_lines(server, job)
+    whole_ms = sum(total_ms for total_ms, _ in kernels.values())
+    slowest = sorted(kernels.items(), key=lambda kernel: -kernel[1][0])[:MOST_KERNELS]
     echo()
-    where = f"phase {str(name).removeprefix('kernels-')}"
-    echo_line(f"{min(MOST_KERNELS, len(rows))} of {len(rows)} kernels of {where} (a CPU's kernels are operators):")
-    columns = ("class", "total_ms", "share_percent", "calls")
+    where = f"phase {', '.join(phases)}" if phases else "the whole step"
+    echo_line(f"{len(slowest)} of {len(kernels)} kernels, by their time in {where} (a CPU's kernels are operators):")
     print_columns(
-        ("kernel", *columns),
-        [(cut(row["name"]), *(row[column] for column in columns)) for row in rows[:MOST_KERNELS]],
+        ("kernel", "class", "ms per step", "share", "calls"),
+        [
+            (
+                cut(name),
+                class_name,
+                total_ms,
+                f"{100 * total_ms / whole_ms:.1f} %",
+                calls,
+            )
+            for (name, class_name), (total_ms, calls) in slowest
+        ],
     )
-    command = shlex.join(["flopwatch", "table", "--job", str(job_id), "--name", str(name)])
-    echo_line(f"`{command}` prints all; `flopwatch show {job_id}` names the other tables")
+    command = shlex.join(["flopwatch", "table", "--job", str(job_id), "--name", names[0]])
+    echo_line(f"`{command}` prints all of one phase; `flopwatch show {job_id}` names the other tables")
     _print_files(server, job)
     return True
 
 
 def _print_comparison(server: Flopwatch, job: Mapping[str, Any]) -> bool:
-    """Print a comparison's sentence, and the rows that matter: of the tested metric, then those that differ; of
-    profiles and memory the first ones."""
+    """Print a comparison's sentence, and the rows that matter: the tested metric, then what differs most."""
     job_id = job["id"]
     compared = server.get("/compare", job=job_id)
     names = [column["name"] for column in compared["columns"]]
-    if "metric" in names:
-        shown = [*names[: names.index("metric")], *HEADLINE]
-    else:
-        shown = [name for name in names[: names.index("ratio")] if not name.endswith("_allocations")]
-    rows = rows_that_matter(compared)
+    of_tables = "metric" not in names
+    # Of profiles baseline_ms, candidate_ms and change_ms; of memory they end in _mib.
+    sides_of = ("baseline_", "candidate_", "change_")
+    shown = [name for name in names[: names.index("ratio")] if name.startswith(sides_of)] if of_tables else HEADLINE
+    rows = sorted(compared["rows"], key=_largest_change(shown[-1]) if of_tables else _rank(compared["headline"]))
+    if not of_tables:
+        rows = [row for row in rows if row["metric"] == compared["headline"] or row["finding"] in DIFFERENT]
+    place = names[: names.index(shown[0] if of_tables else "metric")]
     labels = next((its for its in compared["spec_differences"] if its["name"].endswith("revision.label")), None)
     sides = f"{labels['candidate']} against {labels['baseline']}: " if labels else ""
     echo()
     echo_line(f"{sides}{compared['sentence']}.")
     if rows:
         echo()
-        print_columns(shown, [[row[name] for name in shown] for row in rows[:MOST_COMPARED]])
+        print_columns([*place, *shown], [[row[name] for name in (*place, *shown)] for row in rows[:MOST_COMPARED]])
     echo()
     for note in compared["notes"]:
         echo_line(f"- {note}")
     print_missing(server.missing(job))
     echo_line(f"`flopwatch compare {job_id}` prints all {len(compared['rows'])} rows")
     return True
+
+
+def _rank(headline: str | None) -> Callable[[Mapping[str, Any]], tuple[bool, bool, float]]:
+    """Return a sort key of a comparison's rows: the headline metric first, then what differs most."""
+
+    def rank(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
+        ratio = row["ratio"]
+        factor = abs(math.log(ratio)) if ratio is not None and ratio > 0 else 0.0
+        return row["metric"] != headline, row["finding"] not in DIFFERENT, -factor
+
+    return rank
+
+
+def _largest_change(column: str) -> Callable[[Mapping[str, Any]], tuple[bool, bool, float]]:
+    """Return a sort key of the rows of two jobs' tables: totals first, sums by class or category last."""
+    return lambda row: (row["table"] != "total", row["table"] in ("classes", "categories"), -abs(row[column] or 0.0))
 
 
 def grid_text(sweep: Mapping[str, Any]) -> str:
@@ -292,7 +323,7 @@ def counts_text(counts: Mapping[str, int]) -> str:
 def print_sweep(sweep: Mapping[str, Any]) -> None:
     """Print a sweep's main facts, one per line, and what its searches have found."""
     echo_line(
-        f"sweep {sweep['id']}: {sweep['base'].get('kind')}" + (f" ({one_line(sweep['name'])})" if sweep["name"] else "")
+        f"sweep {sweep['id']}: {sweep['base'].get('kind')}" + (f" ({cell(sweep['name'])})" if sweep["name"] else "")
     )
     facts = {
         "grid": grid_text(sweep),
@@ -319,18 +350,28 @@ def print_searches(sweep: Mapping[str, Any]) -> None:
             result += f", {search['too_large']} does not (job {search['too_large_job']})"
         state = "" if search["state"] == "done" else f" [{search['state']}]"
         reason = f". {search['reason']}" if search["reason"] else ""
-        echo_line(one_line(f"{f'{point}: ' if point else ''}{result}{state}{reason}"))
+        echo_line(cell(f"{f'{point}: ' if point else ''}{result}{state}{reason}"))
 
 
-def print_dry_run(dry: Mapping[str, Any], *, searches: bool, as_json: bool) -> None:
-    """Print how many jobs a submission would be."""
+def print_dry_run(
+    server: Flopwatch, specs: Sequence[Mapping[str, Any]], dry: Mapping[str, Any], *, searches: bool, as_json: bool
+) -> None:
+    """Print how many jobs a submission would be, how long earlier ones took, and whether no worker has the devices."""
+    from app.cli.dry_run import took, unavailable
+
     jobs, most = dry["jobs"], dry["most_jobs"]
+    earlier = took(server, str(specs[0].get("kind")), specs)
+    lacking = unavailable(server, specs)
     if as_json:
-        print_json({"jobs": jobs, "most_jobs": most})
+        known = {"median_s": earlier.median_s, "rests_on": list(earlier.jobs), "unavailable": lacking}
+        print_json({"jobs": jobs, "most_jobs": most, **known})
         return
     several = "" if jobs == 1 else "s"
     search = f"{jobs} search{'es' if several else ''}, one job at a time each, at most {most} jobs in all"
     echo(search if searches else f"{jobs} job{several}")
+    echo_line(earlier.sentence())
+    if lacking is not None:
+        echo_line(lacking)
     echo("nothing was submitted (--dry-run)", err=True)
 
 
@@ -404,7 +445,7 @@ def _plain_progress() -> Show:
 
     def show(done: int, total: int, message: str) -> None:
         nonlocal last
-        line = one_line(f"{done}/{total} {message}" if total else message)
+        line = cell(f"{done}/{total} {message}" if total else message)
         if line != last:
             echo(line, err=True)
         last = line

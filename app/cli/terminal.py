@@ -1,7 +1,7 @@
 """Prints texts of jobs and other users with their control characters escaped (flopwatch/text/characters.py).
 
 They are escaped wherever the output goes, as `journalctl` does, since a file of today may be shown on a terminal
-tomorrow.
+tomorrow. `--raw` prints them unchanged.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NoReturn
 
 import typer
@@ -19,12 +21,32 @@ from flopwatch.text.markdown_tables import CUT_NOTE, cut, is_right, parsed, unes
 
 HANG = 3
 """How far the continuation of an answer's line is indented."""
+_raw: ContextVar[bool] = ContextVar("raw", default=False)
+
+
+@contextmanager
+def raw(wanted: bool = True) -> Iterator[None]:
+    """Inside this context, if `wanted`, texts are printed unchanged."""
+    token = _raw.set(wanted)
+    try:
+        yield
+    finally:
+        _raw.reset(token)
+
+
+def cell(text: str) -> str:
+    """Return an untrusted text in a form that can be part of a line."""
+    return text if _raw.get() else one_line(text)
 
 
 def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
     """Print a text. All commands print with this function or with `echo_json`."""
     # color: otherwise typer would drop some control characters if the output is not a terminal.
-    typer.echo(shown(text), nl=nl, err=err, color=True)
+    typer.echo(_shown(text), nl=nl, err=err, color=True)
+
+
+def _shown(text: str) -> str:
+    return text if _raw.get() else shown(text)
 
 
 def width(*, err: bool = False) -> int | None:
@@ -44,7 +66,7 @@ def echo_table(markdown: str) -> None:
     from app.cli import layout
 
     is_cut = False
-    for part in parsed(shown(markdown).rstrip("\n")):
+    for part in parsed(_shown(markdown).rstrip("\n")):
         if isinstance(part, str):
             echo(layout.wrapped(unescaped(part)))
             continue
@@ -59,7 +81,7 @@ def echo_table(markdown: str) -> None:
 
 def echo_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; where there is a width so that it fits."""
-    cells = [head, *([one_line(text) for text in row] for row in rows)]
+    cells = [head, *([cell(text) for text in row] for row in rows)]
     if width() is not None:
         from app.cli import layout
 
@@ -75,7 +97,7 @@ def echo_line(text: str, *, err: bool = False, hang: int | None = None) -> None:
     if (columns := width(err=err)) is not None:
         from app.cli import layout
 
-        text = layout.wrapped(shown(text), columns, hang)
+        text = layout.wrapped(_shown(text), columns, hang)
     echo(text, err=err)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli import arguments
+from app.cli import arguments, completing
 from app.cli.brief import Brief, answer, of_check, of_comparison
 from app.cli.commands.results import BRIEF, MARKDOWN, TableFormat, format_of, print_table
 from app.cli.common import (
@@ -23,6 +23,7 @@ from app.cli.common import (
     MetricOption,
     cli,
     command,
+    of_jobs,
     of_sweep,
     with_server,
 )
@@ -66,16 +67,11 @@ Alternate = Annotated[
 ]
 ComparedWith = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[BASELINE]",
-        help="What to compare with: the id of a job, ids with commas between them, or a baseline's name.",
-    ),
+    of_jobs("[BASELINE]", "What to compare with: a job's id, several with commas between them, or a baseline's name."),
 ]
 Compared = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[CANDIDATE]", help="The job that is compared, or several; none: the first is a job of kind compare."
-    ),
+    of_jobs("[CANDIDATE]", "The job that is compared, or several; none: the first is a job of kind compare."),
 ]
 ComparedSweeps = Annotated[
     list[int] | None,
@@ -83,6 +79,7 @@ ComparedSweeps = Annotated[
         "--sweep",
         metavar="ID",
         help="Instead of CANDIDATE: the jobs of this sweep; twice: of the first sweep, then of the second.",
+        autocompletion=completing.sweep_ids,
     ),
 ]
 Better = enum.StrEnum("Better", {"better": "better"})
@@ -284,8 +281,7 @@ def _percent(text: str | None) -> float | None:
 def check(
     server: Flopwatch,
     job_ids: Annotated[
-        list[int] | None,
-        typer.Argument(metavar="[JOB…]", help="The finished jobs to check; none: run the baseline's specs again."),
+        list[int] | None, of_jobs("[JOB…]", "The finished jobs to check; none: run the baseline's specs again.")
     ] = None,
     *,
     baseline: Annotated[str, typer.Option(metavar="NAME", help="The baseline's name.")],
@@ -357,7 +353,7 @@ cli.add_typer(baseline, name="baseline")
 def set_(
     server: Flopwatch,
     name: Name,
-    job_id: Annotated[int | None, typer.Argument(metavar="[JOB]", help="A job that succeeded.")] = None,
+    job_id: Annotated[int | None, of_jobs("[JOB]", "A job that succeeded.")] = None,
     *,
     sweep_id: Annotated[int | None, of_sweep("Instead of a job: a finished sweep.")] = None,
     as_json: AsJson = False,

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.cli.common import DataDir, command, use_data_dir
-from app.cli.terminal import echo, echo_json
+from app.cli.terminal import cell, echo, echo_json
 from app.importing import program
-from flopwatch.text.characters import one_line
 
 if TYPE_CHECKING:
     from app.checkup import Finding
@@ -43,9 +42,9 @@ def doctor(
     for finding in _findings(slurm_settings):
         findings.append(finding)
         if not as_json:
-            echo(f"{SIGNS[finding.state]:<6}{finding.name:<13}{one_line(finding.found)}")
+            echo(f"{SIGNS[finding.state]:<6}{finding.name:<13}{cell(finding.found)}")
             if finding.cure:
-                echo(f"{'':<19}cure: {one_line(finding.cure)}")
+                echo(f"{'':<19}cure: {cell(finding.cure)}")
     faults = sum(finding.state == "broken" for finding in findings)
     if as_json:
         body = {"ok": not faults, "findings": [finding.as_json() for finding in findings]}

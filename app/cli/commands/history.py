@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli import arguments
+from app.cli import arguments, completing
 from app.cli.common import AsJson, command
 from app.cli.terminal import echo
 
@@ -27,7 +27,9 @@ def history(
     *,
     job_id: Annotated[
         int | None,
-        typer.Option("--job", metavar="ID", help="A job that has measured the case."),
+        typer.Option(
+            "--job", metavar="ID", help="A job that has measured the case.", autocompletion=completing.job_ids
+        ),
     ] = None,
     coordinate: Annotated[
         list[str] | None,

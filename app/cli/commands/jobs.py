@@ -34,9 +34,10 @@ from app.cli.common import (
     Waiting,
     command,
     of_fields,
+    of_jobs,
     of_sweep,
 )
-from app.cli.terminal import echo, echo_line, echo_table
+from app.cli.terminal import echo, echo_line, echo_table, raw
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
@@ -46,7 +47,11 @@ if TYPE_CHECKING:
 MAX_LOOKED_AT = 500
 """Number of a sweep's jobs whose reason to wait is printed; the others mostly wait for the same reason."""
 
-JobIds = Annotated[list[int] | None, typer.Argument(metavar="[ID…]", help="The jobs' ids.")]
+JobIds = Annotated[list[int] | None, of_jobs("[ID…]", "The jobs' ids.")]
+AsItIs = Annotated[
+    bool,
+    typer.Option("--raw", help="Print control characters unescaped (unsafe for untrusted output)."),
+]
 Source = Annotated[
     str,
     typer.Argument(
@@ -145,8 +150,9 @@ def submit(
         dry_run=dry_run,
     )
     if dry_run:
-        _tell_without_effect(job["without_effect"], spec["kind"])
-        print_dry_run(job, searches=False, as_json=waiting.as_json)
+        if not waiting.as_json:
+            _tell_without_effect(job["without_effect"], spec["kind"])
+        print_dry_run(server, [job["spec"]], job, searches=False, as_json=waiting.as_json)
         return
     note = f" {SUBMITTED_BEFORE}" if job.replayed else ""
     if output_format == "brief":
@@ -304,23 +310,27 @@ def sweep(
     """Submit one job per combination of values; with --fit, search for what fits, once per combination."""
     from app.cli.output import print_dry_run
     from app.cli.specs import chosen
+    from app.specs._sweep import expand
 
     kind, under, lists = chosen(server.specs(), source, preset)
     search = None if fit is None else arguments.parse_fit(fit, multiple_of)
     base, grid = arguments.parse_sweep(kind, fields or [], preset=under, lists=lists, needs_grid=search is None)
+    left_out = [arguments.parse_point(point, lists) for point in exclude or []]
     made = server.sweep(
         base,
         grid,
         fit=search,
-        exclude=[arguments.parse_point(point, lists) for point in exclude or []],
+        exclude=left_out,
         **submission.given(),
         **vars(own_code),
         idempotency_key=idempotency_key,
         dry_run=dry_run,
     )
     if dry_run:
-        _tell_without_effect(made["without_effect"], base["kind"])
-        print_dry_run(made, searches=search is not None, as_json=waiting.as_json)
+        if not waiting.as_json:
+            _tell_without_effect(made["without_effect"], base["kind"])
+        points = [point.spec for point in expand(made["base"], grid, left_out)]
+        print_dry_run(server, points, made, searches=search is not None, as_json=waiting.as_json)
         return
     note = f" {SUBMITTED_BEFORE}" if made.replayed else ""
     _follow_sweep(server, made, waiting, note)
@@ -420,7 +430,9 @@ def run_script(
 def jobs(
     server: Flopwatch,
     *,
-    state: Annotated[str | None, typer.Option(help="Only jobs in this state.")] = None,
+    state: Annotated[
+        str | None, typer.Option(help="Only jobs in this state.", autocompletion=completing.job_states)
+    ] = None,
     kind: Kind = None,
     label: Label = None,
     sweep_id: Annotated[int | None, of_sweep("Only jobs of this sweep.")] = None,
@@ -462,6 +474,7 @@ def show(
     job_id: JobId,
     *,
     as_json: AsJson = False,
+    as_it_is: AsItIs = False,
     output_format: AsText = TEXT,
 ) -> None:
     """Show a job and its measurements."""
@@ -473,9 +486,10 @@ def show(
     if as_json:
         print_json(job)
         return
-    print_answers(server, job)
-    print_job(job, server.places([job]).get(job_id))
-    print_results(server, job)
+    with raw(as_it_is):
+        print_answers(server, job)
+        print_job(job, server.places([job]).get(job_id))
+        print_results(server, job)
 
 
 @command
@@ -515,13 +529,20 @@ def logs(
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job is done.")] = False,
     attempt: Annotated[int | None, typer.Option(min=1, help="Attempt number (default: the last).")] = None,
+    as_it_is: AsItIs = False,
 ) -> None:
     """Print a job's output."""
     if attempt is not None and follow:
         raise typer.BadParameter("--follow is for the attempt that runs: leave --attempt out.")
-    if not follow or server.job(job_id)["finished_at"]:
-        echo(server.logs(job_id, attempt=attempt), nl=False)
-        return
+    with raw(as_it_is):
+        if not follow or server.job(job_id)["finished_at"]:
+            echo(server.logs(job_id, attempt=attempt), nl=False)
+            return
+        _follow(server, job_id)
+
+
+def _follow(server: Flopwatch, job_id: int) -> None:
+    """Print a job's output until it is done."""
     for event in server.events(job_id):
         if event.type == "log":
             echo(event.data["text"], nl=False)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from app.cli import completing
 from app.cli.arguments import split_pair
 from app.cli.commands.results import values_of, write_new
 from app.cli.common import command
@@ -23,6 +24,7 @@ Words = Annotated[
     typer.Argument(
         metavar="[JOB] [NAME]",
         help="The job, and the plot's name; without a name, the names of all. With --sweep the name alone.",
+        autocompletion=completing.job_ids,
     ),
 ]
 
@@ -32,7 +34,9 @@ def plot(
     server: Flopwatch,
     words: Words = None,
     *,
-    sweep: Annotated[int | None, typer.Option(metavar="ID", help="Instead of JOB.")] = None,
+    sweep: Annotated[
+        int | None, typer.Option(metavar="ID", help="Instead of JOB.", autocompletion=completing.sweep_ids)
+    ] = None,
     against: Annotated[
         int | None, typer.Option(metavar="ID", help="For ratios and distributions: the job to compare JOB with.")
     ] = None,

@@ -32,7 +32,9 @@ MARKDOWN = TableFormat("markdown")
 
 Jobs = Annotated[
     list[int] | None,
-    typer.Option(metavar="ID", help="This job, in addition to those of --sweep; may be repeated."),
+    typer.Option(
+        metavar="ID", help="This job, beside those of --sweep; may be repeated.", autocompletion=completing.job_ids
+    ),
 ]
 Sort = Annotated[str | None, typer.Option(metavar="COLUMN", help="Sort by this column; -COLUMN: descending.")]
 
@@ -43,7 +45,7 @@ class TableChoice:
 
     sweep: Annotated[
         list[int] | None,
-        typer.Option(metavar="ID", help="Jobs of this sweep; may be repeated."),
+        typer.Option(metavar="ID", help="Jobs of this sweep; may be repeated.", autocompletion=completing.sweep_ids),
     ] = None
     job: Jobs = None
     kind: Annotated[
@@ -223,7 +225,9 @@ def write_new(target: Path, content: bytes) -> None:
 def download(
     server: Flopwatch,
     job_id: JobId,
-    name: Annotated[str | None, typer.Argument(help="One file; by default all of them.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="One file; by default all of them.", autocompletion=completing.file_names)
+    ] = None,
     *,
     to: Annotated[
         Path | None, typer.Option(file_okay=False, help="Folder to write into; by default job-ID, below this one.")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from app.cli import completing
 from app.cli.common import AsJson, command
-from app.cli.terminal import echo, echo_line
-from flopwatch.text.characters import one_line
+from app.cli.terminal import cell, echo, echo_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,9 @@ CONNECTED = ("active", "unfit", "draining")
 @command
 def sweeps(
     server: Flopwatch,
-    sweep_id: Annotated[int | None, typer.Argument(metavar="[ID]", help="One sweep, by itself.")] = None,
+    sweep_id: Annotated[
+        int | None, typer.Argument(metavar="[ID]", help="One sweep, by itself.", autocompletion=completing.sweep_ids)
+    ] = None,
     *,
     limit: Annotated[int, typer.Option(min=1, help="How many.")] = 50,
     as_json: AsJson = False,
@@ -89,9 +91,9 @@ def workers(
         if unfit := worker["unfit"]:
             at = unfit["next_try_at"]
             when = f"next try at {moment(at)}" if at else "until it is started again"
-            echo_line(f"{one_line(worker['id'])}: unfit ({unfit['code']}), {when}: {one_line(unfit['reason'])}")
+            echo_line(f"{cell(worker['id'])}: unfit ({unfit['code']}), {when}: {cell(unfit['reason'])}")
         if noise := noisy_host(job["validity"] for job in recent if job["worker_id"] == worker["id"]):
-            echo_line(f"{one_line(worker['id'])}: {noise}")
+            echo_line(f"{cell(worker['id'])}: {noise}")
     if not rows:
         echo("no worker is connected: if none is starting, start one with `flopwatch worker`", err=True)
     if len(listed) > len(chosen):

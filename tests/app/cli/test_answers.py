@@ -69,21 +69,20 @@ def test_sentences_and_tables_that_answer_are_printed_first(capsys: pytest.Captu
 
 
 def kernel(name: str, total_ms: float, unit: int = 0) -> dict[str, Any]:
-    shares = {"total_ms": total_ms, "share_percent": 10 * total_ms, "calls": 2}
-    return {"name": name, "class": "matmul", **shares, "unit_index": unit}
+    return {"name": name, "class": "matmul", "total_ms": total_ms, "calls": 2, "unit_index": unit}
 
 
-def test_the_kernels_of_a_profiles_whole_step(capsys: pytest.CaptureFixture[str]) -> None:
-    step = [kernel("gemm", 9.0), *(kernel(f"small_{index}", 0.01) for index in range(20)), kernel("gemm", 8.0, unit=1)]
-    lines = printed(capsys, "profile", Answers({"kernels-forward": [kernel("gemm", 3.0)], "kernels-step": step}))
-    assert lines[0] == f"{MOST_KERNELS} of 21 kernels of phase step (a CPU's kernels are operators):"
-    assert lines[2].split() == ["gemm", "matmul", "9", "90", "2"]
-    assert "flopwatch table --job 7 --name kernels-step" in lines[2 + MOST_KERNELS]
+def test_a_profiles_kernels_are_added_up_over_the_phases(capsys: pytest.CaptureFixture[str]) -> None:
+    forward = [kernel("gemm", 3.0), *(kernel(f"small_{index}", 0.01) for index in range(20))]
+    lines = printed(capsys, "profile", Answers({"kernels-forward": forward, "kernels-backward": [kernel("gemm", 6.0)]}))
+    assert lines[0].startswith(f"{MOST_KERNELS} of 21 kernels, by their time in the whole step")
+    assert lines[2].split() == ["gemm", "matmul", "9", "97.8", "%", "4"]
+    assert "flopwatch table --job 7 --name kernels-forward" in lines[2 + MOST_KERNELS]
 
 
 def test_a_long_name_hides_no_number_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, "profile", Answers({"kernels-forward": [kernel("gemm" * 60, 3.0), kernel("relu", 1.0)]}))
-    assert lines[2].split()[1:] == ["matmul", "3", "30", "2"]
+    assert lines[2].split()[1:] == ["matmul", "3", "75.0", "%", "2"]
     assert max(map(len, lines[1:4])) <= 100
 
 
@@ -92,6 +91,12 @@ def test_the_files_are_named(capsys: pytest.CaptureFixture[str], kind: str) -> N
     answers = Answers({"kernels-forward": [kernel("gemm", 3.0)]}, files=["trace.json.gz", "flamegraph.svg"])
     text = "\n".join(printed(capsys, kind, answers))
     assert "files: trace.json.gz, flamegraph.svg; `flopwatch download 7` fetches them" in text
+
+
+def test_a_profile_of_some_phases_names_them(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = Answers({"kernels-forward": [kernel("gemm", 3.0)], "kernels-backward": [kernel("gemm", 3.0)]})
+    lines = printed(capsys, "profile", answers, phases=["forward", "backward"])
+    assert "in phase forward, backward (" in lines[0]
 
 
 def test_the_lines_of_ones_own_code_come_first(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,6 +137,11 @@ def test_a_memorys_peak_names_its_phase_and_lines(capsys, monkeypatch, phase, co
     assert "flopwatch table --job 7 --name allocations" in lines[5]
 
 
+def test_processes_are_averaged(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [kernel("gemm", 2.0), kernel("gemm", 4.0, unit=1)]
+    assert printed(capsys, "profile", Answers({"kernels-forward": rows}))[2].split()[2] == "3"
+
+
 def compared(metric: str, ratio: float, finding: str) -> dict[str, Any]:
     return {
         "model": "tiny",
@@ -164,7 +174,7 @@ def test_a_comparison_prints_its_sentence_and_the_rows_that_matter(capsys: pytes
     lines = printed(capsys, "compare", Answers(compared=answer))
     assert lines[0] == "step_ms: candidate is 1.20× slower."
     shown = [line.split()[1] for line in lines[3 : 3 + MOST_COMPARED]]
-    assert shown == ["step_ms", "metric_0_ms", "metric_1_ms", "metric_2_ms", "metric_3_ms"]
+    assert shown == ["step_ms", "metric_8_ms", "metric_7_ms", "metric_6_ms", "metric_5_ms"]
     assert lines[-2:] == ["- Times are of the fastest samples.", "`flopwatch compare 7` prints all 11 rows"]
 
     label = {"name": "step_code.revision.label", "baseline": "main", "candidate": "."}
@@ -175,10 +185,14 @@ def test_a_comparison_prints_its_sentence_and_the_rows_that_matter(capsys: pytes
     assert "mine (2 cells): failed" in lines
 
 
-def test_a_comparison_of_memory_prints_its_first_rows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_of_memory_prints_what_changed_most(capsys: pytest.CaptureFixture[str]) -> None:
     names = ("table", "phase", "category", "name", "baseline_mib", "candidate_mib", "change_mib", "ratio")
     allocations = [("allocations", "backward", "activation", f"x{at}", 1.0, 1.0 + at, at, 1.0 + at) for at in range(9)]
-    rows = [("total", "backward", None, "all memory", 9.0, 45.0, 36.0, 5.0), *allocations]
+    rows = [
+        ("categories", "backward", "activation", None, 9.0, 45.0, 36.0, 5.0),
+        *allocations,
+        ("total", "backward", None, "all memory", 9.0, 45.0, 36.0, 5.0),
+    ]
     answer = {
         "columns": [{"name": name} for name in (*names, "ratio_low", "baseline_allocations", "where")],
         "rows": [dict(zip(names, row, strict=True)) for row in rows],
@@ -191,5 +205,5 @@ def test_a_comparison_of_memory_prints_its_first_rows(capsys: pytest.CaptureFixt
     table = "\n".join(lines[2:])
     assert "change_mib" in table
     assert [name for name in ("all memory", *(f"x{at}" for at in range(9))) if name in table] == [
-        *("all memory", "x0", "x1", "x2", "x3")
+        *("all memory", "x5", "x6", "x7", "x8")
     ]

@@ -282,15 +282,12 @@ def test_a_mistake_that_needs_no_server_exits_with_2(flopwatch, tmp_path, monkey
 
 @pytest.mark.parametrize(
     ("word", "meant"),
-    [
-        ("list", "write flopwatch jobs "),
-        ("estimate", "write flopwatch submit estimate "),
-        ("compaer", "Did you mean 'compare'?"),
-    ],
+    [("list", "jobs"), ("estimate", "submit estimate"), ("bechmark", "submit benchmark"), ("compaer", "compare")],
 )
 def test_a_command_that_is_none_names_the_one_that_was_meant(flopwatch: Any, word: str, meant: str) -> None:
-    assert meant in " ".join(ended(flopwatch(word), 2).split())
-    assert "write flopwatch" not in ended(flopwatch("xyzzy"), 2)
+    assert f"write flopwatch {meant} " in " ".join(ended(flopwatch(word), 2).split())
+    for unlike in ("xyzzy", "down"):  # which is not `download`
+        assert "write flopwatch" not in ended(flopwatch(unlike), 2)
 
 
 def test_a_table_of_an_unfinished_sweep_says_so(flopwatch: Any, site: Any) -> None:
@@ -352,36 +349,57 @@ def test_a_sweep_leaves_lists_out(site: Any, flopwatch: Any) -> None:
     site.http.post(f"/sweeps/{sweep['id']}/cancel")
 
 
-def test_a_dry_run_stores_nothing_and_says_how_many_jobs_it_is(serve: Any, flopwatch: Any, tmp_path: Path) -> None:
+def test_a_dry_run_stores_nothing_and_says_what_earlier_jobs_took(serve: Any, flopwatch: Any, tmp_path: Path) -> None:
     with serve(tmp_path) as site:
 
         def run(*arguments: str) -> subprocess.CompletedProcess[str]:
             return flopwatch(*arguments, "--dry-run", FLOPWATCH_URL=site.url)
 
+        nobody = "no worker is connected: the jobs would wait for one\n"
         grid = ("sweep", *TINY, "context_length=8,16", "seed=1,2", "--exclude", "context_length=16,seed=2")
         done = run(*grid, "--idempotency-key", "dry", "--wait")
-        assert ended(done) == "3 jobs\n"
+        assert ended(done) == f"3 jobs\nno finished job of this kind yet\n{nobody}"
         assert "nothing was submitted" in done.stderr
-        assert ended(run("submit", "benchmark", "model.size=tiny")) == "1 job\n"
-        assert json.loads(ended(run(*grid, "--json"))) == {"jobs": 3, "most_jobs": 3}
+        for seconds in (10, 20, 90):
+            _took(site, seconds)
+        tiny = "the last 3 jobs of this kind took 10 s to 1 min 30 s, 20 s in the median\n"
+        assert ended(run("submit", "benchmark", "model.size=tiny")) == f"1 job\n{tiny}{nobody}"
+        found = json.loads(ended(run(*grid, "--json")))
+        assert (found["jobs"], found["median_s"], found["rests_on"]) == (3, 20.0, [3, 2, 1])
+        assert "no finished job of this kind" in ended(run("submit", "attention"))
         search = ("sweep", "benchmark", "model.size=tiny", "seed=1,2", "--fit", "batch_size=64", "--multiple-of", "8")
-        assert ended(run(*search)) == "2 searches, one job at a time each, at most 14 jobs in all\n"
+        assert ended(run(*search)) == f"2 searches, one job at a time each, at most 14 jobs in all\n{tiny}{nobody}"
         without_grid = [word for word in search if word != "seed=1,2"]
         assert ended(run(*without_grid)).startswith("1 search, one job at a time")
         assert "/grid/context_length/1" in ended(run("sweep", *TINY, "context_length=8,-8"), 1)
         assert "/spec/context_lenght: Unknown field" in ended(run("submit", *TINY, "context_lenght=8"), 1)
         site.worker.register()
         assert "--fit is an option of `flopwatch sweep`" in ended(run("submit", *TINY, "--fit", "batch_size=64"), 2)
+        gpu = "no connected worker has a GPU (device=cuda): the jobs would wait"
+        assert gpu in ended(run("submit", *TINY, "device=cuda"))
+        assert "would wait" not in ended(run("submit", *TINY))
         assert "No worker has the attention" in ended(run("submit", *TINY, "attention=nobodys"), 1)
         assert "No worker has the attention" in ended(run("sweep", *TINY, "attention=nobodys", "seed=1,2"), 1)
-        assert site.http.get("/jobs").json()["data"] == []
+        assert len(site.http.get("/jobs").json()["data"]) == 3
         assert site.http.get("/sweeps").json()["data"] == []
         assert "submitted before" not in ended(flopwatch(*grid, "--idempotency-key", "dry", FLOPWATCH_URL=site.url)), (
             "the dry run kept no answer"
         )
 
 
+def _took(site: Any, seconds: int, **spec: Any) -> None:
+    """Run a job that takes so long."""
+    job_id = site.submit(priority=20, spec=spec)["id"]
+    site.worker.finish(site.worker.claim_job(job_id))
+    with site.services.database.write() as connection:
+        connection.exec_driver_sql(
+            "update job set started_at = '2026-01-01 00:00:00', finished_at = ? where id = ?",
+            (f"2026-01-01 00:{seconds // 60:02}:{seconds % 60:02}", job_id),
+        )
+
+
 def test_a_dry_run_of_ones_own_step_submits_nothing(fresh_site: Any, flopwatch: Any, tmp_path: Path) -> None:
+    """And speaks of earlier jobs of the same step only."""
     file = tmp_path / "train.py"
     file.write_text("def make_step(device, width=1):\n    return lambda: 1\n")
 
@@ -389,9 +407,21 @@ def test_a_dry_run_of_ones_own_step_submits_nothing(fresh_site: Any, flopwatch: 
         step = ("--step", f"{file}:make_step", "--dry-run")
         return flopwatch("submit", "benchmark", *fields, *step, FLOPWATCH_URL=fresh_site.url)
 
-    assert ended(run()) == "1 job\n"
+    _took(fresh_site, 90)
+    assert "1 job\nno finished job of this code yet\n" in ended(run())
     assert "did you mean arguments.width?" in ended(run("arguments.widht=1"), 2)
-    assert fresh_site.rows()["job"] == 0
+    assert fresh_site.rows()["job"] == 1
+    submitted = ("submit", "benchmark", "arguments.width=2", "--step", f"{file}:make_step", "--json")
+    job = json.loads(ended(flopwatch(*submitted, FLOPWATCH_URL=fresh_site.url)))
+    with fresh_site.services.database.write() as connection:
+        connection.exec_driver_sql(
+            "update job set state = 'succeeded', started_at = '2026-01-01 00:00:00', "
+            "finished_at = '2026-01-01 00:00:40' where id = ?",
+            (job["id"],),
+        )
+    file.write_text("def make_step(device, width=1):\n    return lambda: 2\n")
+    assert "one job of this code took 40 s" in ended(run("arguments.width=2"))
+    assert "no finished job of this code" in ended(run("arguments.width=3"))
 
 
 def test_label(site: Any, flopwatch: Any) -> None:

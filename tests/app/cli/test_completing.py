@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli.commands import cli
+from app.store.records import StoredArtifact
 
 Offer = Callable[..., list[str]]
 
@@ -58,13 +59,39 @@ def test_kinds(offered: Offer, command: str) -> None:
         ("submit benchmark --preset x", ["xl"]),
         ("submit attention --preset lea", ["leaderboard"]),
         ("submit nothing x", []),
+        ("jobs --state q", ["queued"]),
         ("show ", []),
+        ("download 1 ", []),
     ],
 )
-def test_fields_values_and_presets(offered: Offer, line: str, offer: list[str]) -> None:
+def test_fields_values_and_presets_without_a_server(offered: Offer, line: str, offer: list[str]) -> None:
     assert offered(line) == offer
 
 
 def test_zsh_keeps_the_key_with_its_value(offered: Offer) -> None:
     asked = {"_FLOPWATCH_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "flopwatch submit benchmark precision=bf"}
     assert '"precision=bf16"' in offered("", **asked)[-1]
+
+
+def test_files_of_a_job(offered: Offer, site: Any, tmp_path: Any) -> None:
+    job = site.submit(priority=50)
+    (tmp_path / "source").write_bytes(b"content")
+    sha256, size = site.services.files.put(tmp_path / "source")
+    trace = StoredArtifact(0, "trace.json.gz", "trace", "application/gzip", size, sha256)
+    site.worker.finish(site.worker.claim_job(job["id"]), artifacts=[trace])
+    assert offered(f"download {job['id']} t", FLOPWATCH_URL=site.url) == ["trace.json.gz"]
+
+
+def test_ids_and_names_of_the_server(offered: Offer, site: Any) -> None:
+    site.worker.register()
+    job = site.submit()
+    sweep = site.http.post(
+        "/sweeps", json={"base": {"kind": "benchmark"}, "grid": {"seed": [1, 2]}, "labels": {"a": "b"}}
+    ).json()
+    here = {"FLOPWATCH_URL": site.url}
+    assert str(job["id"]) in offered("show ", **here)
+    assert str(job["id"]) in offered("cancel 99 ", **here)
+    assert offered("table --sweep ", **here) == [str(sweep["id"])]
+    assert offered(f"rerun {job['id']} batch", **here) == ["batch_size="]
+    assert offered("submit benchmark attention=", **here) == ["eager"], "what workers have registered"
+    assert str(job["id"]) in offered(f"--url {site.url} show ", FLOPWATCH_URL="http://127.0.0.1:1")

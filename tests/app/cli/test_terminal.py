@@ -101,6 +101,11 @@ def test_control_characters_of_a_job_are_escaped(flopwatch: Any, hostile: int) -
     assert printed(flopwatch("show", str(hostile))).count(SHOWN) > 5
 
 
+def test_raw(flopwatch: Any, hostile: int) -> None:
+    assert printed(flopwatch("logs", str(hostile), "--raw")) == f"{HOSTILE}\n"
+    assert HOSTILE in printed(flopwatch("show", str(hostile), "--raw"))
+
+
 def test_json_stays_json(site: Any, flopwatch: Any, hostile: int) -> None:
     text = printed(flopwatch("show", str(hostile), "--json"))
     assert commands_in(text) == set()
