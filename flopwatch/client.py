@@ -286,7 +286,7 @@ class Flopwatch(Connection):
                 {"axis": "context_length", "upto": 65536, "step": 64}. `start` is the value to try first. The sweep's
                 `searches` tell where it stands.
             exclude: points to leave out, such as {"model.size": "xl", "context_length": 1024}.
-            options: those of `submit`. With `dry_run` the answer has the number of `jobs`.
+            options: those of `submit`. With `dry_run` the answer has the number of `jobs`, and `base`.
 
         Example:
             >>> sweep = flopwatch.sweep(
@@ -305,7 +305,8 @@ class Flopwatch(Connection):
             "exclude": [dict(point) for point in exclude],
             **rest,
         }
-        return self.post_once("/sweeps", body, **once)
+        made = self.post_once("/sweeps", body, **once)
+        return Submitted({**made, "base": chosen}, replayed=False) if once["dry_run"] else made
 
     def rerun(
         self,

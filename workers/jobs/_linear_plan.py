@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from app.specs._training import FP8_MULTIPLE
 from app.specs.kernel import KernelSpec
 from app.summaries import median_interval
 from workers.jobs import _own_step
@@ -141,6 +140,7 @@ def _times(spec: KernelSpec, sizes: tuple[int, int, int], context: OperationCont
     """Return the times of one layer in bf16 and, if its sizes are allowed, by each recipe."""
     from workers.measure.linear_products import PRODUCTS, product_works, whole_work
     from workers.measure.memory import translate_oom
+    from workers.model.float8 import FP8_MULTIPLE
 
     allowed = all(size % FP8_MULTIPLE == 0 for size in sizes)
     found: dict[str, Times] = {}

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from app.specs._training import FP8_MULTIPLE
 from workers.model.compiled import BLOCKS
 from workers.model.transformer import OutputLayer
 
+FP8_MULTIPLE = 16
+"""What the sizes of a product in 8 bits are multiples of; `app.specs` refuses other numbers of tokens."""
 RECIPES = {"tensorwise": 3, "rowwise": 3, "rowwise_with_gw_hp": 2}
 """torchao's recipes, with the number of a layer's three products that are in 8 bits."""
 LEAST_INTENSITY = {"tensorwise": 900.0, "rowwise": 1800.0, "rowwise_with_gw_hp": 1800.0}
