@@ -678,7 +678,7 @@ def test_only_of_our_models_the_share_of_fp8_is_known(fields: dict[str, Any], sh
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"model": {**MODEL, "vocab_size": 64}}, r"'layers\.0\.ffn\.w1' .* of 32 tokens to 24, .*multiples of 16"),
+        ({"model": {**MODEL, "vocab_size": 64}}, r"'layers\.0\.ffn\.w1' maps 16 features to 24, .*multiples of 16"),
         ({"fp8_filter": ["auto"]}, r"chooses none of the linear layers .*: choose precision bf16, or fp8_filter all"),
         ({"fp8_filter": ["blocks.*"]}, r"no linear layer has a name like 'blocks\.\*'"),
     ],

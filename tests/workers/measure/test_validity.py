@@ -132,7 +132,7 @@ def test_noise_that_no_comparison_makes_up_for_is_suspect() -> None:
 
 
 def test_a_drift_is_suspect_within_noise(rng: random.Random) -> None:
-    drifting = [time_ms * (1 + 0.5 * index / 100) for index, time_ms in enumerate(drawn(rng, 100))]
+    drifting = [time_ms * (1 + 0.8 * index / 100) for index, time_ms in enumerate(drawn(rng, 100))]
     for on_gpu in (False, True):
         assert outcome(check_stability(drifting, on_gpu=on_gpu))["drift"] is False
     assert verdict(check_stability(drifting, on_gpu=False))["verdict"] == "suspect"
