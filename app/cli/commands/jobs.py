@@ -310,7 +310,6 @@ def sweep(
     """Submit one job per combination of values; with --fit, search for what fits, once per combination."""
     from app.cli.output import print_dry_run
     from app.cli.specs import chosen
-    from app.specs._sweep import expand
 
     kind, under, lists = chosen(server.specs(), source, preset)
     search = None if fit is None else arguments.parse_fit(fit, multiple_of)
@@ -327,6 +326,8 @@ def sweep(
         dry_run=dry_run,
     )
     if dry_run:
+        from app.specs._sweep import expand
+
         if not waiting.as_json:
             _tell_without_effect(made["without_effect"], base["kind"])
         points = [point.spec for point in expand(made["base"], grid, left_out)]

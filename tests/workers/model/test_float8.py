@@ -8,8 +8,19 @@ import pytest
 import torch
 from torch import nn
 
+from app.specs import _training
 from workers.model import TransformerLM
-from workers.model.float8 import RECIPES, NoFloat8, convert, float8, fp8_flops, grouped, intensity, linear_layers
+from workers.model.float8 import (
+    FP8_MULTIPLE,
+    RECIPES,
+    NoFloat8,
+    convert,
+    float8,
+    fp8_flops,
+    grouped,
+    intensity,
+    linear_layers,
+)
 
 
 def model(d_model: int = 32, d_ff: int = 64, vocab_size: int = 48) -> TransformerLM:
@@ -56,6 +67,11 @@ def test_a_size_that_is_no_multiple_of_16_is_refused_with_the_layer(sizes: dict[
         chosen(["all"], **sizes)
     other = "lm_head" if layer != "lm_head" else "layers.*"
     assert chosen([other], **sizes), "a layer that is left out may have any size"
+
+
+def test_submissions_refuse_by_the_same_number() -> None:
+    """The model imports nothing of the service, so each has a constant of its own."""
+    assert _training.FP8_MULTIPLE == FP8_MULTIPLE
 
 
 def test_a_pattern_without_a_layer_is_refused_with_those_that_there_are() -> None:

@@ -167,8 +167,8 @@ class RankRun:
                 if (side == NO_COMMUNICATION and found["alone"] is not None) or (eager and not first):
                     continue
                 try:
-                    part = {} if eager else {"number": number, "rounds": len(drawn)}
-                    turns.append(self.take_turn(side, found if first else None, **part, is_first=first))
+                    of = 1 if eager else len(drawn)  # a side without a graph takes one turn, of all measured steps
+                    turns.append(self.take_turn(side, found if first else None, number=number, rounds=of))
                 except DoesNotFit as error:
                     found["alone"] = str(error)
                 else:
@@ -179,21 +179,21 @@ class RankRun:
         found |= {"device": str(self.context.device), "threads": torch.get_num_threads()}
         return {**found, "turns": [asdict(turn) for turn in turns], "memory": asdict(self.memory)}
 
-    def take_turn(self, strategy: str, found: dict[str, Any] | None, **part: Any) -> Turn:
+    def take_turn(self, strategy: str, found: dict[str, Any] | None, *, number: int = 0, rounds: int = 1) -> Turn:
         """Build the strategy's model, warm up, and measure.
 
         Args:
             strategy: One of the context's sides.
             found: Takes the results beside times, which are those of first turns; None in other turns.
-            part: As `measure_steps` takes it.
+            number, rounds: As in `measure_steps`.
 
         Raises:
             DoesNotFit: the memory of some rank does not hold one process alone.
         """
         try:
             with self.context.agree_on_memory(strategy):
-                trained = self._build(strategy, warmed=not part.get("is_first", True))
-            turn = measure_steps(self.context, trained, self.meter, **part)
+                trained = self._build(strategy, warmed=number > 0)
+            turn = measure_steps(self.context, trained, self.meter, number=number, rounds=rounds)
             if found is not None and strategy == self.context.silent_side:
                 found["busy"] = self._busy(trained)
             if found is not None and strategy == self.context.spec.strategy:

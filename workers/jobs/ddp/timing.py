@@ -102,13 +102,7 @@ class StepTimer:
 
 
 def measure_steps(
-    context: RankContext,
-    trained: Trained,
-    meter: MemoryMeter,
-    *,
-    number: int = 0,
-    rounds: int = 1,
-    is_first: bool = True,
+    context: RankContext, trained: Trained, meter: MemoryMeter, *, number: int = 0, rounds: int = 1
 ) -> Turn:
     """Warm up until times are steady or as often as the spec says, then measure the steps of round `number` of so many.
 
@@ -119,7 +113,7 @@ def measure_steps(
         DoesNotFit: the memory did not suffice for one process alone.
     """
     elapsed_s = 0.0
-    later = None if is_first else LATER_WARMUP
+    later = LATER_WARMUP if number else None
     warming = WarmUp(
         later if context.spec.warmup_steps is None else context.spec.warmup_steps,
         window_s=measuring.WINDOW_S[context.device.type],

@@ -990,7 +990,7 @@ def test_later_turns_of_a_side_warm_up_for_a_few_steps(
     monkeypatch.setitem(measuring.WINDOW_S, "cpu", 1e-6)
     monkeypatch.setattr(warmup, "WINDOW_CALLS", 1)
     monkeypatch.setattr(warmup, "LIMIT_WINDOWS", 10**9)
-    turn = measured_alone(parsed(strategy="none", warmup_steps=asked), is_first=first)
+    turn = measured_alone(parsed(strategy="none", warmup_steps=asked), number=0 if first else 1)
     assert (turn.warmup, turn.steady, len(turn.step_ms)) == (calls, steady, 1)
 
 
