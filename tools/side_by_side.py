@@ -22,9 +22,6 @@ from typing import Any
 import pytest
 
 CHUNK = struct.Struct("II")
-MOST_FILES = 4
-"""Most files of a part: of slow tests a file has few, and 1/32 of all tests were all of tests/acceptance, a third of
-the time."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,8 +52,6 @@ def chunks(items: Sequence[pytest.Item], processes: int) -> Iterator[tuple[int, 
     start = stop = 0
     while start < len(items):
         end = start + max(1, (len(items) - start) // (8 * processes))
-        files = itertools.groupby(range(start, end), lambda index: items[index].path)
-        end = start + sum(len([*indices]) for _, indices in itertools.islice(files, MOST_FILES))
         while stop < end:
             end = max(end, *(last[fixture] + 1 for fixture in shared_fixtures(items[stop])), 0)
             stop += 1
@@ -75,18 +70,13 @@ def is_alone(item: pytest.Item) -> bool:
     return item.get_closest_marker("alone") is not None
 
 
-def is_quick(item: pytest.Item) -> bool:
-    """Tell whether a test is of tests/app: none takes long, so that the processes end together with them."""
-    return item.path.is_relative_to(item.config.rootpath / "tests" / "app")
-
-
 class Run:
     """The processes and what they have to do."""
 
     def __init__(self, session: pytest.Session, count: int) -> None:
         self._session = session
         self._config = session.config
-        session.items.sort(key=lambda item: (is_alone(item), is_quick(item)))
+        session.items.sort(key=is_alone)
         together = [item for item in session.items if not is_alone(item)]
         self._together = len(together)
         self._chunks, filled = os.pipe()  # a process takes a part by reading it
