@@ -95,6 +95,7 @@ def make_step(device, slow):
     middle = {"precision": Wide, "attention": Attention}.get(slow, nn.ReLU)()
     width = 512 if slow == "precision" else 128
     model = nn.Sequential(nn.Linear(16, width), middle, nn.Linear(width, 4))
+    kept = [[number] for number in range(100_000)] if slow == "collections" else []  # for the collector to scan
     optimizers = {"optimizer": Rows, "plain": Plain}
     optimizer = optimizers.get(slow, torch.optim.SGD)(model.parameters())
     batches = iter(DataLoader(Slow(), batch_size=4)) if slow == "input" else None
@@ -110,7 +111,7 @@ def make_step(device, slow):
             optimizer.zero_grad()
         if slow == "host":
             sum(range(2_000_000))
-        if slow == "collections":
+        if kept:
             gc.collect()
         if slow == "waits":
             time.sleep(0.05)
