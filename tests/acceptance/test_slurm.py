@@ -239,9 +239,13 @@ def test_a_cluster_that_takes_no_job_makes_the_worker_unfit(site: Site) -> None:
     assert unfit["code"] == "slurm_refused"
     assert "invalid partition" in unfit["reason"].lower()
     assert unfit["next_try_at"] is not None
-    first = get(site.client, f"/jobs/{jobs[0]}")
-    assert (first["state"], first["attempt"]) == ("queued", 0)
-    assert "invalid partition" in first["waiting"]
+
+    def returned() -> dict[str, Any] | None:
+        """The first job, once it is back: before the worker knows itself unfit it may claim again what it returned."""
+        job = get(site.client, f"/jobs/{jobs[0]}")
+        return job if (job["state"], job["attempt"]) == ("queued", 0) else None
+
+    assert "invalid partition" in wait_until(returned, what="the job to be back")["waiting"]
     worker.terminate()
     assert worker.wait(30) == 0
     site.start_worker()
