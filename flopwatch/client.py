@@ -709,6 +709,10 @@ class Flopwatch(Connection):
         format: Format = "markdown",  # noqa: A002  (the query parameter's name)
         *,
         best: bool = False,
+        separate: bool = False,
+        links: bool = False,
+        caption: str | None = None,
+        latex_label: str | None = None,
         **options: Unpack[TableOptions],
     ) -> str:
         """Return the same table as `table`, written as "markdown", "latex", "csv", "html" or "json".
@@ -716,13 +720,20 @@ class Flopwatch(Connection):
         Args:
             best: print the best cell of each column in bold; where the pivot is a choice, such as `implementation`,
                 that of each row.
+            separate: put what stands after ± into columns of its own: the standard deviation of a mean, the interval of
+                a median.
+            links: show the job of each row, with its address.
+            caption, latex_label: the table's title, and the name by which LaTeX's \\ref finds it.
             options: as for `table`.
 
         Example:
             >>> "Forward (ms)" in flopwatch.table_text("latex", job=job)
             True
         """
-        return self.text("/tables", format=format, best=best or None, **table_query(options))
+        # The query leaves out options that are not set.
+        style = {"best": best or None, "separate": separate or None, "links": links or None}
+        title = {"caption": caption, "latex_label": latex_label}
+        return self.text("/tables", format=format, **table_query(options), **style, **title)
 
     def missing(self, job: Thing) -> list[str]:
         """Return why cells of a job's table have no numbers, in sentences."""

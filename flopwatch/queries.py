@@ -97,6 +97,8 @@ class TableOptions(TypedDict, total=False):
     has how many times faster each row is."""
     where: Mapping[str, Any] | None
     """Only the cases with these coordinates: {"precision": "bf16"}; a list of values names alternatives."""
+    rename: Mapping[str, str] | None
+    """Other names of columns: {"head_dim": "d_model"}."""
     sort: str | None
     """Sort by this column; "-column" sorts from its greatest value down."""
     limit: int | None
@@ -108,6 +110,8 @@ class RowOptions(TypedDict, total=False):
 
     where: Mapping[str, Any] | None
     """Only rows with these values: {"phase": "forward"}; a list of values names alternatives."""
+    rename: Mapping[str, str] | None
+    """Other names of columns: {"name": "kernel"}."""
     sort: str | None
     """Sort by this column; "-column" sorts from its greatest value down."""
     limit: int | None
@@ -118,6 +122,10 @@ class RowOptions(TypedDict, total=False):
     """Rows of this unit only."""
     columns: Sequence[str] | None
     """As text: by default the most important ones in Markdown, LaTeX and HTML, all in JSON and CSV; ["all"]: all."""
+    caption: str | None
+    """As text: the table's title."""
+    latex_label: str | None
+    """As text: the name by which LaTeX's \\ref finds it."""
 
 
 class Question(TypedDict, total=False):
@@ -173,7 +181,7 @@ def row_query(options: RowOptions) -> Answer:
     """Return the query parameters of the rows of a reported table."""
     refuse_unknown(options, RowOptions)
     query: Answer = dict(options)
-    return {**query, "where": pairs(query.get("where"))}
+    return {**query, "where": pairs(query.get("where")), "rename": pairs(query.get("rename"))}
 
 
 def id_of(thing: Thing) -> int:
@@ -216,6 +224,7 @@ def table_query(options: TableOptions) -> Answer:
         "label": label_filter(labels),
         "relative_to": pairs(query.get("relative_to")),
         "where": pairs(query.get("where")),
+        "rename": pairs(query.get("rename")),
     }
 
 

@@ -16,7 +16,7 @@ from app.api.parameters import NO_QUERY, Cursor, ETag, JobId, Json, StrictQuery,
 from app.api.schemas import Artifact, Attempt, Measurements, Page, ReportedTable, Unit
 from app.api.services import CurrentServices, Services
 from app.api.streaming import sent
-from app.api.tables import WhereQuery, in_every_format, split, written
+from app.api.tables import TextQuery, in_every_format, split, written
 from app.store.reading.queries import MAX_MEASUREMENTS
 from flopwatch.table_options import Format
 
@@ -44,7 +44,7 @@ class MeasurementsQuery(AttemptQuery):
     after: Cursor | None = None
 
 
-class RowsQuery(WhereQuery):
+class RowsQuery(TextQuery):
     """The rows of a reported table that the client asks for, their order and their format."""
 
     format: Format = "json"
@@ -125,7 +125,7 @@ async def answer_table(
     services: Services, query: RowsQuery, read: Callable[[results.Excerpt], results.Sheet]
 ) -> Response:
     """Answer with the excerpt of a table that the query asks for."""
-    return await run_sync(lambda: written(read(query.excerpt()), query.format), limiter=services.tables)
+    return await run_sync(lambda: written(query.styled(read(query.excerpt())), query.format), limiter=services.tables)
 
 
 @router.get("/attempts", responses={200: {"model": Page[Attempt]}}, dependencies=[NO_QUERY], summary="A job's attempts")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import Field
 
@@ -51,14 +52,28 @@ HTML_PAGE = """<!doctype html>
 
 
 MAX_LIMIT = 100_000
+Caption = Annotated[str, Field(max_length=2000)]
+LatexLabel = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9:._-]+$")]
 
 
-class WhereQuery(StrictQuery):
-    """The rows that a table shows."""
+class TextQuery(StrictQuery):
+    """The rows that a table shows, and its style."""
 
     where: list[Coordinate] = Field(default=[], max_length=20)
     """`column=value`: only these rows; of measurements, those with this coordinate. Repeat it for another column, or
     for another value of the same one."""
+    rename: list[Coordinate] = Field(default=[], max_length=100)
+    """`column=name`: call this column otherwise, in every format; in a pivoted table a metric, or the pivot's
+    coordinate. Repeat it for several."""
+    caption: Caption | None = None
+    """The table's title, in Markdown, LaTeX and HTML."""
+    latex_label: LatexLabel | None = None
+    """The label by which LaTeX's `\\ref` refers to the table."""
+
+    def styled(self, sheet: results.Sheet) -> results.Sheet:
+        """Return the sheet with its title, and with the names that the reader wants."""
+        named = results.renamed(sheet, self.rename)  # type: ignore[arg-type]  # pairs, once validated
+        return replace(named, caption=self.caption, latex_label=self.latex_label)
 
 
 class ChoiceQuery(StrictQuery):
@@ -89,7 +104,7 @@ class ChoiceQuery(StrictQuery):
         )
 
 
-class TableQuery(ChoiceQuery, WhereQuery):
+class TableQuery(ChoiceQuery, TextQuery):
     """The jobs that a table shows, and the layout of their measurements."""
 
     rows: list[Text] = Field(default=[], max_length=100)
@@ -110,6 +125,11 @@ class TableQuery(ChoiceQuery, WhereQuery):
     best: bool = False
     """Set the best cell of each column in bold, in Markdown, LaTeX and HTML; where the pivot is a choice, such as
     `implementation`, that of each row."""
+    separate: bool = False
+    """Put what stands after `±`, or in brackets, into columns of its own, in Markdown, LaTeX and HTML, too: the
+    standard deviation beside a mean, the ends of the interval beside a median."""
+    links: bool = False
+    """Show the job of each row, with its address, in Markdown, LaTeX and HTML, too."""
     sort: Text | None = None
     """A column to sort by; `-column` sorts in descending order. Unknown values come last."""
     limit: Annotated[int, Field(ge=1, le=MAX_LIMIT)] | None = None
@@ -127,11 +147,12 @@ class TableQuery(ChoiceQuery, WhereQuery):
             relative_to=dict(self.relative_to),  # type: ignore[arg-type]  # pairs, once validated
             where=self.where,  # type: ignore[arg-type]  # pairs, once validated
             best=self.best,
+            links=self.links,
         )
 
 
 @router.get("", responses={200: in_every_format(Table)}, summary="A table of measurements")
-async def get_table(services: CurrentServices, query: Annotated[TableQuery, Query()]) -> Response:
+async def get_table(services: CurrentServices, request: Request, query: Annotated[TableQuery, Query()]) -> Response:
     """Returns a table with one row per case and one column per metric; in JSON, `missing` says why cells have no
     numbers.
 
@@ -142,7 +163,9 @@ async def get_table(services: CurrentServices, query: Annotated[TableQuery, Quer
         after = int(query.after or 0)
         choice, layout = query.choice(), query.layout()
         sheet = results.table(services.database, choice, layout, sort=query.sort, limit=query.limit, after=after)
-        return written(sheet, query.format)
+        sheet = replace(query.styled(sheet), separate=query.separate)
+        links_to = str(request.base_url) if query.links else None
+        return written(sheet, query.format, base_url=links_to)
 
     return await run_sync(make, limiter=services.tables)
 
@@ -152,9 +175,10 @@ def one_or_all(names: list[str]) -> str | list[str] | None:
     return names[0] if len(names) == 1 else names or None
 
 
-def written(sheet: results.Sheet, format_: Format) -> Response:
-    """Return a table of results in one of the formats; HTML as a whole page."""
-    text = results.render(sheet, format_)
+def written(sheet: results.Sheet, format_: Format, *, base_url: str | None = None) -> Response:
+    """Return a table of results in one of the formats; HTML as a whole page. `base_url` is the server's, for links to
+    jobs."""
+    text = results.render(sheet, format_, base_url=base_url)
     if format_ == "html":
         text = HTML_PAGE.format(table=text)
     return Response(text, media_type=MEDIA_TYPES[format_])

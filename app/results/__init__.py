@@ -7,6 +7,7 @@ reported. `comparing` makes a Comparison, which `comparison_sheet` writes as a S
 from app.metrics import column_name
 from app.results.comparing import Comparison, Question, compare, compare_sides
 from app.results.comparison_sheet import sheet_of
+from app.results.heads import renamed
 from app.results.history import CaseChoice, History, cases_of_job, history
 from app.results.pivoting import Layout, local_table, metric_table, table
 from app.results.rendering import render
@@ -34,6 +35,7 @@ __all__ = [
     "local_table",
     "merged",
     "metric_table",
+    "renamed",
     "render",
     "result_table",
     "sheet_of",

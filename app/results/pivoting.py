@@ -74,7 +74,7 @@ class Layout:
     best: bool = False
     """Set the best cells of each column in bold, in formats for people."""
     links: bool = False
-    """Show the job of each row in HTML; JSON and CSV always have it."""
+    """Show the job of each row in formats for people; JSON and CSV always have it."""
     reasons: bool = True
     """Say in footnotes why rows are not valid. Pages that list the checks themselves do without."""
 

@@ -8,31 +8,28 @@ import io
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
-from app.columns import ColumnType
 from app.errors import InvalidRequest
 from app.metrics import readable
 from app.results.digits import column_texts
+from app.results.heads import more_columns, name_beside, separated
 from app.results.sheet import Cell, Column, Sheet
-from flopwatch.table_options import FORMATS, Format, Statistic
+from flopwatch.table_options import FORMATS, Format
 from flopwatch.text.markdown_tables import escaped, escaped_line
 from flopwatch.text.values import value_text
 
 EMPTY = "No results.\n"
 LONG = 40
 """Pages wrap texts with more characters than this, in a column wide enough to read them."""
-SPREADS: Mapping[Statistic | None, Sequence[tuple[str, str]]] = {
-    "mean": (("_std", "spread"),),
-    "median": (("_low", "low"), ("_high", "high")),
-}
-"""The columns beside a statistic: the end of each one's name, and the attribute of Cell."""
+SITE = "/"
+"""The server's address in links on its own pages."""
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
-def render(sheet: Sheet, format: Format) -> str:  # noqa: A002  (the parameter's name)
+def render(sheet: Sheet, format: Format, *, base_url: str | None = None) -> str:  # noqa: A002  (the parameter's name)
     """Write a table of results as text.
 
     JSON ({"columns", "rows", "next"}, with "missing" and "notes" for measurements) and CSV have every column; a metric
@@ -42,14 +39,16 @@ def render(sheet: Sheet, format: Format) -> str:  # noqa: A002  (the parameter's
 
     Args:
         sheet: the table.
-        format: one of FORMATS. HTML links ids of jobs to their pages.
+        format: one of FORMATS.
+        base_url: the server's address with a "/" at its end, for links to jobs; None: HTML has links within the site,
+            Markdown and LaTeX have none.
     """
     if format not in _RENDERERS:
         raise InvalidRequest(f"There is no format {format!r}; there is {', '.join(FORMATS)}.")
-    return _RENDERERS[format](sheet)
+    return _RENDERERS[format](sheet, base_url)
 
 
-def _json(sheet: Sheet) -> str:
+def _json(sheet: Sheet, _base_url: str | None) -> str:
     columns, rows = _scalars(sheet)
     names = [column.name for column in columns]
     answer: dict[str, Any] = {
@@ -64,7 +63,7 @@ def _json(sheet: Sheet) -> str:
     return json.dumps(answer, allow_nan=False, default=vars)  # of dataclasses
 
 
-def _csv(sheet: Sheet) -> str:
+def _csv(sheet: Sheet, _base_url: str | None) -> str:
     columns, rows = _scalars(sheet)
     text = io.StringIO()
     lines = [[column.name for column in columns], *rows]
@@ -93,10 +92,8 @@ def _scalars(sheet: Sheet) -> tuple[list[Column], list[list[Any]]]:
     """For each column of the sheet the function that gives the scalars of a cell; None if its cells are scalars."""
     for column in sheet.columns:
         columns.append(column)
-        more = _more_columns(column, sheet)
-        for suffix, _, type_, unit in more:
-            name = column.name + suffix if column.group is None else f"{column.group}{suffix}, {column.head}"
-            columns.append(Column(name, type_, unit))
+        more = more_columns(column, sheet)
+        columns += [Column(name_beside(column, suffix), type_, unit) for suffix, _, type_, unit in more]
         parts.append(attrgetter("value", *(attribute for _, attribute, _, _ in more)) if more else None)
     rows = [
         [part for value, of in zip(row, parts, strict=True) for part in ((value,) if of is None else of(value))]
@@ -105,26 +102,11 @@ def _scalars(sheet: Sheet) -> tuple[list[Column], list[list[Any]]]:
     return columns, rows
 
 
-def _more_columns(column: Column, sheet: Sheet) -> list[tuple[str, str, ColumnType, str | None]]:
-    """Return the columns that JSON and CSV have beside the value of a metric: the end of the column's name, the
-    attribute of Cell, the type and the unit. None for a column of scalars."""
-    more: list[tuple[str, str, ColumnType, str | None]] = []
-    if column.role == "metric":
-        more += [(suffix, attribute, "number", column.unit) for suffix, attribute in SPREADS.get(sheet.statistic, ())]
-        more.append(("_n", "n", "integer", None))
-    if column.role == "gain":
-        more += [(suffix, attribute, "number", "1") for suffix, attribute in SPREADS["median"]]
-    if column.role in ("metric", "gain"):
-        more.append(("_outcome", "outcome", "string", None))
-        if sheet.traces:
-            more += [("_job", "job", "integer", None), ("_validity", "validity", "string", None)]
-    return more
-
-
 class _Texts:
     """The shown columns of a sheet and the texts of their cells, the same in all formats for people."""
 
     def __init__(self, sheet: Sheet) -> None:
+        sheet = separated(sheet) if sheet.separate else sheet
         shown = [(index, column) for index, column in enumerate(sheet.columns) if column.in_text]
         self.columns = [column for _, column in shown]
         self.values = [[row[index] for index, _ in shown] for row in sheet.rows]
@@ -148,7 +130,7 @@ class _Texts:
         """Return the column's name as queries use it, with its unit unless the name contains it."""
         if column.group is not None and not self.groups:
             return str(column.head)
-        if column.unit in (None, "1") or column.role in ("metric", "gain"):
+        if column.unit in (None, "1") or column.literal or column.role in ("metric", "gain"):
             return column.name
         unit = _IN_NAMES.get(column.unit, column.unit.lower())
         has_unit = f"_{unit}_" in "_" + re.sub(r"\W+", "_", column.name.lower()) + "_"
@@ -168,7 +150,12 @@ _IN_NAMES = {"%": "percent", "µs": "us", "GB/s": "gb_per_s", "TFLOP/s": "tflops
 """The spelling in column names of units that are not words."""
 
 
-def _markdown(sheet: Sheet) -> str:
+def _job_links(text: str, link: Callable[[str], str]) -> str:
+    """Return a list of job ids with each id as a link."""
+    return re.sub(r"\d+", lambda number: link(number[0]), text)
+
+
+def _markdown(sheet: Sheet, base_url: str | None) -> str:
     texts = _Texts(sheet)
     notes = "".join(f"- {escaped_line(_one_line(note))}\n" for note in texts.notes)
     notes = f"\n{notes}" if notes else ""
@@ -179,6 +166,8 @@ def _markdown(sheet: Sheet) -> str:
 
     def cell(row: int, at: int, text: str) -> str:
         written = escaped(text)
+        if base_url is not None and texts.columns[at].links:
+            written = _job_links(written, lambda job: f"[{job}]({base_url}ui/jobs/{job})")
         if texts.is_best(row, at):
             written = f"**{written}**"
         return " ".join(filter(None, (written, texts.mark(row, at))))
@@ -188,15 +177,21 @@ def _markdown(sheet: Sheet) -> str:
     align = ["right" if texts.is_right(column) else "left" for column in texts.columns]
     tabulate.MIN_PADDING = 0  # two spaces for each column are a fifth of a terminal's width
     body = tabulate.tabulate(rows, headers=heads, tablefmt="pipe", disable_numparse=True, colalign=align)
-    return f"{lead}{body}\n{notes}"
+    title = f"**{escaped(_one_line(sheet.caption))}**\n\n" if sheet.caption else ""
+    return f"{lead}{title}{body}\n{notes}"
 
 
-def _latex(sheet: Sheet) -> str:
-    """Write a `tabular` with booktabs' rules, scaled to the line if it is wider."""
+def _latex(sheet: Sheet, base_url: str | None) -> str:
+    """Write a `tabular` with booktabs' rules, scaled to the line if it is wider; with a caption or a label, inside a
+    `table`."""
     texts = _Texts(sheet)
+    floats = sheet.caption is not None or sheet.latex_label is not None
+    linked = base_url is not None and any(column.links for column in texts.columns)
 
     def cell(row: int, at: int, text: str) -> str:
         written = _tex(text)
+        if base_url is not None and texts.columns[at].links:
+            written = _job_links(written, lambda job: rf"\href{{{base_url}ui/jobs/{job}}}{{{job}}}")
         if texts.is_best(row, at):
             written = rf"\textbf{{{written}}}"
         mark = texts.mark(row, at)
@@ -208,8 +203,11 @@ def _latex(sheet: Sheet) -> str:
     ]
     layout = "".join("r" if texts.is_right(column) else "l" for column in texts.columns)
     lines = [
-        r"% Needs \usepackage{booktabs,graphicx}",
+        f"% Needs \\usepackage{{booktabs,graphicx{',hyperref' if linked else ''}}}",
         *(f"% {_one_line(sentence)}" for sentence in sheet.lead),
+        *([r"\begin{table}", r"\centering"] if floats else []),
+        *([rf"\caption{{{_tex(sheet.caption)}}}"] if sheet.caption is not None else []),
+        *([rf"\label{{{sheet.latex_label}}}"] if sheet.latex_label is not None else []),
         r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"\begin{{tabular}}{{{layout}}}",
         r"\toprule",
@@ -219,6 +217,7 @@ def _latex(sheet: Sheet) -> str:
         r"\bottomrule",
         r"\end{tabular}}",
         *(rf"\par\smallskip{{\footnotesize {_tex(_one_line(note))}\par}}" for note in texts.notes),
+        *([r"\end{table}"] if floats else []),
     ]
     return "\n".join(lines) + "\n"
 
@@ -227,10 +226,10 @@ def _latex_heads(texts: _Texts) -> list[str]:
     heads = []
     for column in texts.columns:
         if column.head is None:
-            heads.append(_tex(readable(column.name, column.unit)))
+            heads.append(_tex(_for_print(column, column.name, column.unit)))
         else:
             coordinate, _, value = column.head.partition("=")
-            heads.append(_tex(f"{readable(coordinate)} {value}"))
+            heads.append(_tex(f"{_for_print(column, coordinate)} {value}"))
     if not texts.groups:
         return [f"{' & '.join(heads)} \\\\"]
     above, rules, at = [], [], 0
@@ -242,9 +241,14 @@ def _latex_heads(texts: _Texts) -> list[str]:
             above.append("")
             at += 1
             continue
-        above.append(rf"\multicolumn{{{at - start}}}{{c}}{{{_tex(readable(column.group, column.unit))}}}")
+        above.append(rf"\multicolumn{{{at - start}}}{{c}}{{{_tex(_for_print(column, column.group, column.unit))}}}")
         rules.append(rf"\cmidrule(lr){{{start + 1}-{at}}}")
     return [f"{' & '.join(above)} \\\\", "".join(rules), f"{' & '.join(heads)} \\\\"]
+
+
+def _for_print(column: Column, name: str, unit: str | None = None) -> str:
+    """Return a part of a column's name as LaTeX's heads have it."""
+    return name if name in column.literal else readable(name, unit)
 
 
 _TEX = {
@@ -293,18 +297,19 @@ def _typeset(character: str) -> str:
     return f"[U+{ord(character):04X}]"
 
 
-def _html(sheet: Sheet) -> str:
+def _html(sheet: Sheet, base_url: str | None) -> str:
     """Write a table element without styles.
 
     Columns of numbers have the class "number" in head and cells; texts too long for one line the class "long"; a
     row with a sign the class "marked". The best cell of a column stands in "strong".
     """
     texts = _Texts(sheet)
+    site = SITE if base_url is None else base_url
 
     def cell(row: int, at: int, text: str) -> str:
         written = html.escape(text)
         if texts.columns[at].links:
-            written = re.sub(r"\d+", r'<a href="/ui/jobs/\g<0>">\g<0></a>', written)
+            written = _job_links(written, lambda job: f'<a href="{html.escape(site)}ui/jobs/{job}">{job}</a>')
         if texts.is_best(row, at):
             written = f"<strong>{written}</strong>"
         mark = texts.mark(row, at)
@@ -312,6 +317,8 @@ def _html(sheet: Sheet) -> str:
         return _html_cell("td", text, texts.is_numeric(texts.columns[at]), written)
 
     lines = [*(f"<p>{with_code(sentence)}</p>" for sentence in sheet.lead), "<table>"]
+    if sheet.caption:
+        lines.append(f"<caption>{html.escape(sheet.caption)}</caption>")
     lines += [f"<thead>{_html_heads(texts)}</thead>", "<tbody>"]
     for row, cells in enumerate(texts.rows):
         start = '<tr class="marked">' if texts.marks[row] else "<tr>"
@@ -358,7 +365,7 @@ def _html_cell(tag: str, text: str, is_number: bool, written: str | None = None)
     return f"<{tag}{attribute}>{html.escape(text) if written is None else written}</{tag}>"
 
 
-_RENDERERS: dict[str, Callable[[Sheet], str]] = {
+_RENDERERS: dict[str, Callable[[Sheet, str | None], str]] = {
     "json": _json,
     "csv": _csv,
     "markdown": _markdown,

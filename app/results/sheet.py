@@ -87,6 +87,8 @@ class Column:
     """The name that several columns share, such as the metric that a pivot spreads over them; `name` includes it."""
     head: str | None = None
     """The text that distinguishes a column from the others of its group."""
+    literal: Sequence[str] = ()
+    """Those parts of its name that a reader chose: they stand in all formats as they are, without a unit."""
     links: bool = False
     """True if its cells are ids of jobs, which HTML links to their pages."""
 
@@ -115,6 +117,12 @@ class Sheet:
     """For each row the signs of the notes on it ("†"), which formats for people put behind its first cell; or none."""
     sources: Sequence[Any] = ()
     """For each row what it was made of, while a table is made; empty in a finished one."""
+    separate: bool = False
+    """True if formats for people have spreads in columns of their own, as CSV and JSON do."""
+    caption: str | None = None
+    """The table's title, in formats for people."""
+    latex_label: str | None = None
+    """The label by which LaTeX's \\ref refers to the table."""
     lead: Sequence[str] = ()
     """Sentences that formats for people have above the table: what it shows."""
     about: Mapping[str, Any] | None = None

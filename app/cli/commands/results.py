@@ -87,6 +87,17 @@ class TableChoice:
             help="Only rows whose range contains this, or is like this pattern (*, ?): --name kernels --range softmax.",
         ),
     ] = None
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN=NAME", help="Call this column otherwise; may be repeated."),
+    ] = None
+    separate: Annotated[
+        bool,
+        typer.Option(
+            "--separate",
+            help="Put the standard deviation of a mean, or the interval of a median, into columns of its own.",
+        ),
+    ] = False
     best: Annotated[
         bool,
         typer.Option(
@@ -95,6 +106,7 @@ class TableChoice:
             "row.",
         ),
     ] = False
+    links: Annotated[bool, typer.Option("--links", help="Show the job of each row, with its address.")] = False
     name: Annotated[
         str | None,
         typer.Option(
@@ -106,6 +118,10 @@ class TableChoice:
         int | None, typer.Option(min=1, help="Maximum number of rows; with --name and --sweep, of each job.")
     ] = None
     unit: Annotated[int | None, typer.Option(min=0, metavar="INDEX", help="With --name: rows of this unit.")] = None
+    caption: Annotated[str | None, typer.Option(help="The table's title.")] = None
+    latex_label: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The name by which LaTeX's \\ref finds the table.")
+    ] = None
     output_format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = MARKDOWN
 
 
@@ -124,14 +140,14 @@ def table(server: Flopwatch, *, chosen: TableChoice) -> None:
         "statistic": chosen.statistic and chosen.statistic.value,
         "pivot": chosen.pivot,
         "relative_to": dict(map(split_pair, chosen.relative_to or [])) or None,
-        **({"best": True} if chosen.best else {}),
+        **{flag: True for flag in ("best", "separate", "links") if getattr(chosen, flag)},
     }
     both: dict[str, Any] = {
         "columns": chosen.columns and [chosen.columns],  # the server parts names at commas
         "where": values_of([*(chosen.where or []), *(f"range={_anywhere(one)}" for one in chosen.in_range or [])]),
-        "sort": chosen.sort,
-        "limit": chosen.limit,
+        "rename": dict(map(split_pair, chosen.rename or [])) or None,
     }
+    both |= {"sort": chosen.sort, "limit": chosen.limit, "caption": chosen.caption, "latex_label": chosen.latex_label}
     written = format_of(chosen.output_format)
     if chosen.name is not None:
         _refuse(of_measurements, "chooses measurements; with --name leave it out")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,9 +98,9 @@ def test_pivot_reference_and_best(site: Any, measured_jobs: list[int]) -> None:
     text = get(
         site,
         "/tables?label=table:tables&columns=step_ms&pivot=context_length&relative_to=precision=fp32&best=true"
-        "&format=markdown",
+        "&format=markdown&caption=Steps",
     ).text
-    assert text.startswith("| model")
+    assert text.startswith("**Steps**\n\n| model")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "bf16" in line]
     assert rows[0][1:] == ["bf16", "**64**", "**128**", "2.00×", "2.00×"]
     problem = get(site, "/tables?relative_to=precision", 422).json()
@@ -117,11 +118,64 @@ def test_where_chooses_cases_whose_reference_may_be_elsewhere(site: Any, measure
     assert problem["errors"][0]["pointer"] == "/where"
 
 
+def test_columns_get_other_names(site: Any, measured_jobs: list[int]) -> None:
+    chosen = "/tables?label=table:tables&columns=step_ms&rename=context_length=d_model&rename=step_ms=Time, ms"
+    assert get(site, f"{chosen}&format=csv").text.startswith('model,d_model,precision,"Time, ms","Time, ms_low"')
+    for format_ in ("markdown", "latex", "html"):
+        head = get(site, f"{chosen}&format={format_}").text.partition("bf16")[0]
+        assert ("Time, ms" in head, "Step" in head, "d_model" in head.replace("\\_", "_")) == (True, False, True)
+    pivoted = f"{chosen}&pivot=context_length"
+    assert "Time, ms, d_model=64" in [column["name"] for column in get(site, pivoted).json()["columns"]]
+    noted = get(site, f"{chosen}&relative_to=precision=fp32&format=markdown").text
+    assert "- In this table step_ms is called Time, ms." in noted
+    for wrong, words in (
+        ("forward=x", "no column 'forward'"),
+        ("step_ms=model", "Two columns would be called 'model'"),
+        ("context_length=step_ms_n", "Two columns would be called 'step_ms_n'"),
+        ("context_length=step_ms_low", "Two columns would be called 'step_ms_low'"),
+        ("context_length=model_n&rename=step_ms=model", "Two columns would be called 'model'"),
+        ("context_length=T std&rename=step_ms=T&statistic=mean", "Two columns would be called 'T std'"),
+        ("step_ms=", "new name of 'step_ms' is blank"),
+        ("step_ms=%20", "new name of 'step_ms' is blank"),
+        ("step_ms_low=low", "'step_ms_low' is named after 'step_ms': rename that one"),
+        ("step_ms_low=low&pivot=precision", "'step_ms_low' is named after 'step_ms': rename that one"),
+    ):
+        problem = get(site, f"/tables?label=table:tables&columns=step_ms&rename={wrong}", 422).json()
+        assert words in problem["detail"]
+
+
+@pytest.mark.parametrize("pivot", ["", "&pivot=precision"])
+@pytest.mark.parametrize("format_", ["markdown", "latex", "html"])
+def test_the_standard_deviation_has_a_column(site, measured, measured_jobs, format_, pivot) -> None:
+    job = site.submit(spec={"kind": "benchmark", "model": {"size": "tiny"}}, priority=90)["id"]
+    found = replace(measured("step_ms", 41.5, model="tiny", precision="fp32"), std=0.25, n=10)
+    site.worker.finish(site.worker.claim_job(job), measurements=[found])
+    asked = f"/tables?job={job}&columns=step_ms&statistic=mean{pivot}&format={format_}"
+    together, apart = get(site, asked).text, get(site, f"{asked}&separate=true").text
+    assert "±" in together.replace(r"$\pm$", "±").partition("41.5")[2].partition("0.2")[0]
+    cells = re.split(r"[|&<>\\]", apart)
+    assert {"41.50", "0.2500"} <= {cell.strip() for cell in cells}
+    assert " std" in apart or "step_ms_std" in apart
+    site.http.delete(f"/jobs/{job}")
+
+
+def test_links_are_whole_addresses(site: Any, measured_jobs: list[int]) -> None:
+    job = measured_jobs[0]
+    text = get(site, f"/tables?job={job}&links=true&format=markdown").text
+    found = re.search(rf"\[{job}\]\((http://\S+)/ui/jobs/{job}\)", text)
+    assert found
+    assert found[1] == str(site.http.base_url).rstrip("/")
+
+
 def test_pages_in_order(site: Any, measured_jobs: list[int]) -> None:
     first = get(site, "/tables?label=table:tables&sort=-step_ms&limit=3").json()
     rest = get(site, f"/tables?label=table:tables&sort=-step_ms&limit=3&after={first['next']}").json()
     assert [row["step_ms"] for row in (*first["rows"], *rest["rows"])] == [256.0, 128.0, 128.0, 64.0]
     assert rest["next"] is None
+
+
+def test_latex_names_are_checked(site: Any) -> None:
+    get(site, "/tables?latex_label=a}b", 422)
 
 
 @pytest.mark.parametrize("options", ["", "format=csv", "format=markdown", "columns=step_ms", "limit=5"])

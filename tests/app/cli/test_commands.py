@@ -937,10 +937,17 @@ def test_table_with_pivot_reference_and_union(site: Any, flopwatch: Any) -> None
         site.worker.finish(site.worker.claim_job(job), measurements=[found])
         jobs.append(str(job))
     both = ("--job", jobs[0], "--job", jobs[1])
-    text = ended(flopwatch("table", *both, "--relative-to", "precision=fp32", "--best", "--since", "1h"))
+    text = ended(flopwatch("table", *both, "--relative-to", "precision=fp32", "--best", "--links", "--since", "1h"))
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
-    assert rows[0] == ["model", "precision", "step_ms", "step_ms_speedup"]
+    assert rows[0] == ["model", "precision", "step_ms", "step_ms_speedup", "job"]
     assert rows[3][1:4] == ["bf16", "**1**", "4.00×"]
+    assert rows[3][4].endswith(f"/ui/jobs/{jobs[1]})")
     pivoted = ended(flopwatch("table", "--label", "table=pivot", "--pivot", "precision", "--format", "csv"))
     assert pivoted.startswith('model,"step_ms, precision=fp32",')
+    latex = ended(
+        flopwatch(
+            "table", *both, "--caption", "Steps", "--latex-label", "tab:steps", "--format", "latex", "--limit", "1"
+        )
+    )
+    assert r"\label{tab:steps}" in latex
     assert "must be a span such as" in ended(flopwatch("table", *both, "--since", "yesterday"), 1)

@@ -109,6 +109,13 @@ class TestMeasurements:
 
 
 class TestLatex:
+    def test_with_a_caption_or_a_label_it_floats(self) -> None:
+        text = render(replace(MEASURED, caption="50 % of a_b", latex_label="tab:steps"), "latex")
+        assert text.startswith("% Needs \\usepackage{booktabs,graphicx}\n\\begin{table}\n")
+        assert "\\caption{50 \\% of a\\_b}\n\\label{tab:steps}\n" in text
+        assert text.endswith("\\end{table}\n")
+        assert "table}" not in render(MEASURED, "latex")
+
     @pytest.mark.parametrize(
         ("text", "written"),
         [
@@ -125,7 +132,7 @@ class TestLatex:
     @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex")
     def test_pdflatex_typesets_it(self, tmp_path: Path) -> None:
         every = "".join(map(chr, [*range(0x20, 0x17F), *range(0x390, 0x3D0), *range(0x2010, 0x2030)])) + "中🚀≈\t"
-        sheet = replace(REPORTED, lead=[every], notes=[every])
+        sheet = replace(REPORTED, caption=every, notes=[every])
         rules = "".join(rf"\let\{name}\hline" for name in ("toprule", "midrule", "bottomrule"))  # without booktabs
         table = render(sheet, "latex")
         document = rf"\documentclass{{article}}\usepackage{{graphicx}}{rules}\begin{{document}}{table}\end{{document}}"
@@ -133,6 +140,12 @@ class TestLatex:
         command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
         assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_a_caption_stands_above() -> None:
+    sheet = replace(MEASURED, caption="Steps <of> models")
+    assert render(sheet, "markdown").startswith("**Steps \\<of> models**\n\n| model")
+    assert "<caption>Steps &lt;of&gt; models</caption>" in render(sheet, "html")
 
 
 class TestReported:
@@ -239,9 +252,9 @@ class TestMarkdownRenderers:
 
     @pytest.mark.parametrize("typed", TYPED)
     def test_texts_are_shown_as_typed(self, page_of: Callable[[str], str], typed: str) -> None:
-        sheet = Sheet([Column(typed, "string")], [[typed]], lead=[typed], notes=[typed])
+        sheet = Sheet([Column(typed, "string")], [[typed]], caption=typed, lead=[typed], notes=[typed])
         seen = Seen(page_of(render(sheet, "markdown")))
-        assert [text.strip() for text in seen.texts] == [typed] * 4
+        assert [text.strip() for text in seen.texts] == [typed] * 5
         assert seen.tags <= self.PLAIN
 
     def test_random_texts_are_shown_as_typed(self, page_of: Callable[[str], str], rng: random.Random) -> None:
