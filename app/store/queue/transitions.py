@@ -192,7 +192,7 @@ class Queue:
         now = utc_now()
         # Rows are made before the transaction, because that takes long for thousands of jobs.
         named = [replace(new, name=member_name(name, grid, new.point or {})) for new in jobs]
-        rows = [submission.job_row(new, None, now) for new in named]
+        rows = self._bound([submission.job_row(new, None, now) for new in named])
         with self._database.write() as connection:
 
             def answer() -> dict[str, Any]:
@@ -209,7 +209,7 @@ class Queue:
                 }
                 sweep_id = connection.execute(insert(tables.sweep).returning(_sweep.id), row).scalar_one()
                 last = sweeps.last_job(connection)
-                connection.execute(insert(tables.job), [{**of_job, "sweep_id": sweep_id} for of_job in rows])
+                connection.execute(submission.INSERT_BOUND, [{**of_job, "sweep_id": sweep_id} for of_job in rows])
                 sweeps.complete(connection, sweep_id, jobs[0].labels, last, now)
                 webhooks.register(connection, notify_url, sweep_id=sweep_id)
                 return sweep_dict({"id": sweep_id, **row}, {"queued": len(jobs)})
@@ -254,7 +254,7 @@ class Queue:
             lacking = sweeps.points_without_jobs(connection, sweep_id, points)
         # Rows are made before the transaction, because that takes long for thousands of jobs.
         now = utc_now()
-        made = [submission.job_row(sweeps.job_of_point(sweep, point), sweep_id, now) for point in lacking]
+        made = self._bound([submission.job_row(sweeps.job_of_point(sweep, point), sweep_id, now) for point in lacking])
         with self._database.write() as connection:
             still = {
                 sweeps.point_key(point.choice) for point in sweeps.points_without_jobs(connection, sweep_id, lacking)
@@ -263,7 +263,7 @@ class Queue:
             last = sweeps.last_job(connection)
             number = sweeps.repeat_unsuccessful(connection, sweep, now) + len(rows)
             if rows:
-                connection.execute(insert(tables.job), rows)
+                connection.execute(submission.INSERT_BOUND, rows)
             sweeps.complete(connection, sweep_id, sweep["labels"], last, now)
             searches, obstacle = fitting.resume(connection, sweep)
             number += searches
@@ -277,6 +277,9 @@ class Queue:
             submission.check_room(connection, submitter, self._max_queued, number, stored=number)
             webhooks.expect_again(connection, sweep_id=sweep_id)
             return sweep_dict(sweep, sweeps.counts(connection, [sweep_id])[sweep_id])
+
+    def _bound(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        return submission.bound(self._database.backend.engine.dialect, rows)
 
     def cancel_sweep(self, sweep_id: int) -> dict[str, Any]:
         """Cancel every job of a sweep that is not finished, as `cancel` does; returns the public sweep.

@@ -143,9 +143,8 @@ class TestSweep:
         assert [one["spec"]["context_length"] for one in reversed(found)] == [128, 256, 512]
 
     def test_a_sweep_that_fails_halfway_leaves_nothing(self, queue: Queue, reading: Reading) -> None:
-        broken = NewJob(BenchmarkSpec(), labels={"k": object()})  # type: ignore[dict-item]
-        with pytest.raises(Exception, match="object"):
-            queue.submit_sweep(None, {}, {}, {}, [], [NewJob(BenchmarkSpec()), broken])
+        with pytest.raises(DatabaseFailed, match=r"(?i)unique"):
+            queue.submit_sweep(None, {}, {}, {}, [], points(8, 16, unique_key="of one job"))
         assert reading.counts()["queued"] == 0
         assert reading.sweeps() == ([], None)
 
@@ -229,6 +228,20 @@ class TestStatementsOfSweeps:
             assert queue.resume_sweep(sweep)["counts"]["queued"] == length
             numbers.append((of_submission, of_cancelled, statements()))
         assert numbers[0] == numbers[1]
+
+    def test_rows_are_bound_before_the_transaction(self, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+        """To bind many rows takes as long as to insert them."""
+        write = Database.write
+        begun, bound_in_it = [], set()
+
+        class Point(dict[str, int]):
+            def items(self) -> Any:
+                bound_in_it.add(bool(begun))
+                return super().items()
+
+        monkeypatch.setattr(Database, "write", lambda self: begun.append(True) or write(self))
+        queue.submit_sweep(None, {}, {}, {}, [], [NewJob(BenchmarkSpec(), point=Point(context_length=0))])
+        assert bound_in_it == {False}
 
 
 class TestSweepsAsWholes:
