@@ -147,6 +147,7 @@ class TableQuery(ChoiceQuery, TextQuery):
             relative_to=dict(self.relative_to),  # type: ignore[arg-type]  # pairs, once validated
             where=self.where,  # type: ignore[arg-type]  # pairs, once validated
             best=self.best,
+            separate=self.separate,
             links=self.links,
         )
 
@@ -163,9 +164,8 @@ async def get_table(services: CurrentServices, request: Request, query: Annotate
         after = int(query.after or 0)
         choice, layout = query.choice(), query.layout()
         sheet = results.table(services.database, choice, layout, sort=query.sort, limit=query.limit, after=after)
-        sheet = replace(query.styled(sheet), separate=query.separate)
         links_to = str(request.base_url) if query.links else None
-        return written(sheet, query.format, base_url=links_to)
+        return written(query.styled(sheet), query.format, base_url=links_to)
 
     return await run_sync(make, limiter=services.tables)
 

@@ -126,7 +126,7 @@ def _on_gains(
     notes = [f"{name}: {_gain_text(metric, units.get(metric))} {what}." for name, metric in names.items()]
     if any(line.cells[name].low is not None for line in lines for name in names):
         notes.append(
-            "In brackets: the ratio's 95 % interval, from those of both medians; only a comparison (`flopwatch submit "
+            "Beside each ratio its 95 % interval, from those of both medians; only a comparison (`flopwatch submit "
             "compare`) holds what differs between processes."
         )
     if dependent:

@@ -116,7 +116,7 @@ def separated(sheet: Sheet) -> Sheet:
 
 def _beside(column: Column, suffix: str) -> Column:
     if column.head is not None:
-        return replace(column, name=column.name + suffix, head=f"{column.head} {suffix[1:]}")
+        return replace(column, name=name_beside(column, suffix), head=f"{column.head} {suffix[1:]}")
     name = f"{column.name} {suffix[1:]}" if column.literal else column.name + suffix
     return replace(column, name=name, literal=[name] if column.literal else [])
 

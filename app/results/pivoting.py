@@ -73,6 +73,8 @@ class Layout:
     """Only the cases with these coordinates; the reference may be among the others."""
     best: bool = False
     """Set the best cells of each column in bold, in formats for people."""
+    separate: bool = False
+    """Put spreads into columns of their own in formats for people; JSON and CSV always do."""
     links: bool = False
     """Show the job of each row in formats for people; JSON and CSV always have it."""
     reasons: bool = True
@@ -231,13 +233,14 @@ def _sheet(
     lines = [line for of_row in sheet.sources for line in of_row]
     cases = [line.case for line in lines if line.case is not None]
     marks, footnotes = _marks(lines, shown, layout)
-    statistics = _on_statistics(cases, shown, layout.statistic, one_process=one_process)
+    statistics = _on_statistics(cases, shown, layout, one_process=one_process)
     statistics += [_BEST] if layout.best else []
     notes = [*statistics, *_of_kinds(cases, shown), *related.notes, *footnotes, *sheet.notes]
     return replace(
         sheet,
         missing=_missing(cases, coordinates, set(shown)),
         statistic=layout.statistic,
+        separate=layout.separate,
         marks=marks if layout.pivot is None and any(marks) else (),
         notes=notes if cases else [],
         sources=(),
@@ -357,20 +360,21 @@ def _noise(cells: Iterable[Cell]) -> float:
 
 
 def _on_statistics(
-    cases: Sequence[CaseOfJob], metrics: Sequence[str], statistic: Statistic, *, one_process: bool
+    cases: Sequence[CaseOfJob], metrics: Sequence[str], layout: Layout, *, one_process: bool
 ) -> list[str]:
-    """Return a sentence that explains the cells, and what ± refers to."""
+    """Return a sentence that explains the cells, and their spreads."""
     measured = [rows for case in cases for metric, rows in case.processes.items() if metric in metrics]
     counts = sorted({len(rows) for rows in measured if len(rows) > 1})
     if not counts and not any((row.n or 0) > 1 for rows in measured for row in rows):
         return []
-    name = _STATISTIC_NAMES.get(statistic, statistic)
+    name = _STATISTIC_NAMES.get(layout.statistic, layout.statistic)
+    spreads = _SEPARATE_SPREADS if layout.separate else _SPREADS
     times = ""
     if counts:
         of = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         what = "repetitions in one process, which are no independent samples," if one_process else "processes"
         times = f", and of {of} {what} the {name} of these"
-    return [f"Cells: {name} of the samples of one process{times}{_SPREADS.get(statistic, '')}."]
+    return [f"Cells: {name} of the samples of one process{times}{spreads.get(layout.statistic, '')}."]
 
 
 def _interval_of_rate(case: CaseOfJob, metric: str, cell: Cell, statistic: Statistic) -> tuple[float, float] | None:
@@ -388,10 +392,14 @@ _BEST = (
     "Bold: the best of rows that do the same, and all whose intervals overlap with it. The interval of one process "
     "leaves out how processes differ: flopwatch compare measures that."
 )
+_INTERVAL = f"its 95 % interval (of fewer than {FEWEST_FOR_INTERVAL}: from the smallest to the largest)"
 _SPREADS: Mapping[Statistic, str] = {
     "mean": " ± their standard deviation",
-    "median": f" ± the larger distance to an end of its 95 % interval (of fewer than {FEWEST_FOR_INTERVAL}: from the "
-    "smallest to the largest)",
+    "median": f" ± the larger distance to an end of {_INTERVAL}",
+}
+_SEPARATE_SPREADS: Mapping[Statistic, str] = {
+    "mean": "; std: their standard deviation",
+    "median": f"; low, high: the ends of {_INTERVAL}",
 }
 _STATISTIC_NAMES = {"min": "minimum", "max": "maximum"}
 

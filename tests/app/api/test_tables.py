@@ -156,6 +156,7 @@ def test_the_standard_deviation_has_a_column(site, measured, measured_jobs, form
     cells = re.split(r"[|&<>\\]", apart)
     assert {"41.50", "0.2500"} <= {cell.strip() for cell in cells}
     assert " std" in apart or "step_ms_std" in apart
+    assert ("their standard deviation" in apart, "±" in apart, r"\pm" in apart) == (True, False, False)
     site.http.delete(f"/jobs/{job}")
 
 

@@ -159,7 +159,7 @@ class TestRelative:
         assert (row["step_ms_speedup_low"], row["step_ms_speedup_high"]) == (gain.low, gain.high)
         text = render(sheet, "markdown")
         assert f"2.00× ({gain.low:.2f}–{gain.high:.2f})" in text
-        assert "the ratio's 95 % interval" in text
+        assert "Beside each ratio its 95 % interval" in text
 
     @pytest.mark.parametrize(
         ("reference", "message"),
