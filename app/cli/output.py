@@ -233,12 +233,11 @@ def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
     rows = [row for name in names for row in server.job_table_rows(job_id, name)]
     if not any(row.get("total_ms") for row in rows):
         return False
-    units = len({row["unit_index"] for row in rows})
     kernels: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         sums = kernels.setdefault((row["name"], row["class"]), [0.0, 0.0])
-        sums[0] += (row["total_ms"] or 0.0) / units
-        sums[1] += (row["calls"] or 0.0) / units
+        sums[0] += row["total_ms"] or 0.0
+        sums[1] += row["calls"] or 0.0
     _print_lines(server, job)
     whole_ms = sum(total_ms for total_ms, _ in kernels.values())
     slowest = sorted(kernels.items(), key=lambda kernel: -kernel[1][0])[:MOST_KERNELS]

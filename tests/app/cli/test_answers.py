@@ -68,8 +68,8 @@ def test_sentences_and_tables_that_answer_are_printed_first(capsys: pytest.Captu
     assert len(lines) == 3
 
 
-def kernel(name: str, total_ms: float, unit: int = 0) -> dict[str, Any]:
-    return {"name": name, "class": "matmul", "total_ms": total_ms, "calls": 2, "unit_index": unit}
+def kernel(name: str, total_ms: float) -> dict[str, Any]:
+    return {"name": name, "class": "matmul", "total_ms": total_ms, "calls": 2}
 
 
 def test_a_profiles_kernels_are_added_up_over_the_phases(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,11 +135,6 @@ def test_a_memorys_peak_names_its_phase_and_lines(capsys, monkeypatch, phase, co
     assert said in lines[0]
     assert [line.split("train.py:")[1][0] for line in lines[2:5]] == ["4", "1", "2"]
     assert "flopwatch table --job 7 --name allocations" in lines[5]
-
-
-def test_processes_are_averaged(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [kernel("gemm", 2.0), kernel("gemm", 4.0, unit=1)]
-    assert printed(capsys, "profile", Answers({"kernels-forward": rows}))[2].split()[2] == "3"
 
 
 def compared(metric: str, ratio: float, finding: str) -> dict[str, Any]:
