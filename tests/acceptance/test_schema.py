@@ -18,7 +18,7 @@ SEED = 1
 TOKEN = "the admin's"
 NOT_EXPRESSED = {
     "/jobs/{job_id}/events": "the header Last-Event-ID may be left out, which is written as null",
-    "/jobs": "DELETE needs one of four filters",
+    "/jobs": "DELETE needs one of four filters; times are written in several ways",
     "/jobs/cancel": "needs one of four filters",
     "/compare": "needs both sides, or a job that has them",
     "/history": "needs a case or a job",
