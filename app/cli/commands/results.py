@@ -291,8 +291,20 @@ def specs(
         )
         if listed[0]["presets"]:
             echo()
-            presets = [(name, " ".join(arguments(values))) for name, values in listed[0]["presets"].items()]
-            print_columns(("--preset", "fields"), presets)
+            named = listed[0]["presets"].items()
+            presets = [(name, " ".join(arguments(values)), _shape(values)) for name, values in named]
+            head = ("--preset", "fields", "which is")
+            shown = len(head) if any(shape for *_, shape in presets) else 2
+            print_columns(head[:shown], [preset[:shown] for preset in presets])
+
+
+def _shape(preset: dict[str, Any]) -> str:
+    """Return the hyper-parameters of a preset's model size."""
+    from app.presets import MODEL_SIZES, VOCABULARY_SIZES
+
+    size = preset.get("model", {}).get("size")
+    shape = {**MODEL_SIZES.get(size, {}), "vocab_size": VOCABULARY_SIZES.get(size)}
+    return ", ".join(f"{name} {number}" for name, number in shape.items() if number is not None)
 
 
 def _fields(

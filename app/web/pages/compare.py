@@ -50,6 +50,10 @@ class CompareQuery(StrictQuery):
 
     job: Annotated[list[Id], BeforeValidator(_parts)] = Field(default=[], max_length=MAX_JOBS)
     """Ids, each parameter with one or several, separated by spaces or commas."""
+    baseline: Annotated[Id | None, NONE_IF_EMPTY] = None
+    """As in `/compare`: a job before all of `job`."""
+    candidate: list[Id] = Field(default=[], max_length=MAX_JOBS)
+    """As in `/compare`: more of `job`."""
     baseline_name: Annotated[Text | None, NONE_IF_EMPTY] = None
     """A baseline's name: all jobs are compared with its results."""
     metric: Annotated[Text | None, NONE_IF_EMPTY] = None
@@ -60,7 +64,8 @@ class CompareQuery(StrictQuery):
     def ids(self) -> list[int]:
         """Return the jobs, the baseline first."""
         picked_in_a_list = "back" in self.model_fields_set
-        return list(dict.fromkeys(sorted(self.job) if picked_in_a_list else self.job))
+        picked = sorted(self.job) if picked_in_a_list else self.job
+        return list(dict.fromkeys([*filter(None, [self.baseline]), *picked, *self.candidate]))
 
 
 @router.get("/compare")

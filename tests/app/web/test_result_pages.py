@@ -312,6 +312,12 @@ class TestCompare:
         assert "Job 5 against job 1 (baseline)" in found.text
         assert "Job 1 against job 5 (baseline)" in page(filled, "/ui/compare?job=5&job=4&job=1").text, "as one asks"
 
+    @pytest.mark.parametrize("query", ["baseline=1&candidate=4", "baseline=1&job=4", "baseline=&job=1&candidate=4"])
+    def test_jobs_may_be_named_as_in_the_api(self, filled: Any, query: str) -> None:
+        found, plain = page(filled, f"/ui/compare?{query}"), page(filled, "/ui/compare?job=1&job=4")
+        assert found.references == plain.references
+        assert plain.references != page(filled, "/ui/compare?job=4&job=1").references
+
     def test_ids_in_one_field(self, filled: Any) -> None:
         found, plain = page(filled, "/ui/compare?job=1&job=4,5+4"), page(filled, "/ui/compare?job=1&job=4&job=5")
         assert found.references == plain.references
