@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from app.specs.kernel import KernelSpec
 from app.summaries import median_interval
@@ -30,6 +29,8 @@ BF16 = "bf16"
 WHOLE, BETWEEN = "whole", "between"
 """Both passes of a layer alone, and between two elementwise operations. In bf16 their difference is what these
 operations take; the rest of a recipe's time is the layer's, with casts that the compiler has fused."""
+Shape = tuple[int, int, int, int]
+"""M, K and N of a layer's product of the forward pass, and the layers that read its input."""
 EMULATED = "a CPU emulates fp8, so that its times plan nothing"
 
 
@@ -81,11 +82,11 @@ def measure(spec: KernelSpec, context: OperationContext, trial: Trial) -> None:
         raise Unsupported("kernel linear: there is no linear layer (torch.nn.Linear) to plan for")
     seed_everything(spec.seed)
     trial.monitor.start(warm=False)
-    measured: dict[tuple[int, int, int], dict[str, Times]] = {}
+    measured: dict[Shape, dict[str, Times]] = {}
     for layer in found:
-        if layer.sizes not in measured:
+        if _shape(layer) not in measured:
             trial.tell(layer.name)
-            measured[layer.sizes] = _times(spec, layer.sizes, context, trial)
+            measured[_shape(layer)] = _times(spec, layer, context, trial)
             trial.monitor.watch()
     _report(spec, found, measured, context, trial)
 
@@ -94,7 +95,7 @@ def layers_of_model(spec: KernelSpec) -> Counter[LinearLayer]:
     """Return the linear layers of the spec's model, and how many there are of each."""
     import torch
 
-    from workers.model.float8 import LinearLayer, grouped, linear_layers
+    from workers.model.float8 import LinearLayer, calls_of, candidates, grouped, linear_layers
     from workers.model.registry import MODELS
 
     assert spec.model is not None
@@ -102,8 +103,13 @@ def layers_of_model(spec: KernelSpec) -> Counter[LinearLayer]:
         sizes = {"vocab_size": spec.model.vocab_size, "context_length": spec.context_length, **spec.model.shape()}
         key_heads = {} if spec.model.num_kv_heads is None else {"num_kv_heads": spec.model.num_kv_heads}
         model = load(MODELS, spec.model.name)(**sizes, **key_heads)
+    tokens = torch.zeros(spec.batch_size, spec.context_length, dtype=torch.long, device="meta")
+    # A plug-in's model may not run there; then each layer casts its own input.
+    with suppress(Exception), calls_of(candidates(model, model_has_loss=False)) as calls:
+        model(tokens)
+    readers = {one.name: one.readers for one in calls}
     layers = linear_layers(model, spec.batch_size * spec.context_length, "tensorwise", ["auto"])
-    return Counter(LinearLayer(grouped(one.name), *one.sizes) for one in layers)
+    return Counter(LinearLayer(grouped(one.name), *one.sizes, readers=readers.get(one.name, 1)) for one in layers)
 
 
 def layers_of_step(spec: KernelSpec, device: torch.device) -> Counter[LinearLayer]:
@@ -117,31 +123,28 @@ def layers_of_step(spec: KernelSpec, device: torch.device) -> Counter[LinearLaye
 
     from workers.measure.memory import translate_oom
     from workers.measure.timing import run_step
-    from workers.model.float8 import LinearLayer, candidates, grouped
+    from workers.model.float8 import calls_of, candidates, grouped
 
     assert spec.step_code is not None
-    found: Counter[LinearLayer] = Counter()
-
-    def hear(layer: torch.nn.Linear, _inputs: object, output: torch.Tensor, *, name: str) -> None:
-        if output.requires_grad and torch._C._current_graph_task_id() < 0:  # no second pass of a checkpoint
-            rows = output.numel() // layer.out_features
-            found[LinearLayer(name, rows, layer.in_features, layer.out_features)] += 1
-
-    with translate_oom("the step"), torch.compiler.set_stance("force_eager"), ExitStack() as hooks:
+    with translate_oom("the step"), torch.compiler.set_stance("force_eager"):
         step = _own_step.maker(spec.step_code, device, spec.arguments)()
-        for name, layer in candidates(step.model, model_has_loss=False):
-            hook: Any = functools.partial(hear, name=grouped(name.replace("_orig_mod.", "")))
-            hooks.callback(layer.register_forward_hook(hook).remove)
-        run_step(step.phases, ())
-    return found
+        with calls_of(candidates(step.model, model_has_loss=False)) as calls:
+            run_step(step.phases, ())
+    return Counter(replace(one, name=grouped(one.name.replace("_orig_mod.", ""))) for one in calls)
 
 
-def _times(spec: KernelSpec, sizes: tuple[int, int, int], context: OperationContext, trial: Trial) -> dict[str, Times]:
-    """Return the times of one layer in bf16 and, if its sizes are allowed, by each recipe."""
+def _shape(layer: LinearLayer) -> Shape:
+    return *layer.sizes, layer.readers
+
+
+def _times(spec: KernelSpec, layer: LinearLayer, context: OperationContext, trial: Trial) -> dict[str, Times]:
+    """Return the times of one layer in bf16 and, if its sizes are allowed, by each recipe: its share of those of
+    as many equal layers as read its input."""
     from workers.measure.linear_products import PRODUCTS, product_works, whole_work
     from workers.measure.memory import translate_oom
     from workers.model.float8 import FP8_MULTIPLE
 
+    sizes, readers = layer.sizes, layer.readers
     allowed = all(size % FP8_MULTIPLE == 0 for size in sizes)
     found: dict[str, Times] = {}
     for recipe in (BF16, *(spec.recipes if allowed else ())):
@@ -149,12 +152,15 @@ def _times(spec: KernelSpec, sizes: tuple[int, int, int], context: OperationCont
         with translate_oom(f"a linear layer of {' × '.join(map(str, sizes))}"):
             works = product_works(*sizes, recipe, context.device)
             for name in (WHOLE, BETWEEN) if recipe == BF16 else (BETWEEN,):
-                works[name] = whole_work(*sizes, recipe, spec.parameter_dtype, context.device, between=name == BETWEEN)
+                works[name] = whole_work(
+                    *sizes, recipe, spec.parameter_dtype, context.device, readers=readers, between=name == BETWEEN
+                )
             medians: dict[str, float] = {}
             for name, work in works.items():
                 timing = context.watch.time(work, warmup=spec.warmup_steps, calls=spec.measure_steps)
-                medians[name] = statistics.median(timing.samples)
-                interval = median_interval(timing.samples) or (min(timing.samples), max(timing.samples))
+                samples = [sample / (1 if name in PRODUCTS else readers) for sample in timing.samples]
+                medians[name] = statistics.median(samples)
+                interval = median_interval(samples) or (min(samples), max(samples))
                 trial.checks += _named(check_timing(timing, context.device), f"{recipe}, {name}, {sizes}")
         if recipe == BF16:
             beside = medians[BETWEEN] - medians[WHOLE]
@@ -165,15 +171,13 @@ def _times(spec: KernelSpec, sizes: tuple[int, int, int], context: OperationCont
 
 def _named(checks: Sequence[Check], what: str) -> list[Check]:
     """Return the checks that failed, with what they are of."""
-    from dataclasses import replace
-
     return [replace(check, detail=f"{what}: {check.detail}") for check in checks if not check.ok]
 
 
 def _report(
     spec: KernelSpec,
     found: Counter[LinearLayer],
-    measured: Mapping[tuple[int, int, int], Mapping[str, Times]],
+    measured: Mapping[Shape, Mapping[str, Times]],
     context: OperationContext,
     trial: Trial,
 ) -> None:
@@ -185,7 +189,7 @@ def _report(
     pays: dict[str, list[str]] = {recipe: [] for recipe in spec.recipes}
     allowed = any(len(times) > 1 for times in measured.values())
     for layer, count in found.items():
-        times = measured[layer.sizes]
+        times = measured[_shape(layer)]
         plain = times[BF16].whole
         for precision in (BF16, *spec.recipes):
             one = times.get(precision)

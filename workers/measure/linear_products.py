@@ -57,32 +57,53 @@ def scaled_product(left: Tensor, right: Tensor, *, by_row: bool, fast: bool) -> 
     return _discarding(lambda: torch._scaled_mm(left, right, a, b, out_dtype=torch.bfloat16, use_fast_accum=fast))
 
 
+class _Readers(nn.Module):
+    """Equal layers of one input, (rows, inner) to (rows, columns) each, maybe between two elementwise operations."""
+
+    def __init__(self, readers: int, inner: int, columns: int, dtype: torch.dtype, *, between: bool) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(inner, columns, bias=False, dtype=dtype) for _ in range(readers))
+        self.beside = nn.SiLU() if between else nn.Identity()
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        x = self.beside(x)
+        return [self.beside(linear(x)) for linear in self.linears]
+
+
 def whole_work(
-    rows: int, inner: int, columns: int, recipe: str, parameter_dtype: str, device: torch.device, *, between: bool
+    rows: int,
+    inner: int,
+    columns: int,
+    recipe: str,
+    parameter_dtype: str,
+    device: torch.device,
+    *,
+    readers: int,
+    between: bool,
 ) -> Workload:
-    """Return both passes of a layer as a model has them: under autocast, and on a GPU compiled.
+    """Return both passes of equal layers as a model has them: under autocast, and on a GPU compiled.
 
     Args:
+        readers: Layers, which read one input.
         between: Between two elementwise operations, with which the compiler fuses casts, as in a model.
 
     Raises:
         NoFloat8: torchao is missing.
     """
     with device:
-        linear = nn.Linear(inner, columns, bias=False, dtype=PARAMETER_DTYPES[parameter_dtype])
-    weight, model = linear.weight, nn.Sequential(nn.SiLU(), linear, nn.SiLU()) if between else nn.Sequential(linear)
+        model = _Readers(readers, inner, columns, PARAMETER_DTYPES[parameter_dtype], between=between)
+    weights = list(model.parameters())
     if recipe != BF16:
         layers = float8.linear_layers(model, rows, recipe, ["all"])
         float8.convert(model, layers, recipe, emulate=device.type == "cpu")
-    # Of a module of torch.nn itself, torch.compile would skip all but torchao's part, and fuse nothing with it.
-    call = torch.compile(lambda x: model(x), dynamic=False) if device.type == "cuda" else model
+    call = torch.compile(model, dynamic=False) if device.type == "cuda" else model
     x = torch.randn(rows, inner, device=device, dtype=torch.bfloat16, requires_grad=True)
-    grad = torch.randn(rows, columns, device=device, dtype=torch.bfloat16)
+    grads = [torch.randn(rows, columns, device=device, dtype=torch.bfloat16) for _ in weights]
 
     def both_passes() -> object:
         with torch.autocast(device.type, torch.bfloat16):
-            out = call(x)
-        return torch.autograd.grad(out, (x, weight), grad)
+            outs = call(x)
+        return torch.autograd.grad(outs, (x, *weights), grads)
 
     return _discarding(both_passes)
 

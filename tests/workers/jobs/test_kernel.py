@@ -22,6 +22,7 @@ from workers.jobs.kernel import RUNNER
 from workers.measure.ceilings import Ceilings
 from workers.measure.linear_products import PRODUCTS
 from workers.measure.stopwatch import Timing
+from workers.model.float8 import LinearLayer
 from workers.outcome import Unsupported
 from workers.uploaded import BrokenCode
 
@@ -305,7 +306,7 @@ def test_operations_beside_a_layer_take_none_of_its_time(tmp_path: Path, monkeyp
     pytest.importorskip("torchao")
     known = {("bf16", False): 2.0, ("bf16", True): 3.0, ("rowwise", True): 2.5}
     name = "workers.measure.linear_products"
-    monkeypatch.setattr(f"{name}.whole_work", lambda m, k, n, recipe, *_, between: known[recipe, between])
+    monkeypatch.setattr(f"{name}.whole_work", lambda *sizes, readers, between: readers * known[sizes[3], between])
     monkeypatch.setattr(f"{name}.product_works", lambda *_: dict.fromkeys(PRODUCTS, 0.5))
     timed = lambda _, work, **options: Timing(array("d", [work] * 3), None, 1, None, host_bound=False)  # noqa: E731
     monkeypatch.setattr("workers.measure.stopwatch.HostStopwatch.time", timed)
@@ -315,6 +316,17 @@ def test_operations_beside_a_layer_take_none_of_its_time(tmp_path: Path, monkeyp
         row["precision"]: (row["whole_ms"], row["casts_ms"], row["speedup"]) for row in report.table_rows("linears")
     }
     assert found == {"bf16": (2.0, 0.5, 1.0), "rowwise": (1.5, 0.0, 2.0 / 1.5)}
+
+
+def test_a_plan_knows_which_layers_read_one_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchao")
+    found: list[LinearLayer] = []
+    times = {"bf16": Times(dict.fromkeys(PRODUCTS, 1.0), 3.0, (3.0, 3.0))}
+    monkeypatch.setattr("workers.jobs._linear_plan._times", lambda _spec, layer, *_: found.append(layer) or times)
+    sizes = {"d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 2, "vocab_size": 64}
+    run(tmp_path, kernel="linear", model=sizes, recipes=["rowwise"], context_length=16, device="cpu")
+    readers = {layer.name.rpartition(".")[2]: layer.readers for layer in found}
+    assert readers == {"q_proj": 3, "output_proj": 1, "w1": 2, "w2": 1, "lm_head": 1}
 
 
 def test_a_plan_names_the_filter_or_says_why_there_is_none() -> None:
