@@ -85,18 +85,19 @@ class KernelChoice:
     forward: Forward
     forward_long: Forward
     """From `LONG` queries on, with a plain mask."""
-    forward_window: Forward
-    """With a mask that is not plain, but without documents."""
     backward: Backward | TwoPasses
 
 
-_64 = Forward(2, 64, 128, query_stages=2, halves=True)
-_128 = Forward(2, 64, 128)
+_128 = Forward(2, 64, 128, query_stages=2)
 _256 = Forward(2, 64, 64, own_room=False)
 CHOICES = {
-    64: KernelChoice(_64, Forward(3, 64, 128, registers=160), _64, Backward(128, 128, halves=True)),
-    128: KernelChoice(_128, _128, Forward(2, 64, 128, query_stages=2), Backward(64, 128)),
-    256: KernelChoice(_256, _256, _256, TwoPasses(64, 64)),
+    64: KernelChoice(
+        Forward(2, 64, 128, query_stages=2, halves=True),
+        Forward(3, 64, 128, registers=160),
+        Backward(128, 128, halves=True),
+    ),
+    128: KernelChoice(_128, _128, Backward(64, 128)),
+    256: KernelChoice(_256, _256, TwoPasses(64, 64)),
 }
 """The build parameters by width, each compared with the oracle and timed on an H200 (docs/decisions/0013)."""
 LONG = 8192
