@@ -159,7 +159,9 @@ def _lost(side: str, runs: Sequence[Losses], last: int) -> str:
 
 def _needed(runs: Runs, target: float) -> str:
     """Say after how many steps each side reaches the loss that both reach in the end."""
-    baseline, candidate = (steps_to(target, runs[side]) for side in SIDES)
+    least = max(1, round(LAST * len(runs["baseline"][0])))
+    found = (steps_to(target, runs[side]) for side in SIDES)
+    baseline, candidate = (f"at most {least}" if steps == least else str(steps) for steps in found)
     return f"to a loss of {target:.4g} the candidate needs {candidate} steps, the baseline {baseline}"
 
 
