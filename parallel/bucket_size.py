@@ -1,11 +1,9 @@
-"""How large should a bucket of gradients be? Latency and bandwidth of calls, and what buckets add to a step. No torch.
+"""What do buckets of gradients add to a step? Latency and bandwidth of calls, and what calls leave exposed. No torch.
 
 A call on x bytes takes o + x / w: latency o, bandwidth w (Hockney, "The communication challenge for MPP: Intel Paragon
-and Meiko CS-2", 1994, equation 1). A backward pass of T seconds makes s bytes of gradients evenly, in n = s / b buckets
-of b bytes: bucket i is ready at i · T / n, and its call, of t = o + b / w, begins when the call before has ended. The
-last one ends t + (n - 1) · max(0, t - T / n) after the backward pass. That is what all calls take, n · o + s / w, less
-what the backward pass hides. Where a bucket's gradients take as long as they travel, it is n · o + b / w (Stanford
-CS336, assignment 2, problem ddp_bucketed_benchmarking).
+and Meiko CS-2", 1994, equation 1). A backward pass makes gradients evenly; a bucket is ready when its last gradient is,
+and its call begins when the call before has ended. Of n equal buckets with s bytes in all, whose gradients take as long
+as they travel, n · o + s / (n · w) is exposed (Stanford CS336, assignment 2, problem ddp_bucketed_benchmarking).
 """
 
 from __future__ import annotations
@@ -98,34 +96,17 @@ def line_through(times: Mapping[int, float]) -> Line:
     return Line(sum(ones) / one_one, 0.0) if per_byte < 0 else Line(latency, per_byte)
 
 
-def communication(line: Line, total: int, bucket: float) -> float:
-    """Return the seconds of all calls: n · o + s / w."""
-    return total / bucket * line.latency_s + total * line.s_per_byte
-
-
-def exposed(line: Line, total: int, bucket: float, backward_s: float) -> float:
+def exposed(line: Line, buckets: Sequence[float], backward_s: float) -> float:
     """Return the seconds by which communication ends after the backward pass.
 
     Args:
         line: A call's latency and bandwidth.
-        total: Bytes of all gradients.
-        bucket: Bytes of a bucket, `total` at most.
+        buckets: Bytes of each bucket, in the order in which they are full.
         backward_s: Time of the backward pass without communication.
     """
-    buckets, call = total / bucket, line.seconds(bucket)
-    return call + (buckets - 1) * max(0.0, call - backward_s / buckets)
-
-
-def best_bucket(line: Line, total: int, backward_s: float) -> float:
-    """Return the bytes of the bucket with the least exposed communication, `total` at most.
-
-    While calls take longer than their buckets' gradients, that is b · T / s + s · o / b + (s / w - T), least at
-    s · √(o / T). From the size on at which they do not, b = o / (T / s - 1 / w), only the last call is exposed, and a
-    larger bucket makes that longer.
-    """
-    sizes = [float(total)]
-    if backward_s > 0:
-        sizes.append(total * math.sqrt(line.latency_s / backward_s))
-        if (spare := backward_s / total - line.s_per_byte) > 0:
-            sizes.append(line.latency_s / spare)
-    return min(sizes)
+    s_per_byte = backward_s / sum(buckets)
+    ready = ended = 0.0
+    for size in buckets:
+        ready += size * s_per_byte
+        ended = max(ended, ready) + line.seconds(size)
+    return ended - backward_s

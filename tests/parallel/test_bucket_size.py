@@ -1,4 +1,4 @@
-"""The formulas of bucket sizes beside a simulation of calls, and fits beside lines that are known."""
+"""What buckets leave exposed beside formulas, and fits beside lines that are known."""
 
 from __future__ import annotations
 
@@ -7,50 +7,36 @@ import random
 
 import pytest
 
-from parallel.bucket_size import Line, best_bucket, communication, exposed, fit
+from parallel.bucket_size import Line, exposed, fit
 
 TOTAL = 400_000_000
 LINES = [Line(20e-6, 1 / 200e9), Line(2e-3, 1 / 1e9), Line(1e-6, 1 / 2e9), Line(0.0, 1 / 5e9)]
 BACKWARDS = [0.0, 0.01, 0.1, 0.4, 3.0]
 
 
-def simulated(line: Line, buckets: int, backward_s: float) -> float:
-    """Calls one after the other, each when its bucket is ready."""
-    end = 0.0
-    for number in range(1, buckets + 1):
-        end = max(end, number * backward_s / buckets) + line.seconds(TOTAL / buckets)
-    return end - backward_s
-
-
 @pytest.mark.parametrize("line", LINES, ids=str)
 @pytest.mark.parametrize("backward_s", BACKWARDS)
-def test_what_is_exposed_is_what_calls_leave(line: Line, backward_s: float) -> None:
-    for buckets in (1, 2, 7, 100, 5000):
-        found = exposed(line, TOTAL, TOTAL / buckets, backward_s)
-        assert found == pytest.approx(simulated(line, buckets, backward_s), rel=1e-9, abs=1e-12)
-        assert found <= communication(line, TOTAL, TOTAL / buckets) * (1 + 1e-9)
+def test_of_equal_buckets_as_much_is_exposed_as_the_formula_says(line: Line, backward_s: float) -> None:
+    """With t for a call: t + (n - 1) · max(0, t - T / n)."""
+    for number in (1, 2, 7, 100, 5000):
+        call = line.seconds(TOTAL / number)
+        formula = call + (number - 1) * max(0.0, call - backward_s / number)
+        assert exposed(line, [TOTAL / number] * number, backward_s) == pytest.approx(formula, rel=1e-9, abs=1e-12)
 
 
 def test_of_an_assignments_assumption_follows_its_equation() -> None:
-    """Gradients of a bucket take as long as they travel: n · o + s / (n · w), least at n = √(s / (o · w))."""
+    """Gradients of a bucket take as long as they travel: n · o + s / (n · w)."""
     line = Line(100e-6, 1 / 10e9)
-    backward_s = TOTAL * line.s_per_byte
-    for buckets in (1, 10, 100):
-        assert exposed(line, TOTAL, TOTAL / buckets, backward_s) == pytest.approx(
-            buckets * line.latency_s + TOTAL / buckets * line.s_per_byte
+    for number in (1, 10, 100):
+        assert exposed(line, [TOTAL / number] * number, TOTAL * line.s_per_byte) == pytest.approx(
+            number * line.latency_s + TOTAL / number * line.s_per_byte
         )
-    assert best_bucket(line, TOTAL, backward_s) == pytest.approx((TOTAL * line.latency_s / line.s_per_byte) ** 0.5)
 
 
-@pytest.mark.parametrize("line", LINES, ids=str)
-@pytest.mark.parametrize("backward_s", BACKWARDS)
-def test_no_other_bucket_is_better(line: Line, backward_s: float) -> None:
-    best = best_bucket(line, TOTAL, backward_s)
-    if not best:  # calls without latency: the smaller, the better
-        assert line.latency_s == 0 < backward_s
-        return
-    least = exposed(line, TOTAL, best, backward_s)
-    assert all(exposed(line, TOTAL, TOTAL / 1.03**power, backward_s) >= least * (1 - 1e-9) for power in range(900))
+def test_a_large_bucket_is_exposed_where_it_comes_last() -> None:
+    line, small, large = Line(0.0, 1 / 1e9), [10_000_000] * 10, 300_000_000
+    assert exposed(line, [large, *small], 1.6) == pytest.approx(0.01)
+    assert exposed(line, [*small, large], 1.6) == pytest.approx(0.3)
 
 
 def test_a_fit_finds_latency_and_bandwidth_and_their_intervals(rng: random.Random) -> None:

@@ -29,6 +29,8 @@ SMALLEST, LARGEST = 2**12, 2**27
 """Bytes of the tensors, each four times as large as the one before, and all gradients at most."""
 POINTS = 24
 """Bucket sizes of the table, evenly on a logarithmic scale."""
+ON_CPU = "on a CPU, messages take the cores that compute: compare measured sizes by a sweep"
+"""Why nothing is predicted there."""
 COLUMNS = (
     *Column.parse(
         "what, size_mb: number MB, low_mb: number MB, high_mb: number MB, buckets: number, "
@@ -80,7 +82,7 @@ def report_buckets(
     report: Reporter,
 ) -> tuple[float | None, str | None]:
     """Set the predicted exposed communication, and report the tables `fit` and `bucket-size`; return the size of the
-    best bucket in MB, None if it is not known, and why the prediction may be wrong.
+    best bucket in MB, None if it is not known, and why the prediction may be wrong. On a CPU nothing is predicted.
 
     `silent` has the turns without communication, as each rank saw them.
     """
@@ -99,14 +101,17 @@ def report_buckets(
     except ValueError as error:
         values.set(PREDICTED, None, None, f"all gradients are too small: {error}")
         return None, None
+    if spec.backend == "gloo":
+        values.set(PREDICTED, None, None, ON_CPU)
+        return None, None
     ranks = [rank for turn in silent for rank in turn]
     backward = [time_ms for rank in ranks for time_ms in rank["phases_ms"].get("backward", ())]
     if not backward:
         values.set(PREDICTED, None, None, "the backward pass was not timed inside the CUDA graph")
         return None, None
     backward_s = 1e-3 * statistics.median(backward)
-    total = sum(row[1] for row in found[0]["communication"] if row[0] == "all_reduce")
-    rows = bucket_rows(spec, line, total, backward_s, values.samples("exposed_communication_ms", None))
+    gradients, exposed_ms = found[0]["gradient_bytes"], values.samples("exposed_communication_ms", None)
+    rows = bucket_rows(spec, line, gradients, backward_s, exposed_ms)
     bent = line.largest_error > BENT
     values.set(PREDICTED, None, None if bent else [float(rows[0][7] or 0)], f"all-reduces: {NO_LINE}")
     report.table("bucket-size", COLUMNS, rows)
@@ -114,35 +119,56 @@ def report_buckets(
 
 
 def bucket_rows(
-    spec: DdpSpec, line: Fit, total: int, backward_s: float, measured: Sequence[float] | None
+    spec: DdpSpec, line: Fit, gradients: Sequence[int], backward_s: float, measured: Sequence[float] | None
 ) -> list[list[Scalar]]:
     """Return the rows of `bucket-size`: this job's bucket, the best one, and a curve.
 
     The first two say in their notes why the prediction may be wrong.
+
+    Args:
+        spec: The job's.
+        line: Through the times of its all-reduces.
+        gradients: Bytes of each gradient, in the order of the parameters.
+        backward_s: Time of the backward pass without communication.
+        measured: Samples of the communication that is exposed in ms; None if it was not measured.
     """
-    from parallel.bucket_size import best_bucket
+    from parallel.bucket_size import exposed
 
     # Below the smallest size nothing was timed.
-    least = min(total, min(line.errors))
+    total, least = sum(gradients), min(sum(gradients), min(line.errors))
+    ratio = (total / least) ** (1 / (POINTS - 1))
+    steps: list[float] = [least * ratio**number for number in range(POINTS)]
+    curve = {size: packed(gradients, size) for size in steps}
 
     def best_of(one: Line) -> float:
-        return max(least, best_bucket(one, total, backward_s))
+        return min(curve, key=lambda size: exposed(one, curve[size], backward_s))
 
     own = total if spec.bucket_size_mb is None else min(total, spec.bucket_size_mb * MB)
     low, high = line.interval(best_of)
     exposed_ms = None if measured is None else statistics.median(measured)
-    ratio = (total / least) ** (1 / (POINTS - 1))
-    sizes: list[tuple[str, float, float | None, float | None, float | None]] = [
-        ("this job", own, None, None, exposed_ms),
-        ("best", best_of(line.line), low / MB, high / MB, None),
-        *(("curve", least * ratio**number, None, None, None) for number in range(POINTS)),
+    best = best_of(line.line)
+    sizes: list[tuple[str, float, list[int], float | None, float | None, float | None]] = [
+        ("this job", own, packed(gradients, own), None, None, exposed_ms),
+        ("best", best, curve[best], low / MB, high / MB, None),
+        *(("curve", size, buckets, None, None, None) for size, buckets in curve.items()),
     ]
     rows = [
-        [what, size / MB, low_mb, high_mb, *predicted(line, total, size, backward_s), known_ms]
-        for what, size, low_mb, high_mb, known_ms in sizes
+        [what, size / MB, low_mb, high_mb, *predicted(line, buckets, backward_s), known_ms]
+        for what, size, buckets, low_mb, high_mb, known_ms in sizes
     ]
     note = doubt(line, exposed_ms, *map(float, rows[0][-3:-1]))  # type: ignore[arg-type]
     return [[*row, None if row[0] == "curve" else note] for row in rows]
+
+
+def packed(gradients: Sequence[int], limit: float) -> list[int]:
+    """Return the bytes of the buckets into which `parallel.BucketedDataParallel` divides gradients of so many bytes."""
+    import torch
+
+    from parallel.data_parallel import into_buckets
+
+    with torch.device("meta"):
+        parameters = [("", torch.nn.Parameter(torch.empty(size, dtype=torch.uint8), False)) for size in gradients]
+    return [sum(one.nbytes for _, one in bucket) for bucket in into_buckets(parameters[::-1], limit)]
 
 
 def doubt(line: Fit, measured_ms: float | None, low_ms: float, high_ms: float) -> str | None:
@@ -157,11 +183,10 @@ def doubt(line: Fit, measured_ms: float | None, low_ms: float, high_ms: float) -
     return None
 
 
-def predicted(line: Fit, total: int, bucket: float, backward_s: float) -> list[Scalar]:
+def predicted(line: Fit, buckets: Sequence[int], backward_s: float) -> list[Scalar]:
     """Return the number of buckets, and ms: of all calls, hidden, exposed, and the interval of the last."""
-    from parallel.bucket_size import communication, exposed
+    from parallel.bucket_size import exposed
 
-    bucket = min(bucket, total)  # it may have been rounded up
-    calls, left = communication(line.line, total, bucket), exposed(line.line, total, bucket, backward_s)
-    interval = line.interval(lambda drawn: exposed(drawn, total, bucket, backward_s))
-    return [total / bucket, *(1e3 * seconds for seconds in (calls, calls - left, left, *interval))]
+    calls, left = sum(map(line.line.seconds, buckets)), exposed(line.line, buckets, backward_s)
+    interval = line.interval(lambda drawn: exposed(drawn, buckets, backward_s))
+    return [len(buckets), *(1e3 * seconds for seconds in (calls, calls - left, left, *interval))]

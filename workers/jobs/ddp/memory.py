@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from workers.jobs.ddp.strategies import Trained
 from workers.measure.memory import MIB, CudaMemory, MemoryMeter
@@ -80,7 +81,10 @@ def memory_now(meter: MemoryMeter) -> tuple[float | None, float | None]:
 def live_bytes() -> int:
     """Return the bytes of the storages on the CPU of all tensors that Python can reach, and of their gradients. Objects
     that `gc.freeze` has hidden do not count."""
-    found = [one for one in gc.get_objects() if type(one) in (Tensor, torch.nn.Parameter)]
+    # A tensor that wraps others, such as a DTensor, has no storage of its own.
+    found = [
+        one for one in gc.get_objects() if issubclass(type(one), Tensor) and not is_traceable_wrapper_subclass(one)
+    ]
     tensors = [*found, *(one.grad for one in found if one.is_leaf and one.grad is not None)]
     strided = (one for one in tensors if one.layout == torch.strided and one.device.type == "cpu")
     storages = (one.untyped_storage() for one in strided)

@@ -262,5 +262,6 @@ class RankRun:
             "phases": None if own is None else own.phase_names,
             "groups": 0 if own is None else len(distributed_c10d._world.pg_map) - self.groups,
             "communication": strategies.communication(spec, trained.sizes),
+            "gradient_bytes": [size.numel * size.item_bytes for size in trained.sizes],
             "buckets": strategies.number_of_buckets(trained.wrapped),
         }
