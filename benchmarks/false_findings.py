@@ -15,8 +15,10 @@ from __future__ import annotations
 import argparse
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+from tabulate import tabulate
 
 from app.results import findings
 from app.results.cases import CaseOfJob
@@ -26,7 +28,6 @@ from app.results.sheet import Cell
 from app.specs.compare import blocks_of_turns
 from app.specs.diagnosis import DiagnosisSpec
 from app.store.reading.measurements import Measured
-from benchmarks._shared import print_table
 from workers.jobs._base import SoFar, Unit
 from workers.jobs.diagnosis import RUNNER, conclude
 from workers.measure.measurement import pack
@@ -74,6 +75,11 @@ def main() -> None:
         f"Diagnoses with {CHANGES} changes: a gain is reported: {title}",
         (diagnoses(kind, max(100, draws // 10), rng) for kind in NOISE),
     )
+
+
+def print_table(title: str, rows: Iterable[Mapping[str, str]]) -> None:
+    """Print a title and a Markdown table."""
+    print(f"\n{title}\n\n{tabulate(list(rows), headers='keys', tablefmt='github', disable_numparse=True)}", flush=True)
 
 
 def diagnoses(kind: str, draws: int, rng: random.Random) -> dict[str, str]:

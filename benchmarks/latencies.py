@@ -11,13 +11,18 @@ these jobs, and the requests of `REQUESTS` and `TABLES`.
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import json
+import os
+import platform
 import random
 import re
+import statistics
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection
 from pathlib import Path
@@ -28,6 +33,7 @@ import psutil
 import typer
 from fastapi import FastAPI
 from sqlalchemy import insert, literal, select
+from tabulate import tabulate
 
 from app.errors import job_problem
 from app.main import ROUTERS, create_app
@@ -35,26 +41,20 @@ from app.settings import Settings
 from app.specs import spec_adapter
 from app.store import tables
 from app.store.database.engine import Database, open_database
+from app.store.database.sqlite import driver
 from app.store.queue.transitions import Queue
 from app.store.records import Finish, Offer
 from app.web import pages
-from benchmarks._shared import (
-    TINY,
-    Row,
-    ask,
-    connected,
-    cpu_s,
-    percentiles,
-    print_table,
-    server_of,
-    started_service,
-)
 from tools.service import Service, submit
 from workers.agent.spool import Spool
 from workers.measure.measurement import Measurement
 from workers.messages import Measured
 
 METRICS = ("forward_ms", "backward_ms", "optimizer_ms", "step_ms", "tokens_per_s", "tflops", "mfu", "peak_memory_mib")
+TINY: dict[str, Any] = {
+    "kind": "benchmark", "model": {"size": "tiny"}, "batch_size": 1, "context_length": 16, "mode": "forward",
+    "warmup_steps": 0, "measure_steps": 1,
+}  # fmt: skip
 SPEC = spec_adapter.validate_python(TINY)
 OFFER = Offer(frozenset({SPEC.kind}), SPEC.requirements(), total_gpus=0, free_gpus=0, idle=True)
 CELL_METRICS = tuple(f"metric_{number}" for number in range(10))
@@ -217,10 +217,13 @@ def measure(
     ids: Mapping[str, Any],
     rounds: int,
     budget_s: float,
-) -> Row:
+) -> dict[str, str]:
     """Send a request once to warm up, then `rounds` times, or as often as the budget allows, at least twice.
 
     A parameter of the path that has no id is "none", which mostly does not exist.
+
+    Raises:
+        RuntimeError: the server met a fault.
     """
     filled = re.sub(r"{(\w+)}", lambda parameter: str(ids.get(parameter[1], "none")), request)
     method, _, path = filled.partition(" ")
@@ -228,22 +231,26 @@ def measure(
 
     def send() -> tuple[float, int, bytes]:
         start = time.perf_counter()
-        status, content = ask(connection, method, path.replace("{fresh}", next(fresh)))
-        return 1000 * (time.perf_counter() - start), status, content
+        connection.request(method, path.replace("{fresh}", next(fresh)), headers={"Content-Type": "application/json"})
+        with connection.getresponse() as response:
+            content = response.read()
+        if response.status >= 500:
+            raise RuntimeError(f"{method} {path}: {response.status}: {content.decode(errors='replace')[:500]}")
+        return 1000 * (time.perf_counter() - start), response.status, content
 
     connection.close()  # the server may have done so while another one was asked
     send()
-    begin, used_s = time.perf_counter(), cpu_s(server)
+    begin, used_s = time.perf_counter(), _cpu_s(server)
     samples: list[float] = []
     while len(samples) < 2 or (len(samples) < rounds and time.perf_counter() - begin < budget_s):
         took_ms, status, content = send()
         samples.append(took_ms)
-    used_s = cpu_s(server) - used_s
-    p50, p99 = percentiles(samples, 50, 99)
+    used_s = _cpu_s(server) - used_s
+    percentiles = statistics.quantiles(samples, n=100, method="inclusive")
     return {
         "request": f"`{request}`",
-        "p50, ms": p50,
-        "p99, ms": p99,
+        "p50, ms": f"{percentiles[49]:.1f}",
+        "p99, ms": f"{percentiles[98]:.1f}",
         "CPU, ms": f"{1000 * used_s / len(samples):.0f}",
         "times": str(len(samples)),
         "status": str(status),
@@ -252,12 +259,23 @@ def measure(
     }
 
 
-def measure_all(size: Size, rounds: int, budget_s: float, only: str, filled: Path | None) -> Iterator[Row]:
+def _cpu_s(process: psutil.Process) -> float:
+    """Return the CPU seconds so far, user and system, of a process and all its descendants."""
+    return sum(sum(one.cpu_times()[:2]) for one in (process, *process.children(recursive=True)))
+
+
+def measure_all(size: Size, rounds: int, budget_s: float, only: str, filled: Path | None) -> Iterator[dict[str, str]]:
     """Fill a database, and measure every request that matches the pattern."""
-    with started_service(filled) as service, connected(service.url) as connection:
+    with ExitStack() as stack:
+        folder = filled or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flopwatch-")))
+        service = stack.enter_context(Service(folder))
+        client = service.start_server()
         ids = _filled(service, size)
-        server = server_of(service)
-        for request in requests_of(create_app(Settings(data_dir=service.folder / "unused"))):
+        assert service.server is not None
+        server = psutil.Process(service.server.pid)
+        # It costs less processor time than httpx.
+        connection = stack.enter_context(closing(HTTPConnection(client.base_url.netloc.decode(), timeout=600)))
+        for request in requests_of(create_app(Settings(data_dir=folder / "unused"))):
             if re.search(only, request):
                 yield measure(connection, server, request, ids, rounds, budget_s)
 
@@ -274,7 +292,12 @@ def _filled(service: Service, size: Size) -> dict[str, Any]:
 
 def main(only: str = "", rounds: int = 100, budget: float = 2.0, filled: Path | None = None) -> None:
     """Measure the requests that match ONLY, each ROUNDS times or, if that takes longer, BUDGET seconds."""
-    print_table(str(Size()), measure_all(Size(), rounds, budget, only, filled))
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("fastapi", "torch")]
+    versions += [f"Python {platform.python_version()}", f"SQLite {driver().sqlite_version}"]
+    models = re.findall("model name\\s+: (.*)", Path("/proc/cpuinfo").read_text()) or [platform.machine()]
+    print(f"{Size()}. {os.cpu_count()} × {models[0]}; {', '.join(versions)}\n")
+    rows = list(measure_all(Size(), rounds, budget, only, filled))
+    print(tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True))
 
 
 if __name__ == "__main__":

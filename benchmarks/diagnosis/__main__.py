@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
 from benchmarks.diagnosis.busy_host import busy_beside
 from flopwatch import Flopwatch
 from workers.changes import CHANGES
@@ -299,11 +301,7 @@ def ledger(found: Iterable[Entry]) -> list[dict[str, str]]:
 
 def print_table(title: str, rows: Sequence[Mapping[str, str]]) -> None:
     """Print a title and a Markdown table."""
-    print(f"\n{title}\n")
-    for number, row in enumerate(rows):
-        if number == 0:
-            print(f"| {' | '.join(row)} |\n|{'---|' * len(row)}")
-        print(f"| {' | '.join(row.values())} |", flush=True)
+    print(f"\n{title}\n\n{tabulate(rows, headers='keys', tablefmt='github', disable_numparse=True)}")
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
