@@ -166,11 +166,15 @@ def attend_to_first(
 
 @gluon.jit
 def attend_to_tile(
-    index, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, low, high, scale, masked,
-    WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, SEEN: gl.constexpr, STAGES: gl.constexpr,
+    index, count, token, weights, acc, tail, shrink, maximum, total, q, k_tiles, v_tiles, full, empty, low, high, scale,
+    masked, WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, SEEN: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
-    """The running softmax after the first SEEN keys of a tile, whose weights are not multiplied yet."""
+    """The running softmax after the first SEEN keys of a tile, whose weights are not multiplied yet.
+
+    At width 256 the output is scaled by the tile before's `shrink`, while tensor cores multiply the scores; the wait
+    for the product with values then comes later, behind some exponentials. Elsewhere that is slower, or no faster.
+    """
     D: gl.constexpr = k_tiles.shape[4]
     NARROW: gl.constexpr = acc.shape[1] < D
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SEEN, 16])
@@ -180,27 +184,31 @@ def attend_to_tile(
     token = wait_at(token, 9 + WHO, 256)
     zeros = gl.zeros([acc.shape[0], SEEN], gl.float32, s_layout)
     s_future = along_rows(q, k_tiles.index(stage).reshape([N, D]).slice(0, SEEN, 0), zeros, REST)
+    if D == 256:
+        acc = scaled(acc, gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None])
     acc_future, tail_future = multiply(weights, v_tiles.index(stage).reshape([N, D]), acc, tail)
     token = arrive_at(token, 9 + (WHO + 1) % CONSUMERS, 256)
     s = warpgroup_mma_wait(2 if NARROW else 1, deps=[s_future])
-    p, raised, total, shrink = softmax_step(
+    p, raised, total, own_shrink = softmax_step(
         s, gl.convert_layout(maximum, numbers_layout), total, gl.convert_layout(low, numbers_layout), high, index * N,
         scale, masked, CAUSAL, D == 256,
     )  # fmt: skip
     acc, tail = await_products(acc_future, tail_future, NARROW)
     mbarrier.arrive(empty.index(stage), count=1)
-    shrinks = gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
-    acc = scaled(acc, shrinks) if D == 256 else acc * shrinks
+    if D == 256:
+        shrink = gl.convert_layout(own_shrink, maximum.type.layout)
+    else:
+        acc = acc * gl.convert_layout(own_shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
     if NARROW:
-        tail = tail * gl.convert_layout(shrink, gl.SliceLayout(1, tail.type.layout))[:, None]
+        tail = tail * gl.convert_layout(own_shrink, gl.SliceLayout(1, tail.type.layout))[:, None]
     weights = operand(p, gl.DotOperandLayout(0, acc.type.layout, 2), k_tiles.dtype)
     maximum = gl.convert_layout(raised, maximum.type.layout)
-    return token, weights, acc, tail, maximum, total
+    return token, weights, acc, tail, shrink, maximum, total
 
 
 @gluon.jit
 def attend(
-    begin, end, free, bound, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty,
+    begin, end, free, bound, count, token, weights, acc, tail, shrink, maximum, total, q, k_tiles, v_tiles, full, empty,
     low, high, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
     MASKED: gl.constexpr, REST: gl.constexpr,
@@ -211,22 +219,24 @@ def attend(
     """
     for index in range(begin, end):
         masked = (index < free) | (index >= bound) if MASKED is None else MASKED
-        token, weights, acc, tail, maximum, total = attend_to_tile(
-            index, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, low, high,
-            scale, masked, WHO, CONSUMERS, N, N, STAGES, CAUSAL, REST,
+        token, weights, acc, tail, shrink, maximum, total = attend_to_tile(
+            index, count, token, weights, acc, tail, shrink, maximum, total, q, k_tiles, v_tiles, full, empty, low,
+            high, scale, masked, WHO, CONSUMERS, N, N, STAGES, CAUSAL, REST,
         )  # fmt: skip
         count += 1
-    return count, token, weights, acc, tail, maximum, total
+    return count, token, weights, acc, tail, shrink, maximum, total
 
 
 @gluon.jit
-def attend_to_last(weights, acc, tail, count, v_tiles, full, empty, N: gl.constexpr, STAGES: gl.constexpr):
+def attend_to_last(weights, acc, tail, shrink, count, v_tiles, full, empty, N: gl.constexpr, STAGES: gl.constexpr):
     """The output after the values of the last tile, in slot `count`: of as many keys as have weights."""
     D: gl.constexpr = v_tiles.shape[4]
     NARROW: gl.constexpr = acc.shape[1] < D
     stage = count % STAGES
     mbarrier.wait(full.index(stage), (count // STAGES) & 1)
     v = v_tiles.index(stage).reshape([N, D]).slice(0, weights.shape[1], 0)
+    if D == 256:
+        acc = scaled(acc, gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None])
     acc, tail = multiply(weights, v, acc, tail)
     acc, tail = await_products(acc, tail, NARROW)
     mbarrier.arrive(empty.index(stage), count=1)
@@ -259,36 +269,37 @@ def attend_to_unit(
         begin * N, count, q, k_tiles, full, empty, low, high, scale, s_layout, acc_layout, STAGES, CAUSAL, REST
     )
     count += 1
+    shrink = gl.full([M], 1.0, gl.float32, maximum.type.layout)
     halved = 0
     if CAUSAL is None:  # one loop with a branch is faster here than a loop for each of the three parts
-        count, token, weights, acc, tail, maximum, total = attend(
-            begin + 1, end, free, bound, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full,
-            empty, low, high, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, None, REST,
+        count, token, weights, acc, tail, shrink, maximum, total = attend(
+            begin + 1, end, free, bound, count, token, weights, acc, tail, shrink, maximum, total, q, k_tiles, v_tiles,
+            full, empty, low, high, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, None, REST,
         )  # fmt: skip
     else:
-        count, token, weights, acc, tail, maximum, total = attend(
-            1, bound, free, bound, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full,
+        count, token, weights, acc, tail, shrink, maximum, total = attend(
+            1, bound, free, bound, count, token, weights, acc, tail, shrink, maximum, total, q, k_tiles, v_tiles, full,
             empty, low, high, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, False, REST,
         )  # fmt: skip
         if HALVES and WHO == 0:
             seen = gl.minimum(start + M, keys) - (end - 1) * N  # keys of the last tile, by the first consumer
             halved = ((end > 1) & (seen <= N // 2)).to(gl.int32)
-        count, token, weights, acc, tail, maximum, total = attend(
-            gl.maximum(bound, 1), end - halved, free, bound, count, token, weights, acc, tail, maximum, total, q,
-            k_tiles, v_tiles, full, empty, low, high, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST,
+        count, token, weights, acc, tail, shrink, maximum, total = attend(
+            gl.maximum(bound, 1), end - halved, free, bound, count, token, weights, acc, tail, shrink, maximum, total,
+            q, k_tiles, v_tiles, full, empty, low, high, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST,
         )  # fmt: skip
     if HALVES and WHO == 0:
         if halved > 0:
-            token, half_weights, acc, tail, maximum, total = attend_to_tile(
-                end - 1, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, low, high,
-                scale, True, WHO, CONSUMERS, N, N // 2, STAGES, CAUSAL, REST,
+            token, half_weights, acc, tail, shrink, maximum, total = attend_to_tile(
+                end - 1, count, token, weights, acc, tail, shrink, maximum, total, q, k_tiles, v_tiles, full, empty,
+                low, high, scale, True, WHO, CONSUMERS, N, N // 2, STAGES, CAUSAL, REST,
             )  # fmt: skip
             count += 1
-            acc, tail = attend_to_last(half_weights, acc, tail, count, v_tiles, full, empty, N, STAGES)
+            acc, tail = attend_to_last(half_weights, acc, tail, shrink, count, v_tiles, full, empty, N, STAGES)
         else:
-            acc, tail = attend_to_last(weights, acc, tail, count, v_tiles, full, empty, N, STAGES)
+            acc, tail = attend_to_last(weights, acc, tail, shrink, count, v_tiles, full, empty, N, STAGES)
     else:
-        acc, tail = attend_to_last(weights, acc, tail, count, v_tiles, full, empty, N, STAGES)
+        acc, tail = attend_to_last(weights, acc, tail, shrink, count, v_tiles, full, empty, N, STAGES)
     count += 1
     total = gl.convert_layout(gl.sum(total, 1), maximum.type.layout)
     return count, token, acc, tail, maximum, total
