@@ -1,9 +1,12 @@
-"""File systems that tests mount, where the user may."""
+"""File systems that tests mount, where the user may; full disks, and files that cannot grow."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,3 +24,41 @@ def mounted(folder: Path, *arguments: str) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def small_disk(folder: Path, *options: str) -> contextlib.AbstractContextManager[Path]:
+    """Mount a file system in memory, with options such as "size=2m"."""
+    return mounted(folder, "-t", "tmpfs", "-o", ",".join(("mode=0700", *options)), "flopwatch-test")
+
+
+@contextlib.contextmanager
+def full(folder: Path, *, but: int = 0) -> Iterator[None]:
+    """Fill the disk of `folder`, but for so many bytes, while inside; other processes may write meanwhile."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="filler-") as filler:
+        space = os.statvfs(folder)
+        size, step = 0, space.f_bavail * space.f_frsize - but
+        while step >= 4096:
+            try:
+                os.posix_fallocate(filler.fileno(), size, step)
+            except OSError:  # that much is not there
+                step //= 2
+                continue
+            size += step
+            if but:
+                break
+        yield
+
+
+@contextlib.contextmanager
+def file_size_limit(pid: int, limit: int) -> Iterator[None]:
+    """Let no file of the process, if it is there, grow beyond `limit` bytes while inside."""
+    before = None
+    with contextlib.suppress(ProcessLookupError):
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        if before is not None:
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, before)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import httpx
 
 from app.store.database.sqlite import driver
-from tests.disks import mounted
 from tools.service import Service
 from tools.waiting import wait_until
 
@@ -34,9 +32,6 @@ TABLES = (
     "worker",
     "idempotency_key",
 )
-
-MAX_FILES = 200
-"""On a small disk."""
 
 Row = tuple[Any, ...]
 State = dict[str, list[Row]]
@@ -200,35 +195,6 @@ def at_once(count: int, work: Callable[[int], Any]) -> list[Any]:
     for thread in threads:
         thread.join()
     return results
-
-
-def small_disk(folder: Path, mebibytes: int) -> AbstractContextManager[Path]:
-    """A file system of this size at `folder`; skips the test where mounting is not allowed."""
-    return mounted(folder, "-t", "tmpfs", "-o", f"size={mebibytes}m,nr_inodes={MAX_FILES},mode=0700", "flopwatch-test")
-
-
-@contextmanager
-def full(folder: Path, *, but: int = 0) -> Iterator[None]:
-    """Fill the disk of `folder`, but for so many bytes, while inside."""
-    filler = folder / "filler"
-    free = os.statvfs(folder)
-    with filler.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - but)
-    try:
-        yield
-    finally:
-        filler.unlink()
-
-
-@contextmanager
-def file_size_limit(pid: int, limit: int) -> Iterator[None]:
-    """No file of the process `pid` may grow beyond `limit` bytes while inside."""
-    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
 
 
 def largest_file(folder: Path) -> int:

@@ -23,15 +23,13 @@ from tests.acceptance.faults import (
     Submitters,
     damage,
     database_path,
-    file_size_limit,
-    full,
     http_client,
     largest_file,
     lost_or_doubled,
     problem_trouble,
-    small_disk,
     without,
 )
+from tests.disks import file_size_limit, full, small_disk
 from tests.forked import ForkedService
 from tools.service import Service
 from tools.waiting import wait_until
@@ -139,7 +137,7 @@ def test_control_of_sigterm(service: Service, rng: random.Random) -> None:
 @contextmanager
 def disk_of_a_few_mebibytes(service: Service) -> Iterator[Callable[[], Any]]:
     """The service's data on a small disk; gives what fills it."""
-    with small_disk(service.data_dir, mebibytes=3) as folder:
+    with small_disk(service.data_dir, "size=3m") as folder:
         yield lambda: full(folder)
         service.stop()  # before its disk goes
 

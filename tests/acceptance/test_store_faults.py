@@ -31,12 +31,11 @@ from tests.acceptance.faults import (
     State,
     damage,
     database_path,
-    full,
-    small_disk,
     state_of,
     without,
 )
 from tests.builders import measurement
+from tests.disks import full, small_disk
 from tools.service import Service, wait_for_job
 from tools.waiting import wait_until
 
@@ -227,7 +226,7 @@ def store_without_room(folder: Path, tmp_path: Path, rng: random.Random, how: st
     limit = 1 << 20 if how == "limit" else None
     with ExitStack() as stack:
         if how == "disk":
-            stack.enter_context(small_disk(folder, mebibytes=2))
+            stack.enter_context(small_disk(folder, "size=2m"))
         endings = put(folder, [large, small, large], limit, **environment)
         files = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
     found = [] if endings == ["DiskFull 507", "stored", "DiskFull 507"] else [f"endings: {endings}"]
@@ -250,7 +249,7 @@ def test_control_a_file_copied_in_place_leaves_a_half(tmp_path: Path, rng: rando
 @pytest.mark.long
 def test_jobs_whose_files_do_not_fit_fail_as_storage_full(service: Service, misbehave_folder: Path) -> None:
     """The job's own process cannot write the file. Where it can, the store needs no room: it keeps the same file."""
-    with small_disk(service.data_dir, mebibytes=2) as disk, ExitStack() as stack:
+    with small_disk(service.data_dir, "size=2m") as disk, ExitStack() as stack:
         stack.callback(service.stop)  # before its disk goes
         database = service.folder / "elsewhere.sqlite3"
         service.environment["FLOPWATCH_DATABASE_URL"] = f"sqlite:///{database}"

@@ -6,8 +6,6 @@ import contextlib
 import fcntl
 import json
 import os
-import random
-import resource
 import signal
 import subprocess
 import threading
@@ -19,10 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import pytest
 
 from app.specs._schema import SCHEMA
 from tests.chaos.plan import LEASE_S, Fault
 from tests.chaos.stores import Local, Remote, remote
+from tests.disks import file_size_limit, full, small_disk
 from tests.slurm_cluster import NODES, Cluster, running_cluster
 from tools.service import Service
 from tools.waiting import wait_until
@@ -105,6 +105,7 @@ class Site:
         self.workers = [Member(f"worker {index}", self._starter(index)) for index in range(workers)]
         self.unexpected: list[str] = []
         self._disk = contextlib.ExitStack()
+        self.mounted = False
         self._undo: list[tuple[float, Callable[[], None]]] = []
         self._keep_up = threading.Event()
         self._keepers = [threading.Thread(target=self._keep, args=[member]) for member in self.members]
@@ -118,7 +119,9 @@ class Site:
         return [self.server, *self.workers]
 
     def __enter__(self) -> Site:
-        self.mounted = self._disk.enter_context(small_disk(self.service.data_dir))
+        with contextlib.suppress(pytest.skip.Exception):  # no disk of its own can be mounted
+            self._disk.enter_context(small_disk(self.service.data_dir, f"size={DISK_MIB}m"))
+            self.mounted = True
         try:
             if self._kind != "local":
                 self.stores = self._disk.enter_context(remote(self.service.data_dir))
@@ -430,19 +433,6 @@ def describe(pid: int) -> str:
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[bool]:
-    """A file system of its own at `folder`; yields False where mounting is not allowed."""
-    folder.mkdir(parents=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=0700", "flopwatch-chaos", str(folder)]
-    mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    try:
-        yield mounted
-    finally:
-        if mounted:
-            subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-@contextlib.contextmanager
 def fill(folder: Path, members: list[Member], *, mounted: bool) -> Iterator[None]:
     """Fill the disk of `folder`, so that no process can write; if it is not a separate disk, limit file sizes to the
     largest present file."""
@@ -454,35 +444,8 @@ def fill(folder: Path, members: list[Member], *, mounted: bool) -> Iterator[None
                 stack.enter_context(file_size_limit(pid, largest))
             yield
         return
-    filler = folder / f"filler-{random.getrandbits(32):08x}"
-    with filler.open("wb") as file:
-        size, step = 0, 64 << 20
-        while step >= 4096:
-            try:
-                os.posix_fallocate(file.fileno(), size, step)
-                size += step
-            except OSError:  # that much is not there
-                step //= 2
-    try:
+    with full(folder):
         yield
-    finally:
-        filler.unlink()
-
-
-@contextlib.contextmanager
-def file_size_limit(pid: int, limit: int) -> Iterator[None]:
-    """Let no file of the process grow beyond `limit` bytes."""
-    try:
-        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, before[1]))
-    except ProcessLookupError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
 
 
 @contextlib.contextmanager

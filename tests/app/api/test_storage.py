@@ -16,7 +16,7 @@ from app.errors import DatabaseBusy
 from app.store.database.engine import Database
 from app.store.database.sqlite import SQLite, driver
 from app.store.files.artifacts import ArtifactFiles
-from tests.disks import mounted
+from tests.disks import mounted, small_disk
 from tools.waiting import wait_until
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
@@ -94,7 +94,7 @@ def test_without_inodes_for_files_it_is_not_ready(serve: Any, tmp_path: Path, *,
     """Also where the database is on another disk."""
     with (
         serve(tmp_path / "data") as site,
-        mounted(site.services.settings.artifacts_dir, "-t", "tmpfs", "-o", "nr_inodes=50,mode=0700", "tmpfs") as disk,
+        small_disk(site.services.settings.artifacts_dir, "nr_inodes=50") as disk,
     ):
         if not has_inodes:
             with contextlib.suppress(OSError):

@@ -23,7 +23,7 @@ from app.store.database.file_systems import refuse_network_file_system
 from flopwatch.packages import START
 from tests.app.cli.conftest import PROJECT
 from tests.databases import put_database
-from tests.disks import mounted
+from tests.disks import small_disk
 from workers import doctor
 
 Findings = dict[str, dict[str, str]]
@@ -95,7 +95,7 @@ def test_a_host_as_it_is_to_which_foreign_packages_do_no_harm(examine: Any, tmp_
 
 
 def test_a_full_disk(examine_service: Any, tmp_path: Path) -> None:
-    with mounted(tmp_path / "data", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs") as full:
+    with small_disk(tmp_path / "data", "size=2m") as full:
         put_database(full)
         with pytest.raises(OSError, match="No space left"):
             (full / "big").write_bytes(bytes(4 << 20))

@@ -30,7 +30,7 @@ from app.store.database.engine import open_database
 from app.store.queue.registration import Registration
 from app.store.reading.queries import Reading
 from app.store.tokens import Tokens
-from tests.disks import mounted
+from tests.disks import small_disk
 from tests.forked import PLUGINS, PROJECT, ForkedService
 from tools.waiting import wait_until
 
@@ -205,7 +205,7 @@ def test_backup_while_running(service: Any, tmp_path: Path) -> None:
 
 def test_backup_to_a_full_disk_says_so(tmp_path: Path) -> None:
     open_database(Settings(data_dir=tmp_path / "data")).close()
-    with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=64k", "tmpfs") as small:
+    with small_disk(tmp_path / "small", "size=64k") as small:
         full = CliRunner().invoke(
             cli, ["backup", str(small / "copy")], env={"FLOPWATCH_DATA_DIR": str(tmp_path / "data")}
         )

@@ -18,21 +18,21 @@ from app.store.files.artifacts import ArtifactFiles
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import Finish, NewJob, Offer, StoredArtifact
-from tests.disks import mounted
+from tests.disks import full, small_disk
 
 OFFER = Offer(frozenset({"benchmark"}), frozenset(), 0, 0, idle=True)
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB."""
-    with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=2m,mode=0700", "tmpfs") as folder:
+    with small_disk(tmp_path / "small", "size=2m") as folder:
         yield folder
 
 
-def test_a_disk_that_is_full(small_disk: Path, tmp_path: Path) -> None:
-    database = open_database(Settings(data_dir=small_disk))
-    queue, reading, files = Queue(database), Reading(database), ArtifactFiles(small_disk / "artifacts")
+def test_a_disk_that_is_full(disk: Path, tmp_path: Path) -> None:
+    database = open_database(Settings(data_dir=disk))
+    queue, reading, files = Queue(database), Reading(database), ArtifactFiles(disk / "artifacts")
     queue.submit(NewJob(BenchmarkSpec()))
     claim = queue.claim("worker", OFFER)
     assert claim is not None
@@ -41,35 +41,23 @@ def test_a_disk_that_is_full(small_disk: Path, tmp_path: Path) -> None:
     small.write_bytes(b"small")
     with pytest.raises(DiskFull):
         files.put(big)
-    assert [path for path in (small_disk / "artifacts").rglob("*") if path.is_file()] == []
+    assert [path for path in (disk / "artifacts").rglob("*") if path.is_file()] == []
     sha256, size = files.put(small)  # the space is free again
 
-    filler = small_disk / "filler"
-    fill(filler)
-    with pytest.raises(DiskFull):
-        submit_many(queue)
     artifact = StoredArtifact(0, "a", "trace", "text/plain", size, sha256)
     finish = Finish("succeeded", artifacts=[artifact], log="x" * 100_000)
-    with pytest.raises(DiskFull):
-        queue.finish(claim, finish)
-    assert reading.job(claim.job_id)[0]["state"] == "running"
-    assert reading.artifacts(claim.job_id) == []
-    check_integrity(database)
-
-    filler.unlink()
+    with full(disk):
+        with pytest.raises(DiskFull):
+            submit_many(queue)
+        with pytest.raises(DiskFull):
+            queue.finish(claim, finish)
+        assert reading.job(claim.job_id)[0]["state"] == "running"
+        assert reading.artifacts(claim.job_id) == []
+        check_integrity(database)
     assert queue.finish(claim, finish) == "succeeded"
     assert files.open_path(reading.artifact(claim.job_id, "a")["sha256"]).read_bytes() == b"small"
     check_integrity(database)
     database.close()
-
-
-def fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            return
 
 
 def submit_many(queue: Queue) -> None:
