@@ -11,6 +11,7 @@ import pynvml
 import pytest
 
 from app.errors import CannotRunHere
+from tests.workers.nvml import NVMLError, told
 from workers.devices import discovery
 from workers.devices.discovery import Gpu, discover
 
@@ -36,15 +37,15 @@ GPUS = tuple(Gpu(f"GPU-{name}", "NVIDIA H200", 143_771) for name in ("aaaa-0", "
     ],
 )
 def test_cuda_visible_devices_is_obeyed(monkeypatch: pytest.MonkeyPatch, visible: str | None, indices: Any) -> None:
-    discovered(monkeypatch, Driver(*GPUS), visible)
+    discovered(monkeypatch, driver(*GPUS), visible)
     assert discover().gpus == tuple(GPUS[index] for index in indices)
 
 
 def discovered(
-    monkeypatch: pytest.MonkeyPatch, driver: Driver, visible: str | None = None, order: str | None = None
+    monkeypatch: pytest.MonkeyPatch, library: Any, visible: str | None = None, order: str | None = None
 ) -> None:
     """Let a host have this driver and these variables."""
-    monkeypatch.setattr(discovery, "pynvml", driver)
+    monkeypatch.setattr(discovery, "pynvml", library)
     for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("CUDA_DEVICE_ORDER", order)):
         if value is None:
             monkeypatch.delenv(name, raising=False)
@@ -56,13 +57,13 @@ OLD, NEW = Gpu("GPU-old", "NVIDIA T400", 4096), Gpu("GPU-new", "NVIDIA H200", 14
 
 
 def test_an_index_follows_the_bus_where_cuda_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    discovered(monkeypatch, Driver(NEW, OLD, buses=(9, 3)), "0", "PCI_BUS_ID")
+    discovered(monkeypatch, driver(NEW, OLD, buses=(9, 3)), "0", "PCI_BUS_ID")
     assert discover().gpus == (OLD,)
 
 
 @pytest.mark.parametrize("order", [None, "FASTEST_FIRST"])
 def test_an_index_among_mixed_gpus_is_refused(monkeypatch: pytest.MonkeyPatch, order: str | None) -> None:
-    discovered(monkeypatch, Driver(OLD, NEW), "0", order)
+    discovered(monkeypatch, driver(OLD, NEW), "0", order)
     with pytest.raises(CannotRunHere, match=r"index 0.*H200, NVIDIA T400.*CUDA_DEVICE_ORDER=PCI_BUS_ID") as caught:
         discover()
     assert "nvidia-smi -L" in str(caught.value)
@@ -70,7 +71,7 @@ def test_an_index_among_mixed_gpus_is_refused(monkeypatch: pytest.MonkeyPatch, o
 
 @pytest.mark.parametrize(("visible", "gpus"), [(None, (OLD, NEW)), ("GPU-new", (NEW,)), ("", ())])
 def test_several_models_without_an_index_are_clear(monkeypatch, visible, gpus) -> None:
-    discovered(monkeypatch, Driver(OLD, NEW), visible)
+    discovered(monkeypatch, driver(OLD, NEW), visible)
     assert discover().gpus == gpus
 
 
@@ -78,7 +79,7 @@ SLICES = tuple(Gpu(f"MIG-{name}", "NVIDIA H200 MIG 1g.18gb", 16_384) for name in
 
 
 def test_mig_instances_come_after_whole_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    discovered(monkeypatch, Driver(NEW, GPUS[0], instances={NEW.uuid: SLICES}))
+    discovered(monkeypatch, driver(NEW, GPUS[0], instances={NEW.uuid: SLICES}))
     host = discover()
     assert host.gpus == (GPUS[0], *SLICES)
     assert host.as_devices()[2] == {
@@ -88,104 +89,71 @@ def test_mig_instances_come_after_whole_gpus(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(("visible", "gpus"), [("MIG-1b", SLICES[1:]), ("MIG-1b,MIG-1a", SLICES[::-1]), ("MIG-1", ())])
 def test_instances_are_named_by_their_uuids(monkeypatch, visible, gpus) -> None:
-    discovered(monkeypatch, Driver(NEW, instances={NEW.uuid: SLICES}), visible)
+    discovered(monkeypatch, driver(NEW, instances={NEW.uuid: SLICES}), visible)
     assert discover().gpus == gpus
 
 
 @pytest.mark.parametrize("visible", ["0", "GPU-new"])
 def test_a_gpu_in_mig_mode_cannot_be_named_itself(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
-    discovered(monkeypatch, Driver(NEW, instances={NEW.uuid: SLICES}), visible)
+    discovered(monkeypatch, driver(NEW, instances={NEW.uuid: SLICES}), visible)
     with pytest.raises(CannotRunHere, match="in MIG mode"):
         discover()
 
 
 def test_mig_mode_without_instances_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    discovered(monkeypatch, Driver(NEW, instances={NEW.uuid: ()}))
+    discovered(monkeypatch, driver(NEW, instances={NEW.uuid: ()}))
     assert discover().gpus == ()
 
 
-class Driver:
+def driver(
+    *gpus: Gpu,
+    buses: Sequence[int] = (),
+    instances: Mapping[str, Sequence[Gpu]] | None = None,
+    lost: Collection[str] = (),
+) -> Any:
     """NVML with these GPUs, in its own order; without any, as where there is no driver.
 
     buses: each GPU's place on the PCI bus. instances: by UUID, those of GPUs in MIG mode. lost: UUIDs of GPUs that
-    have fallen off the bus.
+    have fallen off the bus. Its `uses` are how often it has been opened and not closed.
     """
+    of_mig, places = instances or {}, buses or range(len(gpus))
+    uses: list[None] = []
 
-    NVML_DEVICE_MIG_ENABLE = 1
+    def instance(gpu: Gpu, index: int) -> Gpu | None:
+        there = dict(zip(range(0, 7, 2), of_mig[gpu.uuid], strict=False))  # some indices have none
+        return told(there.get(index), index in there)
 
-    class NVMLError(Exception):
-        """As pynvml's."""
-
-    def __init__(
-        self,
-        *gpus: Gpu,
-        buses: Sequence[int] = (),
-        instances: Mapping[str, Sequence[Gpu]] | None = None,
-        lost: Collection[str] = (),
-    ) -> None:
-        self.gpus = gpus
-        self.buses = buses or range(len(gpus))
-        self.instances = instances
-        self.lost = lost
-        self.open = 0
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        if not self.gpus:
-            raise self.NVMLError("Driver Not Loaded")
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.open -= 1
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return len(self.gpus)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:  # noqa: N802
-        if self.gpus[index].uuid in self.lost:
-            raise self.NVMLError("GPU is lost")
-        return self.gpus[index]
-
-    def nvmlDeviceGetPciInfo(self, gpu: Gpu) -> Any:  # noqa: N802
-        return SimpleNamespace(domain=0, bus=self.buses[self.gpus.index(gpu)], device=0)
-
-    def nvmlDeviceGetMigMode(self, gpu: Gpu) -> list[int]:  # noqa: N802
-        if self.instances is None:
-            raise self.NVMLError("Not Supported")
-        return [int(gpu.uuid in self.instances), 1]
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, _gpu: Gpu) -> int:  # noqa: N802
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: Gpu, index: int) -> Gpu:  # noqa: N802
-        # Instances are not made in the order of their indices.
-        there = {2 * position: one for position, one in enumerate((self.instances or {})[gpu.uuid])}
-        if index not in there:
-            raise self.NVMLError("Not Found")
-        return there[index]
-
-    def nvmlDeviceGetMemoryInfo(self, gpu: Gpu) -> Any:  # noqa: N802
-        return SimpleNamespace(total=(gpu.memory_mib << 20) + 1)
-
-    def nvmlDeviceGetUUID(self, gpu: Gpu) -> str:  # noqa: N802
-        return gpu.uuid
-
-    def nvmlDeviceGetName(self, gpu: Gpu) -> str:  # noqa: N802
-        return gpu.name
+    return SimpleNamespace(
+        uses=uses,
+        NVMLError=NVMLError,
+        NVML_DEVICE_MIG_ENABLE=1,
+        nvmlInit=lambda: uses.append(told(None, bool(gpus))),
+        nvmlShutdown=uses.pop,
+        nvmlDeviceGetCount=lambda: len(gpus),
+        nvmlDeviceGetHandleByIndex=lambda index: told(gpus[index], gpus[index].uuid not in lost),
+        nvmlDeviceGetPciInfo=lambda gpu: SimpleNamespace(domain=0, bus=places[gpus.index(gpu)], device=0),
+        nvmlDeviceGetMigMode=lambda gpu: told([int(gpu.uuid in of_mig), 1], instances is not None),
+        nvmlDeviceGetMaxMigDeviceCount=lambda _: 7,
+        nvmlDeviceGetMigDeviceHandleByIndex=instance,
+        nvmlDeviceGetMemoryInfo=lambda gpu: SimpleNamespace(total=(gpu.memory_mib << 20) + 1),
+        nvmlDeviceGetUUID=lambda gpu: gpu.uuid,
+        nvmlDeviceGetName=lambda gpu: gpu.name,
+    )
 
 
 def test_what_nvml_tells_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver(*GPUS)
-    discovered(monkeypatch, driver)
+    library = driver(*GPUS)
+    discovered(monkeypatch, library)
     host = discover()
     assert host.gpus == GPUS
-    assert driver.open == 0, "NVML must not stay open"
+    assert library.uses == [], "NVML must not stay open"
     cpu, *gpus = host.as_devices()
     assert cpu == {"type": "cpu", "count": len(os.sched_getaffinity(0)), "memory_mib": host.memory_mib}
     assert gpus[0] == {"type": "cuda", "uuid": "GPU-aaaa-0", "name": "NVIDIA H200", "memory_mib": 143_771}
 
 
 def test_a_gpu_that_does_not_answer_costs_no_other(monkeypatch, caplog) -> None:
-    discovered(monkeypatch, Driver(*GPUS, lost={GPUS[1].uuid}))
+    discovered(monkeypatch, driver(*GPUS, lost={GPUS[1].uuid}))
     assert discover().gpus == (GPUS[0], GPUS[2])
     assert "GPU 1 of NVML's order does not answer" in caplog.text
 
@@ -195,27 +163,20 @@ def test_a_gpu_that_does_not_answer_costs_no_other(monkeypatch, caplog) -> None:
     ("visible", "indices"), [("0", [0]), ("1", []), ("2", [2]), ("1,2", [2]), ("2,0", [2, 0]), ("0,3", [0])]
 )
 def test_a_gpu_that_does_not_answer_keeps_its_index(monkeypatch, visible, indices, lost_whole) -> None:
-    driver = Driver(*GPUS, lost={GPUS[1].uuid})
+    library = driver(*GPUS, lost={GPUS[1].uuid} if lost_whole else ())
     if not lost_whole:  # its handle and place are known
-        monkeypatch.setattr(driver, "nvmlDeviceGetHandleByIndex", lambda index: GPUS[index])
-
-        def memory(gpu: Gpu) -> Any:
-            if gpu.uuid in driver.lost:
-                raise Driver.NVMLError("GPU is lost")
-            return SimpleNamespace(total=gpu.memory_mib << 20)
-
-        monkeypatch.setattr(driver, "nvmlDeviceGetMemoryInfo", memory)
-    discovered(monkeypatch, driver)
+        library.nvmlDeviceGetMemoryInfo = lambda gpu: SimpleNamespace(total=told(gpu.memory_mib << 20, gpu != GPUS[1]))
+    discovered(monkeypatch, library)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert discover().gpus == tuple(GPUS[index] for index in indices)
 
 
 def test_a_host_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    discovered(monkeypatch, Driver())
+    discovered(monkeypatch, driver())
     assert discover().gpus == ()
 
 
 def test_the_fake_driver_has_what_the_real_library_has() -> None:
-    names = [name for name in dir(Driver) if name.lower().startswith("nvml")]
+    names = [name for name in vars(driver()) if name.lower().startswith("nvml")]
     assert len(names) > 8
     assert all(hasattr(pynvml, name) for name in names)

@@ -6,11 +6,11 @@ import socket
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
+from tests.workers.nvml import NVMLError, told
 from workers.measure import environment, nvml
 
 CPU = torch.device("cpu")
@@ -71,64 +71,37 @@ def test_only_variables_that_matter_are_recorded(monkeypatch: pytest.MonkeyPatch
     assert "SECRET_TOKEN" not in recorded
 
 
-class FakeNvml:
-    """Two GPUs; the second knows nothing but its UUID."""
-
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU, NVML_NVLINK_MAX_LINKS = 1, 2, 0, 18
-
-    class NVMLError(Exception):
-        pass
-
-    class Process:
-        pid = 4711
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
-        if uuid != "GPU-0":
-            raise self.NVMLError
-        return 0
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return 2
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
-        return f"GPU-{handle}"
-
-    def nvmlDeviceGetClockInfo(self, handle: int, clock: int) -> int:  # noqa: N802
-        if handle != 0:
-            raise self.NVMLError
-        return 1980 if clock == self.NVML_CLOCK_SM else 3201
-
-    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:  # noqa: N802
-        return 350_500
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Process]:  # noqa: N802
-        return [self.Process()]
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802
-        if handle != 0:
-            raise self.NVMLError
-        return SimpleNamespace(gpu=93, memory=40)
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
-        return SimpleNamespace(total=80 << 30, used=12 << 30)
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:  # noqa: N802
-        return 0x04 | 0x40 | 0x01
-
-    def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
-        return b"580.1"
-
-    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:  # noqa: N802
-        if link == 4:
-            raise self.NVMLError
-        return 1
+NVML = SimpleNamespace(
+    NVMLError=NVMLError,
+    NVML_CLOCK_SM=1,
+    NVML_CLOCK_MEM=2,
+    NVML_TEMPERATURE_GPU=0,
+    NVML_NVLINK_MAX_LINKS=18,
+    nvmlDeviceGetHandleByUUID=lambda uuid: told(0, uuid == "GPU-0"),
+    nvmlDeviceGetHandleByIndex=lambda index: index,
+    nvmlDeviceGetCount=lambda: 2,
+    nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
+    nvmlDeviceGetClockInfo=lambda handle, clock: told({1: 1980, 2: 3201}[clock], handle == 0),
+    nvmlDeviceGetPowerUsage=lambda _: 350_500,
+    nvmlDeviceGetComputeRunningProcesses=lambda _: [SimpleNamespace(pid=4711)],
+    nvmlDeviceGetUtilizationRates=lambda handle: told(SimpleNamespace(gpu=93, memory=40), handle == 0),
+    nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=80 << 30, used=12 << 30),
+    nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: 0x04 | 0x40 | 0x01,
+    nvmlSystemGetDriverVersion=lambda: b"580.1",
+    nvmlDeviceGetNvLinkState=lambda _, link: told(1, link != 4),
+)
+"""Two GPUs; the second knows nothing but its UUID."""
+HANDLES = {"GPU-0": 0, "GPU-1": 1, "MIG-10": 10, "MIG-11": 11, "MIG-GPU-0/1/0": 10}
+MIG_NVML = SimpleNamespace(**vars(NVML))
+"""The first GPU is in MIG mode and has the instances 10 and 11, which know their processes only."""
+MIG_NVML.nvmlDeviceGetHandleByUUID = lambda uuid: told(HANDLES.get(uuid), uuid in HANDLES)
+MIG_NVML.nvmlDeviceGetDeviceHandleFromMigDeviceHandle = lambda handle: told(0, handle >= 10)
+MIG_NVML.nvmlDeviceGetUUID = lambda handle: f"MIG-{handle}" if handle >= 10 else f"GPU-{handle}"
+MIG_NVML.nvmlDeviceGetComputeRunningProcesses = lambda handle: [SimpleNamespace(pid=handle)]
 
 
 def test_nvml_tells_what_it_knows_and_none_else() -> None:
-    gpu = nvml.find_gpu("0", library=FakeNvml)
+    gpu = nvml.find_gpu("0", library=lambda: NVML)
     assert gpu is not None
     reading = gpu.read()
     assert (reading.sm_clock_mhz, reading.memory_clock_mhz, reading.power_w) == (1980, 3201, 350.5)
@@ -142,7 +115,7 @@ def test_nvml_tells_what_it_knows_and_none_else() -> None:
 
 
 def test_how_busy_a_gpu_is_in_plain_values() -> None:
-    gpu = nvml.find_gpu("0", library=FakeNvml)
+    gpu = nvml.find_gpu("0", library=lambda: NVML)
     assert gpu is not None
     assert gpu.load() == {
         "utilisation_percent": 93,
@@ -153,30 +126,9 @@ def test_how_busy_a_gpu_is_in_plain_values() -> None:
         "memory_clock_mhz": 3201,
         "throttling": ["software power cap", "hardware thermal slowdown"],
     }
-    instance = nvml.find_gpu("10", library=MigNvml)
+    instance = nvml.find_gpu("10", library=lambda: MIG_NVML)
     assert instance is not None
     assert instance.load()["utilisation_percent"] is None, "its board is busy with others' work, too"
-
-
-class MigNvml(FakeNvml):
-    """The first GPU is in MIG mode and has the instances 10 and 11, which know their processes only."""
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
-        handles = {"GPU-0": 0, "GPU-1": 1, "MIG-10": 10, "MIG-11": 11, "MIG-GPU-0/1/0": 10}
-        if uuid not in handles:
-            raise self.NVMLError
-        return handles[uuid]
-
-    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: int) -> int:  # noqa: N802
-        if handle < 10:
-            raise self.NVMLError
-        return 0
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
-        return f"MIG-{handle}" if handle >= 10 else f"GPU-{handle}"
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> Any:  # noqa: N802
-        return [SimpleNamespace(pid=handle)]
 
 
 @pytest.mark.parametrize(
@@ -193,12 +145,12 @@ class MigNvml(FakeNvml):
     ],
 )
 def test_a_mig_instance_is_found_whichever_uuid_cuda_gives(uuid, visible, expected) -> None:
-    gpu = nvml.find_gpu(uuid, visible, MigNvml)
+    gpu = nvml.find_gpu(uuid, visible, lambda: MIG_NVML)
     assert (None if gpu is None else gpu.uuid) == expected
 
 
 def test_what_a_mig_instance_does_not_know_its_board_tells() -> None:
-    gpu = nvml.find_gpu("10", library=MigNvml)
+    gpu = nvml.find_gpu("10", library=lambda: MIG_NVML)
     assert gpu is not None
     reading = gpu.read()
     assert (reading.sm_clock_mhz, reading.memory_clock_mhz, reading.process_ids) == (1980, 3201, {10})
@@ -207,14 +159,14 @@ def test_what_a_mig_instance_does_not_know_its_board_tells() -> None:
 
 def test_the_fakes_have_what_the_real_library_has() -> None:
     pynvml = pytest.importorskip("pynvml")
-    names = [name for name in dir(MigNvml) if name.startswith("nvml")]
+    names = [name for name in vars(MIG_NVML) if name.startswith("nvml")]
     assert len(names) > 8
     assert all(hasattr(pynvml, name) for name in names)
 
 
 def test_nvml_may_be_absent_or_not_know_the_device() -> None:
     assert nvml.find_gpu("0", library=lambda: None) is None
-    assert nvml.find_gpu("7", library=FakeNvml) is None
+    assert nvml.find_gpu("7", library=lambda: NVML) is None
     assert environment.gpu_by_nvml(CPU) is None
 
 
