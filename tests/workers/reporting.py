@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from workers.jobs import runner_for
+from workers.jobs._base import Unit
 from workers.messages import (
     ArtifactMade,
     CellFinished,
@@ -103,3 +105,10 @@ class Report(Reporter):
         rows = [row for row in self.rows if coordinates.items() <= row["case"].items()]
         assert rows, f"no case has {coordinates}"
         return rows
+
+
+def reported(spec: Any, folder: Path, unit: Unit | None = None) -> Report:
+    """Run the first unit of a job, or this one, in this process."""
+    report, runner = Report(folder), runner_for(spec.kind)
+    runner.run(spec, unit or runner.plan(spec)[0], report)
+    return report

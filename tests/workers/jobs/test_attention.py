@@ -18,7 +18,7 @@ import torch
 from app.specs.attention import BLOCK_SIZES, AttentionSpec
 from kernels.attention.reference import attention
 from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation
-from tests.workers.reporting import Report
+from tests.workers.reporting import Report, reported
 from workers import uploaded
 from workers.jobs import _grid
 from workers.jobs._base import Unit
@@ -65,9 +65,7 @@ def run(tmp_path: Path):
             "measure_steps": 3,
         }
         spec = AttentionSpec(**{**defaults, **fields})
-        report = Report(tmp_path)
-        RUNNER.run(spec, unit or RUNNER.plan(spec)[0], report)
-        return report
+        return reported(spec, tmp_path, unit)
 
     return run
 

@@ -20,7 +20,7 @@ from app.specs.benchmark import BenchmarkSpec
 from kernels.building import CompilerMissing
 from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation, Registry
 from tests.address_space import little_left
-from tests.workers.reporting import Report
+from tests.workers.reporting import Report, reported
 from workers.jobs._training import building
 from workers.jobs._training.metrics import add_busy, metrics_of, precisions_of
 from workers.jobs._values import Values
@@ -67,9 +67,7 @@ def run(tmp_path: Path):
     def run(unit: int = 0, **fields: Any) -> Report:
         defaults = {"model": MODEL, "context_length": 8, "batch_size": 2, "warmup_steps": 1, "measure_steps": 3}
         spec = BenchmarkSpec(**{**defaults, **fields})
-        report = Report(tmp_path)
-        RUNNER.run(spec, RUNNER.plan(spec)[unit], report)
-        return report
+        return reported(spec, tmp_path, RUNNER.plan(spec)[unit])
 
     return run
 

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from app.specs.ceiling import CeilingSpec
-from tests.workers.reporting import Report
+from tests.workers.reporting import reported
 from workers.jobs import ceiling
-from workers.jobs._base import Unit
 from workers.jobs.ceiling import RUNNER
 from workers.measure import validity
 from workers.measure.ceilings import Ceilings
@@ -26,13 +25,7 @@ SMALL = {"matrix_size": 64, "copy_mib": 1, "warmup_steps": 1, "measure_steps": 5
 
 @pytest.fixture
 def run(tmp_path: Path):
-    def run(unit: Unit | None = None, **fields: Any) -> Report:
-        spec = CeilingSpec(**{**SMALL, **fields})
-        report = Report(tmp_path)
-        RUNNER.run(spec, unit or RUNNER.plan(spec)[0], report)
-        return report
-
-    return run
+    return lambda unit=None, **fields: reported(CeilingSpec(**{**SMALL, **fields}), tmp_path, unit)
 
 
 class Watch:

@@ -13,7 +13,7 @@ import pytest
 from app.results.pivoting import local_table
 from app.specs import spec_adapter
 from app.specs.estimate import EstimateSpec
-from tests.workers.reporting import Report
+from tests.workers.reporting import Report, reported
 from workers.jobs import estimate
 from workers.jobs.estimate import RUNNER
 from workers.model import accounting
@@ -44,13 +44,7 @@ def parsed(**fields: Any) -> EstimateSpec:
 
 @pytest.fixture
 def run(tmp_path: Path):
-    def run(**fields: Any) -> Report:
-        spec, report = parsed(**fields), Report(tmp_path)
-        (unit,) = RUNNER.plan(spec)
-        RUNNER.run(spec, unit, report)
-        return report
-
-    return run
+    return lambda **fields: reported(parsed(**fields), tmp_path, *RUNNER.plan(parsed(**fields)))  # of one unit
 
 
 def medians(report: Report) -> dict[str, float | None]:

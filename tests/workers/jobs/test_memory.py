@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from app.specs.memory import MemorySpec
-from tests.workers.reporting import Report
+from tests.workers.reporting import Report, reported
 from tests.workers.viewer import check_that_the_viewer_reads
 from workers.jobs._training import building
 from workers.jobs._values import Metric, Values
@@ -52,10 +52,7 @@ MIB = 2**20
 
 def recorded(folder: Path, **fields: Any) -> Report:
     defaults = {"model": MODEL, "context_length": CONTEXT, "batch_size": BATCH, "device": "cpu"}
-    spec = MemorySpec(**{**defaults, **fields})
-    report = Report(folder)
-    RUNNER.run(spec, RUNNER.plan(spec)[0], report)
-    return report
+    return reported(MemorySpec(**{**defaults, **fields}), folder)
 
 
 @pytest.fixture

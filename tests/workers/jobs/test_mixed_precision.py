@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 from app.specs._training import ModelSpec
 from app.specs.mixed_precision import MixedPrecisionSpec
-from tests.workers.reporting import Report
+from tests.workers.reporting import Report, reported
 from workers.jobs import mixed_precision
-from workers.jobs._base import Unit
-from workers.jobs.mixed_precision import RUNNER
 from workers.measure import table
 from workers.measure.float8_ranges import range_of
 
@@ -25,13 +23,8 @@ NARROW = {"fp16": "float16", "bf16": "bfloat16"}
 
 @pytest.fixture
 def run(tmp_path: Path):
-    def run(unit: Unit | None = None, **fields: Any) -> Report:
-        spec = MixedPrecisionSpec(**{"model": MODEL, "batch_size": 2, "context_length": 8, "device": "cpu", **fields})
-        report = Report(tmp_path)
-        RUNNER.run(spec, unit or RUNNER.plan(spec)[0], report)
-        return report
-
-    return run
+    usual = {"model": MODEL, "batch_size": 2, "context_length": 8, "device": "cpu"}
+    return lambda unit=None, **fields: reported(MixedPrecisionSpec(**{**usual, **fields}), tmp_path, unit)
 
 
 def dtypes(report: Report, **values: Any) -> dict[str, Any]:

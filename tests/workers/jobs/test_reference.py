@@ -19,7 +19,7 @@ from app.specs import spec_adapter
 from kernels.attention.reference import attention as right
 from kernels.registry import ATTENTION, Implementation
 from parallel import process_group
-from tests.workers.reporting import Report
+from tests.workers.reporting import Report, reported
 from workers import uploaded
 from workers.jobs import RUNNERS, _reference
 from workers.jobs.profile import torch_profiler
@@ -91,13 +91,6 @@ def parsed(kind: str, **fields: Any) -> Any:
     return spec_adapter.validate_json(json.dumps({"kind": kind, **SMALL, **fields}))
 
 
-def run(spec: Any, folder: Path) -> Report:
-    report = Report(folder)
-    (unit, *_) = RUNNERS[spec.kind].plan(spec)
-    RUNNERS[spec.kind].run(spec, unit, report)
-    return report
-
-
 def in_this_process(function: Any, *arguments: Any, reported: Any, folder: Path, **_: Any) -> None:
     """Run the one rank of a group here, as `launch` runs it in a process of its own."""
 
@@ -154,7 +147,7 @@ def test_a_length_that_no_tile_fits_is_checked(put: Any) -> None:
 def test_a_wrong_attention_has_no_values_in_any_kind(put, tmp_path, monkeypatch, kind, fields) -> None:
     monkeypatch.setattr(torch_profiler, "has_roofline", lambda spec: False)  # its ceilings take seconds to measure
     monkeypatch.setattr(process_group, "launch", in_this_process)
-    report = run(parsed(kind, attention_code=put(WRONG["not causal"][0]), **fields), tmp_path)
+    report = reported(parsed(kind, attention_code=put(WRONG["not causal"][0]), **fields), tmp_path)
     assert {row["outcome"] for row in report.rows} == {"wrong"}
     assert all(row["samples"] is None for row in report.rows)
     assert "attention 'attention@mine.py' is wrong: the output" in report.rows[0]["reason"]
@@ -169,7 +162,7 @@ def test_an_installed_one_is_checked_like_an_uploaded_one(monkeypatch: pytest.Mo
     load = ATTENTION.load
     monkeypatch.setattr(ATTENTION, "load", lambda name: wrong if name == "theirs" else load(name))
     spec = parsed("mixed_precision", attention="theirs", accumulations=[], audits=["transformer"], autocasts=["none"])
-    report = run(spec, tmp_path)
+    report = reported(spec, tmp_path)
     assert {row["outcome"] for row in report.rows} == {"wrong"}
     assert report.verdict_on(audit="transformer")["verdict"] == "wrong"
 
