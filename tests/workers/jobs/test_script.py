@@ -12,7 +12,7 @@ import pytest
 
 from app.specs.script import ScriptSpec
 from flopwatch import steps
-from tests.workers.reporting import Report
+from tests.workers.reporting import Report, reported
 from workers import uploaded
 from workers.jobs.script import RUNNER
 from workers.outcome import RunnerError
@@ -56,10 +56,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
                 monkeypatch.setenv(name, value)
             code = {"sha256": hashlib.sha256(source.encode()).hexdigest(), "function": "__main__"}
         spec = ScriptSpec(**{"script_code": code, "device": "cpu", **fields})
-        report = Report(tmp_path)
-        (unit,) = RUNNER.plan(spec)
-        RUNNER.run(spec, unit, report)
-        return report
+        return reported(spec, tmp_path, *RUNNER.plan(spec))  # of one unit
 
     yield run
     steps.listen(None)

@@ -20,7 +20,7 @@ from app.specs._training import PHASES
 from app.specs.profile import ProfileSpec
 from kernels.registry import ATTENTION
 from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
-from tests.workers.reporting import Report
+from tests.workers.reporting import Report, reported
 from workers.jobs import ceiling
 from workers.jobs._training import building
 from workers.jobs._training.metrics import metrics_of
@@ -478,17 +478,15 @@ def test_a_ceiling_that_is_missing_is_measured_and_recorded(tmp_path: Path, monk
     monkeypatch.setattr(ceiling, "COPY_MIB", {"cpu": 1})
     monkeypatch.setattr(ceiling, "MATRIX_SIZES", {"cpu": {"fp32": 32}})
     monkeypatch.setattr(ceiling, "why_not_to_record", lambda *_: None)  # a busy host disturbs so short calls
-    report = Report(tmp_path)
     spec = ProfileSpec(**{**FIELDS, "mode": "forward", "device": "cpu"})
-    RUNNER.run(spec, RUNNER.plan(spec)[0], report)
+    report = reported(spec, tmp_path)
     known = Ceilings(report.ceilings).read(torch.device("cpu"))
     assert known is not None
     assert known.copy_gb_per_s is not None
     assert set(known.tflops) == {"fp32"}
     assert {row["bound"] for row in report.table_rows("attention")} <= {"memory-bound", "compute-bound"}
     assert sum("ceiling" in message for *_, message in report.steps) == 2
-    again = Report(tmp_path)
-    RUNNER.run(spec, RUNNER.plan(spec)[0], again)
+    again = reported(spec, tmp_path)
     assert not any("ceiling" in message for *_, message in again.steps), "it is on record now"
 
 
@@ -496,9 +494,7 @@ def test_a_ceiling_that_is_not_recorded_has_its_reason_in_the_table(tmp_path, mo
     monkeypatch.setattr(ceiling, "COPY_MIB", {"cpu": 1})
     monkeypatch.setattr(ceiling, "MATRIX_SIZES", {"cpu": {"fp32": 32}})
     monkeypatch.setattr(ceiling, "why_not_to_record", lambda field, *_: f"{field} was disturbed")
-    report = Report(tmp_path)
-    spec = ProfileSpec(**{**FIELDS, "mode": "forward", "device": "cpu"})
-    RUNNER.run(spec, RUNNER.plan(spec)[0], report)
+    report = reported(ProfileSpec(**{**FIELDS, "mode": "forward", "device": "cpu"}), tmp_path)
     assert [row["source"] for row in report.table_rows("ceilings")][:2] == [
         "measured now, and not recorded: matrix_size was disturbed",
         "measured now, and not recorded: copy_mib was disturbed",
@@ -507,9 +503,7 @@ def test_a_ceiling_that_is_not_recorded_has_its_reason_in_the_table(tmp_path, mo
 
 def test_without_a_ceiling_the_side_is_null_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_profiler, "measure_missing_ceilings", lambda *_: {})
-    report = Report(tmp_path)
-    spec = ProfileSpec(**{**FIELDS, "mode": "forward", "device": "cpu"})
-    RUNNER.run(spec, RUNNER.plan(spec)[0], report)
+    report = reported(ProfileSpec(**{**FIELDS, "mode": "forward", "device": "cpu"}), tmp_path)
     for row in report.table_rows("attention"):
         assert row["bound"] is row["ridge"] is None
         assert "no measured ceiling" in row["note"]
