@@ -1,5 +1,5 @@
-"""Steps of several ranks, of which rank 1, or each rank in turn, is late while the profiler watches. The ranks of
-test_ddp.py get this file as uploaded code."""
+"""Steps of several ranks, of which rank 1, or each rank in turn, is late while the profiler watches: however busy the
+host is, it comes `LATE_S` after the other one. The ranks of test_ddp.py get this file as uploaded code."""
 
 import time
 
@@ -15,24 +15,35 @@ TOKENS, MORE = 64, 4
 WIDTH = 128
 
 
+def told(rank: int, more: int = 0) -> int:
+    """How often a rank has told that it is about to communicate."""
+    return dist.distributed_c10d._get_default_store().add(f"told by rank {rank}", more)
+
+
+def come_after_the_other() -> None:
+    """Wait until the other rank has told so in this step, and a while more."""
+    rank = dist.get_rank()
+    while told(1 - rank) == told(rank):
+        time.sleep(0.001)
+    time.sleep(LATE_S)
+
+
+@torch.library.custom_op("planted::read", mutates_args=())
+def read(x: torch.Tensor) -> torch.Tensor:
+    come_after_the_other()
+    return x.clone()
+
+
 class Documents(Dataset):
-    def __init__(self, seconds):
-        self.seconds = seconds
+    def __init__(self, load):
+        self.load = load
 
     def __len__(self):
         return 1000
 
     def __getitem__(self, _index):
-        if torch.autograd.profiler._is_profiler_enabled:
-            time.sleep(self.seconds)
+        self.load()
         return 0
-
-
-@torch.library.custom_op("planted::read", mutates_args=())
-def read(x: torch.Tensor, seconds: float) -> torch.Tensor:
-    """Takes as long on a busy host as on a quiet one, as a product of matrices does not."""
-    time.sleep(seconds)
-    return x.clone()
 
 
 def make_step(device, late):
@@ -41,24 +52,30 @@ def make_step(device, late):
     if late == "groups":
         dist.new_group()
     tokens = TOKENS * (MORE if late == "documents" and rank else 1)
-    batches = iter(DataLoader(Documents(LATE_S if late == "input" and rank else 0.0)))
+
+    def is_late(how):
+        turn = count % 2 if late == "in turns" else 1
+        return torch.autograd.profiler._is_profiler_enabled and late == how and rank == turn
+
+    batches = iter(DataLoader(Documents(lambda: come_after_the_other() if is_late("input") else None)))
 
     def step():
         nonlocal count
         count += 1
-        watched = torch.autograd.profiler._is_profiler_enabled
         with flopwatch.phase("data"):
             next(batches)
         with flopwatch.phase("forward"):
-            if watched and ((late == "host" and rank) or (late == "in turns" and count % 2 == rank)):
-                time.sleep(LATE_S)
+            if is_late("host") or is_late("in turns"):
+                come_after_the_other()
             x = torch.randn(TOKENS, WIDTH, device=device)
-            if watched and late == "documents" and rank:
-                x = read(x, LATE_S)
+            if is_late("documents"):
+                x = read(x)
             for _ in range(8):
                 loss = model(x).square().mean()
         with flopwatch.phase("backward"):
             loss.backward()
+            if late != "groups":  # where nobody is to be late
+                told(rank, 1)
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
             model.zero_grad()
