@@ -76,13 +76,21 @@ def check_variation(samples: Sequence[float], *, on_gpu: bool) -> Check:
     modes = statistics.modes(samples, share=MODES_SHARE)
     if modes is not None and modes[1] - modes[0] > MAX_DRIFT * median(samples):
         return Check("variation", False, f"two speeds: some samples near {modes[0]:.4g} ms, others near {modes[1]:.4g}")
-    detail = (
-        f"median uncertain by ±{error:.1%} ({len(samples)} samples); limit {MAX_ERROR if on_gpu else MAX_ERROR_CPU:.0%}"
-    )
+    found, limit = percents(error, MAX_ERROR if on_gpu else MAX_ERROR_CPU)
+    detail = f"median uncertain by ±{found} ({len(samples)} samples); limit {limit}"
     if error > MAX_ERROR and on_gpu and stdev(samples) <= EVENT_JITTER_MS:
         return Check("variation", True, f"{detail}; no more than {1e3 * EVENT_JITTER_MS:g} µs, as events jitter")
     is_note = not on_gpu and MAX_ERROR < error <= MAX_ERROR_CPU
     return Check("variation", error <= MAX_ERROR, detail, "note" if is_note else "suspect")
+
+
+def percents(value: float, limit: float) -> tuple[str, str]:
+    """Write a share and its limit in percent, with as many digits as show which one is larger."""
+    for digits in range(1, 6):
+        found, most = f"{100 * value:.{digits}f}", f"{100 * limit:.{digits}f}".rstrip("0").rstrip(".")
+        if float(found) != float(most):
+            break
+    return f"{found}%", f"{most}%"
 
 
 def check_drift(samples: Sequence[float]) -> Check:
@@ -93,7 +101,8 @@ def check_drift(samples: Sequence[float]) -> Check:
     change, error = drift
     limit = max(MAX_DRIFT, MAX_DRIFT_ERRORS * error)
     speed = "slower" if change > 0 else "faster"
-    detail = f"last third of the steps {abs(change):.1%} {speed} than the first; limit {limit:.0%}"
+    found, most = percents(abs(change), limit)
+    detail = f"last third of the steps {found} {speed} than the first; limit {most}"
     return Check("drift", abs(change) <= limit, detail)
 
 

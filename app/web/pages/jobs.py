@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -161,8 +162,9 @@ def _value_at(spec: Mapping[str, Any], path: str) -> Any:
 def headline_of(kind: str, values: Iterable[Mapping[str, Any]]) -> tuple[str, str] | None:
     """Return the name of a job's main metric, and its value, or the smallest and the largest one.
 
-    A job without any value has the outcomes of its cells instead, under the name "", and one with a wrong result has
-    that: the other implementations' times are not its answer. None: nothing is measured.
+    A job without any value has the outcomes of its cells instead, under the name "", as has one all of whose cases lack
+    memory or support for it, whatever they measured before; one with a wrong result has that: the other
+    implementations' times are not its answer. None: nothing is measured.
     """
     rows = list(values)
     if not rows or kind not in KINDS:
@@ -174,6 +176,13 @@ def headline_of(kind: str, values: Iterable[Mapping[str, Any]]) -> tuple[str, st
     if metric is None:
         outcomes = [row["outcome"] for row in rows if row["outcome"] not in ("ok", "unknown")]
         return ("", ", ".join(dict.fromkeys(outcomes))) if outcomes else None
+    lacking = {
+        row["case_key"]: row["outcome"]
+        for row in rows
+        if row["outcome"] == "oom" or (row["outcome"] == "unsupported" and row["metric"] == metric)
+    }
+    if len(lacking) == len({row["case_key"] for row in rows}):
+        return "", ", ".join(dict.fromkeys(lacking.values()))
     own = [row for row in rows if row["metric"] == metric and row["median"] is not None]
     cases = len({row["case_key"] for row in own})
     least, most = min(row["median"] for row in own), max(row["median"] for row in own)
@@ -181,7 +190,8 @@ def headline_of(kind: str, values: Iterable[Mapping[str, Any]]) -> tuple[str, st
         least = most
     text = number(least) if number(least) == number(most) else f"{number(least)} – {number(most)}"
     unit = own[0]["unit"] if own[0]["unit"] not in (None, "1", "fraction") else ""
-    return metric, f"{text} {unit}".strip() + (f", {cases} cases" if cases > 1 else "")
+    without = "".join(f", {count} {outcome}" for outcome, count in Counter(lacking.values()).items())
+    return metric, f"{text} {unit}".strip() + (f", {cases} cases" if cases > 1 else "") + without
 
 
 def _alive(workers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

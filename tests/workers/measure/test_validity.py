@@ -535,3 +535,15 @@ def test_other_kernels_than_hoppers_are_noted(monkeypatch: pytest.MonkeyPatch) -
         "Triton is 3.8.0",
         "note",
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "texts"),
+    [
+        (0.1082, 0.1076, ("10.82%", "10.76%")),
+        (0.108, 0.107, ("10.8%", "10.7%")),
+        (0.3, 0.05, ("30.0%", "5%")),
+    ],
+)
+def test_a_value_and_its_limit_show_which_is_larger(value: float, limit: float, texts: tuple[str, str]) -> None:
+    assert validity.percents(value, limit) == texts

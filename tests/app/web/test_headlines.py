@@ -1,0 +1,22 @@
+"""The main value of a job in lists."""
+
+import pytest
+
+from app.web.pages.jobs import headline_of
+
+
+def cells(*outcomes: tuple[str, str, float | None]) -> list[dict[str, object]]:
+    return [
+        {"case_key": case, "metric": "peak_memory_mib", "unit": "MiB", "outcome": outcome, "median": median}
+        for case, outcome, median in outcomes
+    ]
+
+
+@pytest.mark.parametrize("outcome", ["oom", "unsupported"])
+def test_a_case_without_memory_is_no_success_whatever_it_measured_before(outcome: str) -> None:
+    assert headline_of("memory", cells(("a", outcome, None), ("a", "ok", 11.79))) == ("", outcome)
+
+
+def test_cases_without_a_value_are_counted_beside_the_others() -> None:
+    found = headline_of("memory", cells(("a", "ok", 1.0), ("b", "ok", 2.0), ("c", "oom", None)))
+    assert found == ("peak_memory_mib", "1 – 2 MiB, 2 cases, 1 oom")
