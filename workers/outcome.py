@@ -99,9 +99,9 @@ def failure_code(error: BaseException) -> str:
     return "storage_full" if is_no_space(error) else "failed"
 
 
-def describe_error(error: BaseException) -> str:
-    """Return an error's type, and its text if it has one. A unit that exits by sys.exit has not done its work."""
-    text = with_type(error)
+def describe_error(error: BaseException, text: str | None = None) -> str:
+    """Return `with_type`. A unit that exits by sys.exit has not done its work."""
+    text = with_type(error, text)
     return f"{text} (sys.exit was called before the work was done)" if isinstance(error, SystemExit) else text
 
 

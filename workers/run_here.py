@@ -55,7 +55,6 @@ from workers.outcome import (
     RunnerError,
     Succeeded,
     Unsupported,
-    describe_error,
     ending_forks,
     failure_code,
     leave_fork,
@@ -214,10 +213,10 @@ def run_here(arguments: list[str]) -> int:
         except BaseException as error:
             why = failure_code(error)
             if isinstance(error, KeyboardInterrupt):  # mostly the terminal's: then shells want to see the signal
-                sys.stderr.write(f"flopwatch run: {why}: {describe_error(error)}\n")
+                sys.stderr.write(f"flopwatch run: {why}: {uploaded.describe(error)}\n")
                 raise
             print_traceback(error)
-            sys.stderr.write(f"flopwatch run: {why}: {describe_error(error)}\n")
+            sys.stderr.write(f"flopwatch run: {why}: {uploaded.describe(error)}\n")
             return EXIT_CODES[why]
     result = results.result()
     _show(spec, result, as_json=options.json)

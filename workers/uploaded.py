@@ -30,8 +30,8 @@ from flopwatch.imports import clash, own_modules
 from flopwatch.packages import cure
 from flopwatch.packing import MAX_BYTES, MAX_FILES, check_name, is_packed
 from workers import working_directory
-from workers.measure.errors import print_traceback, with_type
-from workers.outcome import InvalidEnvironment, RunnerError
+from workers.measure.errors import print_traceback
+from workers.outcome import InvalidEnvironment, RunnerError, describe_error
 
 if TYPE_CHECKING:
     from app.specs._code import CodeSpec
@@ -230,12 +230,21 @@ def own_name(file: str, code: Sequence[CodeSpec]) -> str | None:
     return None
 
 
-def line_of(error: BaseException) -> str | None:
-    """Return the innermost line of the uploaded code in an error's traceback: "line 12: loss.item()"; None: none is."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if FOLDER in os.environ and Path(frame.filename).resolve().is_relative_to(_files().resolve()):
-            return f"line {frame.lineno}: {frame.line}"
-    return None
+def describe(error: BaseException, text: str | None = None) -> str:
+    """Return an error, by default with its own text, with `place_of` and `lacking_file`."""
+    return describe_error(error, text) + place_of(error) + lacking_file(error)
+
+
+def place_of(error: BaseException) -> str:
+    """Return the innermost place of the user's code in an error's traceback: " (train.py:12, in step)"; "": none is."""
+    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
+        name = file = frame.f_code.co_filename
+        if frame.f_globals.get("__name__") != "__main__":  # a script has its author's name already
+            if FOLDER not in os.environ or not Path(file).resolve().is_relative_to(_files().resolve()):
+                continue
+            name = "/".join(Path(file).resolve().relative_to(_files().resolve()).parts[1:]) or Path(file).name
+        return f" ({name}:{line}, in {frame.f_code.co_name})"
+    return ""
 
 
 def _name(sha256: str) -> str:
@@ -369,8 +378,7 @@ def _describe(error: Exception, path: Path) -> str:
     """Return the error with the line of the uploaded file in which it was raised."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f"{type(error).__name__}: {error.msg}, line {error.lineno}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return with_type(error) + (f", line {lines[-1]}" if lines else "") + lacking_file(error)
+    return describe(error)
 
 
 def _offer(module: ModuleType) -> str:

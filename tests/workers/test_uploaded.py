@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import inspect
 import io
+import json
 import os
 import re
 import stat
@@ -14,6 +16,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +54,7 @@ def test_a_file_is_imported_once(put: Put) -> None:
     ("source", "function", "words"),
     [
         ("def attention(:\n", "attention", "SyntaxError: invalid syntax, line 1"),
-        ("x = 1\n\n\ny = x / 0\n", "attention", "ZeroDivisionError: division by zero, line 4"),
+        ("x = 1\n\n\ny = x / 0\n", "attention", "ZeroDivisionError: division by zero (mine.py:4, in <module>)"),
         ("def mine():\n    pass\n", "attention", "has no 'attention'; it defines mine"),
         ("import math\n", "attention", "has no 'attention', and defines nothing that could be called"),
         ("attention = 7\n", "attention", "is of type int, and cannot be called"),
@@ -73,7 +76,7 @@ def test_a_failed_import_is_tried_again_and_fails_again(put: Put) -> None:
 
 
 def test_a_module_that_is_not_there_is_named_with_what_to_do(put: Put) -> None:
-    with pytest.raises(InvalidEnvironment, match="No module named 'not_there', line 2") as caught:
+    with pytest.raises(InvalidEnvironment, match=r"No module named 'not_there' \(mine.py:2, in <module>\)") as caught:
         uploaded.load(put("import math\nimport not_there.inside\n"))
     assert "install 'not_there' for the worker, or if it is yours send its folder along" in str(caught.value)
 
@@ -303,9 +306,28 @@ def test_lines_are_counted_as_python_counts_them(put: Put, separator: str) -> No
 
 def test_tracebacks_show_the_lines_that_ran(put: Put, capfd: pytest.CaptureFixture[str]) -> None:
     code = put("from pathlib import Path\n\nPath(__file__).write_text('# nothing\\n' * 9)\nraise ValueError(41 + 1)\n")
-    with pytest.raises(BrokenCode, match="ValueError: 42, line 4"):
+    with pytest.raises(BrokenCode, match=r"ValueError: 42 \(mine.py:4, in <module>\)"):
         uploaded.load(code)
     assert "raise ValueError(41 + 1)" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("runs", ["file", "folder", "script"])
+def test_an_error_ends_with_its_innermost_place_in_the_users_code(tmp_path, monkeypatch, put: Put, runs: str) -> None:
+    source = "import json\n\n\ndef attention():\n    return json.loads('?')\n"
+    name = "mine.py"
+    code: Any = functools.partial(uploaded.run_as_main, f"{source}\n\nattention()\n".encode(), name, [])
+    if runs == "file":
+        code = uploaded.load(put(source))
+    elif runs == "folder":
+        name = "pkg/beside.py"
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        monkeypatch.setattr(sys, "modules", {**sys.modules})
+        entry = "import beside\n\n\ndef step():\n    beside.attention()\n"
+        code = load_folder(packed({"pkg/train.py": entry, name: source}), tmp_path / "code", monkeypatch)
+    with pytest.raises(json.JSONDecodeError) as caught:
+        code()
+    assert uploaded.describe(caught.value, "words") == f"JSONDecodeError: words ({name}:5, in attention)"
+    assert uploaded.describe(ValueError("elsewhere")) == "ValueError: elsewhere"
 
 
 def test_an_autograd_function_and_an_implementation_will_do(put: Put) -> None:

@@ -70,7 +70,7 @@ def capturing() -> Iterator[None]:
         Unsupported: it cannot, with the error and the user's line.
     """
     from workers.outcome import Unsupported
-    from workers.uploaded import line_of
+    from workers.uploaded import place_of
 
     try:
         yield
@@ -79,9 +79,8 @@ def capturing() -> Iterator[None]:
         first = error
         while first.__context__ is not None and isinstance(first.__context__, Exception):
             first = first.__context__
-        at = line_of(first)
         text = (str(first).strip() or type(first).__name__).splitlines()[0]
-        raise Unsupported(f"it cannot be captured: {text}{f' ({at})' if at else ''}") from error
+        raise Unsupported(f"it cannot be captured: {text}{place_of(first)}") from error
 
 
 @contextmanager

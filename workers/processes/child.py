@@ -20,7 +20,7 @@ from workers.jobs._base import Collecting, Unit, parse_spec
 from workers.jobs._ranks import serve_node
 from workers.measure.errors import print_traceback
 from workers.messages import Ended, Message, Started, to_line
-from workers.outcome import EXIT_CODES, RunnerError, describe_error, ending_forks, failure_code
+from workers.outcome import EXIT_CODES, RunnerError, ending_forks, failure_code
 from workers.processes import probe
 from workers.processes.keeper import READY, Request
 from workers.reporter import Reporter
@@ -71,7 +71,7 @@ def run_request(request: Request, messages: int, *, new_interpreter: bool = Fals
         code, detail = error.code, str(error)
         sys.stderr.write(f"{code}: {detail}\n")
     except BaseException as error:  # noqa: BLE001 - a runner and the user's model in it may raise anything
-        code, detail = failure_code(error), describe_error(error) + uploaded.lacking_file(error)
+        code, detail = failure_code(error), uploaded.describe(error)
         print_traceback(error)
     else:
         send(Ended(None, ""))

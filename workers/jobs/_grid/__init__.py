@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 from kernels.clock import now_s
 from workers.jobs._base import Unit
 from workers.jobs._values import FAULTS, Metric, Values
-from workers.measure.errors import NotMeasured, print_traceback, with_type
+from workers.measure.errors import NotMeasured, print_traceback
 from workers.outcome import Failed, RunnerError, Unsupported
 from workers.reporter import Reporter
 from workers.torch_host import (
@@ -30,6 +30,7 @@ from workers.torch_host import (
     set_precision,
     why_no_precision,
 )
+from workers.uploaded import describe
 
 if TYPE_CHECKING:
     import torch
@@ -229,7 +230,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
                 values.set_missing(meaning.code, str(meaning))
             else:
                 print_traceback(error)
-                values.set_missing("failed", with_type(error, short_message(error)))
+                values.set_missing("failed", describe(error, short_message(error)))
         self.check_devices_answer(context)
         checks = [check_measured(values), *trial.checks]
         if not self.timed:

@@ -42,7 +42,7 @@ from workers.measure.judging import WrongResult
 from workers.measure.memory import OutOfMemory, is_out_of_memory, memory_meter, short_message
 from workers.measure.own_step import KINDS
 from workers.measure.timing import run_step
-from workers.outcome import RunnerError, describe_error
+from workers.outcome import RunnerError
 from workers.torch_host import set_precision
 
 ROUNDS = 6
@@ -106,16 +106,14 @@ def report_known_errors(rank: Rank) -> Iterator[None]:
     except RunnerError as error:
         rank.report({"failed": error.code, "detail": str(error)})
         raise
-    except FileNotFoundError as error:
-        if cure := uploaded.lacking_file(error):
-            rank.report({"failed": RunnerError.code, "detail": describe_error(error) + cure})
-        raise
     except WrongResult as error:
         rank.report({"failed": error.outcome, "detail": str(error)})
         raise
-    except (OutOfMemory, RuntimeError, MemoryError) as error:
+    except Exception as error:
         if isinstance(error, OutOfMemory) or is_out_of_memory(error):
             rank.report({"failed": OutOfMemory.outcome, "detail": short_message(error)})
+        elif uploaded.place_of(error) or uploaded.lacking_file(error):
+            rank.report({"failed": RunnerError.code, "detail": uploaded.describe(error)})
         raise
 
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.specs.diagnosis import DiagnosisSpec
+from workers import uploaded
 from workers.changes import CHANGES
 from workers.changes._base import Change, replaced
 from workers.jobs import ddp
@@ -17,7 +18,7 @@ from workers.jobs._base import Unit
 from workers.jobs._profiled import profile_steps
 from workers.jobs._training import building, measuring
 from workers.measure.table import Column, Scalar
-from workers.outcome import RunnerError, describe_error
+from workers.outcome import RunnerError
 from workers.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     except Exception as error:
         if not names:
             raise
-        row = _refused(stage, names, str(error) if isinstance(error, RunnerError) else describe_error(error))
+        row = _refused(stage, names, str(error) if isinstance(error, RunnerError) else uploaded.describe(error))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     report.table(TURNS, COLUMNS, [row])
