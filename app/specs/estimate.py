@@ -158,6 +158,7 @@ class EstimateSpec(SpecBase):
         "forward_oom_length",
         "backward_oom_length",
         "step_peak_gib",
+        "free_gib",
         "fewest_shards",
         "total_gib",
         "replica_devices",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from app.specs.estimate import EstimateSpec
+from app.specs.estimate import EstimateSpec, MeshSpec
 
 if TYPE_CHECKING:
     from workers.measure.table import Scalar
@@ -267,19 +267,33 @@ def columns() -> list[Any]:
     )
 
 
+def asked(spec: EstimateSpec, fits: Sequence[Fit]) -> Fit:
+    """Return the strategy that the spec asks about: that of its mesh; a transformer with the default mesh: one device
+    alone."""
+    default = MeshSpec()
+    sharded, split = spec.mesh.fsdp != default.fsdp, spec.mesh.tensor != default.tensor
+    strategy = "mesh" if sharded and split else "fully_sharded" if sharded else "tensor" if split else "none"
+    if spec.architecture == "feed_forward_stack":  # its question is that of CS336, about the mesh
+        strategy = "mesh"
+    return next(fit for fit in fits if fit.strategy == strategy)
+
+
 def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str]:
     """Return sentences that answer: does it fit, how many devices does it take, and what would make it fit?"""
     known = [fit for fit in fits if fit.fits is not None]
     what = f"{spec.label()}, {spec.batch_size} × {spec.context_length} tokens"
     size = f"{spec.device_gb:g} GB ({spec.device_gb * 1e9 / GIB:.4g} GiB)"
-    where = f"a device of {size}"
-    if spec.architecture == "transformer":
-        where = f"a GPU of {size}" if on_gpu else f"{where}, as on a CPU (for a GPU, say device=cuda)"
+    is_gpu = spec.architecture == "transformer" and on_gpu
+    verdict = asked(spec, fits)
+    noun = "GPU" if is_gpu else "device"
+    where = f"on a {noun} of {size}"
+    if verdict.strategy != "none":
+        where = f"with {verdict.strategy} on {verdict.devices} {noun}s of {size}"
+    if spec.architecture == "transformer" and not on_gpu:
+        where += ", as on a CPU (for a GPU, say device=cuda)"
     each = "; ".join(f"{fit.strategy} {'yes' if fit.fits else 'no'}, {gib(fit.peak or 0)}" for fit in known)
-    verdict = "fits" if any(fit.fits for fit in known) else "does not fit"
-    if 0 < sum(bool(fit.fits) for fit in known) < len(known):
-        verdict = "fits with some strategies only"
-    lines = [f"{what}, {verdict} on {where}. By strategy: {each}."]
+    does = "cannot be divided" if verdict.fits is None else "fits" if verdict.fits else "does not fit"
+    lines = [f"{what}, {does} {where}. By strategy: {each}."]
     able = [(fit.fewest, fit.strategy) for fit in fits if fit.fewest is not None]
     if able:
         mesh, strategy = min(able, key=lambda one: one[0].devices)

@@ -20,6 +20,7 @@ from workers.jobs._fits import (
     Mesh,
     Question,
     answer,
+    asked,
     close,
     columns,
     fewest_devices,
@@ -73,6 +74,7 @@ def metrics() -> list[Metric]:
         Metric("parameters", None, "parameters"),
         *(Metric(name, None, "GiB") for name in PARTS),
         Metric("step_peak_gib", None, "GiB"),
+        Metric("free_gib", None, "GiB"),
         Metric("saved_by_16_bits_gib", None, "GiB"),
         Metric("saved_by_sharding_gib", None, "GiB"),
         Metric("replica_devices", None, "devices"),
@@ -149,6 +151,7 @@ class EstimateRunner:
             fits = add_devices(values, sheet, spec, report)
         else:
             fits = add_peaks(values, sheet, spec, question_of(spec, shape, step), report)
+        set_free(values, asked(spec, fits), sheet_bytes(sheet, "R"))
         report_answer(spec, fits, report, on_gpu=on_gpu)
         report_memory(sheet, shape, step, report)
         report_formulas(sheet, report)
@@ -259,7 +262,7 @@ def add_devices(values: Values, sheet: Sheet, spec: EstimateSpec, report: Report
     values.set("step_peak_gib", None, samples(peak, GIB))
     values.set("replica_devices", None, samples(sheet.add(REPLICA_DEVICES)))
     reason = why_no_shards(sheet.symbols)
-    set_fewest_shards(values, samples(sheet.add(FEWEST_SHARDS, unless=reason)), reason or "")
+    shards, why_none = samples(sheet.add(FEWEST_SHARDS, unless=reason)), reason or ""
     fsdp, tensor = spec.mesh.fsdp, spec.mesh.tensor
     devices = {"tensor": tensor, "mesh": fsdp * tensor}
     rows: list[list[Scalar]] = []
@@ -281,13 +284,29 @@ def add_devices(values: Values, sheet: Sheet, spec: EstimateSpec, report: Report
             axes = [] if fewest is None else [f"mesh.{axis}={n}" for axis, n in fewest._asdict().items() if n > 1]
             helps = " with ".join(axes) or "another strategy, or a smaller model"
         found.append(Fit(strategy, number_of, size, fits, helps, fewest, reason))
+    set_fewest_shards(values, shards, why_none, asked(spec, found))
     report_devices(rows, report)
     return found
 
 
-def set_fewest_shards(values: Values, shards: Sequence[float] | None, why_none: str) -> None:
-    """Set the fewest shards. None: it fits on none, which a table says, whereas it leaves out what is unknown."""
-    if shards is not None:
+def set_free(values: Values, fit: Fit, limit: int) -> None:
+    """Set what a device of so many bytes has left at the peak; where it does not fit it is `oom`, for a search, too."""
+    of_free = [metric for metric in values.metrics if metric.name == "free_gib"]
+    if fit.peak is None:
+        values.set_missing("unsupported", fit.note or "", of_free)
+    elif fit.fits:
+        values.set("free_gib", None, [(limit - fit.peak) / GIB])
+    else:
+        why = f"the step takes {gib(fit.peak)} on each device ({fit.strategy}), of {gib(limit)}"
+        values.set_missing("oom", why, of_free)
+
+
+def set_fewest_shards(values: Values, shards: Sequence[float] | None, why_none: str, fit: Fit) -> None:
+    """Set the fewest shards. None: it fits on none, which a table says, whereas it leaves out what is unknown: this,
+    where the strategy that is asked about, `fit`, needs no shards."""
+    if fit.fits:
+        values.set("fewest_shards", None, shards, why_none)
+    elif shards is not None:
         values.set("fewest_shards", None, shards)
     else:
         values.set_missing("oom", why_none, [metric for metric in values.metrics if metric.name == "fewest_shards"])
@@ -331,7 +350,6 @@ def add_peaks(values: Values, sheet: Sheet, spec: EstimateSpec, question: Questi
     limit = replace(question, limit=sheet_bytes(sheet, "M"))
     shards, splits = limit.fewest_shards("fully_sharded"), splits_of(spec)
     why = f"each device keeps {gib(replace(limit, fsdp=MOST_DEVICES).peak('fully_sharded'))}, however many there are"
-    set_fewest_shards(values, None if shards is None else [shards], why)
     rows: list[list[Scalar]] = []
     fits: list[Fit] = []
     for strategy in ("none", *STRATEGIES):
@@ -353,6 +371,7 @@ def add_peaks(values: Values, sheet: Sheet, spec: EstimateSpec, question: Questi
         share = 100 * total / question.limit
         sizes = [size / GIB for size in parts.values()]
         rows.append([strategy, devices, *sizes, total / GIB, share, question.fits(strategy), None, moment.name, None])
+    set_fewest_shards(values, None if shards is None else [shards], why, asked(spec, fits))
     report_devices(rows, report)
     report_moments(question.moments("none"), report)
     return fits
