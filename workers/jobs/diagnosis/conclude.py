@@ -18,6 +18,7 @@ from workers.jobs._values import Metric, Values
 from workers.jobs.diagnosis.look import OPTIMIZER, REPEATED
 from workers.jobs.diagnosis.planning import GAIN
 from workers.jobs.diagnosis.turn import JOINED
+from workers.measure.check import Check
 from workers.measure.table import Column, Scalar
 from workers.reporter import Reporter
 
@@ -63,6 +64,8 @@ EQUAL = 1e-5
 
 UNLIKE = 1.5
 """By what factor the profiled process may differ from the others."""
+MOST_APART = 0.2
+"""How far processes of the step as it is, or their median's interval, may be from the median."""
 NO_TIME = "no time was left: a larger budget_s tries it"
 
 
@@ -115,6 +118,10 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     results = [_result(found, row) for row in found["candidates"]]
     joined = _joined(found, results)
     step_ms = _step_ms(found)
+    if (check := _check_processes(_plain(found))) is not None:
+        from workers.measure.validity import verdict
+
+        report.validity(verdict([check]), title="processes")
     causes = _causes(found["seen"], results, step_ms)
     report.table("causes", CAUSES, causes)
     report.table("changes", CHANGES, [one.row for one in [*results, joined]])
@@ -139,6 +146,16 @@ def _plain(found: Mapping[str, Any]) -> list[float]:
     return values
 
 
+def _check_processes(values: Sequence[float]) -> Check | None:
+    """Check that the processes of the step as it is agree on its time; None: there was one."""
+    if len(values) < 2:
+        return None
+    middle, (low, high) = statistics.median(values), median_interval(values) or (min(values), max(values))
+    apart = max(high / middle - 1, 1 - low / middle)
+    detail = f"processes took {_ms(low)} to {_ms(high)}, up to {apart:.0%} off their median; limit {MOST_APART:.0%}"
+    return Check("variation", apart <= MOST_APART, detail)
+
+
 def _step(found: Mapping[str, Any], step_ms: float | None) -> str:
     """Return the first line: the step, its interval, and the share of it in which a GPU works."""
     if step_ms is None:
@@ -154,6 +171,8 @@ def _step(found: Mapping[str, Any], step_ms: float | None) -> str:
         line += f", the device works {found['busy_percent']:.0f} % of it"
     if found["looked"] and not 1 / UNLIKE < (looked := found["looked"][0]) / step_ms < UNLIKE:
         line += f"; {_ms(looked)} when profiled, so shares may differ"
+    if (check := _check_processes(values)) is not None and not check.ok:
+        line += f"; suspect: processes differ by more than {MOST_APART:.0%}"
     return line
 
 
@@ -218,6 +237,7 @@ def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_m
     certain = {*measured, *(one.cause for one in results if one.removes and one.low is not None)}
     # Forks that screen differ from the processes of the turns: only their ratio carries over.
     measured |= {one.cause: one.ratio * total for one in results if one.removes and one.ratio is not None and one.sure}
+    not_sure = {one.cause for one in results if one.removes and one.high is not None and one.high >= 1}
     rows: list[list[Scalar]] = []
     left = total
     for row in sorted(seen, key=lambda row: -row["lost_ms"]):
@@ -227,8 +247,10 @@ def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_m
         left -= 0 if row["cause"] in STAYS else row["lost_ms"]
         bound = measured.get(row["cause"])
         alone = of_cause[row["cause"]] * 0.5 < row["lost_ms"]
-        if bound is not None and alone and bound < total:  # noise may make the step longer without its work
-            limit, how = bound, "measured"
+        limit: float | None
+        if bound is not None and alone:  # noise may make the step longer without its work
+            certain_ms = bound if bound < total and row["cause"] not in not_sure else None
+            limit, how = certain_ms, "ceiling" if certain_ms is None else "measured"
         else:
             limit, how = None if step_ms is None else max(0.0, step_ms - row["lost_ms"]), "ceiling"
         rows.append([0, row["cause"], row["where"] or None, row["lost_ms"], percent, limit, how])
@@ -246,7 +268,7 @@ def _worth(
     step_ms: float,
 ) -> tuple[bool, bool, float]:
     """Return what it is worth to look at a cause: whether that is a large part of the step, whether anything is known
-    to shorten it, and by how many ms.
+    to shorten a large one, and by how many ms.
 
     Time that the device waits is worth itself, or what a step without it or a change was measured to gain. Work is what
     a step is made of: it is worth what a change gains. Attention and float64 are often slower than they need be, so
@@ -277,7 +299,8 @@ def _worth(
         known, worth = REPEATED in where or (cause != PLAIN and not tried), lost_ms
     elif cause == OPTIMIZER and gain_ms == 0:
         known = not any(one.cause == cause and one.done for one in results)
-    return 100 * worth >= LARGE_PERCENT * step_ms, known, worth if measured else worth / COMPARABLE
+    large = 100 * worth >= LARGE_PERCENT * step_ms
+    return large, known and large, worth if measured else worth / COMPARABLE
 
 
 def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Result], joined: Result) -> list[str]:
@@ -339,7 +362,14 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
             together += f"; `--change {best}` with a larger budget_s measures it again"
     lines += [(0.0, line) for line in _wrapped(together)]
     kept = sorted(range(len(lines)), key=lambda at: lines[at][0])[:MOST_LINES]
-    return [lines[at][1] for at in sorted(kept)]
+    return [_cut(lines[at][1], lines[at + 1 : at + 2] if at + 1 not in kept else ()) for at in sorted(kept)]
+
+
+def _cut(line: str, left_out: Sequence[tuple[float, str]]) -> str:
+    """Return a line that ends with "…" if the next one, which is left out, goes on with its sentence."""
+    if not any(text.startswith(INDENT) for _, text in left_out) or line[0].isdecimal():
+        return line
+    return (line if len(line) <= WIDTH - 2 else line[: WIDTH - 2].rpartition(" ")[0]) + " …"
 
 
 def _of_causes(
@@ -375,7 +405,7 @@ def _columns(causes: Sequence[Sequence[Scalar]]) -> list[str]:
             str(place),
             str(cause),
             f"{float(percent or 0.0):.1f} %",
-            BOUND[str(how)].format(_ms(float(bound))) if bound is not None else "",
+            BOUND[str(how)].format(_ms(float(bound))) if bound is not None else "not certain",
         )
         for place, (_, cause, _, _, percent, bound, how) in enumerate(causes, start=1)
     ]

@@ -278,3 +278,34 @@ def test_what_is_not_certain_is_told_before_the_last_causes() -> None:
     lines = conclude.answer("step 1000 ms", causes, [result("float32", "inconclusive", 0.9)], NOTHING)
     assert any(line.startswith("not certain: float32") for line in lines)
     assert len(lines) == conclude.MOST_LINES
+
+
+def test_a_step_whose_processes_differ_is_suspect_and_its_first_line_says_so(tmp_path: Path) -> None:
+    """Of alternating runs on a host that did other work."""
+    apart = found([78.02, 90.0, 95.44, 162.0])
+    assert conclude._step(apart, 92.72).endswith("; suspect: processes differ by more than 20%")
+    apart |= {"joined": [], "device_key": None, "candidates": [], "refused": {}, "differences": {}}
+    for turns, verdict in (([78.02, 90.0, 95.44, 162.0], "suspect"), ([90.0, 91.0, 93.0, 95.0], "valid")):
+        report = Report(tmp_path / verdict)
+        unit = Unit(title="the answer", params={**apart, "turns": {"": turns}})
+        conclude.run(DiagnosisSpec.example(), unit, report)
+        assert report.verdict["verdict"] == verdict
+
+
+def test_a_bound_whose_interval_reaches_the_step_is_not_certain() -> None:
+    bound = result("no_input", "inconclusive", 0.998, cause="input", removes=True)
+    seen = [{"cause": "input", "where": "", "lost_ms": 60.0}, {"cause": "kernels", "where": "", "lost_ms": 40.0}]
+    rows = {str(row[1]): row for row in conclude._causes(seen, [bound], 100.0)}
+    assert rows["input"][5:] == [None, "ceiling"]
+    assert "not certain" in "".join(conclude._columns([rows["input"]]))
+
+
+def test_below_large_causes_the_larger_share_comes_first() -> None:
+    assert ranked([], synchronisation=94.3, kernels=4.8, host=0.9) == ["synchronisation", "kernels", "host"]
+
+
+def test_a_sentence_that_is_cut_ends_with_a_mark() -> None:
+    why = result("fused_optimizer", "refused", reason="MyAdam is your own class: " + "one of torch.optim may " * 30)
+    lines = conclude.answer("step 475 ms", CAUSES, [why], NOTHING)
+    assert len(lines) == MOST_LINES
+    assert any(line.endswith(" …") for line in lines[3:-1])
