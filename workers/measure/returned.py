@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from workers.measure.check import Check
 from workers.measure.table import Column, Scalar
 
 STEPS = 5
@@ -62,6 +63,11 @@ class ReturnedNumbers:
     def rows(self) -> list[list[Scalar]]:
         """The table's rows: what was returned, and the number of steps up to the last `take`."""
         return [*self._rows, [MADE, None, "steps", max(0, self._begun - 1), None]]
+
+    def checks(self) -> list[Check]:
+        """Return a note on the first number that is infinite or NaN; none if all are finite."""
+        first = next((row for row in self._rows if row[-1] is not None), None)
+        return [] if first is None else [Check("finite", False, f"step {first[1]}: {first[2]} is {first[-1]}", "note")]
 
 
 def work_rows(work: Mapping[str, float | None]) -> list[list[Scalar]]:

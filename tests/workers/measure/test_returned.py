@@ -89,3 +89,15 @@ def test_work_that_is_known() -> None:
         ["work", None, "tokens", 8, None],
         ["work", None, "items", None, "inf"],
     ]
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+def test_a_number_that_is_not_finite_is_noted(value: str) -> None:
+    losses = iter([1.0, float(value), 2.0])
+    numbers = ReturnedNumbers(lambda: {"loss": next(losses)})
+    for _ in range(2):
+        numbers.take()
+    assert numbers.checks() == []
+    numbers.take()
+    (check,) = numbers.checks()
+    assert (check.name, check.ok, check.severity, check.detail) == ("finite", False, "note", f"step 2: loss is {value}")

@@ -67,7 +67,7 @@ def measure(
     add_times(values, training, times, step_ms, busy)
     if pacing == "loop":
         values.set("isolated_step_ms", ISOLATED, times.step)
-    return values, check_times(training, times, step_ms, busy, monitor)
+    return values, [*check_times(training, times, step_ms, busy, monitor), *numbers.checks()]
 
 
 def time_isolated(
@@ -112,6 +112,7 @@ def time_isolated(
         total = max(least, warmed_up) + (1 + loops) * planned
         report.progress(warmed_up + measured, total, "measuring" if measured else "warming up")
 
+    report.progress(0, least + (1 + loops) * planned, "warming up" if least else "measuring")
     times = time_steps(
         step.phases,
         make_clock(training.device),
