@@ -44,14 +44,32 @@ def took(server: Flopwatch, kind: str, specs: Iterable[Mapping[str, Any]]) -> To
     asked = [_inner(spec) for spec in specs]
     devices = {spec.get("device") for spec in asked} - {"auto", None}
     codes = [code for code in map(_code, asked) if code is not None]
+    which = "code" if codes else "kind and model" if any(spec.get("model") for spec in asked) else "kind"
     found = []
     for job in server.list_jobs(kind=kind, state="succeeded", limit=LAST):
         device = ((job["environment"] or {}).get("device") or {}).get("type")
         on_such = device is None or not devices or device in devices
-        if job["started_at"] and job["finished_at"] and on_such and (not codes or _code(_inner(job["spec"])) in codes):
+        if job["started_at"] and job["finished_at"] and on_such and _alike(_inner(job["spec"]), asked, codes):
             span = parsed_time(job["finished_at"]) - parsed_time(job["started_at"])
             found.append((job["id"], span.total_seconds()))
-    return Took([seconds for _, seconds in found], [job for job, _ in found], "code" if codes else "kind")
+    return Took([seconds for _, seconds in found], [job for job, _ in found], which)
+
+
+def _alike(ran: Mapping[str, Any], asked: Iterable[Mapping[str, Any]], codes: Sequence[Any]) -> bool:
+    """Return True if a job ran one of these codes of the user's own or, if there are none, no such code and the size of
+    one of these models."""
+    if codes:
+        return _code(ran) in codes
+    models = [spec["model"] for spec in asked if isinstance(spec.get("model"), dict)]
+    had = ran.get("model")
+    return _code(ran) is None and (
+        not models or not isinstance(had, dict) or any(_same(had, model) for model in models)
+    )
+
+
+def _same(ran: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+    """Return True if a model, with all its fields, has those that are asked for."""
+    return all(ran.get(name) == value for name, value in asked.items())
 
 
 def unavailable(server: Flopwatch, specs: Iterable[Mapping[str, Any]]) -> str | None:

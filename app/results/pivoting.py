@@ -234,7 +234,10 @@ def _sheet(
     cases = [line.case for line in lines if line.case is not None]
     marks, footnotes = _marks(lines, shown, layout)
     statistics = _on_statistics(cases, shown, layout, one_process=one_process)
-    statistics += [_BEST] if layout.best else []
+    if layout.best:
+        statistics.append(
+            _BEST if any(getattr(cell, "best", False) for row in sheet.rows for cell in row) else _NO_BEST
+        )
     notes = [*statistics, *_of_kinds(cases, shown), *related.notes, *footnotes, *sheet.notes]
     return replace(
         sheet,
@@ -392,6 +395,7 @@ _BEST = (
     "Bold: the best of rows that do the same, and all whose intervals overlap with it. The interval of one process "
     "leaves out how processes differ: flopwatch compare measures that."
 )
+_NO_BEST = "No cell is bold: no two valid rows do the same work."
 _INTERVAL = f"its 95 % interval (of fewer than {FEWEST_FOR_INTERVAL}: from the smallest to the largest)"
 _SPREADS: Mapping[Statistic, str] = {
     "mean": " ± their standard deviation",

@@ -217,7 +217,9 @@ class TestBest:
 
     def test_nobody_is_the_best_of_one(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {}))
-        assert not table(database, best=True).column("step_ms")[0].best
+        sheet = table(database, best=True)
+        assert not sheet.column("step_ms")[0].best
+        assert [note.partition(":")[0] for note in sheet.notes if "old" in note] == ["No cell is bold"]
 
 
 class TestOrder:
