@@ -508,6 +508,17 @@ def test_memory_of_which_the_steps_do_not_show_that_it_keeps_growing_is_told() -
     )
 
 
+@pytest.mark.parametrize(("line", "told"), [(1, True), (2, False)], ids=["call", "line"])
+def test_memory_that_grows_in_a_function_is_not_said_to_grow_in_its_first_line(tmp_path, line: int, told: bool) -> None:
+    (tmp_path / "mem.py").write_text("def step():\n    kept.append(x)\n")
+    frames = [{"filename": str(tmp_path / "mem.py"), "line": line, "name": "step"}]
+    made = replace(Allocation(1, 8, None), frames=frames)
+    after = AfterSteps([{(None, "mem.py step"): Held(size * MIB, size, made)} for size in (1, 2, 3, 4)])
+    check = check_growth(Values([Metric("growth_mib_per_step", None, "MiB")]), after, [1, 4])
+    assert not check.ok
+    assert ("lines of functions" in check.detail) == told
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_is_saved_for_the_backward_pass_are_the_activations(once, device: str) -> None:
     """Its sum is that of the recorded allocations; each block saves the weights of its attention."""

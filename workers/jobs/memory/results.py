@@ -139,7 +139,7 @@ def check_fragmentation(recorded: RecordedStretch) -> list[Check]:
 
 def check_growth(values: Values, after: AfterSteps, moments: Sequence[int]) -> Check:
     """Check that no memory grows from step to step, and set by how much it does. The detail names the lines."""
-    from workers.measure.allocations.stacks import site
+    from workers.measure.allocations.stacks import is_call, site
     from workers.measure.check import Check
 
     steps = moments[-1] - moments[0]
@@ -159,6 +159,8 @@ def check_growth(values: Values, after: AfterSteps, moments: Sequence[int]) -> C
         return Check("growth", True, detail, "note")
     more = f", and {len(growing) - MAX_NAMED} others" if len(growing) > MAX_NAMED else ""
     detail = f"memory grows from step {moments[0]} to step {moments[-1]}: {', '.join(named)}{more}"
+    if any(is_call(one.example.frames) for one in growing[:MAX_NAMED]):
+        detail += "; these are the lines of functions, not of allocations: a CPU's stacks have calls only"
     return Check("growth", False, detail, "note")
 
 

@@ -136,7 +136,7 @@ def report_saved(session: Session, report: Reporter) -> None:
 def report_growth(session: Session, report: Reporter) -> None:
     """Report the allocations that are more or larger after the last of `snapshot_steps` than after the first."""
     from workers.measure.allocations.categories import CATEGORIES
-    from workers.measure.allocations.stacks import NEXT, code, site
+    from workers.measure.allocations.stacks import NEXT, code, is_call, site
     from workers.measure.table import Column
 
     moments = session.spec.snapshot_steps
@@ -149,7 +149,7 @@ def report_growth(session: Session, report: Reporter) -> None:
     rows: list[list[Any]] = [
         [
             *(one.size / (moments[-1] - moments[0]) / MIB, site(one.example.frames)),
-            (code(one.example.frames) or "").partition(NEXT)[0] or None,
+            None if is_call(one.example.frames) else (code(one.example.frames) or "").partition(NEXT)[0] or None,
             *(one.continues, one.sizes[0] / MIB, one.sizes[-1] / MIB),
             *(CATEGORIES[one.example.category], one.place[0]),
             *(*one.counts, one.example.made_in, one.place[1]),

@@ -81,6 +81,11 @@ def code(frames: Sequence[Frame]) -> str | None:
     return NEXT.join(lines) if any(lines) else None
 
 
+def is_call(frames: Sequence[Frame]) -> bool:
+    """Return True if the place is the beginning of a function, as stacks of a CPU have it, and not a line of it."""
+    return (code(frames) or "").startswith(("def ", "async def ", "@"))
+
+
 def _line(frame: Frame) -> str:
     # Torch's profiler leaves the folders of sys.path out, and uploaded code is in the cache only.
     name = frame["filename"]
