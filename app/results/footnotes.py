@@ -8,8 +8,7 @@ from typing import Any
 
 DAGGER, PARTIAL, NOISY = "†", "*", "‡"
 MAX_NOISE = 0.05
-"""Largest half of a median's interval, as a share of the median, that is not called noisy; what comparisons look for.
-"""
+"""Largest spread of a median, as a share of it, that is not called noisy; what comparisons look for."""
 MAX_GROUPS = 9
 """Largest number of reasons with a sign of their own; all other rows that are not valid share one sign."""
 MAX_DETAIL = 160

@@ -351,12 +351,12 @@ def _marks(lines: Sequence[Line], metrics: Sequence[str], layout: Layout) -> tup
 
 
 def _noise(cells: Iterable[Cell]) -> float:
-    """Return the largest half of a median's interval, as a share of the median."""
+    """Return the largest spread of a median, as a share of it."""
     return max(
         (
-            (cell.high - cell.low) / 2 / abs(cell.value)
+            cell.spread / abs(cell.value)
             for cell in cells
-            if cell.value and cell.low is not None and cell.high is not None
+            if cell.value and cell.spread is not None and cell.low is not None
         ),
         default=0.0,
     )

@@ -68,7 +68,7 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 
 
 def error_of_median(samples: Sequence[float]) -> float | None:
-    """Return half the width of the median's 95 % interval over the median; None for fewer than two samples.
+    """Return the median's larger distance to an end of its 95 % interval, over it; None for fewer than two samples.
 
     The interval goes from the k-th smallest to the k-th largest sample, with the normal approximation of k (Conover,
     Practical Nonparametric Statistics, section 3.2); of fewer than six samples, over all of them.
@@ -78,7 +78,7 @@ def error_of_median(samples: Sequence[float]) -> float | None:
     if n < 2 or not (middle := quantile(ordered, 0.5)):
         return None
     k = max(1, math.floor((n + 1 - Z95 * math.sqrt(n)) / 2))
-    return (ordered[n - k] - ordered[k - 1]) / 2 / abs(middle)
+    return max(ordered[n - k] - middle, middle - ordered[k - 1]) / abs(middle)
 
 
 def modes(samples: Sequence[float], *, share: float) -> tuple[float, float] | None:

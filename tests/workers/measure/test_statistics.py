@@ -33,10 +33,11 @@ def test_what_is_no_sample_is_refused(samples: list[float]) -> None:
         summarize(samples)
 
 
-def test_the_error_of_a_median_is_half_its_interval() -> None:
+def test_the_error_of_a_median_is_the_larger_distance_to_an_end_of_its_interval() -> None:
     ten = [float(number) for number in range(1, 11)]  # from the 2nd to the 9th, about 5.5
     assert error_of_median(ten) == pytest.approx(3.5 / 5.5)
     assert error_of_median([1.0, 2.0, 3.0]) == pytest.approx(0.5), "of few samples, all of them"
+    assert error_of_median([1.0, 2.0, 6.0]) == pytest.approx(2.0)
     assert error_of_median([*ten[:9], 1e6]) == error_of_median(ten), "one interrupted step says nothing"
     assert error_of_median([1.0]) is None
     assert error_of_median([0.0, 0.0]) is None

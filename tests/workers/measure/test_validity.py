@@ -113,7 +113,7 @@ def test_white_noise_on_a_processor_is_valid_with_enough_samples(rng: random.Ran
 
 
 def test_few_samples_of_white_noise_are_a_note_on_a_processor(rng: random.Random) -> None:
-    runs = [drawn(rng, 10) for _ in range(200)]
+    runs = [drawn(rng, 10, 0.1) for _ in range(200)]
     verdicts = [verdict(check_stability(run, on_gpu=False))["verdict"] for run in runs]
     assert verdicts.count("valid") >= 140
     checks = [check_stability(run, on_gpu=False)[0] for run in runs]
@@ -348,6 +348,11 @@ def test_what_others_took_of_the_processors() -> None:
     assert disturbed.detail == "other processes used 25.0% of the CPU, this one 50.0%"
     outdone = check_host_load(before, HostLoad(busy=118, own=18, available=1020), 10, matters=True)
     assert (outdone.ok, outdone.severity) == (False, "suspect")
+    full = check_host_load(before, HostLoad(busy=119.9, own=20.7, available=1020), 10, matters=True)
+    assert (full.ok, full.severity) == (False, "suspect"), "less than the unit, but there was no more to have"
+    assert full.detail == "other processes used 46.0% of the CPU, this one 53.5%: it was full"
+    little = check_host_load(before, HostLoad(busy=119, own=24.3, available=1020), 10, matters=True)
+    assert little.severity == "note", "a full host, of which others had 23.5 %"
     assert check_host_load(before, crowded, 10, matters=False).ok
     assert "too short" in check_host_load(before, crowded, 0.1, matters=True).detail
     assert not check_host_load(None, None, 10, matters=True).ok

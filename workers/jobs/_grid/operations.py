@@ -326,8 +326,8 @@ def check_recompiles(began: Sequence[Compilation], ended: Sequence[Compilation])
 
 
 def combined(checks_by_pass: Mapping[str, Sequence[Check]]) -> list[Check]:
-    """Combine the passes' checks of each name into one: it is ok if all are; otherwise it names the passes that
-    failed."""
+    """Combine the passes' checks of each name into one: it is ok if all are; otherwise it names the passes of
+    its severity, the worst."""
     from workers.measure.check import Check
 
     by_name: dict[str, dict[str, Check]] = {}
@@ -337,8 +337,9 @@ def combined(checks_by_pass: Mapping[str, Sequence[Check]]) -> list[Check]:
     result = []
     for name, checks_of in by_name.items():
         failed = {pass_name: check for pass_name, check in checks_of.items() if not check.ok}
-        detail = "; ".join(f"{pass_name}: {check.detail}" for pass_name, check in (failed or checks_of).items())
         severities = {check.severity for check in (failed or checks_of).values()}
         severity = next((worst for worst in SEVERITIES if worst in severities), NOT_JUDGED)
+        shown = {pass_name: check for pass_name, check in failed.items() if check.severity == severity} or checks_of
+        detail = "; ".join(f"{pass_name}: {check.detail}" for pass_name, check in shown.items())
         result.append(Check(name, not failed, detail, severity))
     return result
