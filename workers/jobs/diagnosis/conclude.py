@@ -377,7 +377,7 @@ def _of_causes(
 ) -> Iterator[tuple[float, str]]:
     """Yield the lines of each cause, with their ranks: the cure of a cause is as important as the cause."""
     told: set[str] = set()
-    heads = _columns(causes)
+    heads = _columns(causes, results)
     yield from ((0.0, head.rstrip()) for head in heads[:1])
     for place, (head, row) in enumerate(zip(heads[1:], causes, strict=True), start=1):
         cause, percent = str(row[1]), float(row[4] or 0.0)
@@ -398,14 +398,14 @@ def _of_causes(
 LOSERS = {"not worth it": ("no_difference", "worse"), "not certain": ("inconclusive",)}
 
 
-def _columns(causes: Sequence[Sequence[Scalar]]) -> list[str]:
+def _columns(causes: Sequence[Sequence[Scalar]], results: Sequence[Result] = ()) -> list[str]:
     """Return rank, cause, share and bound of each cause, one below the other, and above them what they are."""
     cells = [
         (
             str(place),
             str(cause),
             f"{float(percent or 0.0):.1f} %",
-            BOUND[str(how)].format(_ms(float(bound))) if bound is not None else "not certain",
+            _bound(str(cause), bound, str(how), results),
         )
         for place, (_, cause, _, _, percent, bound, how) in enumerate(causes, start=1)
     ]
@@ -419,6 +419,18 @@ def _columns(causes: Sequence[Sequence[Scalar]]) -> list[str]:
 
 HEAD = ("#", "lost to", "share", "step without it")
 BOUND = {"measured": "{}, timed", "ceiling": "about {}"}
+
+
+def _bound(cause: str, bound: Scalar, how: str, results: Sequence[Result]) -> str:
+    """Return the step without a cause, with its interval where that is known: "38.1 ms (35.2 … 41)"."""
+    if bound is None:
+        return "not certain"
+    text = BOUND[how].format(_ms(float(bound)))
+    for one in results if how == "measured" else ():
+        if one.removes and one.cause == cause and one.ratio and one.low is not None and one.high is not None:
+            low, high = (float(bound) * end / one.ratio for end in (one.low, one.high))
+            text = f"{_ms(float(bound))} ({low:.4g} … {high:.4g})"
+    return text
 
 
 def _cure(cause: str, better: Sequence[Result]) -> str:
