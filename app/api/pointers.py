@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
@@ -87,6 +88,11 @@ def describe(error: ErrorDetails, model: type[BaseModel]) -> str:
         return f"{error['msg']}; got {shown(error['input'])}; did you mean {paths[0]}?"
     several = isinstance(error["input"], str) and "," in error["input"] and any(part in KINDS for part in error["loc"])
     cure = "; one job for each of several values is a sweep: `flopwatch sweep`" if several else ""
+    if kind == "literal_error" and not several and isinstance(sent := error["input"], str):
+        # "float16" is as near to bf16 as to fp16: the first letter decides.
+        options = [one for one in re.findall("'([^']*)'", error["ctx"]["expected"]) if one[:1] == sent[:1]]
+        near = difflib.get_close_matches(sent, options, n=1, cutoff=0.5)
+        cure = f"; did you mean {near[0]}?" if near else ""
     return f"{error['msg']}; got {shown(error['input'])}{cure}"
 
 

@@ -246,7 +246,10 @@ def _misfits(point: Point, invalid: ValidationError) -> Iterator[tuple[Location,
         origin = point.origin(sent_location(error, point.spec, ()))
         if error["type"] == "extra_forbidden" and origin[0] == "grid" and len(origin) == len(("grid", "path", "index")):
             origin = origin[:2]  # the path is wrong, whatever the value
-        yield origin, describe(error, SpecBase)
+        if isinstance(point, SearchPoint) and error["type"] == "less_than_equal" and origin[0] == "fit":
+            yield origin, f"{point.fit.axis} takes at most {error['ctx']['le']}, the end of its range"
+        else:
+            yield origin, describe(error, SpecBase)
 
 
 @router.get("", responses={200: {"model": Page[Sweep]}}, summary="List sweeps, newest first")

@@ -252,7 +252,7 @@ def test_a_search_whose_code_is_gone_leaves_no_job_behind(fresh_site: Any) -> No
         ({"fit": {"axis": "precision"}}, "/fit/axis", "takes integers"),
         ({"fit": {"axis": "checkpoint_layers", "step": 1, "upto": 2}}, "/fit/axis", "Changes nothing"),
         ({"fit": {"axis": "seed", "step": 1, "upto": 2}}, "/fit/axis", "Changes nothing"),
-        ({"fit": {"upto": 2_000_000}}, "/fit/upto", "less than or equal to 1048576"),
+        ({"fit": {"upto": 2_000_000}}, "/fit/upto", "context_length takes at most 1048576"),
         ({"fit": {"upto": 10}}, "/fit/upto", "no multiple of step"),
         ({"fit": {"start": 5000}}, "/fit/start", "must not exceed"),
         ({"grid": {"context_length": [1, 2]}}, "/fit/axis", "The grid sets it"),

@@ -27,6 +27,7 @@ def checked(response: httpx.Response, status: int) -> dict[str, Any]:
 HUGE = 10**400
 
 INVALID: list[tuple[Any, str, str]] = [
+    ({"spec": {**TINY, "precision": "float16"}}, "/spec/precision", "did you mean fp16?"),
     ({"spec": {**TINY, "context_lenght": 64}}, "/spec/context_lenght", "did you mean context_length?"),
     ({"spec": {**TINY, "modle": {"size": "tiny"}}}, "/spec/modle", "did you mean model?"),
     ({"spec": {**TINY, "context_length": "128"}}, "/spec/context_length", 'got "128"'),
