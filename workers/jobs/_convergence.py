@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 SIDES = ("baseline", "candidate")
 LAST = 0.1
 """Share of the steps, the last ones, whose mean is the final loss; before, the window of the running mean."""
+LEARNED = 0.9
+"""Largest share of the loss of guessing that a model has learned to go below."""
 MOST_ROWS = 100
 
 Losses = Sequence[float]
@@ -64,6 +66,7 @@ def run(spec: CompareSpec, report: Reporter) -> None:
     notes = [note for side in sides.values() for note in fp8_notes(side, device)]
     if len({(side.model.model_dump_json(), side.code) for side in sides.values()}) > 1:
         notes.append(Check("models", False, "the models differ, so equal seeds give other weights", "note"))
+    notes.append(learned(runs, min(side.model.vocab_size for side in sides.values())))
     _report(runs, notes, report)
 
 
@@ -98,6 +101,9 @@ def _report(runs: Runs, notes: Sequence[Check], report: Reporter) -> None:
     rows = loss_rows(runs)
     report.table("losses", Column.parse(columns), rows)
     lines = sentences(runs)
+    for check in notes:
+        if check.name == "learned":
+            lines.insert(len(lines) if check.ok else 0, check.detail)
     report.table("convergence", Column.parse("convergence"), [[line] for line in lines])
     infinite = [side for side in SIDES if not all(math.isfinite(loss) for losses in runs[side] for loss in losses)]
     detail = f"the losses of the {' and '.join(infinite)} are not finite" if infinite else "all losses are finite"
@@ -123,6 +129,20 @@ def difference(numbers: Sequence[float]) -> tuple[float | None, float | None, fl
         return None, None, None
     low, high = median_interval(numbers) or (None, None)
     return statistics.median(numbers), low, high
+
+
+def learned(runs: Runs, vocab_size: int) -> Check:
+    """Check that the final losses are clearly below that of guessing evenly among the letters: check `learned`."""
+    from workers.measure.check import Check
+    from workers.model.batches import ChainBatches
+
+    last = max(1, round(LAST * len(runs["baseline"][0])))
+    level = max(statistics.fmean(loss for losses in runs[side] for loss in losses[-last:]) for side in SIDES)
+    letters = min(vocab_size, ChainBatches.LETTERS)
+    detail = f"guessing one of {letters} letters gives a loss of {math.log(letters):.4g}"
+    if not LEARNED * math.log(letters) < level < math.inf:
+        return Check("learned", True, detail)
+    return Check("learned", False, f"not learned yet, so more steps are needed: {level:.4g}, and {detail}", "note")
 
 
 def sentences(runs: Runs) -> list[str]:

@@ -16,7 +16,7 @@ from app.specs import spec_adapter
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.compare import CompareSpec
 from tests.workers.reporting import Report
-from workers.jobs._convergence import loss_rows, sentences, steps_to, train
+from workers.jobs._convergence import learned, loss_rows, sentences, steps_to, train
 from workers.jobs._training import building
 from workers.jobs.compare import RUNNER
 from workers.model.batches import ChainBatches
@@ -46,6 +46,15 @@ def trained(fields: dict[str, Any], pairs: int = PAIRS) -> list[list[float]]:
 @pytest.fixture(scope="module")
 def bf16() -> list[list[float]]:
     return trained(BF16)
+
+
+def test_a_loss_near_that_of_guessing_says_that_nothing_was_learned_yet() -> None:
+    few, many = ({"baseline": [[5.5, loss]], "candidate": [[5.5, loss]]} for loss in (5.4, 4.3))
+    assert learned(few, 1000).detail == (
+        "not learned yet, so more steps are needed: 5.4, and guessing one of 256 letters gives a loss of 5.545"
+    )
+    assert learned(many, 1000).ok
+    assert not learned(many, 64).ok
 
 
 def test_bf16_against_itself_shows_no_difference(bf16: list[list[float]]) -> None:
@@ -170,9 +179,11 @@ def test_a_comparison_ends_with_its_pairs_of_runs(tmp_path: Path) -> None:
     report = Report(tmp_path)
     RUNNER.run(spec, last, report)
     assert [row["step"] for row in report.table_rows("losses")] == list(range(1, 21))
-    assert "20 steps" in report.table_rows("convergence")[0]["convergence"]
+    told = [row["convergence"] for row in report.table_rows("convergence")]
+    assert told[0].startswith("not learned yet")
+    assert "20 steps" in told[1]
     assert report.verdict is not None
-    assert [one["name"] for one in report.verdict["checks"] if not one["ok"]] == ["models"]
+    assert [one["name"] for one in report.verdict["checks"] if not one["ok"]] == ["models", "learned"]
     assert not report.rows, "it measures no case"
 
 
