@@ -1,7 +1,5 @@
 """Findings of `flopwatch doctor`, in the words that it prints. Standard library only."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 

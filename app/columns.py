@@ -1,7 +1,5 @@
 """Names and types of the columns of tables."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Literal
 

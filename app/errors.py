@@ -31,8 +31,6 @@
 A job that fails raises no exception in the service: its `error` is a value, a problem that `job_problem` builds.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Mapping
 from dataclasses import dataclass

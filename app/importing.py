@@ -1,8 +1,6 @@
 """Starts programs with the right modules, and imports these faster. Standard library only, since the command line and
 workers begin with it."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import sys

@@ -2,8 +2,6 @@
 and the attempt that it is about. Standard library only.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

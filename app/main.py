@@ -1,7 +1,5 @@
 """The application: routes, pages, error handlers, lifespan. Nothing is built at import."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -3,8 +3,6 @@
 Standard library only: the command line reads it too.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

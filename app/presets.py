@@ -1,7 +1,5 @@
 """Named presets; standard library only. Sizes follow the GPT-2 family, as used in Stanford's CS336."""
 
-from __future__ import annotations
-
 from typing import Any, Final, TypedDict
 
 VOCABULARY_SIZE: Final = 10_000

@@ -1,7 +1,5 @@
 """The states of jobs and workers, and verdicts. Standard library only: the command line reads them too."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Final, Literal, get_args
 

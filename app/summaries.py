@@ -12,8 +12,6 @@ Of a job that ran several times, the measurements are those of the last attempt 
 Standard library only.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import statistics

@@ -3,8 +3,6 @@
 A scanner of sources and logs finds a token by its form, and the checksum tells a mistyped one without the database.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import secrets

@@ -8,8 +8,6 @@ compile the same kernels. A call that does not come back within seconds, as a ke
 process with the shape that it was given, and the run with it. Exit code 1: a result was wrong; 2: a call hung.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import math

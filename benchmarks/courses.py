@@ -12,8 +12,6 @@ processes there; what needs more GPUs than there are says so. `--only ddp,collec
 one of these words.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import shlex

@@ -10,8 +10,6 @@ longer, on several hosts, and asks a gate at 5 %. The fifth plays diagnoses (`fl
 that do nothing, and with one that saves 5 %.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import random

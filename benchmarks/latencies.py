@@ -9,8 +9,6 @@ client with one connection sends requests to the server, without a worker: to ev
 these jobs, and the requests of `REQUESTS` and `TABLES`.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import itertools
 import json

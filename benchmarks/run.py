@@ -7,8 +7,6 @@ A file has a base spec, one or more grids, each of which is submitted as a sweep
 The printed `flopwatch table` command shows the results again; other options of it show more of them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

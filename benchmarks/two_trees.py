@@ -10,8 +10,6 @@ one checkout; samples and verdicts are those of the first turns. Each checkout w
 before the chip has reached its power limit seems faster.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

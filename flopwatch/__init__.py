@@ -5,8 +5,6 @@ scripts say of their own steps: `flopwatch.phase`, `flopwatch.work`, `flopwatch.
 The client is imported on first use, since the command line imports modules of this package and starts in milliseconds.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

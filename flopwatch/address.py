@@ -4,8 +4,6 @@ it.
 Standard library only: the command line starts in milliseconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

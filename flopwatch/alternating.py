@@ -1,7 +1,5 @@
 """Comparisons in turns, for a check of jobs that ran at different times, and could not tell or found a slowdown."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -5,8 +5,6 @@ What the text does not tell (a decorator, a name that is bound twice, a class wi
 decides.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import difflib

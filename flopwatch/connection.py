@@ -3,8 +3,6 @@
 client.py has the methods of the API, and draws the tree of errors.
 """
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import hashlib

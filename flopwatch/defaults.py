@@ -2,8 +2,6 @@
 Standard library only: clients read this, too.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 HOST = "127.0.0.1"

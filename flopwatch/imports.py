@@ -1,8 +1,6 @@
 """Finds the files of one's own that uploaded code imports: those that would not go along with it, and those whose names
 a job's process has taken. Standard library only."""
 
-from __future__ import annotations
-
 import ast
 import io
 import sys

@@ -11,8 +11,6 @@ In a checkout the short names work, too. Whichever name of a package is imported
 the same module objects: nothing of ours is ever imported twice. Standard library only.
 """
 
-from __future__ import annotations
-
 import builtins
 import importlib.util
 import os

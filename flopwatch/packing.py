@@ -3,8 +3,6 @@
 Standard library only. `workers.uploaded` unpacks it; the file that is meant is the archive's comment.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

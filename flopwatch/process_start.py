@@ -1,7 +1,5 @@
 """When a process started, which tells it from a later process with the same pid. Standard library only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 PROC = Path("/proc")

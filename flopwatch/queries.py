@@ -1,7 +1,5 @@
 """The options of the client's methods, and the query parameters that it makes of them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict

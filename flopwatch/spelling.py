@@ -1,7 +1,5 @@
 """Writes a submission as people would type it: a command of flopwatch, and one of curl. Standard library only."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ By its path, so that neither the current folder nor another installation decides
 multiprocessing spawns in a job run this file, too, without starting anything.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -4,8 +4,6 @@ In a job, a worker listens and measures. When the script runs by itself, nobody 
 `measure` prints the median time. Standard library only, so that any script may import it.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import numbers

@@ -1,7 +1,5 @@
 """The formats of tables, and the statistics of which they can be made. Standard library only."""
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 Format = Literal["json", "csv", "markdown", "latex", "html"]

@@ -1,7 +1,5 @@
 """Flopwatch's version, also in a checkout that is not installed. Standard library only."""
 
-from __future__ import annotations
-
 from importlib import metadata
 
 from flopwatch.packages import FOLDER, OURS

@@ -4,8 +4,6 @@ Nothing here may import the service (app), workers or parallel. Importing this p
 neither torch nor Triton: the names below are imported on first use.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

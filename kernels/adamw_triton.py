@@ -5,8 +5,6 @@ float32, and can write the new parameter in another dtype, too. Launches of diff
 where the device can, a launch's first programs already run while the last ones of the launch before it end.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

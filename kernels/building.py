@@ -4,8 +4,6 @@ A library's name in the cache is a hash of everything that determines its conten
 in one process at a time. A host with a filled cache needs no compiler.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

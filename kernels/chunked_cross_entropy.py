@@ -1,7 +1,5 @@
 """Cross-entropy of an output layer, from its input, chunk by chunk: the full logits never exist."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ cheat do. So `now_s` holds what the function was when this module was imported, 
 runs; `kernels.device_events` does the same for a GPU. Nothing here may import torch, or other packages of this project.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 

@@ -1,7 +1,5 @@
 """Plain PyTorch through torch.compile, as implementations named `compiled` are."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

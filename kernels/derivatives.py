@@ -6,8 +6,6 @@ backward pass. `register` gives an operation its backward pass, and lets it refu
 functions that are no operation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 from warnings import catch_warnings

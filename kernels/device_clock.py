@@ -16,8 +16,6 @@ every sample.
 Nothing here may import other packages of this project but the two files of clocks: tuning and measuring both use it.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import deque
 from collections.abc import Callable

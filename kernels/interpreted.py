@@ -4,8 +4,6 @@ Triton 3.6 converts loop bounds, arrays of one element, by int(), which NumPy 2.
 the integers of its bits, multiplies these integers in products, and truncates float32 to bfloat16 where devices round.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

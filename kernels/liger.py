@@ -3,8 +3,6 @@
 Where it is not, they raise RuntimeError ("No available kernel: …").
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ exponentials relative to the largest logit so far (Milakov & Gimelshein, 2018), 
 time from the cache.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

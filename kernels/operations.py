@@ -3,8 +3,6 @@
 `liger` is Liger-Kernel's function, where that is installed.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import math

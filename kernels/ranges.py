@@ -4,8 +4,6 @@ A named part is an NVTX range, which outside profilers record, and a `record_fun
 Both cost the host microseconds, so parts are named only while ranges are being recorded.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

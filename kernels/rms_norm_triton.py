@@ -6,8 +6,6 @@ own rows, and a second kernel adds up these partial sums, in one fixed order. Su
 float64.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 Both passes read x and write the result once; the backward pass turns the gradient by the negative angle.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

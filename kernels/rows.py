@@ -1,7 +1,5 @@
 """Tensors as matrices of rows, as the Triton kernels outside attention take them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Which kernels the attention `triton` runs on a device. Needs no Triton, so the environment of every result tells."""
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import os

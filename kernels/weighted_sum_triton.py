@@ -4,8 +4,6 @@ Reads each number once, forward and backward. The weight's gradient is a sum ove
 over its own rows, and these are added up after, in one fixed order. Sums are in float32, or in float64 for float64.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Write the next revision from what changed in app/store/tables.py: `python -m migrations "what it does"`."""
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from pathlib import Path

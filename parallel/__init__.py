@@ -5,8 +5,6 @@ process_group starts ranks, and only from inside a job's process. The wrappers w
 however its ranks were started. torch is imported with the first attribute, not with the package.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

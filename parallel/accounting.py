@@ -6,8 +6,6 @@ algorithms for clusters of workstations", 2009, sections 3 and 4), and nccl-test
 same counts (NVIDIA, nccl-tests, doc/PERFORMANCE.md, "Bandwidth"). NVLink multicast (NVLS) moves fewer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_receive")

@@ -6,8 +6,6 @@ and its call begins when the call before has ended. Of n equal buckets with s by
 as they travel, n · o + s / (n · w) is exposed (Stanford CS336, assignment 2, problem ddp_bucketed_benchmarking).
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -4,8 +4,6 @@ The first part starts averages, gathers and scatters in a process group of any b
 step's operations ran.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import time

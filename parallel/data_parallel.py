@@ -20,8 +20,6 @@ gradient for a parameter contributes zeros; a parameter that no rank used keeps 
 On GPUs the operations run on NCCL's stream, beside the backward pass.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence

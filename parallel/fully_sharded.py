@@ -20,8 +20,6 @@ This is ZeRO stage 3 (Rajbhandari et al., 2020, section 5.3) with the units and 
 al., 2023, sections 3.2 and 3.3). All ranks start operations in the same order: that in which units run.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import weakref

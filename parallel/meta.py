@@ -1,7 +1,5 @@
 """Modules on the meta device, which have shapes and no values: how they get memory and values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch

@@ -5,8 +5,6 @@
 The ranks report to node 0 by connections of their own, so this node interprets nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -23,8 +23,6 @@ Sources:
 - CS336: Stanford CS336, assignment 2, problem communication_accounting.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import math

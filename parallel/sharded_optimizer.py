@@ -5,8 +5,6 @@ Parameters of similar size form a chunk, whose memory is contiguous and has equa
 one all-gather without copies exchanges a chunk. It runs while the next chunk is being updated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

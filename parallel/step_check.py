@@ -1,7 +1,5 @@
 """Refuses what would train wrongly in silence: a step with gradients that are not averaged yet, and wrapping twice."""
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Iterable

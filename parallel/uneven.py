@@ -1,7 +1,5 @@
 """Batches of which ranks may have different numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """A process that soon has no address space left."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 from collections.abc import Iterator

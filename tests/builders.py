@@ -1,7 +1,5 @@
 """Builds records for tests; what a test does not give has a plain value."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

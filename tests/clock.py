@@ -1,7 +1,5 @@
 """A clock for tests."""
 
-from __future__ import annotations
-
 
 class Clock:
     """A monotonic clock that the test moves."""

@@ -1,7 +1,5 @@
 """What all tests share. Needs pytest and torch only: GPU hosts run part of the suite with nothing else installed."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

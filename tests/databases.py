@@ -3,8 +3,6 @@
 Importing this module lets all engines of this process share the statements that they have compiled.
 """
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from pathlib import Path

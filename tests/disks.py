@@ -1,7 +1,5 @@
 """File systems that tests mount, where the user may; full disks, and files that cannot grow."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

@@ -1,8 +1,6 @@
 """Hosts on one switch, each a network namespace, whose cables a test can pull: packets are lost then, and nobody hears
 of it. All of it ends with the test's process; the machine's own network is not touched."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

@@ -1,7 +1,5 @@
 """An S3 server of moto on loopback, and a network to it that a test can cut."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import socket

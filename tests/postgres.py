@@ -3,8 +3,6 @@
 PostgreSQL refuses to run as root: then another user runs it. Where it is not installed, tests that need it are skipped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -1,7 +1,5 @@
 """Which processes run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

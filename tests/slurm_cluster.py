@@ -4,8 +4,6 @@ Where Slurm is not installed, tests that need it are skipped. It starts within a
 sites have none.
 """
 
-from __future__ import annotations
-
 import ctypes
 import getpass
 import os

@@ -1,7 +1,5 @@
 """Which sockets listen: by their links below /proc, since a port may soon be another process's."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

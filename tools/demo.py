@@ -5,8 +5,6 @@
 Exits 0 only when every job succeeded. At the end, also after Ctrl-C, it stops its processes and removes its folder.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """A whole Flopwatch for benchmarks and acceptance tests: the real server and real workers over one temporary folder."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -4,8 +4,6 @@ are marked `alone` run afterwards, in one more.
 Each worker of pytest-xdist would collect for itself, which takes some 12 s of processor time for the whole suite.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import multiprocessing

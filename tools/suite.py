@@ -9,8 +9,6 @@ On a GPU host each process collects for itself and takes a slice of the tests (`
 CUDA does not survive a fork.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Checks that what a worker imports is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 
 from workers.outcome import InvalidEnvironment

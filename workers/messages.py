@@ -7,8 +7,6 @@ them: `parse` checks types and bounds every size. It refuses names that are too 
 The first message is `Started`, the last one `Ended`. A process that ends without it has crashed.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The outcomes of units and jobs, as values, with their exit codes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -3,8 +3,6 @@
 A tool counts only if it runs: one that cannot start would fail every job that asks for it.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import shutil

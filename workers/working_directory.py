@@ -3,8 +3,6 @@
 It lies in the unit's scratch folder, which the agent removes after the unit, and the next agent if this one is killed.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from contextlib import suppress

@@ -2,8 +2,6 @@
 sweep is the sender's own. The gate asks for `read` and `submit`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Reads request bodies up to the limit, parses them strictly and validates them; errors point into the body as sent."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """/jobs: cancel and delete all jobs that a filter chooses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 

@@ -5,8 +5,6 @@ thread asks once which jobs have new events, and wakes only their followers: eac
 transaction is open between polls.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

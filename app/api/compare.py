@@ -1,7 +1,5 @@
 """/compare: compares two finished jobs, or the two sides of one job that measured both in turns, with a verdict."""
 
-from __future__ import annotations
-
 from typing import Annotated
 from urllib.parse import quote
 

@@ -1,7 +1,5 @@
 """Compresses answers for clients that accept gzip."""
 
-from __future__ import annotations
-
 import re
 
 from starlette.middleware.gzip import GZipMiddleware

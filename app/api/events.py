@@ -1,7 +1,5 @@
 """/jobs/{id}/events: a job's events, as a list or as a live stream of server-sent events."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """/files: Python files that users upload, for the `code` of specs."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from typing import Annotated

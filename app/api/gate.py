@@ -4,8 +4,6 @@ browser send it. Runs HEAD as GET, and adds security headers to the answer.
 Reading asks for the scope `read` and everything else for `submit`; routes that ask for more say so (access.py).
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from urllib.parse import quote, urlsplit

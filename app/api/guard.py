@@ -5,8 +5,6 @@ Tokens are read from the database at most once a second, so a request costs no q
 revoked counts for a second more. Sessions are in memory: a restart of the server ends them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

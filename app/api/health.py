@@ -1,7 +1,5 @@
 """/healthz, /readyz and /metrics, for monitoring."""
 
-from __future__ import annotations
-
 import shutil
 
 from fastapi import APIRouter, Request

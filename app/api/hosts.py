@@ -2,8 +2,6 @@
 rebinding): its pages would then have our origin, and their scripts could do everything that a user may.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from ipaddress import ip_address

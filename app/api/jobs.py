@@ -1,7 +1,5 @@
 """/jobs: submit, list, show, cancel, retry, delete."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Adds to jobs and sweeps, as the store returns them, the addresses of their parts and pages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

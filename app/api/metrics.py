@@ -2,8 +2,6 @@
 tells alike, and the requests of this process.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 import time

@@ -4,8 +4,6 @@ The server cannot know these names by itself, since it imports no torch. While n
 name, and the worker that claims the job decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator
 
 from app.api.pointers import pointer, shown

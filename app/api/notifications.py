@@ -1,7 +1,5 @@
 """Notifications: which addresses a job may give to be told its end, and how far the telling is."""
 
-from __future__ import annotations
-
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 

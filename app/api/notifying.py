@@ -5,8 +5,6 @@ once, every address that it has must be public or in FLOPWATCH_NOTIFY_NETWORKS, 
 address; no proxy, no redirect, and no more than headers of the answer are read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

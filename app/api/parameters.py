@@ -1,7 +1,5 @@
 """Reads ids, query parameters and headers of requests, and answers conditional requests."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

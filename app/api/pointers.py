@@ -1,7 +1,5 @@
 """Turns pydantic's errors into JSON pointers (RFC 6901) into the body as the client sent it, each with a cure."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

@@ -1,7 +1,5 @@
 """Answers errors as RFC 9457 problem+json: ours, the framework's and unexpected ones."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from http import HTTPStatus

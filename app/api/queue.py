@@ -1,7 +1,5 @@
 """/queue: the places of jobs in the queue; pauses kinds of jobs, or all of them."""
 
-from __future__ import annotations
-
 import difflib
 from typing import Annotated, Any, Literal
 

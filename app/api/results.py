@@ -1,7 +1,5 @@
 """/jobs/{id}/…: a job's log, measurements, tables, units, artifacts and attempts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated

@@ -1,7 +1,5 @@
 """The shapes of answers that are no dataclasses of the store or the results, for /openapi.json."""
 
-from __future__ import annotations
-
 from typing import Any, Generic, Literal, TypeVar
 
 from typing_extensions import TypedDict

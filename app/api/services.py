@@ -1,7 +1,5 @@
 """The services that routes use; the application's lifespan opens and closes them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """/specs: the specs of all kinds as JSON Schema, from which forms and the command line are built."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

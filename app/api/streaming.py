@@ -1,7 +1,5 @@
 """Sends stored files, of a disk or an object store, whole or in part; no changed file as if it were whole."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from urllib.parse import quote

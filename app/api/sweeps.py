@@ -1,7 +1,5 @@
 """/sweeps: a grid of jobs submitted together."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """/tables: measurements of many jobs as one table."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any
 

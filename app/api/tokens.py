@@ -1,7 +1,5 @@
 """/tokens: make, list and revoke access tokens."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """/usage: who used how much device time."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Annotated, cast
 

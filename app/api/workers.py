@@ -1,7 +1,5 @@
 """/workers: the workers that run the jobs, and their devices."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Annotated
 

@@ -7,8 +7,6 @@ Some requests take long: they delete thousands of jobs in slices, or validate th
 have a few separate threads, so that they cannot take those of all others.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar

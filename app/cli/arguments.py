@@ -1,7 +1,5 @@
 """Turns key=value arguments into JSON: a value is JSON if it parses as such, else text; dotted keys nest."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re

@@ -1,7 +1,5 @@
 """Prints aligned columns, progress, and jobs in words."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

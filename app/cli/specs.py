@@ -1,7 +1,5 @@
 """Reads a job's spec from the command line: a kind or a file, a preset, and key=value; with or without a server."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -4,8 +4,6 @@ They are escaped wherever the output goes, as `journalctl` does, since a file of
 tomorrow. `--raw` prints them unchanged.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -4,8 +4,6 @@ Rows show the coordinates that a kind asks for (`table_rows`), then all others t
 label represents. If two rows still look the same, they also show the coordinates in which they differ.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 

@@ -10,8 +10,6 @@ sides (precision=fp32 → bf16), are the subject of the comparison: they are lis
 The jobs ran at different times, unless one job measured both sides in turns: `alternated`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Writes a comparison as a sheet: the metrics of its cases, or the rows of the tables of two profiles or snapshots."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 The `z` of formats writes what rounds to zero as 0, never as -0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any

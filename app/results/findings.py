@@ -1,7 +1,5 @@
 """Judges a comparison: each metric of each case, the whole in one plain sentence, and the gate of a CI job."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Footnotes of a table of measurements: which rows are not valid or only partial, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Columns as a reader wants them: under other names, and with the spread of a statistic beside it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """One metric of one case over all jobs that measured it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice

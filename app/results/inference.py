@@ -23,8 +23,6 @@ are no independent samples; a process counts as one value, which `app.results.si
   whatever their distribution: on a busy host a few take far longer than the others, which ranks hardly notice.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import statistics

@@ -1,7 +1,5 @@
 """What the two sides of a comparison spent on the same work or memory: rows of their tables, matched and subtracted."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections import defaultdict

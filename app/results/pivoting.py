@@ -1,7 +1,5 @@
 """Tables of measurements: one row per case of a job (see `cases`), one column per metric (see `choosing`)."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

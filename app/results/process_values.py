@@ -10,8 +10,6 @@ both tell the same. Other statistics of the same samples are witnesses: if two o
 does not show it, and the median does.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Lists the reasons why cells of a table have no numbers, each reason once."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Writes a sheet as text: JSON and CSV with every number, Markdown, LaTeX and HTML for people."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io

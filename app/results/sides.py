@@ -1,7 +1,5 @@
 """The two sides of a comparison: reads their jobs, cases, environments and specs."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence

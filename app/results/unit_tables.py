@@ -5,8 +5,6 @@ whole, so this module sorts the rows; the agent bounds their number per job. A p
 only its own parts.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

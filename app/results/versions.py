@@ -1,8 +1,6 @@
 """Which code a result is of: the hash of an uploaded file, or else the commit of the worker's checkout; and where an
 uploaded file comes from."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

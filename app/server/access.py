@@ -1,8 +1,6 @@
 """Checks who may use a server, and that it is its data folder's only one. It is separate from the server, so that
 `flopwatch up` starts without importing that."""
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

@@ -1,8 +1,6 @@
 """The server process: uvicorn with one application. It prints where it listens, and ends its streams when told to
 stop."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

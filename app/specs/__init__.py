@@ -5,8 +5,6 @@ file here and one of the same name in workers/jobs. Nothing else knows the list.
 underscore are not kinds.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

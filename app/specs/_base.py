@@ -1,8 +1,6 @@
 """The base of every job spec: strict fields, the resources that it needs, the cases that it measures, and the layout of
 its tables."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -7,8 +7,6 @@ The content is a version of the case, not a part of it: the case has the names o
 results of an edited file meet those of the file before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 

@@ -5,8 +5,6 @@ of that. Results of equal cases share a key, even if different jobs measured the
 device. Stored keys cannot be repaired later, so the behaviour of `canonical` must never change.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

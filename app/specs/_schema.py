@@ -1,7 +1,5 @@
 """The number of the specs' schema: a worker reads the specs of its own number and of all before it."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -5,8 +5,6 @@ grid's order, the last path fastest. `exclude` lists partial points: a combinati
 left out. The specs are not validated here; `Point.origin` finds the place in the sweep that a wrong field came from.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The fields that all training kinds share: the model, the step, and how both run."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 

@@ -1,7 +1,5 @@
 """The union of all kinds, built when it is first used, so that a spec can hold specs of other kinds."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import GetPydanticSchema

@@ -1,7 +1,5 @@
 """`attention`: compares implementations of attention over sizes and data types."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`benchmark`: end-to-end time of a transformer's forward pass, backward pass, optimizer and generation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 

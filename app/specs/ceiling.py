@@ -2,8 +2,6 @@
 refer to them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 

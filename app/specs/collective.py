@@ -1,7 +1,5 @@
 """`collective`: times of collective operations between processes, over sizes and data types."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self

@@ -1,7 +1,5 @@
 """`compare`: two specs of one kind, measured in turns by fresh processes on the same device."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self

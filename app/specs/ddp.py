@@ -1,7 +1,5 @@
 """`ddp`: a data-parallel training step of several ranks, and the cost of their communication."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 

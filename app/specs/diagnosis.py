@@ -1,7 +1,5 @@
 """`diagnosis`: what a step waits for, and what helps: each cause measured, each change tried."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self

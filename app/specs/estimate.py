@@ -1,7 +1,5 @@
 """`estimate`: computes memory and communication of a training step from formulas, for a model and a mesh of devices."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 

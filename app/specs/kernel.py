@@ -1,7 +1,5 @@
 """`kernel`: compares kernels other than attention with the plain PyTorch that they replace."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self

@@ -1,7 +1,5 @@
 """`memory`: the memory of a step by phase and category, with allocator snapshots."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 

@@ -1,8 +1,6 @@
 """`mixed_precision`: errors of sums in float16, and the data types that autocast gives the tensors of a training
 step."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self

@@ -1,7 +1,5 @@
 """`profile`: the time of a step by kernel, operator, class of kernel and part of attention."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from typing import Annotated, ClassVar, Literal, Self

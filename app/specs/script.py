@@ -1,7 +1,5 @@
 """`script`: a training script of the user's own, which measures its step with `flopwatch.measure(step)`."""
 
-from __future__ import annotations
-
 import shlex
 from typing import Annotated, ClassVar, Literal, Self
 

@@ -1,7 +1,5 @@
 """Examines what server and workers keep their data in: the folder, the database, the store of files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

@@ -8,8 +8,6 @@ Both engines store JSON as text: PostgreSQL's own types order and compare otherw
 that json.dumps writes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

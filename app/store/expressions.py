@@ -1,7 +1,5 @@
 """Expressions that each engine writes in its own words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import JSON, Float

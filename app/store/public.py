@@ -1,7 +1,5 @@
 """Turns rows into the JSON-ready dicts that the API returns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Plain frozen values that go into the queue and come out of it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The tables, as SQLModel classes. migrations/ builds them; only app.store reads and writes them."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any, ClassVar, Final
 

@@ -1,7 +1,5 @@
 """The access tokens of one database. Of a token only its digest is stored."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """/docs is Swagger UI; /static has its files and ours, so that browsers load all of them from this server."""
 
-from __future__ import annotations
-
 import os
 
 from fastapi import APIRouter, Request

@@ -1,7 +1,5 @@
 """Searches one of a job's own tables by words; the matching rows are shown sorted, page by page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any

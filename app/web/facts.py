@@ -1,7 +1,5 @@
 """Plain facts about a job: the changed fields of its spec, its environment, its checks and its pace."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime

@@ -9,8 +9,6 @@ A field that holds a spec, such as the baseline of a comparison, becomes the fie
 form.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The figure of a history, as Plotly's JSON; see plots.py."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Pages that refresh themselves; they are answered 304 until something has changed, and made once for all browsers."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import hashlib

@@ -5,8 +5,6 @@ A figure is the page's own (Plotly's JSON), with a `title`, a `caption` that say
 colours of the light theme in place of the page's variables. `flopwatch.drawing` makes SVG and PNG of it.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

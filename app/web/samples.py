@@ -2,8 +2,6 @@
 
 Times that fall only at the beginning show that the warm-up was too short; times that change all along show a drift."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby

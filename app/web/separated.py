@@ -5,8 +5,6 @@
 A double quote inside quotes is written twice, as in CSV. Blanks count only inside quotes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -4,8 +4,6 @@ Plotly and plots.js, which evaluates it when a plot is seen, are part of the fil
 policy allows these two scripts, by their hashes, and no request.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

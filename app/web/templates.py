@@ -1,7 +1,5 @@
 """The Jinja2 environment: filters, the navigation, the addresses of static files, and the policies of pages."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -14,8 +14,6 @@ without a cause, by the profile or by a counterfactual, beside what a counterfac
 more than was predicted proves the prediction wrong, and stands first.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import time

@@ -1,7 +1,5 @@
 """A host that is busy where one rank of a step runs: the rank shares a core with processes that compute."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Steps with one planted slowness each: the lines to blame end with `# planted`. On a CPU they are smaller."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import time

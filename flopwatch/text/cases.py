@@ -1,7 +1,5 @@
 """Writes cases in words, from their coordinates. Standard library only: the command line reads it too."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ the text on the screen, or type a command (OSC, CSI, carriage returns), or make 
 (bidirectional overrides).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 

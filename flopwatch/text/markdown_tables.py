@@ -1,7 +1,5 @@
 """Escapes texts for Markdown, and shortens its tables for a terminal. Standard library only."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

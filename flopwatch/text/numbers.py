@@ -1,7 +1,5 @@
 """Numbers for JSON and for people. Standard library only."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Writes and parses times and time spans, for pages, the command line and the client. Standard library only."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta

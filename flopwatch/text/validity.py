@@ -1,7 +1,5 @@
 """Writes the verdict on measurements in words, with its failed checks. Standard library only."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

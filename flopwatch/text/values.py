@@ -1,7 +1,5 @@
 """Values of fields and coordinates as people type and read them. Standard library only: commands and clients use it."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

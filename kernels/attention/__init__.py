@@ -9,8 +9,6 @@ functions: `.apply(q, k, v, is_causal=False)`. `cpu` has the implementations in 
 that importing this package imports neither torch nor Triton.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

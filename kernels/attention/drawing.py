@@ -6,8 +6,6 @@ by ε changes the output by about σ²ε if scores spread by σ; and exp overflo
 was subtracted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Final

@@ -17,8 +17,6 @@ are on, it takes two passes, whose results are the same bit for bit in every run
 compute capability 9.0, else those of FlashAttention-2.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, cast
 
 import torch

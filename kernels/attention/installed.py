@@ -4,8 +4,6 @@ They are what people would take instead of our kernels. Sources: Dao, FlashAtten
 FlashAttention-3 (2024); and https://github.com/Dao-AILab/flash-attention.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ A backend that does not support its inputs (head dimension, dtype, device) raise
 never falls back to another backend, so the named backend is the one that is timed.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 from typing import Any

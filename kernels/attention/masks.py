@@ -3,8 +3,6 @@
 Both grow with the query. The Triton kernels compute the same numbers in registers (`triton.visible`).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -5,8 +5,6 @@ gradients of keys and values are sums over queries, so computing in parts is exa
 the inputs' dtype: its error determines how large an implementation's error may be.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple

@@ -4,8 +4,6 @@ Memory grows with the square of the sequence length: scores and weights are whol
 forward and backward by autograd. For an oracle, pass float64 inputs.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

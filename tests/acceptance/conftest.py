@@ -1,7 +1,5 @@
 """Every test here runs against the real server and real workers: its own, or those that tests share."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What the tests of workers share: sabotaged processes, and what they look at to see what the processes did."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

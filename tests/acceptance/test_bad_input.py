@@ -3,8 +3,6 @@
 Requests with wrong fields are in tests/app/api/test_problems.py, random ones in tests/app/api/test_fuzz.py.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,8 +1,6 @@
 """Jobs that are ended before their time: cancelled, timed out. Each check fails without what it checks: a control
 makes it with that mechanism taken out."""
 
-from __future__ import annotations
-
 import os
 import random
 import time

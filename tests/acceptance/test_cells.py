@@ -1,7 +1,5 @@
 """Jobs of many cells with the real server and a real worker: what becomes of the others when one goes wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

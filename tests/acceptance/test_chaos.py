@@ -1,8 +1,6 @@
 """Chaos, in its short form: `python -m tests.chaos` is the long one. Controls of what it looks for are the tests of
 tests/chaos: each violation, made in a sound database, is found."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

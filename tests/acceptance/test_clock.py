@@ -1,7 +1,5 @@
 """A wall clock that jumps while a job runs: leases are none of its business. The control judges them by it."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Jobs of several ranks with the real server and a real worker, on the CPU."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

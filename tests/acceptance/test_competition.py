@@ -2,8 +2,6 @@
 waits for the other is told. The controls let workers look for a job and take it in two steps, and not know that they
 share a host."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import random

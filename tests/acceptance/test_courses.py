@@ -1,7 +1,5 @@
 """docs/courses.md, executed by the script that makes reports of it, on a CPU and with small sizes."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Jobs whose process dies, by itself or by force, and keepers that are killed. Each check fails without what it checks:
 a control makes it with that mechanism taken out."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Jobs of several ranks with the real server and a real worker, on the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Jobs on real GPUs: each has its own, as many at once as there are, and CPU measurements alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """One Idempotency-Key, many requests at once: one job, and every answer the same."""
 
-from __future__ import annotations
-
 import random
 from contextlib import ExitStack
 from typing import Any

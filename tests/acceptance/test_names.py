@@ -1,8 +1,6 @@
 """A project with `kernels.py`, `app/`, `workers/` and `parallel/`, whose names are those of our packages: what each
 entrance measures is the project's own, which says so itself, and ours goes on measuring beside it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

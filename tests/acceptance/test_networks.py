@@ -1,8 +1,6 @@
 """A server and two workers, each on a host with a network of its own, with PostgreSQL and an object store on two more.
 Cables are pulled while a sweep runs: of the store, a worker, and the database."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Where no worker allows it: tests/app/api/test_files.py.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`--step train.py:make_step`: scripts as users write them, measured, profiled and snapshotted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """docs/recipes.md, executed: its commands run in their order, and print what the page says but for the numbers."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Sequence

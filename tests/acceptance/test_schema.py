@@ -1,7 +1,5 @@
 """schemathesis sends requests that /openapi.json allows, and some that it does not, to a real server."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

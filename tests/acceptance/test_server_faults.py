@@ -1,8 +1,6 @@
 """The server killed, stopped, out of disk and locked out of its database. Each check is shown to fail without what it
 checks: a control runs it on a server from which that mechanism is taken out."""
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 """The most important faults with a queue in PostgreSQL, and workers on several hosts, as it were: each has its own data
 folder and device locks, and maybe a clock of its own. test_networks.py gives each a network as well."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

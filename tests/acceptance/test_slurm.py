@@ -1,8 +1,6 @@
 """Jobs on a throw-away Slurm cluster, with the queue on PostgreSQL, whatever Slurm does meanwhile. After each test
 nothing is left of its jobs: no allocation, no process and no file. Controls run the same with a mechanism taken out."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -3,8 +3,6 @@
 Each check has a control: without the mechanism that it is about, it fails.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

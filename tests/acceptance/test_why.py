@@ -1,7 +1,5 @@
 """`flopwatch why` with the real server and worker: the units of a diagnosis follow from each other's results."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Workers killed and stopped, and the processes of their jobs. Each check is also made with the mechanism that protects
 taken out: it must fail then, else it would prove nothing."""
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess

@@ -3,8 +3,6 @@
 The service that tests share stands for the one that the workflow starts: `up` itself is tested in tests/app/cli.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,8 +1,6 @@
 """Where users' code runs: in a fresh copy of the folder that went along, at the place of its file, or in an empty
 folder; and that nothing of it stays, whoever is killed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real server, on a real database in a temporary folder, and a worker played by the test."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """Lines of the log, for people and for programs."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

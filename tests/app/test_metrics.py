@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from app.metrics import better, gain, gain_name, headline, in_a_sentence, readable

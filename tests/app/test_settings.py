@@ -1,7 +1,5 @@
 """What users are told of settings that make no sense."""
 
-from __future__ import annotations
-
 import pytest
 
 from app.errors import CannotRunHere

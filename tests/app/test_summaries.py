@@ -1,7 +1,5 @@
 """The value of a metric of a case."""
 
-from __future__ import annotations
-
 import math
 import random
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """The form of tokens and the order of their scopes."""
 
-from __future__ import annotations
-
 import pytest
 
 from app import tokens

@@ -1,7 +1,5 @@
 """The checkout, and copies of it that a test may break."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

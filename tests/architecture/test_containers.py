@@ -1,7 +1,5 @@
 """Dockerfile and docker-compose.yml name only commands, settings, files, stages and routes that exist."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

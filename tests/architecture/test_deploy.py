@@ -1,7 +1,5 @@
 """Files below deploy/: systemd and Kubernetes take them, and what they name exists."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

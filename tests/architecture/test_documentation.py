@@ -1,7 +1,5 @@
 """Documents name only commands, targets, settings, routes and files that exist, and all settings and routes."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 import shlex

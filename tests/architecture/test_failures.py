@@ -1,7 +1,5 @@
 """docs/failures.md has every code of an error, and no other."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import get_args

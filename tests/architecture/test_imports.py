@@ -1,7 +1,5 @@
 """The contracts on imports. Each must fail on a copy of the sources with a forbidden import."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

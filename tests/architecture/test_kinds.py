@@ -1,7 +1,5 @@
 """A job kind is a spec, a runner and their tests, all named after it."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The names that users may import, as the documents write them."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

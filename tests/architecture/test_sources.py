@@ -1,7 +1,5 @@
 """Habits that keep the sources readable and portable."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """A built wheel is complete: the service runs from it, outside the checkout."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

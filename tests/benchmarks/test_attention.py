@@ -1,7 +1,5 @@
 """The stress test of attention, with small shapes on the CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The judge of diagnoses, with tables whose truth is known."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

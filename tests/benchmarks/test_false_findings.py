@@ -1,7 +1,5 @@
 """The simulation of comparisons, with few draws: the figures of docs/measurements.md come from many."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

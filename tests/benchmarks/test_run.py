@@ -1,7 +1,5 @@
 """Every file in benchmarks/specs has jobs that the service takes, and `benchmarks.run` prints a file's table."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

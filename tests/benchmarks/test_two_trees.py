@@ -1,7 +1,5 @@
 """Rows of two checkouts side by side."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from benchmarks.two_trees import compared, rows_of

@@ -1,7 +1,5 @@
 """What every page must keep in a browser: its width, and its accessibility by axe-core."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal

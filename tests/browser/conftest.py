@@ -4,8 +4,6 @@ The fixture `page` fails its test when a page asks another host for anything, wr
 its policy. `page.goto("/ui")` is relative to the site's address.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What a job's page shows of its kind, in headless Chromium: real jobs, tiny ones."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pages that follow what happens, in headless Chromium over a real server, with a worker played by the test."""
 
-from __future__ import annotations
-
 import array
 import re
 import zlib

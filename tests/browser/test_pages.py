@@ -1,7 +1,5 @@
 """The pages in headless Chromium, over the real server and a real worker."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

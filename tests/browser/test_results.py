@@ -3,8 +3,6 @@
 A server in this process, with results that the test makes up: what is drawn does not depend on a real worker.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

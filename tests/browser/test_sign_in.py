@@ -1,7 +1,5 @@
 """Signing in with a token, in headless Chromium; and what the page of another origin can do with the session."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

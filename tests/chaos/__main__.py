@@ -13,8 +13,6 @@ may need several runs. A soak is one round of clients and small jobs alone: no p
 Exits with 1 if something is wrong. tests/acceptance/test_chaos.py runs the same for seconds.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import secrets

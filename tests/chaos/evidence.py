@@ -1,7 +1,5 @@
 """The evidence of a chaos run: the server's answers to clients, the jobs' own records, the contents of the store."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """The invariants that hold when all jobs have ended, whatever happened before. Each function yields its violations."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter, defaultdict

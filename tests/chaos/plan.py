@@ -1,7 +1,5 @@
 """The plan of a chaos run: which faults happen when, and what clients submit. All of it follows from the seed."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

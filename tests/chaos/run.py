@@ -1,7 +1,5 @@
 """One chaos run: start a service, attack it, let it come to rest, and look for what is wrong."""
 
-from __future__ import annotations
-
 import re
 import resource
 import sqlite3

@@ -1,7 +1,5 @@
 """Where a Flopwatch under chaos has its rows and files: here, or on two servers that the network can cut off."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,8 +1,6 @@
 """The checker of chaos runs finds nothing wrong with a history that the queue itself wrote, and each thing that is made
 wrong in it: these are the controls of every chaos run."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator

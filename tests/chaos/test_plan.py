@@ -1,7 +1,5 @@
 """The seed of a chaos run gives its faults and its clients' choices."""
 
-from __future__ import annotations
-
 import random
 from typing import get_args
 

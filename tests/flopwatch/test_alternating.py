@@ -1,7 +1,5 @@
 """Which specs a check measures in turns, and with how many processes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

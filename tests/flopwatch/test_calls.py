@@ -1,7 +1,5 @@
 """What the text of a file tells of whether a job can call what is named in it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

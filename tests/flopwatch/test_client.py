@@ -1,7 +1,5 @@
 """The Python client: its examples, its errors, its frames, its files, and the time it waits."""
 
-from __future__ import annotations
-
 import doctest
 import http.server
 import json

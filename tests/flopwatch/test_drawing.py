@@ -1,7 +1,5 @@
 """Pictures for print: every figure of the pages as SVG, PDF and PNG, small, with its words, and nothing left out."""
 
-from __future__ import annotations
-
 import html
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The files of one's own that uploaded code imports."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

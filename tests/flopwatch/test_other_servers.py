@@ -1,7 +1,5 @@
 """Answers of something else than a Flopwatch server, of a server that leads elsewhere, and answers without end."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """The user's own code, before it is uploaded: it is parsed, and never imported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

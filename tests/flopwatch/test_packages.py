@@ -1,7 +1,5 @@
 """Our packages under long names, beside packages of others that have their short names."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

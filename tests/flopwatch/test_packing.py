@@ -1,7 +1,5 @@
 """Packing a project's folder: what goes along, and that equal contents are equal bytes."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The commands that equal a request give the same request."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from typing import Any

@@ -1,7 +1,5 @@
 """What scripts say of their steps, when they run by themselves: nothing is measured, and nothing is imported for it."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

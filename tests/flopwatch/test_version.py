@@ -1,7 +1,5 @@
 """Flopwatch's version in a checkout that is not installed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

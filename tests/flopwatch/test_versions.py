@@ -1,7 +1,5 @@
 """Versions of one's own code: files, folders and revisions."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import zipfile

@@ -1,7 +1,5 @@
 """An operation beside its plain PyTorch in float64: the output, and the gradients of all inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest

@@ -7,8 +7,6 @@ knows both before it makes code of a kernel, which takes most of its time and is
 $TRITON_CACHE_DIR is of no use to anybody else.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

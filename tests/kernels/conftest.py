@@ -1,7 +1,5 @@
 """How the kernels' tests judge results: by the tolerances that also the service shows."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Shared by tests of the Triton attention: shapes, inputs, and the float64 oracle that results are compared with."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 What a kernel computes is not touched.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """FlashAttention-2 with the roundings of tensor cores, in plain PyTorch: what honest kernels compute on a GPU."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

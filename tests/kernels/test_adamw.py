@@ -1,7 +1,5 @@
 """AdamW's update in Triton beside torch's: in Triton's interpreter without a GPU, compiled on one."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

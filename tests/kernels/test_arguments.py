@@ -1,7 +1,5 @@
 """Arguments that contradict each other: every exported operation refuses them, or computes what plain PyTorch does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The reference against arithmetic by hand; the library's implementations against the reference."""
 
-from __future__ import annotations
-
 import math
 from importlib.util import find_spec
 

@@ -1,7 +1,5 @@
 """How C++ is built: once for each content and compiler, by one process, and with errors that say what failed."""
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Times stay right in a process whose code replaces the clock."""
 
-from __future__ import annotations
-
 import sys
 import time
 from types import ModuleType

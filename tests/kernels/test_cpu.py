@@ -1,7 +1,5 @@
 """The C++ attention: any sizes and tiles, extreme numbers, gradients, memory, and how it is loaded."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import random

@@ -1,7 +1,5 @@
 """Few queries to many keys, split over the keys: against the float64 oracle, in the interpreter or on a GPU."""
 
-from __future__ import annotations
-
 import math
 import random
 

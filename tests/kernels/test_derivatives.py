@@ -3,8 +3,6 @@
 Operations are found by walking the exports, so a new one without an entry in INPUTS fails.
 """
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Callable, Iterator

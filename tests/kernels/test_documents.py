@@ -1,7 +1,5 @@
 """The Python code of docs/kernels.md runs as written."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 The interpreter gets short sequences and small tiles.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import random

@@ -1,7 +1,5 @@
 """FlashAttention-2 in Triton as a part of torch: autograd, compiling, modes, determinism, threads, devices, memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

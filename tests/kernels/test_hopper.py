@@ -2,8 +2,6 @@
 results against the oracle, with hundreds of shapes drawn at random.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -1,7 +1,5 @@
 """Properties of the compiled implementations; test_attention compares each one with the oracle."""
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The adapter of Liger-Kernel calls its functions as they are, with a stand-in of the same signatures."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 from typing import Any

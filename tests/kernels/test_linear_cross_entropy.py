@@ -1,7 +1,5 @@
 """Cross-entropy of an output layer in chunks, in PyTorch and with its kernel, beside the whole."""
 
-from __future__ import annotations
-
 import math
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls without Python: what they launch, and when they leave a call to Python. The CUDA driver is a fake in C."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import subprocess

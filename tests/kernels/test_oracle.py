@@ -1,7 +1,5 @@
 """The oracle in parts against the reference as a whole."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

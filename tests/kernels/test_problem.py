@@ -1,7 +1,5 @@
 """The problem of attention: its mask, written out pair by pair, against the reference, the oracle and the FLOPs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

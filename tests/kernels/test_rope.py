@@ -1,7 +1,5 @@
 """Rotary embeddings in Triton against float64: in Triton's interpreter without a GPU, compiled on one."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

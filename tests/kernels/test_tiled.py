@@ -1,7 +1,5 @@
 """Tiled attention in plain PyTorch against the oracle and against finite differences."""
 
-from __future__ import annotations
-
 import math
 import random
 

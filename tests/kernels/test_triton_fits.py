@@ -1,7 +1,5 @@
 """The tilings of devices that nobody here has: do their kernels fit? Compiled for them, which needs no GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Which kernels `triton` runs, by device and version of Triton."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 

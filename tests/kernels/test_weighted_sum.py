@@ -1,7 +1,5 @@
 """The weighted sum in Triton against float64: in Triton's interpreter without a GPU, compiled on one."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """One pool of ranks per world size for all tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

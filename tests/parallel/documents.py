@@ -1,7 +1,5 @@
 """Runs the Python code of documents, in the pool's ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Functions of the pool's ranks: what users do with the wrappers, and with the gradients, parameters and states of full
 sharding, that is either right or refused."""
 
-from __future__ import annotations
-
 import copy
 import io
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Models with everything that data parallelism must get right."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

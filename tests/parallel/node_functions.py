@@ -1,7 +1,5 @@
 """What ranks on several nodes do in tests."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

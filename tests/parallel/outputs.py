@@ -1,8 +1,6 @@
 """Functions of the pool's ranks: units that return all kinds of things, and derivatives of all kinds, under full
 sharding and in one process."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import dataclasses

@@ -1,7 +1,5 @@
 """Measurements of ranks on GPUs: the share of communication that overlaps with computation, and memory."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

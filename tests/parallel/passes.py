@@ -1,7 +1,5 @@
 """Functions of the pool's ranks: every way in which full sharding's units can be used, beside one process."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools

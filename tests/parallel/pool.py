@@ -4,8 +4,6 @@ They are started by plain multiprocessing and initialise torch's default process
 uses the wrappers without `parallel.process_group`.
 """
 
-from __future__ import annotations
-
 import datetime
 import gc
 import importlib

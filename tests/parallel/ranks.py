@@ -1,7 +1,5 @@
 """Functions that launched ranks call in tests. Ranks import this module by name."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import signal

@@ -7,8 +7,6 @@ one process trains twice more without any sharding: with the batch in parts, who
 norms' weights cast. Either may change a sign before the ReLU, and with it a whole gradient.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

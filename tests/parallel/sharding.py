@@ -1,7 +1,5 @@
 """Functions of the pool's ranks: what full sharding can be asked for, beside one process and beside torch's FSDP2."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from typing import Any

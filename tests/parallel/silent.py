@@ -1,7 +1,5 @@
 """What ranks do over a group in which nothing travels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial

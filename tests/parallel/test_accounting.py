@@ -1,7 +1,5 @@
 """Formulas for exchanged bytes."""
 
-from __future__ import annotations
-
 import pytest
 
 from parallel.accounting import (

@@ -1,7 +1,5 @@
 """What buckets leave exposed beside formulas, and fits beside lines that are known."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """Starting and recording collective operations, over gloo with real processes."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.parallel import timing, training

@@ -1,7 +1,5 @@
 """The data-parallel wrappers, over gloo with real processes."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.parallel import guards, training

@@ -1,7 +1,5 @@
 """The Python code of docs/parallel.md runs as written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

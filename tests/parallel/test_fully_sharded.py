@@ -1,7 +1,5 @@
 """Fully sharded data parallelism, over gloo with real processes."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.parallel import guards, outputs, rounding, sharding, training

@@ -1,7 +1,5 @@
 """Two GPUs over NCCL: the wrappers compute the same there, and communication runs beside computation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Ranks on several nodes: here, processes of one host that reach each other by TCP."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket

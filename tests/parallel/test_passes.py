@@ -1,7 +1,5 @@
 """Backward passes under full sharding, of every kind, over gloo with real processes."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.parallel import outputs, passes, training

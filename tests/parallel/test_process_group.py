@@ -4,8 +4,6 @@ Most tests launch ranks that do not import torch, and for which sleep stands for
 the same. One test uses gloo.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

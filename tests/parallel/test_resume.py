@@ -1,7 +1,5 @@
 """Saving and loading model and optimizer, at the same and at another number of ranks, over gloo."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

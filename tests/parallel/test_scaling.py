@@ -1,7 +1,5 @@
 """The formulas of a mesh, against numbers worked by hand from their sources."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

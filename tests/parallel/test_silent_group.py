@@ -1,7 +1,5 @@
 """A group in which nothing travels, with real processes. Tests of kind `ddp` run every wrapper over it."""
 
-from __future__ import annotations
-
 from tests.parallel import silent
 from tests.parallel.pool import Pool
 

@@ -1,7 +1,5 @@
 """Steps that the pool's ranks record."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Functions of the pool's ranks: train in parallel, and compare with one process on the whole batch."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc

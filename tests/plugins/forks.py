@@ -12,8 +12,6 @@ ranks in new interpreters are tested in tests/workers/processes/test_launch.py, 
 and tests/parallel/test_process_group.py.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -14,8 +14,6 @@ ends with the process that started it. ROOM is blank: forks show their own comma
 the forkserver, and forks.py has what workers' forks do otherwise than users' workers.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

@@ -5,8 +5,6 @@ process that does imports it by itself. With WARM_PARENT=empty they import nothi
 torch, or that run none. tests/workers/processes/test_launch.py starts a real warm parent.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -4,8 +4,6 @@ It comes to a worker as any user's does: the folder is on the worker's path, and
 points `flopwatch.attention`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -4,8 +4,6 @@ They come to a worker as any user's model does: the folder is on the worker's pa
 entry points `flopwatch.models`. Files below $MISBEHAVE_FOLDER tell the test what happened and hold jobs back.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What models and jobs of tests do, without torch. Files in a folder tell the test what happened and hold jobs back."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Lets servers of tests end sooner: uvicorn looks ten times a second whether it shall, and naps before it does."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -7,8 +7,6 @@ of it: for ncu what an H200 has told of attention's kernels (tests/workers/jobs/
 or how it fails.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 import subprocess

@@ -4,8 +4,6 @@ The registries walk the folders of their packages. A `sitecustomize` calls `add`
 Programs of ours import both by long names (flopwatch/packages.py); what plugins import by short ones is then the same.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Sequence

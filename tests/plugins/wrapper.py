@@ -7,8 +7,6 @@ variables and a pipe instead of its own output, starts it by a shell in a sessio
 after the program has ended.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

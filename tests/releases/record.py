@@ -5,8 +5,6 @@
 It runs real jobs on a CPU, and keeps their database, and the answers that the release itself gives.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import sqlite3

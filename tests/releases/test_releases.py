@@ -1,7 +1,5 @@
 """Every release's database opens and gives the answers that the release gave; see record.py."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

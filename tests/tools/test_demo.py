@@ -1,7 +1,5 @@
 """`make demo` ends with a table, and leaves nothing behind however it ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

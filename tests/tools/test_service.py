@@ -1,7 +1,5 @@
 """A service's processes, when they do not start."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Every test runs, together with others or alone, and every failure counts."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What the workers' tests share. GPU hosts run some of them without the service's dependencies."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What NVML's fakes have in common."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 T = TypeVar("T")

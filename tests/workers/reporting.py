@@ -1,7 +1,5 @@
 """A reporter that keeps all messages, as the agent reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path

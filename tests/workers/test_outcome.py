@@ -1,7 +1,5 @@
 """The failure codes of errors that runners raise."""
 
-from __future__ import annotations
-
 import errno
 
 import pytest

@@ -1,7 +1,5 @@
 """`flopwatch run`: one job in this very process, without a queue."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 import hashlib

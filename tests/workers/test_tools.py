@@ -1,7 +1,5 @@
 """Finding the outside profilers of a host."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a unit finds in a process that has measured before."""
 
-from __future__ import annotations
-
 import ctypes
 import platform
 

@@ -1,7 +1,5 @@
 """Importing uploaded code: what is wrong with it is said in one sentence, with the line."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """The folder of a unit: its size, and that nothing of it stays."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

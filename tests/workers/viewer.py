@@ -1,7 +1,5 @@
 """Checks that snapshots can be read by torch's own tools and by pytorch.org/memory_viz."""
 
-from __future__ import annotations
-
 import pickle
 import pickletools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The agent, one per host. It claims jobs that the host can run now, runs them, renews leases and records results."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import logging
 import math

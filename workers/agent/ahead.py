@@ -5,8 +5,6 @@ workers/processes/keeper.py); the gates open one after the other, when all have 
 beside another that runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

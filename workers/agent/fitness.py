@@ -5,8 +5,6 @@ a while, which doubles up to a minute as long as no job succeeds, the worker is 
 needs works again. Of some causes only a job can tell whether they are gone; then the next one does.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,7 +1,5 @@
 """Looks whether this host can run jobs at all: its disk, Python packages, driver, GPUs, and the store of files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Runs one claimed job: starts its units one after the other, takes their messages, and records how the job ends."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

@@ -3,8 +3,6 @@
 So a job that prints 100 MB fills neither memory nor database, and never waits for a full pipe.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 HEAD_BYTES = 256 << 10

@@ -3,8 +3,6 @@
 A million records take 2 GB as objects, since each has a dictionary of coordinates and its own copies of the same names.
 """
 
-from __future__ import annotations
-
 import pickle
 import zlib
 from collections.abc import Callable, Collection, Iterator

@@ -3,8 +3,6 @@
 A driver that hangs must not stop an agent's heartbeat, so a separate thread reads, and `latest` never waits.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

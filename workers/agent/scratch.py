@@ -4,8 +4,6 @@ The agent holds a lock on its folder, which tells the next agent that it lives. 
 share the data folder, and in each the worker has the same pid.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

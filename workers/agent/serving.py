@@ -1,7 +1,5 @@
 """The part that all workers share: registering, renewing claims, passing on cancels, draining."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

@@ -4,8 +4,6 @@ The agent numbers the units, and does not trust their messages: `messages.parse`
 the sizes of all together. Nothing can check measured values: they are taken as the unit reports them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import zlib

@@ -4,8 +4,6 @@ A file holds CHANGE, a `Change` (workers/changes/_base.py). Other packages add t
 `flopwatch.changes`. Importing this package imports neither torch nor the changes.
 """
 
-from __future__ import annotations
-
 import pkgutil
 
 from kernels.registry import Registry

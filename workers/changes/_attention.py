@@ -1,7 +1,5 @@
 """What changes of scaled_dot_product_attention share."""
 
-from __future__ import annotations
-
 from workers.changes._base import Look, own_gpu_only
 
 OPERATOR = "aten::scaled_dot_product_attention"

@@ -1,7 +1,5 @@
 """What the changes of a bucket's size share."""
 
-from __future__ import annotations
-
 from workers.changes._base import ONE_RANK, Elsewhere, Look
 
 DEFAULT_MB = 25.0

@@ -1,7 +1,5 @@
 """What the changes of sharded parameters share."""
 
-from __future__ import annotations
-
 from workers.changes._base import ONE_RANK, Elsewhere, Look
 
 

@@ -1,7 +1,5 @@
 """Our model's attention in one kernel, which keeps no scores."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from workers.changes._base import Change, Elsewhere, Look

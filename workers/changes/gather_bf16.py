@@ -1,7 +1,5 @@
 """Parameters that are gathered, and gradients that are reduced, in bfloat16."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from workers.changes._base import Change, Look

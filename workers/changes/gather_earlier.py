@@ -1,7 +1,5 @@
 """Parameters that are gathered before the block that needs them computes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from workers.changes._base import Change, Look

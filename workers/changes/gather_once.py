@@ -1,7 +1,5 @@
 """Parameters that stay gathered from the forward to the backward pass."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from workers.changes._base import Change, Look

@@ -1,7 +1,5 @@
 """Gradients in larger buckets, of which there are fewer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from workers.changes._base import Change, Look

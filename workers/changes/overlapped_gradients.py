@@ -1,7 +1,5 @@
 """Gradients that travel during the backward pass, each when it is known."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from workers.changes._base import ONE_RANK, Change, Elsewhere, Look

@@ -1,7 +1,5 @@
 """Gradients in buckets of the size that latency and bandwidth of the ranks' all-reduces suggest."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from workers.changes._base import Change, Look

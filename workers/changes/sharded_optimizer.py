@@ -1,7 +1,5 @@
 """Each rank updates a part of the parameters, and fetches the rest."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from workers.changes._base import ONE_RANK, Change, Look

@@ -1,7 +1,5 @@
 """Gradients in smaller buckets, of which the first travel earlier."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from workers.changes._base import Change, Look

@@ -1,7 +1,5 @@
 """Finds this host's devices through NVML, without touching CUDA."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterable, Sequence

@@ -7,8 +7,6 @@ holds a lock for ever blocks a device, as one who uses it for ever does. A job's
 free only when no process of the job is left.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

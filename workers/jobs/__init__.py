@@ -4,8 +4,6 @@ torch.
 Files and folders whose names begin with an underscore are shared by kinds.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

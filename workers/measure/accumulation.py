@@ -4,8 +4,6 @@ The right sum is exact: the number's decimal digits times the number of addition
 parts: each addend is rounded to its data type before it is added, and each addition rounds the sum.
 """
 
-from __future__ import annotations
-
 import decimal
 import math
 from dataclasses import dataclass

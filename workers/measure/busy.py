@@ -6,8 +6,6 @@ when each kernel, copy and fill began and ended. The profiler slows down the hos
 their times is compared with the wall time of the steps that were measured without it.
 """
 
-from __future__ import annotations
-
 import statistics
 import warnings
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """One call under torch's profiler: the operators and named ranges in it, with the profiler's own sums."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 A job's process has no database, so the files are on the host's own disk. They keep the newest rate of each data type.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile

@@ -1,7 +1,5 @@
 """A check of one aspect of a measurement. Imports no torch, since the agent reads checks, too."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -9,8 +9,6 @@ The numbers change sign before every call, so a call that does nothing leaves a 
 whose sums are exact in every data type and in any order.
 """
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Counts what torch.compile has done so far in this process: graphs, their breaks, and hits of its cache on disk."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Sequence

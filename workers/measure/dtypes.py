@@ -1,7 +1,5 @@
 """Lists the data type of every parameter, module output, loss and gradient of one training step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

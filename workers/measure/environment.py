@@ -1,7 +1,5 @@
 """Describes the environment of a measurement: hardware, software, and settings that change speed."""
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import os

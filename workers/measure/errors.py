@@ -1,7 +1,5 @@
 """What users' errors say, in words. Their own code makes these words, and may fail at it."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 

@@ -1,7 +1,5 @@
 """What 8 bits would do to the factors of a model's linear layers: their largest numbers, scales, and what is lost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ that exists when counting begins, and on those that they start. Where the proces
 events, the kernel takes turns, and a count is scaled by the share of the time in which it counted.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

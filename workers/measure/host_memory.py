@@ -1,7 +1,5 @@
 """Reads the host's memory from /proc/meminfo. Imports no torch."""
 
-from __future__ import annotations
-
 import resource
 from pathlib import Path
 

@@ -10,8 +10,6 @@ products are added modulo 2^64. A change of one element changes the sum, since m
 invertible modulo 2^64; other changes go unnoticed with a probability near 2^-64.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

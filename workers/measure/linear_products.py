@@ -4,8 +4,6 @@ What the whole takes beyond its products are casts: largest values, scaling, rou
 factor, as FP8 products need (their first factor is stored by rows, the second by columns).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Measures peak memory, and recognises out-of-memory errors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

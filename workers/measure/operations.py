@@ -1,7 +1,5 @@
 """Single operations: the time of their passes, and the memory that they take."""
 
-from __future__ import annotations
-
 import gc
 import random
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ The step's observers see it as they see ours: phases follow each other and cover
 named ones is the phase REST; a step that names none is one phase, WHOLE.
 """
 
-from __future__ import annotations
-
 import gc
 import inspect
 import os

@@ -1,7 +1,5 @@
 """Takes the host's folders out of texts that others read: traces, stacks and snapshots."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """Tells in which precisions a step's matrix products are computed, which only the step itself decides (autocast)."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 A step is also called `ProfilerStep#1`, as torch's own profiler calls it: other programs know steps by that name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any

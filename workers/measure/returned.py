@@ -4,8 +4,6 @@ Those of the first steps are kept, and of later ones at round numbers, so that a
 are read between steps, outside of measured times.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import numbers

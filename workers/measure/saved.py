@@ -1,7 +1,5 @@
 """Finds the tensors that autograd saves in a forward pass, and the module and line that each belongs to."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Summaries of samples. Quantiles interpolate linearly between order statistics (Hyndman & Fan's type 7)."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -5,8 +5,6 @@
 several cannot judge, and say so.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass

@@ -7,8 +7,6 @@ show more than that, nobody can tell within two windows, and measuring begins al
 change the noise may hide. Only after a trend that stood out clearly does the warm-up last until its end is seen.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable
 

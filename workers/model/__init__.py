@@ -4,8 +4,6 @@ Nothing here may import the service (app): GPU hosts may lack its dependencies. 
 attribute, not with the package, so that the registry's names can be listed without it.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

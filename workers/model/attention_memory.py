@@ -4,8 +4,6 @@ It is the attention of `workers.model.step_memory` on queries, keys and values o
 it and without autocast, as kind `attention` measures it. No torch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import cast
 

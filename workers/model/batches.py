@@ -1,8 +1,6 @@
 """Batches of tokens: random ones, since the time of a dense model's step does not depend on them, or text that a
 model can learn."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

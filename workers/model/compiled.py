@@ -1,7 +1,5 @@
 """torch.compile over a model: block by block, or as a whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

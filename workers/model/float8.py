@@ -5,8 +5,6 @@ A layer y = x Wᵀ has three products: the output, the gradient of x and the gra
 has many operations for each number that is cast.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

@@ -5,8 +5,6 @@ memory that was allocated during its capture (gradients included); the learning 
 counts its steps on the device. Events that are nodes of the graph time its phases.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Cross-entropy of next-token predictions, from logits."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

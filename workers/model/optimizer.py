@@ -1,7 +1,5 @@
 """AdamW written out, gradient clipping, and the optimizers that a benchmark can choose from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 

@@ -5,8 +5,6 @@ the inputs of float32 matrix products to 10 bits of mantissa; bf16 and fp16 run 
 autocast, fp16 with gradient scaling. fp8 is bf16, and `workers.model.float8` replaces linear layers.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 

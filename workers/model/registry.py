@@ -12,8 +12,6 @@ its signature has them. A model may also have:
 - `new_cache(batch_size, max_length)` and `forward(token_ids, cache=…, last_only=True)`: mode `generate` needs them.
 """
 
-from __future__ import annotations
-
 from kernels.registry import Registry
 
 _HERE = __name__.rpartition(".")[0]

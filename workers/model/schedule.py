@@ -1,7 +1,5 @@
 """Learning-rate schedule: linear warm-up, then half a cosine (Loshchilov & Hutter, 2017), then constant."""
 
-from __future__ import annotations
-
 import math
 
 

@@ -1,7 +1,5 @@
 """A model of four layers whose data types under autocast are known, and its random batches."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

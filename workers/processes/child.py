@@ -1,7 +1,5 @@
 """The entry point of a job's process: it runs one unit and reports to the agent (see workers/messages.py)."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import importlib

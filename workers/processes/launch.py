@@ -1,7 +1,5 @@
 """The only code that starts a job's processes: a keeper for each unit, forked from the warm parent or exec'd."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -9,8 +9,6 @@ which the kernel shows in /proc/PID/environ. A process that was started without 
 the memory where it stood, is not found.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

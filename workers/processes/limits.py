@@ -1,7 +1,5 @@
 """Limits of a unit's process and its descendants, so that their faults end the job and not the agent."""
 
-from __future__ import annotations
-
 import resource
 from contextlib import suppress
 from dataclasses import dataclass

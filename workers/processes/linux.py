@@ -1,7 +1,5 @@
 """Linux process control: adopt orphans, find descendants, end them all."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

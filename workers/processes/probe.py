@@ -1,7 +1,5 @@
 """Computes something small on each GPU that this process sees, to find out whether they work at all."""
 
-from __future__ import annotations
-
 import os
 
 from workers.outcome import InvalidEnvironment

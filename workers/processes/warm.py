@@ -6,8 +6,6 @@ of it must be as good as a new process. It reads one message per unit from its s
 keepers see that for themselves.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Examines a cluster for `flopwatch doctor --slurm-settings FILE`: commands, controller, what sbatch takes, a node."""
 
-from __future__ import annotations
-
 import secrets
 import shutil
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 They need no accounting. squeue is asked in its plain format: `--json` came late and ignores some filters.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The files by which a claim reaches its allocation, in a folder that both sides see."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -3,8 +3,6 @@
 srun ends it when node 0's agent has ended.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import logging

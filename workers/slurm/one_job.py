@@ -1,7 +1,5 @@
 """The agent of one job, in its allocation: it takes the claim over, runs the job like any agent, and ends."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

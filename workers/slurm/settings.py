@@ -1,7 +1,5 @@
 """What differs between Slurm clusters, read from a TOML file (deploy/slurm/slurm.toml is an example)."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Annotated, Self

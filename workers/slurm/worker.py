@@ -1,7 +1,5 @@
 """The worker that lets a Slurm cluster run its jobs: it claims like any worker, and each claim gets an allocation."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

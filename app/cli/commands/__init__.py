@@ -1,7 +1,5 @@
 """The commands: every module of this folder is imported, and registers its own with `common.command`."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from typing import Any

@@ -1,7 +1,5 @@
 """The differences between the databases: every engine has a class with these methods, in a module of its own."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol

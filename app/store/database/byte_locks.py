@@ -5,8 +5,6 @@ however that ends, and a process that inherits the descriptor holds them too. A 
 exclude each other also within one process.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

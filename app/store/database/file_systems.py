@@ -1,7 +1,5 @@
 """Finds the file system of a path; SQLite's locks and its shared memory work on local ones only."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -11,8 +11,6 @@ when the lock arrives, the helper releases it at once. Each lock has one helper,
 and stays: on a host that is out of threads no writer needs a new one.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import threading

@@ -5,8 +5,6 @@ importing Alembic, which takes half a second. Numbers without a script belonged 
 databases are refused.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

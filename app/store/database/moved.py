@@ -1,8 +1,6 @@
 """Databases that are at another place: one with the mark of a move (see moving.py), and one that the data folder's
 files belong to. No process uses SQLite in the folder then."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Copies a SQLite database into an empty one on PostgreSQL, for `flopwatch move`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -5,8 +5,6 @@ Files that Flopwatch makes are private from the start. Wider permissions, set by
 corrected where that can harm nobody, and refused elsewhere; PostgreSQL does the same with its folder.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from contextlib import suppress

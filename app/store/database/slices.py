@@ -1,7 +1,5 @@
 """Runs large changes in small transactions, so that other writers wait for a single one only."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -10,8 +10,6 @@ that none can appear meanwhile, and it finds holds by trying for the exclusive l
 refers to in the end, for example since its writer was killed, stays until remove_unreferenced.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import io

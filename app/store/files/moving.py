@@ -1,7 +1,5 @@
 """Copies the files of a folder to an object store, for `flopwatch move`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sqlalchemy import select

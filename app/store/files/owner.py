@@ -8,8 +8,6 @@ A database has its files in one store, whose id both hold: a server or worker wi
 files, and leave its own where nobody looks for them.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import secrets

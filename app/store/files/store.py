@@ -1,8 +1,6 @@
 """The interface of a store of files: a folder (artifacts.py) or an object store (objects.py) has the bytes of
 artifacts and uploaded code."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

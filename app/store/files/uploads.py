@@ -4,8 +4,6 @@ A row of `code_file` keeps a file's content, and rows of `job_code` keep that ro
 names (see pruning.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 

@@ -12,8 +12,6 @@ While a job is in a baseline it cannot be deleted, and pruning spares it (see de
 results: only jobs that failed or were cancelled can be retried, and a baseline has no such jobs.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

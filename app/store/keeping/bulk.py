@@ -1,7 +1,5 @@
 """Cancels and deletes the jobs that a filter chooses, in slices: ten thousand of them keep no other writer waiting."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sqlalchemy import func, select

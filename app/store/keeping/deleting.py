@@ -6,8 +6,6 @@ a job as being deleted, and deletes its attempts: readers show the results of re
 reads a part of them, and `retry` refuses such a job. If the process ends in between, `Pruning.run` completes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

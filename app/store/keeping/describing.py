@@ -1,7 +1,5 @@
 """Changes what people wrote about a job: its name, labels and note. Its spec and results stay as they are."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

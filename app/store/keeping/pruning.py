@@ -12,8 +12,6 @@ in slices.
 Ages are computed from the wall clock.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass

@@ -14,8 +14,6 @@ itself, as one on the CPU has, waits for them, and they for it, in the order of 
 paused kind, and such a job delays no other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from heapq import merge

@@ -1,7 +1,5 @@
 """Logs how jobs ended, once that is committed: in the process that ended them."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

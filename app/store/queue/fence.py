@@ -4,8 +4,6 @@ Renewing raises the heartbeat counter of the attempt, if job, number and token m
 the worker has lost the attempt, no row matches.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, select, update

@@ -5,8 +5,6 @@ the same transaction in which the one before succeeds. So a search survives the 
 moment in which all its jobs have ended but the search has not.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

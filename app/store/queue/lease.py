@@ -8,8 +8,6 @@ A worker that cannot commit is not lost. So each look begins with a commit of th
 the time since the previous look says nothing about the workers; if it has to wait, the waiting time does not count.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Hashable, Mapping

@@ -4,8 +4,6 @@ Claims and pauses are write transactions of one database, and a claim reads what
 committed, no job of that kind starts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Literal
 

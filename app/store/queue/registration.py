@@ -1,7 +1,5 @@
 """Workers and their signs of life."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterable, Sequence

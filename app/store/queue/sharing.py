@@ -9,8 +9,6 @@ attempt that a worker gives back is not charged: it was stopped for the worker's
 time that one is next whose jobs hold fewer devices; those that wait in a cluster's queue hold some and use no time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime

@@ -8,8 +8,6 @@ marked `staged`. If the attempt never ends with them, for example because its wo
 Every slice passes the fence, which is also a heartbeat: a worker that writes for minutes keeps its lease.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Sweeps have thousands of jobs, and nobody else can write meanwhile, so a few statements change all of them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime

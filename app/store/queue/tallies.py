@@ -1,8 +1,6 @@
 """Counts what happens to jobs, in the transaction in which it does. The numbers outlive the jobs, and every server of a
 database reports the same."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args

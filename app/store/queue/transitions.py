@@ -14,8 +14,6 @@ A claim carries (job, attempt, token). Every transaction in which a worker write
 (fence.py): a worker that has lost the attempt gets LeaseLost, and the transaction leaves nothing behind.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 import time

@@ -4,8 +4,6 @@ It is paused, no connected worker has what it needs, or none that has it is free
 Flopwatch on its host holds the devices. A job that waits behind others while a worker is free has no reason.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -9,8 +9,6 @@ A row is written with its job. A server that dies amid a delivery leaves it pend
 gets each end at least once.
 """
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import dataclass
 from datetime import timedelta

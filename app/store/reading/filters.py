@@ -1,7 +1,5 @@
 """Filters of jobs: for lists, and for cancelling and deleting many jobs at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime

@@ -3,8 +3,6 @@
 An index has a case's measurements by metric, so a history reads those of its metric only, however large the jobs are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Chooses the jobs of a table and their measurements: the SQL statements behind the tables."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A sweep has up to 10 000 jobs, so that the database chooses, sorts and counts, and only one page of them is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Reads what /metrics tells about a database, in one snapshot."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime

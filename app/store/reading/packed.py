@@ -1,7 +1,5 @@
 """Reads stored samples, little-endian float64 and zlib, and many JSON texts at once."""
 
-from __future__ import annotations
-
 import array
 import json
 import sys

@@ -1,7 +1,5 @@
 """Tells the places of jobs in the queue, and guesses when they start."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Queries for clients: they return public dicts and lists, ready for JSON. Every method reads one snapshot."""
 
-from __future__ import annotations
-
 import functools
 import json
 import logging

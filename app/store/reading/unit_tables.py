@@ -1,7 +1,5 @@
 """Reads the tables that units reported. Each unit's part of a table is stored whole."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Reads how much device time each user had."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any
 

@@ -4,8 +4,6 @@ A module defines `router`, an APIRouter whose paths are relative to /ui, and may
 else knows the list. Modules whose names begin with an underscore are not pages.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from types import ModuleType

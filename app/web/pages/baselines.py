@@ -1,7 +1,5 @@
 """/ui/baselines: the named results that later ones are compared with, and the cases of each."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 from urllib.parse import urlencode
 

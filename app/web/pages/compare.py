@@ -1,7 +1,5 @@
 """/ui/compare: compares jobs. The first is the baseline, and each of the others is a candidate."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

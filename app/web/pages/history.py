@@ -1,7 +1,5 @@
 """/ui/history: one metric of one case over all jobs that measured it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any
 from urllib.parse import urlencode

@@ -1,7 +1,5 @@
 """/ui/jobs/ID: one job, while it waits and runs and when it has ended."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """/ui: the list of jobs; on the first visit, the first steps."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

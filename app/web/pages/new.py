@@ -1,7 +1,5 @@
 """/ui/new: a form for each kind of job, with the equivalent commands."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any

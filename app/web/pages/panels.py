@@ -4,8 +4,6 @@
 /ui/jobs/ID/stacks: the tree of the flame graph. /ui/jobs/ID/explore: one of the job's tables, to search in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Any
 

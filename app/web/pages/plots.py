@@ -1,7 +1,5 @@
 """/ui/plots: the panel of plots of a sweep or of jobs, which their pages embed."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

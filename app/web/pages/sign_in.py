@@ -1,7 +1,5 @@
 """/ui/sign-in: a browser gets a session for a token; /ui/sign-out ends it."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 from urllib.parse import parse_qs

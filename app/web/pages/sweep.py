@@ -1,7 +1,5 @@
 """/ui/sweeps/ID: one sweep, its jobs, its plots and its table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """/ui/sweeps: the sweeps, newest first."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 from urllib.parse import urlencode
 

@@ -1,7 +1,5 @@
 """/ui/tables: measurements of many jobs as one table: choose, pivot, relate, export."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

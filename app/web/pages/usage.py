@@ -1,7 +1,5 @@
 """/ui/usage: device hours by user, and who competes now."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Annotated, cast
 

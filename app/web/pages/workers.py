@@ -1,7 +1,5 @@
 """/ui/workers: the workers, and their devices' readings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, get_args
 

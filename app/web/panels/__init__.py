@@ -6,8 +6,6 @@ Modules whose names begin with an underscore, and `cells`, are shared. Panels ar
 drawn only when a browser asks for it.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import pkgutil

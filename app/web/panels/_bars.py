@@ -1,7 +1,5 @@
 """Horizontal bars made of parts: phases of a step, classes of kernels, categories of memory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from app.web.plots.drawing import PALETTE, Figure, escaped

@@ -1,7 +1,5 @@
 """The results of one job as panels read them: each part is read once, on first use."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any

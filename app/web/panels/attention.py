@@ -1,7 +1,5 @@
 """`attention`: times, rates and memory over the sequence length, with a line for each implementation, and errors."""
 
-from __future__ import annotations
-
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults
 from app.web.panels.cells import Lines, charts

@@ -1,7 +1,5 @@
 """`benchmark`: the phases of a step for each process."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any

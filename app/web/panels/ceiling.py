@@ -1,7 +1,5 @@
 """`ceiling`: the rates that the device reaches, by data type."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from app.web.panels._panel import Panel

@@ -4,8 +4,6 @@ A chart has one metric along one coordinate, with a series for each value of ano
 split a metric into several charts, of which the first is open. A chart draws all cells, even ten thousand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """`collective`: bandwidth and latency over the size of the tensor, with a line for each operation."""
 
-from __future__ import annotations
-
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults
 from app.web.panels.cells import Lines, charts

@@ -1,8 +1,6 @@
 """`ddp`: a timeline of each rank's computation and communication, the parts of its step, and the exposed share by
 strategy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise

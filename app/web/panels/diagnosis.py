@@ -1,7 +1,5 @@
 """`diagnosis`: the step less what it is lost to, the changes with their intervals, and the gaps in a GPU's work."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

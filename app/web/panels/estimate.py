@@ -1,7 +1,5 @@
 """`estimate`: the memory on each device, by strategy and category."""
 
-from __future__ import annotations
-
 from app.web.panels._bars import bars_of
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults

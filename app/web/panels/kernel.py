@@ -1,7 +1,5 @@
 """`kernel`: kernels against their plain PyTorch, over the number of rows."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from app.web.panels._panel import Panel

@@ -1,8 +1,6 @@
 """`memory`: what grows, use by category over the history, the categories at each phase's peak, the largest allocations,
 the snapshots."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any

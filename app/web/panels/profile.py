@@ -1,7 +1,5 @@
 """`profile`: the step by classes of kernels, what a GPU waits for, the roofline, kernels, flame graph and trace."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Lines or bars: a metric along one coordinate, in series by the others."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any

@@ -1,7 +1,5 @@
 """Boxes and dots: the processes of both sides of a comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

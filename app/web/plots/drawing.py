@@ -9,8 +9,6 @@ A value that was not measured ("oom", "wrong", …) is never drawn as a number: 
 map the outcome's own colour. Cases whose verdict is not valid have open markers.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape

@@ -1,7 +1,5 @@
 """A heat map: a metric over two coordinates."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain

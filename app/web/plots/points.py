@@ -4,8 +4,6 @@
 goes along which axis. Texts that thousands of points share, such as the words of a coordinate, are made once.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

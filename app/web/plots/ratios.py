@@ -1,7 +1,5 @@
 """Dots with intervals: how the candidate of a comparison relates to its baseline."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Tensors are row-major: the last axis lies together, so that a loop over head_dim
 (b, h, i, j) of (batch, heads, rows, columns) is number ((b · heads + h) · rows + i) · columns + j.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 

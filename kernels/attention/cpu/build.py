@@ -4,8 +4,6 @@ The library is plain C functions over pointers: neither Python's nor torch's hea
 seconds.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The C++ attention under the registry's names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import Tensor

@@ -4,8 +4,6 @@ Each gets the size of its working memory from C++ and passes it a tensor of that
 a call allocates.
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass
 from typing import Any

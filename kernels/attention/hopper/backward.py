@@ -11,8 +11,6 @@ Three functions walk over the queries: `visit`, `visit_halves` (HALVES), and `co
 See kernels.attention.triton.kernels for the formulas, and for `exponents` and `deltas`.
 """
 
-from __future__ import annotations
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (

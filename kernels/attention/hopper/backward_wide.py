@@ -11,8 +11,6 @@ See kernels.attention.hopper.backward for the tiles that stand upright, and kern
 formulas, and for `exponents` and `deltas`.
 """
 
-from __future__ import annotations
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (

@@ -5,8 +5,6 @@ threads wait, 128 arrive). Backward: 5 to 8 are what a consumer tells the other 
 on (a consumer's 128 threads and the adder's 32), and 11 to 14 free tiles (256 and the producer's 32).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from triton._C.libtriton import ir

@@ -8,8 +8,6 @@ while the tensor cores multiply for one, another computes its exponentials.
 Programs are few and walk over the tiles, the longest rows first.
 """
 
-from __future__ import annotations
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (

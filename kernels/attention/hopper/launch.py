@@ -1,7 +1,5 @@
 """Runs the Gluon kernels on tensors (batch, heads, rows, head_dim), or says why they do not take them."""
 
-from __future__ import annotations
-
 import torch
 import triton
 from torch import Tensor

@@ -5,8 +5,6 @@ needs. The first call of each kind, and every call if the library cannot be buil
 which computes the same.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import threading

@@ -6,8 +6,6 @@ then its stop; no row sees other documents. Rows are queries and columns keys, o
 keys and columns the queries that see them.
 """
 
-from __future__ import annotations
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 

@@ -9,8 +9,6 @@ Tensors are as in `launch`. Masked calls are none of this: aligned top-left, few
 aligned bottom-right, sees all keys, and is.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Checks attention's inputs and the capabilities of their device, and reshapes inputs for launches."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from contextlib import AbstractContextManager

@@ -28,8 +28,6 @@ Tiles of scores stand upright in `keys_kernel` (keys × queries), so that Pᵀ a
 of the products before, without a trip through shared memory.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait

@@ -12,8 +12,6 @@ In the kernels, an operand is a tuple of tiles, of one or of three; `PRECISION` 
 what Triton's dot calls its input_precision.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

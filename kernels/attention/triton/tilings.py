@@ -5,8 +5,6 @@ On other devices, which were not measured, the sizes are chosen to fit: they nee
 size in Ada and consumer Blackwell. `tests/kernels/test_triton_fits.py` compiles them for several devices.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

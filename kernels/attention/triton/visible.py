@@ -7,8 +7,6 @@ grow with the row. Each of lower, upper and the documents' bounds may be None, a
 Plain masks, none and the causal one aligned top-left, are `CAUSAL` alone: no bounds are given.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """A job's file, as the API serves it."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

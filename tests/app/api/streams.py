@@ -1,7 +1,5 @@
 """Streams of a job's events, as tests read them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tokens, scopes, sessions, and the limits of requests and queued jobs."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

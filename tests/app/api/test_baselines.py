@@ -1,7 +1,5 @@
 """/baselines over HTTP: bodies, names, answers; and comparisons with a baseline."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

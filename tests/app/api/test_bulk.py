@@ -1,7 +1,5 @@
 """Cancelling and deleting all jobs that a filter chooses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

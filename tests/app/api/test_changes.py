@@ -1,7 +1,5 @@
 """The one poller that wakes whoever follows a job, where tests of the routes do not reach."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

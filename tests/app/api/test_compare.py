@@ -1,7 +1,5 @@
 """/compare over HTTP: formats, what it says of the whole, what it refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import unquote
 

@@ -1,7 +1,5 @@
 """Compressed answers: what is, and what must not be."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Controls of jobs and of the queue over HTTP: time limits, retries, pauses, unique keys."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What people write about a job afterwards, and who submitted it."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import quote
 

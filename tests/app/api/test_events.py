@@ -1,7 +1,5 @@
 """Events, as a list and as a stream."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

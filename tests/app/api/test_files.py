@@ -1,7 +1,5 @@
 """Uploaded code: what is taken, who may run it, where it is shown, and how long it stays."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import zipfile

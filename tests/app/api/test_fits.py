@@ -1,7 +1,5 @@
 """Sweeps that search for the largest value that fits: each result brings the next job, whoever is restarted between."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Random bodies: never a 500, always a problem, and nothing stored with an error."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """The hosts that a request may name; a page whose name points at the server (DNS rebinding) can do nothing."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from typing import Any

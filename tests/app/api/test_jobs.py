@@ -1,7 +1,5 @@
 """The life of a job over HTTP."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,7 +1,5 @@
 """/metrics: what it tells, and that Prometheus can read it."""
 
-from __future__ import annotations
-
 import logging
 import re
 import shutil

@@ -1,7 +1,5 @@
 """deploy/prometheus and deploy/grafana with a real Prometheus, which scrapes a server; and the alerts, one by one."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Webhooks, at a real receiver that verifies signatures with the library of Standard Webhooks."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import http.server

@@ -1,7 +1,5 @@
 """A server whose files are on an object store."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Callable, Iterator

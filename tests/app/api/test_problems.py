@@ -1,7 +1,5 @@
 """Bad input: a problem that names the place, never a 500, and nothing stored."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Results of a job: log, measurements, files, and tables of them."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Health, metrics, workers, documentation, the token, and requests from other sites."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """/specs, and names that only workers know."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

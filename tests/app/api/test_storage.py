@@ -1,7 +1,5 @@
 """A database whose file or disk is gone, broken or full: not ready, nothing accepted, and the reason said."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """GET /sweeps/{id}/tables/{name}: the tables that a sweep's jobs reported, in one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """GET /tables through a real server: parameters, streams, files."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

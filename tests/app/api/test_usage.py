@@ -1,7 +1,5 @@
 """What several people see of each other: limits of their tokens, places in the queue, and usage."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests that wait to write keep nobody else waiting, and do not wait longer for each other."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Running the command as users do."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

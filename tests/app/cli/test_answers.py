@@ -1,7 +1,5 @@
 """What `submit --wait` prints of profiles and comparisons, from a server's answers."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import pytest

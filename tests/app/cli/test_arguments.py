@@ -1,7 +1,5 @@
 """key=value arguments."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

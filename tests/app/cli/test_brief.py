@@ -1,7 +1,5 @@
 """The short document of `--format brief`, and `--keep-if better`."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable, Sequence

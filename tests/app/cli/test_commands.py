@@ -1,7 +1,5 @@
 """Commands that talk to a server."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The commands compare, check and baseline: exit codes, and what they print."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

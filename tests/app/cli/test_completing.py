@@ -1,7 +1,5 @@
 """Completions for the Tab key, requested as bash and zsh do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`flopwatch doctor` on this host as it is, and with planted faults: it names each, and its cure."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

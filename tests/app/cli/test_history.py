@@ -1,7 +1,5 @@
 """The command that shows a case over time."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables of commands on a terminal, and in a pipe."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

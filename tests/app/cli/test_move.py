@@ -1,7 +1,5 @@
 """`flopwatch move`: a SQLite data folder goes to PostgreSQL."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """docs/lab-server.md and docs/operations.md, executed: a folder becomes a queue of several people and hosts."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

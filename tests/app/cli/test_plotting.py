@@ -1,7 +1,5 @@
 """flopwatch plot: which plots there are, and the files that it writes."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Commands that are or start processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`flopwatch prune`: on the database itself, with or without a server."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

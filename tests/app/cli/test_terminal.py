@@ -1,7 +1,5 @@
 """Texts of jobs and other users cannot send commands to the terminal that shows them."""
 
-from __future__ import annotations
-
 import ast
 import json
 import logging

@@ -1,7 +1,5 @@
 """`flopwatch token`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

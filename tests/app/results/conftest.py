@@ -1,7 +1,5 @@
 """Jobs with results, through the queue."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """How far the numbers that the steps of both sides returned agree."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Pivots, references, order, pages and the best of a column."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

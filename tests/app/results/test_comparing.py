@@ -1,7 +1,5 @@
 """Comparisons of jobs: which cases are matched, their numbers, notes and tables."""
 
-from __future__ import annotations
-
 import json
 import random
 import statistics

@@ -1,7 +1,5 @@
 """Findings of comparisons, their sentences, and the gate."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

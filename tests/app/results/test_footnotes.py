@@ -1,7 +1,5 @@
 """Signs on rows, and the notes that explain them."""
 
-from __future__ import annotations
-
 from app.results.footnotes import Footnotes, doubts_of, doubts_text
 
 VARIES = ("variation", "26.4%")

@@ -1,7 +1,5 @@
 """One metric of one case over the jobs that measured it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Intervals, tests and power, against known values and by simulation."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -1,7 +1,5 @@
 """Comparisons of what fills the memory of two jobs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Sheets in the five formats."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -3,8 +3,6 @@
 The database was written by that release: jobs 1 and 2 measured two versions of an attention function beside `eager`.
 """
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable
 from pathlib import Path

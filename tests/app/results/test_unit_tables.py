@@ -1,7 +1,5 @@
 """Tables that units reported: listed, merged, sorted, paged."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Uploaded code is a version of a case: its versions meet in tables, comparisons and baselines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

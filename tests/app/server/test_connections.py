@@ -1,7 +1,5 @@
 """Clients that open connections and never send a whole request, in numbers that take every file of the server."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The configurations of docs/reverse-proxy.md and deploy/nginx with the real proxies, in front of a real server."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The spec of `attention`: its grid, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The spec of `ceiling`."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 

@@ -1,7 +1,5 @@
 """The spec of `collective`."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

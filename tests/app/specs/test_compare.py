@@ -1,7 +1,5 @@
 """The spec of a comparison: two specs of one kind."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What can be asked of `ddp`, and what cannot go together."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

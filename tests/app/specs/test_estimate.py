@@ -1,7 +1,5 @@
 """The spec of `estimate`."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The search for the largest value that fits: exact to its step, whatever the limit is."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

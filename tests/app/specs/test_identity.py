@@ -1,7 +1,5 @@
 """What makes cases equal: every field of every kind changes the case's key, or is named as one that does not."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The spec of `kernel`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

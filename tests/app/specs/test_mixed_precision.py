@@ -1,7 +1,5 @@
 """The spec of `mixed_precision`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The fields of a profile that ask for tools of the worker's host."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

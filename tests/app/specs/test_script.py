@@ -1,7 +1,5 @@
 """The spec of `script`."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 

@@ -1,7 +1,5 @@
 """What holds for every kind of job."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Expanding a grid."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import time

@@ -1,7 +1,5 @@
 """What cannot go together in a training step is refused, in words that name the field and the cure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

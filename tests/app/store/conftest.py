@@ -1,7 +1,5 @@
 """A database per test, and short words for what tests do with it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads a page without JavaScript, and checks what every page must keep."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """What a job's page says of its spec, its environment, its checks and its pace."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The form of a job: fields from a schema, and the request that a filled form stands for."""
 
-from __future__ import annotations
-
 import html
 from typing import Any
 

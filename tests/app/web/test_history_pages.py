@@ -1,7 +1,5 @@
 """Baselines and histories: their routes and pages, without a browser."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime

@@ -1,7 +1,5 @@
 """One job's page: its place in the queue, its pace, samples, cells, and submitting it once more."""
 
-from __future__ import annotations
-
 import array
 import html
 import re

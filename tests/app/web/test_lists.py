@@ -1,7 +1,5 @@
 """The list of jobs: what it says of each, its filters, what is done with picked jobs, and the first visit."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The pages, read without JavaScript."""
 
-from __future__ import annotations
-
 import html
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Routes of plots by name: what they list, the figures that clients draw, and the file that needs no server."""
 
-from __future__ import annotations
-
 import array
 import json
 import re

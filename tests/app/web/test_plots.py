@@ -1,7 +1,5 @@
 """Figures of results: what is drawn, on which axes, in which units. No browser."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

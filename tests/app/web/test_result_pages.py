@@ -1,7 +1,5 @@
 """The pages on which results are read, without a browser: what they say, refuse and link to."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

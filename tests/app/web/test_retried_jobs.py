@@ -1,7 +1,5 @@
 """Tables, plots, the order of a sweep's jobs, exports and comparisons have the same value of a job that ran twice."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

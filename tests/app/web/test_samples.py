@@ -1,7 +1,5 @@
 """Samples over the index of their step: lines, names, and what is drawn of very many."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Folded stacks as a tree."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

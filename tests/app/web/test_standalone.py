@@ -1,7 +1,5 @@
 """A plot as one file, which needs no server and asks nobody for anything."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

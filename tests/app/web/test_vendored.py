@@ -1,7 +1,5 @@
 """Other people's files are those that were published, and none lies there without a record."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Cases in words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

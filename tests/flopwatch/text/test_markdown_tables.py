@@ -1,7 +1,5 @@
 """Markdown tables on a terminal."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Times and time spans as people read and write them."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

@@ -5,8 +5,6 @@ specs can have another number ($SCHEMA_NUMBER). Their warm parents preload nothi
 workers start.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

@@ -4,8 +4,6 @@ Such processes can be sabotaged, and their clocks moved, as those of tests/plugi
 interpreters preload no torch: plain jobs need none.
 """
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Python imports this module at start where its folder is on the path. $SABOTAGE n
 commas; the product knows nothing of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -7,8 +7,6 @@ Every mechanism imports what it needs by itself: most processes of a worker are 
 (`flopwatch.workers`): the processes of units find no others, and would run unharmed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

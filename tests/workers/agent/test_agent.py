@@ -1,7 +1,5 @@
 """A real agent on a database of its own, while that database cannot be written; and what an agent offers to run."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

@@ -1,7 +1,5 @@
 """The agent survives whatever one job does to it, and such an attempt counts."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

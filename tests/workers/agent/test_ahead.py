@@ -1,7 +1,5 @@
 """Units that start ahead of their turn: together, and let through one by one."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

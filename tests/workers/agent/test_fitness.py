@@ -1,8 +1,6 @@
 """Causes that make a worker unfit, and beside them the faults of jobs, which never do. The agent, the queue and the
 database are real; what jobs do is played."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A claimed job with units played by the test: what they say, and when they end, is up to the test."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Readings of the host's devices, beside the heartbeat."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which scratch folders an agent removes when it starts: those of dead agents, whatever their pids were."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

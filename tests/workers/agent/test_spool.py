@@ -1,7 +1,5 @@
 """What a running job has reported, as it is kept for the final commit."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Finding a host's devices, as NVML lists them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Mapping, Sequence
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 Workers of several users are played by root: each is a fork with that user's rights.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import getpass

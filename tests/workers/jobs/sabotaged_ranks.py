@@ -1,7 +1,5 @@
 """Ranks with faults in their small cells. Ranks import it by name."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The runner of `attention` in this process: right, wrong and failing implementations beside each other."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import os

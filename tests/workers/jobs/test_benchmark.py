@@ -1,7 +1,5 @@
 """The runner of `benchmark` in this process, with a reporter that keeps what it is told."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import gzip

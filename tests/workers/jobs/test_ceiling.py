@@ -1,7 +1,5 @@
 """The runner of `ceiling` in this process."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from array import array

@@ -1,7 +1,5 @@
 """The runner of `collective`: with real ranks over gloo, and what it makes of their faults."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterator

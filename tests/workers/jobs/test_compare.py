@@ -1,7 +1,5 @@
 """How a comparison runs: whose turn it is, and that the inner kind's runner does the rest."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Losses of both sides of a comparison: what training runs say of equal, of narrower and of broken arithmetic."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

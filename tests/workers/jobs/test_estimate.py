@@ -1,7 +1,5 @@
 """The runner of `estimate` in this process."""
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """The runner of `kernel` in this process."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from array import array

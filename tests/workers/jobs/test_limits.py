@@ -1,7 +1,5 @@
 """Which peaks and ceilings bound a rate."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

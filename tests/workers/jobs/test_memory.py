@@ -1,7 +1,5 @@
 """The runner of `memory` in this process, with a reporter that keeps what it is told."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import replace

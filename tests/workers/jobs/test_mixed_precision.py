@@ -1,7 +1,5 @@
 """The runner of `mixed_precision` in this process."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A training step of the user's own in the kinds that take one."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import hashlib

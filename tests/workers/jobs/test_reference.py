@@ -1,7 +1,5 @@
 """What a model takes in place of plain PyTorch is checked before anything is timed, in every kind with a model."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

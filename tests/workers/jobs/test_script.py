@@ -1,7 +1,5 @@
 """The runner of `script`: scripts that measure their step, and scripts that do not."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Callable, Iterator

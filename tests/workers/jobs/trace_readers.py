@@ -4,8 +4,6 @@ They are installed into a folder of their own, without what they depend on: thei
 tests have.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

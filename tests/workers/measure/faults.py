@@ -3,8 +3,6 @@
 The judge has to call every one of them wrong, on a GPU and on the CPU.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

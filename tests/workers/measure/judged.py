@@ -1,7 +1,5 @@
 """Judges every registered implementation, and kernels with planted faults."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence

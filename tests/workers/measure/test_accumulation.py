@@ -1,7 +1,5 @@
 """Sums in several data types and their exact errors."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -2,8 +2,6 @@
 tests/workers/jobs/test_collective.py.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The list of data types of a step, on models whose answer is known."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Users' errors in words, also of those whose own code fails at it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Counts of the kernel's own events, which every Linux host has, and the reasons for those that it has not."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import struct

@@ -1,7 +1,5 @@
 """How much memory is free, and the bound that keeps a job from taking all of it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

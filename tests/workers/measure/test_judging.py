@@ -1,7 +1,5 @@
 """Judging operations: checksums of inputs, and judgements on inputs that hold other values."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

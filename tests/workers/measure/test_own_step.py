@@ -1,7 +1,5 @@
 """A user's step as observers see it: phases follow each other and cover all of it."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -1,7 +1,5 @@
 """What the judge notices: planted faults, and no fault of honest kernels."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

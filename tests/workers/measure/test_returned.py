@@ -1,7 +1,5 @@
 """Numbers that steps return: which are found, and when they are read."""
 
-from __future__ import annotations
-
 import math
 from collections import namedtuple
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

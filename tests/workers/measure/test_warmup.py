@@ -1,7 +1,5 @@
 """When a warm-up is over, with a simulated clock."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A training step as `estimate` plays it, and as torch's allocator measures it."""
 
-from __future__ import annotations
-
 import gc
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The formulas against the model itself, counted by torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import subprocess

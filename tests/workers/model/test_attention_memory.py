@@ -1,7 +1,5 @@
 """The played call of attention beside torch's allocations, and beside the formulas of an assignment."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

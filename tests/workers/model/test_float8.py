@@ -1,7 +1,5 @@
 """Linear layers in FP8: which are chosen, and that they compute what bf16 computes, by torchao's emulation."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

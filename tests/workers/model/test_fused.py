@@ -1,7 +1,5 @@
 """A model with Triton kernels beside the same in plain PyTorch: in Triton's interpreter without a GPU."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

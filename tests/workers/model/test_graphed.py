@@ -1,7 +1,5 @@
 """Steps as CUDA graphs give the same results as eager steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

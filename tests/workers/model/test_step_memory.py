@@ -1,7 +1,5 @@
 """The played step beside torch's allocations, and beside itself."""
 
-from __future__ import annotations
-
 import itertools
 from fractions import Fraction
 from typing import Any

@@ -1,7 +1,5 @@
 """The toy and its batches."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

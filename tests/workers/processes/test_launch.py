@@ -4,8 +4,6 @@ Importing torch takes longer than all that a unit does here. Units that are fork
 parent; the others are of the kind `plain`, without torch (tests/plugins/plain_kind), but for one.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

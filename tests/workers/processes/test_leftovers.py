@@ -1,7 +1,5 @@
 """What is left when an agent and the keeper of its unit are killed at once: a daemon that nobody watches."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

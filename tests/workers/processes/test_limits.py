@@ -1,7 +1,5 @@
 """A unit's limits: when a job takes too much, the job ends and not the agent."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

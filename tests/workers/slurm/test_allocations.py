@@ -1,8 +1,6 @@
 """What becomes of a job whose allocation ends before the job began, however it ends. The queue is real, and Slurm's
 commands are played."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

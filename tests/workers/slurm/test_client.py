@@ -1,7 +1,5 @@
 """Slurm's commands, played by scripts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

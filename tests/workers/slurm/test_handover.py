@@ -1,7 +1,5 @@
 """The files by which claims reach their allocations."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The agent in an allocation, before it takes the claim over: what it meets there is not the job's fault."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The settings of a cluster."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

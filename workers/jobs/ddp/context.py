@@ -4,8 +4,6 @@ Over a separate gloo group, ranks agree on everything that decides what they do 
 whether one process alone fits into every rank's memory.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Iterator

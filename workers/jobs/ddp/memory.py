@@ -1,7 +1,5 @@
 """The memory of one rank at certain moments of a step."""
 
-from __future__ import annotations
-
 import gc
 from dataclasses import dataclass
 from typing import Any

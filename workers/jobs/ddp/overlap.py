@@ -1,7 +1,5 @@
 """Records when a rank communicates, and how much of that its computation hides."""
 
-from __future__ import annotations
-
 import base64
 import tempfile
 import zlib

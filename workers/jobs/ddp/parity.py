@@ -1,7 +1,5 @@
 """Checks that a strategy trains as a single process does on the whole batch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -6,8 +6,6 @@ shows the exposed communication; and one process alone, which shows what the str
 the strategy also runs some steps under the profiler (overlap.py).
 """
 
-from __future__ import annotations
-
 import gc
 import random
 import statistics

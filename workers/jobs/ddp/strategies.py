@@ -1,7 +1,5 @@
 """The strategies of `ddp`: wraps a model, makes its training step, and knows what a step communicates."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Sequence

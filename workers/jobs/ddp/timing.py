@@ -1,7 +1,5 @@
 """Times the steps of one rank. All ranks begin a step together, and continue when every rank has ended it."""
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The last unit of a diagnosis: the tables `causes` and `changes`, and the answer in at most a dozen lines."""
 
-from __future__ import annotations
-
 import statistics
 import textwrap
 from collections import Counter

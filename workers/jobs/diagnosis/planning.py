@@ -6,8 +6,6 @@ changes that helped and those joined again, in an order that is drawn, by proces
 writes it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """Runs `memory`: the allocations of a model's steps, by phase and category, and the allocator's snapshots."""
 
-from __future__ import annotations
-
 from app.specs.memory import MemorySpec
 from workers.jobs._base import Unit
 from workers.jobs._training import building

@@ -1,7 +1,5 @@
 """Runs `profile`: a few steps under torch's profiler, and again under each Nsight tool that the spec asks for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from app.specs.profile import ProfileSpec

@@ -17,8 +17,6 @@ So a category may be known only at the end of a phase. Activations that activati
 backward pass are `temporary` there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ when it was made, and runs again. So begin to record before the model is made, a
 ends; older allocations are known only by their owners.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The free memory that an allocator held at an earlier moment: its segments less the blocks that were in use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What keeps growing from step to step: the memory alive after each of several steps, by the code that made it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations

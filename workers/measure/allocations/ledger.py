@@ -8,8 +8,6 @@ Sizes are the requested bytes. Allocators hand out a little more: torch's rounds
 unused at the end of a large block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

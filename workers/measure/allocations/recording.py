@@ -1,7 +1,5 @@
 """Records the allocations of steps: the history is cut into stretches by marks, one at the end of each phase."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Records the residual stream: the outputs of a model's blocks in a forward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any

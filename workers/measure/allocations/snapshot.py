@@ -6,8 +6,6 @@ least one entry if any entry has a category; and an entry for every allocation t
 history. So blocks that are older than the history appear at its beginning as allocations.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Finds the line of code behind an allocation: the first frame of its stack that is not in torch."""
 
-from __future__ import annotations
-
 import linecache
 import re
 import sys

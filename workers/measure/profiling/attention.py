@@ -5,8 +5,6 @@ is limited by its memory below C/B FLOPs per byte, and by its arithmetic above. 
 ceilings, in the precision of the products.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -7,8 +7,6 @@ number. Work inside a range of the backward pass itself (a recomputed layer) bel
 On a CPU there are no kernels; the work is the operators, each with its self time: without the operators that it calls.
 """
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import re

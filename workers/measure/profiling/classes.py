@@ -16,8 +16,6 @@ elementwise); softmax; normalisation; elementwise; copy (also fills, gathers and
 compute nothing); reduction; communication; optimizer; other.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Sequence

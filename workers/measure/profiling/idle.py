@@ -14,8 +14,6 @@ that begins then, whose launch says what the device waited for:
 Time in which only copies run is `copies`, in which only collectives run `communication`.
 """
 
-from __future__ import annotations
-
 import bisect
 import gc
 import math

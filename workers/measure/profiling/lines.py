@@ -4,8 +4,6 @@ A line stands for its whole statement, by the number of the statement's first li
 that it calls; its total, also the user's own functions that it calls, once however deep they recurse.
 """
 
-from __future__ import annotations
-
 import ast
 import bisect
 import re

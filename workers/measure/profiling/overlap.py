@@ -5,8 +5,6 @@ reports when each of its operations ran, on threads of its own, and operators ar
 wrappers and for torch's alike. A collective kernel that waits for other ranks counts as communication.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

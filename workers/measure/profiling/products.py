@@ -5,8 +5,6 @@ other operators are unknown: inputs do not show how much an elementwise operator
 registers. Products inside kernels of a compiler or of a CUDA graph are no operators, so they are not listed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

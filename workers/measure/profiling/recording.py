@@ -4,8 +4,6 @@ On a GPU the profiler records each kernel, copy and fill through CUPTI, the driv
 profiler at a time. On the host the profiler records operators and named ranges itself.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence

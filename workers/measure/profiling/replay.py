@@ -8,8 +8,6 @@ gives the time of unprofiled steps; then `length_ns` tells what they take withou
 speed-ups estimate, Curtsinger & Berger, "Coz", 2015, is answered from a trace.)
 """
 
-from __future__ import annotations
-
 import bisect
 import statistics
 from collections.abc import Iterable, Sequence

@@ -11,8 +11,6 @@ where it may, it asks for real-time priority.
 Other threads count by the processor's time that they take: those that wait take none.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

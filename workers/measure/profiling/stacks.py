@@ -8,8 +8,6 @@ Other threads have a root of their own: they run beside the step, and a profiler
 On a CPU they come from samples, by the processor's time that they take.
 """
 
-from __future__ import annotations
-
 import heapq
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """The tables of a profile: their columns, and their rows. All times are per step, unless their names say otherwise."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from workers.measure.ceilings import NO_CEILING, Ceiling

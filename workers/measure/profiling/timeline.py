@@ -1,7 +1,5 @@
 """The device's idle time, gaps and launches in each profiled step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """Writes Chrome traces as compressed JSON, unless they are larger than they may be. Neither the host's name nor its
 folders remain."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """Sums work up: by name, by class and by named range, all per step."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections import Counter, defaultdict

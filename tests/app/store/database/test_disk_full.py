@@ -3,8 +3,6 @@
 tests/acceptance/test_server_faults.py fills a server's disk, and limits the size of its files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

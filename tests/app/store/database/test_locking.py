@@ -1,7 +1,5 @@
 """The write lock, between threads and between real processes, one of which stops while it holds it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """What only PostgreSQL has: its lock, its errors, its answers that get lost, and what it would refuse to store."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

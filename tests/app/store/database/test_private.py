@@ -1,7 +1,5 @@
 """Data is its owner's alone, whatever the umask is and whoever made the folder."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Files on an object store: moto's S3 server behind a network that tests cut."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Opening the store of files that the settings name."""
 
-from __future__ import annotations
-
 from app.settings import Settings
 from app.store.files.opening import open_files
 

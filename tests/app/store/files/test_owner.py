@@ -1,7 +1,5 @@
 """Files of one database that another one knows nothing of."""
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

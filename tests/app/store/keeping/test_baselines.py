@@ -1,7 +1,5 @@
 """Baselines: which results they take, which they replace, and that their jobs cannot be deleted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """What retention lets go, what it keeps, that it holds nobody up, and that the file shrinks."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess

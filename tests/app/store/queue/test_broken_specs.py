@@ -1,7 +1,5 @@
 """A stored spec that cannot be read fails its own job: lists show it, and claims and watchers go on."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which job a worker gets: order, fit, wide jobs, and names that only some workers have."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

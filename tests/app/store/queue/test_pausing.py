@@ -1,7 +1,5 @@
 """Pausing kinds: nobody claims their jobs, they hold nobody up, and they say why they wait."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The state machine, one transition at a time."""
 
-from __future__ import annotations
-
 import functools
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The state machine against a model of it: a long random walk of everything that clients, workers and watchers do."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """Fair shares: whose job is next among those of equal priority. Without tokens the order is that of submission, which
 each test of the order has as its control."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A large finish: others write between its slices, nobody sees half of it, and nothing of a lost one stays."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from contextlib import closing

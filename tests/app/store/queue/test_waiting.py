@@ -1,7 +1,5 @@
 """Why a job waits: what no connected worker has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows of webhooks, and the numbers that only grow, on both engines."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

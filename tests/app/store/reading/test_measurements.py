@@ -1,7 +1,5 @@
 """Environments of jobs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import event

@@ -1,7 +1,5 @@
 """Statements use an index: what SQLite plans for each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bars of parts."""
 
-from __future__ import annotations
-
 from app.web.panels._bars import bars_of
 
 

@@ -1,7 +1,5 @@
 """What the panels of a benchmark draw, from its measurements."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

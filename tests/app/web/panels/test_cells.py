@@ -1,7 +1,5 @@
 """Charts of a job's cells."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the panels of a diagnosis draw, from rows as its tables have them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What the panel of an estimate draws."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from app.web.panels._results import JobResults

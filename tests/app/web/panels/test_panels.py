@@ -1,7 +1,5 @@
 """Panels on a job's page: which a job has, their plots, and its tables to search in."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from pathlib import Path

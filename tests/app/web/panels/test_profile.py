@@ -1,7 +1,5 @@
 """What the panels of a profile draw, from rows as its tables have them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -2,8 +2,6 @@
 nonce, and reports the nonce as a measurement and as a file: so everybody can tell whose results were stored.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

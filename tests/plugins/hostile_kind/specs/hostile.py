@@ -1,7 +1,5 @@
 """`hostile`, a kind for tests: jobs that do what no job should."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import Field

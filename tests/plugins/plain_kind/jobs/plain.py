@@ -1,7 +1,5 @@
 """Runs `plain`: files below $MISBEHAVE_FOLDER tell the test what happened and hold jobs back."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

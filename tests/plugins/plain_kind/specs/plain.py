@@ -1,7 +1,5 @@
 """`plain`, a kind for tests of workers: what a job does is told in one word, and it needs no torch."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The grid runner by itself: cells without an oracle or a stopwatch, on several devices."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

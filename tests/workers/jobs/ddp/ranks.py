@@ -1,7 +1,5 @@
 """What the ranks of test_ddp.py do. Ranks import it by name."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import math

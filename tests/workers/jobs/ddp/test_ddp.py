@@ -1,7 +1,5 @@
 """The runner of `ddp`: one launch of two ranks measures every strategy, and the runner reports what they return."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import gzip

@@ -1,7 +1,5 @@
 """The answer of a diagnosis: its lines, in the form and the order in which a terminal shows them."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a look says of a GPU's step, from recordings and a trace of lines that are made by hand: times in µs."""
 
-from __future__ import annotations
-
 import sys
 from array import array
 from pathlib import Path

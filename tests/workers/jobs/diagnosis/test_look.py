@@ -1,7 +1,5 @@
 """What a look at a step finds, on slownesses that are planted in it."""
 
-from __future__ import annotations
-
 import hashlib
 import signal
 import subprocess

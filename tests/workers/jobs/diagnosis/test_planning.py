@@ -1,7 +1,5 @@
 """The stages of a diagnosis, planned from tables that are made by hand."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """What the time of a step of several ranks is lost to, from profiled steps that are made by hand."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from typing import Any

@@ -1,7 +1,5 @@
 """Ranges that people write in their attention, by any of three means and with any name, and kernels by range."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

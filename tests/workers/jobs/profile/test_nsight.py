@@ -1,7 +1,5 @@
 """Profiling under nsys and ncu. Executables of tests/plugins/profilers.py stand in for them, except on a GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Profiles of a step of the user's own: its lines, its parts, its threads and its own profiler."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """The categories of allocations, in histories written by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Recordings of a model whose sizes are known: on the CPU, on a GPU, and of a fake allocator with a short history."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Snapshots have the format that torch's own tools and pytorch.org/memory_viz read."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json

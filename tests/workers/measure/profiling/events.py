@@ -1,7 +1,5 @@
 """Makes events like the profiler's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording

@@ -1,7 +1,5 @@
 """Attribution of hand-written events, and of small models whose work is known."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

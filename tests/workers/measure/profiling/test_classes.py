@@ -1,7 +1,5 @@
 """Classes of kernels, by names that were recorded on an H200, and by shortened ones of other devices."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each moment of a step on a GPU has one class, from recordings that are made by hand: times in µs."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Lines of the user's own code: planted ones, whose times, calls and operators are known."""
 
-from __future__ import annotations
-
 import functools
 import linecache
 import time

@@ -1,7 +1,5 @@
 """When a rank computes and when it communicates."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Matrix products, from the shapes and types that the profiler records."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

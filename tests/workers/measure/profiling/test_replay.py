@@ -1,7 +1,5 @@
 """What recorded steps would take with another host: times in µs."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

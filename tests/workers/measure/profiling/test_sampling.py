@@ -1,7 +1,5 @@
 """The sampler: what it says of threads beside the step's."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import threading
