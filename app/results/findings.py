@@ -216,6 +216,10 @@ class Row:
 
     def sentence(self) -> str | None:
         """State the finding; None if a side has no value."""
+        finding = self._finding()
+        return finding and finding + self._of_medians()
+
+    def _finding(self) -> str | None:
         if self.finding is None:
             return None
         if self.finding in ("better", "worse", "changed", "differs"):
@@ -225,6 +229,14 @@ class Row:
                 return f"no difference: the same in all processes; {self.processes}"
             return f"no difference larger than {percent(self.bound)}{self._others()}; {self.processes}"
         return f"inconclusive: {self.doubt()}"
+
+    def _of_medians(self) -> str:
+        """Say that the medians of the sides differ in the other direction, where they do."""
+        baseline, candidate = (cell.value for cell in self.cells)
+        ratio = (self.estimate or NOTHING).ratio
+        if not baseline or candidate is None or ratio is None or (candidate / baseline - 1) * (ratio - 1) >= 0:
+            return ""
+        return "; the ratio is the median over pairs of processes, whose sides' medians differ the other way"
 
     def factor(self, by: Estimate | None = None) -> str:
         """Write by how much the candidate differs, with its interval: "1.25× faster, 95 % CI 1.24–1.26".

@@ -110,7 +110,10 @@ class DdpSpec(TrainingSpec):
     }
     metric_notes: ClassVar[Mapping[frozenset[str], str]] = {
         frozenset({"buckets"}): "buckets: a single one travels after the backward pass, which then hides nothing; a "
-        "smaller bucket_size_mb makes more of them."
+        "smaller bucket_size_mb makes more of them.",
+        frozenset(
+            {"hidden_percent"}
+        ): "hidden_percent: – where what is exposed is not surely less than all communication.",
     }
     first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
         "kernels": ("rank", "name", "class", "total_ms", "share_percent", "calls", "median_us"),

@@ -50,7 +50,8 @@ class MemorySpec(TrainingSpec):
     metric_notes: ClassVar[Mapping[frozenset[str], str]] = {
         frozenset(
             {"peak_memory_mib"}
-        ): "This is one step's memory: snapshot_steps=[10,20] finds what leaks from step to step, with its line."
+        ): "peak_memory_mib is that of one step; snapshot_steps=[10,20] adds table growth: "
+        "what leaks from step to step, and where."
     }
     table_rows: ClassVar[tuple[str, ...]] = ("model", "context_length", "mode", "precision")
     first_tables: ClassVar[tuple[str, ...]] = (

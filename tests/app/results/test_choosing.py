@@ -145,8 +145,9 @@ def test_what_a_strategy_implies_is_a_column_only_where_rows_look_the_same_witho
     [
         ("compare", "step_ms", {"side": "baseline"}, "The answer (flopwatch compare ID) has other numbers"),
         ("diagnosis", "step_ms", {}, "the answer's step is of"),
-        ("memory", "peak_memory_mib", {}, "snapshot_steps=[10,20] finds what leaks"),
+        ("memory", "peak_memory_mib", {}, "snapshot_steps=[10,20] adds table growth"),
         ("ddp", "buckets", {}, "a single one travels after the backward pass"),
+        ("ddp", "hidden_percent", {}, "– where what is exposed is not surely less"),
     ],
 )
 def test_a_table_says_what_its_numbers_are_not(kind: str, metric: str, coordinates: dict[str, Any], note: str) -> None:
