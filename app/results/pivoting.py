@@ -224,18 +224,16 @@ def _sheet(
         fixed = [name for name in coordinates if name in (rows or table_rows_of(cases))]
         sheet = _pivoted(lines, layout, coordinates, fixed, columns)
     if layout.best:
-        spread = layout.pivot
-        along_rows = spread is not None and not is_size(spread, (case.show(spread) for case in cases))
-        mark_best(sheet, along_rows=along_rows)
+        values = (case.show(layout.pivot) for case in cases) if layout.pivot else ()
+        mark_best(sheet, along_rows=layout.pivot is not None and not is_size(layout.pivot, values))
     sheet = part(sheet)
     lines = [line for of_row in sheet.sources for line in of_row]
     cases = [line.case for line in lines if line.case is not None]
     marks, footnotes = _marks(lines, shown, layout)
     statistics = _on_statistics(cases, shown, layout, one_process=one_process)
     if layout.best:
-        statistics.append(
-            _BEST if any(getattr(cell, "best", False) for row in sheet.rows for cell in row) else _NO_BEST
-        )
+        is_bold = any(getattr(cell, "best", False) for row in sheet.rows for cell in row)
+        statistics.append(_BEST if is_bold else _NO_BEST)
     notes = [*statistics, *_of_kinds(cases, shown), *related.notes, *footnotes, *sheet.notes]
     return replace(
         sheet,

@@ -58,6 +58,8 @@ CHANGED = {
 """What later releases print differently on purpose: what the release printed, and what became of it. The answers stay
 as the release gave them."""
 REWORDED = [
+    # By the larger distance to an end of the interval, no longer by half of its width.
+    ("known to ±82% or better", "known to ±158% or better"),
     (
         r"medians are known to (±\d+%) or better, not to ±5%; only replicates or a comparison find small \w+ here",
         r"medians uncertain by up to \1; use replicates or `flopwatch compare` to detect small differences",

@@ -3,6 +3,8 @@
 Operations are timed on normally distributed inputs, and also checked on others, which show faults that those hide.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final

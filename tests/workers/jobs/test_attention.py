@@ -702,7 +702,7 @@ def test_own_code_gets_its_arguments(run, tmp_path: Path, monkeypatch: pytest.Mo
     cases = [cell["forward_ms", "forward"]["case"] for cell in (own, other)]
     assert [case["arguments.block"] for case in cases] == [16, None]
     failed = run(arguments={"block": 128}, **fields).cell(implementation="mine@mine.py")["forward_ms", "forward"]
-    assert (failed["outcome"], failed["reason"]) == ("failed", "RuntimeError: a block of 128")
+    assert (failed["outcome"], failed["reason"]) == ("failed", "RuntimeError: a block of 128 (mine.py:7, in mine)")
     with pytest.raises(uploaded.BrokenCode, match=r"is_causal, blocks=\): missing a required.*'block'"):
         run(arguments={"blocks": 16}, **fields)
     with pytest.raises(uploaded.BrokenCode, match="takes no arguments by name"):
