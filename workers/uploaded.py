@@ -240,9 +240,12 @@ def place_of(error: BaseException) -> str:
     for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
         name = file = frame.f_code.co_filename
         if frame.f_globals.get("__name__") != "__main__":  # a script has its author's name already
-            if FOLDER not in os.environ or not Path(file).resolve().is_relative_to(_files().resolve()):
+            # Generated code has no path, and resolving one needs the working folder, which may be gone.
+            if FOLDER not in os.environ or not Path(file).is_absolute():
                 continue
-            name = "/".join(Path(file).resolve().relative_to(_files().resolve()).parts[1:]) or Path(file).name
+            if not (path := Path(file).resolve()).is_relative_to(root := _files().resolve()):
+                continue
+            name = "/".join(path.relative_to(root).parts[1:]) or path.name
         return f" ({name}:{line}, in {frame.f_code.co_name})"
     return ""
 

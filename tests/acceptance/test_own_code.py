@@ -122,7 +122,7 @@ def test_code_that_imports_what_is_not_there_fails_at_once(flopwatch: Flopwatch,
     path.write_text(f"import torch\nif torch:\n    import not_there_at_all\n\n\n{attention}")
     job, found = run(flopwatch, f"{path}:attention")
     assert (job["state"], job["error"]["code"]) == ("failed", "invalid_environment")
-    assert "No module named 'not_there_at_all' (" in job["error"]["detail"]
+    assert "No module named 'not_there_at_all' (mine.py:3, in <module>)" in job["error"]["detail"]
     assert "install 'not_there_at_all' for the worker" in job["error"]["detail"]
     assert found == {}
 

@@ -288,7 +288,7 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str
     noun = "GPU" if is_gpu else "device"
     where = f"on a {noun} of {size}"
     if verdict.strategy != "none":
-        where = f"with {verdict.strategy} on {verdict.devices} {noun}s of {size}"
+        where = f"with {verdict.strategy} on {verdict.devices} {noun}{'s' * (verdict.devices != 1)} of {size}"
     if spec.architecture == "transformer" and not on_gpu:
         where += ", as on a CPU (for a GPU, say device=cuda)"
     each = "; ".join(f"{fit.strategy} {'yes' if fit.fits else 'no'}, {gib(fit.peak or 0)}" for fit in known)

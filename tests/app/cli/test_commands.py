@@ -850,8 +850,11 @@ def test_token(serve: Any, flopwatch: Any, tmp_path: Path) -> None:
 
 
 def test_parsing_a_stream() -> None:
-    lines = [": keep-alive", "", "id: 1", "event: log", 'data: {"text": "a: b"}', "", ""]
-    assert list(parse_stream(iter(lines))) == [("", None), ("1", Event("log", {"text": "a: b"}))], "a sign of life"
+    lines = [": keep-alive", "", "id: 1", "event: log", 'data: {"text": "a: b"}', "", "data: {}", "", ""]
+    first, second = ("1", Event("log", {"text": "a: b"})), ("0", Event("message", {}))
+    assert list(parse_stream(iter(lines))) == [("", None), first, second], (
+        "a sign of life, and nothing of an event before"
+    )
 
 
 def test_help_is_quick_and_imports_little() -> None:

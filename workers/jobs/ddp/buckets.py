@@ -29,8 +29,6 @@ SMALLEST, LARGEST = 2**12, 2**27
 """Bytes of the tensors, each four times as large as the one before, and all gradients at most."""
 POINTS = 24
 """Bucket sizes of the table, evenly on a logarithmic scale."""
-ON_CPU = "on a CPU, messages take the cores that compute: compare measured sizes by a sweep"
-"""Why nothing is predicted there."""
 COLUMNS = (
     *Column.parse(
         "what, size_mb: number MB, low_mb: number MB, high_mb: number MB, buckets: number, "
@@ -44,9 +42,15 @@ COLUMNS = (
 """Columns of the table `bucket-size`; MB are 2²⁰ bytes, as in `bucket_size_mb`."""
 
 
-def predicts(spec: DdpSpec) -> bool:
+def has_buckets(spec: DdpSpec) -> bool:
     """Return True if the strategy has buckets that travel."""
     return spec.strategy in WITH_BUCKETS and spec.world_size > 1 and spec.step_code is None
+
+
+def predicts(spec: DdpSpec) -> bool:
+    """Return True if its buckets are predicted: on a CPU, messages take the cores that compute, and torch divides
+    gradients in its own way."""
+    return has_buckets(spec) and spec.strategy == "bucketed" and spec.backend == "nccl"
 
 
 def time_all_reduces(context: RankContext, total: int) -> dict[str, list[float]] | None:
@@ -82,7 +86,7 @@ def report_buckets(
     report: Reporter,
 ) -> tuple[float | None, str | None]:
     """Set the predicted exposed communication, and report the tables `fit` and `bucket-size`; return the size of the
-    best bucket in MB, None if it is not known, and why the prediction may be wrong. On a CPU nothing is predicted.
+    best bucket in MB, None if it is not known, and why the prediction may be wrong.
 
     `silent` has the turns without communication, as each rank saw them.
     """
@@ -100,9 +104,6 @@ def report_buckets(
         line = fit(times, spec.seed)
     except ValueError as error:
         values.set(PREDICTED, None, None, f"all gradients are too small: {error}")
-        return None, None
-    if spec.backend == "gloo":
-        values.set(PREDICTED, None, None, ON_CPU)
         return None, None
     ranks = [rank for turn in silent for rank in turn]
     backward = [time_ms for rank in ranks for time_ms in rank["phases_ms"].get("backward", ())]
@@ -137,7 +138,7 @@ def bucket_rows(
     # Below the smallest size nothing was timed.
     total, least = sum(gradients), min(sum(gradients), min(line.errors))
     ratio = (total / least) ** (1 / (POINTS - 1))
-    steps: list[float] = [least * ratio**number for number in range(POINTS)]
+    steps: list[float] = [*(least * ratio**number for number in range(POINTS - 1)), float(total)]
     curve = {size: packed(gradients, size) for size in steps}
 
     def best_of(one: Line) -> float:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from parallel.sharded_gradient import ShardedPart
 from workers.jobs.ddp.strategies import Trained
 from workers.measure.memory import MIB, CudaMemory, MemoryMeter
 
@@ -79,10 +79,8 @@ def memory_now(meter: MemoryMeter) -> tuple[float | None, float | None]:
 def live_bytes() -> int:
     """Return the bytes of the storages on the CPU of all tensors that Python can reach, and of their gradients. Objects
     that `gc.freeze` has hidden do not count."""
-    # A tensor that wraps others, such as a DTensor, has no storage of its own.
-    found = [
-        one for one in gc.get_objects() if issubclass(type(one), Tensor) and not is_traceable_wrapper_subclass(one)
-    ]
+    # Others wrap such tensors, as DTensor does, or have no storage, as FakeTensor.
+    found = [one for one in gc.get_objects() if type(one) in (Tensor, torch.nn.Parameter, ShardedPart)]
     tensors = [*found, *(one.grad for one in found if one.is_leaf and one.grad is not None)]
     strided = (one for one in tensors if one.layout == torch.strided and one.device.type == "cpu")
     storages = (one.untyped_storage() for one in strided)

@@ -17,7 +17,7 @@ from app.summaries import FEWEST_FOR_INTERVAL, median_interval
 from workers.jobs._ranks import check_cores
 from workers.jobs._training.metrics import Shares, add_shares, not_told
 from workers.jobs._values import GPU_ONLY, Metric, Values
-from workers.jobs.ddp.buckets import PREDICTED, predicts
+from workers.jobs.ddp.buckets import PREDICTED, has_buckets, predicts
 
 if TYPE_CHECKING:
     import torch
@@ -81,8 +81,9 @@ def metrics(spec: DdpSpec, named: Sequence[str] | None = None) -> list[Metric]:
     phases = list(spec.step_phases())
     phases.insert(phases.index("backward") + 1, SYNCHRONIZATION)
     eager = [Metric(name, None, unit) for name, unit in zip(EAGER, ("ms", "ms", "µs"), strict=True)]
-    more = [Metric("buckets", None, "buckets"), Metric(PREDICTED, None, "ms")] if predicts(spec) else []
-    return [*_metrics(phases), *(eager if spec.cuda_graph else []), *more]
+    buckets = [Metric("buckets", None, "buckets")] if has_buckets(spec) else []
+    predicted = [Metric(PREDICTED, None, "ms")] if predicts(spec) else []
+    return [*_metrics(phases), *(eager if spec.cuda_graph else []), *buckets, *predicted]
 
 
 def _of_own_step(named: Sequence[str]) -> Iterator[Metric]:
@@ -152,7 +153,7 @@ def add_values(
     exposed = [] if spec.step_code is not None else add_exposed(values, spec, found)
     add_overlap(values, spec, found, statistics.median(step_ms))
     exposed += add_hidden(values)
-    if predicts(spec):
+    if has_buckets(spec):
         values.set("buckets", None, [found[0]["buckets"]])
     add_memory(values, spec, found, turns)
     sent = sum(row[2] for row in found[0]["communication"])

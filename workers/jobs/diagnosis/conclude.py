@@ -63,7 +63,7 @@ EQUAL = 1e-5
 UNLIKE = 1.5
 """By what factor the profiled process may differ from the others."""
 MOST_APART = 0.2
-"""How far processes of the step as it is, or their median's interval, may be from the median."""
+"""How far an end of the median's interval, or of few processes the farthest one, may be from the median."""
 NO_TIME = "no time was left: a larger budget_s tries it"
 
 
@@ -148,9 +148,11 @@ def _check_processes(values: Sequence[float]) -> Check | None:
     """Check that the processes of the step as it is agree on its time; None: there was one."""
     if len(values) < 2:
         return None
-    middle, (low, high) = statistics.median(values), median_interval(values) or (min(values), max(values))
+    least, most, middle = min(values), max(values), statistics.median(values)
+    low, high = median_interval(values) or (least, most)
     apart = max(high / middle - 1, 1 - low / middle)
-    detail = f"processes took {_ms(low)} to {_ms(high)}, up to {apart:.0%} off their median; limit {MOST_APART:.0%}"
+    detail = f"{len(values)} processes took {_ms(least)} to {_ms(most)}: their median is uncertain by up to {apart:.0%}"
+    detail += f"; limit {MOST_APART:.0%}"
     return Check("variation", apart <= MOST_APART, detail)
 
 
@@ -170,7 +172,7 @@ def _step(found: Mapping[str, Any], step_ms: float | None) -> str:
     if found["looked"] and not 1 / UNLIKE < (looked := found["looked"][0]) / step_ms < UNLIKE:
         line += f"; {_ms(looked)} when profiled, so shares may differ"
     if (check := _check_processes(values)) is not None and not check.ok:
-        line += f"; suspect: processes differ by more than {MOST_APART:.0%}"
+        line += f"; suspect: uncertain by more than {MOST_APART:.0%}"
     return line
 
 
