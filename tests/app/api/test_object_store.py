@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.app.api.files import file_of_a_job
+from app.store.files import objects
+from app.store.records import StoredArtifact
 from tests.object_stores import SECRET, Bucket
 
 
@@ -27,7 +28,47 @@ def content(rng: random.Random) -> bytes:
 @pytest.fixture
 def url(stored: Any, content: bytes, tmp_path: Path) -> str:
     """The URL of a job's file."""
-    return file_of_a_job(stored, content, tmp_path)
+    (tmp_path / "trace").write_bytes(content)
+    job_id = stored.submit()["id"]
+    claim = stored.worker.claim_job(job_id)
+    sha256, size = stored.services.files.take(tmp_path / "trace", claim=claim)
+    stored.worker.finish(
+        claim, artifacts=[StoredArtifact(0, "trace (1).json.gz", "trace", "application/gzip", size, sha256)]
+    )
+    return str(stored.http.get(f"/jobs/{job_id}/artifacts").json()["data"][0]["url"])
+
+
+def test_downloads(stored: Any, url: str, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "PART_BYTES", 3000)
+
+    def get(**headers: str) -> httpx.Response:
+        answer: httpx.Response = stored.http.get(url, headers=headers)
+        return answer
+
+    whole = get()
+    assert (whole.status_code, whole.content) == (200, content)
+    assert whole.headers["etag"] == f'"{hashlib.sha256(content).hexdigest()}"'
+    assert whole.headers["content-disposition"] == "attachment; filename*=utf-8''trace%20%281%29.json.gz"
+    assert (whole.headers["content-type"], whole.headers["content-length"]) == ("application/gzip", "10000")
+    assert whole.headers["x-content-type-options"] == "nosniff"
+    for wanted, expected in [
+        ("bytes=0-9", content[:10]),
+        ("bytes=10-", content[10:]),
+        ("bytes=-7", content[-7:]),
+        ("bytes=9990-99999", content[9990:]),
+        ("bytes=2500-6500", content[2500:6501]),
+    ]:
+        part = get(Range=wanted)
+        assert (part.status_code, part.content) == (206, expected), wanted
+        assert part.headers["content-range"].endswith("/10000")
+    assert get(Range="bytes=5-", **{"If-Range": whole.headers["etag"]}).content == content[5:]
+    assert get(Range="bytes=5-", **{"If-Range": '"another"'}).content == content
+    for wanted in ("lines=1-2", "bytes=9-3", "bytes=0-4,-3"):
+        assert get(Range=wanted).content == content, wanted
+    assert get(Range="bytes=10000-").status_code == 416
+    assert get(**{"If-None-Match": whole.headers["etag"]}).status_code == 304
+    head = stored.http.head(url)
+    assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", "10000")
 
 
 def test_no_client_takes_a_changed_file_for_whole(stored: Any, url: str, content: bytes, bucket: Bucket) -> None:
