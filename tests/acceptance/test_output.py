@@ -96,20 +96,20 @@ def test_each_replicate_has_an_interpreter(start_beside: Callable[..., Site]) ->
     (first,) = wait_for_start(folder)
     assert psutil.Process(first).cmdline()[1:5] == ["-P", START, "workers", "child"]
 
-    def making(data: dict[str, Any], done: int = 0) -> bool:
+    def waits(data: dict[str, Any], done: int = 0) -> bool:
         progress = data.get("done"), data.get("total"), str(data.get("message")).rpartition(", ")[2]
-        return progress == (done, 2, f"replicate {done + 1} of 2: making the model")
+        return progress == (done, 2, f"replicate {done + 1} of 2: measuring")
 
     # Progress that a busy store has let wait is not told any more when there is newer one.
-    kinds = [kind for kind, _ in followed(client, job_id, making)]
+    kinds = [kind for kind, _ in followed(client, job_id, waits)]
     assert kinds[:2] == ["state", "state"]
     assert set(kinds[2:]) == {"progress"}
-    assert making(get(client, f"/jobs/{job_id}")["progress"])
+    assert waits(get(client, f"/jobs/{job_id}")["progress"])
     open_gate(folder, first)
     (second,) = wait_for_start(folder, 2)
     assert second != first
     # What is told last before the gate is told on any host.
-    assert followed(client, job_id, lambda data: making(data, done=1))[-1][0] == "progress"
+    assert followed(client, job_id, lambda data: waits(data, done=1))[-1][0] == "progress"
     assert get(client, f"/jobs/{job_id}/measurements")["rows"] == [], "nothing is recorded before the end"
     open_gate(folder, second)
     wait_for_state(client, job_id, "succeeded")
