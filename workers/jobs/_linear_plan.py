@@ -104,10 +104,11 @@ def layers_of_model(spec: KernelSpec) -> Counter[LinearLayer]:
         key_heads = {} if spec.model.num_kv_heads is None else {"num_kv_heads": spec.model.num_kv_heads}
         model = load(MODELS, spec.model.name)(**sizes, **key_heads)
     tokens = torch.zeros(spec.batch_size, spec.context_length, dtype=torch.long, device="meta")
+    readers: dict[str, int] = {}
     # A plug-in's model may not run there; then each layer casts its own input.
     with suppress(Exception), calls_of(candidates(model, model_has_loss=False)) as calls:
         model(tokens)
-    readers = {one.name: one.readers for one in calls}
+        readers = {one.name: one.readers for one in calls}
     layers = linear_layers(model, spec.batch_size * spec.context_length, "tensorwise", ["auto"])
     return Counter(LinearLayer(grouped(one.name), *one.sizes, readers=readers.get(one.name, 1)) for one in layers)
 

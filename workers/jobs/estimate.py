@@ -302,12 +302,9 @@ def set_free(values: Values, fit: Fit, limit: int) -> None:
 
 
 def set_fewest_shards(values: Values, shards: Sequence[float] | None, why_none: str, fit: Fit) -> None:
-    """Set the fewest shards. None: it fits on none, which a table says, whereas it leaves out what is unknown: this,
-    where the strategy that is asked about, `fit`, needs no shards."""
-    if fit.fits:
+    """Set the fewest shards. None: no number suffices, which is `oom` unless the step fits as it is asked about."""
+    if fit.fits or shards is not None:
         values.set("fewest_shards", None, shards, why_none)
-    elif shards is not None:
-        values.set("fewest_shards", None, shards)
     else:
         values.set_missing("oom", why_none, [metric for metric in values.metrics if metric.name == "fewest_shards"])
 
