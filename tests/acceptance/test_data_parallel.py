@@ -59,7 +59,7 @@ def test_a_killed_rank_ends_the_job(site: Site) -> None:
     assert (found["step_ms"]["strategy"], found["step_ms"]["world_size"]) == ("bucketed", 2)
     tables = {table["name"] for table in get(client, f"/jobs/{sound}/tables")}
     by_step = {"operations", "timeline", "waits", "stragglers", "values"}
-    assert tables == {"ranks", "communication", "kernels", "classes", "fit", *by_step}
+    assert tables == {"ranks", "communication", "kernels", "classes", *by_step}
     checks = {check["name"] for check in job["validity"]["checks"]}
     assert {"parity", "cores", "host_load"} <= checks
     shown = client.get("/tables", params={"job": sound, "format": "markdown"}).text

@@ -281,10 +281,14 @@ def test_what_is_not_certain_is_told_before_the_last_causes() -> None:
 def test_a_step_whose_processes_differ_is_suspect_and_its_first_line_says_so(tmp_path: Path) -> None:
     """Of alternating runs on a host that did other work."""
     apart = found([78.02, 90.0, 95.44, 162.0])
-    assert conclude._step(apart, 92.72).endswith("; suspect: processes differ by more than 20%")
+    assert conclude._step(apart, 92.72).endswith("; suspect: uncertain by more than 20%")
     apart |= {"joined": [], "device_key": None, "candidates": [], "refused": {}, "differences": {}}
-    for turns, verdict in (([78.02, 90.0, 95.44, 162.0], "suspect"), ([90.0, 91.0, 93.0, 95.0], "valid")):
-        report = Report(tmp_path / verdict)
+    for turns, verdict in (
+        ([78.02, 90.0, 95.44, 162.0], "suspect"),
+        ([90.0, 91.0, 93.0, 95.0], "valid"),
+        ([50.0, *[100.0] * 10, 200.0], "valid"),  # the interval of the median leaves two of twelve out
+    ):
+        report = Report(tmp_path / str(len(turns)) / verdict)
         unit = Unit(title="the answer", params={**apart, "turns": {"": turns}})
         conclude.run(DiagnosisSpec.example(), unit, report)
         assert report.verdict["verdict"] == verdict
