@@ -17,7 +17,8 @@ SPREADS: dict[Statistic | None, Sequence[tuple[str, str]]] = {
     "median": (("_low", "low"), ("_high", "high")),
 }
 """The columns beside a statistic: the end of each one's name, and the attribute of Cell."""
-GAIN_ENDS = (("_low", "low"), ("_high", "high"))
+GAIN_ENDS = SPREADS["median"]
+"""Those beside a ratio."""
 
 
 def renamed(sheet: Sheet, names: Sequence[tuple[str, str]]) -> Sheet:
