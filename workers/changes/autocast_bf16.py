@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workers.changes._base import Change, Look, no_fp32
 
@@ -21,14 +21,10 @@ def _autocast(step: OwnStep) -> AbstractContextManager[None]:
     return step.inside(lambda: torch.autocast(step.device.type, torch.bfloat16))
 
 
-def _fields(_look: Look) -> dict[str, Any]:
-    return {"precision": "bf16"}
-
-
 CHANGE = Change(
     causes=("precision", "kernels", "attention"),
     how="with torch.autocast(device.type, torch.bfloat16): around the step",
     why_not=_why_not,
-    fields=_fields,
+    fields=lambda _: {"precision": "bf16"},
     after=_autocast,
 )

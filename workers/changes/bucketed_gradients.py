@@ -1,7 +1,5 @@
 """Gradients that travel in buckets during the backward pass."""
 
-from typing import Any
-
 from workers.changes._base import ONE_RANK, Change, Elsewhere, Look
 
 WITHOUT = ("naive", "flat", "overlapped")
@@ -14,8 +12,9 @@ def _why_not(look: Look) -> str | None:
     return None if strategy in WITHOUT else Elsewhere(f"strategy {strategy} sends several gradients at once already")
 
 
-def _fields(_look: Look) -> dict[str, Any]:
-    return {"strategy": "bucketed"}
-
-
-CHANGE = Change(causes=("communication", "launches", "host"), how="strategy=bucketed", why_not=_why_not, fields=_fields)
+CHANGE = Change(
+    causes=("communication", "launches", "host"),
+    how="strategy=bucketed",
+    why_not=_why_not,
+    fields=lambda _: {"strategy": "bucketed"},
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workers.changes._base import Change, Look
 
@@ -46,15 +46,11 @@ def _compiled(step: OwnStep) -> Iterator[None]:
     yield
 
 
-def _fields(_look: Look) -> dict[str, Any]:
-    return {"compile": True, "compile_scope": "blocks"}
-
-
 CHANGE = Change(
     causes=("launches", "kernels", "host", "attention"),
     how="for block in model.blocks: block.compile()",
     why_not=_why_not,
-    fields=_fields,
+    fields=lambda _: {"compile": True, "compile_scope": "blocks"},
     after=_compiled,
     slow=True,
     way="compile",

@@ -93,14 +93,10 @@ def _graphed(step: OwnStep) -> Iterator[None]:
         yield
 
 
-def _fields(_look: Look) -> dict[str, Any]:
-    return {"cuda_graph": True}
-
-
 CHANGE = Change(
     causes=("launches", "host", "synchronisation"),
     how="the step by torch.cuda.graph, with inputs at fixed addresses; capturable=True for the optimizer",
     why_not=_why_not,
-    fields=_fields,
+    fields=lambda _: {"cuda_graph": True},
     after=_graphed,
 )

@@ -54,14 +54,10 @@ def _patched(optimizer: Any) -> AbstractContextManager[None]:
     return replaced(optimizer, "__init__", init)
 
 
-def _fields(_look: Look) -> dict[str, Any]:
-    return {"optimizer": "torch_fused_adamw"}
-
-
 CHANGE = Change(
     causes=("optimizer", "launches"),
     how="fused=True for the optimizer",
     why_not=_why_not,
-    fields=_fields,
+    fields=lambda _: {"optimizer": "torch_fused_adamw"},
     before=_fused,
 )

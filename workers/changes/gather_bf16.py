@@ -1,7 +1,5 @@
 """Parameters that are gathered, and gradients that are reduced, in bfloat16."""
 
-from typing import Any
-
 from workers.changes._base import Change, Look
 from workers.changes._sharding import why_not_sharded
 
@@ -14,8 +12,9 @@ def _why_not(look: Look) -> str | None:
     return "they travel in bfloat16 already" if look.spec.casts else None  # type: ignore[attr-defined]
 
 
-def _fields(_look: Look) -> dict[str, Any]:
-    return {"cast_before_communication": True}
-
-
-CHANGE = Change(causes=("communication",), how="cast_before_communication=true", why_not=_why_not, fields=_fields)
+CHANGE = Change(
+    causes=("communication",),
+    how="cast_before_communication=true",
+    why_not=_why_not,
+    fields=lambda _: {"cast_before_communication": True},
+)

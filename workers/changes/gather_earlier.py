@@ -1,7 +1,5 @@
 """Parameters that are gathered before the block that needs them computes."""
 
-from typing import Any
-
 from workers.changes._base import Change, Look
 from workers.changes._sharding import why_not_sharded
 
@@ -15,8 +13,9 @@ def _why_not(look: Look) -> str | None:
     return why_not_sharded(look) or (None if look.spec.prefetch < MOST else many)  # type: ignore[attr-defined]
 
 
-def _fields(look: Look) -> dict[str, Any]:
-    return {"prefetch": look.spec.prefetch + 1}  # type: ignore[attr-defined]
-
-
-CHANGE = Change(causes=("communication",), how="a larger prefetch", why_not=_why_not, fields=_fields)
+CHANGE = Change(
+    causes=("communication",),
+    how="a larger prefetch",
+    why_not=_why_not,
+    fields=lambda look: {"prefetch": look.spec.prefetch + 1},  # type: ignore[attr-defined]
+)

@@ -1,7 +1,5 @@
 """Parameters that stay gathered from the forward to the backward pass."""
 
-from typing import Any
-
 from workers.changes._base import Change, Look
 from workers.changes._sharding import why_not_sharded
 
@@ -11,8 +9,9 @@ def _why_not(look: Look) -> str | None:
     return why_not_sharded(look) or (None if look.spec.reshard_after_forward else once)  # type: ignore[attr-defined]
 
 
-def _fields(_look: Look) -> dict[str, Any]:
-    return {"reshard_after_forward": False}
-
-
-CHANGE = Change(causes=("communication",), how="reshard_after_forward=false", why_not=_why_not, fields=_fields)
+CHANGE = Change(
+    causes=("communication",),
+    how="reshard_after_forward=false",
+    why_not=_why_not,
+    fields=lambda _: {"reshard_after_forward": False},
+)

@@ -1,7 +1,5 @@
 """Gradients in larger buckets, of which there are fewer."""
 
-from typing import Any
-
 from workers.changes._base import Change, Look
 from workers.changes._buckets import rounded, size_mb, why_no_buckets
 
@@ -13,10 +11,9 @@ def _why_not(look: Look) -> str | None:
     return "one bucket holds all gradients" if size_mb(look) == look.shared.gradients_mb else None
 
 
-def _fields(look: Look) -> dict[str, Any]:
-    return {"bucket_size_mb": rounded(2 * size_mb(look))}
-
-
 CHANGE = Change(
-    causes=("communication", "launches", "host"), how="a larger bucket_size_mb", why_not=_why_not, fields=_fields
+    causes=("communication", "launches", "host"),
+    how="a larger bucket_size_mb",
+    why_not=_why_not,
+    fields=lambda look: {"bucket_size_mb": rounded(2 * size_mb(look))},
 )

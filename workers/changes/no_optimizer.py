@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workers.changes._base import Change, Look
 
@@ -26,15 +26,11 @@ def _without(step: OwnStep) -> Iterator[None]:
     yield
 
 
-def _fields(_look: Look) -> dict[str, Any]:
-    return {"mode": "forward_backward"}
-
-
 CHANGE = Change(
     causes=("optimizer",),
     how="no optimizer: what the fastest one can bring",
     why_not=_why_not,
-    fields=_fields,
+    fields=lambda _: {"mode": "forward_backward"},
     after=_without,
     removes=True,
 )

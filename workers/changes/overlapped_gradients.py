@@ -1,7 +1,5 @@
 """Gradients that travel during the backward pass, each when it is known."""
 
-from typing import Any
-
 from workers.changes._base import ONE_RANK, Change, Elsewhere, Look
 
 
@@ -12,8 +10,6 @@ def _why_not(look: Look) -> str | None:
     return None if strategy in ("naive", "flat") else Elsewhere(f"strategy {strategy} overlaps already")
 
 
-def _fields(_look: Look) -> dict[str, Any]:
-    return {"strategy": "overlapped"}
-
-
-CHANGE = Change(causes=("communication",), how="strategy=overlapped", why_not=_why_not, fields=_fields)
+CHANGE = Change(
+    causes=("communication",), how="strategy=overlapped", why_not=_why_not, fields=lambda _: {"strategy": "overlapped"}
+)

@@ -1,7 +1,5 @@
 """Each rank updates a part of the parameters, and fetches the rest."""
 
-from typing import Any
-
 from workers.changes._base import ONE_RANK, Change, Look
 
 
@@ -11,8 +9,6 @@ def _why_not(look: Look) -> str | None:
     return "it is sharded already" if look.spec.sharded_optimizer else None  # type: ignore[attr-defined]
 
 
-def _fields(_look: Look) -> dict[str, Any]:
-    return {"sharded_optimizer": True}
-
-
-CHANGE = Change(causes=("optimizer",), how="sharded_optimizer=true", why_not=_why_not, fields=_fields)
+CHANGE = Change(
+    causes=("optimizer",), how="sharded_optimizer=true", why_not=_why_not, fields=lambda _: {"sharded_optimizer": True}
+)

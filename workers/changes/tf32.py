@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workers.changes._base import Change, Elsewhere, Look, no_fp32
 
@@ -34,14 +34,10 @@ def _allowed(_step: OwnStep) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _fields(_look: Look) -> dict[str, Any]:
-    return {"precision": "tf32"}
-
-
 CHANGE = Change(
     causes=("precision", "kernels", "attention"),
     how='torch.set_float32_matmul_precision("high")',
     why_not=_why_not,
-    fields=_fields,
+    fields=lambda _: {"precision": "tf32"},
     after=_allowed,  # the code may have chosen otherwise
 )
