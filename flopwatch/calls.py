@@ -21,8 +21,6 @@ def complaint(source: bytes, name: str, option: str, arguments: Iterable[str] | 
     """Return a sentence for people if a job cannot call `name` of a file; None if it can, or if the text does not tell.
 
     Args:
-        source: the file.
-        name: the function or class.
         option: how it is used: "step" or "implementation"; others pass.
         arguments: the names of the arguments that the job passes; None: nobody knows.
     """

@@ -893,8 +893,6 @@ class Flopwatch(Connection):
         """Measure the specs of two jobs of one kind again, in turns, and return the job of kind `compare` that did.
 
         Args:
-            baseline: the job to compare with.
-            candidate: the job that is compared.
             replicates: fresh processes of each.
             timeout_s: raise WaitTimeout after about so many seconds; the job goes on.
             show: called with each step of progress, in place of a bar.
@@ -1004,8 +1002,6 @@ class Flopwatch(Connection):
         """Check jobs against a baseline; without jobs, run its specs again, wait for them, and check those.
 
         Args:
-            baseline: its name.
-            jobs: finished jobs.
             metrics: judge these; by default the first of each kind.
             fail_above_percent: "slower" is what is worse by more than this.
             expect_equal: "wrong" is a step that returns numbers (its loss) which differ by more than this, relatively.

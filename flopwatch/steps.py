@@ -108,7 +108,6 @@ def measure(step: Callable[[], object], *, warmup_steps: int | None = None, meas
     Under `flopwatch run-script` the result is the job's; otherwise the median time is printed.
 
     Args:
-        step: Does one step.
         warmup_steps: Steps before; None: until their times are steady (by itself, the script makes three).
         measure_steps: Steps measured; None: 10, and in a job on a CPU as many as take about a second.
     """

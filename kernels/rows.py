@@ -39,7 +39,6 @@ def check_device(device: torch.device, instead: str) -> None:
     """Check that Triton has kernels for a device.
 
     Args:
-        device: Where the tensors are.
         instead: What computes the same on every device, for the message.
 
     Raises:

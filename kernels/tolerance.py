@@ -94,7 +94,6 @@ def limits_beside_plain(
 
     Args:
         plain: The error of the plain computation in that dtype.
-        dtype: The result's data type.
         cancelling: If the result is a difference of terms that cancel: their size relative to the result's.
         rows: Number of the result's rows, which have independent errors.
         slope: Largest deviation of the slope, if it is not SLOPE's.
@@ -138,8 +137,6 @@ def error(out: Tensor, oracle: Tensor, scale: float = 1.0) -> Error:
     """Compute the error of `out` against its oracle of the same shape, which is computed in float64.
 
     Args:
-        out: The result.
-        oracle: The right result.
         scale: The size to which errors are relative if the oracle is zero everywhere: the root mean square of the
             elements of the terms that cancel. With a single key, the gradients of queries and keys are differences of
             equal terms, so only round-off remains. If q, k, v and grad_out are normally distributed with variance 1,

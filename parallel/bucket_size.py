@@ -56,7 +56,6 @@ def fit(times: Mapping[int, Sequence[float]], seed: int = 0) -> Fit:
 
     Args:
         times: Seconds of the calls of each size in bytes.
-        seed: Of the draws.
 
     Raises:
         ValueError: fewer than LEAST_SIZES sizes, or a size or time that is not a positive number.
@@ -98,7 +97,6 @@ def exposed(line: Line, buckets: Sequence[float], backward_s: float) -> float:
     """Return the seconds by which communication ends after the backward pass.
 
     Args:
-        line: A call's latency and bandwidth.
         buckets: Bytes of each bucket, in the order in which they are full.
         backward_s: Time of the backward pass without communication.
     """

@@ -222,8 +222,6 @@ def broadcast_module(
     Tensors are sent as bytes, so that every dtype works; those on the meta device stay.
 
     Args:
-        module: The module.
-        group: The ranks.
         device: Where the ranks compare their modules; None: where the first tensor is.
         recurse: False: only the tensors of the module itself.
 

@@ -50,7 +50,6 @@ def evaluate(text: str, symbols: Mapping[str, float]) -> Fraction:
 
     Args:
         text: Numbers, symbols, + - * / **, parentheses, floor(…) and max(…, …).
-        symbols: The value of each symbol.
 
     Raises:
         ValueError: the text has something else in it, or a symbol without a value.

@@ -96,11 +96,8 @@ def load_full_optimizer_state(
     """Load the first rank's state with full tensors: each rank takes its parts.
 
     Args:
-        optimizer: It treats parameters element by element.
         state: As `full_optimizer_state` returns it; the first rank's counts.
-        divided: The divided parameters, by their part's identity.
         names: All parameters' names, by their, or their part's, identity.
-        groups: A broadcast over one after the other reaches every rank.
         device: Where tensors travel.
 
     Raises:

@@ -27,7 +27,6 @@ class Reporter:
     """Takes the reports of a running unit, and sends each to the agent at once.
 
     Args:
-        send: Sends a message.
         scratch: The folder that only this unit uses; the agent removes it after the unit.
         ceilings: The folder of this host's measured ceilings (workers.measure.ceilings.Ceilings).
     """
@@ -90,7 +89,6 @@ class Reporter:
 
         Args:
             verdict: the return value of workers.measure.validity.verdict.
-            case_key: the case's key.
             title: the case, for people.
         """
         self.send(Validity(verdict["verdict"], verdict["checks"], case_key, title))

@@ -179,9 +179,7 @@ def run_as_main(source: bytes, name: str, arguments: Sequence[str], file: Path |
     """Run a script as `python NAME ARGUMENTS` would in its folder; it may end itself with exit code 0.
 
     Args:
-        source: the script.
         name: its name for people; its last part is `sys.argv[0]`.
-        arguments: its arguments.
         file: where it is, for what lies beside it and for processes that it spawns; None: nowhere.
 
     Raises:

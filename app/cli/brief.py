@@ -173,8 +173,6 @@ def of_comparison(compared: Mapping[str, Any], outcome: str | None, sentence: st
 
     Args:
         outcome: that of the gate; None without one: the conclusion.
-        sentence: why.
-        exit_code: that of the outcome.
     """
     names = [column["name"] for column in compared["columns"]]
     of_metrics = "metric" in names

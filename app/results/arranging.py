@@ -73,10 +73,7 @@ def relate(
     27, 2008). A line without a value, or of a job that ended early beside one that did not, is no reference.
 
     Args:
-        lines: the lines; their cells get the new columns.
         relative_to: the reference's coordinates, as people type them: {"precision": "fp32"}.
-        metrics: the metrics to relate.
-        units: the unit of each metric.
         varying: the coordinates in which lines differ, the most important first. A line and its counterpart agree in
             all of them, except the reference's coordinates and those that depend on these.
 
@@ -233,7 +230,6 @@ def _dependent(lines: Sequence[Line], names: Sequence[str], fixed: Sequence[str]
     implementations.
 
     Args:
-        lines: the lines.
         names: the coordinates to judge, the most important first.
         fixed: coordinates that make the rows in any case.
         by: the coordinates that make the columns, or the reference.
@@ -273,11 +269,9 @@ def pivot(
     """Turn the values of one coordinate into columns, for each of the metrics.
 
     Args:
-        lines: the cases.
         coordinate: the one whose values become columns.
         coordinates: those that rows would show.
         fixed: those of them that rows show in any case.
-        metrics: the columns to spread.
 
     Raises:
         InvalidRequest: the coordinate has more than MAX_PIVOTED values.

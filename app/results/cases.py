@@ -175,7 +175,6 @@ def cases_of(
     """Return the rows of the table, and the unit of each metric's column.
 
     Args:
-        jobs: the jobs.
         measured: their measurements, in the order in which they were made.
         side: tells a measurement's side of a comparison; None where there are no comparisons.
     """

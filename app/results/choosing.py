@@ -24,7 +24,6 @@ def coordinates_of(
     """Return the coordinates that the rows show: those asked for (None: the kind's own), and those that vary.
 
     Args:
-        cases: the cases.
         requested: the coordinates that were asked for; the kind's own are left out if no case has a value of them.
         also: a coordinate that the table shows in another place than its rows.
     """
@@ -85,13 +84,7 @@ def _distinguish(cases: Sequence[CaseOfJob], chosen: list[str], more: Iterable[s
 
 
 def metrics_of(cases: Sequence[CaseOfJob], units: Mapping[str, str], requested: Sequence[str] | None) -> list[str]:
-    """Return the metrics that are columns: those asked for, or those of the kinds that were measured.
-
-    Args:
-        cases: the cases.
-        units: the unit of each metric that was measured.
-        requested: those that were asked for.
-    """
+    """Return the metrics that are columns: those asked for, or those of the kinds that were measured."""
     on_gpu = any(case.coordinates.get("backend") != "gloo" for case in cases)
     of_kinds = (
         name

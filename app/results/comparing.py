@@ -172,12 +172,6 @@ def compare(
     and device. A case that it has on other devices only is matched with those, and the sentence says that it cannot be
     compared with them, even if the specs name the devices.
 
-    Args:
-        database: the store.
-        baseline: the jobs to compare with, or the baseline's name.
-        candidate: the jobs that are compared.
-        question: the options.
-
     Raises:
         NotFound: there is no such baseline or job.
         Conflict: a job is not finished.

@@ -496,7 +496,6 @@ def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, reques
     """Return the rows, with their estimates, adjusted p-values and findings set.
 
     Args:
-        rows: the comparison's metrics.
         headline: the metric that is tested, in all cases.
         alternated: False if the sides were measured one after the other.
         requested: the metrics that are tested instead, if there are any.
@@ -597,9 +596,6 @@ def cut_short(judgement: Judgement, rows: Sequence[Row], job: int, stopped: str,
 
     Args:
         judgement: as if it had ended well.
-        rows: its metrics.
-        job: the job's id.
-        stopped: why it ended.
         planned: the processes of each side that were planned.
     """
     headline = next((row for row in rows if row.metric == judgement.headline and row.baseline and row.candidate), None)

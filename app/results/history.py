@@ -92,8 +92,6 @@ def history(
     """Return the history of a metric, named as its column, of a case.
 
     Args:
-        database: the store.
-        choice: the case.
         metric: by default the main one of its kind.
         device: only on this device; None: on all.
         limit: at most so many points, the newest.

@@ -82,7 +82,6 @@ def estimate(baseline: Sequence[float], candidate: Sequence[float], blocks: Sequ
 
     Args:
         baseline: the values of one side, in the order of the turns.
-        candidate: those of the other.
         blocks: the number of turns that each side had in each block, whose sum is that of either side's values; none of
             sides that did not take turns.
     """
@@ -237,8 +236,6 @@ def smallest_difference(
 
     Args:
         distances: `Estimate.distances` of such processes.
-        baseline: number of the baseline's processes.
-        candidate: number of the candidate's.
         alpha: the p-value that the test has to reach, before it is adjusted.
         blocks: as for `estimate`.
     """
@@ -258,7 +255,6 @@ def replicates_for(difference: float, distances: Sequence[float], alpha: float =
     Args:
         difference: 0.03 is 3 %.
         distances: as for `smallest_difference`.
-        alpha: likewise.
     """
     smaller = bisect_right(distances, math.log1p(difference))
     if not smaller:

@@ -95,9 +95,7 @@ def table(
     """Return the results of finished jobs, in submission order.
 
     Args:
-        database: the store.
         choice: the jobs. If they are of several kinds, the choice must name these.
-        layout: the rows, columns and cells.
         sort: a column, in ascending order, or "-column" for descending order.
         limit, after: the largest number of rows, and the number of rows before them; notes on rows, and reasons for
             missing numbers, are of these rows only.
@@ -164,10 +162,8 @@ def local_table(
     All units of such a job ran in one process, as those of `flopwatch run` do, and the note on the cells says so.
 
     Args:
-        spec: the job's spec.
         measurements: as on the wire (Measurement.to_wire). Each may have "validity", its case's verdict, and in a
             comparison "side".
-        validity: the job's verdict, which says why rows are not valid.
     """
     job = FinishedJob(0, spec.kind, "succeeded", spec.model_dump(mode="json"))
     optional: dict[str, Any] = {"side": None, "validity": None, "unit_index": None}
@@ -196,7 +192,6 @@ def _sheet(
     """Return the table of these cases.
 
     Args:
-        cases, units, layout, why: what the table is made of.
         one_process: one process ran all units, not each its own.
         part: sorts the rows and chooses those that are shown, to which the notes refer.
     """

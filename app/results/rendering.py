@@ -36,8 +36,6 @@ def render(sheet: Sheet, format: Format, *, base_url: str | None = None) -> str:
     sheet's notes below.
 
     Args:
-        sheet: the table.
-        format: one of FORMATS.
         base_url: the server's address with a "/" at its end, for links to jobs; None: HTML has links within the site,
             Markdown and LaTeX have none.
     """

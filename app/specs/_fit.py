@@ -62,9 +62,7 @@ class Fit:
         """Fill in the defaults.
 
         Args:
-            body: what the client asks for.
             present: the field's value in the base, or its default.
-            least: the smallest value that the field takes.
         """
         in_a_list = isinstance(present, list)
         first = body.start or (present[0] if in_a_list and present else present) or body.step

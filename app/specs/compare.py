@@ -136,9 +136,6 @@ class CompareSpec(SpecBase):
     def case(self, cell: tuple[SpecBase, Any] | None = None) -> Case:
         """Return the case of one side's cell. A job of that side alone has the same case.
 
-        Args:
-            cell: One of `cells()`.
-
         Raises:
             ValueError: `cell` is None; a comparison as a whole has no case.
         """

@@ -92,7 +92,6 @@ def checks(validity: Mapping[str, Any], without_details: Collection[str] = ()) -
     verdict in several units, such as replicates, the first one stands for all.
 
     Args:
-        validity: the job's verdict.
         without_details: names of checks whose details the page has elsewhere.
     """
     listed: dict[tuple[str, str, str], list[Check]] = {}

@@ -54,7 +54,6 @@ def oracle(
         k: Keys (…, keys, head_dim), with the problem's key heads.
         v: Values, of k's shape.
         grad_out: The output's gradient (…, queries, head_dim); None: no gradients.
-        problem: What to compute.
         size: See `limits`.
     """
     q, k, v = (tensor.detach() for tensor in (q, k, v))
@@ -81,7 +80,6 @@ def limits(
     Args:
         plain: The output, and the gradients of q, k and v if any, computed in the results' dtype.
         right: The same tensors in float64.
-        problem: What they are the results of.
         size: Standard deviation of the elements of queries and keys.
     """
     bounds = []

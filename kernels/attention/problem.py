@@ -31,8 +31,6 @@ def band_of(queries: int, keys: int, is_causal: bool, *, window: int | None = No
     """Return the band of a mask, without bounds that hide nothing.
 
     Args:
-        queries: Number of queries.
-        keys: Number of keys.
         is_causal: A query sees no key behind its own position.
         window: Keys that a query sees back, its own position among them; without `is_causal`, also as many forth.
         bottom_right: The last query's position is the last key. False: the first query's is the first key (top-left).

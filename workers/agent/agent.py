@@ -72,7 +72,6 @@ class Agent(Serving[JobRun]):
     """One worker. `run` returns when a signal has asked for it and the jobs have ended or been given back.
 
     Args:
-        settings: Its settings.
         database: The store's database; the agent does not close it.
         host: The devices to use; those of this host if None.
         locks: The locks of these devices; those that all workers of this host share if None.

@@ -322,11 +322,8 @@ class JobRun:
         """Run units that were planned together, one after the other, until one does not succeed.
 
         Args:
-            units: The units.
             before: The number of the job's units before them.
             seconds: Takes how long each took.
-            runner: Runs them.
-            spec: The job's spec.
         """
         count = before + len(units)
         processes = [_Process(unit, index, count, self._next_scratch()) for index, unit in enumerate(units, before)]

@@ -44,7 +44,6 @@ def read(
     None.
 
     Args:
-        host: the devices.
         find_gpu: finds a GPU by its UUID.
         is_lost: tells whether a GPU fell off the bus; one that did is `lost` in the result.
     """

@@ -74,7 +74,6 @@ class Serving(ABC, Generic[RunT]):
     """A worker without a place where jobs run. `serve_until_drained` returns when `drain` was called and no job runs.
 
     Args:
-        settings: Its settings.
         database: The store's database; the worker does not close it.
         clock: Returns the time in seconds, from any beginning.
     """

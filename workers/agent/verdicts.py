@@ -96,8 +96,6 @@ def checks_table(
     The table leaves out checks that do not fit, passed ones and notes first; a last row gives their number.
 
     Args:
-        verdicts: The unit's verdicts.
-        max_rows: Most rows of the table.
         max_bytes: Most bytes of the table, as JSON.
     """
     if sum(verdict.cases for verdict in verdicts) < 2:

@@ -72,11 +72,9 @@ class Resumable(Protocol):
         """Return the unit that continues, in a fresh process, after `unit` has crashed. The agent calls this.
 
         Args:
-            spec: the job's spec.
             unit: the unit that crashed; it may itself be a resumed one.
             position: the last `cursor` of the unit, which is the step that crashed the process. A unit that crashes
                 before it reports one is not resumed.
-            failure: how the unit ended.
 
         Returns:
             None if the job must fail. A resumed unit must get beyond `position`, or the job would be resumed for ever.
@@ -128,7 +126,6 @@ class Wrapping(Protocol):
 
         Args:
             spec: the job's spec.
-            unit: the unit that has ended.
             scratch: its scratch folder, with the files that the command has written.
             output: the output of command and unit; the middle is cut if it is long.
             succeeded: whether both have succeeded, as far as they know.

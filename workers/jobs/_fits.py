@@ -173,7 +173,6 @@ def fewest_devices(strategy: str, splits: Sequence[int], suffices: Callable[[int
     """Return the mesh of the fewest devices that suffices for a strategy; None if none does.
 
     Args:
-        strategy: Its name.
         splits: The lengths that the tensor axis may have, ascending, from 1 on.
         suffices: Tells whether so many devices along the fsdp and the tensor axis do; then more along the fsdp axis do.
     """

@@ -25,9 +25,6 @@ def check_rate(tflops: float, precision: str, device: torch.device, ceilings: Pa
 
     Args:
         tflops: The rate in TFLOP/s, of this device alone.
-        precision: The precision of the result.
-        device: The device.
-        ceilings: The folder of this host's measured ceilings.
     """
     from workers.measure.ceilings import Ceilings
     from workers.measure.environment import device_name

@@ -26,9 +26,6 @@ def profile_steps(
     """Run steps under the profiler. Returns the profile, and the times of steps and phases in ms.
 
     Args:
-        training: The model and its step.
-        steps: Their number.
-        report: Takes the progress.
         python: Record Python's functions, too.
         warm: Leave out the warm-up step before them, which absorbs the profiler's start-up.
         shapes: Record the shapes of operators' inputs.

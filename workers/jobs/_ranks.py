@@ -30,10 +30,7 @@ class RankReports:
     Args:
         function: The function that each rank calls, as `parallel.process_group.launch` takes it.
         arguments: Its further arguments, plain data.
-        world_size: Number of ranks.
-        backend: "gloo" or "nccl".
         folder: A new folder for the ranks' logs.
-        nodes: Number of nodes on which they run.
         step_timeout_s: Seconds that a rank may take from one `step_done` to the next.
     """
 

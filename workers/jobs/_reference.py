@@ -82,8 +82,6 @@ def attention_fault(spec: TrainingSpec, device: torch.device, *, decoded: int | 
     """Return the fault of the model's attention, or None.
 
     Args:
-        spec: The job's spec.
-        device: Where it runs.
         decoded: Check the call that generates one more token, whose single query sees so many keys.
     """
     from kernels.attention.problem import AttentionProblem

@@ -167,8 +167,6 @@ def why_not_to_record(field: str, size: int | None, timing: Timing, checks: Sequ
     Args:
         field: The field of the spec that chooses the size.
         size: The size that the spec chose; None: the device's own size was taken.
-        timing: The times that give the rate.
-        checks: The checks of these times' validity.
     """
     if size is not None:
         return f"{field} was chosen, and a device reaches its ceiling at some sizes only: leave it out"

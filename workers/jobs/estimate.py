@@ -97,7 +97,6 @@ class Sheet:
         """Evaluate a formula, list it, and let later ones use its value as `symbol`.
 
         Args:
-            formula: The formula.
             symbol: Its name in later formulas.
             unless: The reason why it has no value; None if it has one.
         """

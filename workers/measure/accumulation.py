@@ -52,10 +52,7 @@ def accumulate(how: Accumulation, addend: float, additions: int, device: torch.d
     """Add `addend` to a sum of zero, one addition after another, on the device.
 
     Args:
-        how: The data types.
         addend: A finite number; its shortest decimal form ("0.01") is taken as exact.
-        additions: Number of additions.
-        device: Where they are computed.
     """
     total = torch.zeros((), dtype=how.sum_dtype, device=device)
     rounded = torch.tensor(addend, dtype=how.addend_dtype, device=device)

@@ -102,8 +102,6 @@ class Collective(abc.ABC):
     Args:
         numel: Numbers in the full tensor, a multiple of the group's ranks.
         numbers: Gives the numbers; their data type is the tensors'.
-        rank: This rank.
-        group: The group whose ranks call it together.
     """
 
     def __init__(self, numel: int, numbers: Numbers, rank: Rank, group: dist.ProcessGroup) -> None:
@@ -454,11 +452,8 @@ def time_cells(rank: Rank, cells: Sequence[Mapping[str, Any]], warmup: int | Non
     """Measure cells one after the other on this rank: the function to `launch`.
 
     Args:
-        rank: This rank.
         cells: The fields of each TimedCollective.
         warmup: Calls before measuring; None: until rank 0's times are steady.
-        steps: Calls measured.
-        seed: Seed of the numbers.
     """
     timer = CellTimer(rank, warmup, steps, seed)
     for cell in cells:

@@ -78,8 +78,6 @@ class DtypeAudit:
         """Run the step. If it raises, the data types seen until then are kept.
 
         Args:
-            forward: Computes the loss.
-            backward: Computes the gradients of that loss.
             scaled: Scales a loss as the step does before its backward pass; None: it does not.
         """
         with self._watched_outputs():

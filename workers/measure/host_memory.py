@@ -17,7 +17,6 @@ def host_memory(name: str, meminfo: Path = MEMINFO) -> int | None:
 
     Args:
         name: "MemTotal", or "MemAvailable": what a process could take without pushing others out.
-        meminfo: The kernel's file.
     """
     try:
         lines = meminfo.read_text().splitlines()

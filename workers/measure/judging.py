@@ -147,7 +147,6 @@ def judge(operation: Operation, reference: Reference, draw: Draw | None = None) 
 
     Args:
         operation: It has the reference's inputs.
-        reference: Inputs and right results.
         draw: The values that the inputs have in this call; None: those of timed calls.
     """
     draw = draw or reference.timed

@@ -102,8 +102,6 @@ def time_passes(
     """Time the given passes: "forward", "backward" (after an untimed forward pass), "forward_backward".
 
     Args:
-        operation: The operation to time.
-        watch: The stopwatch that times it.
         passes: The passes to time, in this order.
         measuring: Called in each pass when the warm-up is over and samples begin.
         examine: Called with the results of some measured calls of each pass, outside of their times.

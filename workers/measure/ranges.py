@@ -51,7 +51,6 @@ def named_layers(model: nn.Module, attribute: str = "layers", *, compiled: bool 
     not named: a hook inside would make the compiler compile it again.
 
     Args:
-        model: The model under test.
         attribute: The list of its layers, if it has one.
         compiled: The model is compiled as a whole, so that nothing inside is named.
     """

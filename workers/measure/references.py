@@ -32,11 +32,7 @@ def attention_reference(
     Args:
         queries: Shape of the queries and of the output's gradient.
         keys: Shape of keys and values.
-        dtype: The inputs' data type.
-        problem: What is computed.
         backward: Whether gradients are checked.
-        seed: Decides the values.
-        device: Where the inputs are.
         tf32: Whether this process multiplies float32 matrices in tf32.
     """
     shapes = queries, keys, keys, queries

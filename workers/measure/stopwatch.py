@@ -58,7 +58,6 @@ class Stopwatch(Protocol):
         """Time `calls` calls of `work`, each after an untimed `prepare`.
 
         Args:
-            work: The call to time.
             prepare: Runs before each call, outside its time; also before calls that are repeated.
             measuring: Called once, when the warm-up is over and samples begin.
             warmup: Exact number of calls before the first sample; None: until times are steady.

@@ -203,8 +203,6 @@ def time_steps(
     Memory grows by 8 bytes per sample.
 
     Args:
-        phases: The work of a step.
-        clock: Times the steps.
         prepare: Runs before each step, outside its time.
         inner_times_ms: Returns, after each step, times of phases inside its phases: those of a CUDA graph.
         warmup_steps: Exact number of steps without samples; None: as many as it takes until the step's time is steady.
@@ -317,8 +315,6 @@ def time_loop(
     The program must be warm.
 
     Args:
-        phases: The work of a step.
-        marks: Take the times between steps.
         prepare: Runs before each step, within its time, as in a training loop.
         measure_steps: Number of samples, 1 or more.
         loop_steps: Most samples between two synchronisations.

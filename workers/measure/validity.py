@@ -165,7 +165,6 @@ def check_waiting(wall_ms: float, host_us: float | None, busy: Busy | str) -> Ch
     Args:
         wall_ms: median wall time of a step.
         host_us: median time in which the host issued a step; None on a CPU.
-        busy: the device's work in a step, or the reason why it is unknown.
     """
     if host_us is None:
         return not_judged("host_bound", "no device that works beside the host")
@@ -189,7 +188,6 @@ def check_ceiling(tflops: float, peak: float | None, ceiling: Rate | None, devic
         tflops: the measured rate, in TFLOP/s as the others.
         peak: the vendor's; None: unknown.
         ceiling: the measured one; None: unknown.
-        device_type: "cuda" or "cpu".
     """
     limits = [] if peak is None else [(peak, "the vendor's peak")]
     if ceiling is not None:

@@ -420,7 +420,6 @@ def attention_flops(shape: tuple[int, int, int, int], problem: AttentionProblem,
 
     Args:
         shape: (batch, query heads, keys, head_dim).
-        problem: Says which pairs are visible.
         queries: Number of queries; None: as many as keys.
     """
     batch, heads, keys, head_dim = shape

@@ -58,10 +58,7 @@ class AttentionMemory:
     """A call of attention alone.
 
     Args:
-        num_heads, head_dim: Sizes of queries, keys and values.
         step: Sequences, their length, data type (`precision`), implementation and device.
-        causal: Whether it hides later keys.
-        backward: Whether it has a backward pass.
     """
 
     num_heads: int

@@ -44,7 +44,6 @@ class ChainBatches:
     Args:
         vocab_size: Tokens of the model; letters are the first ones.
         batch_size, context_length: Shape of a batch.
-        device: Where batches are.
         seed: Of the chain and the draws.
     """
 

@@ -94,7 +94,6 @@ def linear_layers(
     """Choose the layers that compute in FP8.
 
     Args:
-        model: The model.
         rows: Tokens of a micro-batch.
         recipe: One of RECIPES.
         patterns: ["auto"]: the layers of blocks whose `intensity` reaches LEAST_INTENSITY. ["all"]: all. Else those

@@ -323,7 +323,6 @@ class Play:
         Args:
             what: Names its output.
             size: Its output's.
-            inputs: Tensors and parameters.
             gradients: The size of each input's gradient, or SAME.
             saved: What autograd saves for the backward pass.
             saves_output: Whether it saves the output, too.

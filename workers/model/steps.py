@@ -48,8 +48,6 @@ class ForwardStep:
 
     Args:
         model: Maps token ids to logits.
-        batches: Makes the inputs and targets.
-        precision: How it computes.
         model_has_loss: Whether the model computes the loss itself, from `targets`.
     """
 
@@ -198,11 +196,7 @@ class GenerateStep:
 
     Args:
         model, module: The model as it is called, and its module.
-        batches: Makes the prompts.
-        precision: How it computes.
-        new_tokens: Tokens to add.
         temperature, top_k: See `workers.model.generation.sample`.
-        seed: Of the draws.
     """
 
     def __init__(

@@ -156,7 +156,6 @@ class Launcher:
         """Start one unit.
 
         Args:
-            request: what to run.
             start: "fork" from the warm parent, "exec" a new interpreter.
             locks: file descriptors that the keeper holds open as long as a process of the unit lives.
             gate: the unit's end of the socket at which it waits after its imports (see keeper.py); only for "exec"

@@ -100,9 +100,6 @@ def rows(
     """Return the measurements of a metric, given with its phase, oldest first, and whether some are left out.
 
     Args:
-        snapshot: the database.
-        key: the case's key.
-        metric: the metric and its phase.
         device: only those on this device; None: on any.
         most_jobs: only those of so many jobs, the newest.
     """

@@ -27,8 +27,6 @@ def bars_of(
     Args:
         parts: The parts in the order of the legend.
         bars: The value of each part in each bar, by the bar's name; the first bar is at the top.
-        title: Title of the axis.
-        unit: Unit of the values.
         colours: The colour of each part; by default those of the palette in turn.
     """
     names = list(bars)

@@ -20,14 +20,7 @@ Row = Mapping[str, Scalar]
 
 
 class JobResults:
-    """Tables, cases, measurements and files of one job.
-
-    Args:
-        job: The job as the API shows it.
-        database: The store.
-        reading: The store's reading side.
-        files: Where artifacts are.
-    """
+    """Tables, cases, measurements and files of one job."""
 
     def __init__(self, job: Mapping[str, Any], database: Database, reading: Reading, files: FileStore) -> None:
         self.job = job

@@ -67,12 +67,9 @@ def charts(
     Charts are derived from the job's spec, so that ten thousand cells are read only when a plot is drawn.
 
     Args:
-        results: The job's.
-        lines: The coordinates.
         metric: One of its metrics; no panel if it has no value.
         words: The metric's name for people, without its unit.
         text: How to read it.
-        log_y: Whether values have a logarithmic axis.
         folded: Whether it is closed at first.
     """
     sheet = results.sheet

@@ -52,7 +52,6 @@ def draw_waterfall(causes: Sequence[Row], changes: Sequence[Row] = ()) -> Figure
     """Draw the step, a bar for each cause where the bars before it have left the step, and the floor.
 
     Args:
-        causes: The table `causes`.
         changes: The table `changes`, whose last row is of all changes that help.
     """
     step = 100 * _number(causes[0], "lost_ms") / (_number(causes[0], "lost_percent") or 100)

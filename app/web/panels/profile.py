@@ -193,9 +193,7 @@ def draw_roofline(products: Sequence[Row], attention: Sequence[Row], ceilings: S
     """Draw rates over FLOPs per byte, with the rates that the device reaches.
 
     Args:
-        products: The table `products`.
         attention: The table `attention`; parts without a known cost are left out.
-        ceilings: The table `ceilings`.
     """
     points = [("products", row, escaped(f"{row['operator']} {row['product']}, {row['dtype']}")) for row in products]
     points += [("attention", row, escaped(row["part"])) for row in attention]

@@ -220,7 +220,6 @@ def order_of_work(
         lengths: Tiles of keys that each tile of queries of a head sees.
         planes: Batches times heads.
         head_bytes: Bytes of keys and values of one head of queries.
-        multiprocessors: Number of the device's multiprocessors.
         is_causal: Whether a causal mask makes rows differ in length.
     """
     total = len(lengths) * planes

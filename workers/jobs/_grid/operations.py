@@ -96,11 +96,8 @@ class OperationRunner(GridRunner[OperationContext]):
         """Set the rates that follow from median times, and the extras.
 
         Args:
-            spec: The job's spec.
-            cell: The cell that was timed.
             milliseconds: Median times by phase: "forward", "backward" where it was timed, and None for the mode's
                 whole work unless a pass of it is missing.
-            context: The objects that the cells of this process share.
             values: Takes the rates: one sample for each phase in `milliseconds`.
         """
 

@@ -57,7 +57,6 @@ def metrics_of(spec: TrainingSpec, pacing: Pacing = "step", phases: Sequence[str
     """Return the metrics of a spec in the order of the report.
 
     Args:
-        spec: The job's spec.
         pacing: `loop` has one metric more.
         phases: The phases that a step of the user's own has named; None: those of the spec.
     """
@@ -112,9 +111,7 @@ def add_busy(values: Values, step_ms: float, busy: Busy | str) -> None:
     """Set the device's time in a step, and its share of the wall time, which other steps measured.
 
     Args:
-        values: Takes the two metrics.
         step_ms: Median wall time of the measured steps.
-        busy: The device's work in a step, or the reason why it is unknown.
     """
     if isinstance(busy, str):
         values.set("device_ms", "step", None, busy)
@@ -188,8 +185,6 @@ def add_shares(
         values: Get the metrics `mfu` and `ceiling_percent`.
         rate: TFLOP/s of one device.
         of_products: The share of each precision in the FLOPs, or the reason why no peak belongs to them.
-        device: The device.
-        ceilings: The folder of measured ceilings.
         recipe: That of FP8, whose products by rows have a lower ceiling.
 
     Returns:

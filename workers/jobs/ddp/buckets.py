@@ -57,7 +57,6 @@ def time_all_reduces(context: RankContext, total: int) -> dict[str, list[float]]
     """Time all-reduces on this rank: ms of each size's calls; None if a rank has no memory for a tensor.
 
     Args:
-        context: This rank.
         total: Bytes of all gradients.
     """
     from workers.measure.collective_timing import CellTimer, TimedCollective
@@ -127,7 +126,6 @@ def bucket_rows(
     The first two say in their notes why the prediction may be wrong.
 
     Args:
-        spec: The job's.
         line: Through the times of its all-reduces.
         gradients: Bytes of each gradient, in the order of the parameters.
         backward_s: Time of the backward pass without communication.

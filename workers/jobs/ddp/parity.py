@@ -234,7 +234,6 @@ def one_process(
     """Train a single process on the batches of all ranks, and set the errors; yields after each micro-batch.
 
     Args:
-        context: The rank.
         keeper: The device of compared tensors.
         group: This rank alone, where the strategy casts parameters; None: the process has no wrapper.
         shared: "parameters" of the strategy after `TRAINED_STEPS`, and "gradients" of the next step.

@@ -72,10 +72,8 @@ def measure_rank(rank: Rank, spec: dict[str, Any], folder: str, *, extent: Exten
     """Measure one rank.
 
     Args:
-        rank: This rank.
         spec: A DdpSpec, as JSON.
         folder: The folder in which ranks leave traces and snapshots.
-        extent: What is measured.
 
     Returns:
         The result of `RankRun.run`, or of times alone its "turns"; and "parts": the checks of the model's parts, by

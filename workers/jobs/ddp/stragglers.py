@@ -42,7 +42,6 @@ class Lateness:
     """Who is late in the profiled steps.
 
     Args:
-        ranks: The profiled steps.
         work: By name, such as "tokens", the work of each rank's step, where all told it.
         clocks_mhz: Of each rank's device, where all are of this host and they are known.
         groups: Process groups that the step's code has made, whose collectives count as those of all ranks.

@@ -101,11 +101,8 @@ def build(
     """Build the model, wrap it as the strategy does, and make its step.
 
     Args:
-        spec: The job's spec.
         strategy: The spec's; NO_COMMUNICATION; SILENT for the spec's over a silent group; or EAGER or EAGER_SILENT for
             the same without a CUDA graph.
-        device: The rank's device.
-        batches: Makes the inputs and targets.
         group: The ranks that communicate; None: all of them.
         warmed: This process has trained the same model before, and has compiled its kernels: a step before the capture
             of a CUDA graph suffices, which makes the optimizer's state and shows hooks the order of the parameters.

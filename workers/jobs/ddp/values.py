@@ -73,7 +73,6 @@ def metrics(spec: DdpSpec, named: Sequence[str] | None = None) -> list[Metric]:
     """Return the metrics in the order of the report.
 
     Args:
-        spec: The job's spec.
         named: The phases that a step of the user's own has named.
     """
     if spec.step_code is not None:

@@ -75,9 +75,7 @@ def summary_of(
 
     Args:
         samples: Of steps without a profiler.
-        found: The lines.
         step_ms: Median time of the steps that were measured before.
-        trace: Of one step.
         ended: Whether an iterator in the step has ended the sampling.
     """
     from workers.measure.profiling.lines import MAX_EVENTS

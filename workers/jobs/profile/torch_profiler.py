@@ -140,7 +140,6 @@ def profile_metrics(spec: ProfileSpec, named: Sequence[str] = ()) -> list[Metric
     """Return the metrics of the profiled steps, in the order of the report.
 
     Args:
-        spec: The job's spec.
         named: The phases that a step of the user's own has named.
     """
     of_step = spec.step_phases() or named
@@ -740,7 +739,6 @@ def cost_of(spec: ProfileSpec, part: str, phase: str, calls: int, *, on_gpu: boo
     """Return the cost of a part of attention in a phase of one step, and a note on it.
 
     Args:
-        spec: The job's spec.
         part: "scores", "softmax" or "values".
         phase: A phase of the mode, not the optimizer.
         calls: Number of calls of the part in the forward pass.

@@ -25,7 +25,6 @@ def free_at(snapshot: Snapshot, device_index: int, since: Sequence[Entry], used:
 
     Args:
         snapshot: A later snapshot.
-        device_index: The device.
         since: The history between that moment and the snapshot.
         used: The allocations alive at that moment.
     """

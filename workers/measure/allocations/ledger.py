@@ -111,7 +111,6 @@ class Ledger:
 
         Args:
             phase: Its name; the same phase of different steps has the same name.
-            entries: Its history.
             owners: The owners of storages at its end.
             blocks: The allocator's own list of living blocks at its end, by address; needed if the history is `lost`.
             lost: Whether the beginning of the phase's history is missing.

@@ -55,7 +55,6 @@ class Recording(Protocol):
         """Begin a history.
 
         Args:
-            owners: The present owners of storages.
             stacks: False records no stacks on a CPU, where they are too many while a compiler runs.
         """
 
@@ -71,8 +70,6 @@ class Recording(Protocol):
         """End a stretch, in which `phase` ran, and begin the next one.
 
         Args:
-            phase: The phase that has ended.
-            owners: The present owners of storages.
             keep: Make a snapshot of the history from the beginning up to here.
             alive: Keep the list of the living allocations.
             failed: The phase ran out of memory. The snapshot is of that moment if the allocator reported it.
@@ -90,7 +87,6 @@ class PhaseMarks:
     """An observer of steps (workers.measure.timing) that marks the ends of phases in a recording.
 
     Args:
-        recording: The recording to mark.
         owners: Returns the present owners of storages.
         keep: Whether the snapshots of the phases are kept; may be set later.
         without: Phases whose snapshots are never kept.

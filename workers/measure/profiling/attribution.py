@@ -89,8 +89,6 @@ class Attribution:
     """The step, phase, ranges and operator of all work of a recording.
 
     Args:
-        recording: The profiler's recording.
-        phases: Names of the phases of a step.
         on_gpu: Whether the work is that of a GPU, or the operators of a CPU.
     """
 

@@ -89,7 +89,6 @@ def stretches(recording: Recording, step: Interval) -> list[Stretch]:
     """Return the parts of a step, in order and without gaps, from its beginning until host and device have ended it.
 
     Args:
-        recording: What the profiler saw.
         step: The step, as the host ran its phases.
     """
     return _Timeline(recording).between(step, step.begin_ns, isolated=True)
@@ -98,10 +97,6 @@ def stretches(recording: Recording, step: Interval) -> list[Stretch]:
 def in_a_row(recording: Recording, steps: Sequence[Interval]) -> list[list[Stretch]]:
     """Return the parts of steps that followed each other, the host ahead of the device: each step lasts from the end of
     the device's work of the step before to the end of its own.
-
-    Args:
-        recording: What the profiler saw.
-        steps: The steps, as the host ran their phases.
     """
     timeline = _Timeline(recording)
     found = []
@@ -168,7 +163,6 @@ def without_waiting_ms(recording: Recording, steps: Sequence[Interval], step_ms:
 
     Args:
         recording: Of the steps and, before them, of a warm-up.
-        steps: The steps, as the host ran their phases, in a row.
         step_ms: The time of a step without a profiler.
         cause: "input" or "synchronisation".
     """

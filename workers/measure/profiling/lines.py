@@ -255,7 +255,6 @@ class LineTrace:
         """Return the operators and the device's work of the step by the line that launched them.
 
         Args:
-            recording: The step, as the profiler saw it.
             begun_ns: When the step began by the profiler's clock.
         """
         stack_at = self.stacks(begun_ns)
@@ -347,11 +346,9 @@ def uses(
 
     Args:
         samples: Of steps without a profiler.
-        own: Tells the user's own code.
         step_ms: A step's time without a profiler, of which the samples give the lines' shares.
         trace: Of one step.
         launched: What the lines launched in that step, as `LineTrace.launched` returns it.
-        on_gpu: Whether the device is a GPU.
     """
     wall, processor, total = Counter[Place | None](), Counter[Place | None](), Counter[Place | None]()
     for (_phase, frames), sample in samples.stacks.items():

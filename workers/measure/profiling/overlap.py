@@ -68,7 +68,6 @@ def record_overlap(
         work: Runs the steps, each in a range of its name that ends when the device has finished it.
         steps: Names of the ranges: "step_1", ….
         phases: Names of the steps' phases, whose work is returned.
-        on_gpu: Whether the steps run on a GPU.
 
     Raises:
         RuntimeError: the profiler failed, or did not see every step.

@@ -142,7 +142,6 @@ def record(work: Callable[[], None], *, on_gpu: bool, python: bool = False, shap
     """Run the work under the profiler, until the device has finished it.
 
     Args:
-        work: The work to profile.
         on_gpu: Record a GPU's work, too.
         python: Record Python's functions, too. That slows down the host several times.
         shapes: Record the shapes of operators' inputs, which determine matrix products; not with `python`.

@@ -42,7 +42,6 @@ class Replay:
     """Steps of one recording that followed each other, the host ahead of the device.
 
     Args:
-        recording: What the profiler saw.
         steps: The steps, as the host ran their phases. What was launched before them is replayed, and not counted.
         waiting: When the host waited for the device; disjoint, in order.
         skippable: When the host did what may be left out, with all that it launched meanwhile; likewise.

@@ -124,9 +124,7 @@ def wait_rows(found: Sequence[Stretch], times_ms: Mapping[str, float], host: Seq
     """Return the rows of the table of what a GPU does at each moment of a step, or why it does nothing.
 
     Args:
-        found: The parts of the profiled steps.
         times_ms: The ms of each class in an unprofiled step.
-        host: What the host did.
     """
     rows: Rows = []
     total = sum(times_ms.values()) or 1.0
@@ -146,7 +144,6 @@ def range_rows(ranges: Sequence[tuple[str, Mapping[str, float]]], totals_ms: Map
 
     Args:
         ranges: The time of each range in each phase, in ms.
-        totals_ms: The time of each phase.
     """
     return [
         [name, phase, time, 100 * time / totals_ms[phase] if totals_ms[phase] else None]
@@ -182,7 +179,6 @@ def product_rows(
     """Return the rows of the table of matrix products of one phase.
 
     Args:
-        products: Those of the phase.
         phase_ms: The time of all work in the phase.
         rooflines: The device's roofline in each data type that the job's precision has, or why it is unknown.
         precision: The job's precision. Products in other data types, such as float32 in a job in bf16, get no limit.
@@ -247,11 +243,7 @@ def attention_row(
     """Return one row of the table of the parts of attention.
 
     Args:
-        part: The part in one phase.
-        share_percent: Its share of the phase.
         useful_flops: FLOPs that a causal implementation has to compute; None if unknown.
-        roofline: The device's roofline, or the reason why it is unknown.
-        note: A remark.
     """
     gflop, *rest = roofline_columns(part, roofline)
     notes = [note, roofline if isinstance(roofline, str) else ""]

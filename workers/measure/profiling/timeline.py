@@ -24,7 +24,6 @@ def step_uses(work: Sequence[RecordedWork], steps: Sequence[Interval]) -> list[S
     """Return the device's use in each step, from the step's beginning until both host and device have finished it.
 
     Args:
-        work: All work of the steps.
         steps: The steps as the host ran their phases.
     """
     uses = []

@@ -45,10 +45,8 @@ def together(raws: Sequence[Path], ahead_ms: Sequence[float], target: Path, max_
     """Write one trace of all ranks, on the clock of rank 0, with a process for each rank, for Perfetto.
 
     Args:
-        raws: The profiler's trace of each rank.
         ahead_ms: By how much each rank's clock is ahead of rank 0's.
         target: The compressed file.
-        max_bytes: Its largest size.
 
     Raises:
         TooLarge: that would have more than `max_bytes`; there is no file then.
