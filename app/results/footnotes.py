@@ -70,8 +70,8 @@ class Footnotes:
     reasons: bool = True
     """False: the notes have no reasons, because the reader sees the checks beside the table."""
     groups: dict[tuple[str, tuple[str, ...]], _Group] = field(default_factory=dict)
-    noise: list[float] = field(default_factory=list)
-    """The noise of each row that is valid, but noisy."""
+    noise: list[tuple[float, str]] = field(default_factory=list)
+    """The noise of each row that is valid, but noisy, and the column that has it."""
     stopped: dict[str, set[int]] = field(default_factory=dict)
     """The jobs that ended early, by the code of their end."""
 
@@ -83,9 +83,9 @@ class Footnotes:
         group = self.groups.setdefault(_key(str(verdict), doubts), _Group(str(verdict), _each_once(doubts)))
         group.rows += 1
 
-    def count_noisy(self, noise: float) -> None:
-        """Count a valid row whose noisiest median is known to this share of it only."""
-        self.noise.append(noise)
+    def count_noisy(self, noise: float, column: str) -> None:
+        """Count a valid row whose noisiest median, of this column, is known to this share of it only."""
+        self.noise.append((noise, column))
 
     def count_partial(self, job: int | None, code: str) -> None:
         """Count a row that was measured before its job ended without success."""
@@ -115,8 +115,9 @@ class Footnotes:
             notes.append(f"{DAGGER} {verdicts} ({rows} cases): the checks of their jobs say why.")
         if self.noise:
             noisy = f"{len(self.noise)} row{'s' if len(self.noise) > 1 else ''}"
+            most, column = max(self.noise)
             notes.append(
-                f"{NOISY} noisy ({noisy}): medians uncertain by up to ±{max(self.noise):.0%}; use replicates or "
+                f"{NOISY} noisy ({noisy}): medians uncertain by up to ±{most:.0%}, that of {column}; use replicates or "
                 "`flopwatch compare` to detect small differences."
             )
         if self.stopped:

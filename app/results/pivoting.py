@@ -332,8 +332,9 @@ def _marks(lines: Sequence[Line], metrics: Sequence[str], layout: Layout) -> tup
     marks = []
     for line in lines:
         mark = footnotes.mark(line.validity, line.doubts, partial=line.partial)
-        if line.validity == "valid" and (noise := _noise(line.cells[name] for name in metrics)) > MAX_NOISE:
-            footnotes.count_noisy(noise)
+        noise, column = max(((_noise(line.cells[name]), name) for name in metrics), default=(0.0, ""))
+        if line.validity == "valid" and noise > MAX_NOISE:
+            footnotes.count_noisy(noise, column)
             mark += NOISY
         for cell in line.marked:
             cell.mark = mark
@@ -341,16 +342,11 @@ def _marks(lines: Sequence[Line], metrics: Sequence[str], layout: Layout) -> tup
     return marks, footnotes.notes()
 
 
-def _noise(cells: Iterable[Cell]) -> float:
-    """Return the largest spread of a median, as a share of it."""
-    return max(
-        (
-            cell.spread / abs(cell.value)
-            for cell in cells
-            if cell.value and cell.spread is not None and cell.low is not None
-        ),
-        default=0.0,
-    )
+def _noise(cell: Cell) -> float:
+    """Return the spread of a median as a share of it; 0 if the cell has none."""
+    if not cell.value or cell.spread is None or cell.low is None:
+        return 0.0
+    return cell.spread / abs(cell.value)
 
 
 def _on_statistics(

@@ -16,7 +16,7 @@ from app.results.digits import column_texts
 from app.results.heads import more_columns, name_beside, separated
 from app.results.sheet import Cell, Column, Sheet
 from flopwatch.table_options import FORMATS, Format
-from flopwatch.text.markdown_tables import escaped, escaped_line
+from flopwatch.text.markdown_tables import CODE, escaped, escaped_line
 from flopwatch.text.values import value_text
 
 EMPTY = "No results.\n"
@@ -212,7 +212,7 @@ def _latex(sheet: Sheet, base_url: str | None) -> str:
         *body,
         r"\bottomrule",
         r"\end{tabular}}",
-        *(rf"\par\smallskip{{\footnotesize {_tex(_one_line(note))}\par}}" for note in texts.notes),
+        *(rf"\par\smallskip{{\footnotesize {_tex_line(note)}\par}}" for note in texts.notes),
         *([r"\end{table}"] if floats else []),
     ]
     return "\n".join(lines) + "\n"
@@ -285,6 +285,13 @@ def _tex(text: str) -> str:
     return "".join(_TEX.get(character) or _typeset(character) for character in text)
 
 
+def _tex_line(text: str) -> str:
+    """Escape a sentence for LaTeX, and mark up parts in `backticks` as code."""
+    # CODE has one group, so every second part is the inside of one.
+    parts = CODE.split(_one_line(text))
+    return "".join(rf"\texttt{{{_tex(part)}}}" if at % 2 else _tex(part) for at, part in enumerate(parts))
+
+
 def _typeset(character: str) -> str:
     if _TYPESET.match(character) and character not in "ÐÞðþ":
         return character
@@ -325,7 +332,7 @@ def _html(sheet: Sheet, base_url: str | None) -> str:
 
 def with_code(text: str) -> str:
     """Escape a text for HTML, and mark up parts in `backticks` as code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+    return CODE.sub(r"<code>\1</code>", html.escape(text))
 
 
 def _html_heads(texts: _Texts) -> str:

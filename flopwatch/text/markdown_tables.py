@@ -1,5 +1,6 @@
 """Escapes texts for Markdown, and shortens its tables for a terminal. Standard library only."""
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -22,9 +23,16 @@ def escaped(text: str) -> str:
     return _MARKUP.sub(lambda match: "".join(f"\\{character}" for character in match[0]), " ".join(text.splitlines()))
 
 
+CODE = re.compile(r"`([^`]+)`")
+"""A part of a sentence that is code, most often a command."""
+
+
 def escaped_line(text: str) -> str:
-    """Escape a text for a line of its own, or an item of a list: it begins no list, heading or quotation."""
-    line = escaped(text)
+    """Escape a text for a line of its own, or an item of a list: it begins no list, heading or quotation. Parts in
+    `backticks` stay code."""
+    ends = [0, *(end for code in CODE.finditer(text) for end in code.span()), len(text)]
+    parts = [text[start:end] for start, end in itertools.pairwise(ends)]
+    line = "".join(part if at % 2 else escaped(part) for at, part in enumerate(parts))
     begins = _AT_START.match(line)
     return line if begins is None else f"{begins[0]}\\{line[begins.end() :]}"
 

@@ -40,7 +40,7 @@ CHANGED = {
         ),
         "/compare?job=6&format=markdown": (
             # "Inconclusive" ends with its remedy as a command.
-            ("8 replicates.\n", "8 replicates: \\`flopwatch rerun 6 replicates=8\\`.\n"),
+            ("8 replicates.\n", "8 replicates: `flopwatch rerun 6 replicates=8`.\n"),
             # Ratios are Hodges and Lehmann's estimate.
             ("2.042 | 1.438 |", "2.042 | 1.448 |"),
             ("6.611 | 1.270 |", "6.611 | 1.271 |"),
@@ -62,7 +62,7 @@ REWORDED = [
     ("known to ±82% or better", "known to ±158% or better"),
     (
         r"medians are known to (±\d+%) or better, not to ±5%; only replicates or a comparison find small \w+ here",
-        r"medians uncertain by up to \1; use replicates or `flopwatch compare` to detect small differences",
+        r"medians uncertain by up to \1, that of forward_ms; use replicates or `flopwatch compare` to detect small differences",
     ),
     (
         "fewer than 4 cannot tell a difference from chance; the steps of one process are no independent samples",

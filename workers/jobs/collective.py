@@ -164,7 +164,7 @@ class CollectiveRunner(GridRunner[CollectiveContext]):
         values.set("host_us", None, host_us, GPU_ONLY)
         first = answers[0]
         trial.checks += [
-            *check_stability(latency, on_gpu=on_gpu),
+            *check_stability(latency, on_gpu=on_gpu, metric="latency_ms"),
             check_steady(first["steady"], first["warmup"], too_slow=first["too_slow"], hidden=first["hidden_drift"]),
             check_hidden(answers, spec.measure_steps) if on_gpu else check_cores(spec.resources().devices),
         ]

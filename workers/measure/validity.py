@@ -61,12 +61,15 @@ def verdict(checks: Sequence[Check]) -> dict[str, Any]:
     return {"verdict": worst, "checks": [asdict(check) for check in checks]}
 
 
-def check_stability(samples: Sequence[float], *, on_gpu: bool) -> list[Check]:
-    """Check spread and trend of the samples of one case. A GPU that works alone varies less than a processor."""
-    return [check_variation(samples, on_gpu=on_gpu), check_drift(samples)]
+def check_stability(samples: Sequence[float], *, on_gpu: bool, metric: str | None = None) -> list[Check]:
+    """Check spread and trend of the samples of one case. A GPU that works alone varies less than a processor.
+
+    metric: the metric of the samples; None: the caller names it.
+    """
+    return [check_variation(samples, on_gpu=on_gpu, metric=metric), check_drift(samples)]
 
 
-def check_variation(samples: Sequence[float], *, on_gpu: bool) -> Check:
+def check_variation(samples: Sequence[float], *, on_gpu: bool, metric: str | None = None) -> Check:
     """Check that the samples, in ms, are of one speed, and tell their median well enough: check `variation`.
 
     On a shared processor noise is common, and the median's interval says how much it matters, so up to MAX_ERROR_CPU it
@@ -79,7 +82,8 @@ def check_variation(samples: Sequence[float], *, on_gpu: bool) -> Check:
     if modes is not None and modes[1] - modes[0] > MAX_DRIFT * median(samples):
         return Check("variation", False, f"two speeds: some samples near {modes[0]:.4g} ms, others near {modes[1]:.4g}")
     found, limit = percents(error, MAX_ERROR if on_gpu else MAX_ERROR_CPU)
-    detail = f"median uncertain by ±{found} ({len(samples)} samples); limit {limit}"
+    median_of = "median" if metric is None else f"median {metric}"
+    detail = f"{median_of} uncertain by ±{found} ({len(samples)} samples); limit {limit}"
     if error > MAX_ERROR and on_gpu and stdev(samples) <= EVENT_JITTER_MS:
         return Check("variation", True, f"{detail}; no more than {1e3 * EVENT_JITTER_MS:g} µs, as events jitter")
     is_note = not on_gpu and MAX_ERROR < error <= MAX_ERROR_CPU

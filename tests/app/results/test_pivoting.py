@@ -59,7 +59,7 @@ class TestRows:
             measure(("step_ms", numbers), spec={"context_length": length})
         text = render(table(database), "markdown")
         assert text.count("‡") == 2
-        assert "- ‡ noisy (1 row): medians uncertain by up to ±16%" in text, "as the cell"
+        assert "- ‡ noisy (1 row): medians uncertain by up to ±16%, that of step_ms; use" in text, "as the cell"
         assert r"\textsuperscript{\textdaggerdbl{}}" in render(table(database), "latex")
 
     def test_every_coordinate_that_varies_is_shown(self, database: Database, measure: Measure) -> None:

@@ -19,6 +19,7 @@ from app.errors import InvalidRequest
 from app.results import Cell, Column, Sheet, merged, render, rendering
 from app.results.digits import cell_text
 from app.results.sheet import NOT_MEASURED
+from flopwatch.table_options import Format
 
 OK = {"n": 10, "outcome": "ok"}
 MEASURED = Sheet(
@@ -183,6 +184,17 @@ class TestReported:
         assert r"\begin{tabular}{rlrrrl}" in text
         assert r"0 & gemm\textbar{}a & 1.235 & 2048 & 7 & true \\" in text
 
+    @pytest.mark.parametrize(
+        ("format_", "written"),
+        [
+            ("markdown", "- \\*see `flopwatch show a_b *`"),
+            ("latex", r"*see \texttt{flopwatch show a\_b *}"),
+            ("html", "*see <code>flopwatch show a_b *</code>"),
+        ],
+    )
+    def test_a_command_in_a_note_is_code(self, format_: Format, written: str) -> None:
+        assert written in render(replace(MEASURED, notes=["*see `flopwatch show a_b *`"]), format_)
+
     def test_html(self) -> None:
         text = render(REPORTED, "html")
         total, peak, calls = (f'<td class="number">{value}</td>' for value in ("–", "0.1000", "1"))
@@ -262,8 +274,9 @@ class TestMarkdownRenderers:
     def test_texts_are_shown_as_typed(self, page_of: Callable[[str], str], typed: str) -> None:
         sheet = Sheet([Column(typed, "string")], [[typed]], caption=typed, lead=[typed], notes=[typed])
         seen = Seen(page_of(render(sheet, "markdown")))
-        assert [text.strip() for text in seen.texts] == [typed] * 5
-        assert seen.tags <= self.PLAIN
+        sentence = typed.replace("`", "")  # in which it marks code
+        assert [text.strip() for text in seen.texts] == [sentence, typed, typed, typed, sentence]
+        assert seen.tags <= self.PLAIN | ({"code"} if "`" in typed else set())
 
     def test_random_texts_are_shown_as_typed(self, page_of: Callable[[str], str], rng: random.Random) -> None:
         for _ in range(300):

@@ -185,7 +185,7 @@ def check_times(
     spec, device = training.spec, training.device
     checks = [
         check_steady(times.steady, times.warmup, too_slow=times.too_slow, hidden=times.hidden),
-        *check_stability(step_ms, on_gpu=device.type == "cuda"),
+        *check_stability(step_ms, on_gpu=device.type == "cuda", metric="step_ms"),
     ]
     if spec.compile or (spec.step_code is not None and compilation().graphs):
         checks += monitor.compilation_checks(warmup_steps=times.warmup)

@@ -427,7 +427,7 @@ def check_times(
     shown = (drifting or first)[0]
     checks = [
         check_steady(shown["steady"], shown["warmup"], too_slow=shown["too_slow"], hidden=shown["hidden"]),
-        *check_stability(step_ms, on_gpu=spec.backend == "nccl"),
+        *check_stability(step_ms, on_gpu=spec.backend == "nccl", metric="step_ms"),
     ]
     if spec.backend == "gloo":
         checks.append(check_cores(spec.resources().devices))
