@@ -157,9 +157,6 @@ class EstimateSpec(SpecBase):
         "backward_oom_length",
         "step_peak_gib",
         "free_gib",
-        "fewest_shards",
-        "total_gib",
-        "replica_devices",
         "summed_device_tokens",
     )
     answers: ClassVar[tuple[str, ...]] = ("answer", "fits")

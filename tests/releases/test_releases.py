@@ -62,8 +62,10 @@ REWORDED = [
     ("known to ±82% or better", "known to ±158% or better"),
     (
         r"medians are known to (±\d+%) or better, not to ±5%; only replicates or a comparison find small \w+ here",
-        r"medians uncertain by up to \1, that of forward_ms; use replicates or `flopwatch compare` to detect small "
-        "differences",
+        (
+            r"medians uncertain by up to \1, that of forward_ms; use replicates or `flopwatch compare` to detect small "
+            "differences"
+        ),
     ),
     (
         "fewer than 4 cannot tell a difference from chance; the steps of one process are no independent samples",
