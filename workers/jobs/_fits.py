@@ -277,22 +277,33 @@ def asked(spec: EstimateSpec, fits: Sequence[Fit]) -> Fit:
     return next(fit for fit in fits if fit.strategy == strategy)
 
 
+def step_text(spec: EstimateSpec) -> str:
+    """Write which step is asked about: "train_step in bf16 with fp32 parameters, by adamw"."""
+    text = f"{spec.mode} in {spec.precision}"
+    if spec.precision in ("bf16", "fp16"):
+        text += f" with {spec.parameter_dtype} parameters"
+    if spec.mode != "train_step":
+        return text
+    return f"{text}, by {spec.optimizer if spec.architecture == 'transformer' else 'adamw'}"
+
+
 def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str]:
     """Return sentences that answer: does it fit, how many devices does it take, and what would make it fit?"""
     known = [fit for fit in fits if fit.fits is not None]
-    what = f"{spec.label()}, {spec.batch_size} × {spec.context_length} tokens"
+    what = f"{spec.label()}, {spec.batch_size} × {spec.context_length} tokens, {step_text(spec)}"
     size = f"{spec.device_gb:g} GB ({spec.device_gb * 1e9 / GIB:.4g} GiB)"
     is_gpu = spec.architecture == "transformer" and on_gpu
     verdict = asked(spec, fits)
     noun = "GPU" if is_gpu else "device"
-    where = f"on a {noun} of {size}"
+    where = f"on one {noun} of {size}"
     if verdict.strategy != "none":
         where = f"with {verdict.strategy} on {verdict.devices} {noun}{'s' * (verdict.devices != 1)} of {size}"
     if spec.architecture == "transformer" and not on_gpu:
         where += ", as on a CPU (for a GPU, say device=cuda)"
     each = "; ".join(f"{fit.strategy} {'yes' if fit.fits else 'no'}, {gib(fit.peak or 0)}" for fit in known)
     does = "cannot be divided" if verdict.fits is None else "fits" if verdict.fits else "does not fit"
-    lines = [f"{what}, {does} {where}. By strategy: {each}."]
+    mesh_text = f"mesh.fsdp={spec.mesh.fsdp} mesh.tensor={spec.mesh.tensor}"
+    lines = [f"{what}, {does} {where}. By strategy, with {mesh_text}: {each}."]
     able = [(fit.fewest, fit.strategy) for fit in fits if fit.fewest is not None]
     if able:
         mesh, strategy = min(able, key=lambda one: one[0].devices)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from app.results.pivoting import local_table
 from app.specs import spec_adapter
 from app.specs.estimate import EstimateSpec
 from tests.workers.reporting import Report, reported
@@ -209,12 +208,10 @@ def test_what_has_no_value_is_null_with_a_reason(run, fields, unknown, reason) -
     ],
     ids=str,
 )
-def test_a_table_says_that_no_number_of_shards_suffices(run, fields: dict[str, Any], reason: str) -> None:
-    """It leaves out columns that are unknown throughout."""
-    sheet = local_table(parsed(**fields), run(**fields).rows)
-    (row,) = sheet.rows
-    assert row[sheet.names().index("fewest_shards")].outcome == "oom"
-    assert any("fewest_shards" in line and reason in line for line in sheet.missing or ())
+def test_no_number_of_shards_suffices(run, fields: dict[str, Any], reason: str) -> None:
+    (row,) = [row for row in run(**fields).rows if row["metric"] == "fewest_shards"]
+    assert row["outcome"] == "oom"
+    assert reason in row["reason"]
 
 
 def test_one_device_along_the_tensor_axis_exchanges_nothing(run) -> None:
@@ -252,6 +249,20 @@ def answer_of(report: Report) -> tuple[str, dict[str, dict[str, Any]]]:
     """The sentences, and the rows of the table `fits` by strategy."""
     sentences = "\n".join(row["answer"] for row in report.table_rows("answer"))
     return sentences, {row["strategy"]: row for row in report.table_rows("fits")}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "4 × 2048 tokens, train_step in bf16 with fp32 parameters, by adamw, does not fit on one GPU of 80 GB"),
+        ({"mode": "forward", "precision": "tf32"}, "4 × 2048 tokens, forward in tf32, fits on one GPU of 80 GB"),
+    ],
+    ids=str,
+)
+def test_the_first_sentence_names_the_step(run, fields: dict[str, Any], text: str) -> None:
+    first = answer_of(run(**XL, **fields))[0].splitlines()[0]
+    assert first.startswith(f"xl, {text}")
+    assert "By strategy, with mesh.fsdp=16 mesh.tensor=4: none" in first
 
 
 def test_the_first_sentence_says_that_it_does_not_fit(run) -> None:
@@ -382,16 +393,15 @@ def test_flopwatch_run_shows_it(tmp_path: Path, capfd: pytest.CaptureFixture[str
     path.write_text(json.dumps({"kind": "estimate", **STACK}))
     assert run_here([str(path)]) == 0
     printed = capfd.readouterr().out.splitlines()
-    assert printed[0].startswith("stack-d16384-f53248-b126, 1 × 1024 tokens, fits with mesh on 64 devices of 80")
+    assert printed[0].startswith(
+        "stack-d16384-f53248-b126, 1 × 1024 tokens, train_step in bf16 with fp32 parameters, by adamw, fits with "
+        "mesh on 64 devices of 80"
+    )
     lines = printed[next(index for index, line in enumerate(printed) if line.startswith("| model")) :]
     head, _, row = ([cell.strip() for cell in line.strip("| ").split("|")] for line in lines[:3])
     shown = dict(zip(head, row, strict=True))
     assert (shown["model"], shown["batch_size"], shown["context_length"]) == ("stack-d16384-f53248-b126", "1", "1024")
-    assert (shown["replica_devices"], shown["fewest_shards"], shown["summed_device_tokens"]) == (
-        "44.19",
-        "41",
-        "395.3",
-    )
+    assert (shown["step_peak_gib"], shown["summed_device_tokens"]) == ("3276", "395.3")
     assert len(lines[0]) <= 160
     titles = [line.partition(",")[0].rstrip(":") for line in lines if line.endswith(":")]
     assert titles == ["per-device", "batch", "memory", "formulas", "symbols"]
@@ -469,7 +479,7 @@ def test_exactly_the_fields_without_effect_change_no_answer(run, architecture: s
 @pytest.mark.parametrize(
     ("mesh", "outcome", "words"),
     [
-        ({}, "oom", "does not fit on a GPU"),
+        ({}, "oom", "does not fit on one GPU"),
         ({"fsdp": 8}, "oom", "does not fit with fully_sharded on 8 GPUs"),
         ({"tensor": 2}, "ok", "fits with tensor on 2 GPUs"),
         ({"fsdp": 2, "tensor": 2}, "ok", "fits with mesh on 4 GPUs"),
