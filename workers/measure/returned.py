@@ -7,7 +7,7 @@ are read between steps, outside of measured times.
 import dataclasses
 import math
 import numbers
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -63,9 +63,29 @@ class ReturnedNumbers:
         return [*self._rows, [MADE, None, "steps", max(0, self._begun - 1), None]]
 
     def checks(self) -> list[Check]:
-        """Return a note on the first number that is infinite or NaN; none if all are finite."""
-        first = next((row for row in self._rows if row[-1] is not None), None)
-        return [] if first is None else [Check("finite", False, f"step {first[1]}: {first[2]} is {first[-1]}", "note")]
+        """Return `check_finite` of the numbers."""
+        return check_finite(self._rows)
+
+
+def check_finite(rows: Iterable[Sequence[Scalar]]) -> list[Check]:
+    """Return the check that what steps returned is finite; none if it all is.
+
+    Without an end to it, as of a loss that has become NaN, the step that was timed is broken. What comes and goes, as a
+    gradient's norm in the first steps with loss scaling, is a note.
+    """
+    began: dict[str, list[Scalar]] = {}
+    passed = None
+    for what, step, name, _, not_finite in rows:
+        if what != RETURNED:
+            continue
+        if not_finite is not None:
+            began.setdefault(str(name), [step, not_finite])
+        elif (gone := began.pop(str(name), None)) is not None:
+            passed = passed or f"step {gone[0]}: {name} is {gone[1]}, and later finite"
+    lasting = [f"{name} is {value} from step {step} on" for name, (step, value) in began.items()]
+    if lasting:
+        return [Check("finite", False, "; ".join(lasting[:3]))]
+    return [] if passed is None else [Check("finite", False, passed, "note")]
 
 
 def work_rows(work: Mapping[str, float | None]) -> list[list[Scalar]]:

@@ -81,6 +81,7 @@ class Measured:
 def measure(spec: DdpSpec, case: Case, title: str, report: Reporter, *, extent: Extent = "all") -> Measured:
     """Run the ranks, and report all that they find as this case. `extent`: "all" or "look"."""
     from workers.measure import environment
+    from workers.measure.returned import check_finite
     from workers.measure.validity import Monitor
 
     devices, best = choose_devices(spec), None
@@ -106,6 +107,7 @@ def measure(spec: DdpSpec, case: Case, title: str, report: Reporter, *, extent: 
         if spec.snapshot:
             report_snapshots(spec, found, report)
         report_tables(spec, found, lateness, report)
+        checks += check_finite(values_rows(spec, found))
         if predicts(spec):
             best, doubt = report_buckets(spec, found, turns_of(found, "silent"), values, report)
             if doubt is not None:
