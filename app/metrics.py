@@ -181,7 +181,6 @@ _WORDS = {"gpu": "GPU", "cpu": "CPU", "mfu": "MFU", "tflops": "TFLOP/s", "speedu
 
 
 def _unit_in(name: str) -> str | None:
-    """Return the unit in which a name ends."""
     return next((unit for suffix, unit in _UNIT_SUFFIXES.items() if f"_{name}".endswith(suffix)), None)
 
 

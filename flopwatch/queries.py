@@ -157,7 +157,6 @@ class PlotOptions(TypedDict, total=False):
 
 
 def plot_query(options: PlotOptions) -> Answer:
-    """Return the query parameters of a plot."""
     refuse_unknown(options, PlotOptions)
     query: Answer = dict(options)
     return {**query, "where": pairs(query.get("where")), "relative_to": pairs(query.get("relative_to"))}
@@ -244,7 +243,6 @@ def comparison_query(
     candidate: Thing | Sequence[Thing] | None,
     question: Question | None = None,
 ) -> Answer:
-    """Return the query that asks for a comparison."""
     asked: Question = question or {}
     refuse_unknown(asked, Question)
 

@@ -31,9 +31,7 @@ _now_s = functools.partial(time.perf_counter)  # a step may replace the module's
 class Listener(Protocol):
     """The worker's side of this module."""
 
-    def phase(self, name: str) -> AbstractContextManager[Any]:
-        """Return the context of a phase."""
-        ...
+    def phase(self, name: str) -> AbstractContextManager[Any]: ...
 
     def work(self, *, flops: float | None, tokens: float | None, items: float | None) -> None:
         """Add to the work of the present step."""

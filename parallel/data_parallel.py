@@ -129,7 +129,6 @@ class DataParallel(nn.Module):
         return self.synchronizes and self._ran and self._any_arrived()
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
-        """Return the parameters that are averaged."""
         return self.trainable.values()
 
     def _any_arrived(self) -> bool:
@@ -294,7 +293,6 @@ class Bucket:
         self._watch = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def remove_hooks(self) -> None:
-        """Remove all hooks."""
         for handle in (*self._notes, self._watch):
             handle.remove()
         self.arrived.clear()

@@ -164,7 +164,6 @@ class Bucket(PlainBucket):
 
 @contextlib.contextmanager
 def new_bucket(port: int) -> Iterator[Bucket]:
-    """Make a bucket on the server at this port."""
     network = Network(port)
     bucket = Bucket(f"bucket-{secrets.token_hex(4)}", f"127.0.0.1:{port}", network)
     bucket.request("PUT")

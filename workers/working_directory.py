@@ -19,7 +19,6 @@ def enter(folder: Path) -> None:
 
 
 def enter_empty(scratch: Path) -> None:
-    """Make an empty folder in `scratch` and enter it."""
     folder = scratch / EMPTY
     folder.mkdir(exist_ok=True)
     enter(folder)

@@ -27,7 +27,6 @@ def linked_jobs(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def linked_sweep(sweep: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sweep with its links."""
     path = f"/sweeps/{sweep['id']}"
     others = {"jobs": f"/jobs?sweep={sweep['id']}", "table": f"/tables?sweep={sweep['id']}", "ui": f"/ui{path}"}
     return {**sweep, "links": {"self": path, **others}}

@@ -122,7 +122,6 @@ async def get_job_table(
 async def answer_table(
     services: Services, query: RowsQuery, read: Callable[[results.Excerpt], results.Sheet]
 ) -> Response:
-    """Answer with the excerpt of a table that the query asks for."""
     return await run_sync(lambda: written(query.styled(read(query.excerpt())), query.format), limiter=services.tables)
 
 

@@ -116,7 +116,6 @@ class _Texts:
         self.notes = [f"All columns of numbers are {text}" for text in of_one] + list(sheet.notes)
 
     def is_right(self, column: Column) -> bool:
-        """Return True if the column is aligned to the right."""
         return column.role in ("metric", "gain") or (column.role == "value" and column.type in ("number", "integer"))
 
     def is_numeric(self, column: Column) -> bool:

@@ -373,7 +373,6 @@ def _names(mark: Named | Needs, value: Any) -> Iterator[tuple[Location, str]]:
 
 @functools.cache
 def _marked(model: type[BaseModel]) -> dict[str, list[Named | Needs]]:
-    """Return the marks of each field."""
     return {
         field: [mark for mark in (*info.metadata, *_marks(info.annotation)) if isinstance(mark, Named | Needs)]
         for field, info in model.model_fields.items()

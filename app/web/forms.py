@@ -283,7 +283,6 @@ def _set(target: dict[str, Any], path: str, value: Any) -> None:
 
 
 def number_of_jobs(body: Mapping[str, Any]) -> int:
-    """Return the number of jobs that a body submits."""
     return math.prod(len(values) for values in body.get("grid", {}).values())
 
 

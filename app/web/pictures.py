@@ -284,7 +284,6 @@ def drawn_panel(services: Services, query: panel.PlotsQuery) -> list[Plot]:
 def compared(
     services: Services, comparison: results.Comparison, sides: tuple[str, str], metric: str | None
 ) -> list[Plot]:
-    """Return the plots of a comparison."""
     shown = compare_page.shown(comparison, sides)
     chosen = metric or shown["headline"]
     figures = {RATIOS: compare_page.ratios([shown])}

@@ -44,7 +44,6 @@ def band_of(queries: int, keys: int, is_causal: bool, *, window: int | None = No
 
 
 def may_see_nothing(queries: int, keys: int, band: Band) -> bool:
-    """Return True if there are queries that see no key at all."""
     return (band.upper is not None and band.upper < 0) or (band.lower is not None and queries - 1 + band.lower >= keys)
 
 

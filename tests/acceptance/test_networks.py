@@ -84,7 +84,6 @@ class Site:
         return [name for [name] in self.lab.postgres.execute("SELECT name FROM stored_object", self.database)]
 
     def environment_on(self, host: Host) -> dict[str, str]:
-        """Environment of a worker on a host."""
         folder = self.folder.parent / host.name
         return {"ON_HOST": host.name, **other_host(folder), "FLOPWATCH_DATA_DIR": str(folder / "data")}
 

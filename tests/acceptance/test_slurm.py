@@ -401,7 +401,6 @@ def test_control_of_lost_answers(site: Site) -> None:
 
 
 def agents_of(site: Site) -> list[psutil.Process]:
-    """The agents in allocations."""
     found = []
     for pid in site.cluster.processes_of_jobs():
         try:

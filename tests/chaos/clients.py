@@ -344,5 +344,4 @@ class Session:
 
 
 def is_problem(answer: httpx.Response, code: str) -> bool:
-    """Return True if the answer is the problem of that code."""
     return "problem+json" in answer.headers.get("Content-Type", "") and answer.json().get("code") == code

@@ -39,7 +39,6 @@ class Ledger:
     guard: threading.Lock = field(default_factory=threading.Lock)
 
     def answered(self, status: int) -> None:
-        """Count an answer."""
         with self.guard:
             self.answers[status] += 1
 

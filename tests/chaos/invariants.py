@@ -24,7 +24,6 @@ OF_FAULTS = {"crashed", "timeout", "worker_lost", "storage_full"}
 
 
 def check(evidence: Evidence) -> list[str]:
-    """Return all violations."""
     return [f"{invariant.__name__}: {found}" for invariant in INVARIANTS for found in invariant(evidence)]
 
 

@@ -23,7 +23,6 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder))
     return folder
@@ -31,7 +30,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def library(tmp_path: Path) -> Library:
-    """A library of one function."""
     sources = tmp_path / "source"
     sources.mkdir()
     (sources / "answer.h").write_text("#define ANSWER 42\n")

@@ -864,7 +864,6 @@ def together() -> int:
 
 
 def wrapped(kind: str, module: nn.Module, optimizer_name: str) -> tuple[Any, Any]:
-    """A module in a wrapper, and its optimizer."""
     if kind.startswith("fully sharded"):
         model: Any = parallel.FullyShardedDataParallel(module, reshard_after_forward="once" not in kind)
         return model, plain(optimizer_name)(model.parameters())

@@ -43,7 +43,6 @@ SPEC = {
 
 
 def written(folder: Path, spec: Any) -> Path:
-    """The spec in a file."""
     path = folder / "spec.json"
     path.write_text(spec if isinstance(spec, str) else json.dumps(spec))
     return path

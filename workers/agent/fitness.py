@@ -87,7 +87,6 @@ class Judge:
 
 
 def may_be_the_hosts(failure: Failed) -> bool:
-    """Return True if the host can have caused the failure."""
     return failure.code in _OF_HOSTS or _OF_DEVICES.search(failure.detail) is not None
 
 
@@ -249,11 +248,9 @@ class Examination:
 
     @property
     def is_done(self) -> bool:
-        """Return True if it has ended."""
         return not self._thread.is_alive()
 
     def take(self) -> Unfit | None:
-        """Return what was found."""
         return self._found
 
 

@@ -23,7 +23,6 @@ class Replicates:
         self._medians: dict[tuple[str, str, str | None], dict[str, dict[int, float]]] = {}
 
     def add(self, message: Measured, unit: int, side: str | None) -> None:
-        """Take a measurement of a unit."""
         if message.unit in TIMES and message.median is not None:
             of_case = self._medians.setdefault((message.case_key, message.device_key, side), {})
             of_case.setdefault(column_name(message.metric, message.phase), {})[unit] = message.median

@@ -102,7 +102,6 @@ class Spool:
         unit.judged |= {key for key in unit.verdicts if key is not None}
 
     def end_unit(self, outcome: Outcome) -> None:
-        """End the unit with this outcome."""
         unit = self._unit
         if isinstance(outcome, Failed):
             unit.outcome, unit.reason = outcome.code, cut(outcome.detail)

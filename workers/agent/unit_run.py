@@ -252,7 +252,6 @@ class Wrapper:
         return self._fail(f"did not start the unit within {WRAPPER_START_S:g} s")
 
     def add_output(self, output: bytes) -> None:
-        """Take the next bytes of output."""
         self._output.write(output)
 
     @property

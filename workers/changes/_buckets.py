@@ -19,7 +19,6 @@ def rounded(size: float) -> float:
 
 
 def why_no_buckets(look: Look) -> str | None:
-    """Return why the step has no buckets; None if it has."""
     from app.specs.ddp import WITH_BUCKETS
 
     if look.shared is None:

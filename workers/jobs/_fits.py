@@ -79,7 +79,6 @@ class Question:
         return sum(self.parts(strategy)[1].values())
 
     def fits(self, strategy: str) -> bool:
-        """Tell whether a step fits."""
         return self.peak(strategy) <= self.limit
 
     def fewest_shards(self, strategy: str) -> int | None:
@@ -220,7 +219,6 @@ def gib(size: float) -> str:
 
 
 def question_of(spec: EstimateSpec, shape: Shape, step: StepMemory) -> Question:
-    """Return what a spec asks."""
     from workers.model.step_memory import Choices
 
     return Question(

@@ -117,7 +117,6 @@ class EstimateRunner:
     needs_torch = False
 
     def plan(self, spec: EstimateSpec) -> list[Unit]:
-        """Plan one unit."""
         return [Unit(title=f"{spec.label()}, on paper")]
 
     def run(self, spec: EstimateSpec, unit: Unit, report: Reporter) -> None:

@@ -204,7 +204,6 @@ def build(
 def build_toy(
     spec: MixedPrecisionSpec, cell: MixedPrecisionCell, device: torch.device
 ) -> tuple[torch.nn.Module, BackwardStep]:
-    """Return the toy and its step."""
     import torch
 
     from workers.model.precision import PRECISIONS as DEFINED

@@ -45,7 +45,6 @@ class ScriptRunner:
     kind = "script"
 
     def plan(self, spec: ScriptSpec) -> list[Unit]:
-        """Plan the one unit."""
         return [Unit(title=" ".join([spec.label(), *spec.words()]))]
 
     def run(self, spec: ScriptSpec, unit: Unit, report: Reporter) -> None:

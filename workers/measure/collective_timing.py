@@ -421,7 +421,6 @@ class CellTimer:
         start_all_reduce(self._token, dist.ReduceOp.SUM, self._group).wait()
 
     def _wait_for_all(self) -> None:
-        """Wait for all ranks."""
         self._align()
         self._token.zero_().item()
 

@@ -71,7 +71,6 @@ def pack(samples: Sequence[float]) -> bytes:
 
 
 def unpack(packed: bytes) -> array[float]:
-    """Return the samples that `pack` packed."""
     values = array("d", zlib.decompress(packed))
     if sys.byteorder == "big":
         values.byteswap()

@@ -151,5 +151,4 @@ class HostMemory:
 
 
 def memory_meter(device: torch.device) -> MemoryMeter:
-    """Make the meter of a device."""
     return CudaMemory() if device.type == "cuda" else HostMemory()

@@ -122,5 +122,4 @@ class CudaStopwatch:
 
 
 def stopwatch(device: torch.device) -> Stopwatch:
-    """Return the stopwatch for a device."""
     return CudaStopwatch(device) if device.type == "cuda" else HostStopwatch()

@@ -122,7 +122,6 @@ class CudaClock:
 
 
 def make_clock(device: torch.device) -> Clock:
-    """Make the clock of a device."""
     return CudaClock() if device.type == "cuda" else HostClock()
 
 
@@ -147,7 +146,6 @@ def run_step(work: Work, observers: Sequence[Observer]) -> None:
 
 
 def begin_phase(name: str, observers: Sequence[Observer]) -> None:
-    """Tell the observers that a phase begins."""
     for observer in observers:
         observer.phase_begins(name)
 
@@ -296,7 +294,6 @@ class CudaMarks:
 
 
 def make_marks(device: torch.device) -> Marks:
-    """Make the marks of a device."""
     return CudaMarks() if device.type == "cuda" else HostMarks()
 
 

@@ -89,7 +89,6 @@ class WarmUp:
         return spent_s >= (limit_s if self._judged else max(limit_s, MAX_WAIT_S))
 
     def add(self, time_ms: float) -> None:
-        """Add the time of one call in ms."""
         self.calls += 1
         if self.fixed_calls is not None:
             return

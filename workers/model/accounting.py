@@ -78,7 +78,6 @@ class Shape:
 
     @property
     def parameters_formula(self) -> str:
-        """`parameters` as text."""
         return f"2 * V * D + L * ({self.block_formula} + 2 * D) + D"
 
     @property
@@ -390,7 +389,6 @@ def activations(shape: Shape | FeedForwardStack, step: StepMemory) -> int:
 
 
 def activations_formula(shape: Shape | FeedForwardStack, step: StepMemory) -> str:
-    """Return the formula of `activations` as text."""
     blocks, outside = saved_by_block(shape, step), saved_outside_blocks(shape, step)
     if step.activation_checkpointing:
         return " + ".join(text for _, text, _ in saved_for_backward(shape, step))
@@ -409,7 +407,6 @@ def weight_copies(shape: Shape | FeedForwardStack, step: StepMemory) -> int:
 
 
 def weight_copies_formula(shape: Shape | FeedForwardStack, step: StepMemory) -> str:
-    """Return the formula of `weight_copies` as text."""
     if isinstance(shape, FeedForwardStack) or not step.casts_weights:
         return "0"
     return f"{step.compute_bytes} * ({shape.products_formula})"

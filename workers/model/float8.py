@@ -58,7 +58,6 @@ class LinearLayer:
 
     @property
     def flops(self) -> int:
-        """FLOPs of one of its products."""
         return 2 * math.prod(self.sizes)
 
 

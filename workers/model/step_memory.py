@@ -384,7 +384,6 @@ class Play:
 
     @property
     def copies_weights(self) -> bool:
-        """Whether autocast copies weights."""
         gathered_so = self.sharing.parameters > 1 and self.sharing.gathered_in_16_bits
         return self.step.casts_weights and not gathered_so
 

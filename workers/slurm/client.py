@@ -59,7 +59,6 @@ class Listed:
 
     @property
     def is_final(self) -> bool:
-        """True if it has ended."""
         return self.state in FINAL
 
     @property

@@ -67,7 +67,6 @@ def missing_file_message(sha256: str) -> str:
 
 
 def existing_files(connection: Connection, sha256s: Collection[str]) -> set[str]:
-    """Return those of the files that are there."""
     return set(connection.execute(select(_file.sha256).where(_file.sha256.in_(sha256s))).scalars())
 
 

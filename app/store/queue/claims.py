@@ -208,7 +208,6 @@ def _place(job: Row[Any], of_users: Shares | None) -> tuple[Any, ...]:
 
 
 def _after(connection: Connection, query: Select[Any], last: Row[Any], values: dict[str, Any]) -> Iterator[Row[Any]]:
-    """Yield the jobs that this query has after `last`."""
     while True:
         beyond = {"limit": NEXT, "last_priority": last.priority, "last_id": last.id}
         page = connection.execute(query, {**values, **beyond}).all()

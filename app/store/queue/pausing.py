@@ -26,7 +26,6 @@ class Pausing:
         self._database = database
 
     def kinds(self) -> PausedKinds:
-        """Return the kinds that are paused."""
         with self._database.read() as connection:
             return paused_kinds(connection)
 
@@ -45,7 +44,6 @@ def paused_kinds(connection: Connection) -> PausedKinds:
 
 
 def unpaused(kinds: frozenset[str], paused: PausedKinds) -> frozenset[str]:
-    """Return those of the kinds that are not paused."""
     return frozenset() if paused == ALL else kinds.difference(paused)
 
 

@@ -70,7 +70,6 @@ def _rows(claim: Claim, finish: Finish, *, partial: bool) -> Iterator[tuple[Tabl
 
 
 def write(connection: Connection, rows: Slice) -> None:
-    """Insert one slice."""
     for table, of_table in rows:
         connection.execute(insert(table), of_table)
 

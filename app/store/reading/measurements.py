@@ -71,7 +71,6 @@ Key = tuple[int, int, int, str, str, str, str | None]
 
 
 def key_of(row: Any) -> Key:
-    """Return the key of a measurement."""
     return row.job_id, row.attempt, row.unit_index, row.case_key, row.device_key, row.metric, row.phase
 
 

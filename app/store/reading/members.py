@@ -163,7 +163,6 @@ def _index_on(path: str) -> ColumnElement[int]:
 
 
 def _sort_key(connection: Connection, sweep: Mapping[str, Any], sort: str) -> ColumnElement[Any]:
-    """Return the expression to sort by."""
     own: dict[str, ColumnElement[Any]] = {
         "job": _job.id,
         "state": _job.state,

@@ -97,7 +97,6 @@ def charts(
 
 
 def draw(sheet: Sheet, metric: str, points: Sequence[Point], axes: Axes) -> Figure:
-    """Draw one chart."""
     return draw_chart(points, axes, metric, unit_of(sheet, metric))
 
 
@@ -135,7 +134,6 @@ def known(points: Sequence[Point]) -> list[float]:
 
 
 def unit_of(sheet: Sheet, metric: str) -> str | None:
-    """Return a metric's unit."""
     return next(column.unit for column in sheet.columns if column.name == metric)
 
 

@@ -55,7 +55,6 @@ class Kind(NamedTuple):
 
 
 def kind(tensor: Tensor) -> Kind:
-    """Return the kind of a tensor."""
     return Kind(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 

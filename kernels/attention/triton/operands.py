@@ -45,7 +45,6 @@ def as_operand(values, dtype: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def transposed(operand, PRECISION: tl.constexpr):
-    """The operand's transpose."""
     if PRECISION == "split":
         return operand[0].T, operand[1].T, operand[2].T
     else:  # noqa: RET505

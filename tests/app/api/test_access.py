@@ -58,7 +58,6 @@ def guarded(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
 
 
 def made(site: Any, name: str, scope: Scope, token: str = BOOTSTRAP) -> str:
-    """A new token."""
     body = {"name": name, "scope": scope, "expires_days": 1}
     answer = site.http.post("/tokens", json=body, headers=bearer(token))
     assert answer.status_code == 201, answer.text

@@ -54,7 +54,6 @@ def compare_sides(database: Database, job_id: int) -> Sheet:
 
 
 def rows(sheet: Sheet) -> list[dict[str, Any]]:
-    """The rows as JSON has them."""
     found: list[dict[str, Any]] = json.loads(render(sheet, "json"))["rows"]
     return found
 

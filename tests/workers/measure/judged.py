@@ -58,7 +58,6 @@ def problem_of(fields: dict[str, Any], size: Size) -> AttentionProblem:
 def attention_of(
     fields: dict[str, Any], size: Size, head_dim: int, dtype: str, device: torch.device, backward: bool
 ) -> tuple[AttentionProblem, Reference]:
-    """Return a problem of this size and its reference."""
     problem = problem_of(fields, size)
     queries = size.length - 1 if problem.bottom_right else size.length
     reference = attention_reference(

@@ -107,7 +107,6 @@ def measured_on_cpu(case: Case, device: torch.device) -> dict[str, int]:
 
 
 def phases_of(found: list[Moment]) -> dict[str, int]:
-    """Return the highest moment of each phase."""
     phases: dict[str, int] = {}
     for moment in found:
         name = moment.name.partition(":")[0]

@@ -150,7 +150,6 @@ class GridRunner(abc.ABC, Generic[ContextT]):
             check_device_answers(device)
 
     def plan(self, spec: GridSpec) -> list[Unit]:
-        """Plan one unit for all cells."""
         return [Unit(title=f"{len(spec.cells())} cells", params={"first": 0})]
 
     def resume(self, spec: GridSpec, unit: Unit, position: int, failure: Failed) -> Unit:

@@ -73,7 +73,6 @@ class Lateness:
         return [max(share, self.ranks.residual_ms or 0.0) for share in shares]
 
     def steps_late(self, rank: int) -> list[int]:
-        """Return the steps in which a rank is late."""
         return [at for at, ms in enumerate(self.later_ms) if ms[rank] > self.least_ms[at]]
 
     @cached_property

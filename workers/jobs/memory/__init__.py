@@ -15,7 +15,6 @@ class MemoryRunner:
     kind = "memory"
 
     def plan(self, spec: MemorySpec) -> list[Unit]:
-        """Plan the one unit."""
         return [Unit(title=spec.title(f"context {spec.context_length}", spec.mode))]
 
     def run(self, spec: MemorySpec, unit: Unit, report: Reporter) -> None:

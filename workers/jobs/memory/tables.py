@@ -160,7 +160,6 @@ def report_growth(session: Session, report: Reporter) -> None:
 
 
 def report_snapshots(session: Session, recorded: dict[str, RecordedStretch], report: Reporter) -> None:
-    """Report the content of each snapshot."""
     from workers.measure.table import Column
 
     columns = Column.parse(

@@ -363,7 +363,6 @@ class Profiling:
 
     @property
     def of_step(self) -> tuple[str, ...]:
-        """The phases of a step."""
         return self.spec.step_phases() or self.timed.training.phases
 
     @property

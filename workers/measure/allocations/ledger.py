@@ -246,7 +246,6 @@ class _Curve:
         self._highest = self._last = None
 
     def points(self, end: Point) -> list[Point]:
-        """Return the kept points and the end."""
         self._close()
         return self._kept if self._kept[-1].entry == end.entry else [*self._kept, end]
 

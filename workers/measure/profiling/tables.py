@@ -73,7 +73,6 @@ def left_out(times_ms: Sequence[float]) -> str | None:
 
 
 def kernel_rows(usages: Sequence[Usage]) -> Rows:
-    """Return the rows of a table of kernels."""
     return [
         [
             *(short(one.name), one.class_name, one.total_ms, one.share_percent, one.calls),
@@ -100,7 +99,6 @@ def work_rows(usages: Sequence[tuple[str, str, str, str, Usage]]) -> Rows:
 
 
 def operator_rows(usages: Sequence[OperatorUsage]) -> Rows:
-    """Return the rows of a table of operators."""
     return [
         [
             *(short(one.name), one.class_name, one.device_ms, one.host_ms),

@@ -242,7 +242,6 @@ def top_calls(work: Iterable[RecordedWork], phase: str, steps: int) -> tuple[str
 
 
 def in_phases(work: Iterable[RecordedWork], phases: Collection[str]) -> list[RecordedWork]:
-    """Return the work of these phases."""
     return [one for one in work if one.phase in phases]
 
 

@@ -56,7 +56,6 @@ def states(reading: Reading, job_id: int) -> list[str]:
 
 
 def everything(reading: Reading, job_id: int) -> tuple[Any, ...]:
-    """All that can be read of a job."""
     return (
         reading.job(job_id),
         reading.events(job_id),

@@ -19,7 +19,6 @@ class PlainRunner:
     needs_torch = False
 
     def plan(self, spec: Any) -> list[Unit]:
-        """One unit."""
         return [Unit(spec.behaviour, start=spec.start)]
 
     def run(self, spec: Any, unit: Unit, report: Reporter) -> None:
