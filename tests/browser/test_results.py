@@ -79,25 +79,6 @@ def assert_stays_here(page: Page, figure: Locator) -> None:
     assert not [title for title in titles if re.search("share|cloud|chart studio|upload|send", title, re.IGNORECASE)]
 
 
-def test_no_button_of_a_plot_reaches_another_host(site: PlayedSite, page: Page) -> None:
-    submit_sweep(site, LENGTHS[:2])
-    jobs = [finish(site) for _ in range(4)]
-    page.goto(f"/ui/jobs/{jobs[0]}")
-    figure = drawn(page, "Median time of each phase")
-    figure.hover()
-    for button in figure.locator(".modebar-btn:not([data-title*=Download])").all():
-        button.click()
-        assert figure.locator("[class*=dialog]").count() == 0
-    assert len(page.context.pages) == 1
-    # The control: Plotly's own default is what this forbids.
-    offered = page.evaluate("""async () => {
-        const other = document.body.appendChild(document.createElement("div"));
-        await Plotly.newPlot(other, [{ y: [1, 2] }]);
-        return [...other.querySelectorAll(".modebar-btn")].map((button) => button.dataset.title);
-    }""")
-    assert any("Share" in title for title in offered), offered
-
-
 def test_the_life_of_a_sweep(site: PlayedSite, page: Page) -> None:
     sweep = submit_sweep(site)
     page.goto("/ui/sweeps")
@@ -157,32 +138,7 @@ def test_the_life_of_a_sweep(site: PlayedSite, page: Page) -> None:
     expect(page).to_have_url(re.compile(r"/ui/jobs/\d+$"))
 
 
-def test_a_logarithmic_axis_within_a_decade_has_labels(site: PlayedSite, page: Page) -> None:
-    sweep = submit_sweep(site, LENGTHS[:2])
-    for _ in range(4):
-        finish(site)
-    page.goto(f"/ui/sweeps/{sweep}")
-    figure = drawn(page, "Step (ms) along context length")
-    figure.get_by_label("logarithmic y").check()
-    labels = figure.locator(".ytick text")
-    expect(labels.nth(1)).to_be_visible()
-    values = page.evaluate("() => document.querySelector('#figure-chart .plot').data.flatMap((trace) => trace.y)")
-    assert max(values) < 10 * min(values)
-    assert all(re.fullmatch(r"[\d.,]+", text) for text in labels.all_text_contents())
-
-
-def test_a_plot_of_outcomes_alone_has_no_numbers(site: PlayedSite, page: Page) -> None:
-    """And no path of Plotly's, which would be an error on the console, is NaN."""
-    sweep = submit_sweep(site, LENGTHS[:1])
-    for _ in range(2):
-        finish(site, outcome="oom")
-    page.goto(f"/ui/sweeps/{sweep}")
-    figure = page.locator("#figure-chart")
-    expect(figure).to_have_attribute("data-drawn", "yes")
-    expect(figure.locator(".ytick text")).to_have_count(0)
-
-
-def test_a_plot_is_drawn_once_when_theme_and_width_change_at_once(site: PlayedSite, page: Page) -> None:
+def test_a_plot_is_drawn_once_has_labels_and_reaches_no_other_host(site: PlayedSite, page: Page) -> None:
     sweep = submit_sweep(site, LENGTHS[:2])
     for _ in range(4):
         finish(site)
@@ -195,6 +151,37 @@ def test_a_plot_is_drawn_once_when_theme_and_width_change_at_once(site: PlayedSi
     page.wait_for_load_state("networkidle")
     expect(figure.locator(".plot")).to_have_count(1)
     expect(figure.locator(".plot-data")).to_have_count(1)
+
+    figure.get_by_label("logarithmic y").check()
+    labels = figure.locator(".ytick text")
+    expect(labels.nth(1)).to_be_visible()
+    values = page.evaluate("() => document.querySelector('#figure-chart .plot').data.flatMap((trace) => trace.y)")
+    assert max(values) < 10 * min(values), "no power of ten"
+    assert all(re.fullmatch(r"[\d.,]+", text) for text in labels.all_text_contents())
+
+    figure.hover()
+    for button in figure.locator(".modebar-btn:not([data-title*=Download])").all():
+        button.click()
+        assert figure.locator("[class*=dialog]").count() == 0
+    assert len(page.context.pages) == 1
+    # The control: Plotly's own default is what this forbids.
+    offered = page.evaluate("""async () => {
+        const other = document.body.appendChild(document.createElement("div"));
+        await Plotly.newPlot(other, [{ y: [1, 2] }]);
+        return [...other.querySelectorAll(".modebar-btn")].map((button) => button.dataset.title);
+    }""")
+    assert any("Share" in title for title in offered), offered
+
+
+def test_a_plot_of_outcomes_alone_has_no_numbers(site: PlayedSite, page: Page) -> None:
+    """And no path of Plotly's, which would be an error on the console, is NaN."""
+    sweep = submit_sweep(site, LENGTHS[:1])
+    for _ in range(2):
+        finish(site, outcome="oom")
+    page.goto(f"/ui/sweeps/{sweep}")
+    figure = page.locator("#figure-chart")
+    expect(figure).to_have_attribute("data-drawn", "yes")
+    expect(figure.locator(".ytick text")).to_have_count(0)
 
 
 @pytest.mark.long

@@ -37,13 +37,6 @@ def watcher() -> None:
     replace(Watcher, "poll", lambda _self: [])
 
 
-def doubts_of_ceilings() -> None:
-    """What a job of kind `ceiling` measures is kept, however small or disturbed it was."""
-    from flopwatch.workers.jobs import ceiling
-
-    replace(ceiling, "why_not_to_record", lambda *_: None)
-
-
 def last_attempt() -> None:
     """A lost job goes back to the queue however often it was tried."""
     from flopwatch.app.store.queue.transitions import Queue
@@ -295,7 +288,6 @@ MECHANISMS = {
         kill_after_terminate,
         watched_pipe,
         capped_log,
-        doubts_of_ceilings,
     )
 }
 

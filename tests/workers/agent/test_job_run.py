@@ -260,7 +260,10 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def test_what_a_unit_measures_lands_with_its_success(site: Site) -> None:
+    ceilings = []
+
     def play(unit: Unit) -> None:
+        ceilings.append(Path(unit.request.ceilings))
         unit.say(STARTED, MEASURED, SUCCESS)
         os.write(unit.log, b"hello\n")
         unit.end()
@@ -269,6 +272,7 @@ def test_what_a_unit_measures_lands_with_its_success(site: Site) -> None:
     assert (job["state"], job["error"]) == ("succeeded", None)
     assert len(Reading(site.database).measurements(job["id"])["rows"]) == 1
     assert Reading(site.database).log(job["id"]) == "hello\n"
+    assert ceilings == [site.settings.ceilings_dir], "which later jobs read"
 
 
 def test_what_has_a_budget_says_how_long_it_may_take_and_no_more() -> None:
