@@ -14,7 +14,7 @@ from app.summaries import median_interval
 from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
 from workers.jobs.diagnosis.look import OPTIMIZER, REPEATED
-from workers.jobs.diagnosis.planning import GAIN
+from workers.jobs.diagnosis.planning import CLEAR, GAIN
 from workers.jobs.diagnosis.turn import JOINED
 from workers.measure.check import Check
 from workers.measure.table import Column, Scalar
@@ -90,6 +90,9 @@ class Result:
     """Whether the step does already what the change would do."""
     sure: bool = True
     """False if one process tried it, and that on a CPU, or those of the step as it is differ by more than it gains."""
+    promising: int = 0
+    """If it is not sure: how many processes tried it, if the slowest was clearly faster than any of the step as it
+    is."""
 
     @property
     def row(self) -> list[Scalar]:
@@ -102,9 +105,10 @@ class Result:
     def gain(self) -> str:
         """The change of the step's time in percent, with its interval; no number that may be noise."""
         assert self.ratio is not None
-        if not self.sure:
-            return "(too few processes)"
         text = f"{_percent(self.ratio)} %"
+        if not self.sure:
+            tried = f"{self.promising} process{'es' * (self.promising > 1)}"
+            return f"about {text} ({tried})".replace(" ", TIED) if self.promising else "(too few processes)"
         if self.low is None or self.high is None:
             return f"{text} (no interval)"
         return f"{text} " + f"({_percent(self.low)} … {_percent(self.high)})".replace(" ", TIED)
@@ -208,8 +212,10 @@ def _measured(found: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> 
         elif estimate.low >= 1 - GAIN and estimate.high <= 1 + GAIN:
             verdict = "no_difference"
     numbers = (statistics.median(after), estimate.ratio, estimate.low, estimate.high)
+    clearly = max([*after, *found["screened"].get(name, ())]) < (1 - CLEAR) * min(plain)
     return Result(**known, verdict=verdict, **dict(zip(("step_ms", "ratio", "low", "high"), numbers, strict=True)),
-                  difference=found["differences"].get(name), sure=sure)  # fmt: skip
+                  difference=found["differences"].get(name), sure=sure,
+                  promising=len(after) if clearly and not sure else 0)  # fmt: skip
 
 
 def _joined(found: Mapping[str, Any], results: Sequence[Result]) -> Result:
@@ -356,10 +362,13 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
         together = f"no change was tried but {', '.join(bounds)}, which is no cure" if bounds else "no change was tried"
     elif not better:
         together = "nothing that was tried shortens the step by more than 1 % for certain"
-        promising = [one for one in losers if one.verdict == "inconclusive" and (one.ratio or 1.0) < 1 - GAIN]
-        if promising:
-            best = min(promising, key=lambda one: one.ratio or 1.0).change
-            together += f"; `--change {best}` with a larger budget_s measures it again"
+        maybe = [one for one in losers if one.verdict == "inconclusive" and (one.ratio or 1.0) < 1 - GAIN]
+        if maybe:
+            best = min(maybe, key=lambda one: (not one.promising, one.ratio or 1.0))
+            if best.promising:
+                together = f"promising, but not certain yet: {_helped(best)}"
+            together += f"; `--change {best.change}` {'alone' if best.promising else 'with a larger budget_s'}"
+            together += " measures it again"
     lines += [(0.0, line) for line in _wrapped(together)]
     kept = sorted(range(len(lines)), key=lambda at: lines[at][0])[:MOST_LINES]
     return [_cut(lines[at][1], lines[at + 1 : at + 2] if at + 1 not in kept else ()) for at in sorted(kept)]

@@ -607,13 +607,13 @@ def _candidates(
 
 
 def candidates(spec: DiagnosisSpec, look: Look, lost: Lost) -> list[list[Scalar]]:
-    """Return the changes that are tried, those against the largest cause first and slow ones last, and those that
-    cannot be, each with the reason."""
+    """Return the changes that are tried, those against the largest cause first, cures before bounds, and slow ones
+    last, and those that cannot be, each with the reason."""
     total = sum(lost.values())
     of_cause: dict[str, float] = defaultdict(float)
     for (cause, _), ms in lost.items():
         of_cause[cause] += ms
-    found: list[tuple[bool, float, list[Scalar]]] = []
+    found: list[tuple[bool, float, bool, list[Scalar]]] = []
     for name in spec.changes or CHANGES.names():
         change: Change = CHANGES.load(name)
         cause = max(change.causes, key=lambda one: of_cause[one])
@@ -629,8 +629,8 @@ def candidates(spec: DiagnosisSpec, look: Look, lost: Lost) -> list[list[Scalar]
         how = change.how if change.removes or not fields else ", ".join(f"{one}={_text(fields[one])}" for one in fields)
         done = isinstance(why_not, Done)
         row: list[Scalar] = [name, cause, why_not, change.removes, done, how, change.way, json.dumps(fields)]
-        found.append((change.slow, -of_cause[cause], row))
-    return [row for *_, row in sorted(found, key=lambda one: one[:2])]
+        found.append((change.slow, -of_cause[cause], change.removes, row))
+    return [row for *_, row in sorted(found, key=lambda one: one[:3])]
 
 
 def _fields(change: Change, look: Look) -> tuple[str | None, dict[str, Any]]:

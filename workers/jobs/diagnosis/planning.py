@@ -28,14 +28,17 @@ TURN_MS, LEAST_STEPS = 3000.0, 3
 WARMUP_OF_SLOW = 2
 WARM_MS, FEWEST_TO_WARM_UP = 1000.0, 5
 """How long the steps take that warm up a turn on a GPU, at least so many of them."""
-START_S, SHOW = 12.0, 2
-"""About how long the interpreters of a round of turns take to start, together, and how many turns of each side show how
-long a turn takes on this host. Screening needs none: it is coarse, so its processes are forks. Nor do ranks,
-which are fresh processes anyway."""
+START_S, SHOW = 3.0, 2
+"""About how long the interpreter of a turn takes to start, and how many turns of each side show how long a turn takes
+on this host. Screening needs none: it is coarse, so its processes are forks. Nor do ranks, which are fresh processes
+anyway."""
 TOGETHER = 2
 """Turns of each side in the same ranks; a factor of SHOW, FEWEST and MOST."""
 SURELY = 3
 """How many times the turns have to fit, by the time that screening took, to be planned without such a round."""
+CLEAR = 0.1
+"""A change that gains more than this share of the step takes its turns before others are screened, if the budget is too
+small for both."""
 CLOSE = 0.05
 """A change that was further off when it was screened needs no interval."""
 FOR_SCREENING = 0.5
@@ -62,7 +65,7 @@ def further(spec: DiagnosisSpec, so_far: SoFar) -> list[Unit]:
         return units
     if stage in ("screen", "join") and (units := progress.joining()):
         return units
-    if stage in ("screen", "join", "turn") and (units := progress.turns()):
+    if stage in ("screen", "join", "turn") and (units := progress.turns() or progress.screening()):
         return units
     return [Unit("the answer", {"stage": "conclude", **progress.findings()})]
 
@@ -88,18 +91,35 @@ class _Progress:
         return [one for one in found if one is not None]
 
     def screening(self) -> list[Unit]:
-        """Plan the first run of the changes for which there is time, by how long such runs took so far or, at first, by
-        the look at the step, which takes longer."""
+        """Plan the first run of the next change for which there is time, by how long such runs took so far or, at
+        first, by the look at the step, which takes longer. After turns, all of the time that they have left is for
+        it."""
         tried = {_names(row) for row in self.rows if row["stage"] == "screen"}
         possible = [(row["change"],) for row in self.candidates if row["why_not"] is None]
         left = [names for names in possible if names not in tried and names[0] not in self.too_slow]
-        # Of changes that do the same, one after the other: if the first takes too long, the next is not tried.
-        first = {way: names for names in reversed(left) for way in self._ways(names)}
-        left = [names for names in left if all(first[way] == names for way in self._ways(names))]
-        fit = int((self.left_s - (1 - FOR_SCREENING) * self.spec.budget_s) / self._turn_s())
-        if tried:
-            return self._units("screen", left[: max(0, fit)])
-        return self._units("screen", [(), *left[: max(1, fit - 1)]]) if left else []
+        if not left:
+            return []
+        if not tried:
+            return self._units("screen", [(), left[0]])
+        had_turns = any(row["stage"] == "turn" for row in self.rows)
+        limit_s = min(self._limit_s(), self.left_s) if had_turns else self._limit_s()
+        for_turns = self.left_s - self._reserved_s()
+        if self._clear() and for_turns < limit_s and (for_turns >= 0 or not had_turns):
+            return []
+        kept_s = 0.0 if had_turns else (1 - FOR_SCREENING) * self.spec.budget_s
+        return self._units("screen", left[:1], limit_s) if self.left_s - kept_s >= self._turn_s() else []
+
+    def _clear(self) -> bool:
+        """Return True if the change that has helped most has clearly done so, and has had no turns."""
+        before = max(self.of((), ["look", "screen"]), default=0.0)
+        best = self.winners[:1]
+        return any(min(self.of(one, ["screen"])) < (1 - CLEAR) * before and not self.of(one, ["turn"]) for one in best)
+
+    def _reserved_s(self) -> float:
+        """Return about how long the turns of one change take."""
+        if self._of_ranks:
+            return FEWEST / TOGETHER * self._launch_s(2)
+        return 2 * FEWEST * (self._turn_s() + START_S)
 
     @property
     def winners(self) -> list[Names]:
@@ -157,26 +177,32 @@ class _Progress:
         return self._units("join", [following])
 
     def turns(self) -> list[Unit]:
-        """Plan a round of turns: of the changes that help and of the bounds, as many as there is time for; once more of
-        those that may or may not help; then of those that brought nothing, the closest first, since without an
-        interval nobody knows that."""
+        """Plan a round of turns: of those that have had some and may or may not help; then of the changes that help,
+        the best one first, and of the bounds, as many as there is time for; then of those that brought nothing, the
+        closest first, since without an interval nobody knows that."""
         done = Counter(_names(row) for row in self.rows if row["stage"] == "turn")
         joined, _ = self.joined()
         removing = [names for row in self.candidates if row["removes"] and (names := (row["change"],))]
-        sides = [*([joined] if joined else []), *(names for names in self.winners if names != joined)]
+        best, others = self.winners[:1], self.winners[1:]
+        sides = [*best, *([joined] if joined and joined not in best else []), *(one for one in others if one != joined)]
         sides += [names for names in removing if self.of(names, ["screen"])]
-        had = max((done[side] for side in sides), default=0)
-        sides = [side for side in sides if not had or (side in done and not self._decided(side))]
-        while len(sides) > 1 and self._turns_that_fit(1 + len(sides)) < FEWEST - had:
-            sides.pop()
-        number = self._turns_that_fit(1 + len(sides))
-        if sides and had < MOST and number >= (max(1, FEWEST - had) if had else 1):
-            until = SHOW if not had and number < SURELY * FEWEST else FEWEST if had < FEWEST else MOST
-            return self._round(sides, min(number, until - had), had)
-        sides = [names for names in self._losers() if names not in done]
-        while sides and self._turns_that_fit(1 + len(sides)) < FEWEST:
-            sides.pop()
-        return self._round(sides, FEWEST, sum(done.values())) if sides else []
+        begun = [side for side in sides if 0 < done[side] < MOST and not self._decided(side)]
+        had = max((done[side] for side in begun), default=0)
+        begun, number = self._fitting(begun, max(1, FEWEST - had))
+        if begun and number >= max(1, FEWEST - had):
+            return self._round(begun, min(number, (FEWEST if had < FEWEST else MOST) - had), had)
+        new, number = self._fitting([side for side in sides if not done[side]], FEWEST)
+        if new and number >= (FEWEST if done else 1):
+            return self._round(new, min(number, SHOW if not done and number < SURELY * FEWEST else FEWEST), len(done))
+        losers, number = self._fitting([names for names in self._losers() if names not in done], FEWEST)
+        return self._round(losers, FEWEST, sum(done.values())) if number >= FEWEST else []
+
+    def _fitting(self, sides: list[Names], number: int) -> tuple[list[Names], int]:
+        """Return as many of the sides, at least the first one, as have time for so many turns each, and for how many
+        they have."""
+        while len(sides) > 1 and self._turns_that_fit(1 + len(sides)) < number:
+            sides = sides[:-1]
+        return sides, self._turns_that_fit(1 + len(sides)) if sides else 0
 
     def _decided(self, side: Names) -> bool:
         """Return True if all turns of a side say whether it saves more than GAIN. (With FEWEST turns the interval of
@@ -230,9 +256,9 @@ class _Progress:
         has_turns = any(unit.params["stage"] == "turn" for unit in self.so_far.units)
         if self._of_ranks and not has_turns:
             return TOGETHER * int(self.left_s / self._launch_s(sides))
-        # The first turn of a round has waited for all interpreters of the round.
-        turn_s = statistics.median(self._seconds()) if has_turns else self._turn_s()
-        start_s = max(self._seconds()) - turn_s if has_turns else START_S
+        # The first turn of a round may have waited for all interpreters of the round.
+        turn_s = statistics.median(self._seconds()) if has_turns else self._turn_s() + START_S * (not self._of_ranks)
+        start_s = max(self._seconds()) - turn_s if has_turns else 0.0
         return int(max(0.0, self.left_s - start_s) / (sides * max(turn_s, 1e-3)))
 
     def _launch_s(self, sides: int) -> float:
@@ -244,15 +270,18 @@ class _Progress:
         turn_s = min(screened, 2e-3 * steps * look["step_ms"]) if steps else screened
         return screened - turn_s + TOGETHER * sides * turn_s
 
-    def _units(self, stage: str, sides: Sequence[Names]) -> list[Unit]:
+    def _limit_s(self) -> float:
+        """Return how long a process with changes may take."""
+        return max(FOR_ONE * self.spec.budget_s, LEAST_LIMIT_S, 2 * self.so_far.seconds[0])
+
+    def _units(self, stage: str, sides: Sequence[Names], limit_s: float | None = None) -> list[Unit]:
         look = next(row for row in self.rows if row["stage"] == "look")
         fitting = round(TURN_MS / max(look["step_ms"], 1e-3))
         numbers = {
             "measure_steps": min(look["samples"], max(LEAST_STEPS, fitting)),
             "warmup_steps": self._warmup_steps(look, slow=fitting <= LEAST_STEPS),
         }
-        limit_s = max(FOR_ONE * self.spec.budget_s, LEAST_LIMIT_S, 2 * self.so_far.seconds[0])
-        common = {**numbers, "limit_s": limit_s, "kept_kernels": look.get("kept_kernels")}
+        common = {**numbers, "limit_s": limit_s or self._limit_s(), "kept_kernels": look.get("kept_kernels")}
         return [
             Unit(
                 title=f"{TITLES[stage]}: {' + '.join(names) or STEP}",

@@ -216,6 +216,34 @@ def test_one_process_on_a_busy_host_measures_no_bound_and_no_gain() -> None:
     assert not conclude._measured({**quiet, "busy_percent": None}, "no_optimizer", known).sure, "on a CPU"
 
 
+@pytest.mark.parametrize(
+    ("plain", "changed", "told"),
+    [
+        (
+            [20.7, 21.2],
+            [10.7, 9.6],
+            "promising, but not certain yet: loader_workers: 10.15 ms, about −51.6 % (2 processes)",
+        ),
+        ([20.7, 21.2], [10.7, 19.6], "nothing that was tried shortens the step by more than 1 % for certain"),
+        ([11.0, 41.2], [10.7, 9.6], "nothing that was tried shortens the step by more than 1 % for certain"),
+    ],
+    ids=["far apart", "one is slow", "one of the step as it is was as fast"],
+)
+def test_what_too_few_processes_show_clearly_is_told_as_uncertain_and_never_as_nothing(
+    plain: list[float], changed: list[float], told: str
+) -> None:
+    of = {"": plain, "loader_workers": changed}
+    found = {"looked": [23.5], "screened": {}, "turns": of, "differences": {}, "busy_percent": None}
+    known = {"change": "loader_workers", "cause": "input", "how": "", "removes": False}
+    one = conclude._measured(found, "loader_workers", known)
+    assert one.verdict == "inconclusive"
+    lines = [line.strip() for line in conclude.answer("step 20.9 ms", CAUSES, [one], NOTHING)]
+    said = " ".join(lines[-3:])
+    assert told in said
+    assert said.endswith("measures it again")
+    assert "`--change loader_workers`" in said
+
+
 def test_no_time_has_an_exponent_because_it_is_rounded_up() -> None:
     assert conclude._ms(9999.7) == "10000 ms"
 

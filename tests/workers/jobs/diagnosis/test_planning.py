@@ -230,6 +230,17 @@ def test_changes_are_tried_as_long_as_their_runs_leave_time_however_long_the_loo
     assert len(Played(budget_s=100, seconds=20.0).sides("screen")) == 2, "no more time than for one"
 
 
+def test_a_clear_gain_takes_its_turns_before_a_small_budget_is_spent_on_other_changes() -> None:
+    """Each turn takes the start of an interpreter more than the screening; with all screened first, too few turns
+    were left for any interval."""
+    played = Played(budget_s=60, seconds=2.2, look_s=8.0, turn_s=5.0)
+    assert sum(played.seconds) <= 60 + 5
+    stages = [one.params["stage"] for one in played.units]
+    assert played.results()["fused_optimizer"].verdict == "better"
+    assert "screen" in stages[stages.index("turn") :], "the time that is left is for the others"
+    assert played.results()["compile_blocks"].verdict in ("inconclusive", "not_tried")
+
+
 @pytest.mark.parametrize(
     ("device", "step_ms", "steps"), [("cpu", 100.0, None), ("cuda", 100.0, 10), ("cuda", 700.0, 5)]
 )
