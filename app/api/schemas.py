@@ -41,6 +41,8 @@ class Job(TypedDict):
     finished_at: Time | None
     cancel_requested_at: Time | None
     waiting: str | None
+    outcome: Literal["oom"] | None
+    """`oom` if it succeeded, and its only case ran out of memory."""
     environment: dict[str, Any] | None
     validity: dict[str, Any] | None
     broken: dict[str, Any] | None

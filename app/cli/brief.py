@@ -147,7 +147,7 @@ def of_job(server: Flopwatch, job: Mapping[str, Any], exit_code: int = 0) -> Bri
         "ran": ran(job),
         "tables": [table["name"] for table in tables] or None,
     }
-    outcome = "wrong" if validity.get("verdict") == "wrong" and state == "succeeded" else state
+    outcome = "wrong" if validity.get("verdict") == "wrong" and state == "succeeded" else job.get("outcome") or state
     return Brief(outcome, sentence, exit_code, facts, rows, [*others, *doubts(validity), *missing], more)
 
 

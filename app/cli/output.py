@@ -53,7 +53,9 @@ def _text(value: Any) -> str:
 
 def print_job(job: dict[str, Any], place: int | None = None) -> None:
     """Print a job's main facts, one per line. `place` is its place in the queue."""
-    echo_line(f"job {job['id']}: {job['kind']}, {job['state']}" + (f" ({cell(job['name'])})" if job["name"] else ""))
+    how = f" with outcome {job['outcome']}" if job.get("outcome") else ""
+    name = f" ({cell(job['name'])})" if job["name"] else ""
+    echo_line(f"job {job['id']}: {job['kind']}, {job['state']}{how}{name}")
     progress = job["progress"]
     facts = {
         "case": case_text(job["summary"]) or None,
@@ -103,7 +105,8 @@ def print_job_list(jobs: Sequence[dict[str, Any]], places: Mapping[int, int]) ->
             {
                 "id": job["id"],
                 "kind": job["kind"],
-                "state": job["state"],
+                # A server before this version does not tell the outcome.
+                "state": job.get("outcome") or job["state"],
                 "case": case_text(job["summary"]),
                 "verdict": (job["validity"] or {}).get("verdict"),
                 "age": age(job["created_at"]),

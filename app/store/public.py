@@ -54,14 +54,19 @@ ATTEMPT_PARTS = ("logs", "units", "measurements", "tables", "artifacts")
 """The parts that each attempt has of its own. Without `?attempt=` clients get those of the last attempt."""
 
 
-def job_dict(row: RowMapping | Mapping[str, Any], waiting: str | None) -> dict[str, Any]:
+def job_dict(
+    row: RowMapping | Mapping[str, Any], waiting: str | None, *, out_of_memory: bool = False
+) -> dict[str, Any]:
     """Make the public job, without its links, from a row of the table `job`. `waiting` says why it cannot start (see
     waiting.py).
+
+    out_of_memory: the answer is about a job that succeeded, and whose only case ran out of memory.
     """
     return {
         **{name: rfc3339(row[name]) if isinstance(row[name], datetime) else row[name] for name in _PUBLIC},
         "progress": row["progress"] or NO_PROGRESS,
         "waiting": waiting,
+        "outcome": "oom" if out_of_memory else None,
         **{name: row[name] for name in _LAST},
         "broken": broken(row),
     }

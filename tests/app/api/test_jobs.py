@@ -15,7 +15,7 @@ JOB_KEYS = {
     "id", "kind", "name", "labels", "state", "spec", "priority", "attempt", "max_attempts", "timeout_s", "progress",
     "error", "worker_id", "sweep_id", "created_at", "started_at", "finished_at", "cancel_requested_at", "environment",
     "validity", "broken", "links", "summary", "waiting", "unique_key", "note", "submitted_by",
-    "without_effect",
+    "without_effect", "outcome",
 }  # fmt: skip
 
 

@@ -127,6 +127,25 @@ def test_a_tolerance_and_a_limit_of_ones_own(flopwatch: Any, turns: Turns) -> No
     assert read(flopwatch("compare", str(turns(1.03)), *ask, "--fail-above", "1%"))["outcome"] == "slower"
 
 
+@pytest.mark.parametrize(
+    ("lengths", "state", "outcome"),
+    [([8], "succeeded", "oom"), ([8, 16], "succeeded", "succeeded"), ([8], "failed", "failed")],
+)
+def test_a_job_whose_only_case_lacks_memory_says_so(
+    flopwatch: Any, site: Any, measured: Any, lengths: list[int], state: str, outcome: str
+) -> None:
+    job_id = site.submit(priority=20)["id"]
+    claim = site.worker.claim_job(job_id)
+    cases = [{"model": "tiny", "context_length": length} for length in lengths]
+    rows = [measured("forward_ms", 1.0, **cases[0]), *(measured("step_ms", None, "oom", **case) for case in cases)]
+    site.worker.finish(claim, state, measurements=rows)
+    assert read(flopwatch("show", str(job_id), "--format", "brief"))["outcome"] == outcome
+    listed = next(line.split() for line in flopwatch("jobs").stdout.splitlines() if line.startswith(f"{job_id} "))
+    assert listed[2] == outcome
+    told = flopwatch("show", str(job_id)).stdout.splitlines()[0]
+    assert told == f"job {job_id}: benchmark, {state}{' with outcome oom' if outcome == 'oom' else ''}"
+
+
 def test_what_was_not_measured_in_turns_is_not_kept(flopwatch: Any, site: Any, measured: Any, reported: Any) -> None:
     jobs = []
     for factor in (1.0, 0.8):
