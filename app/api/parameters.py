@@ -108,6 +108,13 @@ def _coordinate(value: str) -> tuple[str, str]:
     return name.strip(), wanted.strip()
 
 
+def _each_once(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    names = [name for name, _ in pairs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise PydanticCustomError("twice", "gives {name} twice", {"name": twice})
+    return pairs
+
+
 def documented(pattern: str) -> Any:
     """Return the field that shows a pattern in /openapi.json, where a validator with a clearer message holds it."""
     return Field(json_schema_extra={"pattern": pattern})
@@ -122,6 +129,8 @@ Coordinate = Annotated[
     Text, documented(r"^[^=\u0000]*[^=\s\u0000][^=\u0000]*=[^\u0000]*$"), AfterValidator(_coordinate)
 ]
 """coordinate=value; the validator turns it into a pair."""
+EACH_ONCE = AfterValidator(_each_once)
+"""For a list of such pairs, of which no two have one name."""
 Limit = Annotated[int, Field(ge=1, le=500)]
 
 

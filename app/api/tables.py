@@ -6,10 +6,11 @@ from typing import Annotated, Any
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from app import results
-from app.api.parameters import Coordinate, Cursor, Id, Label, Moment, StrictQuery, Text
+from app.api.parameters import EACH_ONCE, Coordinate, Cursor, Id, Label, Moment, StrictQuery, Text, documented
 from app.api.schemas import Table
 from app.api.services import CurrentServices
 from flopwatch.table_options import DEFAULT_STATISTIC, Format, Statistic
@@ -49,8 +50,14 @@ HTML_PAGE = """<!doctype html>
 """
 
 
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise PydanticCustomError("blank", "is blank: write a title, or leave it out")
+    return text
+
+
 MAX_LIMIT = 100_000
-Caption = Annotated[str, Field(max_length=2000)]
+Caption = Annotated[str, Field(max_length=2000), documented(r"\S"), AfterValidator(_not_blank)]
 LatexLabel = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9:._-]+$")]
 
 
@@ -60,7 +67,7 @@ class TextQuery(StrictQuery):
     where: list[Coordinate] = Field(default=[], max_length=20)
     """`column=value`: only these rows; of measurements, those with this coordinate. Repeat it for another column, or
     for another value of the same one."""
-    rename: list[Coordinate] = Field(default=[], max_length=100)
+    rename: Annotated[list[Coordinate], EACH_ONCE] = Field(default=[], max_length=100)
     """`column=name`: call this column otherwise, in every format; in a pivoted table a metric, or the pivot's
     coordinate. Repeat it for several."""
     caption: Caption | None = None
@@ -116,7 +123,7 @@ class TableQuery(ChoiceQuery, TextQuery):
     pivot: Text | None = None
     """The coordinate whose values become columns, for each metric in `columns`, by default for the kind's main
     metric."""
-    relative_to: list[Coordinate] = Field(default=[], max_length=20)
+    relative_to: Annotated[list[Coordinate], EACH_ONCE] = Field(default=[], max_length=20)
     """`coordinate=value` of the reference rows; an additional column (`step_ms_speedup`) relates all other rows to
     them. Repeat it for a reference that needs several coordinates. It applies to each metric in `columns`, by default
     to the kind's main metric."""

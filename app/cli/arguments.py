@@ -198,6 +198,11 @@ def parse_labels(arguments: Iterable[str]) -> dict[str, str]:
     return _once(map(_label, arguments))
 
 
+def parse_pairs(arguments: Iterable[str]) -> dict[str, str]:
+    """Parse pairs, given as key=value, each key once."""
+    return _once(map(split_pair, arguments))
+
+
 def _label(argument: str) -> tuple[str, str]:
     key, colon, value = argument.partition(":")
     if colon and "=" not in key:  # the HTTP API's way

@@ -1,5 +1,6 @@
 """Columns as a reader wants them: under other names, and with the spread of a statistic beside it."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -47,13 +48,18 @@ def renamed(sheet: Sheet, names: Sequence[tuple[str, str]]) -> Sheet:
     named = Counter(name for column in columns for name in {column.name, *_more_names(column, sheet)})
     if twice := next((name for name, count in named.items() if count > 1), None):
         raise _refused(f"Two columns would be called {twice!r}: choose another name.")
-    said = [f"{name} is called {new}" for name, new in wanted.items() if any(name in note for note in sheet.notes)]
+    said = [f"{name} is called {new}" for name, new in wanted.items() if _is_in(name, sheet.notes)]
     notes = [*sheet.notes, *([f"In this table {', '.join(said)}."] if said else [])]
     return replace(sheet, columns=columns, notes=notes)
 
 
 def _refused(detail: str) -> InvalidRequest:
     return InvalidRequest(detail, errors=(FieldError("/rename", detail),))
+
+
+def _is_in(name: str, notes: Sequence[str]) -> bool:
+    """Return True if a note has this name, not a part of another name or word."""
+    return any(re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", note) for note in notes)
 
 
 def _parts(column: Column) -> list[str]:

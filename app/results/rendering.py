@@ -110,9 +110,10 @@ class _Texts:
         self.rows = [list(row) for row in zip(*by_column, strict=True)] if by_column else []
         self.marks = sheet.marks or [""] * len(self.rows)
         groups = list(dict.fromkeys(column.group for column in self.columns if column.group is not None))
-        self.groups = groups if len(groups) > 1 else []
+        is_named = any(column.group in column.literal for column in self.columns)
+        self.groups = groups if len(groups) > 1 or is_named else []
         """The groups that column heads have to name."""
-        of_one = [f"{groups[0]}."] if len(groups) == 1 and sheet.notes else []
+        of_one = [f"{groups[0]}."] if len(groups) == 1 and sheet.notes and not is_named else []
         self.notes = [f"All columns of numbers are {text}" for text in of_one] + list(sheet.notes)
 
     def is_right(self, column: Column) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.cli import completing
-from app.cli.arguments import split_pair
+from app.cli.arguments import parse_pairs
 from app.cli.commands.results import values_of, write_new
 from app.cli.common import command
 from app.cli.terminal import echo, echo_bytes
@@ -76,7 +76,7 @@ def plot(
         "y": y,
         "group": group and [group],
         "where": values_of(where),
-        "relative_to": dict(map(split_pair, relative_to or [])) or None,
+        "relative_to": parse_pairs(relative_to or []) or None,
     }
     content = server.plot(job, name, sweep=sweep, against=against, format=written.value, **options)  # type: ignore[arg-type]
     if str(output) == "-":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli import completing
-from app.cli.arguments import parse_labels, split_pair
+from app.cli.arguments import parse_labels, parse_pairs, split_pair
 from app.cli.brief import answer, of_table
 from app.cli.common import AsJson, JobId, Label, TableStatistic, command
 from app.cli.terminal import echo, echo_json, echo_table, fail
@@ -139,13 +139,13 @@ def table(server: Flopwatch, *, chosen: TableChoice) -> None:
         "rows": chosen.rows and [chosen.rows],
         "statistic": chosen.statistic and chosen.statistic.value,
         "pivot": chosen.pivot,
-        "relative_to": dict(map(split_pair, chosen.relative_to or [])) or None,
+        "relative_to": parse_pairs(chosen.relative_to or []) or None,
         **{flag: True for flag in ("best", "separate", "links") if getattr(chosen, flag)},
     }
     both: dict[str, Any] = {
         "columns": chosen.columns and [chosen.columns],  # the server parts names at commas
         "where": values_of([*(chosen.where or []), *(f"range={_anywhere(one)}" for one in chosen.in_range or [])]),
-        "rename": dict(map(split_pair, chosen.rename or [])) or None,
+        "rename": parse_pairs(chosen.rename or []) or None,
     }
     both |= {"sort": chosen.sort, "limit": chosen.limit, "caption": chosen.caption, "latex_label": chosen.latex_label}
     written = format_of(chosen.output_format)

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from app import results
 from app.api.compare import ComparedQuery
@@ -18,6 +18,7 @@ from app.errors import Conflict, InvalidRequest
 from app.metrics import better
 from app.results.findings import Row
 from app.specs import KINDS
+from app.specs._base import field_error
 from app.web.parameters import NONE_IF_EMPTY
 from app.web.plots.distributions import Processes, draw_distributions
 from app.web.plots.ratios import Ratio, draw_ratios
@@ -58,6 +59,12 @@ class CompareQuery(StrictQuery):
     back: Annotated[str, Field(max_length=2000)] = ""
     """The query of the list in which the jobs were picked. If it is given, the oldest job is the baseline: the list has
     the newest first."""
+
+    @model_validator(mode="after")
+    def _fits_on_a_page(self) -> Self:
+        if (number := len(self.ids())) > MAX_JOBS:
+            raise field_error("job", f"{number} jobs; this page compares {MAX_JOBS} at most")
+        return self
 
     def ids(self) -> list[int]:
         """Return the jobs, the baseline first."""

@@ -126,6 +126,11 @@ def test_columns_get_other_names(site: Any, measured_jobs: list[int]) -> None:
     assert "Time, ms, d_model=64" in [column["name"] for column in get(site, pivoted).json()["columns"]]
     noted = get(site, f"{chosen}&relative_to=precision=fp32&format=markdown").text
     assert "- In this table step_ms is called Time, ms." in noted
+    named = [get(site, f"{pivoted}&format={format_}").text for format_ in ("markdown", "latex", "html")]
+    assert all("All columns of numbers are" not in text for text in named)
+    assert "| Time, ms, d_model=64 " in named[0]
+    assert r"\multicolumn{2}{c}{Time, ms}" in named[1]
+    assert '<th colspan="2">Time, ms</th>' in named[2]
     for wrong, words in (
         ("forward=x", "no column 'forward'"),
         ("step_ms=model", "Two columns would be called 'model'"),
@@ -135,6 +140,9 @@ def test_columns_get_other_names(site: Any, measured_jobs: list[int]) -> None:
         ("context_length=T std&rename=step_ms=T&statistic=mean", "Two columns would be called 'T std'"),
         ("step_ms=", "new name of 'step_ms' is blank"),
         ("step_ms=%20", "new name of 'step_ms' is blank"),
+        ("step_ms=x&rename=step_ms=y", "gives step_ms twice"),
+        ("step_ms=x&relative_to=precision=fp32&relative_to=precision=bf16", "gives precision twice"),
+        ("step_ms=x&caption=%20", "is blank"),
         ("step_ms_low=low", "'step_ms_low' is named after 'step_ms': rename that one"),
         ("step_ms_low=low&pivot=precision", "'step_ms_low' is named after 'step_ms': rename that one"),
     ):

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -11,6 +12,7 @@ from app.specs import spec_adapter
 from app.store.reading import members
 from app.store.records import Offer
 from app.web.pages import plots as plots_page
+from app.web.pages.compare import MAX_JOBS
 from tests.app.conftest import CAPABILITIES
 from tests.app.web.checker import page
 
@@ -321,6 +323,12 @@ class TestCompare:
         assert found.references == plain.references
         page(filled, "/ui/compare?job=x", 422)
         page(filled, "/ui/compare?job=77", 404)
+
+    def test_no_more_jobs_than_a_page_has_room_for(self, filled: Any) -> None:
+        jobs = urlencode({"job": [1, *range(1, MAX_JOBS)]}, doseq=True)  # one of them twice, which counts once
+        page(filled, f"/ui/compare?baseline=1&{jobs}")
+        refused = page(filled, f"/ui/compare?baseline=1&{jobs}&candidate=98&candidate=99", 422)
+        assert f"{MAX_JOBS + 1} jobs; this page compares {MAX_JOBS} at most" in refused.text
 
 
 def test_time_left_follows_from_the_last_durations(filled: Any) -> None:
