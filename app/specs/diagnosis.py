@@ -13,6 +13,8 @@ from app.specs.compare import MAX_SEED
 
 DIAGNOSED = ("benchmark", "ddp")
 """The kinds of steps that are diagnosed."""
+SMALL = "small operators"
+"""The note on a loop whose operators take hardly longer than it takes to call them: no work that a step must do."""
 
 
 class DiagnosisSpec(SpecBase):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from app.specs.diagnosis import SMALL
 from app.web.panels._bars import label
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults, Row
@@ -12,7 +13,8 @@ from flopwatch.text.numbers import number
 
 MOST_BARS = 15
 WORK = ("attention", "kernels")
-"""Causes whose time is that of the model's own work: no cure takes it away as a whole."""
+"""Causes whose time is that of the model's own work, but for loops over small operators: no cure takes it away as a
+whole."""
 STEP, FLOOR, REST = "step", "floor", "the rest"
 LOOK = {
     "measured without it": {"color": "var(--plot-1)"},
@@ -32,8 +34,9 @@ def panels(results: JobResults) -> list[Panel]:
     if causes:
         text = (
             "Each bar is what the step would lose with that cause alone removed. Full bars were measured by steps "
-            "without it; hatched ones are ceilings: all of the time that was seen there. Below the floor is the "
-            "model's own work, which a change may shorten, but not remove."
+            "without it; hatched ones are ceilings: all of the time that was seen there, such as that of a loop over "
+            "small operators, most of which one operator over all rows saves. The floor is what is left if all of it "
+            "goes: the model's own work, which a change may shorten, but not remove."
         )
         panels.append(
             Panel("waterfall", "From the step to its floor (ms)", text, lambda: draw_waterfall(causes, changes))
@@ -55,11 +58,11 @@ def draw_waterfall(causes: Sequence[Row], changes: Sequence[Row] = ()) -> Figure
         changes: The table `changes`, whose last row is of all changes that help.
     """
     step = 100 * _number(causes[0], "lost_ms") / (_number(causes[0], "lost_percent") or 100)
-    shown = sorted(causes[:MOST_BARS], key=lambda row: row["cause"] in WORK)
+    shown = sorted(causes[:MOST_BARS], key=_is_work)
     bars: list[tuple[str, str, float, float, str]] = [(STEP, "time of a step", 0.0, step, "")]
     left, at_floor = step, False
     for row in shown:
-        if row["cause"] in WORK and not at_floor and left:
+        if _is_work(row) and not at_floor and left:
             bars.append((FLOOR, "time of a step", 0.0, left, ""))
             at_floor = True
         measured = row["bound_is"] == "measured"
@@ -99,6 +102,10 @@ def draw_waterfall(causes: Sequence[Row], changes: Sequence[Row] = ()) -> Figure
         },
         "table": {"columns": ["bar", "what", "from (ms)", "length (ms)", "where"], "rows": [list(bar) for bar in bars]},
     }
+
+
+def _is_work(row: Row) -> bool:
+    return row["cause"] in WORK and SMALL not in str(row["where"])
 
 
 def _trace(part: str, bars: Sequence[tuple[str, str, float, float, str]]) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from typing import Any
 
 from app.results.agreement import FIRST
 from app.results.inference import interval
-from app.specs.diagnosis import DiagnosisSpec
+from app.specs.diagnosis import SMALL, DiagnosisSpec
 from app.summaries import median_interval
 from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
-from workers.jobs.diagnosis.look import OPTIMIZER, REPEATED
+from workers.jobs.diagnosis.look import OF_OPTIMIZER, OPTIMIZER, REPEATED
 from workers.jobs.diagnosis.planning import CLEAR, GAIN
 from workers.jobs.diagnosis.turn import JOINED
 from workers.measure.check import Check
@@ -43,6 +43,8 @@ LARGE_PERCENT = 5.0
 """Of a smaller cause it is not told why a change against it was refused. Smaller ones come after all larger ones."""
 BROAD = ("kernels", "host", "launches")
 """Causes against which so many changes may help that a refused one says little."""
+VECTORISE = f"{SMALL}: let one take all rows at once, or use torch.compile"
+"""What to do about a loop over such operators."""
 OTHERS_WAIT = "(the others wait for it"
 """In the place of a cause that a late rank has, by how much longer than the others'."""
 PLAIN = "kernels"
@@ -212,10 +214,11 @@ def _measured(found: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> 
         elif estimate.low >= 1 - GAIN and estimate.high <= 1 + GAIN:
             verdict = "no_difference"
     numbers = (statistics.median(after), estimate.ratio, estimate.low, estimate.high)
-    clearly = max([*after, *found["screened"].get(name, ())]) < (1 - CLEAR) * min(plain)
+    all_after = [*after, *found["screened"].get(name, ())] if found["turns"].get(name) else after
+    clearly = max(all_after) < (1 - CLEAR if len(all_after) > 1 else 1 / UNLIKE) * min(plain)
     return Result(**known, verdict=verdict, **dict(zip(("step_ms", "ratio", "low", "high"), numbers, strict=True)),
                   difference=found["differences"].get(name), sure=sure,
-                  promising=len(after) if clearly and not sure else 0)  # fmt: skip
+                  promising=len(all_after) if clearly and not sure else 0)  # fmt: skip
 
 
 def _joined(found: Mapping[str, Any], results: Sequence[Result]) -> Result:
@@ -239,6 +242,8 @@ def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_m
     of_cause: Counter[str] = Counter()
     for row in seen:
         of_cause[row["cause"]] += row["lost_ms"]
+        if row["cause"] == "precision" and OF_OPTIMIZER in (row["where"] or ""):  # a step without the other has neither
+            of_cause[OPTIMIZER] += row["lost_ms"]
     measured = {row["cause"]: row["bound_ms"] for row in seen if row.get("bound_ms") is not None}
     certain = {*measured, *(one.cause for one in results if one.removes and one.low is not None)}
     # Forks that screen differ from the processes of the turns: only their ratio carries over.
@@ -398,7 +403,8 @@ def _of_causes(
         # The first come before all that is said of changes, the last after what is not certain.
         at = 0.6 * place if place <= SURE_CAUSES else TOLD_CAUSES - 1
         yield (0.5 if row[6] == "measured" else at), line
-        below = "; ".join(filter(None, [*map(str.strip, others), often.rstrip(")"), why_not]))
+        often = often.rstrip(")").replace(SMALL, VECTORISE if percent >= LARGE_PERCENT else SMALL)
+        below = "; ".join(filter(None, [*map(str.strip, others), often, why_not]))
         below = " -> ".join([below, cure] if cure else [below]).lstrip()
         for line in _wrapped(below, INDENT):
             yield at if cure else at + 3 if REPEATED in often or why_not or others else TOLD_CAUSES + 1, line

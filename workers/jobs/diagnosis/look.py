@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from app.specs.diagnosis import DiagnosisSpec
+from app.specs.diagnosis import SMALL, DiagnosisSpec
 from workers.changes import CHANGES
 from workers.changes._base import Change, Done, Elsewhere, Look
 from workers.jobs import _reference
@@ -61,9 +61,15 @@ MANY = 100
 """A line that a step runs as often is a loop that somebody should know of."""
 REPEATED = "times a step"
 """The end of a note on such a line."""
+SMALL_NS, SMALL_ON_GPU_NS = 20_000, 5_000
+"""An operator that takes less under the profiler, or on average less of a GPU, takes hardly longer than to call it."""
 WAITS, IDLE = "it waits", 0.2
 """The note on a line that has less of the processor, as a share of what all others together have."""
 OPTIMIZER, INPUT, SYNCHRONISATION = "optimizer", "input", "synchronisation"
+WORK = ("attention", "kernels", "precision")
+"""Causes that are the operators of the step's own lines."""
+OF_OPTIMIZER = "in the optimizer"
+"""The note on float64 there, which is lost to `precision`."""
 ANSWERS = "answers"
 """Work of the device for the numbers that the host reads."""
 OF_LIBRARIES = (
@@ -196,8 +202,19 @@ class Places:
         self._stack_at = trace.stacks(begun)
 
     def runs(self, place: Place) -> int:
-        """Return how often a step runs a line; 0 if it is not known."""
-        return self.own.calls(place, self._trace.calls[place]) if self._trace.complete else 0
+        """Return how often a step runs a line, or the rounds of a loop in it; 0 if it is not known."""
+        if not self._trace.complete:
+            return 0
+        return max(self.own.calls(place, self._trace.calls[place]), self._trace.rounds[place])
+
+    def is_small(self, place: Place) -> bool:
+        """Return True if a line is a loop over operators that take hardly longer than it takes to call them."""
+        did = self.launched.get(place)
+        if did is None or min(did.operators, self.runs(place)) < MANY:
+            return False
+        if self.profile.recording.device:
+            return did.device_self_ns < SMALL_ON_GPU_NS * did.operators
+        return did.typical_ns < SMALL_NS
 
     def at(self, time_ns: int) -> Place | None:
         """Return the line in which the traced step was at a moment of the profiler's clock."""
@@ -286,21 +303,30 @@ def _where(
     """Join the lines of each function, those of loops and those that wait apart: "train.py:51-55 SlowAdam.step (line
     52: 90 % of it, 17260 times a step)"."""
     found: Lost = defaultdict(float)
-    functions: dict[tuple[str, str, str, bool, bool], dict[Place, float]] = defaultdict(dict)
+    functions: dict[tuple[str, str, str, Sequence[str], bool], dict[Place, float]] = defaultdict(dict)
 
-    def key(cause: str, place: Place) -> tuple[str, str, str, bool, bool]:
-        return cause, place.file, place.function, places.runs(place) >= MANY, cause == "host" and place in waiting
+    def notes(cause: str, place: Place | None) -> list[str]:
+        known = {
+            WAITS: cause == "host" and place in waiting and place is not None,
+            SMALL: cause in WORK and place is not None and places.is_small(place),
+        }
+        return [note for note, holds in known.items() if holds]
+
+    def key(cause: str, place: Place) -> tuple[str, str, str, Sequence[str], bool]:
+        return cause, place.file, place.function, tuple(notes(cause, place)), places.runs(place) >= MANY
 
     for (cause, place), ms in lost.items():
         if place is not None and ms >= LEAST * sum(lost.values()) / 10:
             functions[key(cause, place)][place] = ms
     for (cause, place), ms in lost.items():
         where = "" if place is None else _named(functions[key(cause, place)], place, places)
-        if place is not None and key(cause, place)[-1]:
-            where = _noted(where, [WAITS])
+        where = _noted(where, notes(cause, place))
         if cause == "launches" and "graph break" not in where:
             where = _noted(where, [f"graph breaks at {one}" for one in _shown(places.breaks)])
-        found[cause, where] += ms
+        if cause == OF_OPTIMIZER:
+            found["precision", _noted(where, [OF_OPTIMIZER])] += ms
+        else:
+            found[cause, where] += ms
     return found
 
 
@@ -352,7 +378,9 @@ def _on_cpu(training: Training, samples: Samples, places: Places, step_ms: float
     scale = step_ms / (wall.total() or 1)
     for (cause, at), ns in wall.items():
         if cause:
-            lost[cause, at] += scale * ns
+            double = _parts(places.launched.get(at), 1e6 * scale * ns).get("precision", 0.0) * (cause == OPTIMIZER)
+            lost[cause, at] += scale * ns * (1 - double)
+            lost[OF_OPTIMIZER, at] += scale * ns * double
             continue
         for part, share in _parts(places.launched.get(at), 1e6 * scale * ns).items():
             if part == "kernels" and places.writes_attention(at):
@@ -611,8 +639,9 @@ def candidates(spec: DiagnosisSpec, look: Look, lost: Lost) -> list[list[Scalar]
     last, and those that cannot be, each with the reason."""
     total = sum(lost.values())
     of_cause: dict[str, float] = defaultdict(float)
-    for (cause, _), ms in lost.items():
+    for (cause, where), ms in lost.items():
         of_cause[cause] += ms
+        of_cause[OPTIMIZER] += ms * (cause == "precision" and OF_OPTIMIZER in where)
     found: list[tuple[bool, float, bool, list[Scalar]]] = []
     for name in spec.changes or CHANGES.names():
         change: Change = CHANGES.load(name)

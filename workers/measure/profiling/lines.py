@@ -7,6 +7,7 @@ that it calls; its total, also the user's own functions that it calls, once howe
 import ast
 import bisect
 import re
+import statistics
 import sys
 from array import array
 from collections import Counter, defaultdict
@@ -74,6 +75,8 @@ class Launched:
 
     operators: int = 0
     operators_ns: int = 0
+    typical_ns: float = 0.0
+    """The median time of one of these operators."""
     double_ns: int = 0
     """Of `operators_ns`, the time of operators whose inputs are in float64."""
     attention_ns: int = 0
@@ -187,6 +190,8 @@ class LineTrace:
     def __init__(self, own: OwnCode) -> None:
         self._own = own
         self.calls = Counter[Place]()
+        self.rounds = Counter[Place]()
+        """How often each line jumped back within itself: the rounds of a loop or comprehension that is one line."""
         self.complete = True
         """False if there were more than MAX_EVENTS runs of lines: those after them are unknown."""
         self._events = 0
@@ -223,11 +228,14 @@ class LineTrace:
         # At its beginning a function is in its own line; a generator goes on in the line that yielded.
         begins = frame.f_lineno == code.co_firstlineno
         last = None if begins else self._own.place(code.co_filename, code.co_qualname, frame.f_lineno)
+        line = 0
+        if not counts and (place := self._own.place(code.co_filename, code.co_qualname, frame.f_lineno)) is not None:
+            self.rounds[place] += 1
         self._open.append(last)
         self._note()
 
         def follow(frame: FrameType, event: str, _argument: object) -> Any:
-            nonlocal last
+            nonlocal last, line
             if event == "line":
                 self._events += 1
                 if self._events > MAX_EVENTS:
@@ -240,6 +248,9 @@ class LineTrace:
                     if counts and place is not None:
                         self.calls[place] += 1
                     self._note()
+                elif place is not None and frame.f_lineno <= line:
+                    self.rounds[place] += 1
+                line = frame.f_lineno
             elif event == "return":
                 self._open.pop()
                 self._note()
@@ -261,11 +272,15 @@ class LineTrace:
         found: dict[Place | None, Launched] = defaultdict(Launched)
         for number, (begin, end) in enumerate(pairwise(self._times)):
             found[_stack(self._stacks[number])[-1]].wall_ns += end - begin
+        times_ns: dict[Place | None, list[int]] = defaultdict(list)
         for event in outermost(recording.host, begun_ns):
-            stack = stack_at(event.begin_ns)
-            line = found[stack[-1]]
+            place = stack_at(event.begin_ns)[-1]
+            line = found[place]
             line.operators += event.kind == "operator"
             line.operators_ns += event.end_ns - event.begin_ns
+            times_ns[place].append(event.end_ns - event.begin_ns)
+        for place, each in times_ns.items():
+            found[place].typical_ns = statistics.median(each)
         for event in outermost(recording.host, begun_ns, lambda one: one.double or ATTENTION in one.name):
             line = found[stack_at(event.begin_ns)[-1]]
             if event.double:

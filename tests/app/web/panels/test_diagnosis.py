@@ -41,6 +41,15 @@ def test_the_step_falls_by_its_causes_to_the_floor_and_the_models_own_work_stand
     assert looks["measured without it"] != looks["at most"] != looks["unexplained"]
 
 
+def test_a_loop_over_small_operators_is_no_part_of_the_floor() -> None:
+    loop = cause(1, "kernels", 80.0, where="train.py:8 penalty (line 8: 640 times a step; small operators)")
+    large = cause(2, "kernels", 15.0, where="train.py:9 Model.forward (line 9: 100 times a step)")
+    rows = {row[0]: row[1:4] for row in draw_waterfall([loop, large])["table"]["rows"]}
+    assert rows["1 kernels, penalty"] == ["at most", 20.0, 80.0]
+    assert rows["floor"] == ["time of a step", 0.0, 20.0]
+    assert rows["2 kernels, Model.forward"] == ["the model's own work", 5.0, 15.0]
+
+
 def test_causes_that_overlap_end_at_nothing() -> None:
     figure = draw_waterfall([cause(1, "host", 80.0, 10.0), cause(2, "input", 20.0), cause(3, "kernels", 5.0, 120.0)])
     assert [row[2:4] for row in figure["table"]["rows"]] == [[0, 100], [10, 90], [0, 10]]

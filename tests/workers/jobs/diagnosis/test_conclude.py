@@ -225,9 +225,11 @@ def test_one_process_on_a_busy_host_measures_no_bound_and_no_gain() -> None:
             "promising, but not certain yet: loader_workers: 10.15 ms, about −51.6 % (2 processes)",
         ),
         ([20.7, 21.2], [10.7, 19.6], "nothing that was tried shortens the step by more than 1 % for certain"),
+        ([20.7], [9.6], "promising, but not certain yet: loader_workers: 9.6 ms, about −53.6 % (1 process)"),
+        ([20.7], [15.0], "nothing that was tried shortens the step by more than 1 % for certain"),
         ([11.0, 41.2], [10.7, 9.6], "nothing that was tried shortens the step by more than 1 % for certain"),
     ],
-    ids=["far apart", "one is slow", "one of the step as it is was as fast"],
+    ids=["far apart", "one is slow", "one alone", "one alone is noise", "one of the step as it is was as fast"],
 )
 def test_what_too_few_processes_show_clearly_is_told_as_uncertain_and_never_as_nothing(
     plain: list[float], changed: list[float], told: str
@@ -242,6 +244,29 @@ def test_what_too_few_processes_show_clearly_is_told_as_uncertain_and_never_as_n
     assert told in said
     assert said.endswith("measures it again")
     assert "`--change loader_workers`" in said
+
+
+def test_under_a_loop_over_small_operators_stands_what_to_do() -> None:
+    where = "train.py:8 penalty (line 8: 640 times a step; small operators)"
+    causes = [[1, "kernels", where, 80.0, 80.0, 20.0, "ceiling"], [2, "kernels", where, 4.0, 4.0, 96.0, "ceiling"]]
+    lines = conclude.answer("step 100 ms", causes, [], NOTHING)
+    assert lines[3:5] == [
+        "   line 8: 640 times a step; small operators: let one take all rows at once, or",
+        "   use torch.compile",
+    ]
+    assert "   line 8: 640 times a step; small operators" in lines[5:], "of a small cause not"
+
+
+def test_a_step_without_the_optimizer_has_none_of_its_float64_either() -> None:
+    seen = [
+        {"cause": "precision", "where": "train.py:9 Adam.step (in the optimizer)", "lost_ms": 60.0},
+        {"cause": "optimizer", "where": "train.py:8 Adam.step", "lost_ms": 20.0},
+        {"cause": "kernels", "where": "", "lost_ms": 20.0},
+    ]
+    bound = result("no_optimizer", "better", 0.2, removes=True)
+    rows = {str(row[1]): row for row in conclude._causes(seen, [bound], 100.0)}
+    assert rows["optimizer"][5:] == [80.0, "ceiling"], "not the 20 ms that a step without both takes"
+    assert rows["precision"][0] == 1
 
 
 def test_no_time_has_an_exponent_because_it_is_rounded_up() -> None:

@@ -61,6 +61,16 @@ class Plain:
             parameter.grad = None
 
 
+class Double(Plain):
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.parameters:
+            wide = parameter.grad.double()
+            for _ in range(100):
+                wide = wide.sin()
+            parameter.sub_(wide.float(), alpha=0.01)
+
+
 class Slow(Dataset):
     def __len__(self):
         return 10_000
@@ -91,10 +101,11 @@ class Wide(nn.Module):
 def make_step(device, slow):
     torch.set_num_threads(1)  # others use the host's cores
     middle = {"precision": Wide, "attention": Attention}.get(slow, nn.ReLU)()
-    width = 512 if slow == "precision" else 128
+    width = {"precision": 512, "double": 4096}.get(slow, 128)
+    rows = torch.randn(500, 8)
     model = nn.Sequential(nn.Linear(16, width), middle, nn.Linear(width, 4))
     kept = [[number] for number in range(100_000)] if slow == "collections" else []  # for the collector to scan
-    optimizers = {"optimizer": Rows, "plain": Plain}
+    optimizers = {"optimizer": Rows, "plain": Plain, "double": Double}
     optimizer = optimizers.get(slow, torch.optim.SGD)(model.parameters())
     batches = iter(DataLoader(Slow(), batch_size=4)) if slow == "input" else None
     numbers = itertools.count()
@@ -103,6 +114,8 @@ def make_step(device, slow):
     def step():
         x = next(batches) if batches else data
         loss = model(x).square().mean()
+        if slow == "loop":
+            loss = loss + sum((row * row).sum() for row in rows)
         loss.backward()
         if slow != "accumulation" or next(numbers) % 2:
             optimizer.step()
@@ -157,6 +170,8 @@ def uneven(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         ("plain", "Plain.step", "no_optimizer"),
         ("input", "Slow.__getitem__", "loader_workers"),
         ("precision", "Wide.forward", "float32"),
+        ("double", "Double.step", "float32"),
+        ("loop", "make_step.step", None),
         ("host", "make_step.step", None),
         ("waits", "make_step.step (", None),
         ("attention", "Attention.forward", None),
@@ -167,7 +182,13 @@ def test_what_is_planted_is_named_first_with_its_function(look, uneven, slow, wh
     report = look(arguments={"slow": slow})
     assert uneven == [False]
     cause, at, _ = report.tables["seen"]["rows"][0]
-    assert cause == {"collections": "host", "waits": "host", "plain": "optimizer"}.get(slow, slow)
+    assert cause == {
+        "collections": "host",
+        "waits": "host",
+        "plain": "optimizer",
+        "double": "precision",
+        "loop": "kernels",
+    }.get(slow, slow)
     assert at.startswith("train.py:")
     assert where in at
     if slow == "waits":
@@ -177,7 +198,9 @@ def test_what_is_planted_is_named_first_with_its_function(look, uneven, slow, wh
         by_cause[cause] += ms
     (row,) = [row for row in report.rows if row["metric"] == "step_ms"]
     assert sum(by_cause.values()) == pytest.approx(row["median"], rel=1e-6), "the causes add up to the step"
-    assert ("precision" in by_cause) == (slow == "precision"), "0.01 * gradient is none"
+    assert ("precision" in by_cause) == (slow in ("precision", "double")), "0.01 * gradient is none"
+    assert ("in the optimizer" in at) == (slow == "double")
+    assert ("small operators" in at) == (slow == "loop")
     if slow in ("optimizer", "plain"):
         assert "times a step)" in at, "the loop over rows"
     candidates = {name: why_not for name, _, why_not, *_ in report.tables["candidates"]["rows"]}

@@ -204,6 +204,22 @@ def test_each_statement_is_counted_once_for_each_of_its_runs(planted: Script) ->
     assert {use.place.function for use in found if use.place is not None} >= {"step", "recursive", "short", "batches"}
 
 
+@pytest.mark.parametrize(
+    ("line", "rounds"),
+    [
+        ("[abs(n) for n in range(300)]", 300),
+        ("sum(abs(n) for n in range(300))", 300),
+        ("for n in range(300): abs(n)", 300),
+        ("max(\n        1,\n        2,\n    )", 1),
+    ],
+)
+def test_the_rounds_of_a_loop_that_is_one_statement_are_counted(tmp_path: Path, line: str, rounds: int) -> None:
+    script = Script(tmp_path, f"def step():\n    {line}\n")
+    trace = LineTrace(script.own)
+    script.run(trace)
+    assert max(trace.rounds.values(), default=0) == pytest.approx(rounds, abs=2)
+
+
 def test_python_itself_is_told_from_waits(planted: Script) -> None:
     found, whole = by_code(planted.uses(steps=30)), sum(planted.spent.values())
     assert found["rest(4.25)"].python_ms < 0.03 * STEP_MS  # type: ignore[operator]
