@@ -51,13 +51,13 @@ class Values:
         """Return a metric's samples; None if it has none or no result yet."""
         return self._results.get((name, phase), ("", None, None))[2]
 
-    def overrule(self, outcome: str, reason: str, but: Iterable[str] = ()) -> None:
-        """Give this outcome to every metric, also to those with samples; metrics named `but` keep their results."""
+    def overrule(self, reason: str, but: Iterable[str] = ()) -> None:
+        """Make every metric wrong, also those with samples; metrics named `but` keep their results."""
         kept = set(but)
         for metric in self.metrics:
             if metric.name not in kept:
                 self._results.pop((metric.name, metric.phase), None)
-        self.set_missing(outcome, reason)
+        self.set_missing("wrong", reason)
 
     @property
     def outcome(self) -> str:

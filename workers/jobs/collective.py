@@ -172,7 +172,7 @@ class CollectiveRunner(GridRunner[CollectiveContext]):
             (f"rank {rank}: {answer['wrong']}" for rank, answer in enumerate(answers) if answer["wrong"]), None
         )
         if wrong is not None:
-            values.overrule("wrong", wrong)
+            values.overrule(wrong)
             return
         of_size = context.times.setdefault((cell.operation, cell.dtype), {})
         of_size[size] = [1e-3 * time_ms for time_ms in latency]

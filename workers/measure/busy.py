@@ -45,8 +45,8 @@ class Busy:
     """Number of kernels, copies and fills."""
 
 
-def measure_busy(run: Workload, prepare: Workload = nothing, steps: int = STEPS) -> Busy | str:
-    """Return the device's work in one `run`, the median of `steps` runs, or the reason why it is unknown.
+def measure_busy(run: Workload, prepare: Workload = nothing) -> Busy | str:
+    """Return the device's work in one `run`, the median of STEPS runs, or the reason why it is unknown.
 
     `prepare` runs before each `run` and is not counted.
 
@@ -54,7 +54,7 @@ def measure_busy(run: Workload, prepare: Workload = nothing, steps: int = STEPS)
     """
     measured: list[Busy] = []
     try:
-        for _ in range(steps):
+        for _ in range(STEPS):
             prepare()
             spans = device_work(run)
             if not spans:

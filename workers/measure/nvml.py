@@ -147,9 +147,9 @@ def _library() -> Any | None:
     return pynvml
 
 
-def is_available(library: Callable[[], Any | None] = _library) -> bool:
+def is_available() -> bool:
     """Return True if NVML and a driver are present."""
-    return library() is not None
+    return _library() is not None
 
 
 def find_gpu(uuid: str, visible: str | None = None, library: Callable[[], Any | None] = _library) -> Gpu | None:

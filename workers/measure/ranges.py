@@ -44,23 +44,21 @@ class Ranges:
 
 
 @contextmanager
-def named_layers(model: nn.Module, attribute: str = "layers", *, compiled: bool = False) -> Iterator[None]:
+def named_layers(model: nn.Module, *, compiled: bool = False) -> Iterator[None]:
     """Name the work of the context, and in it that of each of the model's layers (`layers.0`, …) and norms (`norm`).
 
     A layer that is compiled by itself, with its hooks or only its `forward`, is named from outside, and its norms are
     not named: a hook inside would make the compiler compile it again.
 
-    Args:
-        attribute: The list of its layers, if it has one.
-        compiled: The model is compiled as a whole, so that nothing inside is named.
+    Nothing inside is named if the model is `compiled` as a whole.
     """
     with ExitStack() as undo:
         undo.enter_context(record_ranges())
-        layers = {} if compiled else dict(enumerate(getattr(model, attribute, ())))
+        layers = {} if compiled else dict(enumerate(getattr(model, "layers", ())))
         inside_compiled: set[nn.Module] = set(model.modules()) if compiled else set()
         for index, layer in layers.items():
             compiled_with_hooks = getattr(layer, "_compiled_call_impl", None) is not None
-            undo.callback((_wrap_compiled if compiled_with_hooks else _hook)(layer, f"{attribute}.{index}"))
+            undo.callback((_wrap_compiled if compiled_with_hooks else _hook)(layer, f"layers.{index}"))
             if compiled_with_hooks or "forward" in vars(layer):  # set by `compile_blocks` inside sharding's hooks
                 inside_compiled |= set(layer.modules())
         for module in model.modules():

@@ -150,7 +150,7 @@ class OperationRunner(GridRunner[OperationContext]):
             detail = f"it changed {' and '.join(changed)} in place, and other calls get the same tensors"
             wrong = detail if wrong is None else f"{detail}; {wrong}"
         if wrong is not None:
-            trial.values.overrule("wrong", wrong, but=("output_error", "gradient_error"))
+            trial.values.overrule(wrong, but=("output_error", "gradient_error"))
 
     def _reference(self, spec: OperationSpec, cell: Any, context: OperationContext) -> Reference:
         key = self.reference_of(spec, cell)

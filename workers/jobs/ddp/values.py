@@ -410,7 +410,7 @@ def check_parity(values: Values, spec: DdpSpec, parity: Mapping[str, Any] | None
         if not error <= limit:
             wrong.append(f"{name} {error:.2g} of {parity[name.removesuffix('_error')]} exceeds {limit:g}")
     if wrong:
-        values.overrule("wrong", f"not equal to one process on the whole batch: {'; '.join(wrong)}", but=PARITY)
+        values.overrule(f"not equal to one process on the whole batch: {'; '.join(wrong)}", but=PARITY)
         return Check("parity", False, "; ".join(wrong), "wrong")
     return Check("parity", parity["why_not"] is None, "; ".join(details))
 

@@ -84,7 +84,7 @@ class TestRunner(GridRunner[Context]):
         assert len(context.devices) == 2
         trial.tell("half way")
         if cell.event == "mistaken":
-            trial.values.overrule("wrong", "the ring is a square")
+            trial.values.overrule("the ring is a square")
             return
         if cell.event == "noisy":
             trial.checks.append(Check("variation", False, "coefficient of variation 50%"))
@@ -254,7 +254,7 @@ def test_values_that_are_wrong_lose_what_was_found() -> None:
                      Metric("tflops", None, "TFLOP/s")])  # fmt: skip
     values.set("forward_ms", "forward", [1.0])
     values.set("output_error", None, [0.5])
-    values.overrule("wrong", "the output is a pineapple", but=("output_error",))
+    values.overrule("the output is a pineapple", but=("output_error",))
     assert values.samples("forward_ms", "forward") is None
     assert values.samples("output_error", None) == [0.5]
     assert (values.outcome, values.reason) == ("wrong", "the output is a pineapple")
