@@ -41,6 +41,8 @@ PROFILED = (
 )
 """Specs whose steps run under the profiler, too, which takes longer than all else."""
 
+IN_BLOCKS = "in blocks"
+"""Where `run_all` returns what `dtypes_in_blocks` did, beside the results by spec."""
 EXTENTS: dict[str, Extent] = {"only times": "times", "a look": "look"}
 """What is measured, by the first part of a spec's name; all of others."""
 
@@ -94,9 +96,9 @@ def parity(spec: dict[str, Any]) -> dict[str, Any] | None:
         return parity_module.ParityCheck(RankContext(rank, parsed)).run()
 
 
-def dtypes_in_blocks(spec: dict[str, Any]) -> list[set[torch.dtype]]:
+def dtypes_in_blocks(spec: dict[str, Any]) -> list[list[str]]:
     """Train a step in a process group that exists; return the dtypes of the blocks' inputs by their position."""
-    parsed, seen = parse_spec(spec), [set() for _ in range(3)]
+    parsed, seen = parse_spec(spec), [set[str]() for _ in range(3)]
     assert isinstance(parsed, DdpSpec)
     device = torch.device("cpu")
     batches = strategies.rank_batches(parsed, dist.get_rank(), device)
@@ -105,19 +107,20 @@ def dtypes_in_blocks(spec: dict[str, Any]) -> list[set[torch.dtype]]:
 
         def forward(*inputs: Tensor, forward: Any = block.forward) -> Tensor:
             for dtypes, one in zip(seen, inputs, strict=True):
-                dtypes.add(one.dtype)
+                dtypes.add(str(one.dtype))
             return forward(*inputs)
 
         block.forward = forward
     trained.step.prepare()
     for work in trained.step.phases.values():
         work()
-    return seen
+    return [sorted(dtypes) for dtypes in seen]
 
 
-def run_all(rank: Rank, specs: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Measure one spec after the other; the first part of a name may say what to break."""
-    found = {}
+def run_all(rank: Rank, specs: dict[str, Any], rotated: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Measure one spec after the other; the first part of a name may say what to break. Then look into the blocks of
+    the steps of `rotated`."""
+    found: dict[str, Any] = {}
     # Measuring collects garbage: it need not look through all that was imported.
     gc.freeze()
     for name, spec in specs.items():
@@ -134,6 +137,7 @@ def run_all(rank: Rank, specs: dict[str, Any], folder: str) -> dict[str, Any]:
             optimizers = record_optimizers(patch)
             extent = EXTENTS.get(name.split(", ")[0], "all")
             found[name] = {**measure_rank(rank, spec, folder, extent=extent), "optimizers": optimizers}
+    found[IN_BLOCKS] = {name: dtypes_in_blocks(spec) for name, spec in rotated.items()}
     return found
 
 

@@ -33,9 +33,9 @@ from tests.workers.jobs.ddp.planted_steps import LATE_S, MORE
 from tests.workers.jobs.ddp.ranks import (
     BEGINS_LATE_S,
     FORGOTTEN,
+    IN_BLOCKS,
     PROFILED,
     SLOWER_MS,
-    dtypes_in_blocks,
     parity,
     run_all,
 )
@@ -158,6 +158,16 @@ SPECS: dict[str, dict[str, Any]] = {
     "one process does not fit, flat": {"strategy": "flat"},
     "no host memory, flat": {"strategy": "flat"},
 }
+ROTATED = {
+    strategy: {
+        "strategy": strategy,
+        "precision": "bf16",
+        "parameter_dtype": "bf16",
+        "activation_checkpointing": True,
+    }
+    for strategy in ("fsdp", "torch_fsdp")
+}
+"""Steps of which the dtypes in blocks are looked at."""
 LACKING = () if find_spec("torchao") else ("fsdp, fp8", "torch_ddp, fp8")
 RIGHT = [
     pytest.param(name, marks=pytest.mark.skipif(name in LACKING, reason="torchao is not installed"))
@@ -182,7 +192,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, A
     with pytest.MonkeyPatch.context() as patch:
         for name, value in uploaded.write(folder / "code", [STEPS]).items():
             patch.setenv(name, value)
-        found = launch(run_all, specs, str(folder), reported=lambda rank, message: reports.append(message), **options)
+        rotated = {name: parsed(**fields).model_dump(mode="json") for name, fields in ROTATED.items()}
+        reported = lambda rank, message: reports.append(message)  # noqa: E731
+        found = launch(run_all, specs, rotated, str(folder), reported=reported, **options)
     return found, reports, folder
 
 
@@ -402,15 +414,10 @@ def test_three_ranks_average_as_one_process_does() -> None:
     assert found["parameter_error"] < 1e-2
 
 
-def test_rotary_angles_are_float32_in_blocks_and_in_their_recomputation() -> None:
-    fields = {"precision": "bf16", "parameter_dtype": "bf16", "activation_checkpointing": True}
-    pool = Pool(2)
-    try:
-        for strategy in ("fsdp", "torch_fsdp"):
-            for dtypes in pool(dtypes_in_blocks, parsed(strategy=strategy, **fields).model_dump(mode="json")):
-                assert dtypes == [{torch.bfloat16}, {torch.float32}, {torch.float32}], strategy
-    finally:
-        pool.close()
+@pytest.mark.parametrize("strategy", ROTATED)
+def test_rotary_angles_are_float32_in_blocks_and_in_their_recomputation(measured: Any, strategy: str) -> None:
+    for rank in measured[0]:
+        assert rank[IN_BLOCKS][strategy] == [["torch.bfloat16"], ["torch.float32"], ["torch.float32"]]
 
 
 def test_a_strategy_that_is_wrong_has_no_speed(run: Any) -> None:
@@ -1028,7 +1035,7 @@ def measured_alone(spec: DdpSpec, *, step_ms: float | None = None, **part: Any) 
 @pytest.mark.parametrize(("step_ms", "steps"), [(1e4, 10), (300.0, 10), (100.0, 30), (60.0, 50)])
 def test_by_default_the_rounds_of_a_side_take_three_seconds_on_a_processor(step_ms: float, steps: int) -> None:
     spec = parsed(strategy="none", warmup_steps=1, measure_steps=None)
-    rounds = [measured_alone(spec, step_ms=step_ms, number=number, rounds=6) for number in range(6)]
+    rounds = [measured_alone(spec, step_ms=step_ms, number=number, rounds=3) for number in range(3)]
     assert sum(len(turn.step_ms) for turn in rounds) == steps
 
 
