@@ -362,7 +362,7 @@ def sides(snapshot: Snapshot, jobs: Iterable[FinishedJob]) -> dict[tuple[int, in
 
 
 def unit_verdicts(snapshot: Snapshot, attempts: Mapping[int, int]) -> dict[tuple[int, int], dict[str, Any]]:
-    """Return the verdicts of units of these attempts, given by job id: by (job, unit index). At most MAX_DOUBTFUL jobs."""
+    """Return the verdicts of units of these attempts, at most MAX_DOUBTFUL, given by job id: by (job, unit index)."""
     unit = tables.unit.c
     wanted = sorted(attempts)[:MAX_DOUBTFUL]
     query = select(unit.job_id, unit.attempt, unit.unit_index, unit.validity).where(unit.job_id.in_(wanted))
