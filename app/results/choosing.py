@@ -1,7 +1,8 @@
 """Chooses what a table of cases shows: the coordinates of its rows, and the metrics that are columns.
 
 Rows show the coordinates that a kind asks for (`table_rows`), then all others that vary, except those that a shown
-label represents. If two rows still look the same, they also show the coordinates in which they differ.
+label represents and no sweep varies. If two rows still look the same, they also show the coordinates in which they
+differ.
 """
 
 import difflib
@@ -19,13 +20,18 @@ EVERY_METRIC = "all"
 
 
 def coordinates_of(
-    cases: Sequence[CaseOfJob], requested: Sequence[str] | None, *, also: str | None = None
+    cases: Sequence[CaseOfJob],
+    requested: Sequence[str] | None,
+    *,
+    also: str | None = None,
+    swept: Collection[str] = (),
 ) -> list[str]:
     """Return the coordinates that the rows show: those asked for (None: the kind's own), and those that vary.
 
     Args:
         requested: the coordinates that were asked for; the kind's own are left out if no case has a value of them.
         also: a coordinate that the table shows in another place than its rows.
+        swept: coordinates that are shown where they vary, although a label represents them.
     """
     known = known_of(cases)
     if requested is None:
@@ -39,7 +45,7 @@ def coordinates_of(
     if also is not None and also not in chosen:
         chosen.append(also)
     varying = [name for name in known if name not in chosen and varies(cases, name)]
-    hidden = _represented_by_labels(cases, chosen)
+    hidden = _represented_by_labels(cases, chosen) - set(swept)
     chosen += [name for name in varying if name not in hidden]
     _distinguish(cases, chosen, [*(name for name in varying if name in hidden), "job", "case_key"])
     return chosen

@@ -114,6 +114,7 @@ def table(
         measured, is_cut = None, False
         if first is not None:
             chosen, measured, is_cut = measurements.first_measurements(snapshot, chosen, layout.statistic)
+        swept = measurements.swept_fields(snapshot, choice)
         read = MeasuredJobs.read(snapshot, chosen, layout.statistic, measured)
     cases, units = read.cases()
     if first is not None:
@@ -122,7 +123,7 @@ def table(
     def part(sheet: Sheet) -> Sheet:
         return page(ordered(sheet, sort), limit, after)
 
-    return replace(_sheet(cases, units, layout, read.why, part=part), is_cut=is_cut)
+    return replace(_sheet(cases, units, layout, read.why, swept=swept, part=part), is_cut=is_cut)
 
 
 def metric_table(database: Database, choice: JobChoice, metrics: Sequence[str]) -> Sheet:
@@ -187,19 +188,21 @@ def _sheet(
     why: Reasons,
     *,
     one_process: bool = False,
+    swept: Collection[str] = (),
     part: Callable[[Sheet], Sheet] = lambda sheet: sheet,
 ) -> Sheet:
     """Return the table of these cases.
 
     Args:
         one_process: one process ran all units, not each its own.
+        swept: fields of which a sweep tries several values.
         part: sorts the rows and chooses those that are shown, to which the notes refer.
     """
     rows = layout.rows
     if layout.pivot is not None:
         refuse_unknown("pivot", [layout.pivot], [*known_of(cases), *OF_THE_JOB], there_is_something=bool(cases))
         rows = None if rows is None else [name for name in rows if name != layout.pivot]
-    coordinates = coordinates_of(cases, rows, also=layout.pivot)
+    coordinates = coordinates_of(cases, rows, also=layout.pivot, swept=swept)
     if VERSION not in coordinates and any(case.show(VERSION) is not None for case in cases):
         coordinates = [*coordinates, VERSION]
     metrics = metrics_of(cases, units, layout.columns)

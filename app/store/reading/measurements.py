@@ -172,6 +172,18 @@ def choose_jobs(snapshot: Snapshot, choice: JobChoice, first: int | None = None)
     return sorted((FinishedJob(*row) for row in rows), key=lambda job: tried.get(job.id, (job.id,)))
 
 
+def swept_fields(snapshot: Snapshot, choice: JobChoice) -> list[str]:
+    """Return the fields of which the sweeps of a choice try several values."""
+    sweep = tables.sweep.c
+    query = select(sweep.grid, sweep.fit).where(sweep.id.in_(choice.sweeps))
+    grids = snapshot.execute(query).all() if choice.sweeps else ()
+    return [
+        path
+        for grid, fit in grids
+        for path in [*(path for path, values in grid.items() if len(values) > 1), *([fit["axis"]] if fit else [])]
+    ]
+
+
 def _tried(snapshot: Snapshot, sweep_ids: Sequence[int]) -> dict[int, tuple[int, ...]]:
     """Return the place of each job of these sweeps' searches: the sweep's first job, its point, and the value tried."""
     sweep = tables.sweep.c

@@ -89,6 +89,28 @@ class TestSweeps:
         assert table(database, sweep=second, jobs=[alone]).column("context_length") == [100, 101, 7]
         assert table(database, sweep=second, jobs=[alone], labels=[("no", "such")]).rows == []
 
+    @pytest.mark.parametrize(
+        ("grid", "shown"),
+        [
+            ({"model.num_layers": [1, 2]}, ["model", "context_length", "model.num_layers"]),
+            ({"model.num_layers": [1]}, ["model", "context_length"]),
+            ({}, ["model", "context_length"]),
+        ],
+    )
+    def test_a_swept_field_that_a_label_represents_is_a_column(
+        self, database, queue, shop, record, grid: dict[str, list[int]], shown: list[str]
+    ) -> None:
+        jobs = [
+            NewJob(BenchmarkSpec.model_validate({"model": {"size": "tiny", "num_layers": layers}}), point={"x": layers})
+            for layers in (1, 2)
+        ]
+        number = queue.submit_sweep(None, {}, {}, grid, [], jobs).response["id"]
+        for _ in jobs:
+            claim = shop.claim()
+            case = dict(BenchmarkSpec.model_validate(claim.spec).case().coordinates)
+            queue.finish(claim, Finish("succeeded", measurements=[record(case=case, case_key=str(case))]))
+        assert table(database, sweep=number).names("coordinate") == shown
+
     def test_a_point_that_is_being_resumed_has_no_result(self, database, shop, queue, record, sweep) -> None:
         number = sweep({"x": 0}, {"x": 0})
         self.finish(shop, queue, record, BROKEN)
