@@ -41,7 +41,7 @@ class Took:
 
 def took(server: Flopwatch, kind: str, specs: Iterable[Mapping[str, Any]]) -> Took:
     """Return what is known of jobs like those of these specs."""
-    asked = [_inner(spec) for spec in specs]
+    asked = [_with_model(_inner(spec)) for spec in specs]
     devices = {spec.get("device") for spec in asked} - {"auto", None}
     codes = [code for code in map(_code, asked) if code is not None]
     which = "code" if codes else "kind and model" if any(spec.get("model") for spec in asked) else "kind"
@@ -92,9 +92,15 @@ def unavailable(server: Flopwatch, specs: Iterable[Mapping[str, Any]]) -> str | 
 
 
 def _inner(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the spec, or that of the candidate if it has two sides."""
-    inner: Mapping[str, Any] = spec.get("candidate") or spec
-    return inner
+    """Return the spec, that of the candidate if it has two sides, or that of the step that it diagnoses."""
+    held = (spec.get(name) for name in ("candidate", "step"))
+    return next((value for value in held if isinstance(value, Mapping)), spec)
+
+
+def _with_model(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the spec with the model that it has by default, if it names none."""
+    model = None if spec.get("model") or _code(spec) is not None else getattr(_read(spec), "model", None)
+    return spec if model is None else {**spec, "model": model.model_dump(exclude_unset=True)}
 
 
 def _code(spec: Mapping[str, Any]) -> Any:

@@ -343,6 +343,7 @@ def test_a_dry_run_stores_nothing_and_says_what_earlier_jobs_took(serve: Any, fl
         tiny = "the last 3 jobs of this kind and model took 10 s to 1 min 30 s, 20 s in the median\n"
         assert ended(run("submit", "benchmark", "model.size=tiny")) == f"1 job\n{tiny}{nobody}"
         assert "no finished job" in ended(run("submit", "benchmark", "model.size=small")), "tiny says nothing of it"
+        assert "no finished job" in ended(run("submit", "benchmark")), "its model is small by default"
         found = json.loads(ended(run(*grid, "--json")))
         assert (found["jobs"], found["median_s"], found["rests_on"]) == (3, 20.0, [3, 2, 1])
         assert "no finished job of this kind" in ended(run("submit", "attention"))
@@ -400,8 +401,10 @@ def test_a_dry_run_of_ones_own_step_submits_nothing(fresh_site: Any, flopwatch: 
         )
     file.write_text("def make_step(device, width=1):\n    return lambda: 2\n")
     assert "one job of this code took 40 s" in ended(run("arguments.width=2"))
-    ours = flopwatch("submit", "benchmark", "--dry-run", FLOPWATCH_URL=fresh_site.url)
-    assert "one job of this kind took 1 min 30 s" in ended(ours), "that of the step does not speak for our model"
+    ours = flopwatch("submit", "benchmark", "model.size=tiny", "--dry-run", FLOPWATCH_URL=fresh_site.url)
+    assert "one job of this kind and model took 1 min 30 s" in ended(ours), (
+        "that of the step does not speak for our model"
+    )
     assert "no finished job of this code" in ended(run("arguments.width=3"))
 
 
