@@ -450,6 +450,7 @@ def consume_narrow(
     dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tile, numbers,
     kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
+    HALVES: gl.constexpr,
 ):  # fmt: skip
     """As `consume`, without the columns of zeros: dK and dV are sums of D/2 columns and of REST more.
 
@@ -527,48 +528,6 @@ def consume_narrow(
     tma.async_copy_shared_to_global(dk_out, [batch, key_head, start + WHO * HALF, 0], dk_room)
     tma.async_copy_shared_to_global(dv_out, [batch, key_head, start + WHO * HALF, 0], dv_room)
     tma.store_wait(0)
-
-
-@gluon.jit
-def consume_first(
-    dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-    kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
-    HALVES: gl.constexpr, NARROW: gl.constexpr,
-):  # fmt: skip
-    if NARROW:
-        consume_narrow(
-            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
-            0, M, N, D, CAUSAL, REST,
-        )  # fmt: skip
-    else:
-        consume(
-            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
-            0, M, N, D, CAUSAL, REST, HALVES,
-        )  # fmt: skip
-
-
-@gluon.jit
-def consume_second(
-    dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-    kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
-    HALVES: gl.constexpr, NARROW: gl.constexpr,
-):  # fmt: skip
-    if NARROW:
-        consume_narrow(
-            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
-            1, M, N, D, CAUSAL, REST,
-        )  # fmt: skip
-    else:
-        consume(
-            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
-            1, M, N, D, CAUSAL, REST, HALVES,
-        )  # fmt: skip
 
 
 @gluon.jit
@@ -722,15 +681,15 @@ def backward_kernel(
     set_up(kv_full, q_full, do_full, dq_empty)
     start = after_the_kernel_before(start)
     gl.warp_specialize([
-        (consume_first, (
+        (consume_narrow if NARROW else consume, (
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, read_numbers,
             kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
-            M, N, D, CAUSAL, REST, HALVES, NARROW,
+            0, M, N, D, CAUSAL, REST, HALVES,
         )),
-        (consume_second, (
+        (consume_narrow if NARROW else consume, (
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, rest_tiles, read_numbers,
             kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
-            M, N, D, CAUSAL, REST, HALVES, NARROW,
+            1, M, N, D, CAUSAL, REST, HALVES,
         )),
         (produce, (
             q, k, v, do, numbers, k_tiles.index(0), v_tiles.index(0), q_tiles, do_tiles, number_tiles,

@@ -363,34 +363,6 @@ def consume_queries(
 
 
 @gluon.jit
-def consume_first_queries(
-    dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
-    start, batch, head, plane, queries, keys, band, padded, scale, root,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, REST: gl.constexpr,
-):  # fmt: skip
-    consume_queries(
-        dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
-        start, batch, head, plane, queries, keys, band, padded, scale, root,
-        0, M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
-    )  # fmt: skip
-
-
-@gluon.jit
-def consume_second_queries(
-    dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
-    start, batch, head, plane, queries, keys, band, padded, scale, root,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, REST: gl.constexpr,
-):  # fmt: skip
-    consume_queries(
-        dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
-        start, batch, head, plane, queries, keys, band, padded, scale, root,
-        1, M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
-    )  # fmt: skip
-
-
-@gluon.jit
 def produce_keys(
     q, k, v, do, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
     start, batch, head, key_head, queries, keys, band,
@@ -454,15 +426,15 @@ def wide_queries_kernel(
     fence_async_shared()
     start = after_the_kernel_before(start)
     gl.warp_specialize([
-        (consume_first_queries, (
+        (consume_queries, (
             dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
             start, batch, head, plane, queries, keys, band, padded, scale, root,
-            M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
+            0, M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
         )),
-        (consume_second_queries, (
+        (consume_queries, (
             dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
             start, batch, head, plane, queries, keys, band, padded, scale, root,
-            M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
+            1, M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
         )),
         (produce_keys, (
             q, k, v, do, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,

@@ -378,51 +378,6 @@ def consume(
 
 
 @gluon.jit
-def consume_first(
-    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-    tiles, heads, planes, size, queries, keys, band, scale,
-    CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    HALVES: gl.constexpr, REST: gl.constexpr,
-):  # fmt: skip
-    consume(
-        out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-        tiles, heads, planes, size, queries, keys, band, scale, 0, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-        OWN_ROOM, HALVES, REST,
-    )  # fmt: skip
-
-
-@gluon.jit
-def consume_second(
-    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-    tiles, heads, planes, size, queries, keys, band, scale,
-    CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    HALVES: gl.constexpr, REST: gl.constexpr,
-):  # fmt: skip
-    consume(
-        out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-        tiles, heads, planes, size, queries, keys, band, scale, 1, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-        OWN_ROOM, HALVES, REST,
-    )  # fmt: skip
-
-
-@gluon.jit
-def consume_third(
-    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-    tiles, heads, planes, size, queries, keys, band, scale,
-    CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    HALVES: gl.constexpr, REST: gl.constexpr,
-):  # fmt: skip
-    consume(
-        out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-        tiles, heads, planes, size, queries, keys, band, scale, 2, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-        OWN_ROOM, HALVES, REST,
-    )  # fmt: skip
-
-
-@gluon.jit
 def produce(
     q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, full, empty,
     tiles, heads, planes, size, queries, keys, band, group,
@@ -511,14 +466,14 @@ def forward_kernel(
     tiles = (queries + CONSUMERS * M - 1) // (CONSUMERS * M)
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (consume_first, (
+            (consume, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-                tiles, heads, planes, size, queries, keys, band, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                tiles, heads, planes, size, queries, keys, band, scale, 0, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
                 OWN_ROOM, HALVES, REST,
             )),
-            (consume_second, (
+            (consume, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-                tiles, heads, planes, size, queries, keys, band, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                tiles, heads, planes, size, queries, keys, band, scale, 1, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
                 OWN_ROOM, HALVES, REST,
             )),
             (produce, (
@@ -528,19 +483,19 @@ def forward_kernel(
         ], [4, 1], [REGISTERS, 24])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consume_first, (
+            (consume, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-                tiles, heads, planes, size, queries, keys, band, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                tiles, heads, planes, size, queries, keys, band, scale, 0, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
                 OWN_ROOM, HALVES, REST,
             )),
-            (consume_second, (
+            (consume, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-                tiles, heads, planes, size, queries, keys, band, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                tiles, heads, planes, size, queries, keys, band, scale, 1, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
                 OWN_ROOM, HALVES, REST,
             )),
-            (consume_third, (
+            (consume, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-                tiles, heads, planes, size, queries, keys, band, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                tiles, heads, planes, size, queries, keys, band, scale, 2, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
                 OWN_ROOM, HALVES, REST,
             )),
             (produce, (
