@@ -46,7 +46,7 @@ class Library:
     compiler_flags: tuple[str, ...]
     linker_flags: tuple[str, ...] = ()
     include_folders: tuple[str, ...] = ()
-    """Folders of other projects' headers. Their paths determine the build; a change of a header in them does not."""
+    """Folders of other projects' headers. A change of a file that lies directly in one leads to another build, too."""
 
     def file(self) -> Path:
         """Return the built file; build it now if the cache has none.
@@ -138,11 +138,13 @@ class Library:
 
     def _digest(self) -> str:
         """Hash everything that determines the library except the compiler: the sources, the flags, torch, Python's
-        binary interface (extension modules depend on it) and the CPU (-march=native)."""
+        binary interface (extension modules depend on it) and the CPU (-march=native). Headers count by their content,
+        so that environments share a build."""
         digest = hashlib.sha256()
-        for source in sorted(self.sources.iterdir()):
-            digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-        flags = (self.compiler_flags, self.linker_flags, self.include_folders)
+        for folder in (self.sources, *map(Path, self.include_folders)):
+            for file in sorted(path for path in folder.iterdir() if path.is_file()):
+                digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+        flags = (self.compiler_flags, self.linker_flags)
         host = (torch.__version__, sysconfig.get_config_var("SOABI"), platform.machine(), _processor())
         digest.update(repr((flags, host)).encode())
         return digest.hexdigest()[:16]

@@ -205,12 +205,18 @@ def test_a_failed_build_says_what_failed_and_leaves_nothing(library, cache, tmp_
 
 
 def test_the_cache_is_by_flags(library: Library) -> None:
-    others = [
-        replace(library, compiler_flags=("-O1",)),
-        replace(library, linker_flags=("-lm",)),
-        replace(library, include_folders=("headers",)),
-    ]
-    assert len({one._digest() for one in (library, *others)}) == 4
+    others = [replace(library, compiler_flags=("-O1",)), replace(library, linker_flags=("-lm",))]
+    assert len({one._digest() for one in (library, *others)}) == 3
+
+
+def test_the_cache_is_by_other_projects_headers_wherever_they_are(library: Library, tmp_path: Path) -> None:
+    def digest(folder: str, header: str) -> str:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "other.h").write_text(header)
+        return replace(library, include_folders=(str(tmp_path / folder),))._digest()
+
+    assert digest("here", "old") == digest("there", "old")
+    assert len({digest("older", "old"), digest("newer", "new"), library._digest()}) == 3
 
 
 def test_the_cache_is_by_content(library: Library, tmp_path: Path) -> None:
