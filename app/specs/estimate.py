@@ -159,6 +159,7 @@ class EstimateSpec(SpecBase):
         "free_gib",
         "summed_device_tokens",
     )
+    first_plotted: ClassVar[str | None] = "step_peak_gib"
     answers: ClassVar[tuple[str, ...]] = ("answer", "fits")
     first_tables: ClassVar[tuple[str, ...]] = ("answer", "fits", "moments", "per-device")
 

@@ -122,7 +122,7 @@ FIGURES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
         lambda: draw_ratios(
             [Ratio("step_ms, $x$ <b>", 0.5, 0.4, 0.6, "better", "less"), Ratio("b", 2, 1, 3, "worse", "more")]
         ),
-        ["better", "worse", "step_ms, $x$ <b> ←", "arrows point to the better side of 1"],
+        ["better", "worse", "step_ms, $x$ <b> ←", "arrows: the better side"],
     ),
     "long names": (
         lambda: draw_ratios(

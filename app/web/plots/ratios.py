@@ -113,7 +113,7 @@ def _ratio_axis(compared: Sequence[Ratio]) -> dict[str, Any]:
         frozenset({"more"}): "<br>right of 1 is better",
         frozenset({None}): "",
     }
-    title = f"Candidate / baseline{sides.get(directions, '<br>arrows point to the better side of 1')}"
+    title = f"Candidate / baseline{sides.get(directions, '<br>arrows: the better side')}"
     return {
         "title": {"text": title},
         "type": "log",

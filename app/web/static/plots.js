@@ -116,6 +116,7 @@ async function draw(figure, isLatest) {
   // On a phone the legend has a line for each series, above the plot.
   if (picture.clientWidth < NARROW && layout.showlegend !== false && named > 1) layout.height += 20 * Math.min(named, 12);
   fitHeatMap(data, layout, picture.clientWidth);
+  if (layout.xaxis.tickmode === "array") layout.xaxis.ticktext = spared(layout.xaxis, layout.xaxis.type, picture.clientWidth);
   // Room for Plotly's buttons beside the plot, in two columns where it is low.
   if (picture.clientWidth >= NARROW) layout.margin.r = Math.max(layout.margin.r, layout.height < 300 ? 72 : 44);
   if (picture.clientWidth < NARROW && layout.annotations) turnNames(layout);
@@ -136,9 +137,22 @@ async function draw(figure, isLatest) {
   });
   if (content.note) picture.after(note(`${content.note}.`));
   const details = numbers(content, picture);
-  figure.append(tools(figure, picture, Plotly, layout), details);
+  figure.append(tools(figure, picture, Plotly, layout, content.layout.xaxis), details);
   details.open = opened.delete(figure);
   figure.dataset.drawn = "yes";
+}
+
+// The labels of a chart's values along x. Where one would touch the label before it, its tick has none.
+function spared({ tickvals, ticktext }, type, width) {
+  const places = tickvals.map((value) => (type === "log" ? Math.log10(value) : value));
+  const scale = (width - 110) / (Math.max(...places) - Math.min(...places));
+  let end = -Infinity;
+  return ticktext.map((label, index) => {
+    const half = (LETTER * (label.length + 1)) / 2;
+    if (places[index] * scale - half < end) return "";
+    end = places[index] * scale + half;
+    return label;
+  });
 }
 
 // On a phone the names above a plot would stand over each other: they stand upright, and the legend above them.
@@ -249,7 +263,7 @@ function blended({ colorscale, cmin, cmax }, value) {
   return `rgb(${from.slice(0, 3).map((part, index) => part + ((at - low) / (high - low)) * (to[index] - part))})`;
 }
 
-function tools(figure, picture, Plotly, layout) {
+function tools(figure, picture, Plotly, layout, along) {
   const bar = document.createElement("div");
   bar.className = "plot-tools";
   for (const name of (figure.dataset.log ?? "").split(/\s+/).filter(Boolean)) {
@@ -259,8 +273,10 @@ function tools(figure, picture, Plotly, layout) {
     box.type = "checkbox";
     box.checked = layout[`${name}axis`].type === "log";
     box.addEventListener("change", () => {
+      const type = box.checked ? "log" : "linear";
       Plotly.relayout(picture, {
-        [`${name}axis.type`]: box.checked ? "log" : "linear",
+        ...(name === "x" && along.tickmode === "array" && { "xaxis.ticktext": spared(along, type, picture.clientWidth) }),
+        [`${name}axis.type`]: type,
         [`${name}axis.autorange`]: true,
         [`${name}axis.tickformat`]: box.checked ? LOG_TICKS : null,
         [`${name}axis.nticks`]: box.checked ? LOG_NTICKS[name] : 0,
