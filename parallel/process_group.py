@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from kernels.clock import now_s
 
 from .nodes import Nodes, RemoteNode, accepted, interface_to
+from .stacks import SIGNAL
 
 if TYPE_CHECKING:
     import torch
@@ -538,7 +539,7 @@ class _Ranks:
     def _log_stacks(self) -> None:
         """Make every rank write its present stack to its log."""
         for process in self._processes.values():
-            _signal(process, signal.SIGUSR1)
+            _signal(process, SIGNAL)
         time.sleep(STACK_DUMP_S)
 
     def _log_of(self, index: int) -> dict[str, Any]:
@@ -600,7 +601,7 @@ class _Ranks:
             wait([process], timeout=max(0.0, until - now_s()))
 
 
-def _signal(process: int, number: signal.Signals) -> None:
+def _signal(process: int, number: int) -> None:
     try:
         signal.pidfd_send_signal(process, number)
     except ProcessLookupError:
@@ -648,7 +649,7 @@ def rank_main() -> None:
     # it would look as if they had died first.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)
+    faulthandler.register(SIGNAL)
     index, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     channel = _connect(request)
     channel.send_bytes(json.dumps([index, os.getpid()]).encode())

@@ -15,6 +15,7 @@ import inspect
 import io
 import linecache
 import os
+import re
 import stat
 import sys
 import traceback
@@ -30,7 +31,8 @@ from flopwatch.imports import clash, own_modules
 from flopwatch.packages import cure
 from flopwatch.packing import MAX_BYTES, MAX_FILES, check_name, is_packed
 from workers import working_directory
-from workers.measure.errors import print_traceback
+from workers.measure import position
+from workers.measure.errors import print_traceback, text_of
 from workers.outcome import InvalidEnvironment, RunnerError, describe_error
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ FOLDER = "UPLOADED_CODE"
 UNPACKING_ERRORS = (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError)  # a RuntimeError: it is encrypted
 IMPOSSIBLE = (errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EILSEQ)
 """Errors of a disk that takes a file, but not by this name or beside these."""
+FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+"""A line of faulthandler's."""
+NO_GPU = re.compile("Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available")
 OFFERED = 10
 """Most names of a file that an error lists."""
 
@@ -229,23 +234,51 @@ def own_name(file: str, code: Sequence[CodeSpec]) -> str | None:
 
 
 def describe(error: BaseException, text: str | None = None) -> str:
-    """Return an error, by default with its own text, with `place_of` and `lacking_file`."""
-    return describe_error(error, text) + place_of(error) + lacking_file(error)
+    """Return an error, by default with its own text, with `place_of`, the step in which it was raised, and what to do
+    about it."""
+    here, place = position.here(), place_of(error)
+    step = f", {here}" if here.inside else ""
+    return describe_error(error, text) + place + step + (lacking_file(error) or (_advice(error) if place else ""))
 
 
 def place_of(error: BaseException) -> str:
     """Return the innermost place of the user's code in an error's traceback: " (train.py:12, in step)"; "": none is."""
     for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
-        name = file = frame.f_code.co_filename
+        name: str | None = (file := frame.f_code.co_filename)
         if frame.f_globals.get("__name__") != "__main__":  # a script has its author's name already
-            # Generated code has no path, and resolving one needs the working folder, which may be gone.
-            if FOLDER not in os.environ or not Path(file).is_absolute():
-                continue
-            if not (path := Path(file).resolve()).is_relative_to(root := _files().resolve()):
-                continue
-            name = "/".join(path.relative_to(root).parts[1:]) or path.name
-        return f" ({name}:{line}, in {frame.f_code.co_name})"
+            name = _name_below(file, _files()) if FOLDER in os.environ else None
+        if name is not None:
+            return f" ({name}:{line}, in {frame.f_code.co_name})"
     return ""
+
+
+def places_in(stacks: Iterable[tuple[str, str]], files: Path | None = None) -> str:
+    """Return the innermost places of the user's code in stacks that faulthandler wrote: " (rank 0: train.py:12, in
+    step)"; "": none is.
+
+    Args:
+        stacks: For each process a name, "rank 0: ", and a text, of which the last stacks count.
+        files: The folder of the uploaded files; None: that of this process.
+    """
+    places = [name + place for name, text in stacks if (place := _place_in(text, files or _files()))]
+    return f" ({'; '.join(places)})" if places else ""
+
+
+def _place_in(text: str, files: Path) -> str | None:
+    # The thread that got the signal, or crashed, is the current one, and others are waiting for it.
+    for file, line, function in FRAME.findall(text.rpartition("\nCurrent thread ")[2]):
+        is_of_script = not file.startswith("<") and not Path(file).is_absolute()
+        if name := file if is_of_script else _name_below(file, files):
+            return f"{name}:{line}, in {function}"
+    return None
+
+
+def _name_below(file: str, files: Path) -> str | None:
+    """Return the name of a file in the folder of uploaded ones as its author gave it; None for any other file."""
+    # Generated code has no path, and resolving one needs the working folder, which may be gone.
+    if not Path(file).is_absolute() or not (path := Path(file).resolve()).is_relative_to(root := files.resolve()):
+        return None
+    return "/".join(path.relative_to(root).parts[1:]) or path.name
 
 
 def _name(sha256: str) -> str:
@@ -306,14 +339,22 @@ def _is_elsewhere(module: ModuleType, folder: Path) -> bool:
     return file is None or not Path(file).resolve().is_relative_to(folder.resolve())
 
 
-def _lacking(error: Exception, code: CodeSpec) -> str | None:
+def _lacking(error: BaseException) -> str | None:
     """Return what to do about a module that is not there; None if the error is another one."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
     module = error.name.partition(".")[0]
     in_folder = "put it into the folder that goes along, and let git track it"
-    own = in_folder if _folder(code).is_dir() else "send its folder along with --code FOLDER"
+    own = in_folder if any(_files().glob("*/")) else "send its folder along with --code FOLDER"
     return cure(module, own) or f"install {module!r} for the worker, or if it is yours {own}"
+
+
+def _advice(error: BaseException) -> str:
+    """Return what to do about an error of the user's code that has a known cause: "; …", or ""."""
+    advice = _lacking(error)
+    if NO_GPU.search(text_of(error)):
+        advice = "the job has no GPU: let the code use the device that it is given, or submit it with device=cuda"
+    return f"; {advice}" if advice else ""
 
 
 def lacking_file(error: BaseException) -> str:
@@ -355,9 +396,8 @@ def _module(code: CodeSpec) -> ModuleType:
     except Exception as error:
         del sys.modules[name]
         print_traceback(error)
-        if cure := _lacking(error, code):
-            raise InvalidEnvironment(f"{code.label()} cannot be imported: {_describe(error, shown)}: {cure}") from error
-        raise BrokenCode(f"{code.label()} cannot be imported: {_describe(error, shown)}") from error
+        broken = BrokenCode if _lacking(error) is None else InvalidEnvironment
+        raise broken(f"{code.label()} cannot be imported: {_describe(error, shown)}") from error
     return module
 
 

@@ -21,6 +21,7 @@ import pytest
 from app.specs._code import CodeSpec
 from flopwatch.packages import FOLDER
 from workers import uploaded
+from workers.measure import position
 from workers.outcome import InvalidEnvironment
 from workers.uploaded import BrokenCode
 
@@ -76,7 +77,28 @@ def test_a_failed_import_is_tried_again_and_fails_again(put: Put) -> None:
 def test_a_module_that_is_not_there_is_named_with_what_to_do(put: Put) -> None:
     with pytest.raises(InvalidEnvironment, match=r"No module named 'not_there' \(mine.py:2, in <module>\)") as caught:
         uploaded.load(put("import math\nimport not_there.inside\n"))
-    assert "install 'not_there' for the worker, or if it is yours send its folder along" in str(caught.value)
+    assert "; install 'not_there' for the worker, or if it is yours send its folder along" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "advice"),
+    [
+        ("import not_there", "; install 'not_there' for the worker, or if it is yours send its folder along"),
+        ("raise AssertionError('Torch not compiled with CUDA enabled')", "; the job has no GPU: let the code use the"),
+        ("raise RuntimeError('No CUDA GPUs are available')", "; the job has no GPU"),
+    ],
+)
+def test_an_error_in_a_step_has_what_to_do_and_the_step(put: Put, body: str, advice: str) -> None:
+    step = uploaded.load(put(f"def step():\n    {body}\n", "step"))
+    position.step_begins(6)
+    try:
+        with pytest.raises(Exception, match=r"not_there|CUDA") as caught:
+            step()
+        described = uploaded.describe(caught.value)
+    finally:
+        position.step_ends()
+    assert f"(mine.py:2, in step), in step 6{advice}" in described
+    assert "in step 6" not in uploaded.describe(caught.value), "the step is over"
 
 
 def packed(files: dict[str, str], comment: str = "pkg/train.py", method: int = 0, **mode: int) -> bytes:

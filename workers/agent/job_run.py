@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +29,7 @@ from app.store.database.locking import patience
 from app.store.files.store import FileStore
 from app.store.queue.transitions import Queue
 from app.store.records import Claim, Finish, NewEvent
-from flopwatch.text.times import duration
+from flopwatch.text.times import current_time, duration
 from workers import uploaded
 from workers.agent.ahead import Ahead, units_at_a_time
 from workers.agent.fitness import Judge, Unfit, may_be_the_hosts, of_another_version
@@ -68,6 +69,7 @@ from workers.outcome import (
     failure_code,
     is_exhausted,
 )
+from workers.processes import last_words
 from workers.processes.keeper import Request
 from workers.processes.launch import Launcher, Process
 from workers.processes.limits import Limits
@@ -81,6 +83,8 @@ LEFTOVERS_S = 60.0
 """Seconds that killed processes may take to end, while their driver releases a GPU's memory."""
 LEFTOVERS_LOOK_S = 0.05
 EXCERPT_BYTES = 4096
+LONG_S = 10.0
+"""Seconds after which progress says since when the unit is at the same place."""
 LOOK_S, LOOKS_PART = 1.0, 0.01
 """Seconds between two looks at a unit's folder, and the largest part of the time that they may take, since the unit is
 being measured."""
@@ -110,6 +114,12 @@ class _Process:
     task: Literal["run", "collect"] = "run"
     cursor: int | None = None
     """The step that the process works on, if it reports one."""
+    told: Progress | None = None
+    """The last progress that it has told."""
+    told_s: float = 0.0
+    """When that was, on the clock."""
+    stuck: str = ""
+    """What it was doing when it was last said that it takes long."""
 
     def place(self, done: int, total: int) -> tuple[int, int]:
         """Return how far the job is, after `done` of `total` steps of this unit: of several units, the number that is
@@ -438,7 +448,7 @@ class JobRun:
         )
         wrapper = Wrapper(wrap[0], self._clock()) if wrap else None
         try:
-            outcome = UnitRun(
+            running = UnitRun(
                 started,
                 listener,
                 self.stop,
@@ -446,14 +456,35 @@ class JobRun:
                 grace_s=self._grace_s,
                 wrapper=wrapper,
                 clock=self._clock,
-            ).run()
+            )
+            outcome = running.run()
         finally:
             started.close()
+        if not running.told:
+            outcome = self._with_last_words(outcome, process)
         if wrapper is not None and isinstance(runner, Wrapping):
             outcome = self._after_wrapper(
                 wrapper, outcome, partial(runner.wrapper_error, spec, process.unit, process.scratch)
             )
         return self._store_received(outcome)
+
+    def _with_last_words(self, outcome: Outcome, process: _Process) -> Outcome:
+        """Return how a process ended that has not told so itself, with where it was; its stacks go into the log."""
+        self._spool.log.write(last_words.stacks_in(process.scratch).encode())
+        if not isinstance(outcome, Failed):
+            return outcome
+        doing, seconds = self._doing(process)
+        seconds -= self._clock() - self._timeout.deadline  # it had some more time to end by itself
+        lasted = f" for {duration(seconds)}" if outcome.code == "timeout" else ""
+        where = f": {doing}{lasted}" if doing else ""
+        return replace(outcome, detail=cut(f"{outcome.detail}{where}{last_words.place_in(process.scratch)}"))
+
+    def _doing(self, process: _Process) -> tuple[str, float]:
+        """Return what a process does, as far as that is known, and for how many seconds it has done it."""
+        position = last_words.position_in(process.scratch)
+        seconds = time.monotonic() - position.began_s if position.inside else self._clock() - process.told_s
+        stage = "" if process.told is None else process.told.message
+        return ", ".join(filter(None, (stage, str(position)))), seconds
 
     @contextmanager
     def _timeout_paused(self) -> Iterator[None]:
@@ -518,6 +549,7 @@ class JobRun:
             case Started():
                 self._begin(process)
             case Progress() if process.task == "run":
+                process.told, process.told_s = message, self._clock()
                 self._progress(*process.place(message.done, message.total), self._words(process, message.message))
             case Progress():
                 self._progress(process.index + 1, process.count, message.message)
@@ -680,6 +712,7 @@ class JobRun:
 
     def _tend(self, process: _Process) -> None:
         """Write new events, and from time to time look at the size of the unit's folder. Raises TooLarge."""
+        self._tell_since(process)
         self._flush()
         begun = self._clock()
         if begun < self._next_look:
@@ -688,6 +721,16 @@ class JobRun:
         now = self._clock()
         self._next_look = now + max(LOOK_S, (now - begun) / LOOKS_PART)
         self._check_bytes("its working directory", size)
+
+    def _tell_since(self, process: _Process) -> None:
+        """Say since when a unit does what it does, once that takes long: it may hang."""
+        doing, seconds = self._doing(process)
+        if process.told is None or seconds < LONG_S or doing == process.stuck:
+            return
+        process.stuck = doing
+        since = current_time() - timedelta(seconds=seconds)
+        words = self._words(process, f"{doing} since {since:%H:%M:%S} UTC")
+        self._progress(*process.place(process.told.done, process.told.total), words)
 
     def _flush(self) -> None:
         """Write new events to the queue, without waiting long: meanwhile nobody drains the unit's pipes or ends it.

@@ -124,6 +124,11 @@ class UnitRun:
         self._killed = False
         self._kill_at = self._kill_keeper_at = float("inf")
 
+    @property
+    def told(self) -> bool:
+        """Return True if the unit itself has told how it ended."""
+        return self._ended is not None
+
     def run(self) -> Outcome:
         """Drain and watch the unit; returns when none of its processes is left."""
         next_flush = self._clock() + FLUSH_S

@@ -10,12 +10,14 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from workers import uploaded
 from workers.measure.check import Check
 from workers.outcome import Crashed, InvalidEnvironment, RunnerError, Unsupported
 from workers.reporter import Reporter
 
 if TYPE_CHECKING:
     from parallel.nodes import Nodes
+    from parallel.process_group import RanksFailed
 
 LOG_BYTES = 16 << 10
 """Bytes of a rank's log, from its end, that go into the job's log."""
@@ -128,14 +130,27 @@ class RankReports:
                 continue
             if not content.strip():
                 continue
-            cut = "" if len(content) <= LOG_BYTES else f" (its last {LOG_BYTES} bytes)"
-            text = content[-LOG_BYTES:].decode(errors="replace").rstrip()
-            sys.stderr.write(f"--- output of rank {rank}{cut} ---\n{text}\n")
+            sys.stderr.write(_shown(rank, content))
             if failure is not None and blamed in (rank, None):
                 report.artifact(file, name=LOGS.format(rank), kind="log", media_type="text/plain")
         if failure is not None:
             sys.stderr.write(f"{failure}\n")
         sys.stderr.flush()
+
+
+def _shown(rank: int, content: bytes) -> str:
+    cut = "" if len(content) <= LOG_BYTES else f" (its last {LOG_BYTES} bytes)"
+    text = content[-LOG_BYTES:].decode(errors="replace").rstrip()
+    return f"--- output of rank {rank}{cut} ---\n{text}\n"
+
+
+def logs_in(scratch: Path) -> dict[int, str]:
+    """Return, by rank, the end of each log of a unit's newest ranks that has anything, as the job's log shows it."""
+    folders = sorted(scratch.glob("ranks*"), key=lambda folder: folder.stat().st_mtime)
+    files = {
+        int(file.stem.removeprefix("rank-")): file for folder in folders[-1:] for file in folder.glob("rank-*.log")
+    }
+    return {rank: _shown(rank, content) for rank in sorted(files) if (content := files[rank].read_bytes()).strip()}
 
 
 def nodes_of_this_job(number: int) -> Nodes | None:
@@ -178,13 +193,20 @@ def job_failure(error: Exception, *, started: bool) -> RunnerError:
     if not isinstance(error, RanksFailed):
         return InvalidEnvironment(f"the ranks could not be launched: {error}")
     who = "the ranks" if error.rank is None else f"rank {error.rank}"
-    log = ""
+    log = uploaded.places_in(_logs_of(error))
     if error.rank is not None:
-        log = f"; see {LOGS.format(error.rank)}" if error.log else "; it wrote nothing to its log"
+        log += f"; see {LOGS.format(error.rank)}" if error.log else "; it wrote nothing to its log"
     detail = f"{who} {error.reason}{log}"
     if not started and (error.trace or isinstance(error, RanksTimedOut)):
         return InvalidEnvironment(f"the ranks did not start: {detail}")
     return Crashed(detail) if not error.trace else RunnerError(detail)
+
+
+def _logs_of(error: RanksFailed) -> list[tuple[str, str]]:
+    """Return the logs with stacks: of the rank at fault, or of all where they wait for each other."""
+    if error.rank is not None or error.log_file is None:
+        return [("", error.log)]
+    return [(f"rank {rank}: ", log) for rank, log in logs_in(error.log_file.parents[1]).items()]
 
 
 def check_cores(ranks: int) -> Check:

@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from kernels.ranges import named
+from workers.measure import position
 from workers.measure.returned import slim
 from workers.measure.timing import Observer, begin_phase, end_phase
 
@@ -173,6 +174,7 @@ class OwnStep:
         """Look, after the first step, for what it made: optimizers make their state there."""
         if self._runs == 1:
             self._look()
+        position.step_begins(self._runs + 1)
 
     def phases(self, observers: Sequence[Observer]) -> None:
         """Do one step; the form in which `run_step` takes it."""
@@ -192,12 +194,13 @@ class OwnStep:
         finally:
             self._observers = None
         end_phase(self._outside, observers)
+        position.step_ends()
         self._runs += 1
 
     def _stopped(self) -> str:
         takes = f", and the job takes {self.takes}" if self.takes else ""
         return (
-            f"step {self._runs + 1} raised StopIteration: an iterator in it, such as a loader, has ended{takes}. "
+            f"StopIteration: an iterator in the step, such as a loader, has ended{takes}. "
             "Let it begin again when it ends, or set fewer warmup_steps and measure_steps"
         )
 

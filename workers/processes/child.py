@@ -19,7 +19,7 @@ from workers.jobs._ranks import serve_node
 from workers.measure.errors import print_traceback
 from workers.messages import Ended, Message, Started, to_line
 from workers.outcome import EXIT_CODES, RunnerError, ending_forks, failure_code
-from workers.processes import probe
+from workers.processes import last_words, probe
 from workers.processes.keeper import READY, Request
 from workers.reporter import Reporter
 from workers.working_directory import enter_empty
@@ -89,6 +89,7 @@ def main(messages: int, gate: int | None = None) -> NoReturn:
     request = Request.from_line(sys.stdin.buffer.readline())
     with Path(os.devnull).open("rb") as null:
         os.dup2(null.fileno(), 0)
+    last_words.keep(Path(request.scratch))
     if gate is not None:
         _import_torch(request)
         with socket.socket(fileno=gate) as opening:
@@ -102,6 +103,7 @@ def main_wrapped(file: Path) -> int:
     request = Request.from_line(file.read_bytes())
     # The wrapper may have dropped these variables.
     os.environ.update(request.environment)
+    last_words.keep(Path(request.scratch))
     return _leave(run_request(request, _open_messages(request), new_interpreter=True))
 
 

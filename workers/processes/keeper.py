@@ -29,6 +29,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,13 +37,15 @@ from typing import Any, Literal
 
 from app.importing import program
 from workers.processes.limits import Limits
-from workers.processes.linux import adopt_orphans, die_with_parent, kill_all, reap, signal_all
+from workers.processes.linux import adopt_orphans, ask_for_stacks, die_with_parent, kill_all, reap, signal_all
 
 TERMINATE = b"T"
 KILL = b"K"
 READY = b"R"
 NOT_STARTED = 127
 """Exit code that the keeper reports for a command that could not be started, as shells do."""
+STACKS_S = 0.2
+"""Seconds in which processes write their stacks before they are ended."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,8 @@ def _wait(control: socket.socket, wakeup: int, pid: int) -> int | None:
                 if key.fileobj is control:
                     order = _receive(control)
                     if order == TERMINATE:
+                        if ask_for_stacks():
+                            time.sleep(STACKS_S)
                         signal_all(signal.SIGTERM)
                     else:
                         kill_all()

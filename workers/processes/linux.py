@@ -6,8 +6,11 @@ import os
 import signal
 import time
 from collections.abc import Container
+from pathlib import Path
 
 import psutil
+
+from parallel.stacks import SIGNAL
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -56,6 +59,18 @@ def signal_all(signum: int, spare: Container[int] = ()) -> int:
             continue
         reached += 1
     return reached
+
+
+def ask_for_stacks() -> int:
+    """Let every descendant that can write its threads' stacks do so; returns how many were asked."""
+    asked = 0
+    for process in descendants():
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            if int(status.partition("SigCgt:")[2].split()[0], 16) >> (SIGNAL - 1) & 1:
+                process.send_signal(SIGNAL)
+                asked += 1
+    return asked
 
 
 def kill_all(spare: Container[int] = ()) -> None:

@@ -17,7 +17,7 @@ import struct
 import sys
 from pathlib import Path
 
-from workers.processes import keeper
+from workers.processes import keeper, last_words
 from workers.processes.child import run_request
 from workers.processes.linux import adopt_orphans, kill_all, reap
 
@@ -144,4 +144,5 @@ def _run(request: keeper.Request, messages: int, log: int) -> int:
     os.dup2(log, 2)
     os.close(null)
     os.close(log)
+    last_words.keep(Path(request.scratch))
     return run_request(request, messages)

@@ -9,6 +9,7 @@ import re
 import select
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ from tests.databases import put_database
 from tests.object_stores import Bucket
 from tools.waiting import wait_until
 from workers import uploaded
+from workers.agent import job_run
 from workers.agent.job_run import RETRY_S, JobRun
 from workers.agent.unit_run import FLUSH_S, RECORD_S, WRAPPER_START_S, Timeout
 from workers.devices.locks import HeldDevices
@@ -49,7 +51,7 @@ from workers.jobs._base import Unit as Planned
 from workers.measure.measurement import Measurement
 from workers.messages import Ended
 from workers.outcome import Abandoned, Cancelled, GivenBack
-from workers.processes import child
+from workers.processes import child, last_words
 from workers.processes.child import MessagePipe
 from workers.processes.keeper import KILL, READY, TERMINATE, Request
 from workers.processes.launch import Process
@@ -674,6 +676,40 @@ def test_a_unit_without_pipes_still_times_out(site: Site, order: bytes) -> None:
     error = site.run(play, timeout_s=0.2)["error"]
     assert error["code"] == "timeout"
     assert problem_text(error) == "The job ran longer than its timeout_s\n  its time was over after 0.2 s"
+
+
+@pytest.mark.parametrize("own_step", [True, False])
+def test_a_unit_that_hangs_is_told_where_and_since_when(
+    site: Site, monkeypatch: pytest.MonkeyPatch, own_step: bool
+) -> None:
+    monkeypatch.setattr(job_run, "LONG_S", 0.3)
+
+    def play(unit: Unit) -> None:
+        unit.say(STARTED, {"type": "progress", "done": 0, "total": 15, "message": "warming up"})
+        if own_step:
+            begun = (4, 1, time.monotonic_ns())
+            (unit.scratch / last_words.POSITION).write_bytes(struct.pack("3q", *begun))
+            (unit.scratch / last_words.STACKS).write_text('\nCurrent thread 0x1:\n  File "train.py", line 5 in step\n')
+        assert unit.control.recv(1) == TERMINATE
+        unit.close_pipes()
+        unit.report(exit_code=None, signal=15)
+
+    job = site.run(play, timeout_s=1.5)
+    doing, place = ("warming up, in step 4", r" \(train.py:5, in step\)") if own_step else ("warming up", "")
+    assert re.fullmatch(rf"its time was over after 1.5 s: {doing} for 1.\d s{place}", job["error"]["detail"])
+    assert re.fullmatch(rf"{doing} since \d\d:\d\d:\d\d UTC", job["progress"]["message"])
+    assert ("line 5 in step" in job["error"]["log_tail"]) == own_step
+
+
+def test_a_process_that_dies_is_told_with_its_step(site: Site) -> None:
+    def play(unit: Unit) -> None:
+        unit.say(STARTED, {"type": "progress", "done": 0, "total": 15, "message": "warming up"})
+        (unit.scratch / last_words.POSITION).write_bytes(struct.pack("3q", 4, 0, 1))
+        unit.close_pipes()
+        unit.report(exit_code=3, signal=None)
+
+    detail = site.run(play)["error"]["detail"]
+    assert detail == "the job's process ended with exit code 3 before its work was done: warming up, after step 4"
 
 
 def test_the_start_of_a_unit_does_not_count(site: Site) -> None:

@@ -210,15 +210,15 @@ def test_a_model_in_the_place_of_one_that_is_gone_is_seen() -> None:
     assert {id(one) for one in own.model.children()} == {id(one) for one in kept}
 
 
-def test_a_loader_that_ends_is_named_with_its_step() -> None:
+def test_a_loader_that_ends_is_named() -> None:
     loader = iter(range(3))
     own = made(lambda _own: next(loader))
     own.takes = "2 steps to warm up and 5 measured ones"
     for _ in range(3):
         heard(own)
-    with pytest.raises(StepStopped, match=r"^step 4 raised StopIteration: .*loader.*takes 2 steps.*begin again"):
+    with pytest.raises(StepStopped, match=r"^StopIteration: .*loader.*takes 2 steps.*begin again"):
         heard(own)
-    with pytest.raises(StepStopped, match="step 4"):  # also under a profiler, whose generators would hide it
+    with pytest.raises(StepStopped, match=r"^StopIteration: "):  # also under a profiler, whose generators would hide it
         heard(own)
 
 

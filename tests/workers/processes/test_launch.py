@@ -209,6 +209,23 @@ def test_a_gpu_that_does_not_compute_is_found(run_forked: Run) -> None:
     assert found[2:] == [None, []], "a job on the CPU needs none, and nothing is left"
 
 
+def test_a_unit_that_is_ended_writes_its_stacks_first(run_forked: Run) -> None:
+    printed = run_forked(
+        """
+        process = launcher.start(request("stubborn"), START, [])
+        started()
+        stacks = FOLDER / ".stacks"
+        before = stacks.read_text()
+        process.terminate()
+        wait_until(lambda: "in never_end" in stacks.read_text(), "the stacks")
+        process.kill()
+        process.report()
+        print(json.dumps(before))
+        """
+    )
+    assert printed == ""
+
+
 def test_kill_ends_a_descendant_in_a_session_of_its_own(run_forked: Run) -> None:
     printed = run_forked(
         """

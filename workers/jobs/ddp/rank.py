@@ -40,7 +40,7 @@ from workers.measure.judging import WrongResult
 from workers.measure.memory import OutOfMemory, is_out_of_memory, memory_meter, short_message
 from workers.measure.own_step import KINDS
 from workers.measure.timing import run_step
-from workers.outcome import RunnerError
+from workers.outcome import RunnerError, failure_code
 from workers.torch_host import set_precision
 
 ROUNDS = 6
@@ -109,7 +109,7 @@ def report_known_errors(rank: Rank) -> Iterator[None]:
         if isinstance(error, OutOfMemory) or is_out_of_memory(error):
             rank.report({"failed": OutOfMemory.outcome, "detail": short_message(error)})
         elif uploaded.place_of(error) or uploaded.lacking_file(error):
-            rank.report({"failed": RunnerError.code, "detail": uploaded.describe(error)})
+            rank.report({"failed": failure_code(error), "detail": uploaded.describe(error)})
         raise
 
 

@@ -1,0 +1,60 @@
+"""Which step of the user's own this process is in, also after the process has died: kept in memory that it shares with
+a file."""
+
+import mmap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+SIZE = 24
+_cells = memoryview(bytearray(SIZE)).cast("q")
+"""The number of the step, 1 inside of it, and when it began, in ns."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """The step in which a process is, or which it did last."""
+
+    step: int
+    """Counted from 1; 0: none has begun."""
+    inside: bool
+    began_s: float
+    """When it began, by time.monotonic."""
+
+    def __str__(self) -> str:
+        return f"{'in' if self.inside else 'after'} step {self.step}" if self.step else ""
+
+
+def keep(file: Path) -> None:
+    """Keep the position of this process in a file from now on."""
+    global _cells
+    file.write_bytes(bytes(SIZE))
+    with file.open("r+b") as opened:
+        _cells = memoryview(mmap.mmap(opened.fileno(), SIZE)).cast("q")
+
+
+def step_begins(number: int) -> None:
+    """Note that a step is about to begin."""
+    _cells[0], _cells[1], _cells[2] = number, 1, time.monotonic_ns()
+
+
+def step_ends() -> None:
+    """Note that it has ended."""
+    _cells[1] = 0
+
+
+def here() -> Position:
+    """Return the position of this process."""
+    return _position(_cells)
+
+
+def read(file: Path) -> Position:
+    """Return the position that a process has kept in a file; before any step if it has kept none."""
+    try:
+        return _position(memoryview(file.read_bytes()).cast("q"))
+    except OSError:
+        return Position(0, False, 0.0)
+
+
+def _position(cells: "memoryview[int]") -> Position:
+    return Position(cells[0], bool(cells[1]), 1e-9 * cells[2])
