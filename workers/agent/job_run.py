@@ -30,6 +30,7 @@ from app.store.files.store import FileStore
 from app.store.queue.transitions import Queue
 from app.store.records import Claim, Finish, NewEvent
 from flopwatch.text.times import current_time, duration
+from kernels.clock import now_s
 from workers import uploaded
 from workers.agent.ahead import Ahead, units_at_a_time
 from workers.agent.fitness import Judge, Unfit, may_be_the_hosts, of_another_version
@@ -482,7 +483,7 @@ class JobRun:
     def _doing(self, process: _Process) -> tuple[str, float]:
         """Return what a process does, as far as that is known, and for how many seconds it has done it."""
         position = last_words.position_in(process.scratch)
-        seconds = time.monotonic() - position.began_s if position.inside else self._clock() - process.told_s
+        seconds = now_s() - position.began_s if position.inside else self._clock() - process.told_s
         stage = "" if process.told is None else process.told.message
         return ", ".join(filter(None, (stage, str(position)))), seconds
 

@@ -183,10 +183,14 @@ class OwnStep:
         self._observers, self._open, self._left = observers, None, False
         begin_phase(self._outside, observers)
         try:
+            returned = self._step()
+            if not self._runs and (inspect.isgenerator(returned) or inspect.iscoroutine(returned)):
+                raise NoStep(
+                    f"a step returned a {type(returned).__name__}: its code has not run, as it has a yield or is async"
+                )
             if self.keeps_returned:
-                self.returned = slim(self._step())
-            else:
-                self._step()
+                self.returned = slim(returned)
+            del returned
             self._check_process()
             self._end_left()
         except StopIteration as end:

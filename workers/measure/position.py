@@ -2,13 +2,14 @@
 a file."""
 
 import mmap
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernels.clock import now_s
+
 SIZE = 24
-_cells = memoryview(bytearray(SIZE)).cast("q")
-"""The number of the step, 1 inside of it, and when it began, in ns."""
+_cells = memoryview(bytearray(SIZE)).cast("d")
+"""The number of the step, 1 inside of it, and when it began."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Position:
     """Counted from 1; 0: none has begun."""
     inside: bool
     began_s: float
-    """When it began, by time.monotonic."""
+    """When it began, by `now_s`, which all processes share."""
 
     def __str__(self) -> str:
         return f"{'in' if self.inside else 'after'} step {self.step}" if self.step else ""
@@ -30,12 +31,12 @@ def keep(file: Path) -> None:
     global _cells
     file.write_bytes(bytes(SIZE))
     with file.open("r+b") as opened:
-        _cells = memoryview(mmap.mmap(opened.fileno(), SIZE)).cast("q")
+        _cells = memoryview(mmap.mmap(opened.fileno(), SIZE)).cast("d")
 
 
 def step_begins(number: int) -> None:
     """Note that a step is about to begin."""
-    _cells[0], _cells[1], _cells[2] = number, 1, time.monotonic_ns()
+    _cells[0], _cells[1], _cells[2] = number, 1, now_s()
 
 
 def step_ends() -> None:
@@ -51,10 +52,10 @@ def here() -> Position:
 def read(file: Path) -> Position:
     """Return the position that a process has kept in a file; before any step if it has kept none."""
     try:
-        return _position(memoryview(file.read_bytes()).cast("q"))
+        return _position(memoryview(file.read_bytes()).cast("d"))
     except OSError:
         return Position(0, False, 0.0)
 
 
-def _position(cells: "memoryview[int]") -> Position:
-    return Position(cells[0], bool(cells[1]), 1e-9 * cells[2])
+def _position(cells: "memoryview[float]") -> Position:
+    return Position(int(cells[0]), bool(cells[1]), cells[2])

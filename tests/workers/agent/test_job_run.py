@@ -37,6 +37,7 @@ from app.store.queue.transitions import CANCELLED_WHILE, Queue
 from app.store.reading.queries import Reading
 from app.store.records import Claim, NewJob, Offer
 from flopwatch.connection import problem_text
+from kernels.clock import now_s
 from tests.clock import Clock
 from tests.databases import put_database
 from tests.object_stores import Bucket
@@ -687,8 +688,8 @@ def test_a_unit_that_hangs_is_told_where_and_since_when(
     def play(unit: Unit) -> None:
         unit.say(STARTED, {"type": "progress", "done": 0, "total": 15, "message": "warming up"})
         if own_step:
-            begun = (4, 1, time.monotonic_ns())
-            (unit.scratch / last_words.POSITION).write_bytes(struct.pack("3q", *begun))
+            begun = (4, 1, now_s())
+            (unit.scratch / last_words.POSITION).write_bytes(struct.pack("3d", *begun))
             (unit.scratch / last_words.STACKS).write_text('\nCurrent thread 0x1:\n  File "train.py", line 5 in step\n')
         assert unit.control.recv(1) == TERMINATE
         unit.close_pipes()
@@ -704,7 +705,7 @@ def test_a_unit_that_hangs_is_told_where_and_since_when(
 def test_a_process_that_dies_is_told_with_its_step(site: Site) -> None:
     def play(unit: Unit) -> None:
         unit.say(STARTED, {"type": "progress", "done": 0, "total": 15, "message": "warming up"})
-        (unit.scratch / last_words.POSITION).write_bytes(struct.pack("3q", 4, 0, 1))
+        (unit.scratch / last_words.POSITION).write_bytes(struct.pack("3d", 4, 0, 1))
         unit.close_pipes()
         unit.report(exit_code=3, signal=None)
 

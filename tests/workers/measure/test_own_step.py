@@ -210,6 +210,12 @@ def test_a_model_in_the_place_of_one_that_is_gone_is_seen() -> None:
     assert {id(one) for one in own.model.children()} == {id(one) for one in kept}
 
 
+def test_a_step_that_yields_is_refused_since_it_computes_nothing() -> None:
+    own = made(lambda _own: (number for number in range(3)))
+    with pytest.raises(NoStep, match="returned a generator: its code has not run"):
+        heard(own)
+
+
 def test_a_loader_that_ends_is_named() -> None:
     loader = iter(range(3))
     own = made(lambda _own: next(loader))
