@@ -57,8 +57,8 @@ class _Group:
         else:
             name, detail = self.doubts[0]
             of = "" if len(self.doubts) == 1 else f"{name}: "
-            such = f", such as {of}{_short(detail)}" if detail else ""
-            why = f"{', '.join(name for name, _ in self.doubts)}{such}"
+            first = f" (of the first: {of}{_short(detail)})" if detail else ""
+            why = f"{', '.join(name for name, _ in self.doubts)}{first}"
         count = "" if self.rows == 1 else f" ({self.rows} cases)"
         return f"{mark} {self.verdict}{count}: {why}{'' if why.endswith('…') else '.'}"
 

@@ -32,8 +32,8 @@ DECIDED = ("better", "no_difference", "worse")
 NONE_JOINED = "no change shortened the step in its first processes, so none were joined"
 TOGETHER = "together"
 MOST_CAUSES = 30
-MOST_LINES, WIDTH = 12, 80
-"""Of the answer on a terminal; the tables have all."""
+MOST_LINES, MOST_BELOW, WIDTH = 12, 3, 80
+"""Of the answer on a terminal, and of what is said below a cause of a change that is refused; the tables have all."""
 INDENT, TIED = "   ", "\N{NO-BREAK SPACE}"
 """What a wrapped line begins with; a space at which no line is broken."""
 TOLD_CAUSES, SURE_CAUSES, FIRST_CAUSES = 7, 5, 3
@@ -71,6 +71,10 @@ NO_TIME = "no time was left: a larger budget_s tries it"
 
 BOUND_FOUND = "bound"
 """The verdict of a change that removes work, and so is no cure, if the step is faster with it."""
+
+
+Block = tuple[float, list[str]]
+"""Lines that are told together or not at all, and their rank: those of the lowest ranks are told."""
 
 
 @dataclass(frozen=True)
@@ -341,24 +345,21 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
     ]
     shown = sorted(told_rows[:TOLD_CAUSES], key=causes.index)
     told = {str(cause) for _, cause, *_ in shown}
-    lines = [*((0.0, line) for line in _wrapped(step)), *_of_causes(shown, better, results)]
-    lines += [(2.0, line) for one in better if one.cause not in told for line in _wrapped(f"-> {_helped(one)}")]
-    so_far = " ".join(line.strip() for _, line in lines)
+    blocks: list[Block] = [(0.0, _wrapped(step)), *_of_causes(shown, better, results)]
+    blocks += [(2.0, _wrapped(f"-> {_helped(one)}")) for one in better if one.cause not in told]
+    so_far = " ".join(line.strip() for _, lines in blocks for line in lines)
     others = [one for one in better if f"-> {one.change}: " not in so_far]
-    lines += [(4.5, line) for line in _listed("also faster", [f"{_lost(one)}{_numbers(one)}" for one in others])]
+    blocks.append((4.5, _listed("also faster", [f"{_lost(one)}{_numbers(one)}" for one in others])))
     losers = sorted(
         (one for one in results if not one.removes and one.ratio is not None), key=lambda one: one.ratio or 1.0
     )
     for title, verdicts in LOSERS.items():
-        lines += [(4.5, line) for line in _listed(title, [_lost(one) for one in losers if one.verdict in verdicts])]
+        blocks.append((4.5, _listed(title, [_lost(one) for one in losers if one.verdict in verdicts])))
     late = [one.change for one in results if one.verdict == "not_tried"]
-    lines += [(TOLD_CAUSES, line) for line in _listed("not tried", late, f" ({NO_TIME})")]
-    refused = [
-        one for one in results if one.verdict == "refused" and not any(f"no {one.change}: " in of for _, of in lines)
-    ]
-    lines += [
-        (TOLD_CAUSES + 0.5, line) for line in _listed("refused", [f"{one.change} ({one.reason})" for one in refused])
-    ]
+    blocks.append((TOLD_CAUSES, _listed("not tried", late, f" ({NO_TIME})")))
+    refused = [one for one in results if one.verdict == "refused" and f"no {one.change}: " not in so_far]
+    reasons = [f"{one.change} ({one.reason})" for one in refused]
+    blocks.append((TOLD_CAUSES + 0.5, _listed("refused", reasons, short=[one.change for one in refused])))
     together = ""
     if joined.step_ms is not None and joined.sure and len(names := joined.how.split(" + ")) > 1:
         together = f"all together ({', '.join(names)}): {_became(joined)}"
@@ -374,25 +375,22 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
                 together = f"promising, but not certain yet: {_helped(best)}"
             together += f"; `--change {best.change}` {'alone' if best.promising else 'with a larger budget_s'}"
             together += " measures it again"
-    lines += [(0.0, line) for line in _wrapped(together)]
-    kept = sorted(range(len(lines)), key=lambda at: lines[at][0])[:MOST_LINES]
-    return [_cut(lines[at][1], lines[at + 1 : at + 2] if at + 1 not in kept else ()) for at in sorted(kept)]
-
-
-def _cut(line: str, left_out: Sequence[tuple[float, str]]) -> str:
-    """Return a line that ends with "…" if the next one, which is left out, goes on with its sentence."""
-    if not any(text.startswith(INDENT) for _, text in left_out) or line[0].isdecimal():
-        return line
-    return (line if len(line) <= WIDTH - 2 else line[: WIDTH - 2].rpartition(" ")[0]) + " …"
+    blocks.append((0.0, _wrapped(together)))
+    left, kept = MOST_LINES, set()
+    for at in sorted(range(len(blocks)), key=lambda at: blocks[at][0]):
+        if (length := len(blocks[at][1])) <= left:  # no sentence is cut
+            left -= length
+            kept.add(at)
+    return [line for at in sorted(kept) for line in blocks[at][1]]
 
 
 def _of_causes(
     causes: Sequence[Sequence[Scalar]], better: Sequence[Result], results: Sequence[Result]
-) -> Iterator[tuple[float, str]]:
+) -> Iterator[Block]:
     """Yield the lines of each cause, with their ranks: the cure of a cause is as important as the cause."""
     told: set[str] = set()
     heads = _columns(causes, results)
-    yield from ((0.0, head.rstrip()) for head in heads[:1])
+    yield from ((0.0, [head.rstrip()]) for head in heads[:1])
     for place, (head, row) in enumerate(zip(heads[1:], causes, strict=True), start=1):
         cause, percent = str(row[1]), float(row[4] or 0.0)
         name, _, often = str(row[2] or "").partition(" (")
@@ -402,12 +400,17 @@ def _of_causes(
         line, *others = _wrapped(f"{head}  {name}".rstrip())
         # The first come before all that is said of changes, the last after what is not certain.
         at = 0.6 * place if place <= SURE_CAUSES else TOLD_CAUSES - 1
-        yield (0.5 if row[6] == "measured" else at), line
+        yield (0.5 if row[6] == "measured" else at), [line]
         often = often.rstrip(")").replace(SMALL, VECTORISE if percent >= LARGE_PERCENT else SMALL)
-        below = "; ".join(filter(None, [*map(str.strip, others), often, why_not]))
+        known = list(filter(None, [*map(str.strip, others), often]))
+        below = "; ".join([*known, why_not] if why_not else known)
+        if len(_wrapped(below, INDENT)) > MOST_BELOW:  # the table of changes has the reason
+            below = "; ".join(known)
         below = " -> ".join([below, cure] if cure else [below]).lstrip()
-        for line in _wrapped(below, INDENT):
-            yield at if cure else at + 3 if REPEATED in often or why_not or others else TOLD_CAUSES + 1, line
+        yield (
+            at if cure else at + 3 if REPEATED in often or why_not or others else TOLD_CAUSES + 1,
+            _wrapped(below, INDENT),
+        )
 
 
 LOSERS = {"not worth it": ("no_difference", "worse"), "not certain": ("inconclusive",)}
@@ -483,15 +486,15 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
     return [line.replace(TIED, " ") for line in lines]
 
 
-def _listed(title: str, texts: Sequence[str], end: str = "") -> list[str]:
-    """Return a list in one line, as many of its texts as fit, or one text in two lines; none of an empty list."""
+def _listed(title: str, texts: Sequence[str], end: str = "", short: Sequence[str] = ()) -> list[str]:
+    """Return a list in one line, as many of its texts as fit, or one text in two lines; if that is too long, one of
+    `short` in its place. None of an empty list."""
     for number in range(len(texts), 0, -1):
         more = f" and {len(texts) - number} more" if number < len(texts) else ""
-        line = f"{title}: {', '.join(texts[:number])}{more}{end}"
-        if len(line) <= WIDTH or number == 1:
-            lines = textwrap.wrap(line, WIDTH, subsequent_indent=INDENT, max_lines=2, placeholder=" …")
-            return [line.replace(TIED, " ") for line in lines]
-    return []
+        lines = _wrapped(f"{title}: {', '.join(texts[:number])}{more}{end}")
+        if len(lines) == 1 or (number == 1 and (len(lines) == 2 or not short)):
+            return lines
+    return _listed(title, short, end) if short else []
 
 
 def _numbers(one: Result) -> str:
