@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from pydantic_core import to_json
-from starlette.types import Send
 
 from app.api.gate import stays
 from app.api.parameters import Cursor, JobId, Json, Limit, StrictQuery
 from app.api.schemas import Event, Page
 from app.api.services import CurrentServices, Services
+from app.api.streaming import ClosingStream
 from app.errors import STORE_UNAVAILABLE, NotFound
 from app.states import FINISHED_STATES, JobState
 
@@ -64,15 +64,6 @@ async def get_job_events(
         media_type=EVENT_STREAM,
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
-
-
-class ClosingStream(StreamingResponse):
-    """A stream that closes its generator also if the client disconnects before the end, so that it no longer follows
-    the job."""
-
-    async def stream_response(self, send: Send) -> None:
-        async with contextlib.aclosing(self.body_iterator):  # type: ignore[type-var]  # it is the generator given
-            await super().stream_response(send)
 
 
 async def stream(

@@ -1,13 +1,25 @@
-"""Sends stored files, of a disk or an object store, whole or in part; no changed file as if it were whole."""
+"""Sends streams: stored files, of a disk or an object store, whole or in part; no changed file as if it were whole."""
 
+import contextlib
 import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
 from fastapi import HTTPException, Request
 from fastapi.responses import Response, StreamingResponse
+from starlette.types import Send
 
 from app.store.files.store import Content
+
+
+class ClosingStream(StreamingResponse):
+    """A stream that closes its generator also if the client disconnects before the end, so that it no longer follows
+    a job, or holds a file open."""
+
+    async def stream_response(self, send: Send) -> None:
+        async with contextlib.aclosing(self.body_iterator):  # type: ignore[type-var]  # it is the generator given
+            await super().stream_response(send)
+
 
 MAX_DIGITS = 18
 """A number with more digits is beyond the end of every file."""
@@ -34,7 +46,7 @@ async def sent(
         "Content-Length": str(stop - start),
         **({"Content-Range": f"bytes {start}-{stop - 1}/{size}"} if part else {}),
     }
-    return StreamingResponse(content.stream(start, stop), 206 if part else 200, all_headers, media_type)
+    return ClosingStream(content.stream(start, stop), 206 if part else 200, all_headers, media_type)
 
 
 def _range(wanted: str | None, size: int) -> tuple[int, int] | None:

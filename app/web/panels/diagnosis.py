@@ -118,6 +118,7 @@ def _trace(part: str, bars: Sequence[tuple[str, str, float, float, str]]) -> dic
         "base": [base for _, _, base, *_ in bars],
         "text": [number(length) for *_, length, _ in bars],
         "textposition": "outside" if part in HATCHED else "auto",  # on hatching nobody can read it
+        "cliponaxis": False,  # beside the longest bar of a phone a number needs the margin
         "marker": LOOK[part],
         "customdata": [f"{number(length)} ms {escaped(where)}" for *_, length, where in bars],
         "hovertemplate": "%{y}: %{customdata}<extra></extra>",
