@@ -27,6 +27,9 @@ SETTINGS = {"FLOPWATCH_GRACE_S": "2"}  # a user who interrupts a demo does not w
 SHOWN_LOG_CHARACTERS = 8000
 
 
+TABLE = """The milliseconds of one training step (step_ms) and of its three phases, by model size and context length. A row with †
+or ‡ is uncertain; its note says why, and by how much."""
+
 NEXT = """
 This was a server and a worker of their own, which end now, and their data goes. To keep yours:
 
@@ -94,7 +97,7 @@ def run(service: Service, fields: Sequence[str]) -> None:
         raise DemoFailed(f"flopwatch sweep ended with exit code {code}")
     sweep = str(json.loads(answer)["id"])
     table_code, table = command(environment, "table", "--sweep", sweep, "--columns", COLUMNS)
-    print(table, flush=True)
+    print(f"\n{TABLE}\n\n{table}", flush=True)
     if code != 0:
         _, failed = command(environment, "jobs", "--sweep", sweep, "--state", "failed", "--json")
         reasons = [f"job {job['id']}: {job['error']['detail']}" for job in json.loads(failed)]

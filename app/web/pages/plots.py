@@ -180,7 +180,8 @@ def where(points: Sequence[Point], wanted: Sequence[str]) -> Sequence[Point]:
 def first_metric(sweep: Mapping[str, Any] | None, measured: Sequence[str]) -> str | None:
     """Return the metric that is drawn before anybody chooses one: of a search for what fits, the memory."""
     kind = KINDS.get(str(sweep["base"].get("kind"))) if sweep is not None else None
-    wanted = ["peak_memory_mib"] if sweep is not None and sweep["fit"] else [kind.first_plotted] if kind else []
+    wanted = ["peak_memory_mib"] if sweep is not None and sweep["fit"] else []
+    wanted += [kind.first_plotted] if kind is not None and kind.first_plotted is not None else []
     return next((name for name in wanted if name in measured), headline(measured))
 
 
