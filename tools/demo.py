@@ -27,8 +27,8 @@ SETTINGS = {"FLOPWATCH_GRACE_S": "2"}  # a user who interrupts a demo does not w
 SHOWN_LOG_CHARACTERS = 8000
 
 
-TABLE = """The milliseconds of one training step (step_ms) and of its three phases, by model size and context length. A row with †
-or ‡ is uncertain; its note says why, and by how much."""
+TABLE = """The milliseconds of one training step (step_ms) and of its three phases, by model size and context length.
+A row with † or ‡ is uncertain; its note says why, and by how much."""
 
 NEXT = """
 This was a server and a worker of their own, which end now, and their data goes. To keep yours:
