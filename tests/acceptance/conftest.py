@@ -10,9 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from tests.forked import ForkedService
 from tools.service import Service, wait_for_job
+from workers.measure.ceilings import Ceilings
 
 PLUGINS = Path(__file__).resolve().parent.parent / "plugins"
 PROJECT = PLUGINS.parent.parent
@@ -75,6 +77,8 @@ def started_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[
     (folder / "misbehave").mkdir()
     with ForkedService(folder / "service", environment(folder, "plain_kind")) as running:
         running.start_server()
+        # A profile measures ceilings that nobody has recorded, for seconds.
+        Ceilings(running.data_dir / "ceilings").record(torch.device("cpu"), {"fp32": 100.0}, 1e5)
         yield running, running.start_worker(UNITS="forked", FLOPWATCH_ALLOW_CODE="true")
 
 

@@ -57,8 +57,9 @@ def test_a_step_that_freezes_the_time_takes_its_time(flopwatch: Flopwatch, repli
     assert 20.0 <= numbers(flopwatch, done)["step_ms", "step"] < 2000.0  # type: ignore[operator]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("script", ["gpt", pytest.param("accumulation", marks=pytest.mark.long)])
+@pytest.mark.parametrize("script", NAMED)
 def test_scripts_are_measured_profiled_and_snapshotted(flopwatch: Flopwatch, script: str, device: str) -> None:
     job = run(flopwatch, "benchmark", script, device=device)
     measured = numbers(flopwatch, job)
@@ -123,7 +124,7 @@ def make_step(device):
 """
 
 
-@pytest.mark.parametrize("kind", ["benchmark", "memory", pytest.param("profile", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["benchmark", "memory", "profile"])
 def test_a_step_may_change_its_process(flopwatch: Flopwatch, tmp_path: Path, kind: str) -> None:
     """Defaults of torch, folder, environment and output: what is measured afterwards is right, and arrives."""
     (tmp_path / "train.py").write_text(UNTIDY)

@@ -203,6 +203,7 @@ def waits_for_another_allocation(site: Site, *, patience_s: float = ENDS_S) -> i
     return job_id
 
 
+@pytest.mark.long
 def test_a_script_that_fails_says_why_and_fails_no_job(site: Site) -> None:
     job_id = waits_for_another_allocation(site)
     unfit = unfit_worker(site)

@@ -11,6 +11,7 @@ def test_units_that_run_repeatedly_in_every_kind_of_pass(ranks: Pool) -> None:
         assert failed == []
 
 
+@pytest.mark.long
 def test_units_that_run_repeatedly_in_bfloat16(two_ranks: Pool) -> None:
     for failed in two_ranks(passes.some, "bfloat16"):
         assert failed == []

@@ -2,7 +2,6 @@ import logging
 import os
 import re
 import sqlite3
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from app.settings import Settings
 from app.store.database import file_systems, sqlite
 from app.store.database.engine import Database, open_database
 from app.store.reading.queries import Reading
+from tests.forked import forkserver
 
 
 def count(database: Database) -> int:
@@ -133,7 +133,7 @@ def test_a_damaged_file_is_a_fault_of_the_disk(settings: Settings, page: int) ->
         count(open_database(settings))
 
 
-def test_a_watch_sees_commits_of_this_process_and_of_others(database: Database, settings: Settings) -> None:
+def test_a_watch_sees_commits_of_this_process_and_of_others(database, settings, tmp_path) -> None:
     watch = database.watch()
     assert watch.changed()
     assert not watch.changed()
@@ -146,7 +146,8 @@ def test_a_watch_sees_commits_of_this_process_and_of_others(database: Database, 
         "from app.store.queue.registration import Registration; "
         "Registration(Database(sys.argv[1])).register_worker('two', 'h', 1, [], [], [], {})"
     )
-    subprocess.run([sys.executable, "-c", program, str(settings.resolved_database_url)], check=True, timeout=60)
+    arguments = ["-c", program, str(settings.resolved_database_url)]
+    assert forkserver().start(arguments, os.environ, tmp_path / "output").wait(60) == 0
     assert watch.changed()
     assert not watch.changed()
 

@@ -1,9 +1,8 @@
 """What retention lets go, what it keeps, that it holds nobody up, and that the file shrinks."""
 
 import contextlib
+import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -31,6 +30,7 @@ from app.store.reading.queries import Reading
 from app.store.records import Finish, Idempotency, NewEvent, NewJob, StoredArtifact
 from app.store.tables import utc_now
 from tests.app.store.conftest import ON_SQLITE
+from tests.forked import forkserver
 
 KEPT = Retention(timedelta(days=7), timedelta(days=90))
 NOTHING = Pruned(workers=0, events=0, keys=0, jobs=0, sweeps=0, code_files=0, pages=0)
@@ -343,6 +343,7 @@ def test_a_deletion_whose_process_was_killed_is_completed(
     shop: Any,
     files: ArtifactFiles,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     sabotage: bool,
 ) -> None:
     """Also where finished jobs are kept for ever."""
@@ -351,8 +352,8 @@ def test_a_deletion_whose_process_was_killed_is_completed(
     artifact = StoredArtifact(0, "trace", "trace", "text/plain", size, sha256)
     job_id, other = finished(shop, queue, artifacts=[artifact]), finished(shop, queue)
     many_measurements(database, job_id, 20)
-    command = [sys.executable, "-c", KILLED_AMID_A_DELETION, settings.model_dump_json(), str(job_id)]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    arguments = ["-c", KILLED_AMID_A_DELETION, settings.model_dump_json(), str(job_id)]
+    assert forkserver().start(arguments, os.environ, tmp_path / "output").wait(60) == -signal.SIGKILL
     assert rows(database)["measurement"] == 15
     if sabotage:
         monkeypatch.setattr(pruning, "complete_deletions", lambda _slices: deleting.Deleted(0, []))
