@@ -17,7 +17,7 @@ from app.settings import Settings
 from app.store.database import file_systems, sqlite
 from app.store.database.engine import Database, open_database
 from app.store.reading.queries import Reading
-from tests.forked import forkserver
+from tests.forked import PROJECT, forkserver
 
 
 def count(database: Database) -> int:
@@ -146,8 +146,9 @@ def test_a_watch_sees_commits_of_this_process_and_of_others(database, settings, 
         "from app.store.queue.registration import Registration; "
         "Registration(Database(sys.argv[1])).register_worker('two', 'h', 1, [], [], [], {})"
     )
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     arguments = ["-c", program, str(settings.resolved_database_url)]
-    assert forkserver().start(arguments, os.environ, tmp_path / "output").wait(60) == 0
+    assert forkserver().start(arguments, environment, tmp_path / "output").wait(60) == 0
     assert watch.changed()
     assert not watch.changed()
 

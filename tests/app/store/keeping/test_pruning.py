@@ -30,7 +30,7 @@ from app.store.reading.queries import Reading
 from app.store.records import Finish, Idempotency, NewEvent, NewJob, StoredArtifact
 from app.store.tables import utc_now
 from tests.app.store.conftest import ON_SQLITE
-from tests.forked import forkserver
+from tests.forked import PROJECT, forkserver
 
 KEPT = Retention(timedelta(days=7), timedelta(days=90))
 NOTHING = Pruned(workers=0, events=0, keys=0, jobs=0, sweeps=0, code_files=0, pages=0)
@@ -352,8 +352,9 @@ def test_a_deletion_whose_process_was_killed_is_completed(
     artifact = StoredArtifact(0, "trace", "trace", "text/plain", size, sha256)
     job_id, other = finished(shop, queue, artifacts=[artifact]), finished(shop, queue)
     many_measurements(database, job_id, 20)
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     arguments = ["-c", KILLED_AMID_A_DELETION, settings.model_dump_json(), str(job_id)]
-    assert forkserver().start(arguments, os.environ, tmp_path / "output").wait(60) == -signal.SIGKILL
+    assert forkserver().start(arguments, environment, tmp_path / "output").wait(60) == -signal.SIGKILL
     assert rows(database)["measurement"] == 15
     if sabotage:
         monkeypatch.setattr(pruning, "complete_deletions", lambda _slices: deleting.Deleted(0, []))
