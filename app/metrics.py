@@ -71,7 +71,9 @@ METRICS = {
 numbers in other units have no direction."""
 
 
-_HEADLINES = ("step_ms", "decode_ms_per_token", "forward_backward_ms", "forward_ms", "unprofiled_step_ms")
+_HEADLINES = (
+    "answer_step_ms", "step_ms", "decode_ms_per_token", "forward_backward_ms", "forward_ms", "unprofiled_step_ms",
+)  # fmt: skip
 
 
 @functools.cache

@@ -43,10 +43,10 @@ class DiagnosisSpec(SpecBase):
     metric_notes: ClassVar[Mapping[frozenset[str], str]] = {
         frozenset(
             {"step_ms"}
-        ): "step_ms is of the one process that was profiled, before it was; the answer's step is of "
-        "the processes that alternate."
+        ): "step_ms is of the one process that was profiled, before it was; answer_step_ms is the answer's step, of "
+        "the processes that alternate, each by its mean."
     }
-    table_columns: ClassVar[tuple[str, ...]] = ("step_ms", "together_ms", "host_us", "gpu_busy_percent")
+    table_columns: ClassVar[tuple[str, ...]] = ("answer_step_ms", "together_ms", "host_us", "gpu_busy_percent")
 
     @model_validator(mode="after")
     def _step_can_be_diagnosed(self) -> Self:

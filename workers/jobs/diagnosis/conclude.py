@@ -30,7 +30,7 @@ CHANGES = Column.parse(
 ANSWER = Column.parse("answer")
 DECIDED = ("better", "no_difference", "worse")
 NONE_JOINED = "no change shortened the step in its first processes, so none were joined"
-TOGETHER = "together"
+TOGETHER, STEP_MS = "together", "answer_step_ms"
 MOST_CAUSES = 30
 MOST_LINES, MOST_BELOW, WIDTH = 12, 3, 80
 """Of the answer on a terminal, and of what is said below a cause of a change that is refused; the tables have all."""
@@ -136,7 +136,8 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     lines = answer(_step(found, step_ms), causes, results, joined)
     report.table("answer", ANSWER, [[line] for line in lines])
     if found["device_key"] is not None:
-        values = Values([Metric("together_ms", TOGETHER, "ms")])
+        values = Values([Metric("together_ms", TOGETHER, "ms"), Metric(STEP_MS, None, "ms")])
+        values.set(STEP_MS, None, _plain(found) or None, "no process measured the step")
         known = [] if joined.step_ms is None or not joined.sure else [joined.step_ms]
         why_not = "too few processes measured it" if joined.step_ms else NONE_JOINED
         values.set("together_ms", TOGETHER, known or None, why_not)
@@ -373,8 +374,8 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
             best = min(maybe, key=lambda one: (not one.promising, one.ratio or 1.0))
             if best.promising:
                 together = f"promising, but not certain yet: {_helped(best)}"
-            together += f"; `--change {best.change}` {'alone' if best.promising else 'with a larger budget_s'}"
-            together += " measures it again"
+            how = "alone" if best.promising and len(results) > 1 else "with a larger budget_s"
+            together += f"; `--change {best.change}` {how} measures it again"
     blocks.append((0.0, _wrapped(together)))
     left, kept = MOST_LINES, set()
     for at in sorted(range(len(blocks)), key=lambda at: blocks[at][0]):
