@@ -115,6 +115,8 @@ class Failed:
     code: str
     detail: str
     extensions: dict[str, Any] = field(default_factory=dict)
+    where: str = ""
+    """Where its process was, which two jobs that fail for the same reason need not share."""
 
 
 @dataclass(frozen=True)

@@ -478,7 +478,7 @@ class JobRun:
         seconds -= self._clock() - self._timeout.deadline  # it had some more time to end by itself
         lasted = f" for {duration(seconds)}" if outcome.code == "timeout" else ""
         where = f": {doing}{lasted}" if doing else ""
-        return replace(outcome, detail=cut(f"{outcome.detail}{where}{last_words.place_in(process.scratch)}"))
+        return replace(outcome, where=where + last_words.place_in(process.scratch))
 
     def _doing(self, process: _Process) -> tuple[str, float]:
         """Return what a process does, as far as that is known, and for how many seconds it has done it."""
@@ -822,7 +822,8 @@ class JobRun:
         error: dict[str, Any] | None = None
         if isinstance(outcome, Failed):
             excerpts = {"log_head": spool.log.head(EXCERPT_BYTES), "log_tail": spool.log.tail(EXCERPT_BYTES)}
-            state, error = "failed", job_problem(outcome.code, outcome.detail, **outcome.extensions, **excerpts)
+            detail = cut(outcome.detail + outcome.where)
+            state, error = "failed", job_problem(outcome.code, detail, **outcome.extensions, **excerpts)
         elif isinstance(outcome, Cancelled):
             state = "cancelled"  # the queue words the error
         return Finish(

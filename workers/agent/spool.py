@@ -104,7 +104,7 @@ class Spool:
     def end_unit(self, outcome: Outcome) -> None:
         unit = self._unit
         if isinstance(outcome, Failed):
-            unit.outcome, unit.reason = outcome.code, cut(outcome.detail)
+            unit.outcome, unit.reason = outcome.code, cut(outcome.detail + outcome.where)
         elif isinstance(outcome, Cancelled):
             unit.outcome = "cancelled"
         else:

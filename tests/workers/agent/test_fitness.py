@@ -4,6 +4,7 @@ database are real; what jobs do is played."""
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -258,6 +259,13 @@ class TestSameFailures:
             spec: dict[str, Any] = {"step": {"sha256": f"{number:064}", "function": "step"}} if is_uploaded else {}
             blamed.append(fit.blame(claim_of(number, {"kind": "benchmark", "seed": number, **spec}), failure))
         assert any(blamed) == (not is_uploaded and words != WRONG_KERNEL)
+
+    def test_jobs_that_crash_at_different_steps_fail_the_same_way(self, lab: Lab) -> None:
+        fit = fitness.Fitness(lab.clock)
+        for number in range(SAME):
+            claim = claim_of(number, {"kind": "benchmark", "seed": number})
+            blamed = fit.blame(claim, replace(CRASH, where=f": {'warming up'[:number]}, in step {number}"))
+        assert blamed is not None
 
     @pytest.mark.parametrize("users", [1, 2])
     def test_one_user_of_several_does_not_stop_the_worker(self, lab: Lab, users: int) -> None:
