@@ -361,28 +361,32 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
     refused = [one for one in results if one.verdict == "refused" and f"no {one.change}: " not in so_far]
     reasons = [f"{one.change} ({one.reason})" for one in refused]
     blocks.append((TOLD_CAUSES + 0.5, _listed("refused", reasons, short=[one.change for one in refused])))
-    together = ""
-    if joined.step_ms is not None and joined.sure and len(names := joined.how.split(" + ")) > 1:
-        together = f"all together ({', '.join(names)}): {_became(joined)}"
-    elif not better and not losers:
-        bounds = [one.change for one in results if one.removes and one.ratio is not None]
-        together = f"no change was tried but {', '.join(bounds)}, which is no cure" if bounds else "no change was tried"
-    elif not better:
-        together = "nothing that was tried shortens the step by more than 1 % for certain"
-        maybe = [one for one in losers if one.verdict == "inconclusive" and (one.ratio or 1.0) < 1 - GAIN]
-        if maybe:
-            best = min(maybe, key=lambda one: (not one.promising, one.ratio or 1.0))
-            if best.promising:
-                together = f"promising, but not certain yet: {_helped(best)}"
-            how = "alone" if best.promising and len(results) > 1 else "with a larger budget_s"
-            together += f"; `--change {best.change}` {how} measures it again"
-    blocks.append((0.0, _wrapped(together)))
+    blocks.append((0.0, _wrapped(_at_last(results, better, losers, joined))))
     left, kept = MOST_LINES, set()
     for at in sorted(range(len(blocks)), key=lambda at: blocks[at][0]):
         if (length := len(blocks[at][1])) <= left:  # no sentence is cut
             left -= length
             kept.add(at)
     return [line for at in sorted(kept) for line in blocks[at][1]]
+
+
+def _at_last(results: Sequence[Result], better: Sequence[Result], losers: Sequence[Result], joined: Result) -> str:
+    """Return the last sentence: what the changes that help do together or, without such, what is known."""
+    if joined.step_ms is not None and joined.sure and len(names := joined.how.split(" + ")) > 1:
+        return f"all together ({', '.join(names)}): {_became(joined)}"
+    if better:
+        return ""
+    if not losers:
+        bounds = [one.change for one in results if one.removes and one.ratio is not None]
+        return f"no change was tried but {', '.join(bounds)}, which is no cure" if bounds else "no change was tried"
+    nothing = "nothing that was tried shortens the step by more than 1 % for certain"
+    maybe = [one for one in losers if one.verdict == "inconclusive" and (one.ratio or 1.0) < 1 - GAIN]
+    if not maybe:
+        return nothing
+    best = min(maybe, key=lambda one: (not one.promising, one.ratio or 1.0))
+    known = f"promising, but not certain yet: {_helped(best)}" if best.promising else nothing
+    how = "alone" if best.promising and len(results) > 1 else "with a larger budget_s"
+    return f"{known}; `--change {best.change}` {how} measures it again"
 
 
 def _of_causes(
