@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 OF_TENSORS = ("to", "type", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty", "softmax", "sum", "mean")
 OF_TORCH = ("zeros", "ones", "full", "empty", "tensor", "as_tensor", "arange", "linspace", "eye", "rand", "randn",
-            "zeros_like", "ones_like", "full_like", "empty_like", "softmax", "sum", "mean",
+            "from_numpy", "zeros_like", "ones_like", "full_like", "empty_like", "softmax", "sum", "mean",
             "set_default_dtype")  # fmt: skip
 """Functions that are told a data type."""
 
@@ -26,13 +26,16 @@ def _single(_device: torch.device) -> AbstractContextManager[None]:
     import torch
 
     of = {torch.float64: torch.float32, "torch.DoubleTensor": "torch.FloatTensor"}
+    of_numpy = (torch.from_numpy, torch.tensor, torch.as_tensor)  # whose type the array has
 
     def single(plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             kept = [of.get(one, one) if type(one) in (torch.dtype, str) else one for one in arguments]
             if options.get("dtype") is torch.float64:
                 options["dtype"] = torch.float32
-            return plain(*kept, **options)
+            made = plain(*kept, **options)
+            is_arrays = plain in of_numpy and made.dtype is torch.float64 and not made.requires_grad
+            return made.float() if is_arrays else made
 
         return (lambda tensor, **options: tensor.float(**options)) if plain is torch.Tensor.double else call
 

@@ -27,6 +27,7 @@ from workers.measure.own_step import OwnStep
 from workers.measure.timing import run_step
 from workers.outcome import Unsupported
 
+ARRAY = torch.ones(3, dtype=torch.float64).numpy()
 CPU = torch.device("cpu")
 
 
@@ -181,6 +182,8 @@ def test_an_object_that_updates_parameters_is_an_optimizer_and_one_that_trains_i
         lambda _x: torch.zeros(3, dtype=torch.float64),
         lambda _x: nn.Linear(2, 2).double().weight,
         lambda _x: nn.Linear(2, 2).to(torch.float64).weight,
+        lambda _x: torch.from_numpy(ARRAY),
+        lambda _x: torch.tensor(ARRAY),
     ],
 )
 def test_what_asks_for_float64_gets_float32(make: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -268,12 +268,17 @@ class LineTrace:
         Args:
             begun_ns: When the step began by the profiler's clock.
         """
-        stack_at = self.stacks(begun_ns)
+        stack_at, shift = self.stacks(begun_ns), self._shift(begun_ns)
+
+        def moved(event: HostEvent) -> bool:
+            """Return True if own lines ran in it, as in an autograd.Function: they take its time."""
+            return self._index(event.begin_ns - shift) != self._index(event.end_ns - shift)
+
         found: dict[Place | None, Launched] = defaultdict(Launched)
         for number, (begin, end) in enumerate(pairwise(self._times)):
             found[_stack(self._stacks[number])[-1]].wall_ns += end - begin
         times_ns: dict[Place | None, list[int]] = defaultdict(list)
-        for event in outermost(recording.host, begun_ns):
+        for event in outermost(recording.host, begun_ns, lambda one: not (one.kind == "backward" and moved(one))):
             place = stack_at(event.begin_ns)[-1]
             line = found[place]
             line.operators += event.kind == "operator"
@@ -303,14 +308,21 @@ class LineTrace:
         Args:
             begun_ns: When the step began by the profiler's clock.
         """
-        before, after = self._times[:2]
-        shift = 0 if before - MAX_SHIFT_NS <= begun_ns <= after + MAX_SHIFT_NS else begun_ns - before
+        shift = self._shift(begun_ns)
 
         def stack_at(time_ns: int) -> list[Place | None]:
-            index = bisect.bisect_right(self._times, time_ns - shift) - 1
+            index = self._index(time_ns - shift)
             return _stack(self._stacks[index] if index >= 0 else ())
 
         return stack_at
+
+    def _shift(self, begun_ns: int) -> int:
+        """Return what the profiler's clock is ahead of ours."""
+        before, after = self._times[:2]
+        return 0 if before - MAX_SHIFT_NS <= begun_ns <= after + MAX_SHIFT_NS else begun_ns - before
+
+    def _index(self, time_ns: int) -> int:
+        return bisect.bisect_right(self._times, time_ns) - 1
 
 
 def _stack(places: Iterable[Place | None]) -> list[Place | None]:
