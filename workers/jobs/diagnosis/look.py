@@ -635,18 +635,19 @@ def _candidates(
 
 
 def candidates(spec: DiagnosisSpec, look: Look, lost: Lost) -> list[list[Scalar]]:
-    """Return the changes that are tried, those against the largest cause first, cures before bounds, and slow ones
-    last, and those that cannot be, each with the reason."""
+    """Return the changes that are tried, those against the largest cause first, cures before bounds, those against few
+    causes before those against many, and slow ones last, and those that cannot be, each with the reason."""
     total = sum(lost.values())
     of_cause: dict[str, float] = defaultdict(float)
+    double_ms = 0.0
     for (cause, where), ms in lost.items():
         of_cause[cause] += ms
-        of_cause[OPTIMIZER] += ms * (cause == "precision" and OF_OPTIMIZER in where)
-    found: list[tuple[bool, float, bool, list[Scalar]]] = []
+        double_ms += ms * (cause == "precision" and OF_OPTIMIZER in where)
+    found: list[tuple[bool, float, bool, int, list[Scalar]]] = []
     for name in spec.changes or CHANGES.names():
         change: Change = CHANGES.load(name)
         cause = max(change.causes, key=lambda one: of_cause[one])
-        if spec.changes is None and of_cause[cause] < LEAST * total:
+        if spec.changes is None and of_cause[cause] + double_ms * (cause == OPTIMIZER) < LEAST * total:
             continue
         own_ranks = look.own is None and look.spec.step_code is not None
         why_not = OWN_RANKS if own_ranks else change.why_not(look)
@@ -658,8 +659,8 @@ def candidates(spec: DiagnosisSpec, look: Look, lost: Lost) -> list[list[Scalar]
         how = change.how if change.removes or not fields else ", ".join(f"{one}={_text(fields[one])}" for one in fields)
         done = isinstance(why_not, Done)
         row: list[Scalar] = [name, cause, why_not, change.removes, done, how, change.way, json.dumps(fields)]
-        found.append((change.slow, -of_cause[cause], change.removes, row))
-    return [row for *_, row in sorted(found, key=lambda one: one[:3])]
+        found.append((change.slow, -of_cause[cause], change.removes, len(change.causes), row))
+    return [row for *_, row in sorted(found, key=lambda one: one[:4])]
 
 
 def _fields(change: Change, look: Look) -> tuple[str | None, dict[str, Any]]:
