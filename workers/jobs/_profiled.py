@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from app.specs._training import TrainingSpec
     from workers.jobs._training.building import Training
     from workers.measure.profiling.lines import LineTrace
     from workers.measure.profiling.recording import Profile
     from workers.reporter import Reporter
+
+GRAPH = "graph"
+"""The only phase of a step that is a CUDA graph."""
+
+
+def phases_of(spec: TrainingSpec, phases: Sequence[str]) -> tuple[str, ...]:
+    """Return those of a step's phases that the profiler can distinguish."""
+    return (GRAPH,) if spec.cuda_graph else tuple(phases)
 
 
 def profile_steps(

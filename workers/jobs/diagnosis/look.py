@@ -21,11 +21,10 @@ from workers.changes import CHANGES
 from workers.changes._base import Change, Done, Elsewhere, Look
 from workers.jobs import _reference
 from workers.jobs._base import Unit
-from workers.jobs._profiled import profile_steps
+from workers.jobs._profiled import phases_of, profile_steps
 from workers.jobs._training import building, measuring, metrics
 from workers.jobs.diagnosis import turn
 from workers.jobs.profile import own_lines
-from workers.jobs.profile.torch_profiler import phases_of
 from workers.measure.table import Column, Scalar
 from workers.reporter import Reporter
 from workers.uploaded import BrokenCode

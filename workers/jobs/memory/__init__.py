@@ -3,9 +3,6 @@
 from app.specs.memory import MemorySpec
 from workers.jobs._base import Unit
 from workers.jobs._training import building
-from workers.jobs.memory.recording import record
-from workers.jobs.memory.results import results
-from workers.jobs.memory.tables import report_tables
 from workers.reporter import Reporter
 
 
@@ -19,6 +16,9 @@ class MemoryRunner:
 
     def run(self, spec: MemorySpec, unit: Unit, report: Reporter) -> None:
         """Record the steps and report their allocations. Running out of memory is a result."""
+        from workers.jobs.memory.recording import record
+        from workers.jobs.memory.results import results
+        from workers.jobs.memory.tables import report_tables
         from workers.measure import environment
         from workers.measure.validity import verdict
 

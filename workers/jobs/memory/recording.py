@@ -7,25 +7,27 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import torch
 
 from app.specs.memory import DEFAULT_WARMUP_STEPS, MemorySpec
 from workers.jobs import _reference
 from workers.jobs._training import building
+from workers.jobs._training.building import Training
+from workers.measure.allocations import make_recording, snapshot
+from workers.measure.allocations.categories import Owners, add, owners_of
+from workers.measure.allocations.growth import AfterSteps
+from workers.measure.allocations.recording import PhaseMarks, RecordedStretch, Recording
+from workers.measure.allocations.residual import ResidualStream
+from workers.measure.check import Check
+from workers.measure.judging import WrongResult
+from workers.measure.memory import OutOfMemory
+from workers.measure.own_step import REST
+from workers.measure.saved import SavedTensor
+from workers.measure.timing import StepPosition, run_step, translate_oom_in_step
+from workers.model.steps import BackwardStep
 from workers.reporter import Reporter
-
-if TYPE_CHECKING:
-    import torch
-
-    from workers.jobs._training.building import Training
-    from workers.measure.allocations.categories import Owners
-    from workers.measure.allocations.growth import AfterSteps
-    from workers.measure.allocations.recording import RecordedStretch, Recording
-    from workers.measure.check import Check
-    from workers.measure.judging import WrongResult
-    from workers.measure.saved import SavedTensor
-    from workers.measure.timing import StepPosition
-    from workers.model.steps import BackwardStep
 
 INITIALISATION = "initialisation"
 """The phase in which the model is made."""
@@ -81,11 +83,6 @@ class Session:
 
 def record(spec: MemorySpec, device: torch.device, build_model: building.Maker, report: Reporter) -> Session:
     """Record initialisation and steps, and save the snapshots."""
-    from workers.measure.allocations import make_recording
-    from workers.measure.judging import WrongResult
-    from workers.measure.memory import OutOfMemory
-    from workers.measure.timing import StepPosition
-
     session = Session(spec)
     try:
         session.parts = _reference.check_parts(spec, device)
@@ -128,9 +125,6 @@ def owners_in(training: Training) -> Callable[[], Owners]:
 
     Tensors that a step of the user's own has now, before it runs, and that nothing else owns are its input.
     """
-    import torch
-
-    from workers.measure.allocations.categories import add, owners_of
 
     step: Any = training.step
     found = [] if training.own is None else [one for one in gc.get_objects() if type(one) is torch.Tensor]
@@ -170,11 +164,6 @@ def record_steps(
     Raises:
         OutOfMemory: the memory did not suffice in some phase. The recording continues.
     """
-    from workers.measure.allocations.recording import PhaseMarks
-    from workers.measure.allocations.residual import ResidualStream
-    from workers.measure.own_step import REST
-    from workers.measure.timing import run_step, translate_oom_in_step
-
     spec, step = session.spec, training.step
     warmup, total = warmup_steps(spec), warmup_steps(spec) + spec.measure_steps
     moments = spec.snapshot_steps or [warmup]
@@ -218,8 +207,6 @@ def record_steps(
 
 def keep_moment(session: Session, step: int, recorded: Sequence[RecordedStretch], report: Reporter) -> None:
     """Keep what is alive after a step that was watched."""
-    from workers.measure.allocations.growth import AfterSteps
-
     last = recorded[-1]
     if last.alive is None:
         return
@@ -232,8 +219,6 @@ def keep_moment(session: Session, step: int, recorded: Sequence[RecordedStretch]
 
 def save_snapshot(session: Session, name: str, recorded: RecordedStretch, report: Reporter) -> None:
     """Write a snapshot as an artifact."""
-    from workers.measure.allocations import snapshot
-
     if recorded.snapshot is None:
         return
     file = f"snapshot-{name}.pickle"

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from app.specs.memory import MemorySpec
 from workers.jobs import _reference
 from workers.jobs._values import Metric, Values
 from workers.jobs.memory.recording import INITIALISATION, Session, height, peak_seen
-
-if TYPE_CHECKING:
-    from workers.measure.allocations.growth import AfterSteps, Growth
-    from workers.measure.allocations.ledger import Stretch
-    from workers.measure.allocations.recording import RecordedStretch
-    from workers.measure.check import Check
+from workers.measure.allocations.categories import CATEGORIES, UNKNOWN
+from workers.measure.allocations.growth import AfterSteps, Growth
+from workers.measure.allocations.ledger import Stretch
+from workers.measure.allocations.recording import RecordedStretch
+from workers.measure.allocations.stacks import is_call, site
+from workers.measure.check import Check
 
 MIB = 2**20
 BYTES = {"fp32": 4, "bf16": 2}
@@ -105,10 +104,6 @@ def results(session: Session) -> tuple[Values, list[Check]]:
 def check_unknown(percent: float, stretch: Stretch) -> Check:
     """Check that the purpose of nearly all memory is known. The detail names the largest allocation of unknown
     purpose."""
-    from workers.measure.allocations.categories import UNKNOWN
-    from workers.measure.allocations.stacks import site
-    from workers.measure.check import Check
-
     detail = f"{percent:.2f} % of the peak has no known use"
     unknown = [allocation for allocation in stretch.at_peak if allocation.category == UNKNOWN]
     if unknown:
@@ -120,8 +115,6 @@ def check_unknown(percent: float, stretch: Stretch) -> Check:
 
 def check_fragmentation(recorded: RecordedStretch) -> list[Check]:
     """Check that at the peak little of what the allocator has reserved lies between blocks in use; none on a CPU."""
-    from workers.measure.check import Check
-
     free, reserved = fragmentation_mib(recorded)[0], recorded.stretch.reserved_at_peak
     if free is None or reserved is None or recorded.free is None:
         return []
@@ -139,9 +132,6 @@ def check_fragmentation(recorded: RecordedStretch) -> list[Check]:
 
 def check_growth(values: Values, after: AfterSteps, moments: Sequence[int]) -> Check:
     """Check that no memory grows from step to step, and set by how much it does. The detail names the lines."""
-    from workers.measure.allocations.stacks import is_call, site
-    from workers.measure.check import Check
-
     steps = moments[-1] - moments[0]
     growths = after.growths()
     growing = [one for one in growths if one.continues]
@@ -200,8 +190,6 @@ def fragmentation_mib(recorded: RecordedStretch) -> tuple[list[float] | None, st
 
 def add_whole(values: Values, session: Session) -> None:
     """Set the metrics of the last step, whose snapshots are kept, at the highest of its phases' peaks."""
-    from workers.measure.allocations.categories import CATEGORIES, UNKNOWN
-
     phases = session.phases()
     highest = max(phases, key=height)
     values.set("peak_memory_mib", None, [height(highest) / MIB])
@@ -241,8 +229,6 @@ def add_residual_stream(values: Values, session: Session) -> None:
 
 def check_history(recorded: Sequence[RecordedStretch]) -> Check:
     """Check that the histories are complete: that of building the model, and that since the warm-up."""
-    from workers.measure.check import Check
-
     held, lost = recorded[-1].history, any(step.history_lost for step in recorded)
     if not lost:
         return Check("history", True, f"complete: {held} entries")
@@ -254,8 +240,6 @@ def check_history(recorded: Sequence[RecordedStretch]) -> Check:
 
 def check_accounted(recorded: Sequence[RecordedStretch]) -> list[Check]:
     """Check that the history's peaks agree with the allocator's own counters."""
-    from workers.measure.check import Check
-
     worst, where = 0.0, ""
     known = [(step.counters, step.stretch) for step in recorded if step.counters is not None and not step.stretch.lost]
     if not known:

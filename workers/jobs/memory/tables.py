@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workers.jobs.memory.recording import INITIALISATION, OOM, Session, height, peak_seen, work_of
+from workers.measure.allocations.categories import CATEGORIES
+from workers.measure.allocations.growth import pattern
+from workers.measure.allocations.ledger import Allocation, Point, Stretch, thinned
+from workers.measure.allocations.recording import RecordedStretch
+from workers.measure.allocations.stacks import NEXT, code, is_call, short_stack, site
+from workers.measure.saved import SavedTensor
+from workers.measure.table import Column
 from workers.reporter import Reporter
-
-if TYPE_CHECKING:
-    from workers.measure.allocations.ledger import Allocation, Point, Stretch
-    from workers.measure.allocations.recording import RecordedStretch
-    from workers.measure.saved import SavedTensor
 
 MIB = 2**20
 MAX_POINTS = 1000
@@ -36,9 +38,6 @@ def report_tables(session: Session, report: Reporter) -> None:
 
 def report_categories(name: str, recorded: RecordedStretch, report: Reporter) -> None:
     """Report the use of memory by category, at a phase's peak and at its end."""
-    from workers.measure.allocations.categories import CATEGORIES
-    from workers.measure.table import Column
-
     peak, end = recorded.stretch.peak if peak_seen(recorded) else None, recorded.stretch.end
     columns = [Column("category", "string")]
     for moment in ("peak", "end"):
@@ -62,8 +61,6 @@ def share(point: Point | None, index: int) -> list[float | int | None]:
 
 def report_allocations(session: Session, recorded: dict[str, RecordedStretch], report: Reporter) -> None:
     """Report the largest allocations alive at each phase's peak, the step's peak first; equal ones are one row."""
-    from workers.measure.table import Column
-
     columns = Column.parse(
         "at_peak_of, size_mib: number MiB, count: integer allocations, total_mib: number MiB, category, name, "
         "made_in, site, stack, code"
@@ -79,10 +76,6 @@ def report_allocations(session: Session, recorded: dict[str, RecordedStretch], r
 
 def largest(stretch: Stretch, most: int) -> list[list[Any]]:
     """Return the largest groups of equal allocations at a peak, the largest allocation first."""
-    from workers.measure.allocations.categories import CATEGORIES
-    from workers.measure.allocations.growth import pattern
-    from workers.measure.allocations.stacks import code, short_stack, site
-
     groups: dict[tuple[Any, ...], list[Allocation]] = {}
     for allocation in stretch.at_peak:
         key = (
@@ -112,9 +105,6 @@ def largest(stretch: Stretch, most: int) -> list[list[Any]]:
 
 def report_saved(session: Session, report: Reporter) -> None:
     """Report what autograd saves, the largest first; what corresponding modules save is one row."""
-    from workers.measure.allocations.growth import pattern
-    from workers.measure.table import Column
-
     if not session.saved:
         return
     groups: dict[tuple[Any, ...], list[SavedTensor]] = {}
@@ -135,10 +125,6 @@ def report_saved(session: Session, report: Reporter) -> None:
 
 def report_growth(session: Session, report: Reporter) -> None:
     """Report the allocations that are more or larger after the last of `snapshot_steps` than after the first."""
-    from workers.measure.allocations.categories import CATEGORIES
-    from workers.measure.allocations.stacks import NEXT, code, is_call, site
-    from workers.measure.table import Column
-
     moments = session.spec.snapshot_steps
     if session.after_steps is None or moments is None or len(session.after_steps.steps) <= moments[-1] - moments[0]:
         return
@@ -160,8 +146,6 @@ def report_growth(session: Session, report: Reporter) -> None:
 
 
 def report_snapshots(session: Session, recorded: dict[str, RecordedStretch], report: Reporter) -> None:
-    from workers.measure.table import Column
-
     columns = Column.parse(
         "snapshot, phase, of, history_entries: integer entries, complete: boolean, size_mib: number MiB"
     )
@@ -181,10 +165,6 @@ def report_timeline(session: Session, report: Reporter) -> None:
 
     Each row has the allocation that its entry makes or releases, and the place in the code that made it.
     """
-    from workers.measure.allocations.categories import CATEGORIES
-    from workers.measure.allocations.ledger import thinned
-    from workers.measure.table import Column
-
     columns = [
         *Column.parse("entry: integer, step: integer, phase, total_mib: number MiB"),
         *(Column(f"{category}_mib", "number", "MiB") for category in CATEGORIES),
@@ -205,9 +185,6 @@ def report_timeline(session: Session, report: Reporter) -> None:
 
 def cause(point: Point) -> list[Any]:
     """Return the change in MiB that an entry makes, and the category, name and stack of the allocation it touches."""
-    from workers.measure.allocations.categories import CATEGORIES
-    from workers.measure.allocations.stacks import short_stack
-
     touched = point.touched
     if touched is None:
         return [None, None, None, None]

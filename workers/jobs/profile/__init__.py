@@ -4,7 +4,7 @@ from pathlib import Path
 
 from app.specs.profile import ProfileSpec
 from workers.jobs._base import Unit
-from workers.jobs.profile import nsight, torch_profiler
+from workers.jobs.profile import nsight
 from workers.reporter import Reporter
 
 
@@ -24,6 +24,8 @@ class ProfileRunner:
         Raises:
             InvalidEnvironment: another profiler uses CUPTI, so that torch's sees no kernels.
         """
+        from workers.jobs.profile import torch_profiler
+
         tool = torch_profiler if nsight.tool_of(unit) is None else nsight
         tool.run(spec, unit, report)
 

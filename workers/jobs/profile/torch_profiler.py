@@ -12,39 +12,47 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from app.specs._training import Precision
+from app.specs.ceiling import CeilingSpec
 from app.specs.profile import ProfileSpec
 from workers.jobs import _reference
 from workers.jobs._base import Unit
-from workers.jobs._profiled import profile_steps
+from workers.jobs._grid import Trial
+from workers.jobs._profiled import GRAPH, phases_of, profile_steps
 from workers.jobs._training import building, measuring, metrics
 from workers.jobs._values import GPU_ONLY, Metric, Values
+from workers.jobs.ceiling import RUNNER as CEILING
 from workers.jobs.profile import own_lines
-from workers.model.accounting import ATTENTION_PARTS
+from workers.measure import environment
+from workers.measure.busy import NOTHING_SEEN, Busy
+from workers.measure.ceilings import Ceilings
+from workers.measure.check import Check
+from workers.measure.compilation import compilation
+from workers.measure.environment import device_key, device_name
+from workers.measure.errors import NotMeasured
+from workers.measure.memory import OutOfMemory
+from workers.measure.profiling import classes, flame_graph, stacks, tables, trace, usage
+from workers.measure.profiling.attention import Part, Roofline, roofline
+from workers.measure.profiling.attribution import Attribution, RecordedWork
+from workers.measure.profiling.classes import MATMUL, NORMALISATION, OPTIMIZER
+from workers.measure.profiling.idle import of_steps
+from workers.measure.profiling.lines import LineTrace, OwnCode, uses
+from workers.measure.profiling.recording import AnotherProfiler, Profile
+from workers.measure.profiling.sampling import Samples
+from workers.measure.profiling.timeline import step_uses
+from workers.measure.profiling.usage import ClassUsage, in_phases, time_of, work_in
+from workers.measure.table import Scalar
+from workers.measure.validity import Monitor
+from workers.model.accounting import ATTENTION_PARTS, Cost, attention_part, peak_tflops, visible_share
+from workers.model.precision import PRECISIONS
 from workers.outcome import InvalidEnvironment, RunnerError
 from workers.reporter import Reporter
 from workers.torch_host import reset_process
 from workers.uploaded import BrokenCode
 
-if TYPE_CHECKING:
-    import torch
-
-    from app.specs._training import TrainingSpec
-    from workers.measure.check import Check
-    from workers.measure.errors import NotMeasured
-    from workers.measure.profiling.attention import Part, Roofline
-    from workers.measure.profiling.attribution import Attribution, RecordedWork
-    from workers.measure.profiling.lines import LineTrace, OwnCode
-    from workers.measure.profiling.recording import Profile
-    from workers.measure.profiling.sampling import Samples
-    from workers.measure.profiling.usage import ClassUsage
-    from workers.measure.table import Scalar
-    from workers.model.accounting import Cost
-
-GRAPH = "graph"
-"""The only phase of a step that is a CUDA graph."""
 WHOLE_STEP = "step"
 """The scope of all phases, and the only phase of a step of the user's own that names none."""
 NO_PHASES = "a CUDA graph replays all its kernels in one launch: to a profiler it is one phase"
@@ -78,10 +86,6 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
         InvalidEnvironment: another profiler uses CUPTI, so that torch's sees no kernels.
         BrokenCode: the step uses torch's profiler itself.
     """
-    from workers.measure import environment
-    from workers.measure.memory import OutOfMemory
-    from workers.measure.profiling.recording import AnotherProfiler
-
     device, build_model = building.prepare(spec)
     report.environment(environment.fingerprint(device))
     refused = measure_missing_ceilings(spec, device, report) if has_roofline(spec) else {}
@@ -99,11 +103,6 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
         else:
             values, _ = _reference.not_measured(values.metrics, timed)
     values.report(case, environment.device_key(device), report)  # the user's code may have changed the threads
-
-
-def phases_of(spec: TrainingSpec, phases: Sequence[str]) -> tuple[str, ...]:
-    """Return those of a step's phases that the profiler can distinguish."""
-    return (GRAPH,) if spec.cuda_graph else tuple(phases)
 
 
 def scopes_of(spec: ProfileSpec, phases: Sequence[str]) -> dict[str, tuple[str, ...] | None]:
@@ -190,13 +189,6 @@ def measure_missing_ceilings(spec: ProfileSpec, device: torch.device, report: Re
     Returns:
         Why rates were not recorded, by the product's data type; None is the copy.
     """
-    from app.specs.ceiling import CeilingSpec
-    from workers.jobs._grid import Trial
-    from workers.jobs.ceiling import RUNNER as CEILING
-    from workers.measure.ceilings import Ceilings
-    from workers.measure.memory import OutOfMemory
-    from workers.measure.validity import Monitor
-
     known = Ceilings(report.ceilings).read(device)
     refused: dict[str | None, str] = {}
     measured = CeilingSpec(dtypes=[*dtypes_of(spec.precision)], measure_steps=CEILING_STEPS, seed=spec.seed)
@@ -235,10 +227,6 @@ def time_unprofiled(
     Returns:
         The timed model, or why there is none: memory did not suffice, or a part of it is wrong.
     """
-    from workers.measure.environment import device_key
-    from workers.measure.errors import NotMeasured
-    from workers.measure.validity import Monitor
-
     monitor, case = Monitor(device), spec.case()
     report.progress(0, spec.measure_steps or building.STEPS, "making the model")
     timed: Timed | NotMeasured
@@ -317,10 +305,6 @@ class Profiling:
             InvalidEnvironment: the profiler sees no kernels.
             OutOfMemory: the memory did not suffice.
         """
-        from workers.measure.memory import OutOfMemory
-        from workers.measure.profiling import tables
-        from workers.measure.profiling.attribution import Attribution
-
         own = own_lines.own_code(self.spec)
         alone = self._record_alone(own)
         slow = 1e-3 * self.timed.step_ms * (1 + self.spec.profile_steps) > MAX_PROFILED_S
@@ -381,8 +365,6 @@ class Profiling:
         Raises:
             OutOfMemory: the memory did not suffice.
         """
-        from workers.measure.profiling.lines import LineTrace
-
         if own is None and self.timed.step_ms < SLOW_STEP_MS:
             return None
         trace = None if own is None else LineTrace(own)
@@ -395,10 +377,6 @@ class Profiling:
         Raises:
             OutOfMemory: the memory did not suffice.
         """
-        from workers.measure.profiling import tables
-        from workers.measure.profiling.attribution import Attribution
-        from workers.measure.profiling.lines import uses
-
         self.samples, ended = own_lines.sample(self.timed.training, self.report)
         if own is None or alone is None or alone.trace is None:
             return
@@ -413,9 +391,6 @@ class Profiling:
     def _record(self, alone: Alone | None) -> Profile:
         """Run the steps under the profiler, after a warm-up step, and set their times. A step that was recorded alone
         may suffice."""
-        from workers.measure.busy import NOTHING_SEEN
-        from workers.measure.compilation import compilation
-
         before = compilation()
         if alone is not None and alone.suffices:
             profile, laps_ms, phases_ms, self.shapes = alone.profile, alone.laps_ms, alone.phases_ms, False
@@ -452,10 +427,6 @@ class Profiling:
         return profile_steps(training, steps, self.report, python=python, warm=warm, shapes=shapes, trace=trace)
 
     def _add_times(self, attribution: Attribution) -> None:
-        from workers.measure.busy import Busy
-        from workers.measure.profiling.timeline import step_uses
-        from workers.measure.profiling.usage import in_phases, time_of
-
         work, steps = attribution.work, len(attribution.steps)
         for phase in {*self.of_step, *self.phases}:
             of_phase = in_phases(work, [phase])
@@ -473,9 +444,6 @@ class Profiling:
 
     def _add_waits(self, attribution: Attribution, profile: Profile) -> None:
         """Report why the GPU does nothing in a step, class by class."""
-        from workers.measure.profiling import tables
-        from workers.measure.profiling.idle import of_steps
-
         found, times_ms = of_steps(profile.recording, attribution.windows, self.timed.step_ms)
         self.report.table("waits", tables.WAITS, tables.wait_rows(found, times_ms, profile.recording.host))
 
@@ -486,8 +454,6 @@ class Profiling:
         return slow if self.shapes else f"{slow}; it has more than {MAX_EVENTS} events, so shapes are not recorded"
 
     def _add_kernels(self, attribution: Attribution) -> None:
-        from workers.measure.profiling import classes, tables, usage
-
         steps = len(attribution.steps)
         phases = self.spec.phases or self.phases
         for phase in phases:
@@ -522,8 +488,6 @@ class Profiling:
             self._tell(f"calls of the top kernel in {first}", top[1], "calls", tables.short(top[0]))
 
     def _add_classes(self, work: Sequence[RecordedWork]) -> None:
-        from workers.measure.profiling import tables, usage
-
         usages: dict[str, list[ClassUsage]] = {}
         for scope, phases in scopes_of(self.spec, self.of_step).items():
             if phases is None:
@@ -540,8 +504,6 @@ class Profiling:
 
     def _leave_out_what_a_graph_hides(self, usages: dict[str, list[ClassUsage]]) -> None:
         """Remove the classes that follow from phases and ranges, since a graph has neither."""
-        from workers.measure.profiling.classes import NORMALISATION, OPTIMIZER
-
         (scope,) = usages
         hidden = {}
         if self.spec.mode == "train_step":
@@ -554,8 +516,6 @@ class Profiling:
         usages[scope] = [class_usage for class_usage in usages[scope] if class_usage.class_name not in hidden]
 
     def _add_ranges(self, attribution: Attribution) -> None:
-        from workers.measure.profiling import tables, usage
-
         phases = self.phases
         steps = len(attribution.steps)
         totals = {phase: 1e-6 * usage.time_of(usage.in_phases(attribution.work, [phase])) / steps for phase in phases}
@@ -564,12 +524,6 @@ class Profiling:
 
     def _add_attention(self, attribution: Attribution) -> None:
         """Report the parts of attention with the roofline's limits, or the reason why there are none."""
-        from workers.measure.ceilings import Ceilings
-        from workers.measure.profiling import tables
-        from workers.measure.profiling.attention import Part, roofline
-        from workers.measure.profiling.classes import MATMUL
-        from workers.measure.profiling.usage import in_phases, time_of, work_in
-
         steps, counts = len(attribution.steps), attribution.count_ranges()
         reason = why_no_parts(self.spec, {name for _, name in counts})
         # Where linear layers are in fp8, attention is in bf16.
@@ -612,8 +566,6 @@ class Profiling:
             self.values.set(f"softmax_to_products_{what}", phase, None if ratio is None else [ratio], why)
 
     def _attention_row(self, part: Part, phase_ms: float, line: Roofline | str, note: str) -> list[Scalar]:
-        from workers.measure.profiling import tables
-
         name, phase = part.name, part.phase
         why = note or "the phase has no such work"
         self.values.set(f"{name}_ms", phase, [part.time_ms])
@@ -627,12 +579,6 @@ class Profiling:
 
     def _add_products(self, attribution: Attribution) -> None:
         """Report the matrix products by shape with the roofline's limits, and the device's ceilings."""
-        from workers.measure.ceilings import Ceilings
-        from workers.measure.environment import device_name
-        from workers.measure.profiling import tables, usage
-        from workers.measure.profiling.attention import roofline
-        from workers.model.accounting import peak_tflops
-
         device, precision, steps = self.timed.training.device, self.spec.precision, len(attribution.steps)
         ceiling = Ceilings(self.report.ceilings).read(device)
         lines: dict[str, Roofline | str] = {one: roofline(ceiling, one) for one in dtypes_of(precision)}
@@ -656,8 +602,6 @@ class Profiling:
 
     def _add_trace(self, profile: Profile) -> None:
         """Save the Chrome trace, unless it is larger than the spec allows."""
-        from workers.measure.profiling import trace
-
         steps = self.steps
         self.report.progress(steps, steps, "writing the trace")
         raw, target = self.report.scratch / "trace.json", self.report.scratch / TRACE
@@ -677,8 +621,6 @@ class Profiling:
     def _add_stacks(self, profile: Profile | None) -> None:
         """Save stacks, folded and as a flame graph: of one more step with Python's stacks; without a profile of it,
         since that would take too long, the sampled ones."""
-        from workers.measure.profiling import flame_graph, stacks
-
         on_gpu = self.on_gpu
         if profile is None:
             assert self.samples is not None
@@ -714,8 +656,6 @@ class Profiling:
 
     def _tell_cut(self, table: str, times_ms: Sequence[float]) -> None:
         """Note how many rows a table leaves out, and how much of their time; `times_ms` has the time of each row."""
-        from workers.measure.profiling import tables
-
         if (note := tables.left_out(times_ms)) is not None:
             self._tell(f"rows of {table}", tables.MAX_ROWS, "rows", note)
 
@@ -743,9 +683,6 @@ def cost_of(spec: ProfileSpec, part: str, phase: str, calls: int, *, on_gpu: boo
         calls: Number of calls of the part in the forward pass.
         on_gpu: Whether it ran on a GPU, where autocast computes the softmax in float32.
     """
-    from workers.model.accounting import Cost, attention_part
-    from workers.model.precision import PRECISIONS
-
     layers, passes = spec.model.shape()["num_layers"], spec.new_tokens - 1 if phase == "decode" else 1
     if spec.attention != EAGER:
         return None, f"what attention {spec.attention!r} computes in its parts is not known"
@@ -776,8 +713,6 @@ def layers_recomputed(spec: ProfileSpec, part: str) -> int:
 
 def useful_flops(spec: ProfileSpec, part: str, phase: str) -> int:
     """Return the FLOPs of a part that are of visible scores, without recomputation: half of them if causal alone."""
-    from workers.model.accounting import attention_part, visible_share
-
     layers, backward = spec.model.shape()["num_layers"], phase == "backward"
     whole = sum(attention_part(part, shape, 1, backward=backward).flops for shape in shapes_of(spec, phase)) * layers
     if phase == "decode":
