@@ -4,6 +4,7 @@ import copy
 import gc
 import gzip
 import hashlib
+import itertools
 import json
 import math
 import pickle
@@ -755,7 +756,9 @@ def test_traces_show_ranks_steps_and_collectives(run: Any, readers: Path) -> Non
         [event["ts"] + event["dur"] for event in events if event["name"] == "gloo:all_reduce" and event["pid"] == rank]
         for rank in (0, 1)
     ]
-    assert 1.05e3 * aligned_ms(report) >= min(abs(one - other) for one, other in zip(*ends, strict=True)) - 1
+    # Each rank's trace has them by the threads that ran them, so their order does not say which belong together.
+    assert len(ends[0]) == len(ends[1])
+    assert 1.05e3 * aligned_ms(report) >= min(abs(one - other) for one, other in itertools.product(*ends)) - 1
     # Other programs find both ranks in the folder, and the steps in a file.
     assert ranks_and_steps(readers, path) == ([0, 1], [1, 2])
     assert steps_of_plugin(readers, path) == [1, 2]
