@@ -51,7 +51,9 @@ def test_how_a_job_died_is_told(site: Site, rng: random.Random) -> None:
     error = failed(client, submit(client, plain_job("segfault", start=rng.choice(["fork", "exec"]))))
     assert (error["code"], error["signal"], error["exit_code"]) == ("crashed", "SIGSEGV", None)
     assert "SIGSEGV" in error["detail"]
-    assert error["log_tail"].endswith("about to fall over\n")
+    stacks = "--- stacks of the job's process ---\nFatal Python error: Segmentation fault"
+    assert f"about to fall over\n{stacks}" in error["log_tail"]
+    assert "in fall_over" in error["log_tail"]
 
     error = failed(client, submit(client, short_job("exits")))
     assert (error["code"], error["signal"], error["exit_code"]) == ("crashed", None, 3)

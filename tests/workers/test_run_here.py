@@ -389,7 +389,7 @@ def test_an_error_of_the_users_ends_with_its_words(tmp_path: Path, run: Run) -> 
     spec, options = own(tmp_path, ENDS.format(end="raise GeneratorExit('of its own')"))
     code, out, err = run(spec, *options)
     assert (code, out) == (1, "")
-    assert err.endswith("flopwatch run: failed: GeneratorExit: of its own (step.py:6, in step)\n")
+    assert err.endswith("flopwatch run: failed: GeneratorExit: of its own (step.py:6, in step), in step 1\n")
 
 
 def test_a_fork_that_comes_back_prints_nothing(tmp_path: Path, run: Run) -> None:
