@@ -222,8 +222,7 @@ def _sheet(
         fixed = [name for name in coordinates if name in (rows or table_rows_of(cases))]
         sheet = _pivoted(lines, layout, coordinates, fixed, columns)
     if layout.best:
-        values = (case.show(layout.pivot) for case in cases) if layout.pivot else ()
-        mark_best(sheet, along_rows=layout.pivot is not None and not is_size(layout.pivot, values))
+        _mark_best(sheet, cases, layout.pivot)
     sheet = part(sheet)
     lines = [line for of_row in sheet.sources for line in of_row]
     cases = [line.case for line in lines if line.case is not None]
@@ -242,6 +241,12 @@ def _sheet(
         notes=notes if cases else [],
         sources=(),
     )
+
+
+def _mark_best(sheet: Sheet, cases: Sequence[CaseOfJob], pivot: str | None) -> None:
+    """Mark the best value along each column or, unless the pivot is a size, along each row of a pivot."""
+    values = (case.show(pivot) for case in cases) if pivot else ()
+    mark_best(sheet, along_rows=pivot is not None and not is_size(pivot, values))
 
 
 def _lines(cases: Sequence[CaseOfJob], metrics: Sequence[str], layout: Layout, why: Reasons) -> list[Line]:
