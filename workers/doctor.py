@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.checkup import Finding, absent, broken, works
+from kernels.registry import ATTENTION, RegistryError
 from workers import tools
 from workers.installed import NEEDED
 from workers.outcome import Unsupported
@@ -230,8 +231,6 @@ def _torchao() -> Iterator[Finding]:
 
 def _attention(torch: Any) -> Iterator[Finding]:
     """Run each implementation once, and compare it with plain attention."""
-    from kernels.registry import ATTENTION
-
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     generator = torch.Generator(device).manual_seed(0)
@@ -260,7 +259,6 @@ def _attention(torch: Any) -> Iterator[Finding]:
 def _tried(name: str, inputs: Sequence[Any], expected: Any) -> Finding | None:
     """Return why an implementation does not run, or is wrong; None if it runs and is right."""
     from kernels.building import BuildError
-    from kernels.registry import ATTENTION, RegistryError
 
     device, dtype = inputs[0].device.type, str(inputs[0].dtype).removeprefix("torch.")
     try:

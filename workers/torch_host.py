@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from kernels.registry import Registry, RegistryError, UnknownName
 from workers.measure.errors import text_of
 from workers.measure.host_memory import bound_memory
 from workers.outcome import Crashed, InvalidEnvironment, RunnerError, Unsupported
@@ -18,7 +19,6 @@ from workers.outcome import Crashed, InvalidEnvironment, RunnerError, Unsupporte
 if TYPE_CHECKING:
     import torch
 
-    from kernels.registry import Registry
 
 NO_COMPILER = {"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"}
 """Names of torch.compile's errors on a host that lacks what it needs."""
@@ -110,8 +110,6 @@ def load(registry: Registry, name: str) -> Any:
         Unsupported: this worker has no such name.
         InvalidEnvironment: an installed entry point is broken.
     """
-    from kernels.registry import RegistryError, UnknownName
-
     try:
         return registry.load(name)
     except UnknownName as error:

@@ -1,5 +1,6 @@
 """What the changes of a bucket's size share."""
 
+from app.specs.ddp import WITH_BUCKETS
 from workers.changes._base import ONE_RANK, Elsewhere, Look
 
 DEFAULT_MB = 25.0
@@ -19,8 +20,6 @@ def rounded(size: float) -> float:
 
 
 def why_no_buckets(look: Look) -> str | None:
-    from app.specs.ddp import WITH_BUCKETS
-
     if look.shared is None:
         return ONE_RANK
     strategy: str = look.spec.strategy  # type: ignore[attr-defined]

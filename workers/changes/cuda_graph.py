@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from workers.changes._base import Change, Elsewhere, Look
+from workers.outcome import Unsupported
+from workers.uploaded import place_of
 
 if TYPE_CHECKING:
     import torch
@@ -69,9 +71,6 @@ def capturing() -> Iterator[None]:
     Raises:
         Unsupported: it cannot, with the error and the user's line.
     """
-    from workers.outcome import Unsupported
-    from workers.uploaded import place_of
-
     try:
         yield
     except Exception as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from workers.changes._base import Change, Look, own_gpu_only
 from workers.changes.compile_blocks import blocks
 from workers.changes.cuda_graph import capturing
+from workers.outcome import Unsupported
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,8 +61,6 @@ class _Calls:
         Raises:
             Unsupported: not even its blocks can be captured.
         """
-        from workers.outcome import Unsupported
-
         try:
             self._capture_all(self._step.roots)
         except Unsupported as error:
@@ -77,8 +76,6 @@ class _Calls:
 
     def _capture_all(self, parts: list[nn.Module]) -> None:
         import torch
-
-        from workers.outcome import Unsupported
 
         called = {part: calls for part in parts if (calls := self._calls.get(part))}
         if not called or any(len(calls) > 1 for calls in called.values()):

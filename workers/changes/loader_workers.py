@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from workers.changes._base import Change, Look, cores, own_only, replaced
+from workers.outcome import Unsupported
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +40,6 @@ def _repeats(dataset: Any) -> bool:
 
 def _with_workers(device: torch.device) -> AbstractContextManager[None]:
     from torch.utils.data import DataLoader
-
-    from workers.outcome import Unsupported
 
     plain: Any = DataLoader.__init__
 

@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from parallel.scaling import pretty
 from workers.jobs._fits import close, gib, report_moments
 from workers.jobs._values import Metric, Values
+from workers.measure.table import Column, Scalar
+from workers.model.accounting import StepMemory
+from workers.model.attention_memory import BACKWARD, BETWEEN, FORWARD, AttentionMemory
+from workers.model.step_memory import BHTT, Moment
 
 if TYPE_CHECKING:
     from app.specs.estimate import EstimateSpec
-    from workers.measure.table import Scalar
-    from workers.model.step_memory import Moment
     from workers.reporter import Reporter
 
 MIB = 2**20
@@ -23,9 +26,6 @@ MIB = 2**20
 
 def estimate_attention(spec: EstimateSpec, device_key: str, report: Reporter, *, on_gpu: bool) -> None:
     """Compute a job's results and report them."""
-    from workers.model.accounting import StepMemory
-    from workers.model.attention_memory import BACKWARD, BETWEEN, FORWARD, AttentionMemory
-
     layer, backward = spec.attention_layer, spec.mode != "forward"
     step = StepMemory(spec.batch_size, spec.context_length, spec.precision, attention=spec.attention, on_gpu=on_gpu)
     call = AttentionMemory(layer.num_heads, layer.head_dim, step, layer.causal, backward)
@@ -55,9 +55,6 @@ def estimate_attention(spec: EstimateSpec, device_key: str, report: Reporter, *,
 
 def report_tables(spec: EstimateSpec, moments: Mapping[str, Moment], report: Reporter) -> None:
     """Report the tables `moments`, which tensors are there, `formulas` and `symbols`."""
-    from parallel.scaling import pretty
-    from workers.measure.table import Column
-
     report_moments(moments.values(), report)
     formulas: list[list[Scalar]] = [
         [moment.name, pretty(moment.formula), moment.total, "bytes"] for moment in moments.values()
@@ -87,10 +84,6 @@ def report_answer(
     on_gpu: bool,
 ) -> None:
     """Report the table `answer`: sentences."""
-    from workers.measure.table import Column
-    from workers.model.attention_memory import BETWEEN
-    from workers.model.step_memory import BHTT
-
     peak = max(moment.total for moment in moments.values())
     what = f"{spec.label()}, {spec.batch_size} × {spec.context_length} tokens, {spec.precision}, {spec.attention}"
     where = "a GPU" if on_gpu else "a device, as on a CPU (for a GPU, say device=cuda),"

@@ -9,11 +9,11 @@ from app.specs.attention import AttentionCell, AttentionSpec
 from workers.jobs._grid import Trial
 from workers.jobs._grid.operations import OperationContext
 from workers.jobs._values import Metric
-from workers.measure.table import Column, first_rows
+from workers.measure.hardware_counters import counting
+from workers.measure.table import Column, Scalar, first_rows
 
 if TYPE_CHECKING:
     from workers.measure.operations import Operation
-    from workers.measure.table import Scalar
 
 COUNTERS = (
     Metric("instructions", None, "instructions"),
@@ -51,7 +51,6 @@ def take_profile(
     import torch
 
     from workers.measure.call_profile import profile_call
-    from workers.measure.hardware_counters import counting
 
     trial.tell("profiling")
     if cell.implementation.startswith("cpu_") and not context.accesses:

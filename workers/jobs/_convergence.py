@@ -16,14 +16,14 @@ from app.specs.compare import CompareSpec
 from app.summaries import median_interval
 from workers.jobs._training import building
 from workers.jobs._training.fp8 import fp8_notes
+from workers.measure.check import Check
+from workers.measure.table import Column, Scalar
 from workers.reporter import Reporter
 from workers.torch_host import reset_process
 
 if TYPE_CHECKING:
     import torch
 
-    from workers.measure.check import Check
-    from workers.measure.table import Scalar
 
 SIDES = ("baseline", "candidate")
 LAST = 0.1
@@ -45,7 +45,6 @@ def run(spec: CompareSpec, report: Reporter) -> None:
         Unsupported, InvalidEnvironment: a side cannot run here.
     """
     from workers.measure import environment
-    from workers.measure.check import Check
 
     sides: dict[str, BenchmarkSpec] = spec.sides()  # type: ignore[assignment]
     steps, pairs = spec.convergence_steps or 0, spec.convergence_pairs
@@ -91,8 +90,6 @@ def train(spec: BenchmarkSpec, device: torch.device, build: building.Maker) -> l
 
 
 def _report(runs: Runs, notes: Sequence[Check], report: Reporter) -> None:
-    from workers.measure.check import Check
-    from workers.measure.table import Column
     from workers.measure.validity import verdict
 
     columns = (
@@ -133,7 +130,6 @@ def difference(numbers: Sequence[float]) -> tuple[float | None, float | None, fl
 
 def learned(runs: Runs, vocab_size: int) -> Check:
     """Check that the final losses are clearly below that of guessing evenly among the letters: check `learned`."""
-    from workers.measure.check import Check
     from workers.model.batches import ChainBatches
 
     last = max(1, round(LAST * len(runs["baseline"][0])))

@@ -14,11 +14,11 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.specs.estimate import EstimateSpec, MeshSpec
+from workers.measure.table import Column, Scalar
+from workers.model.accounting import Shape, StepMemory
+from workers.model.step_memory import PARTS, Choices, Moment, Sharing, bytes_of, moments
 
 if TYPE_CHECKING:
-    from workers.measure.table import Scalar
-    from workers.model.accounting import Shape, StepMemory
-    from workers.model.step_memory import Choices, Moment, Sharing
     from workers.reporter import Reporter
 
 GIB, MIB = 2**30, 2**20
@@ -54,16 +54,12 @@ class Question:
 
     def parts(self, strategy: str) -> tuple[Moment, dict[str, int]]:
         """Return the moment of the peak on a device, and its bytes by part."""
-        from workers.model.step_memory import PARTS
-
         moment = max(self.moments(strategy), key=lambda moment: moment.total)
         split = self.tensor if strategy in SPLIT_BY_TENSOR else 1
         return moment, {part: -(-moment.part(part) // (1 if part == "workspaces" else split)) for part in PARTS}
 
     def moments(self, strategy: str) -> Sequence[Moment]:
         """Return the highest uses of each part of the step on a device, before tensor parallelism divides them."""
-        from workers.model.step_memory import Sharing
-
         shards = self.fsdp
         sharing = Sharing(gathered_in_16_bits=self.in_16_bits)
         if strategy in SHARDED:
@@ -138,8 +134,6 @@ class Question:
 
 @functools.lru_cache(maxsize=512)
 def _moments(shape: Shape, step: StepMemory, choices: Choices, sharing: Sharing) -> Sequence[Moment]:
-    from workers.model.step_memory import moments
-
     return moments(shape, step, choices, sharing)
 
 
@@ -219,8 +213,6 @@ def gib(size: float) -> str:
 
 
 def question_of(spec: EstimateSpec, shape: Shape, step: StepMemory) -> Question:
-    from workers.model.step_memory import Choices
-
     return Question(
         shape,
         step,
@@ -257,8 +249,6 @@ class Fit:
 
 def columns() -> list[Any]:
     """Return the columns of the table `fits`."""
-    from workers.measure.table import Column
-
     return Column.parse(
         "strategy, devices: integer, device_gib: number GiB, fits: boolean, what_helps, fewest_devices: integer, note"
     )
@@ -318,9 +308,6 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str
 
 def report_moments(moments: Iterable[Moment], report: Reporter) -> None:
     """Report the table `moments`: the highest use of memory within each part of the step, and what it is used for."""
-    from workers.measure.table import Column
-    from workers.model.step_memory import bytes_of
-
     rows: list[list[Scalar]] = [
         [
             moment.name,

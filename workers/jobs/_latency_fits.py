@@ -1,15 +1,9 @@
 """The table `fit`: latency and bandwidth of collective operations, fitted to their times."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from workers.measure.table import Column
-
-if TYPE_CHECKING:
-    from parallel.bucket_size import Line
-    from workers.measure.table import Scalar
+from parallel.bucket_size import Line, fit
+from workers.measure.table import Column, Scalar
 
 Times = dict[tuple[str, str], dict[int, list[float]]]
 """Seconds of the calls of each operation and data type, by bytes of the full tensor, on the slowest rank."""
@@ -31,8 +25,6 @@ def fit_rows(times: Times, seed: int) -> list[list[Scalar]]:
 
 def fitted(times: Mapping[int, Sequence[float]], seed: int) -> list[Scalar]:
     """Return the values of one fit, and its note."""
-    from parallel.bucket_size import fit
-
     try:
         found = fit(times, seed)
     except ValueError as error:

@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workers.measure.check import Check
+from workers.model.accounting import peak_tflops
+
 if TYPE_CHECKING:
     import torch
 
-    from workers.measure.check import Check
 
 HALF = ("bf16", "fp16")
 UNITS = {"fp32": ("fp32", "tf32", *HALF), "tf32": ("tf32", *HALF), "bf16": HALF, "fp16": HALF, "fp8": ("fp8",)}
@@ -29,7 +31,6 @@ def check_rate(tflops: float, precision: str, device: torch.device, ceilings: Pa
     from workers.measure.ceilings import Ceilings
     from workers.measure.environment import device_name
     from workers.measure.validity import check_ceiling
-    from workers.model.accounting import peak_tflops
 
     on_gpu = device.type == "cuda"
 

@@ -15,14 +15,15 @@ from workers.jobs import _own_step
 from workers.jobs._grid import Trial
 from workers.jobs._grid.operations import OperationContext, check_timing
 from workers.jobs._values import Metric
+from workers.measure.check import Check
+from workers.measure.table import Column, Scalar
+from workers.model.registry import MODELS
 from workers.outcome import Unsupported
 from workers.torch_host import load, reset_process, seed_everything, set_precision, why_no_precision
 
 if TYPE_CHECKING:
     import torch
 
-    from workers.measure.check import Check
-    from workers.measure.table import Scalar
     from workers.model.float8 import LinearLayer
 
 BF16 = "bf16"
@@ -96,7 +97,6 @@ def layers_of_model(spec: KernelSpec) -> Counter[LinearLayer]:
     import torch
 
     from workers.model.float8 import LinearLayer, calls_of, candidates, grouped, linear_layers
-    from workers.model.registry import MODELS
 
     assert spec.model is not None
     with torch.device("meta"):
@@ -183,7 +183,6 @@ def _report(
     trial: Trial,
 ) -> None:
     from workers.measure.linear_products import PRODUCTS
-    from workers.measure.table import Column
 
     rows: list[list[Scalar]] = []
     sums = dict.fromkeys((metric.name for metric in metrics(spec)), 0.0)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from workers.measure.compilation import compilation
+
 if TYPE_CHECKING:
     from app.specs._training import TrainingSpec
     from workers.jobs._training.building import Training
@@ -74,7 +76,6 @@ def profile_steps(
 
 def _named_parts(training: Training) -> AbstractContextManager[None]:
     """Return a context that names the model's parts."""
-    from workers.measure.compilation import compilation
     from workers.measure.ranges import named_layers, named_modules
 
     spec, modules = training.spec, training.modules

@@ -11,18 +11,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from app.specs._training import WITH_BACKWARD, TrainingSpec
+from kernels.attention.problem import AttentionProblem
+from kernels.registry import KERNELS
 from workers.jobs._grid import check_measured
 from workers.jobs._training.building import attention_of, shape_of
 from workers.jobs._training.fp8 import fp8_notes
 from workers.jobs._values import Metric, Values
+from workers.measure.check import Check
+from workers.measure.errors import NotMeasured
 from workers.torch_host import load, reset_process, trim_free_memory
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from workers.measure.check import Check
-    from workers.measure.errors import NotMeasured
     from workers.measure.judging import Reference
 
 MAX_LOGITS = 1 << 27
@@ -37,7 +39,6 @@ def check_parts(spec: TrainingSpec, device: torch.device) -> list[Check]:
     Raises:
         WrongResult: a part computes something else.
     """
-    from workers.measure.check import Check
     from workers.measure.judging import WrongResult
     from workers.measure.memory import is_out_of_memory, short_message
 
@@ -84,7 +85,6 @@ def attention_fault(spec: TrainingSpec, device: torch.device, *, decoded: int | 
     Args:
         decoded: Check the call that generates one more token, whose single query sees so many keys.
     """
-    from kernels.attention.problem import AttentionProblem
     from workers.measure.references import attention_reference
     from workers.model.precision import PRECISIONS
 
@@ -144,7 +144,6 @@ def _with_gaps(tensor: Tensor) -> Tensor:
 
 def kernel_fault(spec: TrainingSpec, name: str, device: torch.device) -> str | None:
     """Return the fault of one of the model's fused kernels, or None."""
-    from kernels.registry import KERNELS
     from workers.measure.references import kernel_reference
     from workers.model.precision import PRECISIONS
 

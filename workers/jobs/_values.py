@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from workers.measure.measurement import Measurement
+
 if TYPE_CHECKING:
     from app.specs import Case
     from workers.reporter import Reporter
@@ -95,8 +97,6 @@ class Values:
 
     def report(self, case: Case, device_key: str, report: Reporter) -> None:
         """Report one measurement per metric."""
-        from workers.measure.measurement import Measurement
-
         for metric in self.metrics:
             outcome, reason, samples = self._result(metric)
             report.measure(

@@ -10,11 +10,15 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from app.specs.attention import AttentionCell, AttentionSpec
+from kernels.attention.problem import AttentionProblem
+from kernels.registry import ATTENTION, Implementation
 from workers import uploaded
 from workers.jobs._attention_profile import COUNTERS, report_profiles, take_profile
 from workers.jobs._grid import Trial
 from workers.jobs._grid.operations import OperationContext, OperationRunner
 from workers.jobs._values import Metric, Values
+from workers.measure.check import Check
+from workers.model.accounting import attention_backward_flops, attention_flops
 from workers.outcome import Unsupported
 from workers.torch_host import load
 
@@ -22,8 +26,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from kernels.attention.problem import AttentionProblem
-    from kernels.registry import Implementation
     from workers.measure.judging import Reference
     from workers.measure.operations import Operation
 
@@ -37,8 +39,6 @@ class AttentionRunner(OperationRunner):
 
     def check(self, spec: AttentionSpec) -> None:
         """Refuse a job for which this worker has no implementation at all, or whose own code cannot be imported."""
-        from kernels.registry import ATTENTION
-
         if spec.code is not None:
             check_arguments(uploaded.implementation(spec.code), spec)
         elif not set(spec.implementations) & set(ATTENTION.names()):
@@ -123,7 +123,6 @@ class AttentionRunner(OperationRunner):
     ) -> None:
         """Set the TFLOP/s of useful work, and their share of the measured rate of this device's matrix products."""
         from workers.measure.ceilings import Ceilings
-        from workers.model.accounting import attention_backward_flops, attention_flops
 
         forward = attention_flops(shape_of(spec, cell), problem_of(spec, cell), spec.query_length)
         backward = attention_backward_flops(forward)
@@ -148,8 +147,6 @@ def implementation_of(spec: AttentionSpec, cell: AttentionCell) -> Implementatio
     Raises:
         Unsupported, InvalidEnvironment, BrokenCode: it does not exist here, or is broken.
     """
-    from kernels.registry import ATTENTION
-
     if spec.code is not None and spec.is_code(cell.implementation):
         return uploaded.implementation(spec.code)
     implementation: Implementation = load(ATTENTION, cell.implementation)
@@ -163,8 +160,6 @@ def shape_of(spec: AttentionSpec, cell: AttentionCell) -> tuple[int, int, int, i
 
 def problem_of(spec: AttentionSpec, cell: AttentionCell) -> AttentionProblem:
     """Return what the cell computes, without the fields that have no effect on it."""
-    from kernels.attention.problem import AttentionProblem
-
     used = spec.case(cell).identity
     window, documents = spec.masks(cell.sequence_length)
     return AttentionProblem(
@@ -231,8 +226,6 @@ def time_by_do_bench(spec: AttentionSpec, operation: Operation, device: torch.de
 def computing_threads(number: int | None, trial: Trial) -> Iterator[None]:
     """Let torch, and the C++ implementations, compute with so many threads inside the context; None: as many as now."""
     import torch
-
-    from workers.measure.check import Check
 
     if number is None:
         yield

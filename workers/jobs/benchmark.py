@@ -11,13 +11,14 @@ from workers.jobs import _reference
 from workers.jobs._base import Unit
 from workers.jobs._training import building, measuring, metrics
 from workers.jobs._values import Metric, Values
+from workers.measure.errors import NotMeasured
+from workers.measure.table import Column, Scalar
 from workers.reporter import Reporter
 
 if TYPE_CHECKING:
     import torch
 
     from workers.jobs._training.building import Training
-    from workers.measure.table import Scalar
     from workers.measure.validity import Monitor
 
 SAMPLES = "samples.csv.gz"
@@ -69,8 +70,6 @@ def measure(
 ) -> tuple[Values, dict[str, Any]]:
     """Return the values of each metric and the verdict. Without samples, the verdict still reports other processes on
     the device."""
-    from workers.measure.errors import NotMeasured
-
     report.progress(0, spec.measure_steps or building.STEPS, "making the model")
     try:
         parts = _reference.check_parts(spec, device)
@@ -87,7 +86,6 @@ def measure(
 
 def report_generated(spec: BenchmarkSpec, training: Training, report: Reporter) -> None:
     """Report the table `generated`: what the first step made of its prompts, generated again."""
-    from workers.measure.table import Column
     from workers.model.steps import GenerateStep
 
     step = training.step

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from app.specs.collective import CollectiveCell, CollectiveSpec
+from parallel.accounting import algorithm_bandwidth, bus_bandwidth
 from workers.jobs._base import Unit
 from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._latency_fits import FIT_COLUMNS, Times, fit_rows
@@ -143,7 +144,6 @@ class CollectiveRunner(GridRunner[CollectiveContext]):
         trial: Trial,
     ) -> None:
         """Set the cell's values from its ranks' measurements."""
-        from parallel.accounting import algorithm_bandwidth, bus_bandwidth
         from workers.measure.validity import check_stability, check_steady
 
         size = answers[0]["bytes"]

@@ -3,14 +3,22 @@
 The table `formulas` has each result with its formula and the formula's source.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from app.specs.estimate import EstimateSpec
+from parallel.scaling import (
+    FEWEST_SHARDS,
+    REPLICA_DEVICES,
+    SAVED_BY_SHARDING,
+    STRATEGIES,
+    Formula,
+    evaluate,
+    pretty,
+    why_no_shards,
+)
+from workers.devices.discovery import has_gpu
 from workers.jobs._attention_memory import estimate_attention
 from workers.jobs._base import Unit
 from workers.jobs._fits import (
@@ -31,13 +39,10 @@ from workers.jobs._fits import (
     splits_of,
 )
 from workers.jobs._values import Metric, Values
+from workers.measure.table import Column, Scalar
+from workers.model.accounting import ITEM_BYTES, FeedForwardStack, Shape, StepMemory, counts_half, saved_for_backward
 from workers.outcome import Unsupported
 from workers.reporter import Reporter
-
-if TYPE_CHECKING:
-    from parallel.scaling import Formula
-    from workers.measure.table import Scalar
-    from workers.model.accounting import FeedForwardStack, Shape, StepMemory
 
 OUR_MODEL = "transformer_lm"
 OUR_STEP = "workers/model/steps.py"
@@ -65,8 +70,6 @@ NOT_COUNTED = (
 
 def metrics() -> list[Metric]:
     """Return the metrics in the order of the report."""
-    from parallel.scaling import STRATEGIES
-
     return [
         Metric("total_gib", None, "GiB"),
         Metric("without_activations_gib", None, "GiB"),
@@ -100,8 +103,6 @@ class Sheet:
             symbol: Its name in later formulas.
             unless: The reason why it has no value; None if it has one.
         """
-        from parallel.scaling import pretty
-
         value = None if unless is not None else formula.value(self.symbols)
         if value is not None and symbol:
             self.symbols[symbol] = int(value) if value.denominator == 1 else float(value)
@@ -125,9 +126,7 @@ class EstimateRunner:
         Raises:
             Unsupported: the model is not ours, so that its formulas are unknown.
         """
-        from workers.devices.discovery import has_gpu
         from workers.measure import environment
-        from workers.model.accounting import FeedForwardStack
 
         if spec.architecture == "transformer" and spec.model.name != OUR_MODEL:
             raise Unsupported(
@@ -163,7 +162,6 @@ RUNNER = EstimateRunner()
 def sizes(spec: EstimateSpec, *, on_gpu: bool = True) -> tuple[Shape | FeedForwardStack, StepMemory]:
     """Return the model's sizes, and the choices of the step that change its memory."""
     from workers.jobs._training.building import shape_of
-    from workers.model.accounting import FeedForwardStack, StepMemory
 
     step = StepMemory(
         spec.batch_size,
@@ -181,8 +179,6 @@ def sizes(spec: EstimateSpec, *, on_gpu: bool = True) -> tuple[Shape | FeedForwa
 
 def symbols_of(shape: Shape | FeedForwardStack, step: StepMemory) -> dict[str, float]:
     """Return the values of the symbols of `workers.model.accounting`."""
-    from workers.model.accounting import Shape, counts_half
-
     symbols: dict[str, float] = {**shape.symbols, **step.symbols}
     if isinstance(shape, Shape) and not counts_half(shape.problem):
         symbols["N"] = shape.problem.visible_pairs(step.context_length, step.context_length)
@@ -210,7 +206,6 @@ def add_memory(
     values: Values, sheet: Sheet, spec: EstimateSpec, shape: Shape | FeedForwardStack, step: StepMemory
 ) -> None:
     """Set the bytes of one replica on one device, by their content."""
-    from parallel.scaling import SAVED_BY_SHARDING, Formula
     from workers.model import accounting
 
     of_model = "workers/model/accounting.py"
@@ -253,8 +248,6 @@ def add_memory(
 
 def add_devices(values: Values, sheet: Sheet, spec: EstimateSpec, report: Reporter) -> list[Fit]:
     """Set the bytes on each device of a stack, by formulas; report them as the table `per-device`."""
-    from parallel.scaling import FEWEST_SHARDS, REPLICA_DEVICES, STRATEGIES, Formula, pretty, why_no_shards
-
     # In the backward pass gradients replace saved activations; a step drops them at its end.
     peak = sheet.add(Formula("peak of a step that keeps no gradients", "P + O + max(G, K + A)", "bytes", OUR_STEP))
     values.set("step_peak_gib", None, samples(peak, GIB))
@@ -316,8 +309,6 @@ def fewest_of(strategy: str, formula: Formula, symbols: Mapping[str, float], spl
 
 def report_devices(rows: list[list[Scalar]], report: Reporter) -> None:
     """Report the table `per-device`: what memory is used for on each device."""
-    from workers.measure.table import Column
-
     report.table(
         "per-device",
         [
@@ -336,8 +327,6 @@ def report_devices(rows: list[list[Scalar]], report: Reporter) -> None:
 def add_peaks(values: Values, sheet: Sheet, spec: EstimateSpec, question: Question, report: Reporter) -> list[Fit]:
     """Set a transformer's peaks on each device, by strategy, and the numbers of devices; report the tables `per-device`
     and `moments`."""
-    from parallel.scaling import REPLICA_DEVICES, STRATEGIES, Formula
-
     highest, _ = question.parts("none")
     peak = sheet.add(Formula(f"peak of the step, {highest.name}", highest.formula, "bytes", PLAYED))
     values.set("step_peak_gib", None, samples(peak, GIB))
@@ -374,8 +363,6 @@ def add_peaks(values: Values, sheet: Sheet, spec: EstimateSpec, question: Questi
 
 def report_answer(spec: EstimateSpec, fits: Sequence[Fit], report: Reporter, *, on_gpu: bool) -> None:
     """Report the tables `answer`, sentences, and `fits`."""
-    from workers.measure.table import Column
-
     lines = answer(spec, fits, on_gpu=on_gpu)
     if spec.architecture == "transformer":
         lines.append(NOT_COUNTED)
@@ -408,7 +395,6 @@ def add_batch(
 ) -> None:
     """Set the batch at which computation hides communication, and report the table `batch`."""
     from parallel import scaling
-    from workers.model.accounting import ITEM_BYTES
 
     book, of_model = "Scaling book, part 5", "workers/model/accounting.py"
     each, heading = ITEM_BYTES[spec.communication_dtype], "a block's forward pass"
@@ -459,8 +445,6 @@ def add_batch(
 
 
 def _report_batch(rows: list[list[Scalar]], report: Reporter) -> None:
-    from workers.measure.table import Column
-
     report.table(
         "batch",
         Column.parse(
@@ -473,10 +457,6 @@ def _report_batch(rows: list[list[Scalar]], report: Reporter) -> None:
 
 def report_memory(sheet: Sheet, shape: Shape | FeedForwardStack, step: StepMemory, report: Reporter) -> None:
     """Report the table `memory`: the parts of one replica, and below them the parts of the activations."""
-    from parallel.scaling import evaluate, pretty
-    from workers.measure.table import Column
-    from workers.model.accounting import saved_for_backward
-
     written = {str(row[1]).partition(" = ")[0]: str(row[1]).partition(" = ")[2] for row in sheet.rows}
     rows: list[list[Scalar]] = []
     for symbol, name in PARTS.values():
@@ -518,8 +498,6 @@ MEANINGS: Mapping[str, tuple[str, str | None]] = {
 
 def report_formulas(sheet: Sheet, report: Reporter) -> None:
     """Report the tables `formulas` and, with the values that the spec sets, `symbols`."""
-    from workers.measure.table import Column
-
     columns = Column.parse("quantity, formula, value: number, unit, source, note")
     report.table("formulas", columns, sheet.rows)
     report.table(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from app.specs.kernel import KernelCell, KernelSpec, PlanCell
+from kernels.registry import KERNELS, Implementation, Kernel, UnknownName
 from workers import uploaded
 from workers.jobs import _linear_plan
 from workers.jobs._grid import Trial
@@ -18,7 +19,6 @@ from workers.torch_host import load
 if TYPE_CHECKING:
     import torch
 
-    from kernels.registry import Implementation, Kernel
     from workers.measure.judging import Reference
     from workers.measure.operations import Operation
 
@@ -47,8 +47,6 @@ class KernelRunner(OperationRunner):
 
     def check(self, spec: KernelSpec) -> None:
         """Refuse a job whose operation is not here, or whose own code cannot be imported."""
-        from kernels.registry import KERNELS
-
         if not spec.plans:
             load(KERNELS, spec.kernel)
         if spec.code is not None:
@@ -109,8 +107,6 @@ class KernelRunner(OperationRunner):
 
 def kernel_of(spec: KernelSpec) -> Kernel:
     """Return the job's operation. Raises Unsupported or InvalidEnvironment: it does not exist here, or is broken."""
-    from kernels.registry import KERNELS
-
     kernel: Kernel = load(KERNELS, spec.kernel)
     return kernel
 
@@ -121,8 +117,6 @@ def implementation_of(spec: KernelSpec, cell: KernelCell) -> Implementation:
     Raises:
         Unsupported, InvalidEnvironment, BrokenCode: it does not exist here, or is broken.
     """
-    from kernels.registry import UnknownName
-
     if spec.code is not None and spec.is_code(cell.implementation):
         return uploaded.implementation(spec.code, of=spec.kernel)
     try:

@@ -17,6 +17,8 @@ from workers.jobs import _reference
 from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._training import building
 from workers.jobs._values import Metric
+from workers.measure.check import Check
+from workers.measure.errors import with_type
 from workers.measure.table import Column, Scalar, first_rows
 from workers.reporter import Reporter
 from workers.torch_host import as_runner_error
@@ -110,7 +112,6 @@ RUNNER = MixedPrecisionRunner()
 def add_up(spec: MixedPrecisionSpec, name: str, context: MixedPrecisionContext, trial: Trial) -> None:
     """Compute one sum twice, and set its values from the first."""
     from workers.measure.accumulation import ACCUMULATIONS, accumulate
-    from workers.measure.check import Check
 
     how = ACCUMULATIONS[name]
     added, again = (accumulate(how, spec.addend, spec.additions, context.device) for _ in range(2))
@@ -147,7 +148,6 @@ def as_float(number: Decimal | None) -> float | None:
 def audit(spec: MixedPrecisionSpec, cell: MixedPrecisionCell, context: MixedPrecisionContext, trial: Trial) -> None:
     """Run one step of the cell's model, and keep the data types of its tensors, even if the step fails."""
     from workers.measure.dtypes import DtypeAudit
-    from workers.measure.errors import with_type
     from workers.measure.float8_ranges import watched as watched_ranges
     from workers.measure.memory import short_message, translate_oom
 

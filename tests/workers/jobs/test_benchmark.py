@@ -646,7 +646,7 @@ def test_mfu_of_several_precisions_is_the_ideal_time_by_the_measured_one(run, tm
     """The products of the feed-forward layers are in fp8, all others in bf16, at twice the time."""
     pytest.importorskip("torchao")
     peaks = {"fp8": 4.0, "bf16": 2.0}
-    monkeypatch.setattr("workers.model.accounting.peak_tflops", lambda _, name: (peaks.get(name, 1e9), ""))
+    monkeypatch.setattr("workers.jobs._training.metrics.peak_tflops", lambda _, name: (peaks.get(name, 1e9), ""))
     Ceilings(tmp_path / "ceilings").record(torch.device("cpu"), {"fp8": 2.0, "fp8_rowwise": 1.0, "bf16": 0.5}, None)
     ffn, flops = 3 * 2 * 32 * (2 * 3 * 16 * 32), 3 * accounting.forward_flops(accounting.Shape(64, 16, 2, 2, 32), 2, 16)
     for recipe, in_fp8, ceiling in (("tensorwise", ffn, 2.0), ("rowwise_with_gw_hp", ffn * 2 / 3, 1.0)):

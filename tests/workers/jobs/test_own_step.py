@@ -228,7 +228,7 @@ def test_a_benchmark_times_the_named_phases_and_the_rest(run: Run, device: str, 
 def test_mfu_is_relative_to_the_precision_of_the_products(run, monkeypatch, precision) -> None:
     """The step computes in fp32, whatever the spec says."""
     peaks = {"fp32": 2.0, "bf16": 1000.0}
-    monkeypatch.setattr("workers.model.accounting.peak_tflops", lambda _, name: (peaks.get(name, 1e9), ""))
+    monkeypatch.setattr("workers.jobs._training.metrics.peak_tflops", lambda _, name: (peaks.get(name, 1e9), ""))
     numbers = medians(run("benchmark", precision=precision))
     assert numbers["mfu"] == pytest.approx(numbers["tflops"] / 2.0)  # type: ignore[operator]
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 from kernels.clock import now_s
 from workers.jobs._base import Unit
 from workers.jobs._values import FAULTS, Metric, Values
+from workers.measure.check import Check
 from workers.measure.errors import NotMeasured, print_traceback
 from workers.outcome import Failed, RunnerError, Unsupported
 from workers.reporter import Reporter
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
     from app.specs import Case
     from app.specs._base import Resources
-    from workers.measure.check import Check
     from workers.measure.validity import Monitor
 
 
@@ -283,8 +283,6 @@ def frozen_objects() -> Iterator[None]:
 
 def check_measured(values: Values) -> Check:
     """Check that the cell was measured; a fault makes it suspect, a wrong result wrong."""
-    from workers.measure.check import Check
-
     outcome = values.outcome
     detail = outcome if values.reason is None else f"{outcome}: {values.reason}"
     return Check("measured", outcome not in FAULTS, detail, "wrong" if outcome == "wrong" else "suspect")
@@ -292,7 +290,5 @@ def check_measured(values: Values) -> Check:
 
 def nothing_measured(outcomes: Mapping[str, int]) -> Check:
     """Return the failed check of a job in which no cell has values: it has nothing to trust."""
-    from workers.measure.check import Check
-
     each = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
     return Check("measured", False, f"0 of {sum(outcomes.values())} cells measured: {each}")

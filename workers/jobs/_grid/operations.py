@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from workers.jobs._grid import Context, GridRunner, GridSpec, Trial
 from workers.jobs._limits import check_rate
 from workers.jobs._values import GPU_ONLY, Metric, Values
-from workers.measure.check import NOT_JUDGED, SEVERITIES
+from workers.measure.check import NOT_JUDGED, SEVERITIES, Check
+from workers.measure.compilation import Compilation, compilation
+from workers.measure.table import Scalar
 from workers.reporter import Reporter
 
 if TYPE_CHECKING:
     import torch
 
-    from workers.measure.check import Check
-    from workers.measure.compilation import Compilation
     from workers.measure.judging import Judgement, Reference
     from workers.measure.operations import Operation, OperationMemory
     from workers.measure.stopwatch import Stopwatch, Timing
-    from workers.measure.table import Scalar
 
 PASSES = {"forward": ("forward",), "forward_backward": ("forward", "backward", "forward_backward")}
 """The passes that each mode times. The last one is the mode's whole work."""
@@ -239,7 +238,6 @@ class OperationRunner(GridRunner[OperationContext]):
         trial: Trial,
     ) -> tuple[dict[str, Timing], list[Judgement]]:
         """Return the times of the passes, and the judgements on some of the calls that were timed."""
-        from workers.measure.compilation import compilation
         from workers.measure.judging import judge_results
         from workers.measure.operations import time_passes
 
@@ -313,8 +311,6 @@ def check_recompiles(began: Sequence[Compilation], ended: Sequence[Compilation])
         began: The counters when each pass's samples began.
         ended: The counters when each pass's samples were complete.
     """
-    from workers.measure.check import Check
-
     spans = list(zip(began, ended, strict=True))
     graphs = sum(after.graphs - before.graphs for before, after in spans)
     not_compiled = sum(after.frames_not_compiled - before.frames_not_compiled for before, after in spans)
@@ -325,8 +321,6 @@ def check_recompiles(began: Sequence[Compilation], ended: Sequence[Compilation])
 def combined(checks_by_pass: Mapping[str, Sequence[Check]]) -> list[Check]:
     """Combine the passes' checks of each name into one: it is ok if all are; otherwise it names the passes of
     its severity, the worst."""
-    from workers.measure.check import Check
-
     by_name: dict[str, dict[str, Check]] = {}
     for pass_name, checks in checks_by_pass.items():
         for check in checks:

@@ -10,20 +10,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from app.specs._training import WITH_BACKWARD, ModelSpec, TrainingSpec
+from kernels.registry import ATTENTION, Implementation
 from workers import uploaded
 from workers.jobs import _own_step
 from workers.jobs._training import fp8
+from workers.measure.warmup import min_calls
+from workers.model.accounting import Shape
+from workers.model.registry import MODELS
 from workers.outcome import Unsupported
 from workers.torch_host import as_runner_error, choose_device, load, seed_everything, set_precision
 
 if TYPE_CHECKING:
     import torch
 
-    from kernels.registry import Implementation
     from workers.measure.memory import MemoryMeter
     from workers.measure.own_step import OwnStep
     from workers.measure.returned import ReturnedNumbers
-    from workers.model.accounting import Shape
     from workers.model.batches import Batches
     from workers.model.float8 import LinearLayer
     from workers.model.generation import CachedModel
@@ -105,7 +107,6 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
         BrokenCode: the job's uploaded one is broken.
     """
     from workers.model.precision import PRECISIONS
-    from workers.model.registry import MODELS
 
     model_class = load(MODELS, spec.model.name) if spec.code is None else uploaded.load(spec.code)
     attention = attention_of(spec)
@@ -143,8 +144,6 @@ def attention_of(spec: TrainingSpec) -> Implementation:
     Raises:
         Unsupported, InvalidEnvironment, BrokenCode: it does not exist here, or is broken.
     """
-    from kernels.registry import ATTENTION
-
     if spec.attention_code is not None:
         return uploaded.implementation(spec.attention_code)
     implementation: Implementation = load(ATTENTION, spec.attention)
@@ -165,8 +164,6 @@ def check_fused(device: torch.device) -> None:
 
 def shape_of(model: ModelSpec, tokens: int) -> Shape:
     """Return the sizes of a model for sequences of so many tokens, as `workers.model.accounting` takes them."""
-    from workers.model.accounting import Shape
-
     window, documents = model.masks(tokens)
     return Shape(
         vocab_size=model.vocab_size,
@@ -272,7 +269,6 @@ def build_step(
     """Build the step that is repeated, not yet captured in a CUDA graph; `batches` as for `build`."""
     import torch
 
-    from workers.measure.warmup import min_calls
     from workers.model import steps
     from workers.model.batches import RandomBatches
     from workers.model.optimizer import make_optimizer

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from app.specs._training import TrainingSpec
+from workers.measure.check import Check
+from workers.measure.table import Column
 from workers.outcome import Unsupported
 from workers.reporter import Reporter
 
 if TYPE_CHECKING:
     import torch
 
-    from workers.measure.check import Check
     from workers.model.float8 import LinearLayer
 
 
@@ -47,8 +48,6 @@ def to_float8(spec: TrainingSpec, device: torch.device, model: torch.nn.Module) 
 
 def fp8_notes(spec: TrainingSpec, device: torch.device) -> list[Check]:
     """Return the checks of what makes FP8 slower than it is."""
-    from workers.measure.check import Check
-
     if spec.precision != "fp8":
         return []
     notes = []
@@ -66,7 +65,6 @@ def fp8_notes(spec: TrainingSpec, device: torch.device) -> list[Check]:
 
 def report_layers(layers: Sequence[LinearLayer], report: Reporter) -> None:
     """Report the table `linear_layers`: layers at one place of several blocks are one row."""
-    from workers.measure.table import Column
     from workers.model.float8 import grouped
 
     if not layers:

@@ -14,13 +14,15 @@ from workers.jobs._training.building import STEPS, Training
 from workers.jobs._training.fp8 import report_layers
 from workers.jobs._training.metrics import ISOLATED, Pacing, add_memory, add_times, metrics_of, work_of_step
 from workers.jobs._values import GPU_ONLY, Values
+from workers.measure.check import Check
+from workers.measure.compilation import compilation
+from workers.measure.warmup import MIN_CALLS, min_calls
 from workers.reporter import Reporter
 
 if TYPE_CHECKING:
     import torch
 
     from workers.measure.busy import Busy
-    from workers.measure.check import Check
     from workers.measure.returned import ReturnedNumbers
     from workers.measure.timing import StepTimes
     from workers.measure.validity import Monitor
@@ -87,7 +89,6 @@ def time_isolated(
         OutOfMemory: the memory did not suffice in some phase.
     """
     from workers.measure.timing import make_clock, time_steps
-    from workers.measure.warmup import min_calls
 
     spec, step, graphed = training.spec, training.step, training.graphed
     least = min_calls(spec.warmup_steps)
@@ -137,8 +138,6 @@ def _steps_by_default(device_type: str, most_s: float, quickest_ms: float) -> in
 
 def _number_of_steps(spec: TrainingSpec, device: torch.device, *, loops: bool) -> str:
     """Return how many steps a job takes, in words."""
-    from workers.measure.warmup import MIN_CALLS
-
     warm = f"at least {MIN_CALLS}" if spec.warmup_steps is None else str(spec.warmup_steps)
     measured = str(spec.measure_steps or STEPS)
     if spec.measure_steps is None and device.type == "cpu":
@@ -179,7 +178,6 @@ def check_times(
     training: Training, times: StepTimes, step_ms: Sequence[float], busy: Busy | str, monitor: Monitor
 ) -> list[Check]:
     """Return the checks of the validity of the steps' times, of which `step_ms` are the samples."""
-    from workers.measure.compilation import compilation
     from workers.measure.validity import check_kernels, check_stability, check_steady, check_waiting
 
     spec, device = training.spec, training.device

@@ -11,12 +11,13 @@ from app.specs._training import ACCUMULATION, TrainingSpec
 from workers.jobs._limits import FASTEST_FIRST, check_rate
 from workers.jobs._training.building import Training, name_of
 from workers.jobs._values import GPU_ONLY, Metric, Values
+from workers.measure.check import Check
+from workers.model.accounting import mixed_rate, peak_tflops
 
 if TYPE_CHECKING:
     import torch
 
     from workers.measure.busy import Busy
-    from workers.measure.check import Check
     from workers.measure.timing import StepTimes
     from workers.measure.validity import Monitor
     from workers.model.float8 import LinearLayer
@@ -192,7 +193,6 @@ def add_shares(
     """
     from workers.measure.ceilings import Ceilings
     from workers.measure.environment import device_name
-    from workers.model.accounting import mixed_rate, peak_tflops
 
     shares, why_not = of_products
     if why_not:

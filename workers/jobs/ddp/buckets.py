@@ -11,15 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.specs.ddp import WITH_BUCKETS, DdpSpec
+from parallel.bucket_size import Fit, Line, exposed, fit
 from workers.jobs._latency_fits import BENT, FIT_COLUMNS, NO_LINE, fit_rows
 from workers.jobs._values import Values
-from workers.measure.table import Column
+from workers.measure.table import Column, Scalar
 from workers.reporter import Reporter
 
 if TYPE_CHECKING:
-    from parallel.bucket_size import Fit, Line
     from workers.jobs.ddp.context import RankContext
-    from workers.measure.table import Scalar
 
 MB = 2**20
 PREDICTED = "predicted_exposed_ms"
@@ -89,8 +88,6 @@ def report_buckets(
 
     `silent` has the turns without communication, as each rank saw them.
     """
-    from parallel.bucket_size import fit
-
     each = [rank["all_reduce"] for rank in found]
     if not all(each):
         values.set(PREDICTED, None, None, "there was no memory for the tensors whose all-reduce is timed")
@@ -131,8 +128,6 @@ def bucket_rows(
         backward_s: Time of the backward pass without communication.
         measured: Samples of the communication that is exposed in ms; None if it was not measured.
     """
-    from parallel.bucket_size import exposed
-
     # Below the smallest size nothing was timed.
     total, least = sum(gradients), min(sum(gradients), min(line.errors))
     ratio = (total / least) ** (1 / (POINTS - 1))
@@ -184,8 +179,6 @@ def doubt(line: Fit, measured_ms: float | None, low_ms: float, high_ms: float) -
 
 def predicted(line: Fit, buckets: Sequence[int], backward_s: float) -> list[Scalar]:
     """Return the number of buckets, and ms: of all calls, hidden, exposed, and the interval of the last."""
-    from parallel.bucket_size import exposed
-
     calls, left = sum(map(line.line.seconds, buckets)), exposed(line.line, buckets, backward_s)
     interval = line.interval(lambda drawn: exposed(drawn, buckets, backward_s))
     return [len(buckets), *(1e3 * seconds for seconds in (calls, calls - left, left, *interval))]

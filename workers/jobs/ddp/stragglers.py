@@ -10,12 +10,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from workers.jobs.ddp.timelines import Layers, Ranks, joined, later
-from workers.measure.table import Column
+from workers.measure.check import Check
+from workers.measure.table import Column, Scalar
 
 if TYPE_CHECKING:
     from workers.jobs.ddp.timelines import ProfiledCollective
-    from workers.measure.check import Check
-    from workers.measure.table import Scalar
 
 STRAGGLERS = "stragglers"
 COLUMNS = Column.parse(
@@ -183,8 +182,6 @@ class Lateness:
     def check(self) -> Check | None:
         """Return the note for the verdict: who is late, and how well the ranks' clocks are aligned. None: no
         ranks met."""
-        from workers.measure.check import Check
-
         if self.ranks.differ:
             differ = "ranks ran different collectives: nobody knows who waits for whom"
             return Check(STRAGGLERS, False, differ, "note")

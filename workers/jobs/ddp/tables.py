@@ -1,7 +1,5 @@
 """The tables and the traces of `ddp`, from the results of all ranks."""
 
-from __future__ import annotations
-
 import base64
 import statistics
 import sys
@@ -9,7 +7,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from app.specs.ddp import DdpSpec
 from workers.jobs.ddp.stragglers import COLUMNS as STRAGGLERS_COLUMNS
@@ -17,10 +15,8 @@ from workers.jobs.ddp.stragglers import STRAGGLERS, Lateness
 from workers.jobs.ddp.timelines import COLUMNS as WAITS_COLUMNS
 from workers.jobs.ddp.timelines import WAITS, Ranks
 from workers.jobs.ddp.values import turns_of
+from workers.measure.table import Column, Scalar, first_rows
 from workers.reporter import Reporter
-
-if TYPE_CHECKING:
-    from workers.measure.table import Scalar
 
 TRACE, TOGETHER = "trace.json.gz", "trace-all-ranks.json.gz"
 RANKS_COLUMNS = (
@@ -93,7 +89,6 @@ def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], lateness: L
     `stragglers`, `values`."""
     from workers.measure import returned
     from workers.measure.profiling.tables import CLASS_SHARES, KERNELS
-    from workers.measure.table import Column, first_rows
 
     memory = [(name, "number", "MiB") for name in found[0]["memory"]]
     node = [("node", "integer", None)] if spec.nodes > 1 else []

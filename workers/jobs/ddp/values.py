@@ -18,11 +18,12 @@ from workers.jobs._ranks import check_cores
 from workers.jobs._training.metrics import Shares, add_shares, not_told
 from workers.jobs._values import GPU_ONLY, Metric, Values
 from workers.jobs.ddp.buckets import PREDICTED, has_buckets, predicts
+from workers.measure.check import Check, not_judged
+from workers.measure.compilation import Compilation
 
 if TYPE_CHECKING:
     import torch
 
-    from workers.measure.check import Check
 
 SYNCHRONIZATION = "synchronization"
 """The phase between backward and optimizer in which our wrappers finish their communication."""
@@ -226,7 +227,6 @@ def add_exposed(values: Values, spec: DdpSpec, ranks: Sequence[Mapping[str, Any]
 def check_exposed(exposed: Sequence[float], step_ms: float, *, on_gpu: bool) -> Check:
     """Check that the interval of the median exposed time, of all rounds, is not below zero, and narrow: it has the
     limits of `workers.measure.validity.check_variation`, as shares of the step."""
-    from workers.measure.check import Check
     from workers.measure.validity import MAX_ERROR, MAX_ERROR_CPU
 
     interval = median_interval(exposed)
@@ -251,8 +251,6 @@ def check_exposed(exposed: Sequence[float], step_ms: float, *, on_gpu: bool) -> 
 def add_hidden(values: Values) -> list[Check]:
     """Set the share of the communication that computation hides, where the exposed time is surely smaller; where
     it is not, return a note, since tables leave out what is unknown."""
-    from workers.measure.check import Check
-
     exposed = values.samples("exposed_communication_ms", None)
     communication = values.samples("communication_ms", None)
     if not exposed or not communication:
@@ -388,8 +386,6 @@ def tolerance(spec: DdpSpec, name: str) -> float:
 
 def check_parity(values: Values, spec: DdpSpec, parity: Mapping[str, Any] | None) -> Check:
     """Set the errors against one process on the whole batch; a strategy that is wrong has no speed."""
-    from workers.measure.check import Check, not_judged
-
     if parity is None:
         reason = DOES_NOT_COMMUNICATE if spec.strategy == "none" else LEFT_OUT
         for name in PARITY:
@@ -463,7 +459,6 @@ def check_host(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> Check:
 
 def check_graphs(turns: Sequence[Sequence[Mapping[str, Any]]]) -> list[Check]:
     """Check for compilation in the measured steps of the turn that had the most of it."""
-    from workers.measure.compilation import Compilation
     from workers.measure.validity import check_compilation
 
     ranks = [rank for turn in turns for rank in turn]

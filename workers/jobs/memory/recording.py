@@ -1,7 +1,5 @@
 """Records a model's steps with their allocations, and saves the snapshots."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The metrics of a recording, and the checks of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from app.specs.memory import MemorySpec

@@ -1,7 +1,5 @@
 """The tables of a recording: categories, the largest allocations, what grows, the timeline, the snapshots."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from workers.jobs.memory.recording import INITIALISATION, OOM, Session, height, peak_seen, work_of

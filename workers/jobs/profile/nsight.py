@@ -28,9 +28,12 @@ from workers.jobs._base import Unit
 from workers.jobs._training import building
 from workers.jobs._values import Metric, Values
 from workers.measure.check import Check
+from workers.measure.errors import NotMeasured
 from workers.measure.table import Column, Scalar
+from workers.measure.warmup import min_calls
 from workers.outcome import InvalidEnvironment, Unsupported
 from workers.reporter import Reporter
+from workers.torch_host import choose_device
 
 if TYPE_CHECKING:
     import torch
@@ -175,7 +178,6 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
     result, which the job's first unit reports.
     """
     from workers.measure import environment
-    from workers.measure.errors import NotMeasured
 
     (report.scratch / STARTED).touch()
     device, build_model = building.prepare(spec)
@@ -196,7 +198,6 @@ def _run_steps(training: Training, spec: ProfileSpec, report: Reporter) -> None:
     from kernels.ranges import record_ranges
     from workers.measure.ranges import Ranges, named_layers
     from workers.measure.timing import StepPosition, run_step, translate_oom_in_step
-    from workers.measure.warmup import min_calls
 
     # Under a tool it makes no sense to wait until times are steady.
     warmup = min_calls(spec.warmup_steps)
@@ -402,7 +403,6 @@ def function_of(kernel: str) -> str:
 
 def _collect_ncu(spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter) -> None:
     from workers.measure import environment
-    from workers.torch_host import choose_device
 
     assert spec.ncu is not None
     command = [unit.params["path"], "--import", str(scratch / REPORTS["ncu"])]

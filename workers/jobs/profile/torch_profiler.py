@@ -5,8 +5,6 @@ overhead is known, and if profiling fails, the times remain. Profiled times have
 with those of benchmarks.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
