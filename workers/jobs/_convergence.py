@@ -9,21 +9,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+
+import torch
 
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.compare import CompareSpec
 from app.summaries import median_interval
 from workers.jobs._training import building
 from workers.jobs._training.fp8 import fp8_notes
+from workers.measure import environment
 from workers.measure.check import Check
 from workers.measure.table import Column, Scalar
+from workers.measure.validity import verdict
+from workers.model.batches import ChainBatches
 from workers.reporter import Reporter
 from workers.torch_host import reset_process
-
-if TYPE_CHECKING:
-    import torch
-
 
 SIDES = ("baseline", "candidate")
 LAST = 0.1
@@ -44,8 +44,6 @@ def run(spec: CompareSpec, report: Reporter) -> None:
     Raises:
         Unsupported, InvalidEnvironment: a side cannot run here.
     """
-    from workers.measure import environment
-
     sides: dict[str, BenchmarkSpec] = spec.sides()  # type: ignore[assignment]
     steps, pairs = spec.convergence_steps or 0, spec.convergence_pairs
     runs: dict[str, list[Losses]] = {side: [] for side in SIDES}
@@ -71,9 +69,6 @@ def run(spec: CompareSpec, report: Reporter) -> None:
 
 def train(spec: BenchmarkSpec, device: torch.device, build: building.Maker) -> list[float]:
     """Train a spec's model for `measure_steps` steps on chains of letters."""
-    import torch
-
-    from workers.model.batches import ChainBatches
 
     steps = spec.measure_steps or 0
     sequences = spec.accumulation_steps * spec.batch_size
@@ -90,8 +85,6 @@ def train(spec: BenchmarkSpec, device: torch.device, build: building.Maker) -> l
 
 
 def _report(runs: Runs, notes: Sequence[Check], report: Reporter) -> None:
-    from workers.measure.validity import verdict
-
     columns = (
         "step: integer, baseline_loss: number, candidate_loss: number, difference: number, low: number, high: number"
     )
@@ -130,8 +123,6 @@ def difference(numbers: Sequence[float]) -> tuple[float | None, float | None, fl
 
 def learned(runs: Runs, vocab_size: int) -> Check:
     """Check that the final losses are clearly below that of guessing evenly among the letters: check `learned`."""
-    from workers.model.batches import ChainBatches
-
     last = max(1, round(LAST * len(runs["baseline"][0])))
     level = max(statistics.fmean(loss for losses in runs[side] for loss in losses[-last:]) for side in SIDES)
     letters = min(vocab_size, ChainBatches.LETTERS)

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+import torch
 
 from app.specs.kernel import KernelSpec
 from app.summaries import median_interval
@@ -16,15 +17,24 @@ from workers.jobs._grid import Trial
 from workers.jobs._grid.operations import OperationContext, check_timing
 from workers.jobs._values import Metric
 from workers.measure.check import Check
+from workers.measure.linear_products import PRODUCTS, product_works, whole_work
+from workers.measure.memory import translate_oom
 from workers.measure.table import Column, Scalar
+from workers.measure.timing import run_step
+from workers.model.compiled import BLOCKS
+from workers.model.float8 import (
+    FP8_MULTIPLE,
+    LinearLayer,
+    NoFloat8,
+    calls_of,
+    candidates,
+    float8,
+    grouped,
+    linear_layers,
+)
 from workers.model.registry import MODELS
 from workers.outcome import Unsupported
 from workers.torch_host import load, reset_process, seed_everything, set_precision, why_no_precision
-
-if TYPE_CHECKING:
-    import torch
-
-    from workers.model.float8 import LinearLayer
 
 BF16 = "bf16"
 WHOLE, BETWEEN = "whole", "between"
@@ -69,8 +79,6 @@ def measure(spec: KernelSpec, context: OperationContext, trial: Trial) -> None:
     Raises:
         Unsupported: torchao is missing, the device has no FP8, or there is no linear layer.
     """
-    from workers.model.float8 import NoFloat8, float8
-
     if why := why_no_precision(context.device, "fp8"):
         raise Unsupported(f"kernel linear: {why}")
     set_precision(BF16)
@@ -94,9 +102,6 @@ def measure(spec: KernelSpec, context: OperationContext, trial: Trial) -> None:
 
 def layers_of_model(spec: KernelSpec) -> Counter[LinearLayer]:
     """Return the linear layers of the spec's model, and how many there are of each."""
-    import torch
-
-    from workers.model.float8 import LinearLayer, calls_of, candidates, grouped, linear_layers
 
     assert spec.model is not None
     with torch.device("meta"):
@@ -120,11 +125,6 @@ def layers_of_step(spec: KernelSpec, device: torch.device) -> Counter[LinearLaye
         BrokenCode: the code cannot be imported, or makes no step.
         OutOfMemory: the step does not fit.
     """
-    import torch
-
-    from workers.measure.memory import translate_oom
-    from workers.measure.timing import run_step
-    from workers.model.float8 import calls_of, candidates, grouped
 
     assert spec.step_code is not None
     with translate_oom("the step"), torch.compiler.set_stance("force_eager"):
@@ -141,10 +141,6 @@ def _shape(layer: LinearLayer) -> Shape:
 def _times(spec: KernelSpec, layer: LinearLayer, context: OperationContext, trial: Trial) -> dict[str, Times]:
     """Return the times of one layer in bf16 and, if its sizes are allowed, by each recipe: its share of those of
     as many equal layers as read its input."""
-    from workers.measure.linear_products import PRODUCTS, product_works, whole_work
-    from workers.measure.memory import translate_oom
-    from workers.model.float8 import FP8_MULTIPLE
-
     sizes, readers = layer.sizes, layer.readers
     allowed = all(size % FP8_MULTIPLE == 0 for size in sizes)
     found: dict[str, Times] = {}
@@ -182,8 +178,6 @@ def _report(
     context: OperationContext,
     trial: Trial,
 ) -> None:
-    from workers.measure.linear_products import PRODUCTS
-
     rows: list[list[Scalar]] = []
     sums = dict.fromkeys((metric.name for metric in metrics(spec)), 0.0)
     pays: dict[str, list[str]] = {recipe: [] for recipe in spec.recipes}
@@ -222,8 +216,6 @@ def _report(
 
 def _may_pay(spec: KernelSpec, layer: LinearLayer) -> bool:
     """Return True if a layer may be compiled: outside of our models' blocks nothing is."""
-    from workers.model.compiled import BLOCKS
-
     return spec.step_code is not None or layer.name.startswith(f"{BLOCKS}.")
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from app.specs.compare import CompareSpec, blocks_of_turns
-from workers.jobs import _convergence
 from workers.jobs._base import Collecting, Resumable, Runner, Unit, Wrapping
 from workers.reporter import Reporter
 
@@ -73,6 +72,8 @@ class CompareRunner:
 
     def run(self, spec: CompareSpec, unit: Unit, report: Reporter) -> None:
         """Run one unit of one side, as a job of that side alone would, or the pairs of training runs."""
+        from workers.jobs import _convergence
+
         if unit.side is None:
             _convergence.run(spec, report)
             return

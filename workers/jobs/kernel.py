@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from app.specs.kernel import KernelCell, KernelSpec, PlanCell
 from kernels.registry import KERNELS, Implementation, Kernel, UnknownName
 from workers import uploaded
-from workers.jobs import _linear_plan
 from workers.jobs._grid import Trial
 from workers.jobs._grid.operations import OperationContext, OperationRunner
 from workers.jobs._values import Metric, Values
@@ -34,9 +33,13 @@ class KernelRunner(OperationRunner):
         return None if isinstance(cell, PlanCell) else cell.dtype
 
     def metrics(self, spec: Any, cell: KernelCell | PlanCell) -> list[Metric]:
+        from workers.jobs import _linear_plan
+
         return _linear_plan.metrics(spec) if isinstance(cell, PlanCell) else super().metrics(spec, cell)
 
     def measure(self, spec: Any, cell: KernelCell | PlanCell, context: OperationContext, trial: Trial) -> None:
+        from workers.jobs import _linear_plan
+
         if isinstance(cell, PlanCell):
             _linear_plan.measure(spec, context, trial)
         else:

@@ -303,7 +303,7 @@ def test_operations_beside_a_layer_take_none_of_its_time(tmp_path: Path, monkeyp
     """In bf16 a layer takes 2 ms, and 3 between others; a recipe 2.5 between them."""
     pytest.importorskip("torchao")
     known = {("bf16", False): 2.0, ("bf16", True): 3.0, ("rowwise", True): 2.5}
-    name = "workers.measure.linear_products"
+    name = "workers.jobs._linear_plan"
     monkeypatch.setattr(f"{name}.whole_work", lambda *sizes, readers, between: readers * known[sizes[3], between])
     monkeypatch.setattr(f"{name}.product_works", lambda *_: dict.fromkeys(PRODUCTS, 0.5))
     timed = lambda _, work, **options: Timing(array("d", [work] * 3), None, 1, None, host_bound=False)  # noqa: E731

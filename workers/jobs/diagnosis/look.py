@@ -12,10 +12,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from pydantic import ValidationError
 
+from app.specs._training import TrainingSpec
+from app.specs.benchmark import BenchmarkSpec
 from app.specs.diagnosis import SMALL, DiagnosisSpec
 from workers.changes import CHANGES
 from workers.changes._base import Change, Done, Elsewhere, Look
@@ -23,22 +26,37 @@ from workers.jobs import _reference
 from workers.jobs._base import Unit
 from workers.jobs._profiled import phases_of, profile_steps
 from workers.jobs._training import building, measuring, metrics
+from workers.jobs._training.building import Training
+from workers.jobs._values import Values
 from workers.jobs.diagnosis import turn
 from workers.jobs.profile import own_lines
+from workers.measure import environment
+from workers.measure.compilation import compilation
+from workers.measure.errors import NotMeasured
+from workers.measure.profiling import classes, idle
+from workers.measure.profiling.attribution import Attribution, Interval
+from workers.measure.profiling.idle import (
+    INPUT_PHASES,
+    RUNNING,
+    WORKING,
+    Stretch,
+    collections_named,
+    host_reads,
+    in_a_row,
+    inside,
+    reads_named,
+    stretches,
+    synchronisations,
+    unprofiled,
+    without_waiting_ms,
+)
+from workers.measure.profiling.lines import Launched, LineTrace, OwnCode, Place
+from workers.measure.profiling.recording import AnotherProfiler, HostEvent, Profile, Recording
+from workers.measure.profiling.sampling import Samples
 from workers.measure.table import Column, Scalar
+from workers.measure.validity import Monitor
 from workers.reporter import Reporter
 from workers.uploaded import BrokenCode
-
-if TYPE_CHECKING:
-    from app.specs._training import TrainingSpec
-    from app.specs.benchmark import BenchmarkSpec
-    from workers.jobs._training.building import Training
-    from workers.jobs._values import Values
-    from workers.measure.profiling.attribution import Attribution, Interval
-    from workers.measure.profiling.idle import Stretch
-    from workers.measure.profiling.lines import Launched, LineTrace, OwnCode, Place
-    from workers.measure.profiling.recording import HostEvent, Profile, Recording
-    from workers.measure.profiling.sampling import Samples
 
 SEEN, CANDIDATES, GAPS = "seen", "candidates", "gaps"
 SEEN_COLUMNS = Column.parse("cause, where, lost_ms: number ms")
@@ -89,12 +107,6 @@ Lost = defaultdict[tuple[str, str], float]
 
 def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     """Time and profile the step. Running out of memory, and a wrong part of the model, are results."""
-    from workers.measure import environment
-    from workers.measure.errors import NotMeasured
-    from workers.measure.profiling.idle import collections_named, reads_named
-    from workers.measure.profiling.recording import AnotherProfiler
-    from workers.measure.validity import Monitor
-
     step: BenchmarkSpec = spec.step  # type: ignore[assignment]
     device, build_model = building.prepare(step)
     report.environment(environment.fingerprint(device))
@@ -149,8 +161,6 @@ def _lost(
 
     `collected` has the ns of each garbage collection so far.
     """
-    from workers.measure.profiling.lines import LineTrace
-
     step_ms = statistics.median(values.samples("step_ms", "step") or ())
     own = _own_code(training.spec)
     trace = LineTrace(own)
@@ -170,8 +180,6 @@ def _lost(
 
 def _own_code(spec: TrainingSpec) -> OwnCode:
     """Return what tells the code whose lines are shown: the user's own, or for our model's step that model's."""
-    from workers.measure.profiling.lines import OwnCode
-
     own = own_lines.own_code(spec)
     if own is not None:
         return own
@@ -404,8 +412,6 @@ def _same_part(part: str, did: Launched | None) -> str:
 
 def _cause_of(phase: str, frames: Sequence[tuple[str, str, int]], optimizers: set[str]) -> str:
     """Return the cause that a stack itself tells; "" if it is the code's own work."""
-    from workers.measure.profiling.idle import INPUT_PHASES
-
     if phase in INPUT_PHASES:
         return INPUT
     for file, function, _ in frames:
@@ -419,8 +425,6 @@ def _cause_of(phase: str, frames: Sequence[tuple[str, str, int]], optimizers: se
 
 @functools.cache
 def _torch_folder() -> str:
-    import torch
-
     return str(Path(torch.__file__).parent)
 
 
@@ -456,9 +460,6 @@ def _on_gpu(
 ) -> tuple[Lost, list[list[Scalar]], float]:
     """Return what the device's timeline says, its largest gaps, and the percentage of the step in which it works. The
     profiler lengthens gaps, so idle time is scaled to that of unprofiled steps."""
-    from workers.measure.profiling.attribution import Attribution
-    from workers.measure.profiling.idle import RUNNING, in_a_row, stretches
-
     phases = phases_of(training.spec, training.phases)
     windows = Attribution(plain.recording, phases, on_gpu=True).windows
     of_steps = in_a_row(plain.recording, windows)
@@ -501,8 +502,6 @@ def _times(
     """Return the ms of each class in a step that no profiler has slowed down, and the percentage of it in which the
     device works. What the device works for numbers that the host reads is lost to `synchronisation`, and so is the
     idle time that a host which never waits would not leave; to `input` what one that never loads would not leave."""
-    from workers.measure.profiling.idle import WORKING, host_reads, inside, unprofiled, without_waiting_ms
-
     read = inside(host_reads(recording))
     totals: Counter[str] = Counter()
     for one in (one for part in parts for one in part):
@@ -529,7 +528,6 @@ def _same_moment(
 ) -> Callable[[Stretch], int] | None:
     """Return a function that tells in which moment of a traced step, which is far slower, the host did what it did in
     the moment that explains a part of a plain step: between the same two launches. None if the launches differ."""
-    from workers.measure.profiling.idle import WORKING
 
     def launches(recording: Recording, begin: int, end: int) -> list[HostEvent]:
         ids = {one.launch for one in recording.device}
@@ -566,8 +564,6 @@ def _by_line(
     moment: Callable[[Stretch], int],
 ) -> None:
     """Add a cause's time by the lines that were to blame in these parts of steps; `moment` tells the traced step's."""
-    from workers.measure.profiling.idle import synchronisations
-
     by_line: Counter[Place | None] = Counter()
     for one in found:
         if one.cause == cause and not one.collects:
@@ -590,8 +586,6 @@ def _running(
 ) -> None:
     """Add the time in which kernels ran: to `lost` by the lines that they are due to, those of the forward pass, and to
     `device`, where none is known, by what the kernels compute."""
-    from workers.measure.profiling import classes, idle
-
     read = idle.inside(idle.host_reads(places.profile.recording))
     kernels = [
         work
@@ -616,8 +610,6 @@ def _running(
 def _candidates(
     spec: DiagnosisSpec, training: Training, traced: Recording, lost: Lost, *, collections: int, uneven: bool
 ) -> list[list[Scalar]]:
-    from workers.measure.compilation import compilation
-
     look = Look(
         spec.step,  # type: ignore[arg-type]
         training.device,

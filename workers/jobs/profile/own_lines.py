@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from app.specs._training import TrainingSpec
 from kernels.clock import now_s
 from workers import uploaded
-
-if TYPE_CHECKING:
-    from workers.jobs._training.building import Training
-    from workers.measure.profiling.lines import LineTrace, OwnCode, Use
-    from workers.measure.profiling.sampling import Samples
-    from workers.reporter import Reporter
+from workers.jobs._training.building import Training
+from workers.measure.memory import translate_oom
+from workers.measure.own_step import StepStopped
+from workers.measure.profiling.lines import MAX_EVENTS, LineTrace, OwnCode, Use
+from workers.measure.profiling.sampling import Sampler, Samples
+from workers.measure.timing import make_clock, run_step
+from workers.reporter import Reporter
 
 MAX_SLOWDOWN = 1.25
 """How many times a measured step's time the sampled ones may take without a note; sampling takes some itself."""
@@ -32,8 +32,6 @@ MAX_LATE = 0.05
 
 def own_code(spec: TrainingSpec) -> OwnCode | None:
     """Return what tells the user's own code from all other; None if the job has none."""
-    from workers.measure.profiling.lines import OwnCode
-
     codes = [code for code in (spec.step_code, spec.code, spec.attention_code) if code is not None]
     if not codes:
         return None
@@ -49,11 +47,6 @@ def sample(training: Training, report: Reporter) -> tuple[Samples, bool]:
     Raises:
         OutOfMemory: the memory did not suffice.
     """
-    from workers.measure.memory import translate_oom
-    from workers.measure.own_step import StepStopped
-    from workers.measure.profiling.sampling import Sampler
-    from workers.measure.timing import make_clock, run_step
-
     sampler, clock = Sampler(), make_clock(training.device)
     report.progress(0, SAMPLES, "sampling")
     until = now_s() + MAX_SAMPLED_S
@@ -78,8 +71,6 @@ def summary_of(
         step_ms: Median time of the steps that were measured before.
         ended: Whether an iterator in the step has ended the sampling.
     """
-    from workers.measure.profiling.lines import MAX_EVENTS
-
     note = "sampled without a profiler; lines have their shares of an unprofiled step"
     wall_ns = sum(sample.wall_ns for sample in samples.stacks.values())
     late = samples.late_ns / (wall_ns or 1)
