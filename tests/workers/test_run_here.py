@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -49,10 +50,11 @@ def written(folder: Path, spec: Any) -> Path:
 
 
 def command(folder: Path, spec: Any, *options: str) -> subprocess.CompletedProcess[str]:
-    """What a user's command says and returns."""
+    """What a user's command says and returns; its locks are its own."""
     return subprocess.run(
         [sys.executable, "-m", "app.cli", "run", str(written(folder, spec)), "--output", str(folder), *options],
         cwd=PROJECT,
+        env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -64,6 +66,7 @@ def command(folder: Path, spec: Any, *options: str) -> subprocess.CompletedProce
 def run(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """The same in this process, which has torch already: its exit code, standard output and standard error."""
     monkeypatch.setattr(steps, "_listener", None)  # a job of the user's own code leaves one
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # locks of its own
 
     def here(spec: Any, *options: str) -> tuple[int, str, str]:
         code = run_here([str(written(tmp_path, spec)), "--output", str(tmp_path), *options])
