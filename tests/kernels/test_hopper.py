@@ -2,6 +2,7 @@
 results against the oracle, with hundreds of shapes drawn at random.
 """
 
+import heapq
 import math
 import random
 import re
@@ -160,6 +161,25 @@ def test_programs_share_causal_work_evenly(shape: tuple[int, int, int, int], mul
     ]
     assert max(loads) == rules.heaviest_load(lengths, planes, span, programs)
     assert max(loads) < LARGEST_SHARE * sum(loads) / programs
+
+
+@pytest.mark.parametrize("shape", [(4, 25, 512, 64), (8, 16, 1024, 128), (4, 16, 4096, 64), (1, 16, 8192, 128)])
+def test_backward_programs_end_at_about_the_same_time(shape: tuple[int, int, int, int]) -> None:
+    """Also in the kernel's own order, and earlier than head by head."""
+    batches, heads, length, head_dim = shape
+    lengths, planes = tuple(range(length, 0, -128)), batches * heads
+    span = rules.heads_of_keys(lengths, planes, 8 * length * head_dim, 132)
+    ends = []
+    for size in (1, span):
+        units = [unit for (unit,) in walk(len(lengths), planes, len(lengths) * planes, size, False)]
+        assert len(set(units)) == len(units) == len(lengths) * planes
+        free = [0] * 132
+        for tile, _ in units:
+            heapq.heapreplace(free, free[0] + rules.KEYS_COST + lengths[tile])
+        ends.append(max(free))
+    even = planes * sum(rules.KEYS_COST + each for each in lengths) / 132
+    assert ends[1] < 0.96 * ends[0]
+    assert ends[1] < 1.15 * even
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(515, 515), (300, 1111), (1111, 300), (1, 1), (8200, 128)])

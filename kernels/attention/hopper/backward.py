@@ -29,6 +29,7 @@ from .barriers import (
     known_late,
     wait_at,
 )
+from .forward import place
 from .visible import between, span, span_of_tile
 
 
@@ -72,18 +73,30 @@ def needs_mask(index, free, bound, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def hide(p, first_key, first_query, queries, keys, band, CAUSAL: gl.constexpr):
-    """Weights (keys × queries), 0 where a query does not see a key."""
-    rows = first_key + gl.arange(0, p.shape[0], gl.SliceLayout(1, p.type.layout))
-    columns = first_query + gl.arange(0, p.shape[1], gl.SliceLayout(0, p.type.layout))
+def own_spans(start, queries, keys, band, CAUSAL: gl.constexpr, layout: gl.constexpr, KEYS: gl.constexpr):
+    """What `hide` needs of the KEYS keys from `start` on, read before the loop: loads in it spill registers."""
+    rows = start + gl.arange(0, KEYS, gl.SliceLayout(1, layout))
+    low = rows
+    high = keys
     if CAUSAL is None:
         low, high = span(rows, keys, queries, band)
         high = gl.where(rows < keys, high, 0)
+    return low, high
+
+
+@gluon.jit
+def hide(p, low, high, first_query, CAUSAL: gl.constexpr):
+    """Weights (keys × queries), 0 where a query does not see a key.
+
+    `low` and `high` are the keys' `span` if CAUSAL is None, else the keys and the number of all.
+    """
+    if CAUSAL is None:
         visible = between(first_query, low[:, None], high[:, None], p)
     else:
-        visible = (rows < keys)[:, None]
+        visible = (low < high)[:, None]
         if CAUSAL:
-            visible = visible & (rows[:, None] <= columns[None, :])
+            columns = first_query + gl.arange(0, p.shape[1], gl.SliceLayout(0, p.type.layout))
+            visible = visible & (low[:, None] <= columns[None, :])
     return gl.where(visible, p, 0.0)
 
 
@@ -217,7 +230,7 @@ def hand_on_last_dq(
 @gluon.jit
 def visit(
     begin, end, free, bound, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-    q_full, do_full, dq_empty, start, queries, keys, band, scale,
+    q_full, do_full, dq_empty, low, high, scale,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr,
     REST: gl.constexpr,
 ):  # fmt: skip
@@ -245,9 +258,9 @@ def visit(
         p = gl.exp2(s * scale - exponent[None, :])
         if CAUSAL is None:
             if needs_mask(index, free, bound, CAUSAL):
-                p = hide(p, start + WHO * HALF, index * M, queries, keys, band, CAUSAL)
+                p = hide(p, low, high, index * M, CAUSAL)
         elif MASKED:
-            p = hide(p, start + WHO * HALF, index * M, queries, keys, band, CAUSAL)
+            p = hide(p, low, high, index * M, CAUSAL)
         weights = gl.convert_layout(p.to(q_tiles.dtype), left_layout)
         delta = numbers.index(stage * 2 + 1).load(column_layout)
         dp = warpgroup_mma_wait(0, deps=[dp])
@@ -295,19 +308,18 @@ def leave_out(
 
 @gluon.jit
 def visit_half(
-    s, dp, dv, do, exponents, deltas, ds_room, count, token, start, index, free, bound, queries, keys, band, scale,
+    s, dp, dv, do, exponents, deltas, ds_room, count, token, index, free, bound, low, high, scale,
     FROM: gl.constexpr, WHO: gl.constexpr, CAUSAL: gl.constexpr, left_layout: gl.constexpr,
 ):  # fmt: skip
     """(token, dV, dS) after the half from query FROM on of tile `index`. One product is issued between dP and this dV.
 
     dV is issued before dP is awaited: otherwise ptxas moves 43 of 64 exponentials behind that wait.
     """
-    HALF: gl.constexpr = s.shape[0]
     PART: gl.constexpr = s.shape[1]
     column_layout: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     p = gl.exp2(s * scale - exponents.slice(FROM, PART, 0).load(column_layout)[None, :])
-    if needs_mask(index, free, bound, CAUSAL):
-        p = hide(p, start + WHO * HALF, index * (2 * PART) + FROM, queries, keys, band, CAUSAL)
+    if needs_mask(index * 2 + FROM // PART, free, bound, CAUSAL):
+        p = hide(p, low, high, index * (2 * PART) + FROM, CAUSAL)
     weights = gl.convert_layout(p.to(do.dtype), left_layout)
     dv = warpgroup_mma(weights, do.slice(FROM, PART, 0), dv, is_async=True)
     dp = warpgroup_mma_wait(2, deps=[dp])
@@ -321,10 +333,11 @@ def visit_half(
 @gluon.jit
 def visit_halves(
     first, free, bound, end, group, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-    q_full, do_full, dq_empty, start, queries, keys, band, scale,
+    q_full, do_full, dq_empty, low, high, scale,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """dK and dV after the tiles of queries from `first` to `end` of a whole group; `needs_mask` tells which get a mask.
+    """dK and dV after the tiles of queries from `first` to `end` of a whole group. `free` and `bound` count halves of
+    tiles; see `needs_mask`.
 
     It takes each tile in two halves, and multiplies the scores of a half during the half before: tensor cores have work
     while the weights are computed. One loop for masked and other tiles needs no stack; two loops spill registers.
@@ -352,15 +365,15 @@ def visit_halves(
         dp = along_rows(v, do.slice(0, PART, 0), zeros, 0)
         s_next = along_rows(k, q.slice(PART, PART, 0), zeros, 0)
         token, dv, ds = visit_half(
-            s, dp, dv, do, exponents, deltas, mine, count, token, start, index, free, bound, queries, keys, band,
-            scale, 0, WHO, CAUSAL, left_layout,
+            s, dp, dv, do, exponents, deltas, mine, count, token, index, free, bound, low, high, scale, 0,
+            WHO, CAUSAL, left_layout,
         )  # fmt: skip
         dp = along_rows(v, do.slice(PART, PART, 0), zeros, 0)
         dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q.slice(0, PART, 0), dk, is_async=True)
         s_next = warpgroup_mma_wait(3, deps=[s_next])
         token, dv, ds = visit_half(
-            s_next, dp, dv, do, exponents, deltas, mine, count, token, start, index, free, bound, queries, keys, band,
-            scale, PART, WHO, CAUSAL, left_layout,
+            s_next, dp, dv, do, exponents, deltas, mine, count, token, index, free, bound, low, high, scale,
+            PART, WHO, CAUSAL, left_layout,
         )  # fmt: skip
         q_next = await_queries(q_tiles, q_full, count + 1, total)
         s = along_rows(k, q_next.slice(0, PART, 0), zeros, 0)
@@ -391,14 +404,16 @@ def consume(
     dk = gl.zeros([HALF, D], gl.float32, d_layout)
     dv = gl.zeros([HALF, D], gl.float32, d_layout)
     first, free, bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M // 2 if HALVES else M, 16])
+    low, high = own_spans(start + WHO * HALF, queries, keys, band, CAUSAL, s_layout, HALF)
     count = 0
     token = tell_other(start, 1, WHO)  # dQ of "tile −1", which follows, is not added up
     mbarrier.wait(kv_full, 0)
     if HALVES:
+        _first, free, bound, _end = query_tiles(start + WHO * HALF, queries, keys, band, M // 2, HALF, CAUSAL)
         token, dk, dv = visit_halves(
-            first, gl.maximum(first, free), bound, end, group, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles,
-            ds_tiles, dq_tiles, numbers, q_full, do_full, dq_empty, start, queries, keys, band, scale,
-            WHO, M, N, D, CAUSAL,
+            first, free, bound, end, group, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles,
+            numbers, q_full, do_full, dq_empty, low, high, scale, WHO, M, N, D, CAUSAL,
         )  # fmt: skip
         count = group * (end - first)
     else:
@@ -420,14 +435,13 @@ def consume(
             masked_end = own_end if CAUSAL is None else free
             count, token, dk, dv = visit(
                 own_first, masked_end, free, bound, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
-                dq_tiles, numbers, q_full, do_full, dq_empty, start, queries, keys, band, scale,
-                WHO, M, N, D, CAUSAL, True, REST,
+                dq_tiles, numbers, q_full, do_full, dq_empty, low, high, scale, WHO, M, N, D, CAUSAL, True, REST,
             )  # fmt: skip
             if CAUSAL is not None:
                 count, token, dk, dv = visit(
                     gl.maximum(own_first, free), end, free, bound, count, token, dk, dv, k_tiles, v_tiles, q_tiles,
-                    do_tiles, ds_tiles, dq_tiles, numbers, q_full, do_full, dq_empty, start, queries, keys, band, scale,
-                    WHO, M, N, D, CAUSAL, False, REST,
+                    do_tiles, ds_tiles, dq_tiles, numbers, q_full, do_full, dq_empty, low, high, scale, WHO, M, N, D,
+                    CAUSAL, False, REST,
                 )  # fmt: skip
             elif WHO == 0:
                 count, token = leave_out(
@@ -471,6 +485,7 @@ def consume_narrow(
     dv_rest = gl.zeros([HALF, REST], gl.float32, rest_layout)
     first, free, bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
     free = gl.maximum(first, free)
+    low, high = own_spans(start + WHO * HALF, queries, keys, band, CAUSAL, s_layout, HALF)
     token = tell_other(start, 1, WHO)
     total = group * (end - first)
     mbarrier.wait(kv_full, 0)
@@ -493,7 +508,7 @@ def consume_narrow(
         exponent = numbers.index(stage * 2).load(column_layout)
         p = gl.exp2(s * scale - exponent[None, :])
         if needs_mask(index, free, bound, CAUSAL):
-            p = hide(p, start + WHO * HALF, index * M, queries, keys, band, CAUSAL)
+            p = hide(p, low, high, index * M, CAUSAL)
         weights = p.to(q_tiles.dtype)
         delta = numbers.index(stage * 2 + 1).load(column_layout)
         dv = warpgroup_mma(gl.convert_layout(weights, left_operand), do.slice(0, LEFT, 1), dv, is_async=True)
@@ -642,10 +657,10 @@ def set_up(kv_full, q_full, do_full, dq_empty):
 
 
 # One kernel for all lengths: compiling takes ten seconds.
-@gluon.jit(do_not_specialize=["heads", "key_heads", "group", "queries", "keys", "padded", "lower", "upper"])
+@gluon.jit(do_not_specialize=["heads", "key_heads", "group", "queries", "keys", "padded", "size", "lower", "upper"])
 def backward_kernel(
     q, k, v, do, numbers, dq_sum, dq_rest, dk_out, dv_out,
-    heads, key_heads, group, queries, keys, padded, scale, root, lower, upper, bounds,
+    heads, key_heads, group, queries, keys, padded, size, scale, root, lower, upper, bounds,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
     REST: gl.constexpr, HALVES: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
@@ -661,8 +676,8 @@ def backward_kernel(
     """
     band = lower, upper, bounds
     tiles = (keys + N - 1) // N
-    start = gl.program_id(0) % tiles * N
-    plane = gl.program_id(0) // tiles  # head by head, which shares the L2 cache
+    tile, plane = place(gl.program_id(0), tiles, gl.num_programs(0) // tiles, size, False)
+    start = tile * N
     key_head = plane % key_heads
     batch = plane // key_heads
     k_tiles = gl.allocate_shared_memory(q.dtype, [1, 1, 1, N, D], k.layout)

@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .backward import hide, query_tiles
+from .backward import hide, own_spans, query_tiles
 from .barriers import after_the_kernel_before, along_rows, known_late
 from .forward import free_tiles, key_tiles, visible
 from .visible import span
@@ -30,7 +30,7 @@ from .visible import span
 @gluon.jit
 def weigh(
     begin, end, count, weights, dv, k, q_tiles, do_tiles, p_tiles, numbers,
-    q_full, q_empty, do_full, do_empty, numbers_full, p_full, p_empty, start, queries, keys, band, scale,
+    q_full, q_empty, do_full, do_empty, numbers_full, p_full, p_empty, low, high, scale,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr,
     REST: gl.constexpr,
 ):  # fmt: skip
@@ -57,7 +57,7 @@ def weigh(
         mbarrier.arrive(q_empty.index(stage), count=1)
         p = gl.exp2(s * scale - exponent[None, :])
         if MASKED:
-            p = hide(p, start, index * M, queries, keys, band, CAUSAL)
+            p = hide(p, low, high, index * M, CAUSAL)
         mbarrier.wait(p_empty.index(stage), phase ^ 1)
         p_tiles.index(stage).store(p.to(q_tiles.dtype))
         mbarrier.arrive(p_full.index(stage), count=1)
@@ -113,23 +113,22 @@ def consume_values(
     dv = gl.zeros([N, D], gl.float32, d_layout)
     weights = gl.zeros([N, M], q_tiles.dtype, gl.DotOperandLayout(0, d_layout, 2))
     first, free, bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
+    low, high = own_spans(start, queries, keys, band, CAUSAL, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16]), N)
     count = 0
     mbarrier.wait(kv_full, 0)
     for _member in range(group):
         count, weights, dv = weigh(
             first, free, count, weights, dv, k, q_tiles, do_tiles, p_tiles, numbers, q_full, q_empty, do_full, do_empty,
-            numbers_full, p_full, p_empty, start, queries, keys, band, scale, M, N, D, CAUSAL, True, REST,
+            numbers_full, p_full, p_empty, low, high, scale, M, N, D, CAUSAL, True, REST,
         )  # fmt: skip
         count, weights, dv = weigh(
             gl.maximum(first, free), bound, count, weights, dv, k, q_tiles, do_tiles, p_tiles, numbers, q_full, q_empty,
-            do_full, do_empty, numbers_full, p_full, p_empty, start, queries, keys, band, scale,
-            M, N, D, CAUSAL, False, REST,
+            do_full, do_empty, numbers_full, p_full, p_empty, low, high, scale, M, N, D, CAUSAL, False, REST,
         )  # fmt: skip
         if CAUSAL is None:
             count, weights, dv = weigh(
                 bound, end, count, weights, dv, k, q_tiles, do_tiles, p_tiles, numbers, q_full, q_empty, do_full,
-                do_empty, numbers_full, p_full, p_empty, start, queries, keys, band, scale,
-                M, N, D, CAUSAL, True, REST,
+                do_empty, numbers_full, p_full, p_empty, low, high, scale, M, N, D, CAUSAL, True, REST,
             )  # fmt: skip
     if count > 0:
         mbarrier.wait(do_full.index((count - 1) % 2), ((count - 1) // 2) & 1)

@@ -215,7 +215,7 @@ def _keys_and_sum(problem: BackwardProblem, how: Backward) -> Launch:
     """Return the launch of the kernel that gives dK and dV, and adds dQ up."""
     from .backward import backward_kernel
 
-    (batches, heads, _, head_dim), (_, key_heads, keys, _) = (one.shape for one in problem.tensors[:2])
+    (batches, heads, queries, head_dim), (_, key_heads, keys, _) = (one.shape for one in problem.tensors[:2])
     width, depth, narrow, plane = padded_width(head_dim), rest(head_dim), is_narrow(head_dim), problem.padded
     # Consumers add up half of the rows each, or half of the columns; narrow ones the first half of them, and the rest.
     block = (how.queries // 2, width) if how.queries == 128 else (how.queries, width // 2)
@@ -225,6 +225,12 @@ def _keys_and_sum(problem: BackwardProblem, how: Backward) -> Launch:
         Window.of(4, sizes, steps, (1, 1, math.prod(each) // 256, 256), _plain_layout(4), 2 * problem.numbers)
         for each in (block, (how.queries, depth) if narrow else block)
     )
+    span = 1
+    if problem.is_causal and not problem.bounded:
+        multiprocessors = torch.cuda.get_device_properties(problem.tensors[0].device).multi_processor_count
+        group = heads // key_heads
+        lengths = tuple(group * max(queries - start, 0) for start in range(0, keys, how.keys))
+        span = rules.heads_of_keys(lengths, batches * key_heads, 8 * group * plane, multiprocessors)
     numbers = Window.of(4, (2, problem.numbers), (problem.numbers, 1), (1, how.queries), _plain_layout(2))
     return Launch(
         backward_kernel,
@@ -232,7 +238,7 @@ def _keys_and_sum(problem: BackwardProblem, how: Backward) -> Launch:
         (
             *problem.tiles(how.queries, how.keys), numbers, dq_sum, dq_rest,
             _window(5, problem.tensors[4], how.keys // 2), _window(6, problem.tensors[5], how.keys // 2),
-            *problem.sizes, problem.padded, *problem.scales, *problem.bounds_of_keys(7),
+            *problem.sizes, problem.padded, span, *problem.scales, *problem.bounds_of_keys(7),
         ),
         {**problem.options(how), "HALVES": how.halves and depth == 0, "NARROW": narrow},
     )  # fmt: skip

@@ -8,6 +8,7 @@ with.
 from __future__ import annotations
 
 import functools
+import heapq
 import math
 import operator
 import warnings
@@ -220,6 +221,7 @@ def order_of_work(
         lengths: Tiles of keys that each tile of queries of a head sees.
         planes: Batches times heads.
         head_bytes: Bytes of keys and values of one head of queries.
+        multiprocessors: Number of the device's multiprocessors.
         is_causal: Whether a causal mask makes rows differ in length.
     """
     total = len(lengths) * planes
@@ -273,3 +275,34 @@ def heaviest_load(lengths: Sequence[int], planes: int, span: int, programs: int)
         units = costs[first : first + programs]
         loads = list(map(operator.add, loads, units[::-1] if turn % 2 else units))
     return max(loads)
+
+
+KEYS_COST = 128
+"""The time that a tile of keys takes in the backward kernel beside its queries, in queries."""
+
+
+@functools.cache
+def heads_of_keys(lengths: tuple[int, ...], planes: int, head_bytes: float, multiprocessors: int) -> int:
+    """Choose how many heads of keys the backward kernel takes together: of all of them those tiles first that most
+    queries see. Every program has one tile, and the hardware starts it when another has ended.
+
+    Args:
+        lengths: Queries that see each tile of keys of a head; the first has the most.
+        planes: Batches times heads of keys.
+        head_bytes: Bytes that all tiles of a head read or add to: queries, their gradients, and dQ's sum.
+        multiprocessors: Number of the device's multiprocessors.
+    """
+    if len(lengths) * planes > SIMULATED_TURNS * multiprocessors:
+        return 1
+    fitting = min(planes, max(1, int(L2_BYTES // head_bytes)))
+    sizes = {fitting, *(1 << power for power in range(fitting.bit_length()))}
+
+    def end(span: int) -> int:
+        free = [0] * multiprocessors
+        for first in range(0, planes, span):
+            for length in lengths:
+                for _ in range(min(span, planes - first)):
+                    heapq.heapreplace(free, free[0] + KEYS_COST + length)
+        return max(free)
+
+    return min(sorted(sizes), key=end)
