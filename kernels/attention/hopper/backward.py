@@ -74,11 +74,12 @@ def needs_mask(index, free, bound, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def own_spans(start, queries, keys, band, CAUSAL: gl.constexpr, layout: gl.constexpr, KEYS: gl.constexpr):
-    """What `hide` needs of the KEYS keys from `start` on, read before the loop: loads in it spill registers."""
-    rows = start + gl.arange(0, KEYS, gl.SliceLayout(1, layout))
-    low = rows
+    """What `hide` needs of the KEYS keys from `start` on: the `span` of each, read before the loop; with a plain mask,
+    the first key and the number of all."""
+    low = start
     high = keys
     if CAUSAL is None:
+        rows = start + gl.arange(0, KEYS, gl.SliceLayout(1, layout))
         low, high = span(rows, keys, queries, band)
         high = gl.where(rows < keys, high, 0)
     return low, high
@@ -86,17 +87,15 @@ def own_spans(start, queries, keys, band, CAUSAL: gl.constexpr, layout: gl.const
 
 @gluon.jit
 def hide(p, low, high, first_query, CAUSAL: gl.constexpr):
-    """Weights (keys × queries), 0 where a query does not see a key.
-
-    `low` and `high` are the keys' `span` if CAUSAL is None, else the keys and the number of all.
-    """
+    """Weights (keys × queries), 0 where a query does not see a key; for `low` and `high` see `own_spans`."""
     if CAUSAL is None:
         visible = between(first_query, low[:, None], high[:, None], p)
     else:
-        visible = (low < high)[:, None]
+        rows = low + gl.arange(0, p.shape[0], gl.SliceLayout(1, p.type.layout))
+        columns = first_query + gl.arange(0, p.shape[1], gl.SliceLayout(0, p.type.layout))
+        visible = (rows < high)[:, None]
         if CAUSAL:
-            columns = first_query + gl.arange(0, p.shape[1], gl.SliceLayout(0, p.type.layout))
-            visible = visible & (low[:, None] <= columns[None, :])
+            visible = visible & (rows[:, None] <= columns[None, :])
     return gl.where(visible, p, 0.0)
 
 
@@ -318,7 +317,7 @@ def visit_half(
     PART: gl.constexpr = s.shape[1]
     column_layout: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     p = gl.exp2(s * scale - exponents.slice(FROM, PART, 0).load(column_layout)[None, :])
-    if needs_mask(index * 2 + FROM // PART, free, bound, CAUSAL):
+    if needs_mask(index * 2 + FROM // PART if CAUSAL is None else index, free, bound, CAUSAL):
         p = hide(p, low, high, index * (2 * PART) + FROM, CAUSAL)
     weights = gl.convert_layout(p.to(do.dtype), left_layout)
     dv = warpgroup_mma(weights, do.slice(FROM, PART, 0), dv, is_async=True)
@@ -410,7 +409,8 @@ def consume(
     token = tell_other(start, 1, WHO)  # dQ of "tile −1", which follows, is not added up
     mbarrier.wait(kv_full, 0)
     if HALVES:
-        _first, free, bound, _end = query_tiles(start + WHO * HALF, queries, keys, band, M // 2, HALF, CAUSAL)
+        if CAUSAL is None:
+            _first, free, bound, _end = query_tiles(start + WHO * HALF, queries, keys, band, M // 2, HALF, CAUSAL)
         token, dk, dv = visit_halves(
             first, free, bound, end, group, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles,
             numbers, q_full, do_full, dq_empty, low, high, scale, WHO, M, N, D, CAUSAL,
