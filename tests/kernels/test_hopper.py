@@ -119,7 +119,7 @@ def work_of(shape: tuple[int, int, int, int], is_causal: bool = True) -> tuple[l
     """(tiles of keys of each tile of queries, planes, bytes of keys and values of a head)."""
     batches, heads, length, head_dim = shape
     choice = rules.CHOICES[padded_width(head_dim)]
-    how = choice.forward_long if length >= rules.LONG else choice.forward
+    how = choice.forward_long if length >= rules.LONG[is_causal] else choice.forward
     return rules.key_tiles(how, length, length, is_causal), batches * heads, 4.0 * length * head_dim
 
 

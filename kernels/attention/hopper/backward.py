@@ -676,7 +676,10 @@ def backward_kernel(
     """
     band = lower, upper, bounds
     tiles = (keys + N - 1) // N
-    tile, plane = place(gl.program_id(0), tiles, gl.num_programs(0) // tiles, size, False)
+    tile = gl.program_id(0) % tiles
+    plane = gl.program_id(0) // tiles  # head by head, which shares the L2 cache
+    if CAUSAL:
+        tile, plane = place(gl.program_id(0), tiles, gl.num_programs(0) // tiles, size, False)
     start = tile * N
     key_head = plane % key_heads
     batch = plane // key_heads

@@ -80,7 +80,7 @@ def forward_launch(
 
     (batches, heads, queries, head_dim), (_, key_heads, keys, _) = q.shape, k.shape
     width = padded_width(head_dim)
-    how = CHOICES[width].forward_long if queries >= LONG and bounded is None else CHOICES[width].forward
+    how = CHOICES[width].forward_long if queries >= LONG[is_causal] and bounded is None else CHOICES[width].forward
     multiprocessors = torch.cuda.get_device_properties(q.device).multi_processor_count
     head_bytes = 2 * keys * head_dim * q.dtype.itemsize * key_heads / heads
     planes, lengths = batches * heads, rules.key_tiles(how, queries, keys, is_causal)

@@ -101,8 +101,8 @@ CHOICES = {
     256: KernelChoice(_256, _256, TwoPasses(64, 64)),
 }
 """The build parameters by width, each compared with the oracle and timed on an H200 (docs/decisions/0013)."""
-LONG = 8192
-"""Queries from which on three consumers are faster than two at width 64, with a plain mask."""
+LONG = {True: 8192, False: 1500}
+"""Queries from which on three consumers are faster than two at width 64, with the causal mask and without a mask."""
 
 
 @functools.cache
