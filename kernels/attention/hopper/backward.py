@@ -223,7 +223,10 @@ def hand_on_last_dq(
     k_tile, _k, _v = own_keys(k_tiles, v_tiles, WHO)
     dq = warpgroup_mma_wait(0, deps=[part_of_dq(ds_tiles.index((total + 1) % 2), k_tile, WHO, TAIL)])
     token = hand_on_dq(dq, dq_tiles, dq_empty, total, token, WHO)
-    return hear_other(tell_other(token, total, WHO), total, WHO)
+    token = hear_other(tell_other(token, total, WHO), total, WHO)
+    if total == 0:  # a program that fetches nothing has not waited, and will write dK and dV
+        token = after_the_kernel_before(token)
+    return token
 
 
 @gluon.jit
@@ -549,7 +552,7 @@ def consume_narrow(
 def produce(
     q, k, v, do, numbers, k_tiles, v_tiles, q_tiles, do_tiles, number_tiles, kv_full, q_full, do_full,
     start, batch, key_head, heads, group, queries, keys, band, padded,
-    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     """Fetch the keys and values, then tiles of queries with their exponents, and of gradients with their deltas."""
     mbarrier.expect(kv_full, 2 * k.block_type.nbytes)
@@ -560,6 +563,8 @@ def produce(
     head = key_head * group
     index = first
     token = start
+    if LATE:  # the kernel before writes the numbers
+        token = after_the_kernel_before(token)
     for count in range(total):
         stage = count % 2
         row = (batch * heads + head) * padded + index * M
@@ -584,11 +589,11 @@ def produce(
 @gluon.jit
 def add_up(
     dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, start, batch, key_head, group, queries, keys, band,
-    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     """Add the consumers' parts of dQ to its sum. The first parts that they hand on are of no tile."""
     LINES: gl.constexpr = dq_sum.block_shape[2]
-    token = start
+    token = after_the_kernel_before(start) if LATE else start  # which clears the sum
     first, _free, _bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
     index = first - 1
     head = key_head * group
@@ -607,11 +612,11 @@ def add_up(
 @gluon.jit
 def add_up_narrow(
     dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, start, batch, key_head, group, queries, keys, band,
-    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     """As `add_up`, of parts of unequal width. The second consumer's, which has fewer products, is waited for first."""
     LINES: gl.constexpr = dq_sum.block_shape[2]
-    token = start
+    token = after_the_kernel_before(start) if LATE else start  # which clears the sum
     first, _free, _bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
     index = first - 1
     head = key_head * group
@@ -675,6 +680,7 @@ def backward_kernel(
     are None unless CAUSAL is.
     """
     band = lower, upper, bounds
+    LATE: gl.constexpr = CAUSAL is None or CAUSAL  # wait for the kernel before behind the first fetches; else slower
     tiles = (keys + N - 1) // N
     tile = gl.program_id(0) % tiles
     plane = gl.program_id(0) // tiles  # head by head, which shares the L2 cache
@@ -697,7 +703,8 @@ def backward_kernel(
     do_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     dq_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     set_up(kv_full, q_full, do_full, dq_empty)
-    start = after_the_kernel_before(start)
+    if not LATE:
+        start = after_the_kernel_before(start)
     gl.warp_specialize([
         (consume_narrow if NARROW else consume, (
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, read_numbers,
@@ -712,10 +719,10 @@ def backward_kernel(
         (produce, (
             q, k, v, do, numbers, k_tiles.index(0), v_tiles.index(0), q_tiles, do_tiles, number_tiles,
             kv_full, q_full, do_full, start, batch, key_head, heads, group, queries, keys, band, padded,
-            M, N, CAUSAL,
+            M, N, CAUSAL, LATE,
         )),
         (add_up_narrow if NARROW else add_up, (
             dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, start, batch, key_head, group, queries, keys, band,
-            M, N, CAUSAL,
+            M, N, CAUSAL, LATE,
         )),
     ], [4, 1, 1], [REGISTERS, 24, 24])  # fmt: skip

@@ -1,8 +1,9 @@
 """Named barriers of the hardware, and what else Gluon lacks.
 
 Triton has barriers 0 and 1, and those up to 4 for three partitions. Forward: 9 to 11 are turns of the consumers (128
-threads wait, 128 arrive). Backward: 5 to 8 are what a consumer tells the other (128 wait, 128 arrive), 9 and 10 hand dQ
-on (a consumer's 128 threads and the adder's 32), and 11 to 14 free tiles (256 and the producer's 32).
+threads wait, 128 arrive), and nobody waits at 12 and 13. Backward: 5 to 8 are what a consumer tells the other (128
+wait, 128 arrive), 9 and 10 hand dQ on (a consumer's 128 threads and the adder's 32), and 11 to 14 free tiles (256 and
+the producer's 32).
 """
 
 from typing import Any
@@ -40,6 +41,19 @@ def arrive_at(token, barrier, THREADS: gl.constexpr):
     return gl.inline_asm_elementwise(
         f"bar.arrive $2, {THREADS}; mov.b32 $0, $1;", "=r,r,r", [token, barrier], dtype=gl.int32, is_pure=False, pack=1
     )
+
+
+@gluon.jit
+def computed_here(x, BARRIER: gl.constexpr):
+    """Keep ptxas from moving a wait for a product that stands behind this before the computation of `x`.
+
+    ptxas keeps the order of that wait and of arrivals at a barrier, at which nobody waits, and which depends on `x`.
+    """
+    gl.inline_asm_elementwise(
+        "{ .reg .pred always; setp.leu.f32 always, $1, 0f7F800000; "
+        f"@always bar.arrive {BARRIER}, 128; mov.b32 $0, 0; }}",
+        "=r,f", [x], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @gluon.jit

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .barriers import along_rows, arrive_at, packed, scaled, sums_by_thread, wait_at
+from .barriers import along_rows, arrive_at, computed_here, packed, scaled, sums_by_thread, wait_at
 from .visible import between, span, span_of_tile
 
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -93,14 +93,19 @@ def visible(low, high, first, like, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def softmax_step(s, maximum, total, low, high, first, scale, masked, CAUSAL: gl.constexpr, LAZY: gl.constexpr):
+def softmax_step(
+    s, maximum, total, low, high, first, scale, masked, CAUSAL: gl.constexpr, LAZY: gl.constexpr, BARRIER: gl.constexpr
+):  # fmt: skip
     """(weights, maximum, total, shrink) after one more tile of scores.
 
     If LAZY, `maximum` follows the scores only when they grow by a factor of 256: the output is seldom scaled down.
+    For BARRIER, if it is not None, see `computed_here`.
     """
     if masked:
         s = gl.where(visible(low, high, first, s, CAUSAL), s, -float("inf"))
     raised = gl.maximum(maximum, gl.max(s, 1) * scale)
+    if BARRIER is not None:
+        computed_here(raised, BARRIER)
     if LAZY:
         raised = gl.where(raised > maximum + 8, raised, maximum)
     base = gl.where(raised == -float("inf"), 0.0, raised)  # as long as a row has seen scores of −∞ only
@@ -158,7 +163,7 @@ def attend_to_first(
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(empty.index(stage), count=1)
     # The mask is compared in any case: a branch around it is slower.
-    p, maximum, total, _shrink = softmax_step(s, maximum, total, low, high, first, scale, True, CAUSAL, D == 256)
+    p, maximum, total, _shrink = softmax_step(s, maximum, total, low, high, first, scale, True, CAUSAL, D == 256, None)
     return operand(p, gl.DotOperandLayout(0, acc_layout, 2), k_tiles.dtype), maximum, total
 
 
@@ -175,6 +180,7 @@ def attend_to_tile(
     """
     D: gl.constexpr = k_tiles.shape[4]
     NARROW: gl.constexpr = acc.shape[1] < D
+    MAXIMA_FIRST: gl.constexpr = D == 128 and REST == 0 and (CAUSAL is None or not CAUSAL)  # elsewhere slower
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SEEN, 16])
     numbers_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     stage = count % STAGES
@@ -189,7 +195,7 @@ def attend_to_tile(
     s = warpgroup_mma_wait(2 if NARROW else 1, deps=[s_future])
     p, raised, total, own_shrink = softmax_step(
         s, gl.convert_layout(maximum, numbers_layout), total, gl.convert_layout(low, numbers_layout), high, index * N,
-        scale, masked, CAUSAL, D == 256,
+        scale, masked, CAUSAL, D == 256, 12 + WHO if MAXIMA_FIRST else None,
     )  # fmt: skip
     acc, tail = await_products(acc_future, tail_future, NARROW)
     mbarrier.arrive(empty.index(stage), count=1)
