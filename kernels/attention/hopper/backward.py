@@ -661,6 +661,17 @@ def set_up(kv_full, q_full, do_full, dq_empty):
     fence_async_shared()
 
 
+@gluon.jit
+def own_tile(tiles, size, CAUSAL: gl.constexpr):
+    """(tile, plane) of a program: head by head, which shares the L2 cache, or, with a causal mask, by groups of heads
+    those tiles first that most queries see."""
+    tile = gl.program_id(0) % tiles
+    plane = gl.program_id(0) // tiles
+    if CAUSAL:
+        tile, plane = place(gl.program_id(0), tiles, gl.num_programs(0) // tiles, size, False)
+    return tile, plane
+
+
 # One kernel for all lengths: compiling takes ten seconds.
 @gluon.jit(do_not_specialize=["heads", "key_heads", "group", "queries", "keys", "padded", "size", "lower", "upper"])
 def backward_kernel(
@@ -682,10 +693,7 @@ def backward_kernel(
     band = lower, upper, bounds
     LATE: gl.constexpr = CAUSAL is None or CAUSAL  # wait for the kernel before behind the first fetches; else slower
     tiles = (keys + N - 1) // N
-    tile = gl.program_id(0) % tiles
-    plane = gl.program_id(0) // tiles  # head by head, which shares the L2 cache
-    if CAUSAL:
-        tile, plane = place(gl.program_id(0), tiles, gl.num_programs(0) // tiles, size, False)
+    tile, plane = own_tile(tiles, size, CAUSAL)
     start = tile * N
     key_head = plane % key_heads
     batch = plane // key_heads
