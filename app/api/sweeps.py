@@ -173,8 +173,9 @@ def first_of_searches(services: Services, options: SweepBody, body: FitBody) -> 
     points = expand(options.base, options.grid, options.exclude) if options.grid else [Point(options.base, {})]
     if len(points) > MAX_SEARCHES:
         raise _wrong(("grid",), f"{len(points)} searches; a sweep has at most {MAX_SEARCHES}: split it")
-    present, least = _axis(valid_specs(services, points)[0], body.axis)
-    fit = Fit.of(body, present, least)
+    base = valid_specs(services, points)[0]
+    # An estimate runs nothing: its jobs take no longer near the limit.
+    fit = Fit.of(body, *_axis(base, body.axis), coarse=base.kind != "estimate")
     firsts, lasts = (
         [SearchPoint(fit.spec(point.spec, value), {**point.choice, fit.axis: value}, fit, said_by) for point in points]
         for value, said_by in ((fit.start, "start"), (fit.upto, "upto"))

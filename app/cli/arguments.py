@@ -184,13 +184,13 @@ def parse_sweep(
     return fields.spec, grid
 
 
-def parse_fit(argument: str, step: int) -> dict[str, Any]:
+def parse_fit(argument: str, step: int | None) -> dict[str, Any]:
     """Parse the search of `--fit`: "context_length=65536" asks for the largest value that fits, up to 65 536."""
     axis, text = split_pair(argument)
     upto = parse_value(text)
     if isinstance(upto, bool) or not isinstance(upto, int):
         raise typer.BadParameter(f"{text!r} is no whole number; give the largest value to try", param_hint="--fit")
-    return {"axis": axis, "upto": upto, "step": step}
+    return {"axis": axis, "upto": upto} | ({} if step is None else {"step": step})
 
 
 def parse_labels(arguments: Iterable[str]) -> dict[str, str]:

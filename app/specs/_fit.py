@@ -1,8 +1,9 @@
 """The search for the largest value of a field that still fits into memory: `fit` of a sweep.
 
 It tries `start`, doubles the value until one does not fit, and then bisects between the largest that fitted and the
-smallest that did not, until they are neighbours among the multiples of `step`. It assumes that memory grows with the
-value: it tries nothing above a value that did not fit. Each value is a job of its own, so it runs in fresh processes.
+smallest that did not, until they are neighbours among the multiples of `step`; without a `step`, until they differ by
+a sixteenth, since jobs near the limit take longest. It assumes that memory grows with the value: it tries nothing above
+a value that did not fit. Each value is a job of its own, so it runs in fresh processes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from app.specs._base import StrictModel, field_error
 MAX_SEARCHES = 100
 """Largest number of searches of one sweep, one for each point of its grid. Each takes some tens of jobs at most."""
 MAX_VALUE = 2**40
+COARSE = 16
+"""A coarse search ends where what fits and what does not differ by one part in so many of what fits."""
+COARSE_BISECTIONS = 5
+"""As many as lead from a factor of two to that."""
 
 GridPath = Annotated[str, StringConstraints(max_length=200, pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*$")]
 
@@ -30,14 +35,15 @@ class FitBody(StrictModel):
     own, `arguments.context`. An integer, or a list of integers, which then has one value in each job."""
     upto: int = Field(ge=1, le=MAX_VALUE)
     """The largest value to try."""
-    step: int = Field(default=1, ge=1, le=MAX_VALUE)
-    """Only multiples of this are tried, so the answer is exact to one step."""
+    step: int | None = Field(default=None, ge=1, le=MAX_VALUE)
+    """Only multiples of this are tried, and the answer is exact to one step. Null: any value, and the answer is exact
+    below 32, or of kind `estimate`, else to 6 %, which takes fewer jobs."""
     start: int | None = Field(default=None, ge=1, le=MAX_VALUE)
     """The value to try first; null: the value in `base`, or the field's default."""
 
     @model_validator(mode="after")
     def _something_to_try(self) -> Self:
-        if self.upto < self.step:
+        if self.step is not None and self.upto < self.step:
             raise field_error("upto", f"no multiple of step ({self.step}) is so small")
         if self.start is not None and self.start > self.upto:
             raise field_error("start", f"must not exceed upto ({self.upto})")
@@ -56,20 +62,24 @@ class Fit:
     """The smallest value that the field takes, as a multiple of `step`."""
     in_a_list: bool = False
     """True if the field is a list."""
+    coarse: bool = False
+    """True if it ends where what fits and what does not differ by a sixteenth."""
 
     @classmethod
-    def of(cls, body: FitBody, present: Any, least: int) -> Fit:
+    def of(cls, body: FitBody, present: Any, least: int, *, coarse: bool = True) -> Fit:
         """Fill in the defaults.
 
         Args:
             present: the field's value in the base, or its default.
+            coarse: without a step, end where what fits and what does not differ by a sixteenth.
         """
         in_a_list = isinstance(present, list)
-        first = body.start or (present[0] if in_a_list and present else present) or body.step
-        lowest = max(-(-least // body.step), 1) * body.step
-        highest = body.upto // body.step * body.step
-        start = min(max(first // body.step * body.step, lowest), highest)
-        return cls(body.axis, highest, body.step, start, min(lowest, highest), in_a_list)
+        step = body.step or 1
+        first = body.start or (present[0] if in_a_list and present else present) or step
+        lowest = max(-(-least // step), 1) * step
+        highest = body.upto // step * step
+        start = min(max(first // step * step, lowest), highest)
+        return cls(body.axis, highest, step, start, min(lowest, highest), in_a_list, coarse and body.step is None)
 
     def as_json(self) -> dict[str, Any]:
         """Return the search as it is stored."""
@@ -90,7 +100,9 @@ class Fit:
     def most_jobs(self) -> int:
         """The largest number of jobs that the search may take: the first, the doublings, and the bisection."""
         values, first = self.upto // self.step, self.start // self.step
-        return 1 + (-(-values // first) - 1).bit_length() + (values - 1).bit_length()
+        doublings = (-(-values // first) - 1).bit_length()
+        most = 1 + doublings + (values - 1).bit_length()
+        return min(most, 1 + max(doublings + COARSE_BISECTIONS, first.bit_length())) if self.coarse else most
 
     def next_value(self, fitted: Collection[int], too_large: Collection[int]) -> int | None:
         """Return the value to try next; None if the search is at its end."""
@@ -103,7 +115,11 @@ class Fit:
             return None if low >= self.upto else min(2 * low, self.upto)
         if low is None:
             return None if high <= self.lowest else max(self._whole(high // 2), self.lowest)
-        return None if high - low <= self.step else low + self._whole((high - low) // 2)
+        return None if high - low <= self.gap(low) else low + self._whole((high - low) // 2)
+
+    def gap(self, fitted: int) -> int:
+        """Return how far from a value that fits the smallest that does not may be at the end."""
+        return max(self.step, fitted // COARSE) if self.coarse else self.step
 
     def _whole(self, value: int) -> int:
         """Return the largest multiple of `step` that is no larger; at least `step`."""

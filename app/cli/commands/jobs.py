@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -296,7 +296,10 @@ def sweep(
             autocompletion=completing.fields,
         ),
     ] = None,
-    multiple_of: Annotated[int, typer.Option(min=1, help="With --fit: try multiples of this only.")] = 1,
+    multiple_of: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --fit: the answer is exact to this; 1 if it is small, else 6 % of it."),
+    ] = None,
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE,…", help="Leave these combinations out; may be repeated.")
     ] = None,
@@ -340,16 +343,17 @@ def sweep(
 def _follow_sweep(server: Flopwatch, made: dict[str, Any], waiting: Waiting, note: str) -> None:
     """Print the result of a sweep's submission and, if asked, wait for it; exits with 1 unless all jobs succeeded."""
     from app.cli.output import counts_text, print_json, print_searches, progress_display
+    from app.cli.specs import estimate_command
 
     wait, as_json = waiting.waits, waiting.as_json
     if not as_json:
         total = sum(made["counts"].values())
-        what = (
-            f"with {total} jobs"
-            if made["fit"] is None
-            else f"searches by {total} {'job' if total == 1 else 'jobs'} at a time"
-        )
+        what = f"with {total} jobs"
+        if (fit := made["fit"]) is not None:
+            what = f"searches by {total} {'job' if total == 1 else 'jobs'} at a time, {_to_try(fit)}"
         echo(f"sweep {made['id']} {what}: {server.url}/ui/sweeps/{made['id']}{note}", err=wait)
+        if fit is not None and (command := estimate_command(made)) is not None:
+            echo(f"by formulas, in seconds: {command}", err=wait)
     if not wait:
         _say_what_waits(server, made["id"])
     else:
@@ -371,6 +375,12 @@ def _follow_sweep(server: Flopwatch, made: dict[str, Any], waiting: Waiting, not
         raise typer.Exit(1)
     if wait and any((job["validity"] or {}).get("verdict") == "wrong" for job in _jobs_of(server, made)):
         raise typer.Exit(WRONG)
+
+
+def _to_try(fit: Mapping[str, Any]) -> str:
+    """Write what a search tries: "batch_size 4, 8 … up to 65536, then between what fits and what does not"."""
+    first = dict.fromkeys(min(fit["start"] * factor, fit["upto"]) for factor in (1, 2))
+    return f"{fit['axis']} {', '.join(map(str, first))} … up to {fit['upto']}, then between what fits and what does not"
 
 
 def _jobs_of(server: Flopwatch, sweep: dict[str, Any]) -> list[dict[str, Any]]:

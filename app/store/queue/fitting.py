@@ -212,7 +212,11 @@ def _status(sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[Tr
         )
     if not too_large:
         return _Status("done", f"Every value up to {fit.upto} that was tried fits.")
-    return _Status("done", None if fitted else f"Not even the smallest value, {fit.lowest}, fits.")
+    if not fitted:
+        return _Status("done", f"Not even the smallest value, {fit.lowest}, fits.")
+    if min(too_large) - max(fitted) > fit.step:
+        return _Status("done", "Sought to 6 %; with `step` 1 (`--multiple-of 1`) it is exact.")
+    return _Status("done")
 
 
 def _undecided(fit: Fit, trial: TriedValue) -> _Status:

@@ -76,7 +76,7 @@ def test_a_dry_run_reports_the_most_jobs_and_what_has_no_effect(site: Any) -> No
     fit = {"axis": "context_length", "upto": 1024, "start": 64}
     grid = {"precision": ["fp32", "bf16"], "checkpoint_layers": [1]}
     dry = site.http.post("/sweeps?dry_run=true", json={"base": BASE, "grid": grid, "fit": fit}).json()
-    assert dry == {"jobs": 2, "most_jobs": 2 * (1 + 4 + 10), "without_effect": ["checkpoint_layers"]}
+    assert dry == {"jobs": 2, "most_jobs": 2 * (1 + 4 + 5), "without_effect": ["checkpoint_layers"]}
     partly = {"base": BASE, "grid": {"checkpoint_layers": [1], "activation_checkpointing": [False, True]}}
     assert site.http.post("/sweeps?dry_run=true", json=partly).json()["without_effect"] == []
     dry = site.http.post("/jobs?dry_run=true", json={"spec": {**BASE, "new_tokens": 8}}).json()
@@ -97,6 +97,28 @@ def test_a_grid_has_a_search_for_each_point(fresh_site: Any, measured: Any) -> N
     places = [(sizes.index(jobs[row["job"]]["spec"]["model"]["size"]), row["length"]) for row in rows]
     assert places == sorted(places), "search by search, each by the values tried"
     assert searches[0]["reason"] == "Every value up to 1000 that was tried fits."
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (None, (304, 320, "Sought to 6 %; with `step` 1 (`--multiple-of 1`) it is exact.", 8)),
+        (1, (310, 311, None, 12)),
+    ],
+)
+def test_without_a_step_a_search_ends_near_the_limit_and_says_so(
+    fresh_site: Any, measured: Any, step: int | None, expected: tuple[Any, ...]
+) -> None:
+    sweep = submit(fresh_site, fit={"step": step})
+    jobs = finish(fresh_site, measured, {"tiny": 310})
+    (search,) = sweep_of(fresh_site, sweep)["searches"]
+    assert (search["largest"], search["too_large"], search["reason"], jobs) == expected
+
+
+def test_an_estimate_is_exact_without_a_step(site: Any) -> None:
+    fit = {"axis": "batch_size", "upto": 4096}
+    made = site.http.post("/sweeps", json={"base": {**BASE, "kind": "estimate"}, "fit": fit}).raise_for_status().json()
+    assert made["fit"]["coarse"] is False
 
 
 def test_nothing_fits(fresh_site: Any, measured: Any) -> None:

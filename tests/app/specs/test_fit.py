@@ -1,4 +1,4 @@
-"""The search for the largest value that fits: exact to its step, whatever the limit is."""
+"""The search for the largest value that fits: exact to its step or, without one, to a sixteenth of the value."""
 
 import random
 
@@ -35,15 +35,27 @@ def test_it_is_exact_to_its_step(rng: random.Random) -> None:
         assert len(tried) <= fit.most_jobs <= 2 * (upto // step).bit_length() + 2
 
 
+@pytest.mark.parametrize(("coarse", "apart"), [(True, 16), (False, 10**9)])
+def test_without_a_step_it_ends_near_the_limit_unless_it_is_to_be_exact(coarse: bool, apart: int) -> None:
+    for start, limit in [(4, 1700), (4, 31), (50_000, 1100), (4096, 23), (3, 65_000), (1, 1)]:
+        fit = Fit.of(FitBody(axis="batch_size", upto=65_536), start, 1, coarse=coarse)
+        largest, too_large, tried = searched(fit, limit)
+        assert largest is not None
+        assert too_large is not None
+        assert largest <= limit < too_large <= largest + max(1, largest // apart)
+        assert len(tried) <= fit.most_jobs
+    assert len(searched(Fit.of(FitBody(axis="batch_size", upto=65_536), 4, 1), 1700)[2]) == 14
+
+
 def test_it_doubles_and_then_halves_the_gap() -> None:
     assert searched(fit_of(step=64, upto=4096), 1100)[2] == [256, 512, 1024, 2048, 1536, 1280, 1152, 1088]
 
 
 @pytest.mark.parametrize("present", [1, 100, 1000])
 def test_the_longest_search_takes_nearly_as_many_jobs_as_it_may(present: int) -> None:
-    fit = fit_of(present, upto=1000)
-    longest = max(len(searched(fit, limit)[2]) for limit in range(1001))
-    assert longest <= fit.most_jobs <= longest + 2
+    for fit in (fit_of(present, upto=1000), fit_of(present, upto=1000, step=1)):
+        longest = max(len(searched(fit, limit)[2]) for limit in range(1001))
+        assert longest <= fit.most_jobs <= longest + 2
 
 
 def test_it_goes_down_where_the_first_value_does_not_fit() -> None:
