@@ -74,14 +74,15 @@ class JobResults:
         """Return True if a unit reported this table, with at least one row."""
         return table in self.tables and bool(self.tables[table]["rows"])
 
-    def rows(self, table: str) -> list[Row]:
-        """Return the first rows of a table, those of the first unit that reported it; none if there is no such table.
+    def rows(self, table: str, *, last: bool = False) -> list[Row]:
+        """Return the first rows of a table, those of the first unit that reported it, or of the last; none if there is
+        no such table.
 
         A plot of one unit's rows is correct; rows of several processes on top of each other would not be.
         """
         if table not in self.tables:
             return []
-        unit = min(self.tables[table]["units"])
+        unit = (max if last else min)(self.tables[table]["units"])
         excerpt = results.Excerpt(unit=unit, limit=MAX_ROWS, columns=["all"])
         sheet = results.result_table(self._database, self.id, table, excerpt)
         names = sheet.names()

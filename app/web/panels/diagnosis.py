@@ -43,7 +43,7 @@ def panels(results: JobResults) -> list[Panel]:
         )
     if changes:
         panels.append(changes_panel(results, causes, changes))
-    if gaps := results.rows("gaps"):
+    if gaps := results.rows("gaps", last=True):
         text = "The longest times without a kernel in one traced step: why, which kernel ended them, and your line."
         panels.append(
             Panel("gaps", "Largest gaps in the GPU's work", text, template="gaps.html", values={"gaps": gaps})
@@ -127,7 +127,8 @@ def _trace(part: str, bars: Sequence[tuple[str, str, float, float, str]]) -> dic
 
 def changes_panel(results: JobResults, causes: Sequence[Row], changes: Sequence[Row]) -> Panel:
     """Return the changes with their intervals and, of each, the command that measures it again and what to write."""
-    known = {row["change"]: row for row in results.rows("candidates")}
+    looks = [*results.rows("candidates"), *results.rows("candidates", last=True)]
+    known = {row["change"]: row for row in looks}
     removing = {name for name, row in known.items() if row["removes"]}
     where: Mapping[Any, Any] = {row["cause"]: row["where"] for row in reversed(causes)}
     told = [

@@ -1,5 +1,7 @@
 """The last unit of a diagnosis: the tables `causes` and `changes`, and the answer in at most a dozen lines."""
 
+import itertools
+import re
 import statistics
 import textwrap
 from collections import Counter
@@ -14,7 +16,7 @@ from app.summaries import median_interval
 from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
 from workers.jobs.diagnosis.look import OF_OPTIMIZER, OPTIMIZER, REPEATED
-from workers.jobs.diagnosis.planning import CLEAR, GAIN
+from workers.jobs.diagnosis.planning import CLEAR, DISTURBED, GAIN
 from workers.jobs.diagnosis.turn import JOINED
 from workers.measure.check import Check
 from workers.measure.table import Column, Scalar
@@ -63,7 +65,7 @@ EQUAL = 1e-5
 
 
 UNLIKE = 1.5
-"""By what factor the profiled process may differ from the others."""
+"""By what factor one process that tried a change must be faster to be told."""
 MOST_APART = 0.2
 """How far an end of the median's interval, or of few processes the farthest one, may be from the median."""
 NO_TIME = "no time was left: a larger budget_s tries it"
@@ -126,11 +128,12 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     results = [_result(found, row) for row in found["candidates"]]
     joined = _joined(found, results)
     step_ms = _step_ms(found)
-    if (check := _check_processes(_plain(found))) is not None:
+    check = _check_processes(_plain(found))
+    if check is not None:
         from workers.measure.validity import verdict
 
         report.validity(verdict([check]), title="processes")
-    causes = _causes(found["seen"], results, step_ms)
+    causes = _causes(found["seen"], results, step_ms, rough=_is_rough(found, step_ms), agree=check is None or check.ok)
     report.table("causes", CAUSES, causes)
     report.table("changes", CHANGES, [one.row for one in [*results, joined]])
     lines = answer(_step(found, step_ms), causes, results, joined)
@@ -180,11 +183,19 @@ def _step(found: Mapping[str, Any], step_ms: float | None) -> str:
         line += f" ({between}{len(values)} process{'es' * (len(values) > 1)})"
     if found["busy_percent"] is not None:
         line += f", the device works {found['busy_percent']:.0f} % of it"
-    if found["looked"] and not 1 / UNLIKE < (looked := found["looked"][0]) / step_ms < UNLIKE:
-        line += f"; {_ms(looked)} when profiled, so shares may differ"
+    if _is_rough(found, step_ms):
+        line += f"; {_ms(found['profiled_ms'])} when profiled: shares are rough"
     if (check := _check_processes(values)) is not None and not check.ok:
         line += f"; suspect: uncertain by more than {MOST_APART:.0%}"
     return line
+
+
+def _is_rough(found: Mapping[str, Any], step_ms: float | None) -> bool:
+    """Return True if the profiled step took another time than the turns: then its shares tell little of theirs."""
+    looked_ms: float | None = found["profiled_ms"]
+    if not looked_ms or not step_ms:
+        return False
+    return not 1 / DISTURBED <= looked_ms / step_ms <= DISTURBED
 
 
 def _result(found: Mapping[str, Any], candidate: Mapping[str, Any]) -> Result:
@@ -237,9 +248,13 @@ def _joined(found: Mapping[str, Any], results: Sequence[Result]) -> Result:
     return _measured(found, JOINED.join(names), known)
 
 
-def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_ms: float | None) -> list[list[Scalar]]:
+def _causes(
+    seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_ms: float | None, *, rough: bool = False,
+    agree: bool = True,
+) -> list[list[Scalar]]:  # fmt: skip
     """Return the rows of `causes`, in the order of `_worth`. A bound that a counterfactual measured is one of all that
-    is lost to its cause."""
+    is lost to its cause. `rough` shares give none; nor does one process, if those of the step as it is do not
+    `agree`."""
     total = sum(row["lost_ms"] for row in seen) or 1.0
     # The same shares, of the step as the turns have measured it.
     seen = [{**row, "lost_ms": row["lost_ms"] * (step_ms or total) / total} for row in seen]
@@ -253,7 +268,12 @@ def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_m
     certain = {*measured, *(one.cause for one in results if one.removes and one.low is not None)}
     # Forks that screen differ from the processes of the turns: only their ratio carries over.
     measured |= {one.cause: one.ratio * total for one in results if one.removes and one.ratio is not None and one.sure}
+    once = {one.cause: one.ratio * total for one in results if one.removes and one.ratio is not None and not one.sure}
     not_sure = {one.cause for one in results if one.removes and one.high is not None and one.high >= 1}
+    cures: dict[str, float] = {}
+    for one in results:
+        if one.verdict == "better" and not one.removes and one.step_ms is not None:
+            cures[one.cause] = min(one.step_ms, cures.get(one.cause, one.step_ms))
     rows: list[list[Scalar]] = []
     left = total
     for row in sorted(seen, key=lambda row: -row["lost_ms"]):
@@ -267,8 +287,16 @@ def _causes(seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_m
         if bound is not None and alone:  # noise may make the step longer without its work
             certain_ms = bound if bound < total and row["cause"] not in not_sure else None
             limit, how = certain_ms, "ceiling" if certain_ms is None else "measured"
+        elif row["cause"] in once and alone:
+            limit, how = once[row["cause"]] if agree and once[row["cause"]] < (1 - GAIN) * total else None, "ceiling"
         else:
-            limit, how = None if step_ms is None else max(0.0, step_ms - row["lost_ms"]), "ceiling"
+            limit, how = (
+                None if step_ms is None or rough or not agree else max(0.0, step_ms - row["lost_ms"]),
+                "ceiling",
+            )
+        # With the cure the step is at most as long. It is told with the first place of its cause.
+        if (cure := cures.pop(row["cause"], None)) is not None and (limit is None or cure < limit):
+            limit, how = cure, "measured"
         rows.append([0, row["cause"], row["where"] or None, row["lost_ms"], percent, limit, how])
     # What one process measured may be noise: then what the profile saw counts, unless it is less.
     gains = {cause: max(0.0 if cause in certain else of_cause[cause], total - ms) for cause, ms in measured.items()}
@@ -367,7 +395,9 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
         if (length := len(blocks[at][1])) <= left:  # no sentence is cut
             left -= length
             kept.add(at)
-    return [line for at in sorted(kept) for line in blocks[at][1]]
+    places = itertools.count(1)  # of those that are left
+    lines = [line for at in sorted(kept) for line in blocks[at][1]]
+    return [re.sub(r"^\d+", lambda _: str(next(places)), line) for line in lines]
 
 
 def _at_last(results: Sequence[Result], better: Sequence[Result], losers: Sequence[Result], joined: Result) -> str:
@@ -403,15 +433,20 @@ def _of_causes(
         why_not = "" if cure or cause in told or percent < LARGE_PERCENT else _refused(cause, results)
         told.add(cause)
         line, *others = _wrapped(f"{head}  {name}".rstrip())
-        # The first come before all that is said of changes, the last after what is not certain.
-        at = 0.6 * place if place <= SURE_CAUSES else TOLD_CAUSES - 1
-        yield (0.5 if row[6] == "measured" else at), [line]
+        # The first come before all that is said of changes, the last after what is not certain. A cause with its cure
+        # comes before those without.
+        at = 0.5 if cure else 0.6 * place if place <= SURE_CAUSES else TOLD_CAUSES - 1
+        yield (0.4 if place == 1 else 0.5 if row[6] == "measured" else at), [line]
         often = often.rstrip(")").replace(SMALL, VECTORISE if percent >= LARGE_PERCENT else SMALL)
         known = list(filter(None, [*map(str.strip, others), often]))
         below = "; ".join([*known, why_not] if why_not else known)
         if len(_wrapped(below, INDENT)) > MOST_BELOW:  # the table of changes has the reason
             below = "; ".join(known)
-        below = " -> ".join([below, cure] if cure else [below]).lstrip()
+        if cure:
+            alone, noted = f"-> {cure}", f"{below} -> {cure}".lstrip()
+            only_shares = not (others or why_not or REPEATED in often)
+            is_longer = len(_wrapped(noted, INDENT)) > len(_wrapped(alone, INDENT))
+            below = alone if only_shares and is_longer else noted
         yield (
             at if cure else at + 3 if REPEATED in often or why_not or others else TOLD_CAUSES + 1,
             _wrapped(below, INDENT),
@@ -448,6 +483,8 @@ def _bound(cause: str, bound: Scalar, how: str, results: Sequence[Result]) -> st
     """Return the step without a cause, with its interval where that is known: "38.1 ms (35.2 … 41)"."""
     if bound is None:
         return "not certain"
+    if how == "measured" and any(one.step_ms == bound and one.cause == cause and not one.removes for one in results):
+        return f"at most {_ms(float(bound))}"
     text = BOUND[how].format(_ms(float(bound)))
     for one in results if how == "measured" else ():
         if one.removes and one.cause == cause and one.ratio and one.low is not None and one.high is not None:

@@ -117,7 +117,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     lost: Lost = defaultdict(float)
     candidates: list[list[Scalar]] = []
     gaps: list[list[Scalar]] = []
-    kept = busy_percent = None
+    kept = busy_percent = profiled_ms = None
     with building.known_errors():
         try:
             parts = _reference.check_parts(step, device)
@@ -134,7 +134,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
             try:
                 named = own.updates_named() if own is not None else nullcontext()
                 with turn.as_it_is(training), named, reads_named(), collections_named() as collected:
-                    lost, gaps, traced, busy_percent = _lost(training, values, collected, report)
+                    lost, gaps, traced, busy_percent, profiled_ms = _lost(training, values, collected, report)
             except AnotherProfiler as error:
                 raise BrokenCode(str(error)) from error
             candidates = _candidates(
@@ -142,22 +142,22 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
             )
             kept = turn.kept_kernels(traced)
     report.validity(monitor.conclude(checks), case.key, unit.title)
-    values.report(case, environment.device_key(device), report)
+    if not unit.params.get("again"):  # one process measures a case
+        values.report(case, environment.device_key(device), report)
     rows: list[list[Scalar]] = [[*of, ms] for of, ms in sorted(lost.items(), key=lambda one: -one[1]) if ms > 0]
     report.table(SEEN, SEEN_COLUMNS, rows)
     if samples := values.samples("step_ms", "step"):
-        report.table(
-            turn.TURNS, turn.COLUMNS, [turn.row_of("look", (), samples, device, kept=kept, busy_percent=busy_percent)]
-        )
+        row = turn.row_of("look", (), samples, device, kept=kept, busy_percent=busy_percent, profiled_ms=profiled_ms)
+        report.table(turn.TURNS, turn.COLUMNS, [row])
     report.table(CANDIDATES, CANDIDATE_COLUMNS, candidates)
     report.table(GAPS, GAP_COLUMNS, gaps)
 
 
 def _lost(
     training: Training, values: Values, collected: Sequence[int], report: Reporter
-) -> tuple[Lost, list[list[Scalar]], Profile, float | None]:
-    """Return what the median step is lost to, its largest gaps, the profile of one step, and the percentage of it
-    in which a GPU works.
+) -> tuple[Lost, list[list[Scalar]], Profile, float | None, float | None]:
+    """Return what the median step is lost to, its largest gaps, the profile of one step, the percentage of it in which
+    a GPU works, and what a step took that was sampled.
 
     `collected` has the ns of each garbage collection so far.
     """
@@ -169,13 +169,13 @@ def _lost(
     if training.device.type == "cuda":
         plain, _, _ = profile_steps(training, PROFILED, report, shapes=False, isolated=False)
         lost, gaps, busy_percent = _on_gpu(training, plain, places, step_ms)
-        return lost, gaps, traced, busy_percent
+        return lost, gaps, traced, busy_percent, None
     before = len(collected)
     samples, _ = own_lines.sample(training, report)
     lost = _on_cpu(training, samples, places, step_ms)
     wall_ns = sum(sample.wall_ns for sample in samples.stacks.values()) or 1
     _collected(lost, step_ms * sum(collected[before:]) / wall_ns, places)
-    return lost, [], traced, None
+    return lost, [], traced, None, 1e-6 * wall_ns / max(1, samples.steps)
 
 
 def _own_code(spec: TrainingSpec) -> OwnCode:

@@ -1,9 +1,9 @@
 """What a diagnosis does next, decided by the agent from the tables so far. Imports neither torch nor changes.
 
-The stages: `look` profiles the step; `screen` runs each change once; `join` adds the changes that helped to each other,
-the best one first, and keeps each that helps further, since gains do not add up; `turn` measures the step as it is, the
-changes that helped and those joined again, in an order that is drawn, by processes that decide the answer; `conclude`
-writes it.
+The stages: `look` profiles the step, and does so again if the host was busy meanwhile; `screen` runs each change once;
+`join` adds the changes that helped to each other, the best one first, and keeps each that helps further, since gains do
+not add up; `turn` measures the step as it is, the changes that helped and those joined again, in an order that is
+drawn, by processes that decide the answer; `conclude` writes it.
 """
 
 import json
@@ -43,6 +43,9 @@ CLOSE = 0.05
 """A change that was further off when it was screened needs no interval."""
 FOR_SCREENING = 0.5
 """The largest part of the budget after which no further change is screened."""
+DISTURBED, SAMPLED = 1.25, 1.5
+"""How many times longer than later ones the profiled steps may take: others on the host lengthen some parts of a step
+more than others, so its shares are not those of a calm host. And by how much sampling itself may lengthen them."""
 FOR_ONE, LEAST_LIMIT_S = 0.25, 20.0
 """The largest part of the budget for a process with changes, and how long it may take at least: one that hangs is
 ended."""
@@ -61,11 +64,13 @@ def further(spec: DiagnosisSpec, so_far: SoFar) -> list[Unit]:
     stage = so_far.units[-1].params["stage"]
     if stage == "conclude":
         return []
+    if units := progress.looking_again():
+        return units
     if stage in ("look", "screen") and (units := progress.screening()):
         return units
-    if stage in ("screen", "join") and (units := progress.joining()):
+    if stage in ("look", "screen", "join") and (units := progress.joining()):
         return units
-    if stage in ("screen", "join", "turn") and (units := progress.turns() or progress.screening()):
+    if units := progress.turns() or progress.screening():
         return units
     return [Unit("the answer", {"stage": "conclude", **progress.findings()})]
 
@@ -76,7 +81,10 @@ class _Progress:
     def __init__(self, spec: DiagnosisSpec, so_far: SoFar) -> None:
         self.spec, self.so_far = spec, so_far
         self.rows = so_far.tables.get(TURNS, ())
-        self.candidates = so_far.tables.get("candidates", ())
+        self.look = min((row for row in self.rows if row["stage"] == "look"), key=_looked_ms, default=None)
+        of_look = {row["change"]: row for row in self._of_look("candidates")}
+        others = [row for row in so_far.tables.get("candidates", ()) if row["change"] not in of_look]
+        self.candidates = [*of_look.values(), *others]
         self.differences = self._differences()
         self.left_s = spec.budget_s - sum(so_far.seconds)
         self._of_ranks = spec.step.kind == "ddp"
@@ -89,6 +97,32 @@ class _Progress:
         """Return the values of all processes with these changes, in the order in which they ran."""
         found = [self.value(row) for row in self.rows if _names(row) == names and row["stage"] in stages]
         return [one for one in found if one is not None]
+
+    def _of_look(self, table: str) -> list[Mapping[str, Any]]:
+        """Return the rows of a table by the look that took least."""
+        rows = self.so_far.tables.get(table, ())
+        return [row for row in rows if self.look is None or row["unit_index"] == self.look["unit_index"]]
+
+    def _later_ms(self) -> float | None:
+        """Return the step's time since it was looked at."""
+        values = self.of((), ["turn"]) or self.of((), ["screen"])
+        return statistics.median(values) if values else None
+
+    def looking_again(self) -> list[Unit]:
+        """Plan a second look, if others on the host have disturbed the first and there is time."""
+        later_ms = self._later_ms()
+        looks = [unit for unit in self.so_far.units if unit.params["stage"] == "look"]
+        if self.look is None or later_ms is None or len(looks) > 1 or self._of_ranks:
+            return []
+        if (longer := _looked_ms(self.look) / later_ms) <= DISTURBED:
+            return []
+        fits = self.so_far.seconds[0] / longer <= FOR_ONE * self.left_s
+        return [Unit("where the time goes, on a calmer host", {"stage": "look", "again": True})] if fits else []
+
+    def _before(self) -> list[float]:
+        """Return what the step took in the processes that looked and screened, without a look that was disturbed."""
+        screened, looked = self.of((), ["screen"]), self.of((), ["look"])
+        return [*screened, *(ms for ms in looked if not screened or ms <= DISTURBED * statistics.median(screened))]
 
     def screening(self) -> list[Unit]:
         """Plan the first run of the next change for which there is time, by how long such runs took so far or, at
@@ -111,7 +145,7 @@ class _Progress:
 
     def _clear(self) -> bool:
         """Return True if the change that has helped most has clearly done so, and has had no turns."""
-        before = max(self.of((), ["look", "screen"]), default=0.0)
+        before = max(self._before(), default=0.0)
         best = self.winners[:1]
         return any(min(self.of(one, ["screen"])) < (1 - CLEAR) * before and not self.of(one, ["turn"]) for one in best)
 
@@ -125,7 +159,7 @@ class _Progress:
     def winners(self) -> list[Names]:
         """The changes with which the step was faster than in the slowest of its own runs, the best one first: one run
         each tells little on a busy host, and the turns decide."""
-        before = max(self.of((), ["look", "screen"]), default=0.0) or 1.0
+        before = max(self._before(), default=0.0) or 1.0
         removing = {row["change"] for row in self.candidates if row["removes"]}
         gains = {
             names: value / before
@@ -230,7 +264,7 @@ class _Progress:
 
     def _losers(self) -> list[Names]:
         """Return the changes with which the step was about as fast, the closest first."""
-        before = statistics.median(self.of((), ["look", "screen"]) or [1.0])
+        before = statistics.median(self._before() or [1.0])
         removing = {row["change"] for row in self.candidates if row["removes"]}
         off = {
             names: abs(value / before - 1)
@@ -241,12 +275,14 @@ class _Progress:
         return sorted((names for names, one in off.items() if one < CLOSE), key=lambda names: off[names])
 
     def _seconds(self) -> list[float]:
-        """Return the seconds of the turns so far or, before them, of the screening."""
+        """Return the seconds of the turns so far or, before them, of the screening or of the look."""
         taken: dict[str, list[float]] = {}
         for unit, seconds in zip(self.so_far.units, self.so_far.seconds, strict=True):
-            stage = "turn" if unit.params["stage"] == "turn" else "screen"
-            taken.setdefault(stage, []).append(seconds / len(unit.params.get("rounds", [()])))
-        return taken.get("turn") or taken["screen"][1:] or taken["screen"]
+            stage = unit.params["stage"]
+            taken.setdefault("screen" if stage == "join" else stage, []).append(
+                seconds / len(unit.params.get("rounds", [()]))
+            )
+        return taken.get("turn") or taken.get("screen") or taken["look"]
 
     def _turn_s(self) -> float:
         """Return how long a turn takes."""
@@ -264,7 +300,7 @@ class _Progress:
     def _launch_s(self, sides: int) -> float:
         """Return how long ranks take that have turns of so many sides, by how long their screening took."""
         screened, params = self._turn_s(), self.so_far.units[-1].params
-        look = next(row for row in self.rows if row["stage"] == "look")
+        look = self.look or {}
         steps = params["warmup_steps"] and params["warmup_steps"] + params["measure_steps"]
         # A model is built for about as long as it runs.
         turn_s = min(screened, 2e-3 * steps * look["step_ms"]) if steps else screened
@@ -275,7 +311,7 @@ class _Progress:
         return max(FOR_ONE * self.spec.budget_s, LEAST_LIMIT_S, 2 * self.so_far.seconds[0])
 
     def _units(self, stage: str, sides: Sequence[Names], limit_s: float | None = None) -> list[Unit]:
-        look = next(row for row in self.rows if row["stage"] == "look")
+        look = self.look or {}
         fitting = round(TURN_MS / max(look["step_ms"], 1e-3))
         numbers = {
             "measure_steps": min(look["samples"], max(LEAST_STEPS, fitting)),
@@ -311,11 +347,12 @@ class _Progress:
         refused |= {key: NOT_FINITE for key, difference in self.differences.items() if difference == math.inf}
         sides = {JOINED.join(_names(row)): _names(row) for row in self.rows}
         return {
-            "seen": [dict(row) for row in self.so_far.tables.get("seen", ())],
+            "seen": [dict(row) for row in self._of_look("seen")],
             "candidates": [dict(row) for row in self.candidates],
             "turns": {key: self.of(names, ["turn"]) for key, names in sides.items()},
             "screened": {key: self.of(names, ["screen", "join"]) for key, names in sides.items()},
-            "looked": self.of((), ["look"]),
+            "looked": [ms for row in [self.look] if row and (ms := self.value(row)) is not None],
+            "profiled_ms": self.look and _looked_ms(self.look),
             "refused": refused,
             "differences": {key: one for key, one in self.differences.items() if one < math.inf},
             "joined": list(joined),
@@ -340,6 +377,11 @@ class _Progress:
             if key and (common := plain.keys() & its.keys()):
                 found[key] = max(found.get(key, 0.0), *(relative(plain[one], its[one]) for one in common))
         return found
+
+
+def _looked_ms(row: Mapping[str, Any]) -> float:
+    """Return about what a step took while it was looked at."""
+    return float(max(row["step_ms"] or 0.0, (row.get("profiled_ms") or 0.0) / SAMPLED))
 
 
 def _names(row: Mapping[str, Any]) -> Names:

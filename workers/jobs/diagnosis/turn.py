@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TURNS = "turns"
 COLUMNS = Column.parse(
     "stage, changes, step_ms: number ms, samples: integer, device, device_key, outcome, reason, "
-    "kept_kernels: integer, busy_percent: number %"
+    "kept_kernels: integer, busy_percent: number %, profiled_ms: number ms"
 )
 """`step_ms` is the mean: a loader makes some steps fast and others slow, which a median or the fastest may hide.
 `changes` are names, joined by a comma; "" for the step as it is."""
@@ -119,7 +119,7 @@ def _check_kernels(training: building.Training, before: int, report: Reporter) -
 
 
 def _refused(stage: str, names: Sequence[str], reason: str, outcome: str = "refused") -> list[Scalar]:
-    return [stage, JOINED.join(names), None, 0, None, None, outcome, reason, None, None]
+    return [stage, JOINED.join(names), None, 0, None, None, outcome, reason, None, None, None]
 
 
 def row_of(
@@ -131,12 +131,15 @@ def row_of(
     *,
     kept: int | None = None,
     busy_percent: float | None = None,
+    profiled_ms: float | None = None,
 ) -> list[Scalar]:
-    """Return the row of a process that has measured these times of a step in ms. `kept` is its `kept_kernels`."""
+    """Return the row of a process that has measured these times of a step in ms. `kept` is its `kept_kernels`,
+    `profiled_ms` a step's time while it was sampled."""
     from workers.measure.environment import device_key
 
     on = [device.type, device_key(device, devices)]
-    return [stage, JOINED.join(names), statistics.fmean(samples), len(samples), *on, "ok", None, kept, busy_percent]
+    numbers = [kept, busy_percent, profiled_ms]
+    return [stage, JOINED.join(names), statistics.fmean(samples), len(samples), *on, "ok", None, *numbers]
 
 
 def changed(step: Any, params: Mapping[str, Any]) -> Any:

@@ -82,7 +82,15 @@ def test_the_time_with_all_changes_is_no_metric_if_too_few_processes_measured_it
 ) -> None:
     turns = {"": [100.0] * processes, JOINED.join(("threads", "gc_freeze")): [10.0] * processes}
     found = {"turns": turns, "joined": ["threads", "gc_freeze"], "device_key": "1x cpu", "busy_percent": None}
-    found |= {"screened": {}, "looked": [], "seen": [], "candidates": [], "refused": {}, "differences": {}}
+    found |= {
+        "screened": {},
+        "looked": [],
+        "profiled_ms": None,
+        "seen": [],
+        "candidates": [],
+        "refused": {},
+        "differences": {},
+    }
     report = Report(tmp_path)
     conclude.run(DiagnosisSpec.example(), Unit(title="the answer", params=found), report)
     assert {row["metric"]: row["median"] for row in report.rows} == {"together_ms": step_ms, "answer_step_ms": 100.0}
@@ -141,7 +149,8 @@ def test_whatever_is_found_fits_a_terminal(seed: int) -> None:
 
 
 def found(turns: list[float], busy_percent: float | None = None) -> dict[str, Any]:
-    return {"turns": {"": turns}, "screened": {}, "looked": [], "seen": [], "busy_percent": busy_percent}
+    return {"turns": {"": turns}, "screened": {}, "looked": [], "profiled_ms": None, "seen": [],
+            "busy_percent": busy_percent}  # fmt: skip
 
 
 def test_the_first_line_has_the_step_with_its_interval_and_how_much_of_it_the_device_works() -> None:
@@ -352,6 +361,44 @@ def test_a_bound_whose_interval_reaches_the_step_is_not_certain() -> None:
     rows = {str(row[1]): row for row in conclude._causes(seen, [bound], 100.0)}
     assert rows["input"][5:] == [None, "ceiling"]
     assert "not certain" in "".join(conclude._columns([rows["input"]]))
+
+
+SEEN = [{"cause": "input", "where": "", "lost_ms": 10.0}, {"cause": "kernels", "where": "", "lost_ms": 90.0}]
+
+
+def test_no_bound_contradicts_a_time_that_was_measured() -> None:
+    """A profile of a busy host saw little input, and a change against it has saved more than that."""
+    once = {"cause": "input", "removes": True, "low": None, "high": None, "sure": False}
+    cure = result("loader_workers", "better", 0.6, cause="input", step_ms=60.0)
+
+    def bound(*results: Result, **known: bool) -> tuple[Any, str]:
+        rows = conclude._causes(SEEN, results, 100.0, **known)
+        (row,) = (row for row in rows if row[1] == "input")
+        return row[5], conclude._columns([row], results)[1].split("%")[1].strip()
+
+    assert bound() == (90.0, "about 90 ms")
+    assert bound(cure) == (60.0, "at most 60 ms")
+    assert bound(cure, result("no_input", "inconclusive", 0.5, **once)) == (50.0, "about 50 ms")
+    assert bound(result("no_input", "inconclusive", 1.08, **once)) == (None, "not certain")
+    assert bound(rough=True) == (None, "not certain")
+    assert bound(cure, rough=True) == (60.0, "at most 60 ms")
+    assert bound(result("no_input", "inconclusive", 0.5, **once), agree=False) == (None, "not certain")
+
+
+def test_a_change_that_helps_is_told_before_a_cause_that_has_none() -> None:
+    causes = [
+        [at, cause, f"train.py:{at} f (line {at}: 72 % of it)", 10.0, 10.0, 90.0, "ceiling"]
+        for at, cause in enumerate(("input", "kernels", "optimizer", "precision", "host"), start=1)
+    ]
+    results = [
+        result(name, "better", 0.9, cause=cause, difference=2e-6)
+        for name, cause in (("loader_workers", "input"), ("autocast_bf16", "kernels"), ("float32", "precision"))
+    ]
+    together = result(TOGETHER, "better", 0.5, how="loader_workers + autocast_bf16 + float32", difference=0.0)
+    lines = conclude.answer("step 475 ms", causes, results, together)
+    assert all(any(f"-> {one.change}: " in line for line in lines) for one in results)
+    places = [int(line[0]) for line in lines if line[0].isdigit()]
+    assert places == [*range(1, len(places) + 1)], "of those that are told"
 
 
 def test_below_large_causes_the_larger_share_comes_first() -> None:

@@ -50,8 +50,10 @@ class Played:
         warmup_steps: int | None = 3,
         ways: dict[str, str] | None = None,
         reason: str = "it failed",
+        looked_ms: tuple[float, ...] = (STEP_MS[""],),
     ) -> None:
         spec = DiagnosisSpec.example().model_copy(update={"budget_s": budget_s, "seed": 3})
+        looks = iter(looked_ms)
         if ranks:
             step = KINDS["ddp"].example().model_copy(update={"warmup_steps": warmup_steps})
             spec = spec.model_copy(update={"step": step})
@@ -60,6 +62,7 @@ class Played:
         turns: list[dict[str, Any]] = []
         candidates = [
             {
+                "unit_index": 0,
                 "change": name,
                 "cause": "optimizer",
                 "why_not": None,
@@ -91,7 +94,10 @@ class Played:
                         "device_key": "1x cpu",
                         "unit_index": len(self.units) - 1,
                     }
-                    time = step_ms(changes, clash=clash)
+                    time = next(looks) if stage == "look" else step_ms(changes, clash=clash)
+                    if stage == "look":
+                        seen = {"unit_index": len(self.units) - 1, "cause": "host", "where": "", "lost_ms": time}
+                        tables["seen"].append(seen)
                     good = {"step_ms": time, "samples": 10, "outcome": "ok", "reason": None}
                     bad = {"step_ms": None, "samples": 0, "outcome": "refused", "reason": reason}
                     for name, value in (returned or {}).get(",".join(changes), {}).items():
@@ -103,7 +109,7 @@ class Played:
 
     def sides(self, stage: str) -> Counter[str]:
         units = [one.params for one in self.units if one.params["stage"] == stage]
-        return Counter("+".join(side["changes"]) for unit in units for side in unit.get("rounds", [unit]))
+        return Counter("+".join(side.get("changes", ())) for unit in units for side in unit.get("rounds", [unit]))
 
     def results(self) -> dict[str, conclude.Result]:
         of = [conclude._result(self.found, row) for row in self.found["candidates"]]
@@ -246,7 +252,7 @@ def test_a_clear_gain_takes_its_turns_before_a_small_budget_is_spent_on_other_ch
 )
 def test_a_gpus_turns_are_warmed_up_for_about_a_second(device: str, step_ms: float, steps: int | None) -> None:
     look = {"stage": "look", "changes": "", "step_ms": step_ms, "samples": 10, "device": device, "unit_index": 0}
-    candidate = {"change": "threads", "why_not": None, "removes": False, "fields": "{}"}
+    candidate = {"unit_index": 0, "change": "threads", "why_not": None, "removes": False, "fields": "{}"}
     so_far = SoFar(RUNNER.plan(DiagnosisSpec.example()), [5.0], {"turns": [look], "candidates": [candidate]})
     assert {one.params["warmup_steps"] for one in RUNNER.further(DiagnosisSpec.example(), so_far)} == {steps}
 
@@ -288,7 +294,7 @@ def test_a_change_whose_numbers_are_none_any_more_is_refused() -> None:
 
 def test_a_step_that_no_change_can_shorten_has_its_time_and_says_so() -> None:
     spec, look = DiagnosisSpec.example(), RUNNER.plan(DiagnosisSpec.example())
-    seen = [{"cause": "host", "where": "train.py:3 step", "lost_ms": 50.0}]
+    seen = [{"unit_index": 0, "cause": "host", "where": "train.py:3 step", "lost_ms": 50.0}]
     turn = {
         "stage": "look",
         "changes": "",
@@ -319,3 +325,24 @@ def test_a_step_that_could_not_be_measured_ends_with_an_answer() -> None:
         "The step could not be measured: its verdict says why."
     ]
     assert RUNNER.further(spec, SoFar([*look, last], [1.0, 1.0], {})) == []
+
+
+@pytest.mark.parametrize(("again_ms", "seen_ms", "rough"), [(101.0, 101.0, False), (400.0, 340.0, True)])
+def test_a_look_while_the_host_was_busy_is_repeated_once_and_the_calmer_one_counts(
+    again_ms: float, seen_ms: float, rough: bool
+) -> None:
+    played = Played(looked_ms=(340.0, again_ms))
+    assert [one.params["stage"] for one in played.units[:4]] == ["look", "screen", "screen", "look"]
+    assert played.sides("look").total() == 2
+    assert [row["lost_ms"] for row in played.found["seen"]] == [seen_ms]
+    assert conclude._is_rough(played.found, 100.0) == rough
+    assert played.sides("join")["fused_optimizer+threads"] == 0, "as fast as the step that nobody disturbed"
+    assert Played(looked_ms=(124.0,)).sides("look").total() == 1
+    late = Played(budget_s=30, look_s=25.0, looked_ms=(130.0,))
+    assert late.sides("look").total() == 1, "no time is left"
+    assert conclude._is_rough(late.found, 100.0)
+
+
+def test_a_step_that_was_disturbed_only_while_it_was_sampled_is_looked_at_again() -> None:
+    assert planning._looked_ms({"step_ms": 100.0, "profiled_ms": 400.0}) > planning.DISTURBED * 100.0
+    assert planning._looked_ms({"step_ms": 100.0, "profiled_ms": 130.0}) == 100.0, "sampling takes some itself"
