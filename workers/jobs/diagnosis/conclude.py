@@ -443,16 +443,19 @@ def _of_causes(
         if len(_wrapped(below, INDENT)) > MOST_BELOW:  # the table of changes has the reason
             below = "; ".join(known)
         if cure:
-            alone, noted = f"-> {cure}", f"{below} -> {cure}".lstrip()
-            only_shares = not (others or why_not or REPEATED in often)
-            is_longer = len(_wrapped(noted, INDENT)) > len(_wrapped(alone, INDENT))
-            below = alone if only_shares and is_longer else noted
+            noted = f"{below} -> {cure}".lstrip()
+            # The page has how equal losses are, and a line's share.
+            texts = [noted, noted.partition(WITHIN)[0]]
+            if not (others or why_not or REPEATED in often):
+                texts += [f"-> {cure}", f"-> {cure.partition(WITHIN)[0]}"]
+            below = min(texts, key=lambda text: len(_wrapped(text, INDENT)))
         yield (
             at if cure else at + 3 if REPEATED in often or why_not or others else TOLD_CAUSES + 1,
             _wrapped(below, INDENT),
         )
 
 
+WITHIN = " within "
 LOSERS = {"not worth it": ("no_difference", "worse"), "not certain": ("inconclusive",)}
 
 
@@ -544,7 +547,7 @@ def _numbers(one: Result) -> str:
     if one.difference is None:
         return "; no losses compared"
     if one.difference <= EQUAL:
-        return f"; {FIRST} steps' losses equal" + (f" within {one.difference:.0e}" if one.difference else "")
+        return f"; {FIRST} steps' losses equal" + (f"{WITHIN}{one.difference:.0e}" if one.difference else "")
     return f"; changes the loss by up to {100 * one.difference:.2g} %"
 
 
