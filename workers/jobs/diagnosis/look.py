@@ -51,6 +51,7 @@ from workers.measure.profiling.idle import (
     without_waiting_ms,
 )
 from workers.measure.profiling.lines import Launched, LineTrace, OwnCode, Place
+from workers.measure.profiling.products import Product
 from workers.measure.profiling.recording import AnotherProfiler, HostEvent, Profile, Recording
 from workers.measure.profiling.sampling import Samples
 from workers.measure.table import Column, Scalar
@@ -103,6 +104,8 @@ PRODUCT, SOFTMAX = "aten::bmm", "aten::_softmax"
 OWN_RANKS = Elsewhere("a step of your own that runs on several ranks is not changed from outside")
 Lost = defaultdict[tuple[str, str], float]
 """ms by (cause, where)."""
+Shares = Mapping[Place | None, Mapping[Place | None, float]]
+"""Of lines, by a line with a backward pass."""
 
 
 def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
@@ -262,15 +265,16 @@ class Places:
     @functools.cached_property
     def _written(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         """The lines of each function, by its file and name, that write attention out: from the product before a softmax
-        to the one after it."""
-        found: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
+        to the one after it, whose first factor is as large as what the softmax returns."""
+        found: dict[tuple[str, str], list[tuple[HostEvent, int]]] = defaultdict(list)
         for one in self.profile.recording.host:
             if one.name in (PRODUCT, SOFTMAX) and (place := self.at(one.begin_ns)) is not None:
-                found[place.file, place.function].append((one.name, place.line))
+                found[place.file, place.function].append((one, place.line))
         return {
             of: (min(line for _, line in calls), max(line for _, line in calls))
             for of, calls in found.items()
-            if [name for name, _ in calls[:3]] == [PRODUCT, SOFTMAX, PRODUCT]
+            if [one.name for one, _ in calls[:3]] == [PRODUCT, SOFTMAX, PRODUCT]
+            if _weighs(calls[0][0].product, calls[2][0].product)
         }
 
     def writes_attention(self, place: Place | None) -> bool:
@@ -290,18 +294,43 @@ class Places:
     @functools.cached_property
     def made(self) -> Mapping[Place | None, Mapping[Place | None, float]]:
         """The shares of the forward pass's lines in the operators that lines with a backward pass ran."""
+        return self._made[0]
+
+    @functools.cached_property
+    def between(self) -> Mapping[Place | None, Mapping[Place | None, float]]:
+        """Their shares in the time between the nodes of these backward passes: a node is due to the line that made
+        it, and so is the time before it."""
+        return self._made[1]
+
+    @functools.cached_property
+    def _made(self) -> tuple[Shares, Shares]:
         events = self.profile.recording.host
         makers = {(one.thread, one.sequence): one for one in events if one.kind == "operator" and one.sequence >= 0}
         found: dict[Place | None, Counter[Place | None]] = defaultdict(Counter)
+        between: dict[Place | None, Counter[Place | None]] = defaultdict(Counter)
         until: dict[int, int] = defaultdict(int)
         for one in events:
             if one.kind != "backward" or one.begin_ns < until[one.thread]:
                 continue
-            until[one.thread] = one.end_ns
             maker = makers.get((one.forward_thread, one.sequence)) if one.sequence >= 0 else None
             here = self.at(one.begin_ns)
-            found[here][here if maker is None else self.at(maker.begin_ns)] += one.end_ns - one.begin_ns
-        return {here: {place: ns / of.total() for place, ns in of.items()} for here, of in found.items() if of.total()}
+            made_in = here if maker is None else self.at(maker.begin_ns)
+            found[here][made_in] += one.end_ns - one.begin_ns
+            if (ns := one.begin_ns - until[one.thread]) <= BETWEEN_NODES_NS:
+                between[here][made_in] += ns
+            until[one.thread] = one.end_ns
+        return _shares(found), _shares(between)
+
+
+def _shares(found: Mapping[Place | None, Counter[Place | None]]) -> Shares:
+    return {here: {place: ns / of.total() for place, ns in of.items()} for here, of in found.items() if of.total()}
+
+
+def _weighs(scores: Product | None, values: Product | None) -> bool:
+    """Return True if the first factor of a product has the shape of another product's result; or it is not known."""
+    if scores is None or values is None:
+        return True
+    return (scores.batch, scores.rows, scores.columns) == (values.batch, values.rows, values.inner)
 
 
 def _where(
@@ -314,7 +343,7 @@ def _where(
 
     def notes(cause: str, place: Place | None) -> list[str]:
         known = {
-            WAITS: cause == "host" and place in waiting and place is not None,
+            WAITS: cause in ("host", INPUT) and place in waiting and place is not None,
             SMALL: cause in WORK and place is not None and places.is_small(place),
         }
         return [note for note, holds in known.items() if holds]
@@ -322,6 +351,7 @@ def _where(
     def key(cause: str, place: Place) -> tuple[str, str, str, Sequence[str], bool]:
         return cause, place.file, place.function, tuple(notes(cause, place)), places.runs(place) >= MANY
 
+    lost = _with_calls(lost, places)
     for (cause, place), ms in lost.items():
         if place is not None and ms >= LEAST * sum(lost.values()) / 10:
             functions[key(cause, place)][place] = ms
@@ -334,6 +364,17 @@ def _where(
             found["precision", _noted(where, [OF_OPTIMIZER])] += ms
         else:
             found[cause, where] += ms
+    return found
+
+
+def _with_calls(
+    lost: Mapping[tuple[str, Place | None], float], places: Places
+) -> Mapping[tuple[str, Place | None], float]:
+    """Join the host's time in loops over small operators to that of the operators: they have one cure."""
+    found: dict[tuple[str, Place | None], float] = defaultdict(float)
+    for (cause, place), ms in lost.items():
+        calls = cause == "host" and place is not None and places.is_small(place)
+        found["kernels" if calls else cause, place] += ms
     return found
 
 
@@ -392,21 +433,22 @@ def _on_cpu(training: Training, samples: Samples, places: Places, step_ms: float
         for part, share in _parts(places.launched.get(at), 1e6 * scale * ns).items():
             if part == "kernels" and places.writes_attention(at):
                 part = "attention"
-            if part == "host" or at not in places.made:
-                lost[part, at] += scale * ns * share
-                continue
-            for maker, of_maker in places.made[at].items():
-                same = "attention" if places.writes_attention(maker) else _same_part(part, places.launched.get(maker))
+            made = (places.between if part == "host" else places.made).get(at, {at: 1.0})
+            for maker, of_maker in made.items():
+                same = part if part == "host" or maker == at else _same_part(part, maker, places)
                 lost[same, maker] += scale * ns * share * of_maker
     return _where(lost, places, waiting)
 
 
-def _same_part(part: str, did: Launched | None) -> str:
+def _same_part(part: str, maker: Place | None, places: Places) -> str:
     """Return what a line's backward pass is lost to: what most of its forward pass is."""
+    did = places.launched.get(maker)
+    if did is not None and 2 * did.double_ns > did.operators_ns:
+        return "precision"
+    if places.writes_attention(maker):
+        return "attention"
     if did is None or not did.operators_ns:
         return part
-    if 2 * did.double_ns > did.operators_ns:
-        return "precision"
     return "attention" if 2 * did.attention_ns > did.operators_ns else "kernels"
 
 
@@ -449,8 +491,8 @@ def _parts(did: Launched | None, line_ns: float) -> dict[str, float]:
     if did is None or not did.wall_ns:
         return {"host": 1.0}
     operators = min(1.0, did.operators_ns / min(did.wall_ns, line_ns))
-    precision = min(operators, did.double_ns / did.wall_ns)
-    attention = min(operators - precision, did.attention_ns / did.wall_ns)
+    precision = operators * min(1.0, did.double_ns / (did.operators_ns or 1))
+    attention = min(operators - precision, operators * did.attention_ns / (did.operators_ns or 1))
     kernels = operators - precision - attention
     return {"precision": precision, "attention": attention, "kernels": kernels, "host": 1 - operators}
 

@@ -22,6 +22,7 @@ from workers.jobs._training import measuring
 from workers.jobs.diagnosis import RUNNER
 from workers.jobs.diagnosis import look as stage
 from workers.measure.profiling.lines import Launched, Place
+from workers.measure.profiling.products import Product
 from workers.outcome import Failed
 
 SOURCE = """
@@ -89,6 +90,13 @@ class Attention(nn.Module):
         return x + (weights @ q).view(256, 8, -1).sum(1)
 
 
+class Gram(nn.Module):
+    def forward(self, x):
+        wide = x.repeat(16, 1).double()[None]
+        mixed = (wide.transpose(1, 2) @ wide).softmax(-1)
+        return (wide @ mixed)[0].view(16, 256, -1).sum(0).float()
+
+
 class Wide(nn.Module):
     def __init__(self):
         super().__init__()
@@ -113,7 +121,7 @@ class Exact(torch.autograd.Function):
 
 def make_step(device, slow):
     torch.set_num_threads(1)  # others use the host's cores
-    middle = {"precision": Wide, "attention": Attention}.get(slow, nn.ReLU)()
+    middle = {"precision": Wide, "attention": Attention, "gram": Gram}.get(slow, nn.ReLU)()
     width = {"precision": 512, "double": 4096}.get(slow, 128)
     rows = torch.randn(500, 8)
     model = nn.Sequential(nn.Linear(16, width), middle, nn.Linear(width, 4))
@@ -122,7 +130,7 @@ def make_step(device, slow):
     optimizer = optimizers.get(slow, torch.optim.SGD)(model.parameters())
     batches = iter(DataLoader(Slow(), batch_size=4)) if slow == "input" else None
     numbers = itertools.count()
-    data = torch.randn({"precision": 256, "attention": 256, "backward": 4096}.get(slow, 4), 16)
+    data = torch.randn({"precision": 256, "attention": 256, "gram": 256, "backward": 4096}.get(slow, 4), 16)
 
     def step():
         x = next(batches) if batches else data
@@ -184,6 +192,7 @@ def uneven(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         ("plain", "Plain.step", "no_optimizer"),
         ("input", "Slow.__getitem__", "loader_workers"),
         ("precision", "Wide.forward", "float32"),
+        ("gram", "Gram.forward", "float32"),
         ("double", "Double.step", "float32"),
         ("backward", "Exact.backward", "float32"),
         ("loop", "make_step.step", None),
@@ -202,21 +211,24 @@ def test_what_is_planted_is_named_first_with_its_function(look, uneven, slow, wh
         "waits": "host",
         "plain": "optimizer",
         "double": "precision",
+        "gram": "precision",
         "backward": "precision",
         "loop": "kernels",
     }.get(slow, slow)
     assert at.startswith("train.py:")
     assert where in at
-    if slow == "waits":
+    if slow in ("waits", "input"):
         assert at.endswith("it waits)"), "on a busy host perhaps after the line that takes most"
     by_cause: dict[str, float] = defaultdict(float)
     for cause, _, ms in report.tables["seen"]["rows"]:
         by_cause[cause] += ms
     (row,) = [row for row in report.rows if row["metric"] == "step_ms"]
     assert sum(by_cause.values()) == pytest.approx(row["median"], rel=1e-6), "the causes add up to the step"
-    assert ("precision" in by_cause) == (slow in ("precision", "double", "backward")), "0.01 * gradient is none"
+    assert ("precision" in by_cause) == (slow in ("precision", "double", "gram", "backward")), "0.01 * gradient is none"
     assert ("in the optimizer" in at) == (slow == "double")
-    assert ("small operators" in at) == (slow == "loop")
+    assert ("attention" in by_cause) == (slow == "attention"), "a product over channels weighs no values"
+    loops = {cause for cause, at, _ in report.tables["seen"]["rows"] if "small operators" in at}
+    assert loops == ({"kernels"} if slow == "loop" else set()), "with the time between them"
     if slow in ("optimizer", "plain"):
         assert "times a step)" in at, "the loop over rows"
     candidates = {name: why_not for name, _, why_not, *_ in report.tables["candidates"]["rows"]}
@@ -249,6 +261,13 @@ def test_a_line_has_no_more_of_the_host_than_its_operators_leave_in_a_step_that_
     did = Launched(operators=4, operators_ns=4000, wall_ns=10_000)
     assert stage._parts(did, 5000.0) == pytest.approx({"precision": 0, "attention": 0, "kernels": 0.8, "host": 0.2})
     assert stage._parts(did, 20_000.0)["host"] == pytest.approx(0.6), "other processes slowed it down"
+
+
+def test_the_second_product_of_attention_weighs_values_by_what_the_first_one_gave() -> None:
+    scores = Product(8, 256, 64, 256, "fp32", 4)
+    assert stage._weighs(scores, Product(8, 256, 256, 64, "fp32", 4))
+    over_channels = Product(1, 128, 192, 128, "fp32", 4)
+    assert not stage._weighs(over_channels, Product(1, 192, 128, 128, "fp32", 4))
 
 
 HANGS = """
