@@ -183,7 +183,7 @@ def wait_for_answer(
         if _code_of(job):
             print_job(job)
         else:
-            for doubt in doubts(job["validity"] or {})[:1]:
+            for doubt in doubts(job["validity"] or {})[:2]:
                 echo_line(f"{verdict(job['validity'])}: {doubt}", err=True)
             echo(f"All that was tried: flopwatch table --job {job['id']} --name changes, or the job's page", err=True)
     if code := _code_of(job):

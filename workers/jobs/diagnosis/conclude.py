@@ -132,7 +132,8 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     if check is not None:
         from workers.measure.validity import verdict
 
-        report.validity(verdict([check]), title="processes")
+        load = None if check.ok else _others(found)
+        report.validity(verdict([check, *([load] if load else [])]), title="processes")
     causes = _causes(found["seen"], results, step_ms, rough=_is_rough(found, step_ms), agree=check is None or check.ok)
     report.table("causes", CAUSES, causes)
     report.table("changes", CHANGES, [one.row for one in [*results, joined]])
@@ -170,6 +171,13 @@ def _check_processes(values: Sequence[float]) -> Check | None:
     return Check("variation", apart <= MOST_APART, detail)
 
 
+def _others(found: Mapping[str, Any]) -> Check | None:
+    """Return the check that failed because other processes used the host during turns; None if they did not."""
+    told = [reason for reason in found["others"] if reason]
+    detail = f"in {len(told)} of {len(found['others'])} processes; of the first: {told[0]}" if told else ""
+    return Check("host_load", False, detail) if told else None
+
+
 def _step(found: Mapping[str, Any], step_ms: float | None) -> str:
     """Return the first line: the step, its interval, and the share of it in which a GPU works."""
     if step_ms is None:
@@ -187,6 +195,7 @@ def _step(found: Mapping[str, Any], step_ms: float | None) -> str:
         line += f"; {_ms(found['profiled_ms'])} when profiled: shares are rough"
     if (check := _check_processes(values)) is not None and not check.ok:
         line += f"; suspect: uncertain by more than {MOST_APART:.0%}"
+        line += ", as other processes used the CPU" if _others(found) else ""
     return line
 
 

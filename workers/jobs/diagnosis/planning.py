@@ -354,6 +354,7 @@ class _Progress:
             "looked": [ms for row in [self.look] if row and (ms := self.value(row)) is not None],
             "profiled_ms": self.look and _looked_ms(self.look),
             "refused": refused,
+            "others": [row["reason"] for row in self.rows if row["stage"] == "turn" and row["outcome"] == "ok"],
             "differences": {key: one for key, one in self.differences.items() if one < math.inf},
             "joined": list(joined),
             "device_key": next((row["device_key"] for row in self.rows), None),

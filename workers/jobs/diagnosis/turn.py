@@ -58,7 +58,8 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
             (samples,), devices = ddp.times([step], report)
             row = row_of(stage, names, samples, devices[0], len(devices) * step.nodes)
         else:
-            row = row_of(stage, names, *_samples(step, changes, unit.params.get("kept_kernels"), report))
+            times, device, others = _samples(step, changes, unit.params.get("kept_kernels"), report)
+            row = row_of(stage, names, times, device, others=others)
     except Exception as error:
         if not names:
             raise
@@ -132,14 +133,15 @@ def row_of(
     kept: int | None = None,
     busy_percent: float | None = None,
     profiled_ms: float | None = None,
+    others: str | None = None,
 ) -> list[Scalar]:
     """Return the row of a process that has measured these times of a step in ms. `kept` is its `kept_kernels`,
-    `profiled_ms` a step's time while it was sampled."""
+    `profiled_ms` a step's time while it was sampled, `others` what other processes took of the host."""
     from workers.measure.environment import device_key
 
     on = [device.type, device_key(device, devices)]
     numbers = [kept, busy_percent, profiled_ms]
-    return [stage, JOINED.join(names), statistics.fmean(samples), len(samples), *on, "ok", None, *numbers]
+    return [stage, JOINED.join(names), statistics.fmean(samples), len(samples), *on, "ok", others, *numbers]
 
 
 def changed(step: Any, params: Mapping[str, Any]) -> Any:
@@ -151,7 +153,7 @@ def changed(step: Any, params: Mapping[str, Any]) -> Any:
 
 def _samples(
     step: BenchmarkSpec, changes: Sequence[Change], kept: int | None, report: Reporter
-) -> tuple[Sequence[float], torch.device]:
+) -> tuple[Sequence[float], torch.device, str | None]:
     from workers.jobs import _reference
     from workers.measure.validity import Monitor
 
@@ -166,7 +168,10 @@ def _samples(
             for change in changes:
                 stack.enter_context(change.after(training.own))
         with as_it_is(training):
-            values, _ = measuring.measure(training, Monitor(device), report, pacing=pacing(step, device))
+            monitor = Monitor(device)
+            values, _ = measuring.measure(training, monitor, report, pacing=pacing(step, device))
+            load = next(check for check in monitor.with_watched([]) if check.name == "host_load")
         if kept is not None and device.type == "cuda" and any(change.removes for change in changes):
             _check_kernels(training, kept, report)
-    return values.samples("step_ms", "step") or (), device
+    others = None if load.ok or load.severity == "note" else load.detail
+    return values.samples("step_ms", "step") or (), device, others

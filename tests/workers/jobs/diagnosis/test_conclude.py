@@ -86,6 +86,7 @@ def test_the_time_with_all_changes_is_no_metric_if_too_few_processes_measured_it
         "screened": {},
         "looked": [],
         "profiled_ms": None,
+        "others": [],
         "seen": [],
         "candidates": [],
         "refused": {},
@@ -149,7 +150,7 @@ def test_whatever_is_found_fits_a_terminal(seed: int) -> None:
 
 
 def found(turns: list[float], busy_percent: float | None = None) -> dict[str, Any]:
-    return {"turns": {"": turns}, "screened": {}, "looked": [], "profiled_ms": None, "seen": [],
+    return {"turns": {"": turns}, "screened": {}, "looked": [], "profiled_ms": None, "others": [], "seen": [],
             "busy_percent": busy_percent}  # fmt: skip
 
 
@@ -343,7 +344,9 @@ def test_a_step_whose_processes_differ_is_suspect_and_its_first_line_says_so(tmp
     """Of alternating runs on a host that did other work."""
     apart = found([78.02, 90.0, 95.44, 162.0])
     assert conclude._step(apart, 92.72).endswith("; suspect: uncertain by more than 20%")
-    apart |= {"joined": [], "device_key": None, "candidates": [], "refused": {}, "differences": {}}
+    others = {"others": [None, "other processes used 51.3% of the CPU"]}
+    assert conclude._step(apart | others, 92.72).endswith("more than 20%, as other processes used the CPU")
+    apart |= {**others, "joined": [], "device_key": None, "candidates": [], "refused": {}, "differences": {}}
     for turns, verdict in (
         ([78.02, 90.0, 95.44, 162.0], "suspect"),
         ([90.0, 91.0, 93.0, 95.0], "valid"),
@@ -353,6 +356,8 @@ def test_a_step_whose_processes_differ_is_suspect_and_its_first_line_says_so(tmp
         unit = Unit(title="the answer", params={**apart, "turns": {"": turns}})
         conclude.run(DiagnosisSpec.example(), unit, report)
         assert report.verdict["verdict"] == verdict
+        failed = [check["name"] for check in report.verdict["checks"] if not check["ok"]]
+        assert failed == (["variation", "host_load"] if verdict == "suspect" else []), "processes that agree were not"
 
 
 def test_a_bound_whose_interval_reaches_the_step_is_not_certain() -> None:
