@@ -7,6 +7,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -104,7 +105,7 @@ class _Texts:
     def __init__(self, sheet: Sheet) -> None:
         sheet = separated(sheet) if sheet.separate else sheet
         shown = [(index, column) for index, column in enumerate(sheet.columns) if column.in_text]
-        self.columns = [column for _, column in shown]
+        self.columns = [_with_unit(column) for _, column in shown]
         self.values = [[row[index] for index, _ in shown] for row in sheet.rows]
         by_column = [column_texts([row[at] for row in self.values], column) for at, column in enumerate(self.columns)]
         self.rows = [list(row) for row in zip(*by_column, strict=True)] if by_column else []
@@ -128,9 +129,7 @@ class _Texts:
             return str(column.head)
         if column.unit in (None, "1") or column.literal or column.role in ("metric", "gain"):
             return column.name
-        unit = _IN_NAMES.get(column.unit, column.unit.lower())
-        has_unit = f"_{unit}_" in "_" + re.sub(r"\W+", "_", column.name.lower()) + "_"
-        return column.name if has_unit else f"{column.name} ({column.unit})"
+        return column.name if _names_unit(column.name, column.unit) else f"{column.name} ({column.unit})"
 
     def mark(self, row: int, at: int) -> str:
         """Return the signs after a cell: those of its row after the first cell, and its own."""
@@ -140,6 +139,25 @@ class _Texts:
     def is_best(self, row: int, at: int) -> bool:
         value = self.values[row][at]
         return isinstance(value, Cell) and value.best
+
+
+def _with_unit(column: Column) -> Column:
+    """Return a column that the reader has named with its unit in that name, unless the name contains it."""
+    name = column.name if column.group is None else column.group
+    if name not in column.literal or column.unit in (None, "1", "fraction") or _names_unit(name, column.unit):
+        return column
+    new = f"{name} ({column.unit})"
+    literal = [new if one == name else one for one in column.literal]
+    if column.group is None:
+        return replace(column, name=new, literal=literal)
+    return replace(column, name=column.name.replace(name, new, 1), group=new, literal=literal)
+
+
+def _names_unit(name: str, unit: str) -> bool:
+    """Return True if a name contains a unit, as a word or as names of columns spell it."""
+    words = "_" + re.sub(r"\W+", "_", name.lower()) + "_"
+    spelled = (re.sub(r"\W+", "_", unit.lower()).strip("_"), _IN_NAMES.get(unit, unit))
+    return (unit == "%" and unit in name) or any(f"_{one}_" in words for one in spelled if one)
 
 
 _IN_NAMES = {"%": "percent", "µs": "us", "GB/s": "gb_per_s", "TFLOP/s": "tflops"}
@@ -225,7 +243,7 @@ def _latex_heads(texts: _Texts) -> list[str]:
             heads.append(_tex(_for_print(column, column.name, column.unit)))
         else:
             coordinate, _, value = column.head.partition("=")
-            heads.append(_tex(f"{_for_print(column, coordinate)} {value}"))
+            heads.append(_tex(f"{_for_print(column, coordinate)} = {value}"))
     if not texts.groups:
         return [f"{' & '.join(heads)} \\\\"]
     above, rules, at = [], [], 0
