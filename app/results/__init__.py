@@ -5,6 +5,7 @@ reported. `comparing` makes a Comparison, which `comparison_sheet` writes as a S
 """
 
 from app.metrics import column_name
+from app.results.arranging import coordinate_of
 from app.results.comparing import Comparison, Question, compare, compare_sides
 from app.results.comparison_sheet import sheet_of
 from app.results.heads import renamed
@@ -30,6 +31,7 @@ __all__ = [
     "column_name",
     "compare",
     "compare_sides",
+    "coordinate_of",
     "history",
     "list_tables",
     "local_table",

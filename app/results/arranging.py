@@ -31,6 +31,13 @@ MAX_PIVOTED = 1000
 """Most values of a coordinate that become columns."""
 
 
+def coordinate_of(field: str, known: Collection[str]) -> str:
+    """Return the coordinate that shows a field of a spec, so that a swept field can be named as in the sweep: `model`
+    for "model.size", `dtype` for "dtypes". Other names stay as they are."""
+    others = (field.removesuffix(".size"), field.removesuffix("s"))
+    return field if field in known else next((name for name in others if name in known), field)
+
+
 @dataclass(slots=True)
 class Line:
     """A case of a table: its coordinates by name, its cells by column, and the facts about it."""
@@ -210,8 +217,8 @@ def _no_such_row(rows: Sequence[Mapping[str, Any]], wanted: Pairs, option: str) 
     known = list(dict.fromkeys(name for row in rows for name in row))
     for name, value in wanted:
         if name not in known:
-            detail = f"{name!r} is none of these results' {'coordinates' if option == 'relative_to' else 'columns'}: "
-            detail += f"{', '.join(known)}."
+            noun = "coordinate" if option == "relative_to" else "column"
+            detail = f"These results have no {noun} {name!r}; there is {', '.join(known)}."
             break
         values = list(dict.fromkeys(value_text(row.get(name)) for row in rows))
         if not any(_is_wanted(one, {value}) for one in values):
@@ -392,7 +399,7 @@ def ordered(sheet: Sheet, sort: str | None) -> Sheet:
         return sheet
     names = sheet.names()
     descending = sort not in names and sort.startswith("-")
-    name = sort[1:] if descending else sort
+    name = coordinate_of(sort[1:] if descending else sort, names)
     if name not in names:
         if not sheet.rows:
             return sheet

@@ -155,5 +155,6 @@ def refuse_unknown(what: str, requested: Sequence[str], known: Sequence[str], *,
     if unknown and there_is_something:
         near = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"; did you mean {near[0]}?" if near else f": {', '.join(known)}."
-        detail = f"{unknown[0]!r} is none of these results' {what}{hint}"
+        noun = "column" if what == "columns" else "coordinate"
+        detail = f"These results have no {noun} {unknown[0]!r}{hint}"
         raise InvalidRequest(detail, errors=(FieldError(f"/{what}", detail),))

@@ -10,6 +10,7 @@ from typing import Any
 
 from app.columns import ColumnType
 from app.errors import FieldError, InvalidRequest
+from app.results.arranging import coordinate_of
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from flopwatch.table_options import Statistic
 
@@ -29,10 +30,10 @@ def renamed(sheet: Sheet, names: Sequence[tuple[str, str]]) -> Sheet:
     Raises InvalidRequest if there is no such column, a new name is blank, or two columns would have one name, also of
     those that some formats have beside a metric (`step_ms_std`).
     """
-    wanted = dict(names)
-    if not wanted:
+    if not names:
         return sheet
     known = list(dict.fromkeys(part for column in sheet.columns for part in _parts(column)))
+    wanted = {coordinate_of(name, known): new for name, new in names}
     suffixed = [
         (column.group or column.name, more[0]) for column in sheet.columns for more in more_columns(column, sheet)
     ]

@@ -1,5 +1,7 @@
 """Tables of measurements: one row per case of a job (see `cases`), one column per metric (see `choosing`)."""
 
+from __future__ import annotations
+
 import base64
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +16,7 @@ from app.results.arranging import (
     Pairs,
     Related,
     chosen_lines,
+    coordinate_of,
     is_size,
     mark_best,
     ordered,
@@ -77,6 +80,20 @@ class Layout:
     """Show the job of each row in formats for people; JSON and CSV always have it."""
     reasons: bool = True
     """Say in footnotes why rows are not valid. Pages that list the checks themselves do without."""
+
+    def spelled(self, known: Collection[str]) -> Layout:
+        """Return the layout with the coordinates that show the fields of specs which it names."""
+
+        def name_of(field: str) -> str:
+            return coordinate_of(field, known)
+
+        return replace(
+            self,
+            rows=None if self.rows is None else [name_of(name) for name in self.rows],
+            pivot=None if self.pivot is None else name_of(self.pivot),
+            relative_to={name_of(name): value for name, value in self.relative_to.items()},
+            where=[(name_of(name), value) for name, value in self.where],
+        )
 
 
 PLAIN = Layout()
@@ -198,6 +215,7 @@ def _sheet(
         swept: fields of which a sweep tries several values.
         part: sorts the rows and chooses those that are shown, to which the notes refer.
     """
+    layout = layout.spelled([*known_of(cases), *OF_THE_JOB])
     rows = layout.rows
     if layout.pivot is not None:
         refuse_unknown("pivot", [layout.pivot], [*known_of(cases), *OF_THE_JOB], there_is_something=bool(cases))
@@ -390,7 +408,10 @@ _BEST = (
     "Bold: the best of rows that do the same, and all whose intervals overlap with it. The interval of one process "
     "leaves out how processes differ: flopwatch compare measures that."
 )
-_NO_BEST = "No cell is bold: no two valid rows do the same work."
+_NO_BEST = (
+    "No cell is bold: no two valid values are of the same work. Let rows, or a pivot's columns, differ in how it is "
+    "done, such as precision or attention."
+)
 _INTERVAL = f"its 95 % interval (of fewer than {FEWEST_FOR_INTERVAL}: from the smallest to the largest)"
 _SPREADS: Mapping[Statistic, str] = {
     "mean": " ± their standard deviation",

@@ -159,17 +159,18 @@ def where(points: Sequence[Point], wanted: Sequence[str]) -> Sequence[Point]:
     Raises InvalidRequest if there is none.
     """
     alternatives: dict[str, set[str]] = {}
+    known = list(points[0].place) if points else []
     for name, value in map(pair, wanted):
-        alternatives.setdefault(name, set()).add(value)
+        alternatives.setdefault(results.coordinate_of(name, known), set()).add(value)
     chosen = [
         point
         for point in points
         if all(address_text(point.place.get(name)) in texts for name, texts in alternatives.items())
     ]
     if points and not chosen:
-        known = {name: values_along(points, name) for point in points[:1] for name in point.place}
         name = next((name for name in alternatives if name not in known), None) or next(iter(alternatives))
-        there_is = ", ".join(map(address_text, known[name][:20])) if name in known else ", ".join(known)
+        values = values_along(points, name)[:20] if name in known else known
+        there_is = ", ".join(map(address_text, values))
         detail = (
             f"No case has {' and '.join(wanted)}; " + (f"of {name} " if name in known else "") + f"there is {there_is}."
         )
@@ -218,6 +219,8 @@ def figures(
     values: Mapping[str, Sequence[Scalar]] = varying(all_points)
     if query.of not in (None, metric):
         query = without_others(query, values)
+    x, y = (None if name is None else results.coordinate_of(name, values) for name in (query.x, query.y))
+    query = query.model_copy(update={"x": x, "y": y})
     only = chosen_values(query)
     for field, name in [*(("only", name) for name in only), ("x", query.x), ("y", query.y)]:
         if name is not None and name not in values:
@@ -259,11 +262,12 @@ def series(points: Sequence[Point], axes: Axes, group: Sequence[str]) -> tuple[s
     at one place.
     """
     known = list(dict.fromkeys(name for point in points for name in point.place))
+    group = [results.coordinate_of(name, known) for name in group]
     unknown = [name for name in group if name not in known]
     others = [name for name in axes.by if name not in group]
     if unknown or others:
         detail = (
-            f"{unknown[0]!r} is none of these cases' coordinates: {', '.join(known)}."
+            f"These cases have no coordinate {unknown[0]!r}; there is {', '.join(known)}."
             if unknown
             else f"{', '.join(others)} varies, too, and a series has one value at each place: name it in "
             f"`group`, too, or choose a value by `where` ({others[0]}=…)."

@@ -82,7 +82,11 @@ def test_a_remark_that_rows_share_stands_below(fresh_site: Any, swept: str, repo
         ("/kernels?sort=nose", 422, "no column 'nose' to sort by"),
         ("/kernels?columns=nose", 422, "There is no column 'nose'"),
         ("/kernels?attempt=1", 422, "'attempt'"),
-        ("/kernels?where=phase=forward", 422, "'phase' is none of these results' columns: job, context_length, unit"),
+        (
+            "/kernels?where=phase=forward",
+            422,
+            "These results have no column 'phase'; there is job, context_length, unit",
+        ),
         ("/kernels?where=kernel=softmax", 422, "No row has kernel=softmax; there is gemm, relu."),
         ("/kernels?where=kernel", 422, "must be written coordinate=value"),
     ],

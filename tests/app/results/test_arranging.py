@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.errors import InvalidRequest, job_problem
-from app.results import Sheet, render
+from app.results import Sheet, renamed, render
 from app.store.database.engine import Database
 from app.store.records import Finish
 from tests.app.results.conftest import table
@@ -93,9 +93,33 @@ class TestPivot:
         assert line.rstrip(" |").endswith("†")
 
     def test_an_unknown_coordinate_is_refused(self, database: Database, grid: list[int]) -> None:
-        with pytest.raises(InvalidRequest, match="'nose' is none of") as caught:
+        with pytest.raises(InvalidRequest, match="have no coordinate 'nose'") as caught:
             table(database, pivot="nose")
         assert caught.value.errors[0].pointer == "/pivot"
+
+
+class TestFieldsOfSweeps:
+    """A swept field's own name stands for the coordinate that shows it."""
+
+    @pytest.fixture(autouse=True)
+    def sizes(self, measure: Measure) -> None:
+        for size, ms in (("small", 9.0), ("tiny", 3.0)):
+            for dtype in ("fp32", "bf16"):
+                measure(("step_ms", {"case": {"model": size, "model.vocab_size": 7, "dtype": dtype}, "median": ms}))
+
+    def test_in_every_option(self, database: Database) -> None:
+        sheet = table(database, pivot="model.size", rows=["dtypes"], where=[("model.size", "tiny")])
+        assert (sheet.names("coordinate"), sheet.names("metric")) == (["dtype"], ["step_ms, model=tiny"])
+        assert table(database, sort="model.size").column("model") == ["small"] * 2 + ["tiny"] * 2
+        assert table(database, sort="-model.size").column("model") == ["tiny"] * 2 + ["small"] * 2
+        assert values(table(database, relative_to={"model.size": "small"}), "step_ms_speedup") == [1, 1, 3, 3]
+
+    def test_when_it_is_renamed(self, database: Database) -> None:
+        assert "Size" in renamed(table(database), [("model.size", "Size")]).names("coordinate")
+
+    def test_a_field_that_no_coordinate_shows_is_refused(self, database: Database) -> None:
+        with pytest.raises(InvalidRequest, match=r"have no coordinate 'model\.sizes'"):
+            table(database, pivot="model.sizes")
 
 
 class TestRelative:
@@ -162,7 +186,7 @@ class TestRelative:
     @pytest.mark.parametrize(
         ("reference", "message"),
         [
-            ({"nose": "1"}, "'nose' is none of these results' coordinates: model"),
+            ({"nose": "1"}, "These results have no coordinate 'nose'; there is model"),
             ({"precision": "fp64"}, "No row has precision=fp64; there is fp32, bf16"),
             ({"precision": "fp32", "context_length": "9"}, "No row has context_length=9"),
         ],

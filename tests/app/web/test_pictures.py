@@ -58,6 +58,8 @@ def test_axes_series_and_cases_are_chosen(swept: Any) -> None:
         swept, f"{chart}&x=precision&group=context_length&where=context_length=16&where=context_length=32"
     ).json()
     assert lines(along) == {"context_length=16": [32, 16], "context_length=32": [64, 32]}
+    fields = f"{chart}&x=precisions&group=context_lengths&where=context_lengths=16&where=context_length=32"
+    assert get(swept, fields).json() == along, "a swept field's own name stands for its coordinate"
     one = get(swept, f"{chart}&where=precision=bf16&group=precision").json()
     assert [trace["y"] for trace in one["data"]] == [[16, 32, 64]]
     related = get(swept, f"{chart}&relative_to=precision=fp32").json()
@@ -68,6 +70,8 @@ def test_axes_series_and_cases_are_chosen(swept: Any) -> None:
     assert related["layout"]["shapes"][0]["y0"] == 1
     heat = get(swept, "/sweeps/1/plots/heat-map?metric=step_ms&x=precision&y=context_length").json()
     assert heat["data"][0]["z"] == [[32, 16], [64, 32], [None, 64]]
+    heat = get(swept, "/sweeps/1/plots/heat-map?metric=step_ms&x=precisions&y=context_lengths").json()
+    assert heat["data"][0]["z"] == [[32, 16], [64, 32], [None, 64]]
     assert get(swept, "/sweeps/1/plots/chart?metric=forward_ms").json()["title"] == "Forward (ms) along context length"
 
 
@@ -75,7 +79,7 @@ def test_axes_series_and_cases_are_chosen(swept: Any) -> None:
     ("path", "status", "words"),
     [
         ("/sweeps/1/plots/chart?x=context_length&group=model", 422, "precision varies, too"),
-        ("/sweeps/1/plots/chart?group=nose", 422, "'nose' is none of these cases' coordinates: model"),
+        ("/sweeps/1/plots/chart?group=nose", 422, "These cases have no coordinate 'nose'; there is model"),
         ("/sweeps/1/plots/chart?where=precision=fp8", 422, "of precision there is fp32, bf16"),
         ("/sweeps/1/plots/chart?where=nose=1", 422, "No case has nose=1; there is model"),
         ("/sweeps/1/plots/chart?where=precision", 422, "must be written coordinate=value"),
