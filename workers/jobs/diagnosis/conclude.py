@@ -66,6 +66,7 @@ EQUAL = 1e-5
 
 UNLIKE = 1.5
 """By what factor one process that tried a change must be faster to be told."""
+AGAIN = "measure again on an idle host"
 MOST_APART = 0.2
 """How far an end of the median's interval, or of few processes the farthest one, may be from the median."""
 NO_TIME = "no time was left: a larger budget_s tries it"
@@ -99,7 +100,7 @@ class Result:
     sure: bool = True
     """False if one process tried it, and that on a CPU, or those of the step as it is differ by more than it gains."""
     promising: int = 0
-    """If it is not sure: how many processes tried it, if the slowest was clearly faster than any of the step as it
+    """If it is not certain: how many processes tried it, if the slowest was clearly faster than any of the step as it
     is."""
 
     @property
@@ -128,7 +129,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     results = [_result(found, row) for row in found["candidates"]]
     joined = _joined(found, results)
     step_ms = _step_ms(found)
-    check = _check_processes(_plain(found))
+    check = _check_processes(found)
     if check is not None:
         from workers.measure.validity import verdict
 
@@ -159,8 +160,12 @@ def _plain(found: Mapping[str, Any]) -> list[float]:
     return values
 
 
-def _check_processes(values: Sequence[float]) -> Check | None:
+def _check_processes(found: Mapping[str, Any]) -> Check | None:
     """Check that the processes of the step as it is agree on its time; None: there was one."""
+    values = _plain(found)
+    before_ms = min([*found["screened"].get("", ()), *found["looked"]], default=None)
+    if values and before_ms and (now_ms := statistics.median(values)) > DISTURBED * before_ms:
+        return Check("variation", False, f"the step took {_ms(before_ms)} at first, {_ms(now_ms)} later: {AGAIN}")
     if len(values) < 2:
         return None
     least, most, middle = min(values), max(values), statistics.median(values)
@@ -193,9 +198,10 @@ def _step(found: Mapping[str, Any], step_ms: float | None) -> str:
         line += f", the device works {found['busy_percent']:.0f} % of it"
     if _is_rough(found, step_ms):
         line += f"; {_ms(found['profiled_ms'])} when profiled: shares are rough"
-    if (check := _check_processes(values)) is not None and not check.ok:
-        line += f"; suspect: uncertain by more than {MOST_APART:.0%}"
-        line += ", as other processes used the CPU" if _others(found) else ""
+    if (check := _check_processes(found)) is not None and not check.ok:
+        others = ", as other processes used the CPU" if _others(found) else ""
+        unsure = f"uncertain by more than {MOST_APART:.0%}{others}"
+        line += f"; suspect: {check.detail if check.detail.endswith(AGAIN) else unsure}"
     return line
 
 
@@ -243,7 +249,7 @@ def _measured(found: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> 
     clearly = max(all_after) < (1 - CLEAR if len(all_after) > 1 else 1 / UNLIKE) * min(plain)
     return Result(**known, verdict=verdict, **dict(zip(("step_ms", "ratio", "low", "high"), numbers, strict=True)),
                   difference=found["differences"].get(name), sure=sure,
-                  promising=len(all_after) if clearly and not sure else 0)  # fmt: skip
+                  promising=len(all_after) if clearly and verdict == "inconclusive" else 0)  # fmt: skip
 
 
 def _joined(found: Mapping[str, Any], results: Sequence[Result]) -> Result:

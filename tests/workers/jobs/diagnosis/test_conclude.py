@@ -248,6 +248,7 @@ def test_what_too_few_processes_show_clearly_is_told_as_uncertain_and_never_as_n
     known = {"change": "loader_workers", "cause": "input", "how": "", "removes": False}
     one = conclude._measured(found, "loader_workers", known)
     assert one.verdict == "inconclusive"
+    assert conclude._measured({**found, "busy_percent": 60.0}, "loader_workers", known).promising == one.promising
     lines = [line.strip() for line in conclude.answer("step 20.9 ms", CAUSES, [one], NOTHING)]
     said = " ".join(lines[-3:])
     assert told in said
@@ -418,3 +419,18 @@ def test_no_sentence_is_cut() -> None:
     assert not any("…" in line for line in lines)
     assert not any("MyAdam" in line for line in lines)
     assert "refused: fused_optimizer, tf32" in lines
+
+
+@pytest.mark.parametrize("busy", [None, 60.0], ids=["cpu", "gpu"])
+def test_a_step_that_was_faster_at_first_is_suspect_though_its_processes_agree(busy: float | None) -> None:
+    found = {"looked": [70.9], "screened": {"": [68.6]}, "turns": {"": [317.72, 317.68]}, "busy_percent": busy,
+             "profiled_ms": 70.9, "others": []}  # fmt: skip
+    check = conclude._check_processes(found)
+    assert check is not None
+    assert not check.ok
+    assert conclude._step(found, 317.7).endswith(f"suspect: {check.detail}")
+    assert check.detail == "the step took 68.6 ms at first, 317.7 ms later: measure again on an idle host"
+    calm = {**found, "turns": {"": [85.0, 85.1]}}
+    assert conclude._check_processes(calm) is not None
+    assert conclude._check_processes(calm).ok  # type: ignore[union-attr]
+    assert conclude._check_processes({**found, "turns": {"": [317.7]}}) == check, "one process, too"
