@@ -249,6 +249,9 @@ def place_of(error: BaseException) -> str:
             name = _name_below(file, _files()) if FOLDER in os.environ else None
         if name is not None:
             return f" ({name}:{line}, in {frame.f_code.co_name})"
+    code = getattr(error, "code", None)  # of a NoStep, whose code has not run
+    if isinstance(code, CodeType) and FOLDER in os.environ and (name := _name_below(code.co_filename, _files())):
+        return f" ({name}:{code.co_firstlineno}, in {code.co_name})"
     return ""
 
 

@@ -16,6 +16,12 @@ from app.specs._base import Location
 
 MAX_ERRORS = 50
 SHOWN_VALUE_CHARACTERS = 60
+OF_SUBMISSION = {
+    **{name: f"--{name.replace('_', '-')}" for name in ("timeout_s", "priority", "name", "label", "max_attempts")},
+    "labels": "--label",
+}
+"""What a job has beside its spec, with the command line's option."""
+ABBREVIATED = re.compile(r"(\d+)\s*([kKmM])")
 NO_REPLICATES = "this kind measures in one process: submit a sweep over seed, or kind compare, which has replicates"
 
 
@@ -91,6 +97,8 @@ def describe(error: ErrorDetails, model: type[BaseModel]) -> str:
         options = [one for one in re.findall("'([^']*)'", error["ctx"]["expected"]) if one[:1] == sent[:1]]
         near = difflib.get_close_matches(sent, options, n=1, cutoff=0.5)
         cure = f"; did you mean {near[0]}?" if near else ""
+    if kind == "int_type" and (number := ABBREVIATED.fullmatch(str(error["input"]))):
+        cure = f"; write {int(number[1]) * 1024 ** ('km'.index(number[2].lower()) + 1)}"
     return f"{error['msg']}; got {shown(error['input'])}{cure}"
 
 
@@ -117,6 +125,8 @@ def _describe_unknown(name: str, model: type[BaseModel] | None) -> str:
     near = inside or swapped or difflib.get_close_matches(name, known, n=1)
     if name == "replicates" and not near and "kind" in known:
         return f"Unknown field; {NO_REPLICATES}"
+    if (option := OF_SUBMISSION.get(name.replace("-", "_"))) and not near and "kind" in known:
+        return f"Unknown field; it is no part of the spec, but of the job: option {option}"
     hint = f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(known)}" if known else ""
     return f"Unknown field{hint}"
 

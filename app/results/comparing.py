@@ -10,6 +10,7 @@ sides (precision=fp32 → bf16), are the subject of the comparison: they are lis
 The jobs ran at different times, unless one job measured both sides in turns: `alternated`.
 """
 
+import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -266,7 +267,9 @@ def _columns_of(kind: str) -> Sequence[str]:
 def _check_metrics(requested: Sequence[str], known: Mapping[str, str]) -> None:
     for metric in requested:
         if metric not in known and known:
-            detail = f"{metric!r} is none of these jobs' metrics: {', '.join(known)}."
+            near = difflib.get_close_matches(metric, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f": {', '.join(known)}."
+            detail = f"{metric!r} is none of these jobs' metrics{hint}"
             raise InvalidRequest(detail, errors=(FieldError("/metric", detail),))
 
 

@@ -138,16 +138,17 @@ class ModelSpec(StrictModel):
 
     @model_validator(mode="after")
     def _size_or_all_hyper_parameters(self) -> Self:
-        missing = [name for name in HYPER_PARAMETERS if self.size is None and getattr(self, name) is None]
-        if missing:
-            raise field_error(missing[0], f"give size, or all of {', '.join(HYPER_PARAMETERS)}")
         shape = self.shape()
-        if shape["d_model"] % (2 * shape["num_heads"]):
+        missing = [name for name in HYPER_PARAMETERS if name not in shape]
+        known = not {"d_model", "num_heads"} & {*missing}
+        if known and shape["d_model"] % (2 * shape["num_heads"]):
             raise field_error(
                 "num_heads" if self.d_model is None else "d_model",
                 f"d_model ({shape['d_model']}) must be a multiple of 2 × num_heads ({shape['num_heads']}): "
                 "rotary embeddings need an even head dimension",
             )
+        if missing:
+            raise field_error(missing[0], f"give size, or all of {', '.join(HYPER_PARAMETERS)}")
         if self.num_kv_heads is not None and shape["num_heads"] % self.num_kv_heads:
             raise field_error("num_kv_heads", f"must divide num_heads ({shape['num_heads']}): choose one that does")
         return self

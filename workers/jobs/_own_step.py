@@ -42,7 +42,7 @@ def maker(code: CodeSpec, device: torch.device, arguments: Mapping[str, Any]) ->
         try:
             step.make(lambda: make_step(device, **arguments))
         except NoStep as error:
-            raise BrokenCode(f"{code.label()}: {error}") from error
+            raise BrokenCode(f"{code.label()}: {error}{uploaded.place_of(error)}") from error
         return step
 
     return make

@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import CodeType
 from typing import Any
 
 import torch
@@ -43,7 +44,11 @@ class WrongPhase(ValueError):
 
 
 class NoStep(TypeError):
-    """The user's function has returned something that does no step."""
+    """The user's function has returned something that does no step. `code` is that of the function at fault."""
+
+    def __init__(self, detail: str, code: CodeType | None = None) -> None:
+        super().__init__(detail)
+        self.code = code
 
 
 class StepStopped(RuntimeError):
@@ -100,6 +105,7 @@ class OwnStep:
         self._check_process()
         if not callable(step):
             raise NoStep(f"it returned {type(step).__name__}, and not a function that does one step")
+        _check_arguments(step)
         self._step = step
         self._look()
 
@@ -185,9 +191,7 @@ class OwnStep:
         try:
             returned = self._step()
             if not self._runs and (inspect.isgenerator(returned) or inspect.iscoroutine(returned)):
-                raise NoStep(
-                    f"a step returned a {type(returned).__name__}: its code has not run, as it has a yield or is async"
-                )
+                raise _unrun(returned)
             if self.keeps_returned:
                 self.returned = slim(returned)
             del returned
@@ -342,3 +346,30 @@ def _named(modules: Sequence[nn.Module]) -> dict[str, nn.Module]:
             key, number = f"{name}_{number}", number + 1
         by_name[key] = module
     return by_name
+
+
+def _check_arguments(step: Callable[..., object]) -> None:
+    """Raises NoStep if a step needs arguments, which nobody gives it."""
+    try:
+        parameters = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):  # a function in another language has none
+        return
+    fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind not in fixed]
+    if needed:
+        raise NoStep(
+            f"a step takes no argument, and this one takes {', '.join(needed)}: let the function that makes the step "
+            "make them, too, such as next(batches) in the step",
+            getattr(inspect.unwrap(step), "__code__", None),
+        )
+
+
+def _unrun(returned: Any) -> NoStep:
+    """Return the error of a step that returned a generator or a coroutine, whose code has not run."""
+    kind, code = ("yield", returned.gi_code) if inspect.isgenerator(returned) else ("async", returned.cr_code)
+    cure = "remove the yield, or" if kind == "yield" else "write def in place of async def, or"
+    return NoStep(
+        f"a step returned a {type(returned).__name__}: its code has not run, as it has a yield or is async; {cure} "
+        "return a function that runs it",
+        code,
+    )

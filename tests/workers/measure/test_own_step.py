@@ -212,8 +212,18 @@ def test_a_model_in_the_place_of_one_that_is_gone_is_seen() -> None:
 
 def test_a_step_that_yields_is_refused_since_it_computes_nothing() -> None:
     own = made(lambda _own: (number for number in range(3)))
-    with pytest.raises(NoStep, match="returned a generator: its code has not run"):
+    with pytest.raises(NoStep, match=r"returned a generator: its code has not run.*remove the yield") as caught:
         heard(own)
+    assert caught.value.code is not None
+
+
+def test_a_step_that_takes_an_argument_is_refused_with_its_place_and_cure() -> None:
+    def step(batch: object, scale: float = 1.0) -> None: ...
+
+    with pytest.raises(NoStep, match=r"this one takes batch: let the function that makes the step") as caught:
+        OwnStep().make(lambda: step)
+    assert caught.value.code is step.__code__
+    OwnStep().make(lambda: lambda *_, **__: None)
 
 
 def test_a_loader_that_ends_is_named() -> None:
