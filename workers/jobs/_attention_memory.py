@@ -18,14 +18,15 @@ from workers.model.attention_memory import BACKWARD, BETWEEN, FORWARD, Attention
 from workers.model.step_memory import BHTT, Moment
 
 if TYPE_CHECKING:
+    from app.specs import Case
     from app.specs.estimate import EstimateSpec
     from workers.reporter import Reporter
 
 MIB = 2**20
 
 
-def estimate_attention(spec: EstimateSpec, device_key: str, report: Reporter, *, on_gpu: bool) -> None:
-    """Compute a job's results and report them."""
+def estimate_attention(spec: EstimateSpec, case: Case, device_key: str, report: Reporter, *, on_gpu: bool) -> None:
+    """Compute a job's results and report them as those of a case."""
     layer, backward = spec.attention_layer, spec.mode != "forward"
     step = StepMemory(spec.batch_size, spec.context_length, spec.precision, attention=spec.attention, on_gpu=on_gpu)
     call = AttentionMemory(layer.num_heads, layer.head_dim, step, layer.causal, backward)
@@ -50,7 +51,7 @@ def estimate_attention(spec: EstimateSpec, device_key: str, report: Reporter, *,
         values.set("oom_length", name, None if length is None else [length], "no length that is looked at exceeds it")
     report_tables(spec, moments, report)
     report_answer(spec, moments, first, limit, report, on_gpu=on_gpu)
-    values.report(spec.case(), device_key, report)
+    values.report(case, device_key, report)
 
 
 def report_tables(spec: EstimateSpec, moments: Mapping[str, Moment], report: Reporter) -> None:
@@ -87,6 +88,8 @@ def report_answer(
     peak = max(moment.total for moment in moments.values())
     what = f"{spec.label()}, {spec.batch_size} × {spec.context_length} tokens, {spec.precision}, {spec.attention}"
     where = "a GPU" if on_gpu else "a device, as on a CPU (for a GPU, say device=cuda),"
+    if spec.device == "cpu":
+        where = "a CPU"
     lines = [
         f"{what}, {'fits' if peak <= limit else 'does not fit'} on {where} of {spec.device_gb:g} GB: "
         + "; ".join(f"{moment.name} {gib(moment.total)}" for moment in moments.values())

@@ -280,13 +280,13 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str
     known = [fit for fit in fits if fit.fits is not None]
     what = f"{spec.label()}, {spec.batch_size} × {spec.context_length} tokens, {step_text(spec)}"
     size = f"{spec.device_gb:g} GB ({spec.device_gb * 1e9 / GIB:.4g} GiB)"
-    is_gpu = spec.architecture == "transformer" and on_gpu
-    verdict = asked(spec, fits)
-    noun = "GPU" if is_gpu else "device"
+    verdict, noun = asked(spec, fits), "device"
+    if spec.architecture == "transformer" and (on_gpu or spec.device == "cpu"):
+        noun = "GPU" if on_gpu else "CPU"
     where = f"on one {noun} of {size}"
     if verdict.strategy != "none":
         where = f"with {verdict.strategy} on {verdict.devices} {noun}{'s' * (verdict.devices != 1)} of {size}"
-    if spec.architecture == "transformer" and not on_gpu:
+    if spec.architecture == "transformer" and noun == "device":
         where += ", as on a CPU (for a GPU, say device=cuda)"
     each = "; ".join(f"{fit.strategy} {'yes' if fit.fits else 'no'}, {gib(fit.peak or 0)}" for fit in known)
     does = "cannot be divided" if verdict.fits is None else "fits" if verdict.fits else "does not fit"

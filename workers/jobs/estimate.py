@@ -39,6 +39,7 @@ from workers.jobs._fits import (
     splits_of,
 )
 from workers.jobs._values import Metric, Values
+from workers.measure.host_memory import total_memory
 from workers.measure.table import Column, Scalar
 from workers.model.accounting import ITEM_BYTES, FeedForwardStack, Shape, StepMemory, counts_half, saved_for_backward
 from workers.outcome import Unsupported
@@ -136,8 +137,9 @@ class EstimateRunner:
         report.environment({"host": environment.host(), "software": environment.software()})
         on_gpu = has_gpu() if spec.device == "auto" else spec.device == "cuda"
         key = DEVICE_KEY if on_gpu or spec.architecture == "feed_forward_stack" else CPU_KEY
+        case, spec = spec.case(), of_host(spec)
         if spec.architecture == "attention":
-            estimate_attention(spec, key, report, on_gpu=on_gpu)
+            estimate_attention(spec, case, key, report, on_gpu=on_gpu)
             report.progress(1, 1, "done")
             return
         shape, step = sizes(spec, on_gpu=on_gpu)
@@ -152,11 +154,20 @@ class EstimateRunner:
         report_answer(spec, fits, report, on_gpu=on_gpu)
         report_memory(sheet, shape, step, report)
         report_formulas(sheet, report)
-        values.report(spec.case(), key, report)
+        values.report(case, key, report)
         report.progress(1, 1, "done")
 
 
 RUNNER = EstimateRunner()
+
+
+def of_host(spec: EstimateSpec) -> EstimateSpec:
+    """Return the spec with the host's memory as `device_gb`, where it asks about a CPU and names no other."""
+    is_default = spec.device_gb == EstimateSpec.model_fields["device_gb"].default
+    memory = total_memory() if spec.device == "cpu" and is_default else None
+    if memory is None or spec.architecture == "feed_forward_stack":
+        return spec
+    return spec.model_copy(update={"device_gb": round(memory / 1e9, 2)})
 
 
 def sizes(spec: EstimateSpec, *, on_gpu: bool = True) -> tuple[Shape | FeedForwardStack, StepMemory]:

@@ -25,17 +25,32 @@ def host_memory(name: str, meminfo: Path = MEMINFO) -> int | None:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)
 
 
+def total_memory(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int | None:
+    """Return the bytes that all processes together can take, of the host or this container; None if unknown."""
+    amounts = (host_memory("MemTotal", meminfo), _container_limit(cgroup))
+    return min((amount for amount in amounts if amount is not None), default=None)
+
+
+def _container_limit(cgroup: Path) -> int | None:
+    try:
+        most = (cgroup / "memory.max").read_text().strip()
+    except OSError:
+        return None
+    return None if most == "max" else int(most)
+
+
 def free_memory(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int | None:
     """Return how many bytes this process could take: what the host has available, and its container's limit leaves;
     None if it is unknown."""
-    free = host_memory("MemAvailable", meminfo)
+    free, most = host_memory("MemAvailable", meminfo), _container_limit(cgroup)
+    if most is None:
+        return free
     try:
-        most = (cgroup / "memory.max").read_text().strip()
         used = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())["anon"]
     except (OSError, KeyError):
         return free
-    left = None if most == "max" else max(0, int(most) - int(used))
-    return min((amount for amount in (free, left) if amount is not None), default=None)
+    left = max(0, most - int(used))
+    return left if free is None else min(free, left)
 
 
 def bound_memory(processes: int = 1) -> None:

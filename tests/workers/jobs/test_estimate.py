@@ -278,6 +278,23 @@ def test_the_first_sentence_says_that_it_does_not_fit(run) -> None:
         assert "activation_checkpointing=true" in row["what_helps"]
 
 
+def test_a_cpu_has_the_memory_of_its_host(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "total_memory", lambda: 4_000_000_001)
+    report = run(model={"size": "small"}, device="cpu")
+    free, peak = medians(report)["free_gib"], medians(report)["step_peak_gib"]
+    assert free is not None
+    assert peak is not None
+    assert free + peak == pytest.approx(4e9 / GIB)
+    first = answer_of(report)[0].splitlines()[0]
+    assert "fits on one CPU of 4 GB (3.725 GiB). By strategy" in first
+    assert report.rows[0]["case_key"] == parsed(model={"size": "small"}).case().key, "as with any memory"
+    given = medians(run(model={"size": "small"}, device="cpu", device_gb=8))["free_gib"]
+    assert given == pytest.approx(free + 4e9 / GIB)
+    alone = {"architecture": "attention", "attention_layer": {"head_dim": 64}, "context_length": 16_384}
+    (sentence, *_) = run(**alone, device="cpu").table_rows("answer")
+    assert "does not fit on a CPU of 4 GB" in sentence["answer"]
+
+
 def meshes(strategy: str, devices: int) -> list[dict[str, int]]:
     """The meshes of so many devices that a strategy uses."""
     if strategy in ("none", "data"):
