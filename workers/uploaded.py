@@ -243,15 +243,15 @@ def describe(error: BaseException, text: str | None = None) -> str:
 
 def place_of(error: BaseException) -> str:
     """Return the innermost place of the user's code in an error's traceback: " (train.py:12, in step)"; "": none is."""
+    code = getattr(error, "code", None)  # of a NoStep, whose code has not run
+    if isinstance(code, CodeType) and FOLDER in os.environ and (own := _name_below(code.co_filename, _files())):
+        return f" ({own}:{code.co_firstlineno}, in {code.co_name})"
     for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
         name: str | None = (file := frame.f_code.co_filename)
         if frame.f_globals.get("__name__") != "__main__":  # a script has its author's name already
             name = _name_below(file, _files()) if FOLDER in os.environ else None
         if name is not None:
             return f" ({name}:{line}, in {frame.f_code.co_name})"
-    code = getattr(error, "code", None)  # of a NoStep, whose code has not run
-    if isinstance(code, CodeType) and FOLDER in os.environ and (name := _name_below(code.co_filename, _files())):
-        return f" ({name}:{code.co_firstlineno}, in {code.co_name})"
     return ""
 
 

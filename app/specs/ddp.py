@@ -109,11 +109,12 @@ class DdpSpec(TrainingSpec):
         "strategy": ("reshard_after_forward", "prefetch", "gradients_as_views")
     }
     metric_notes: ClassVar[Mapping[frozenset[str], str]] = {
-        frozenset({"buckets"}): "buckets: a single one travels after the backward pass, which then hides nothing; a "
-        "smaller bucket_size_mb makes more of them.",
-        frozenset(
-            {"hidden_percent"}
-        ): "hidden_percent: – where what is exposed is not surely less than all communication.",
+        frozenset({"buckets"}): "buckets: a single one travels after the backward pass, which then hides nothing.",
+        frozenset({"hidden_percent"}): "hidden_percent: – where what is exposed is not surely less than "
+        "communication_ms, which is timed alone. On a CPU communication takes cores from computation, so it lengthens "
+        "a step by more than that.",
+        frozenset({"predicted_exposed_ms"}): "predicted_exposed_ms: of strategy bucketed with backend nccl; on a CPU "
+        "messages take the cores that compute, which no line through their times predicts.",
     }
     first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
         "kernels": ("rank", "name", "class", "total_ms", "share_percent", "calls", "median_us"),

@@ -169,7 +169,8 @@ def test_what_a_strategy_implies_is_a_column_only_where_rows_look_the_same_witho
         ("diagnosis", "step_ms", {}, "answer_step_ms is the answer's step"),
         ("memory", "peak_memory_mib", {}, "snapshot_steps=[10,20] adds table growth"),
         ("ddp", "buckets", {}, "a single one travels after the backward pass"),
-        ("ddp", "hidden_percent", {}, "– where what is exposed is not surely less"),
+        ("ddp", "hidden_percent", {}, "On a CPU communication takes cores from computation"),
+        ("ddp", "predicted_exposed_ms", {}, "of strategy bucketed with backend nccl"),
     ],
 )
 def test_a_table_says_what_its_numbers_are_not(kind: str, metric: str, coordinates: dict[str, Any], note: str) -> None:
