@@ -78,7 +78,8 @@ class TestSubmit:
         assert list(response) == [
             "id", "kind", "name", "labels", "note", "submitted_by", "state", "spec", "summary", "priority", "attempt",
             "max_attempts", "timeout_s", "progress", "error", "worker_id", "sweep_id", "unique_key", "created_at",
-            "started_at", "finished_at", "cancel_requested_at", "waiting", "outcome", "environment", "validity", "broken",
+            "started_at", "finished_at", "cancel_requested_at", "waiting", "outcome", "environment",
+            "validity", "broken",
         ]  # fmt: skip
         assert response["state"] == "queued"
         assert response["progress"] == {"done": 0, "total": 0, "message": ""}
