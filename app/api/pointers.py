@@ -178,15 +178,21 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN_VALUE_CHARACTERS else text[: SHOWN_VALUE_CHARACTERS - 1] + "…"
 
 
-def parameter_errors(errors: Iterable[Any]) -> tuple[FieldError, ...]:
+def parameter_errors(errors: Iterable[Any], known: Sequence[str] = ()) -> tuple[FieldError, ...]:
     """Return the errors of query parameters, headers and path parameters. They have no place in the body, so the
-    pointer is empty."""
+    pointer is empty.
+
+    Args:
+        known: the names of the route's query parameters.
+    """
     fields = []
     for error in errors:
         where, *rest = error["loc"]
         name = ".".join(str(part) for part in rest)
         if error["type"] == "extra_forbidden":
-            detail = f"Unknown {where} parameter {name!r}: leave it out; /docs lists this route's parameters"
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f": leave it out; known here: {', '.join(known)}"
+            detail = f"Unknown {where} parameter {name!r}{hint}"
         else:
             detail = f"{where.capitalize()} parameter {name!r}: {error['msg']}; got {shown(error['input'])}"
         fields.append(FieldError("", detail))

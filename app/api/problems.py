@@ -113,9 +113,11 @@ def _is_like(template: str, path: str) -> bool:
     return re.fullmatch(re.sub(r"\\{[^}]*\\}", "[^/]+", re.escape(template)), path) is not None
 
 
-def invalid_parameters(error: RequestValidationError) -> InvalidRequest:
+def invalid_parameters(request: Request, error: RequestValidationError) -> InvalidRequest:
     """Return the error for query parameters, path parameters and headers that the framework refused."""
-    errors = parameter_errors(error.errors())
+    queries = [parameter.field_info.annotation for parameter in request.scope["route"].dependant.query_params]
+    known = [name for query in queries for name in getattr(query, "model_fields", ())]
+    errors = parameter_errors(error.errors(), known)
     return InvalidRequest("; ".join(field.detail for field in errors), errors=errors)
 
 
@@ -140,7 +142,7 @@ def install(app: FastAPI, error_page: ErrorPage) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _parameters(request: Request, error: RequestValidationError) -> Response:
-        return answer(request, problem(invalid_parameters(error), request.url.path))
+        return answer(request, problem(invalid_parameters(request, error), request.url.path))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:

@@ -1,5 +1,6 @@
 """Bad input: a problem that names the place, never a 500, and nothing stored."""
 
+import html
 import json
 from typing import Any
 
@@ -207,6 +208,17 @@ def test_bad_query_parameters(site: Any, path: str, parameter: str) -> None:
     [error] = checked(site.http.get(path.replace("{id}", str(job["id"]))), 422)["errors"]
     assert error["pointer"] == ""
     assert parameter in error["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/ui/compare?jobs=51,52", "Unknown query parameter 'jobs'; did you mean job?"),
+        ("/jobs?colour=red", "Unknown query parameter 'colour': leave it out; known here: state, "),
+    ],
+)
+def test_an_unknown_query_parameter_has_a_cure(site: Any, path: str, words: str) -> None:
+    assert words in html.unescape(site.http.get(path).text)
 
 
 def test_query_parameters_on_writes(site: Any) -> None:

@@ -216,6 +216,21 @@ def test_invalid_json_is_reported_at_its_field(site: Any, text: str, words: str,
     assert words in html.unescape(answer.text)
 
 
+@pytest.mark.parametrize(
+    ("kind", "command"),
+    [
+        ("memory", "flopwatch submit memory --step train.py:make_step"),
+        ("diagnosis", "flopwatch why train.py:make_step"),
+        ("attention", "flopwatch submit attention --implementation my_attention.py:attention"),
+        ("estimate", None),
+    ],
+)
+def test_the_form_says_how_code_of_ones_own_is_measured(site: Any, kind: str, command: str | None) -> None:
+    text = site.http.get(f"/ui/new?kind={kind}").text
+    assert ("of your own goes by the command line" in text) == (command is not None)
+    assert command is None or f"<code>{command}</code>" in text
+
+
 @pytest.mark.parametrize("text", ["9" * 400, "[" * 20_000])
 def test_a_wrong_value_is_reported_at_its_field(site: Any, text: str) -> None:
     answer = site.http.get("/ui/new/preview", params={"kind": "benchmark", "spec.batch_size": text})
