@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -156,14 +157,15 @@ def make_step(device, slow):
 
 @pytest.fixture
 def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Report]]:
-    def look(**fields: Any) -> Report:
+    def look(*, again: bool = False, **fields: Any) -> Report:
         for name, value in uploaded.write(tmp_path / "code", [SOURCE.encode()]).items():
             monkeypatch.setenv(name, value)
         code = {"sha256": hashlib.sha256(SOURCE.encode()).hexdigest(), "function": "make_step", "file": "train.py"}
         step = {"kind": "benchmark", "step_code": code, "device": "cpu", "warmup_steps": 1, "measure_steps": 5}
         spec = KINDS["diagnosis"].model_validate({"step": {**step, **fields}})
         report = Report(tmp_path)
-        RUNNER.run(spec, RUNNER.plan(spec)[0], report)
+        (unit,) = RUNNER.plan(spec)
+        RUNNER.run(spec, replace(unit, params={**unit.params, "again": again}), report)
         return report
 
     threads = torch.get_num_threads()
@@ -237,6 +239,15 @@ def test_what_is_planted_is_named_first_with_its_function(look, uneven, slow, wh
     if change in ("loader_workers", "float32"):
         assert change == next(name for name, why_not in candidates.items() if why_not is None), "it is tried first"
     assert ("loader_workers" in candidates) == (slow == "input"), "a step without a loader is not offered one"
+
+
+def test_a_second_look_measures_no_case_again_and_says_how_long_its_steps_took(look) -> None:
+    report = look(again=True, arguments={"slow": "host"})
+    assert report.rows == []
+    (row,) = report.tables["turns"]["rows"]
+    turn = dict(zip((column.name for column in stage.turn.COLUMNS), row, strict=True))
+    assert turn["stage"] == "look"
+    assert 0.5 * turn["step_ms"] < turn["profiled_ms"]
 
 
 def test_of_several_lines_the_one_that_takes_most_is_named() -> None:
