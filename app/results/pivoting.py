@@ -227,11 +227,7 @@ def _sheet(
     main = [name for name in [headline(metrics)] if name]
     shown = metrics if layout.columns is not None or layout.pivot is None else main
     lines = _lines(cases, shown, layout, why)
-    related = Related()
-    if layout.relative_to:
-        of = shown if layout.columns is not None else main
-        varying = [name for name in dict.fromkeys([*table_rows_of(cases), *known_of(cases)]) if varies(cases, name)]
-        related = relate(lines, layout.relative_to, of, units, varying)
+    related = _related(lines, cases, layout, shown if layout.columns is not None else main, units)
     lines = chosen_lines(lines, layout.where)
     columns = _value_columns(shown, units, related)
     if layout.pivot is None:
@@ -259,6 +255,16 @@ def _sheet(
         notes=notes if cases else [],
         sources=(),
     )
+
+
+def _related(
+    lines: Sequence[Line], cases: Sequence[CaseOfJob], layout: Layout, metrics: Sequence[str], units: Mapping[str, str]
+) -> Related:
+    """Relate the lines' metrics to those of the reference rows, if there are such."""
+    if not layout.relative_to:
+        return Related()
+    varying = [name for name in dict.fromkeys([*table_rows_of(cases), *known_of(cases)]) if varies(cases, name)]
+    return relate(lines, layout.relative_to, metrics, units, varying)
 
 
 def _mark_best(sheet: Sheet, cases: Sequence[CaseOfJob], pivot: str | None) -> None:
