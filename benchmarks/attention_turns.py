@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from app.summaries import median_interval
+from flopwatch.intervals import median_interval
 from kernels.device_clock import DeviceClock, host_lap_ms
 from kernels.registry import ATTENTION
 

@@ -103,7 +103,8 @@ def _shown(given: object) -> str:
 def measure(step: Callable[[], object], *, warmup_steps: int | None = None, measure_steps: int | None = None) -> None:
     """Measure a function that does one training step.
 
-    Under `flopwatch run-script` the result is the job's; otherwise the median time is printed.
+    Under `flopwatch run-script` the result is the job's; otherwise the median time is printed, ± its 95 %
+    interval (of fewer than 6: their range).
 
     Args:
         warmup_steps: Steps before; None: until their times are steady (by itself, the script makes three).
@@ -113,6 +114,8 @@ def measure(step: Callable[[], object], *, warmup_steps: int | None = None, meas
         _listener.measure(step, warmup_steps=warmup_steps, measure_steps=measure_steps)
         return
     import statistics
+
+    from flopwatch.intervals import median_interval
 
     warmup = WARMUP_STEPS if warmup_steps is None else warmup_steps
     measured = MEASURE_STEPS if measure_steps is None else measure_steps
@@ -131,7 +134,10 @@ def measure(step: Callable[[], object], *, warmup_steps: int | None = None, meas
         _synchronise()
         if number > warmup:
             times_ms.append(1e3 * (_now_s() - begin))
-    sys.stdout.write(f"step: {statistics.median(times_ms):.4g} ms, the median of {len(times_ms)}\n")
+    median = statistics.median(times_ms)
+    low, high = median_interval(times_ms) or (min(times_ms), max(times_ms))
+    spread = max(median - low, high - median)
+    sys.stdout.write(f"step: {median:.4g} ± {spread:.2g} ms, the median of {measured}\n")
 
 
 def steps_of_a_second(step_ms: float) -> int:

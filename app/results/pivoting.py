@@ -46,7 +46,7 @@ from app.store.database.engine import Database
 from app.store.reading import measurements
 from app.store.reading.measurements import FinishedJob, JobChoice
 from app.store.reading.packed import unpack
-from app.summaries import FEWEST_FOR_INTERVAL, median_interval
+from flopwatch.intervals import FEWEST_FOR_INTERVAL, median_interval
 from flopwatch.table_options import DEFAULT_STATISTIC, Statistic
 from flopwatch.text.numbers import finite
 

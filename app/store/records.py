@@ -142,7 +142,7 @@ class MeasurementRecord:
     samples: bytes | None
     """Little-endian float64, zlib."""
     median_low: float | None = None
-    """The interval of the median, as `app.summaries.median_interval` has it."""
+    """The interval of the median, as `flopwatch.intervals.median_interval` has it."""
     median_high: float | None = None
 
 

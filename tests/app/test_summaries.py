@@ -12,11 +12,11 @@ from app.summaries import (
     NOT_MEASURED,
     Summary,
     add_process,
-    median_interval,
     planned_processes,
     summarise,
     values_of_job,
 )
+from flopwatch.intervals import median_interval
 from tests import builders
 
 

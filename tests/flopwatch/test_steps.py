@@ -36,6 +36,14 @@ def test_measure_prints_the_median(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.endswith("ms, the median of 5\n")
 
 
+@pytest.mark.parametrize(("times_ms", "said"), [([1, 9, 3], "3 ± 6"), ([*range(1, 11), 500], "6 ± 4")])
+def test_measure_prints_how_certain_the_median_is(times_ms, said, capsys, monkeypatch) -> None:
+    clock = iter([0.0] + [second for each in times_ms for second in (0, each / 1e3)])
+    monkeypatch.setattr(flopwatch.steps, "_now_s", lambda: next(clock))
+    flopwatch.measure(lambda: None, warmup_steps=1, measure_steps=len(times_ms))
+    assert capsys.readouterr().out == f"step: {said} ms, the median of {len(times_ms)}\n"
+
+
 def test_measure_names_the_step_in_which_a_loader_ends() -> None:
     loader = iter(range(4))
     with pytest.raises(RuntimeError, match=r"step 5 .* loader.* 3 steps to warm up and 10 measured.* begin again"):

@@ -11,7 +11,7 @@ from array import array
 from typing import Any
 
 from app.store.records import MeasurementRecord
-from app.summaries import median_interval
+from flopwatch.intervals import median_interval
 from workers.measure.measurement import STATISTICS
 from workers.measure.table import TooLarge
 from workers.messages import Measured, case_bytes

@@ -14,7 +14,7 @@ import torch
 
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.compare import CompareSpec
-from app.summaries import median_interval
+from flopwatch.intervals import median_interval
 from workers.jobs._training import building
 from workers.jobs._training.fp8 import fp8_notes
 from workers.measure import environment
@@ -126,10 +126,12 @@ def learned(runs: Runs, vocab_size: int) -> Check:
     last = max(1, round(LAST * len(runs["baseline"][0])))
     level = max(statistics.fmean(loss for losses in runs[side] for loss in losses[-last:]) for side in SIDES)
     letters = min(vocab_size, ChainBatches.LETTERS)
-    detail = f"guessing one of {letters} letters gives a loss of {math.log(letters):.4g}"
-    if not LEARNED * math.log(letters) < level < math.inf:
+    guess = math.log(letters)
+    share = 100 * level / guess
+    detail = f"{level:.4g} is {share:.0f} % of {guess:.4g}, the loss of guessing one of {letters} letters"
+    if not LEARNED * guess < level < math.inf:
         return Check("learned", True, detail)
-    return Check("learned", False, f"not learned yet, so more steps are needed: {level:.4g}, and {detail}", "note")
+    return Check("learned", False, f"not learned yet, so more steps are needed: {detail}", "note")
 
 
 def sentences(runs: Runs) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from app.specs.kernel import KernelSpec
-from app.summaries import median_interval
+from flopwatch.intervals import median_interval
 from workers.jobs import _own_step
 from workers.jobs._grid import Trial
 from workers.jobs._grid.operations import OperationContext, check_timing

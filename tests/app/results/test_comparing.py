@@ -23,7 +23,7 @@ from app.store.database.engine import Database
 from app.store.keeping.baselines import Baselines
 from app.store.queue.transitions import Queue
 from app.store.records import Claim, Finish, NewJob, UnitRecord
-from app.summaries import median_interval
+from flopwatch.intervals import median_interval
 
 Measure = Callable[..., int]
 SUCCEEDED = Finish("succeeded")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.specs.ddp import DdpSpec
-from app.summaries import FEWEST_FOR_INTERVAL, median_interval
+from flopwatch.intervals import FEWEST_FOR_INTERVAL, median_interval
 from workers.jobs._ranks import check_cores
 from workers.jobs._training.metrics import Shares, add_shares, not_told
 from workers.jobs._values import GPU_ONLY, Metric, Values

@@ -12,7 +12,7 @@ from typing import Any
 from app.results.agreement import FIRST
 from app.results.inference import interval
 from app.specs.diagnosis import SMALL, DiagnosisSpec
-from app.summaries import median_interval
+from flopwatch.intervals import median_interval
 from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
 from workers.jobs.diagnosis.look import OF_OPTIMIZER, OPTIMIZER, REPEATED

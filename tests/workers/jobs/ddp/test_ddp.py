@@ -25,7 +25,7 @@ import torch
 
 from app.specs import KINDS, spec_adapter
 from app.specs.ddp import DdpSpec
-from app.summaries import median_interval
+from flopwatch.intervals import median_interval
 from parallel import process_group
 from parallel.bucket_size import fit
 from parallel.process_group import RanksFailed, RanksTimedOut, launch
