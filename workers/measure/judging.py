@@ -79,16 +79,22 @@ class Reference:
     """The values that the inputs have when operations are timed, and always unless they are `holding` others."""
     checked: tuple[Draw, ...]
     """Further values for which results must be right."""
+    names: tuple[str, ...] = ()
+    """What messages call the inputs; (): "input 0", "input 1", …"""
     checksums: tuple[int, ...] = field(init=False)
     """Checksums of the inputs and `grad_out`, taken when they were made."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "checksums", tuple(map(checksum, self._given.values())))
 
+    def name(self, index: int) -> str:
+        """Return what messages call an input."""
+        return self.names[index] if self.names else f"input {index}"
+
     @property
     def _given(self) -> dict[str, Tensor]:
         """Return the tensors that an operation gets, by the names that messages use."""
-        inputs = {f"input {index}": tensor for index, tensor in enumerate(self.inputs)}
+        inputs = {self.name(index): tensor for index, tensor in enumerate(self.inputs)}
         return inputs if self.grad_out is None else {**inputs, "the output's gradient": self.grad_out}
 
     def changed(self) -> list[str]:
@@ -155,7 +161,7 @@ def judge(operation: Operation, reference: Reference, draw: Draw | None = None) 
             results = _results(operation, reference)
         except Unfit as unfit:
             return Judgement({}, str(unfit))
-        return _compared(dict(enumerate(results)), draw)
+        return _compared(dict(enumerate(results)), reference, draw)
 
 
 def judge_results(out: Tensor | None, gradients: Sequence[Tensor | None], reference: Reference) -> Judgement:
@@ -165,23 +171,23 @@ def judge_results(out: Tensor | None, gradients: Sequence[Tensor | None], refere
         results |= {index: _fitting(index, gradient, reference) for index, gradient in enumerate(gradients, start=1)}
     except Unfit as unfit:
         return Judgement({}, str(unfit))
-    return _compared(results, reference.timed)
+    return _compared(results, reference, reference.timed)
 
 
-def _compared(results: Mapping[int, Tensor], draw: Draw) -> Judgement:
+def _compared(results: Mapping[int, Tensor], reference: Reference, draw: Draw) -> Judgement:
     errors, wrong = {}, []
     for index, result in results.items():
         expected = draw.expected[index]
         found = error(result, expected.tensor, expected.scale)
         errors[index] = found
         if reason := found.why_wrong(expected.limit):
-            wrong.append(f"{_name(index)}: {reason}")
+            wrong.append(f"{_name(index, reference)}: {reason}")
     return Judgement(errors, "; ".join(wrong) or None)
 
 
-def _name(index: int) -> str:
+def _name(index: int, reference: Reference) -> str:
     """Return the name of a result in messages."""
-    return f"the gradient of input {index - 1}" if index else "the output"
+    return f"the gradient of {reference.name(index - 1)}" if index else "the output"
 
 
 def _results(operation: Operation, reference: Reference) -> list[Tensor]:
@@ -213,7 +219,7 @@ def _fitting(index: int, result: Any, reference: Reference) -> Tensor:
     Raises:
         Unfit: it is not such a tensor.
     """
-    name, like = _name(index), reference.inputs[max(0, index - 1)]
+    name, like = _name(index, reference), reference.inputs[max(0, index - 1)]
     shape = reference.timed.expected[index].tensor.shape
     if type(result) is not Tensor:
         raise Unfit(f"{name} is {'missing' if result is None else f'a {type(result).__name__}, not a plain tensor'}")

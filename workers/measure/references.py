@@ -52,7 +52,7 @@ def attention_reference(
     spreads = drawing.SPREADS.items()
     sizes = {TIMED: 1.0} | {name: drawing.size_for(spread, problem, queries[-1]) for name, spread in spreads}
     timed, *checked = (make(name, seed + number, size) for number, (name, size) in enumerate(sizes.items()))
-    return _reference(timed, checked, backward)
+    return _reference(timed, checked, backward, names=("q", "k", "v"))
 
 
 def kernel_reference(
@@ -91,7 +91,7 @@ def kernel_reference(
     return _reference(timed, checked, backward)
 
 
-def _reference(timed: Draw, checked: Sequence[Draw], backward: bool) -> Reference:
+def _reference(timed: Draw, checked: Sequence[Draw], backward: bool, names: tuple[str, ...] = ()) -> Reference:
     values = [tensor.requires_grad_(backward) for tensor in timed.values()]
     *inputs, grad_out = values if backward else (*values, None)
     return Reference(
@@ -99,6 +99,7 @@ def _reference(timed: Draw, checked: Sequence[Draw], backward: bool) -> Referenc
         None if grad_out is None else grad_out.detach(),
         timed,
         tuple(checked),
+        names,
     )
 
 

@@ -21,7 +21,7 @@ from workers import uploaded
 from workers.jobs import _grid
 from workers.jobs._base import Unit
 from workers.jobs._grid.operations import combined
-from workers.jobs.attention import RUNNER
+from workers.jobs.attention import RUNNER, check_implementations
 from workers.measure.ceilings import Ceilings
 from workers.measure.check import Check
 from workers.measure.stopwatch import Timing
@@ -287,7 +287,7 @@ def test_a_wrong_kernels_time_is_shown_as_wrong(run, name: str) -> None:
             assert row["outcome"] == "wrong"
             assert row["median"] is None
             assert "relative error" in row["reason"]
-    blamed = "the gradient of input 1" if name == "wrong_gradient" else "the output"
+    blamed = "the gradient of k" if name == "wrong_gradient" else "the output"
     assert blamed in cell["forward_ms", "forward"]["reason"]
     assert report.verdict_on(implementation=name)["verdict"] == "wrong"
     assert report.cell(implementation="own")["forward_ms", "forward"]["outcome"] == "ok"
@@ -325,9 +325,9 @@ class SpoiledGradients(torch.autograd.Function):
         (lambda *inputs: attention(*inputs).float(), "bf16", "the output is of torch.float32, not torch.bfloat16 as"),
         (lambda *inputs: attention(*inputs).to("meta"), "fp32", "the output is on meta, not cpu"),
         (lambda *inputs: attention(*inputs).detach(), "fp32", "the output is detached from the inputs"),
-        (lambda q, k, v, causal: attention(q, k.detach(), v, causal), "fp32", "the gradient of input 1 is missing"),
+        (lambda q, k, v, causal: attention(q, k.detach(), v, causal), "fp32", "the gradient of k is missing"),
         (lambda *inputs: SpoiledGradients.apply(*inputs, lambda gradient: None), "fp32",
-         "the gradient of input 0 is missing"),
+         "the gradient of q is missing"),
         (lambda *inputs: SpoiledGradients.apply(*inputs, lambda gradient: gradient[..., :-1]), "fp32",
          "the backward pass: Function SpoiledGradientsBackward returned an invalid gradient at index 0"),
     ],
@@ -379,7 +379,7 @@ def test_vanishing_gradients_are_right_up_to_round_off_only(run, monkeypatch: py
     for head_dim in (1, 1024):
         found = {name: report.cell(implementation=name, head_dim=head_dim)["forward_ms", "forward"] for name in names}
         assert {name: row["outcome"] for name, row in found.items()} == {**dict.fromkeys(names, "ok"), "unfit": "wrong"}
-        assert "the gradient of input 0: relative error" in found["unfit"]["reason"]
+        assert "the gradient of q: relative error" in found["unfit"]["reason"]
 
 
 def test_what_goes_wrong_in_one_cell_costs_no_other(run, no_gpu: None) -> None:
@@ -487,8 +487,8 @@ def test_changed_inputs_do_not_harm_the_neighbour(run, monkeypatch: pytest.Monke
     assert {name: row["outcome"] for name, row in found.items()} == {
         "own": "ok", "scales": "wrong", "eager": "ok", "flips": "wrong", "sdpa_math": "ok",
     }  # fmt: skip
-    assert found["scales"]["reason"].startswith("it changed input 0 in place")
-    assert found["flips"]["reason"].startswith("it changed input 1 in place")
+    assert found["scales"]["reason"].startswith("it changed q in place")
+    assert found["flips"]["reason"].startswith("it changed k in place")
     assert {row["outcome"] for row in report.cell(implementation="sdpa_math").values()} <= {"ok", "unknown"}
 
 
@@ -577,7 +577,7 @@ def test_who_is_wrong_only_when_timed_is_wrong(run, monkeypatch: pytest.MonkeyPa
     install(monkeypatch, spoils=counting(spoiled)[1])
     report = run(implementations=["spoils", "own"], device="cpu")
     row = report.cell(implementation="spoils")["forward_ms", "forward"]
-    blamed = "the output" if wrong == "forward" else "the gradient of input 0"
+    blamed = "the output" if wrong == "forward" else "the gradient of q"
     assert row["outcome"] == "wrong"
     assert row["reason"].startswith(
         f"right when it was checked, wrong in a call that was timed: {blamed}: relative err"
@@ -594,7 +594,7 @@ def test_who_is_wrong_only_later_is_wrong(run, monkeypatch: pytest.MonkeyPatch, 
     last = calls[wrong] - 1
     install(monkeypatch, tires=counting(lambda which, call: which == wrong and call >= last)[1])
     row = run(implementations=["tires"], device="cpu").cell()["forward_ms", "forward"]
-    blamed = "the output" if wrong == "forward" else "the gradient of input 0"
+    blamed = "the output" if wrong == "forward" else "the gradient of q"
     assert row["outcome"] == "wrong"
     expected = f"right at first, wrong after timing, with nearly equal scores: {blamed}: relative error"
     assert row["reason"].startswith(expected)
@@ -820,3 +820,13 @@ def test_do_bench_finds_the_time_of_both_passes(run) -> None:
     assert measured["do_bench_ms", None]["median"] == pytest.approx(
         measured["forward_backward_ms", "forward_backward"]["median"], rel=0.3
     )
+
+
+def test_a_job_of_the_default_implementations_names_the_others() -> None:
+    spec = AttentionSpec(dtypes=["fp32"])
+    (check,) = check_implementations(spec, spec.cells()[0], torch.device("cpu"))
+    named = check.detail.rpartition("=")[2].split(",")
+    assert {"compiled", "cpu_flash", "sdpa_math", "tiled"} <= {*named}
+    assert not {"eager", "sdpa_flash", "triton", "cpu_naive"} & {*named}, "measured, a GPU's, without backward"
+    chosen = spec.model_copy(update={"implementations": ["eager"]})
+    assert check_implementations(chosen, spec.cells()[0], torch.device("cpu")) == []

@@ -46,13 +46,13 @@ WRONG = {
     "detached": ("return plain(q, k, v, is_causal).detach()", "detached from the inputs"),
     "half a gradient": (
         "out = plain(q, k, v, is_causal); return out + (out * 0.5 - (out * 0.5).detach()) * -1",
-        "the gradient of input 0",
+        "the gradient of q",
     ),
     "another dtype": ("return plain(q.double(), k.double(), v.double(), is_causal)", "is of torch.float64"),
     "another shape": ("return plain(q, k, v, is_causal)[:, :1]", "has the shape (2, 1, 12, 8)"),
     "changes its inputs": (
         "out = plain(q.clone(), k.clone(), v.clone(), is_causal); v.data.mul_(2); return out",
-        "it changes input 2 in place",
+        "it changes v in place",
     ),
     "takes memory for contiguous": (
         "return plain(q, k, torch.as_strided(v, v.shape, torch.empty(v.shape).stride()), is_causal)",
