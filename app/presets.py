@@ -82,7 +82,7 @@ says at once that it waits, instead of running for hours on a CPU."""
 
 DEMO_SWEEPS: Final[dict[str, dict[str, Any]]] = {
     "cpu": {
-        "base": {"kind": "benchmark", "batch_size": 1, "warmup_steps": 2, "measure_steps": 9},
+        "base": {"kind": "benchmark", "batch_size": 1},
         "grid": {"model.size": ["tiny", "small"], "context_length": [128, 256]},
     },
     "cuda": {
@@ -90,5 +90,4 @@ DEMO_SWEEPS: Final[dict[str, dict[str, Any]]] = {
         "grid": {"model.size": ["tiny", "small", "medium", "large"], "context_length": [256, 512]},
     },
 }
-"""The first sweep of `make demo` and of the welcome page, by type of device; it takes minutes at most. Of nine samples
-the median's interval leaves out the slowest, which on a busy host may be ten times as slow."""
+"""The first sweep of `make demo` and of the welcome page, by type of device; it takes minutes at most."""

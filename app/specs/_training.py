@@ -104,8 +104,12 @@ class ModelSpec(StrictModel):
 
     name: Annotated[Name, Named("model")] = "transformer_lm"
     """Model implementation, as a worker registers it."""
-    size: ModelSize | None = None
-    """Preset; sets those of d_model, d_ff, num_layers, num_heads that are not given. `8b` sets the vocabulary, too."""
+    size: ModelSize | None = Field(
+        default=None,
+        description="Preset; sets those of d_model, d_ff, num_layers, num_heads that are not given. "
+        + "".join(f"`{size}`: {', '.join(map(str, shape.values()))}. " for size, shape in MODEL_SIZES.items())
+        + "`8b` sets the vocabulary, too.",
+    )
     d_model: int | None = Field(default=None, ge=2, le=65_536)
     """Width of the residual stream."""
     d_ff: int | None = Field(default=None, ge=1, le=262_144)

@@ -301,6 +301,7 @@ def test_memory_has_the_categories_of_the_codes_own_tensors(run: Run, device: st
 def test_memory_of_a_step_without_phases_is_that_of_the_step(run: Run) -> None:
     report = run("memory", "make_plain_step", measure_steps=1)
     assert set(report.files) == {"snapshot-initialisation.pickle", "snapshot-step.pickle"}
+    assert any(check["name"] == "phases" and not check["ok"] for check in report.verdict_on()["checks"])
 
 
 @pytest.mark.parametrize("device", DEVICES)

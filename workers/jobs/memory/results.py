@@ -6,7 +6,7 @@ from app.specs.memory import MemorySpec
 from workers.jobs import _reference
 from workers.jobs._values import Metric, Values
 from workers.jobs.memory.recording import INITIALISATION, Session, height, peak_seen
-from workers.measure.allocations.categories import CATEGORIES, UNKNOWN
+from workers.measure.allocations.categories import CATEGORIES, FORWARD, UNKNOWN
 from workers.measure.allocations.growth import AfterSteps, Growth
 from workers.measure.allocations.ledger import Stretch
 from workers.measure.allocations.recording import RecordedStretch
@@ -56,6 +56,10 @@ EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 MAX_NAMED = 3
 """Most places that grow that are named in one sentence."""
 NO_CACHE = "known on GPUs only: a CPU's allocator gives back what is released"
+NO_PHASES = (
+    "the step has no phase forward, so its gradients and activations count as temporary: put its parts under "
+    'flopwatch.phase("forward"), ("backward") and ("optimizer")'
+)
 PEAK_LOST = "the history's beginning is lost, and with it the peak: raise history_entries"
 
 
@@ -94,6 +98,8 @@ def results(session: Session) -> tuple[Values, list[Check]]:
     if percent is not None:
         checks.append(check_unknown(percent[0], max(phases, key=height).stretch))
     checks += check_fragmentation(max(phases, key=height))
+    if session.spec.step_code is not None and FORWARD not in {recorded.stretch.phase for recorded in phases}:
+        checks.append(Check("phases", False, NO_PHASES, "note"))
     if session.after_steps is not None and session.spec.snapshot_steps:
         checks.append(check_growth(values, session.after_steps, session.spec.snapshot_steps))
     return values, checks
