@@ -65,9 +65,9 @@ def ask_for_stacks() -> int:
     """Let every descendant that can write its threads' stacks do so; returns how many were asked."""
     asked = 0
     for process in descendants():
-        with contextlib.suppress(OSError, psutil.NoSuchProcess):
-            status = Path(f"/proc/{process.pid}/status").read_text()
-            if int(status.partition("SigCgt:")[2].split()[0], 16) >> (SIGNAL - 1) & 1:
+        with contextlib.suppress(Exception):  # the keeper, which ends them next, must live
+            status = Path(f"/proc/{process.pid}/status").read_bytes()  # a process's name may be cut within a character
+            if int(status.partition(b"\nSigCgt:")[2].split()[0], 16) >> (SIGNAL - 1) & 1:
                 process.send_signal(SIGNAL)
                 asked += 1
     return asked
