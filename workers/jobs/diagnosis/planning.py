@@ -82,9 +82,10 @@ class _Progress:
         self.spec, self.so_far = spec, so_far
         self.rows = so_far.tables.get(TURNS, ())
         self.look = min((row for row in self.rows if row["stage"] == "look"), key=_looked_ms, default=None)
-        of_look = {row["change"]: row for row in self._of_look("candidates")}
-        others = [row for row in so_far.tables.get("candidates", ()) if row["change"] not in of_look]
-        self.candidates = [*of_look.values(), *others]
+        candidates: dict[str, Mapping[str, Any]] = {}
+        for row in so_far.tables.get("candidates", ()):  # a second look takes back nothing that was tried
+            candidates.setdefault(row["change"], row)
+        self.candidates = list(candidates.values())
         self.differences = self._differences()
         self.left_s = spec.budget_s - sum(so_far.seconds)
         self._of_ranks = spec.step.kind == "ddp"
@@ -97,11 +98,6 @@ class _Progress:
         """Return the values of all processes with these changes, in the order in which they ran."""
         found = [self.value(row) for row in self.rows if _names(row) == names and row["stage"] in stages]
         return [one for one in found if one is not None]
-
-    def _of_look(self, table: str) -> list[Mapping[str, Any]]:
-        """Return the rows of a table by the look that took least."""
-        rows = self.so_far.tables.get(table, ())
-        return [row for row in rows if self.look is None or row["unit_index"] == self.look["unit_index"]]
 
     def _later_ms(self) -> float | None:
         """Return the step's time since it was looked at."""
@@ -346,8 +342,9 @@ class _Progress:
         refused = {name: why for name, why in self.too_slow.items() if not self.of((name,), ["screen"])} | refused
         refused |= {key: NOT_FINITE for key, difference in self.differences.items() if difference == math.inf}
         sides = {JOINED.join(_names(row)): _names(row) for row in self.rows}
+        seen = self.so_far.tables.get("seen", ())
         return {
-            "seen": [dict(row) for row in self._of_look("seen")],
+            "seen": [dict(row) for row in seen if self.look is None or row["unit_index"] == self.look["unit_index"]],
             "candidates": [dict(row) for row in self.candidates],
             "turns": {key: self.of(names, ["turn"]) for key, names in sides.items()},
             "screened": {key: self.of(names, ["screen", "join"]) for key, names in sides.items()},
@@ -358,7 +355,7 @@ class _Progress:
             "differences": {key: one for key, one in self.differences.items() if one < math.inf},
             "joined": list(joined),
             "device_key": next((row["device_key"] for row in self.rows), None),
-            "busy_percent": next((row.get("busy_percent") for row in self.rows), None),
+            "busy_percent": self.look and self.look.get("busy_percent"),
         }
 
     def _differences(self) -> dict[str, float]:

@@ -51,6 +51,7 @@ class Played:
         ways: dict[str, str] | None = None,
         reason: str = "it failed",
         looked_ms: tuple[float, ...] = (STEP_MS[""],),
+        found_again: tuple[str, ...] = (),
     ) -> None:
         spec = DiagnosisSpec.example().model_copy(update={"budget_s": budget_s, "seed": 3})
         looks = iter(looked_ms)
@@ -98,6 +99,10 @@ class Played:
                     if stage == "look":
                         seen = {"unit_index": len(self.units) - 1, "cause": "host", "where": "", "lost_ms": time}
                         tables["seen"].append(seen)
+                        row["busy_percent"] = time / 4
+                    if unit.params.get("again"):
+                        of_again = {"unit_index": len(self.units) - 1, "why_not": "not now"}
+                        candidates += [{**candidates[0], **of_again, "change": one} for one in found_again]
                     good = {"step_ms": time, "samples": 10, "outcome": "ok", "reason": None}
                     bad = {"step_ms": None, "samples": 0, "outcome": "refused", "reason": reason}
                     for name, value in (returned or {}).get(",".join(changes), {}).items():
@@ -341,6 +346,14 @@ def test_a_look_while_the_host_was_busy_is_repeated_once_and_the_calmer_one_coun
     late = Played(budget_s=30, look_s=25.0, looked_ms=(130.0,))
     assert late.sides("look").total() == 1, "no time is left"
     assert conclude._is_rough(late.found, 100.0)
+
+
+def test_a_second_look_takes_back_no_change_that_was_tried_and_adds_others() -> None:
+    found = Played(looked_ms=(340.0, 100.0), found_again=("fused_optimizer", "gc_freeze")).found
+    why_not = {row["change"]: row["why_not"] for row in found["candidates"]}
+    assert (why_not["fused_optimizer"], why_not["gc_freeze"]) == (None, "not now")
+    assert conclude._result(found, found["candidates"][0]).verdict == "better"
+    assert found["busy_percent"] == 25.0, "of the calmer look"
 
 
 def test_a_step_that_was_disturbed_only_while_it_was_sampled_is_looked_at_again() -> None:
