@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.specs.estimate import EstimateSpec, MeshSpec
+from workers.measure.host_memory import total_memory
 from workers.measure.table import Column, Scalar
 from workers.model.accounting import Shape, StepMemory
 from workers.model.step_memory import PARTS, Choices, Moment, Sharing, bytes_of, moments
@@ -301,9 +302,18 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str
     else:
         lines.append("As it is, no number of devices suffices.")
     helped = dict.fromkeys(fit.helps for fit in known if fit.helps)
-    return lines + [
+    return [*lines, *whose_memory(spec)] + [
         f"To fit with {' or '.join(fit.strategy for fit in known if fit.helps == helps)}: {helps}." for helps in helped
     ]
+
+
+def whose_memory(spec: EstimateSpec) -> list[str]:
+    """Return the sentence that names the memory of this host, if the spec asks about a CPU that has the default's."""
+    default = EstimateSpec.model_fields["device_gb"].default
+    memory = total_memory() if spec.device == "cpu" and spec.device_gb == default else None
+    if memory is None or spec.architecture == "feed_forward_stack":
+        return []
+    return [f"{default:g} GB is the default; set device_gb={memory / 1e9:.4g}, this host's memory."]
 
 
 def report_moments(moments: Iterable[Moment], report: Reporter) -> None:

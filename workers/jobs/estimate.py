@@ -39,7 +39,6 @@ from workers.jobs._fits import (
     splits_of,
 )
 from workers.jobs._values import Metric, Values
-from workers.measure.host_memory import total_memory
 from workers.measure.table import Column, Scalar
 from workers.model.accounting import ITEM_BYTES, FeedForwardStack, Shape, StepMemory, counts_half, saved_for_backward
 from workers.outcome import Unsupported
@@ -137,7 +136,7 @@ class EstimateRunner:
         report.environment({"host": environment.host(), "software": environment.software()})
         on_gpu = has_gpu() if spec.device == "auto" else spec.device == "cuda"
         key = DEVICE_KEY if on_gpu or spec.architecture == "feed_forward_stack" else CPU_KEY
-        case, spec = spec.case(), of_host(spec)
+        case = spec.case()
         if spec.architecture == "attention":
             estimate_attention(spec, case, key, report, on_gpu=on_gpu)
             report.progress(1, 1, "done")
@@ -159,15 +158,6 @@ class EstimateRunner:
 
 
 RUNNER = EstimateRunner()
-
-
-def of_host(spec: EstimateSpec) -> EstimateSpec:
-    """Return the spec with the host's memory as `device_gb`, where it asks about a CPU and names no other."""
-    is_default = spec.device_gb == EstimateSpec.model_fields["device_gb"].default
-    memory = total_memory() if spec.device == "cpu" and is_default else None
-    if memory is None or spec.architecture == "feed_forward_stack":
-        return spec
-    return spec.model_copy(update={"device_gb": round(memory / 1e9, 2)})
 
 
 def sizes(spec: EstimateSpec, *, on_gpu: bool = True) -> tuple[Shape | FeedForwardStack, StepMemory]:

@@ -11,7 +11,7 @@ import pytest
 from app.specs import spec_adapter
 from app.specs.estimate import EstimateSpec
 from tests.workers.reporting import Report, reported
-from workers.jobs import estimate
+from workers.jobs import _fits, estimate
 from workers.jobs.estimate import RUNNER
 from workers.model import accounting
 from workers.outcome import Unsupported
@@ -278,21 +278,20 @@ def test_the_first_sentence_says_that_it_does_not_fit(run) -> None:
         assert "activation_checkpointing=true" in row["what_helps"]
 
 
-def test_a_cpu_has_the_memory_of_its_host(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "total_memory", lambda: 4_000_000_001)
-    report = run(model={"size": "small"}, device="cpu")
-    free, peak = medians(report)["free_gib"], medians(report)["step_peak_gib"]
-    assert free is not None
-    assert peak is not None
-    assert free + peak == pytest.approx(4e9 / GIB)
-    first = answer_of(report)[0].splitlines()[0]
-    assert "fits on one CPU of 4 GB (3.725 GiB). By strategy" in first
-    assert report.rows[0]["case_key"] == parsed(model={"size": "small"}).case().key, "as with any memory"
-    given = medians(run(model={"size": "small"}, device="cpu", device_gb=8))["free_gib"]
-    assert given == pytest.approx(free + 4e9 / GIB)
+def test_the_answer_for_a_cpu_names_its_hosts_memory_and_one_key_has_one_value(
+    run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_fits, "total_memory", lambda: 4_000_000_001)
+    sentence = "80 GB is the default; set device_gb=4, this host's memory."
+    asked = run(model={"size": "small"}, device="cpu")
+    explicit = run(model={"size": "small"}, device="cpu", device_gb=80)
+    assert asked.rows[0]["case_key"] == explicit.rows[0]["case_key"]
+    assert medians(asked)["free_gib"] == medians(explicit)["free_gib"]
+    assert sentence in answer_of(asked)[0]
+    assert sentence not in answer_of(run(model={"size": "small"}, device="cpu", device_gb=4))[0]
     alone = {"architecture": "attention", "attention_layer": {"head_dim": 64}, "context_length": 16_384}
-    (sentence, *_) = run(**alone, device="cpu").table_rows("answer")
-    assert "does not fit on a CPU of 4 GB" in sentence["answer"]
+    rows = run(**alone, device="cpu").table_rows("answer")
+    assert rows[1]["answer"] == sentence
 
 
 def meshes(strategy: str, devices: int) -> list[dict[str, int]]:
