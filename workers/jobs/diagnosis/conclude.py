@@ -285,6 +285,7 @@ def _causes(
     measured |= {one.cause: one.ratio * total for one in results if one.removes and one.ratio is not None and one.sure}
     once = {one.cause: one.ratio * total for one in results if one.removes and one.ratio is not None and not one.sure}
     not_sure = {one.cause for one in results if one.removes and one.high is not None and one.high >= 1}
+    vain = _in_vain(results)
     cures: dict[str, float] = {}
     for one in results:
         if one.verdict == "better" and not one.removes and one.step_ms is not None:
@@ -306,17 +307,29 @@ def _causes(
             limit, how = once[row["cause"]] if agree and once[row["cause"]] < (1 - GAIN) * total else None, "ceiling"
         else:
             limit, how = (
-                None if step_ms is None or rough or not agree else max(0.0, step_ms - row["lost_ms"]),
+                None
+                if step_ms is None or rough or not agree or row["cause"] in vain
+                else max(0.0, step_ms - row["lost_ms"]),
                 "ceiling",
             )
         # With the cure the step is at most as long. It is told with the first place of its cause.
-        if (cure := cures.pop(row["cause"], None)) is not None and (limit is None or cure < limit):
-            limit, how = cure, "measured"
+        if SMALL not in (row["where"] or "") and (cure := cures.pop(row["cause"], None)) is not None:
+            limit, how = (cure, "measured") if limit is None or cure < limit else (limit, how)
         rows.append([0, row["cause"], row["where"] or None, row["lost_ms"], percent, limit, how])
     # What one process measured may be noise: then what the profile saw counts, unless it is less.
     gains = {cause: max(0.0 if cause in certain else of_cause[cause], total - ms) for cause, ms in measured.items()}
     rows.sort(key=lambda row: _worth(row, of_cause, gains, results, total), reverse=True)
     return [[rank, *row[1:]] for rank, row in enumerate(rows, start=1)]
+
+
+def _is_vain(one: Result) -> bool:
+    """Return True if a change was measured not to save more than GAIN."""
+    return not one.removes and one.low is not None and one.low > 1 - GAIN
+
+
+def _in_vain(results: Sequence[Result]) -> set[str]:
+    """Return the causes whose only change was measured to bring nothing: float64 that is not the slower part."""
+    return {one.cause for one in results if one.change == "float32" and _is_vain(one)}
 
 
 def _worth(
@@ -343,7 +356,9 @@ def _worth(
     """
     cause, where, lost_ms = str(row[1]), str(row[2]), float(row[3] or 0.0)
     share = lost_ms / (of_cause[cause] or 1.0)
-    tried = [one for one in results if one.cause == cause and not one.removes and one.verdict in DECIDED]
+    tried = [
+        one for one in results if one.cause == cause and not one.removes and (one.verdict in DECIDED or _is_vain(one))
+    ]
     helped = [one.ratio for one in tried if one.ratio is not None and one.verdict == "better"]
     gain_ms = share * step_ms * (1 - min(helped, default=1.0))
     known, worth = True, max(lost_ms, gain_ms)
@@ -352,10 +367,13 @@ def _worth(
         worth = lost_ms
     elif cause in gains:
         worth = gains[cause] * share
-    elif cause in WORK and gain_ms > GAIN * share * step_ms:
+    elif cause in WORK and gain_ms > GAIN * share * step_ms and SMALL not in where:
         worth = gain_ms
     elif cause in WORK:
-        known, worth = REPEATED in where or (cause != PLAIN and not tried), lost_ms
+        known, worth = (
+            REPEATED in where or (cause != PLAIN and not tried),
+            0.0 if cause in _in_vain(results) else lost_ms,
+        )
     elif cause == OPTIMIZER and gain_ms == 0:
         known = not any(one.cause == cause and one.done for one in results)
     large = 100 * worth >= LARGE_PERCENT * step_ms
@@ -444,9 +462,11 @@ def _of_causes(
     for place, (head, row) in enumerate(zip(heads[1:], causes, strict=True), start=1):
         cause, percent = str(row[1]), float(row[4] or 0.0)
         name, _, often = str(row[2] or "").partition(" (")
-        cure = "" if cause in told else _cure(cause, better)
+        is_loop = SMALL in often
+        cure = "" if cause in told else _cure(cause, [one for one in better if not is_loop or "compile" in one.change])
         why_not = "" if cure or cause in told or percent < LARGE_PERCENT else _refused(cause, results)
-        told.add(cause)
+        if cure or not is_loop:
+            told.add(cause)
         line, *others = _wrapped(f"{head}  {name}".rstrip())
         # The first come before all that is said of changes, the last after what is not certain. A cause with its cure
         # comes before those without.
@@ -518,7 +538,10 @@ def _cure(cause: str, better: Sequence[Result]) -> str:
 
 
 def _refused(cause: str, results: Sequence[Result]) -> str:
-    """Return why the change that would be made first against a cause cannot be."""
+    """Return that a change against a cause brought nothing, or why the one that would be made first cannot be."""
+    vain = [one for one in results if one.cause == cause and _is_vain(one) and cause not in BROAD]
+    if vain:
+        return f"{vain[0].change} does not help: {vain[0].gain}"
     refused = [one for one in results if one.cause == cause and one.verdict == "refused" and cause not in BROAD]
     # What is named after the cause is the change that comes to mind first.
     first = next((one for one in refused if cause in one.change), refused[0]) if refused else None

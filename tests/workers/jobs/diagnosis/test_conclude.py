@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.specs.diagnosis import DiagnosisSpec
+from app.specs.diagnosis import SMALL, DiagnosisSpec
 from tests.workers.reporting import Report
 from workers.jobs._base import Unit
 from workers.jobs.diagnosis import conclude
@@ -434,3 +434,38 @@ def test_a_step_that_was_faster_at_first_is_suspect_though_its_processes_agree(b
     assert conclude._check_processes(calm) is not None
     assert conclude._check_processes(calm).ok  # type: ignore[union-attr]
     assert conclude._check_processes({**found, "turns": {"": [317.7]}}) == check, "one process, too"
+
+
+LOOP = f"slow.py:34 forward (line 34: 1500 times a step; {SMALL})"
+
+
+def test_float64_that_float32_does_not_shorten_has_no_bound_and_comes_after_what_helps() -> None:
+    vain = result("float32", "inconclusive", 1.011, cause="precision", low=0.9998, high=1.029)
+    helps = result("fused_optimizer", "better", 0.972, cause="optimizer", low=0.952, high=0.988)
+    seen = [{"cause": cause, "where": f"slow.py:{ms} f", "lost_ms": ms} for cause, ms in
+            (("input", 36.7), ("precision", 6.6), ("optimizer", 4.3), ("kernels", 52.4))]  # fmt: skip
+    rows = conclude._causes(seen, [vain, helps], 100.0)
+    of = {row[1]: row for row in rows}
+    assert of["precision"][5] is None
+    assert rows.index(of["precision"]) > rows.index(of["optimizer"])
+    lines = " ".join(line.strip() for line in conclude.answer("step 100 ms", rows, [vain, helps], NOTHING))
+    assert "float32 does not help: +1.1" in lines.replace("\N{NO-BREAK SPACE}", " ")
+    assert "not certain" in lines
+
+
+def test_a_loop_over_small_operators_is_not_said_to_be_cured_by_what_speeds_up_products() -> None:
+    cast = result("autocast_bf16", "better", 0.9, cause="kernels", low=0.88, high=0.92)
+    seen = [{"cause": "precision", "where": "slow.py:30 forward", "lost_ms": 16.9},
+            {"cause": "kernels", "where": LOOP, "lost_ms": 30.8},
+            {"cause": "kernels", "where": "slow.py:31 forward", "lost_ms": 52.3}]  # fmt: skip
+    rows = conclude._causes(seen, [cast], 100.0)
+    assert rows[0][2] == LOOP, "all of it may go"
+    lines = conclude.answer("step 100 ms", rows, [cast], NOTHING)
+    at = next(at for at, line in enumerate(lines) if "slow.py:34" in line)
+    following = next(at for at, line in enumerate(lines) if "slow.py:31" in line)
+    cured = next(at for at, line in enumerate(lines) if "-> autocast_bf16" in line)
+    assert at < following < cured
+    compiled = result("compile_model", "better", 0.7, cause="kernels", low=0.68, high=0.72)
+    lines = conclude.answer("step 100 ms", conclude._causes(seen, [compiled], 100.0), [compiled], NOTHING)
+    at = next(at for at, line in enumerate(lines) if "slow.py:34" in line)
+    assert "-> compile_model" in " ".join(lines[at : at + 4])
