@@ -610,7 +610,7 @@ def _signal(process: int, number: int) -> None:
 
 def _is_stopped(pid: int) -> bool:
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except OSError:
         return False
     return state in "Tt"
@@ -621,7 +621,7 @@ def children_of(parent: int) -> list[int]:
     children = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = status.read_text().rpartition(")")[2].split()
+            fields = status.read_text(errors="replace").rpartition(")")[2].split()
         except OSError:
             continue  # it has ended
         if int(fields[1]) == parent:
@@ -632,7 +632,7 @@ def children_of(parent: int) -> list[int]:
 def shared_memory_of(pid: int) -> set[Path]:
     """Return the files in shared memory that NCCL, gloo or torch have made for a process and that still have a name."""
     try:
-        maps = Path(f"/proc/{pid}/maps").read_text()
+        maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
     except OSError:
         return set()
     names = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if f" {SHARED_MEMORY}/" in line}

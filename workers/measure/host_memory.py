@@ -61,7 +61,12 @@ def bound_memory(processes: int = 1) -> None:
         return
     reserve = max(LEAST_RESERVE, int(RESERVED_SHARE * (host_memory("MemTotal") or 0)))
     taken = next(
-        (1024 * int(line.split()[1]) for line in STATUS.read_text().splitlines() if line.startswith("VmData:")), 0
+        (
+            1024 * int(line.split()[1])
+            for line in STATUS.read_text(errors="replace").splitlines()
+            if line.startswith("VmData:")
+        ),
+        0,
     )
     _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = taken + max(0, free - reserve) // processes

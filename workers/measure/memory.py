@@ -144,7 +144,7 @@ class HostMemory:
     def _status_kib(self, field: str) -> int | None:
         """Return a field of /proc/self/status in KiB."""
         try:
-            lines = (self._process / "status").read_text().splitlines()
+            lines = (self._process / "status").read_text(errors="replace").splitlines()
         except OSError:
             return None
         return next((int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), None)

@@ -329,7 +329,7 @@ def family_times(ancestor: int, proc: Path = Path("/proc")) -> dict[int, int]:
     for path in proc.glob("[0-9]*/stat"):
         try:
             # The command's name, in brackets, may hold anything.
-            fields = path.read_text().rpartition(")")[2].split()
+            fields = path.read_text(errors="replace").rpartition(")")[2].split()
         except OSError:  # the process has just ended
             continue
         pid = int(path.parent.name)

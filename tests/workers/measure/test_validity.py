@@ -386,12 +386,13 @@ def test_the_family_is_all_descendants(tmp_path: Path) -> None:
     def process(pid: int, parent: int, ticks: int, name: str) -> None:
         (tmp_path / str(pid)).mkdir()
         rest = f"S {parent} 1 1 0 -1 0 0 0 0 0 {ticks} 1 2 3 20 0 1"
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} ({name}) {rest}\n")
+        # The kernel cuts a name after 15 bytes, in the middle of a character, too.
+        (tmp_path / str(pid) / "stat").write_bytes(f"{pid} (".encode() + name.encode()[:15] + f") {rest}\n".encode())
 
     process(10, 1, 100, "agent")
     process(11, 10, 200, "a) S 1 (b")
     process(12, 11, 300, "rank")
-    process(20, 1, 400, "stranger")
+    process(20, 1, 400, "Auswertung-lauä")
     assert family_times(10, tmp_path) == {10: 106, 11: 206, 12: 306}
     assert family_times(20, tmp_path) == {20: 406}
 
