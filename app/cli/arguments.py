@@ -62,7 +62,7 @@ def parse_timeout(text: str) -> float | str:
     except ValueError:
         seconds = math.nan
     if not math.isfinite(seconds):
-        raise typer.BadParameter(f"--timeout-s: {text!r} is no number of seconds, such as 300, and not none.")
+        raise typer.BadParameter(f"--timeout-s: {text!r} is no number of seconds, such as 300; or write none.")
     return seconds
 
 

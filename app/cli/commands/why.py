@@ -33,14 +33,19 @@ def why(
     change: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Try this change, and no others; may be repeated.")
     ] = None,
+    timeout_s: Annotated[
+        str | None, typer.Option(metavar="SECONDS|none", help="Time limit of the job (default: the server's).")
+    ] = None,
     wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
     output_format: AsText = TEXT,
 ) -> None:
     """Find why a step is slow, and what helps: the causes by line, then each change in alternation with the step as it
     is. For a diagnosis that has run, print the answer again, unless something is to change."""
+    if what.endswith(".py"):
+        raise typer.BadParameter(f"{what} names no function: write {what}:FUNCTION, such as {what}:make_step.")
     known = server.job(int(what)) if what.isdecimal() else None
-    anew = bool(fields or change or code or budget_s is not None)
+    anew = bool(fields or change or code or budget_s is not None or timeout_s is not None)
     if known and known["kind"] == "diagnosis" and not anew and known["state"] in ("queued", "running", "succeeded"):
         if known["state"] == "succeeded" and not as_json and output_format != "brief":
             echo(f"Measured before; `flopwatch rerun {what}` measures again.", err=True)
@@ -52,7 +57,8 @@ def why(
     step = arguments.parse_spec(kind, fields or [], preset=under, lists=frozenset())
     given = {"budget_s": budget_s, "changes": change}
     spec = {"kind": "diagnosis", "step": step, **{name: value for name, value in given.items() if value is not None}}
-    job = server.submit(spec, step=own, code=code)
+    limit = {} if timeout_s is None else {"timeout_s": arguments.parse_timeout(timeout_s)}
+    job = server.submit(spec, step=own, code=code, **limit)  # type: ignore[arg-type]
     wait_for_answer(server, job, at_most=wait_at_most, as_json=as_json, brief=output_format == "brief")
 
 

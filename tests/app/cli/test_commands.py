@@ -242,6 +242,11 @@ STEP = ("submit", "benchmark", "--step")
         (("download", "JOB", "--to", "train.py"), "is a file"),
         (("--other", "jobs"), "No such option: --other"),
         (("token", "create", "ada"), "Missing option '--scope'"),
+        (("why", "train.py"), "train.py names no function: write train.py:FUNCTION"),
+        (
+            ("why", "train.py:make_step", "--timeout-s", "5m"),
+            "'5m' is no number of seconds, such as 300; or write none",
+        ),
     ],
 )
 def test_a_mistake_that_needs_no_server_exits_with_2(flopwatch, tmp_path, monkeypatch, words, why) -> None:
