@@ -70,22 +70,28 @@ class ReturnedNumbers:
 def check_finite(rows: Iterable[Sequence[Scalar]]) -> list[Check]:
     """Return the check that what steps returned is finite; none if it all is.
 
-    Without an end to it, as of a loss that has become NaN, the step that was timed is broken. What comes and goes, as a
-    gradient's norm in the first steps with loss scaling, is a note.
+    Without an end to it, as of a loss that has become NaN, the step that was timed is broken. A note is what comes and
+    goes, as a gradient's norm in the first steps with loss scaling; what only the last reading has, which may pass; and
+    a number that was infinite in all, such as the best loss so far, unless it is the loss or the only one.
     """
-    began: dict[str, list[Scalar]] = {}
-    passed = None
-    for what, step, name, _, not_finite in rows:
-        if what != RETURNED:
-            continue
-        if not_finite is not None:
-            began.setdefault(str(name), [step, not_finite])
-        elif (gone := began.pop(str(name), None)) is not None:
-            passed = passed or f"step {gone[0]}: {name} is {gone[1]}, and later finite"
-    lasting = [f"{name} is {value} from step {step} on" for name, (step, value) in began.items()]
+    read: dict[str, list[Sequence[Scalar]]] = {}
+    for row in rows:
+        if row[0] == RETURNED:
+            read.setdefault(str(row[2]), []).append(row)
+    lasting, notes = [], []
+    for name, its in read.items():
+        bad = [row for row in its if row[4] is not None]
+        finite = max((at for at, row in enumerate(its) if row[4] is None), default=-1)
+        if ending := its[finite + 1 :]:
+            never = finite < 0
+            meant = never and len(read) > 1 and name.split(".")[-1] != "loss"
+            is_note = (meant or len(ending) == 1) and not (never and ending[-1][4] == "nan")
+            (notes if is_note else lasting).append(f"{name} is {ending[0][4]} from step {ending[0][1]} on")
+        elif bad:
+            notes.append(f"step {bad[0][1]}: {name} is {bad[0][4]}, and later finite")
     if lasting:
         return [Check("finite", False, "; ".join(lasting[:3]))]
-    return [] if passed is None else [Check("finite", False, passed, "note")]
+    return [Check("finite", False, notes[0], "note")] if notes else []
 
 
 def work_rows(work: Mapping[str, float | None]) -> list[list[Scalar]]:

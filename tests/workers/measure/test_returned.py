@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from workers.measure.returned import MAX_NUMBERS, STEPS, ReturnedNumbers, numbers_in, slim, work_rows
+from workers.measure.returned import (
+    MAX_NUMBERS,
+    RETURNED,
+    STEPS,
+    ReturnedNumbers,
+    check_finite,
+    numbers_in,
+    slim,
+    work_rows,
+)
 
 Pair = namedtuple("Pair", "loss accuracy")
 
@@ -99,6 +108,25 @@ def test_what_stays_infinite_or_nan_is_suspect_and_what_passes_a_note(value: str
         return [(check.name, check.ok, check.severity, check.detail) for check in numbers.checks()]
 
     assert [checks(), checks()] == [[], []]
-    for _ in range(2):
-        assert checks() == [("finite", False, "suspect", f"loss is {value} from step 2 on")]
+    for severity in ("note", "suspect"):  # one reading may pass
+        assert checks() == [("finite", False, severity, f"loss is {value} from step 2 on")]
     assert checks() == [("finite", False, "note", f"step 2: loss is {value}, and later finite")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "others", "severity"),
+    [
+        ("best_loss", "inf", ["loss"], "note"),
+        ("best_loss", "nan", ["loss"], "suspect"),
+        ("out.loss", "inf", ["loss"], "suspect"),
+        ("value", "inf", [], "suspect"),
+    ],
+)
+def test_what_was_never_finite_may_be_meant_so_if_it_is_infinite_beside_a_loss(
+    name: str, value: str, others: list[str], severity: str
+) -> None:
+    rows = [[RETURNED, step, one, 1.0, None] for step in (1, 2) for one in others]
+    rows += [[RETURNED, step, name, None, value] for step in (1, 2)]
+    assert [check.severity for check in check_finite(rows)] == [severity]
+    once = "suspect" if value == "nan" else "note"
+    assert [check.severity for check in check_finite([[RETURNED, 10, name, None, value]])] == [once]
