@@ -22,6 +22,8 @@ OF_SUBMISSION = {
 }
 """What a job has beside its spec, with the command line's option."""
 ABBREVIATED = re.compile(r"(\d+)\s*([kKmM])")
+IN_1024S = ("length", "lengths", "size", "sizes")
+"""How the names of fields end whose "64k" means 65536."""
 NO_REPLICATES = "this kind measures in one process: submit a sweep over seed, or kind compare, which has replicates"
 
 
@@ -98,7 +100,9 @@ def describe(error: ErrorDetails, model: type[BaseModel]) -> str:
         near = difflib.get_close_matches(sent, options, n=1, cutoff=0.5)
         cure = f"; did you mean {near[0]}?" if near else ""
     if kind == "int_type" and (number := ABBREVIATED.fullmatch(str(error["input"]))):
-        cure = f"; write {int(number[1]) * 1024 ** ('km'.index(number[2].lower()) + 1)}"
+        field = next((part for part in reversed(error["loc"]) if isinstance(part, str)), "")
+        is_size = number[2] in "kK" and field.endswith(IN_1024S)
+        cure = f"; write {int(number[1]) * 1024 if is_size else 'the number out'}"
     return f"{error['msg']}; got {shown(error['input'])}{cure}"
 
 
