@@ -30,6 +30,7 @@ CODE = re.compile(r"`([^`]+)`")
 def escaped_line(text: str) -> str:
     """Escape a text for a line of its own, or an item of a list: it begins no list, heading or quotation. Parts in
     `backticks` stay code."""
+    text = " ".join(text.splitlines())  # a blank line ends code, too
     ends = [0, *(end for code in CODE.finditer(text) for end in code.span()), len(text)]
     parts = [text[start:end] for start, end in itertools.pairwise(ends)]
     line = "".join(part if at % 2 else escaped(part) for at, part in enumerate(parts))

@@ -3,7 +3,7 @@
 A sweep has up to 10 000 jobs, so that the database chooses, sorts and counts, and only one page of them is read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    RowMapping,
     func,
     nulls_last,
     select,
@@ -24,7 +25,7 @@ from app.store import tables
 from app.store.database.engine import Database
 from app.store.expressions import as_json, seconds_between
 from app.store.public import job_dict, rfc3339
-from app.store.queue import sweeps
+from app.store.queue import fitting, sweeps
 from app.store.queue.waiting import waiting_reasons
 from flopwatch.text.times import parsed_time
 
@@ -124,8 +125,23 @@ def page(
         rows = sorted(of_page, key=lambda row: ids.index(row["id"]))
         # Without conditions, their number is that of the sweep's points.
         total = int(connection.execute(number).scalar_one()) if conditions else sum(sweep["counts"].values())
-        waiting = waiting_reasons(connection, rows)
-    return [{**job_dict(row, waiting.get(row["id"])), "values": _values(sweep, row["point"])} for row in rows], total
+        waiting, lacking = waiting_reasons(connection, rows), out_of_memory(connection, rows)
+    jobs = [job_dict(row, waiting.get(row["id"]), out_of_memory=row["id"] in lacking) for row in rows]
+    return [{**job, "values": _values(sweep, row["point"])} for job, row in zip(jobs, rows, strict=True)], total
+
+
+def out_of_memory(connection: Connection, rows: Iterable[RowMapping]) -> set[int]:
+    """Return which of these jobs succeeded although their only case ran out of memory."""
+    measurement = tables.measurement.c
+    # Jobs with several cases have no `metrics`, so few measurements are read.
+    ids = [row["id"] for row in rows if row["state"] == "succeeded" and row["metrics"] is not None]
+    if not ids:
+        return set()
+    query = select(measurement.job_id).distinct().join(tables.job, _job.id == measurement.job_id)
+    query = query.where(
+        measurement.job_id.in_(ids), measurement.attempt == _job.attempt, measurement.outcome == fitting.TOO_LARGE
+    )
+    return set(connection.execute(query).scalars())
 
 
 def metrics(

@@ -33,6 +33,7 @@ from app.store.queue.registration import ALIVE
 from app.store.queue.waiting import CLAIMING, waiting_reasons
 from app.store.reading.filters import JobFilter
 from app.store.reading.measurements import check_attempt, last_recorded, recorded_attempt
+from app.store.reading.members import out_of_memory
 from app.store.reading.packed import unpack
 from app.store.reading.places import Place, places
 from app.store.reading.usage import standing, usage
@@ -84,7 +85,7 @@ class Reading:
         with self._database.read() as connection:
             row = _job(connection, job_id)
             waiting = waiting_reasons(connection, [row._mapping])
-            lacking = _out_of_memory(connection, [row._mapping])
+            lacking = out_of_memory(connection, [row._mapping])
         return job_dict(row._mapping, waiting.get(job_id), out_of_memory=job_id in lacking), row.version
 
     def jobs(
@@ -108,7 +109,7 @@ class Reading:
             large = (job.spec, job.environment, job.validity)
             rows, following = _page(connection, query, job.id, large, limit, after)
             waiting = waiting_reasons(connection, rows)
-            lacking = _out_of_memory(connection, rows)
+            lacking = out_of_memory(connection, rows)
         jobs = [job_dict(row, waiting.get(row["id"]), out_of_memory=row["id"] in lacking) for row in rows]
         return jobs, following
 
@@ -487,20 +488,6 @@ def _job(connection: Connection, job_id: int) -> Row[Any]:
     if row is None:
         raise NotFound(f"There is no job {job_id}.")
     return row
-
-
-def _out_of_memory(connection: Connection, rows: Iterable[RowMapping]) -> set[int]:
-    """Return which of these jobs succeeded although their only case ran out of memory."""
-    measurement, job = tables.measurement.c, tables.job.c
-    # Jobs with several cases have no `metrics`, so few measurements are read.
-    ids = [row["id"] for row in rows if row["state"] == "succeeded" and row["metrics"] is not None]
-    if not ids:
-        return set()
-    query = select(measurement.job_id).distinct().join(tables.job, job.id == measurement.job_id)
-    query = query.where(
-        measurement.job_id.in_(ids), measurement.attempt == job.attempt, measurement.outcome == fitting.TOO_LARGE
-    )
-    return set(connection.execute(query).scalars())
 
 
 def _attempts(connection: Connection, job_id: int) -> Sequence[Row[Any]]:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from flopwatch.text.markdown_tables import CUT_NOTE, LONGEST, shortened
+from flopwatch.text.markdown_tables import CUT_NOTE, LONGEST, escaped_line, shortened
 
 
 def test_long_cells_lose_their_middle() -> None:
@@ -39,3 +39,7 @@ def test_a_cut_parts_no_escape(shift: int) -> None:
 )
 def test_a_text_that_fits_is_unchanged(text: str) -> None:
     assert shortened(text) == text
+
+
+def test_a_note_stays_one_line_so_that_code_in_it_ends_where_it_says() -> None:
+    assert escaped_line("value `x\n\n<img src=x>` of *a*") == "value `x  <img src=x>` of \\*a\\*"
