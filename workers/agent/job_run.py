@@ -725,8 +725,10 @@ class JobRun:
 
     def _tell_since(self, process: _Process) -> None:
         """Say since when a unit does what it does, once that takes long: it may hang."""
+        if process.told is None:
+            return
         doing, seconds = self._doing(process)
-        if process.told is None or seconds < LONG_S or doing == process.stuck:
+        if seconds < LONG_S or doing == process.stuck:
             return
         process.stuck = doing
         since = current_time() - timedelta(seconds=seconds)

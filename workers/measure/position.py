@@ -50,11 +50,14 @@ def here() -> Position:
 
 
 def read(file: Path) -> Position:
-    """Return the position that a process has kept in a file; before any step if it has kept none."""
+    """Return the position that a process has kept in a file; before any step if it has kept none, or not all of it."""
     try:
-        return _position(memoryview(file.read_bytes()).cast("d"))
+        kept = file.read_bytes()
     except OSError:
-        return Position(0, False, 0.0)
+        kept = b""
+    cells = memoryview(kept.ljust(SIZE, b"\0")[:SIZE]).cast("d")
+    # The user's code may write to the file, too: what is no number, or no time, is no position.
+    return _position(cells) if 0 <= cells[0] < 1 << 53 and 0 <= cells[2] < 1 << 32 else Position(0, False, 0.0)
 
 
 def _position(cells: "memoryview[float]") -> Position:

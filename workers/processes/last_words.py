@@ -7,6 +7,7 @@ their logs.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 from pathlib import Path
@@ -21,11 +22,13 @@ STACKS, POSITION = ".stacks", ".position"
 
 
 def keep(scratch: Path) -> None:
-    """Let this process, and none of its forks, leave its stacks and position in its scratch folder."""
-    stacks = (scratch / STACKS).open("w")  # it stays open: faulthandler needs its descriptor
-    faulthandler.enable(stacks)
-    faulthandler.register(SIGNAL, stacks)
-    position.keep(scratch / POSITION)
+    """Let this process, and none of its forks, leave its stacks and position in its scratch folder, if that has room
+    for them."""
+    with contextlib.suppress(OSError):
+        stacks = (scratch / STACKS).open("w")  # it stays open: faulthandler needs its descriptor
+        faulthandler.enable(stacks)
+        faulthandler.register(SIGNAL, stacks)
+        position.keep(scratch / POSITION)
     os.register_at_fork(after_in_child=_leave_to_parent)
 
 

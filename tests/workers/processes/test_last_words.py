@@ -1,11 +1,13 @@
 """Where a process was when it died or was ended, as it stands in its scratch folder."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -28,11 +30,12 @@ HANGS = """
 import os, time
 
 def step():
+    ready, told = os.pipe()
     pid = os.fork()
     if not pid:
+        os.write(told, b".")
         time.sleep(60)
-    print(pid, flush=True)
-    time.sleep(60)
+    os.read(ready, 1); print(pid, flush=True); time.sleep(60)
 
 step()
 """
@@ -73,6 +76,15 @@ def test_a_process_that_hangs_writes_its_stacks_at_the_signal_and_its_fork_none(
         wait_until(lambda: last_words.place_in(tmp_path) == " (train.py:8, in step)", "the stacks", 10)
         assert last_words.stacks_in(tmp_path).count("Current thread") == 1
         process.kill()
+
+
+def test_a_full_disk_ends_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_path: Path, _mode: str) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", fail)
+    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
+    last_words.keep(tmp_path)
 
 
 def test_ranks_that_wait_for_each_other_have_a_place_each(tmp_path: Path) -> None:
