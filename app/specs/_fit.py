@@ -115,11 +115,8 @@ class Fit:
             return None if low >= self.upto else min(2 * low, self.upto)
         if low is None:
             return None if high <= self.lowest else max(self._whole(high // 2), self.lowest)
-        return None if high - low <= self.gap(low) else low + self._whole((high - low) // 2)
-
-    def gap(self, fitted: int) -> int:
-        """Return how far from a value that fits the smallest that does not may be at the end."""
-        return max(self.step, fitted // COARSE) if self.coarse else self.step
+        gap = max(self.step, low // COARSE) if self.coarse else self.step
+        return None if high - low <= gap else low + self._whole((high - low) // 2)
 
     def _whole(self, value: int) -> int:
         """Return the largest multiple of `step` that is no larger; at least `step`."""

@@ -136,6 +136,11 @@ def _fitting_and_too_large(tried: Sequence[TriedValue]) -> tuple[list[int], list
     return tuple([trial.value for trial in tried if trial.outcome == outcome] for outcome in (FITS, TOO_LARGE))  # type: ignore[return-value]
 
 
+def _largest(fitted: Sequence[int], too_large: Sequence[int]) -> int | None:
+    """Return the largest value that fitted below all that did not."""
+    return max((value for value in fitted if not too_large or value < min(too_large)), default=None)
+
+
 def _tried(connection: Connection, sweep_id: int, fit: Fit) -> dict[frozenset[tuple[str, int]], list[TriedValue]]:
     """Return the values that were tried, in order, by the key of their search's point (sweeps.point_key)."""
     query = select(_job.id, _job.state, _job.point, _job.attempt).where(_job.id.in_(sweeps.latest_jobs([sweep_id])))
@@ -169,8 +174,7 @@ def _outcome(state: str, outcomes: set[str]) -> str | None:
 
 def _public(sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[TriedValue]) -> dict[str, Any]:
     fitted, too_large = _fitting_and_too_large(tried)
-    first_too_large = min(too_large, default=None)
-    largest = max((value for value in fitted if first_too_large is None or value < first_too_large), default=None)
+    first_too_large, largest = min(too_large, default=None), _largest(fitted, too_large)
     jobs = {trial.value: trial.job for trial in tried}
     status = _status(sweep, fit, point, tried)
     return {
@@ -205,18 +209,19 @@ def _status(sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[Tr
     value = fit.next_value(fitted, too_large)
     if value is not None:
         return _without_job(sweep, fit, point, value)
-    if fitted and too_large and max(fitted) > min(too_large):
-        return _Status(
-            "done",
-            f"{max(fitted)} fitted, too, although {min(too_large)} did not: memory does not grow with the value.",
-        )
     if not too_large:
         return _Status("done", f"Every value up to {fit.upto} that was tried fits.")
     if not fitted:
         return _Status("done", f"Not even the smallest value, {fit.lowest}, fits.")
-    if min(too_large) - max(fitted) > fit.step:
-        return _Status("done", "Sought to 6 %; with `step` 1 (`--multiple-of 1`) it is exact.")
-    return _Status("done")
+    known = []
+    if max(fitted) > min(too_large):
+        known.append(
+            f"{max(fitted)} fitted, too, although {min(too_large)} did not: memory does not grow with the value."
+        )
+    largest = _largest(fitted, too_large)
+    if largest is not None and min(too_large) - largest > fit.step:
+        known.append("Sought to 6 %; with `step` 1 (`--multiple-of 1`) it is exact.")
+    return _Status("done", " ".join(known) or None)
 
 
 def _undecided(fit: Fit, trial: TriedValue) -> _Status:
