@@ -73,7 +73,7 @@ def test_a_process_that_hangs_writes_its_stacks_at_the_signal_and_its_fork_none(
         assert last_words.place_in(tmp_path) == ""
         os.kill(fork, SIGNAL)  # it has no handler any more
         process.send_signal(SIGNAL)
-        wait_until(lambda: last_words.place_in(tmp_path) == " (train.py:8, in step)", "the stacks", 10)
+        wait_until(lambda: last_words.place_in(tmp_path) == " (train.py:9, in step)", "the stacks", 10)
         assert last_words.stacks_in(tmp_path).count("Current thread") == 1
         process.kill()
 
