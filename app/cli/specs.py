@@ -70,7 +70,8 @@ def local(
 
 
 def estimate_command(sweep: Mapping[str, Any]) -> str | None:
-    """Return the command that answers a sweep's search by formulas, without running a step; None where none apply."""
+    """Return the command that answers a sweep's search by formulas, without running a step; None where none apply.
+    It is for the default `device_gb`."""
     from pydantic import ValidationError
 
     from app.specs import KINDS
@@ -81,7 +82,7 @@ def estimate_command(sweep: Mapping[str, Any]) -> str | None:
     default = dict(spec_fields(EstimateSpec().model_dump(mode="json")))
     if kind is None or not issubclass(kind, TrainingSpec) or kind is KINDS["ddp"]:
         return None
-    if not {*grid, fit["axis"]} <= {*default}:
+    if not {*grid, fit["axis"]} <= {*default} or sweep["base"].get("device") == "cpu":
         return None
     try:
         spec = kind.model_validate(sweep["base"])

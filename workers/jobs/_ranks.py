@@ -148,9 +148,19 @@ def logs_in(scratch: Path) -> dict[int, str]:
     """Return, by rank, the end of each log of a unit's newest ranks that has anything, as the job's log shows it."""
     folders = sorted(scratch.glob("ranks*"), key=lambda folder: folder.stat().st_mtime)
     files = {
-        int(file.stem.removeprefix("rank-")): file for folder in folders[-1:] for file in folder.glob("rank-*.log")
+        int(number): file
+        for folder in folders[-1:]
+        for file in folder.glob("rank-*.log")
+        if (number := file.stem.removeprefix("rank-")).isdecimal()
     }
-    return {rank: _shown(rank, content) for rank in sorted(files) if (content := files[rank].read_bytes()).strip()}
+    return {rank: _shown(rank, end) for rank in sorted(files) if (end := _end_of(files[rank])).strip()}
+
+
+def _end_of(file: Path) -> bytes:
+    """Return a log's last bytes, one more than are shown if there are more."""
+    with file.open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_BYTES - 1))
+        return log.read(LOG_BYTES + 1)
 
 
 def nodes_of_this_job(number: int) -> Nodes | None:

@@ -190,7 +190,7 @@ class OwnStep:
         begin_phase(self._outside, observers)
         try:
             returned = self._step()
-            if not self._runs and (inspect.isgenerator(returned) or inspect.iscoroutine(returned)):
+            if not self._runs and _has_not_run(returned):
                 raise _unrun(returned)
             if self.keeps_returned:
                 self.returned = slim(returned)
@@ -351,7 +351,7 @@ def _named(modules: Sequence[nn.Module]) -> dict[str, nn.Module]:
 def _check_arguments(step: Callable[..., object]) -> None:
     """Raises NoStep if a step needs arguments, which nobody gives it."""
     try:
-        parameters = inspect.signature(step).parameters.values()
+        parameters = inspect.signature(step, follow_wrapped=False).parameters.values()
     except (TypeError, ValueError):  # a function in another language has none
         return
     fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -364,9 +364,17 @@ def _check_arguments(step: Callable[..., object]) -> None:
         )
 
 
+def _has_not_run(returned: object) -> bool:
+    """Return True if what a step returned is code that waits to run, and no expression that it has made."""
+    if inspect.isgenerator(returned):
+        return returned.gi_code.co_name != "<genexpr>"
+    return inspect.iscoroutine(returned) or inspect.isasyncgen(returned)
+
+
 def _unrun(returned: Any) -> NoStep:
     """Return the error of a step that returned a generator or a coroutine, whose code has not run."""
-    kind, code = ("yield", returned.gi_code) if inspect.isgenerator(returned) else ("async", returned.cr_code)
+    kind = "yield" if inspect.isgenerator(returned) else "async"
+    code = next(getattr(returned, name) for name in ("gi_code", "cr_code", "ag_code") if hasattr(returned, name))
     cure = "remove the yield, or" if kind == "yield" else "write def in place of async def, or"
     return NoStep(
         f"a step returned a {type(returned).__name__}: its code has not run, as it has a yield or is async; {cure} "

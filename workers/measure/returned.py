@@ -78,7 +78,8 @@ def check_finite(rows: Iterable[Sequence[Scalar]]) -> list[Check]:
     for row in rows:
         if row[0] == RETURNED:
             read.setdefault(str(row[2]), []).append(row)
-    lasting, notes = [], []
+    lasting: list[str] = []
+    notes: list[str] = []
     for name, its in read.items():
         bad = [row for row in its if row[4] is not None]
         finite = max((at for at, row in enumerate(its) if row[4] is None), default=-1)

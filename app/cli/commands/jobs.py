@@ -353,7 +353,7 @@ def _follow_sweep(server: Flopwatch, made: dict[str, Any], waiting: Waiting, not
             what = f"searches by {total} {'job' if total == 1 else 'jobs'} at a time, {_to_try(fit)}"
         echo(f"sweep {made['id']} {what}: {server.url}/ui/sweeps/{made['id']}{note}", err=wait)
         if fit is not None and (command := estimate_command(made)) is not None:
-            echo(f"by formulas, in seconds: {command}", err=wait)
+            echo(f"by formulas, in seconds (device_gb= for another than 80 GB): {command}", err=wait)
     if not wait:
         _say_what_waits(server, made["id"])
     else:

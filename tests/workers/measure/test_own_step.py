@@ -1,9 +1,10 @@
 """A user's step as observers see it: phases follow each other and cover all of it."""
 
 import contextlib
+import functools
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 import torch
@@ -211,10 +212,22 @@ def test_a_model_in_the_place_of_one_that_is_gone_is_seen() -> None:
 
 
 def test_a_step_that_yields_is_refused_since_it_computes_nothing() -> None:
-    own = made(lambda _own: (number for number in range(3)))
+    def step() -> Iterator[int]:
+        yield 1
+
+    own = made(lambda _own: step())
     with pytest.raises(NoStep, match=r"returned a generator: its code has not run.*remove the yield") as caught:
         heard(own)
     assert caught.value.code is not None
+
+
+def test_an_asynchronous_generator_is_no_step_and_an_expression_is_a_result() -> None:
+    async def step() -> AsyncIterator[None]:
+        yield
+
+    with pytest.raises(NoStep, match="returned a async_generator: its code has not run"):
+        heard(made(lambda _own: step()))
+    heard(made(lambda _own: (value for value in (1.0, 2.0))))
 
 
 def test_a_step_that_takes_an_argument_is_refused_with_its_place_and_cure() -> None:
@@ -224,6 +237,7 @@ def test_a_step_that_takes_an_argument_is_refused_with_its_place_and_cure() -> N
         OwnStep().make(lambda: step)
     assert caught.value.code is step.__code__
     OwnStep().make(lambda: lambda *_, **__: None)
+    OwnStep().make(lambda: functools.wraps(step)(lambda: step(1)))  # which gives it the argument
 
 
 def test_a_loader_that_ends_is_named() -> None:
