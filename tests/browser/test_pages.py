@@ -89,16 +89,16 @@ def test_the_list_keeps_what_a_reader_did_while_it_refreshes(site: Site, page: P
 
 def test_a_form_shows_problems_and_commands_and_submits(site: Site, page: Page, watch: Watch) -> None:
     page.goto("/ui/new")
-    page.locator("#field-model-size").get_by_text("tiny").click()
-    page.locator("#field-model-size").get_by_text("small").click()
+    page.locator("#field-model-size label").filter(has_text="tiny").click()
+    page.locator("#field-model-size label").filter(has_text="small").click()
     page.get_by_label("context_length").fill("64, 128")
     expect(page.locator("#preview h2")).to_have_text("A sweep of 2 jobs")
     expect(page.locator("#as-command")).to_have_text(
         "flopwatch sweep benchmark context_length=64,128 model.size=tiny", use_inner_text=True
     )
-    page.locator("#field-model-size").get_by_text("small").click()
+    page.locator("#field-model-size label").filter(has_text="small").click()
     expect(page.locator("#preview h2")).to_have_text("A sweep of 4 jobs")
-    page.locator("#field-model-size").get_by_text("small").click()
+    page.locator("#field-model-size label").filter(has_text="small").click()
     page.get_by_label("batch_size").fill("0")
     expect(page.locator("#problems")).to_contain_text("batch_size: Input should be greater than or equal to 1")
     watch.expect("422")

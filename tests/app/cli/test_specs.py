@@ -13,7 +13,7 @@ FIT = {"axis": "batch_size", "upto": 64, "step": 1}
     ("fields", "fit", "words"),
     [
         ({"batch_size": 4, "seed": 3}, {}, "precision=fp32 --fit batch_size=64"),
-        ({"precision": "bf16", "device": "cpu"}, {}, "device=cpu --fit batch_size=64"),
+        ({"precision": "bf16", "device": "cuda"}, {}, "device=cuda --fit batch_size=64"),
         ({"mode": "forward"}, {"step": 8}, "mode=forward precision=fp32 --fit batch_size=64 --multiple-of 8"),
     ],
 )
@@ -27,6 +27,7 @@ def test_it_estimates_the_same_step(fields: dict[str, Any], fit: dict[str, Any],
     [
         ({"kind": "benchmark", "attention": "flex"}, "batch_size"),
         ({"kind": "benchmark", "compile": True}, "batch_size"),
+        ({"kind": "benchmark", "device": "cpu"}, "batch_size"),
         ({"kind": "benchmark"}, "new_tokens"),
         ({"kind": "ddp"}, "batch_size"),
         ({"kind": "attention"}, "batch_size"),
