@@ -147,6 +147,9 @@ MetricOption = Annotated[
         help="Judge this metric, such as step_ms; may be repeated. By default the first one.",
     ),
 ]
+TimeLimit = Annotated[
+    str | None, typer.Option(metavar="SECONDS|none", help="Time limit of the job (default: the server's).")
+]
 WaitAtMost = Annotated[
     float | None,
     typer.Option(

@@ -22,8 +22,8 @@ STACKS, POSITION = ".stacks", ".position"
 
 
 def keep(scratch: Path) -> None:
-    """Let this process, and none of its forks, leave its stacks and position in its scratch folder, if that has room
-    for them."""
+    """Let this process leave its stacks and position in its scratch folder, if that has room for them. Its forks leave
+    no stacks."""
     with contextlib.suppress(OSError):
         stacks = (scratch / STACKS).open("w")  # it stays open: faulthandler needs its descriptor
         faulthandler.enable(stacks)

@@ -30,6 +30,7 @@ from app.cli.common import (
     Label,
     OwnCodeOptions,
     Preset,
+    TimeLimit,
     WaitAtMost,
     Waiting,
     command,
@@ -101,10 +102,7 @@ class Queued(Described):
     """Options that say how a submission waits and runs, too."""
 
     priority: Annotated[int, typer.Option(help="Higher runs first.")] = 0
-    timeout_s: Annotated[
-        str | None,
-        typer.Option(metavar="SECONDS|none", help="Time limit of the job (default: the server's)."),
-    ] = None
+    timeout_s: TimeLimit = None
 
 
 @dataclass(frozen=True)

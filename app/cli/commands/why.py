@@ -8,7 +8,7 @@ import typer
 
 from app.cli import arguments
 from app.cli.commands.jobs import wait_for_answer
-from app.cli.common import TEXT, AsJson, AsText, Code, Fields, WaitAtMost, command
+from app.cli.common import TEXT, AsJson, AsText, Code, Fields, TimeLimit, WaitAtMost, command
 from app.cli.terminal import echo
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ def why(
     change: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Try this change, and no others; may be repeated.")
     ] = None,
-    timeout_s: Annotated[
-        str | None, typer.Option(metavar="SECONDS|none", help="Time limit of the job (default: the server's).")
-    ] = None,
+    timeout_s: TimeLimit = None,
     wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
     output_format: AsText = TEXT,
