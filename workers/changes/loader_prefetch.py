@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     import torch
 
 FACTOR = 4
+WITHOUT = "its loaders have no worker processes: loader_workers adds them"
 
 
 def _why_not(look: Look) -> str | None:
-    return own_only(look) or (None if any(look.loaders) else "its loaders have no worker processes")
+    return own_only(look) or (None if any(look.loaders) else WITHOUT)
 
 
 def _ahead(_device: torch.device) -> AbstractContextManager[None]:

@@ -183,7 +183,8 @@ def wait_for_answer(
         else:
             for doubt in doubts(job["validity"] or {})[:2]:
                 echo_line(f"{verdict(job['validity'])}: {doubt}", err=True)
-            echo(f"All that was tried: flopwatch table --job {job['id']} --name changes, or the job's page", err=True)
+            table = f"flopwatch table --job {job['id']} --name"
+            echo(f"All that was tried: {table} changes; all causes: {table} causes; or the job's page", err=True)
     if code := _code_of(job):
         raise typer.Exit(code)
 

@@ -60,12 +60,15 @@ def draw_waterfall(causes: Sequence[Row], changes: Sequence[Row] = ()) -> Figure
     step = 100 * _number(causes[0], "lost_ms") / (_number(causes[0], "lost_percent") or 100)
     shown = sorted(causes[:MOST_BARS], key=_is_work)
     bars: list[tuple[str, str, float, float, str]] = [(STEP, "time of a step", 0.0, step, "")]
-    left, at_floor = step, False
+    left, at_floor, known = step, False, set()
     for row in shown:
         if _is_work(row) and not at_floor and left:
             bars.append((FLOOR, "time of a step", 0.0, left, ""))
             at_floor = True
-        measured = row["bound_is"] == "measured"
+        if row["cause"] in known:  # the bound was one of all that is lost to it
+            continue
+        measured = row["bound_is"] == "measured" and not at_floor
+        known |= {row["cause"]} if measured else set()
         lost = min(left, step - _number(row, "bound_ms") if measured else _number(row, "lost_ms"))
         lost = max(lost, 0.0)
         part = "the model's own work" if at_floor else "measured without it" if measured else "at most"

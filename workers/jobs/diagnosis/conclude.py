@@ -1,4 +1,4 @@
-"""The last unit of a diagnosis: the tables `causes` and `changes`, and the answer in at most a dozen lines."""
+"""The last unit of a diagnosis: the tables `causes` and `changes`, and the answer in at most MOST_LINES lines."""
 
 import itertools
 import re
@@ -34,7 +34,7 @@ DECIDED = ("better", "no_difference", "worse")
 NONE_JOINED = "no change shortened the step in its first processes, so none were joined"
 TOGETHER, STEP_MS = "together", "answer_step_ms"
 MOST_CAUSES = 30
-MOST_LINES, MOST_BELOW, WIDTH = 12, 3, 80
+MOST_LINES, MOST_BELOW, WIDTH = 18, 3, 80
 """Of the answer on a terminal, and of what is said below a cause of a change that is refused; the tables have all."""
 INDENT, TIED = "   ", "\N{NO-BREAK SPACE}"
 """What a wrapped line begins with; a space at which no line is broken."""
@@ -54,6 +54,10 @@ WORK = ("attention", PLAIN, "precision")
 """The step's own work, for which nothing waits."""
 STAYS = (*WORK, "unexplained")
 """Causes whose time no cure takes away as a whole."""
+CURE, WHOLE = "cure", 0.95
+"""`bound_is` of a bound that a cure has reached; the share of a cause that a row must have to be all of it."""
+MOST_PLACES = 3
+"""Of a cause that is lost in several, which are named."""
 COMPARABLE = 1.5
 """By how much a ceiling must be larger than a measured gain to come before it: no cure takes all of it away."""
 LEAST = 0.01
@@ -274,6 +278,7 @@ def _causes(
     # The same shares, of the step as the turns have measured it.
     seen = [{**row, "lost_ms": row["lost_ms"] * (step_ms or total) / total} for row in seen]
     total = step_ms or total
+    seen = _joined_places(seen, results, total)
     of_cause: Counter[str] = Counter()
     for row in seen:
         of_cause[row["cause"]] += row["lost_ms"]
@@ -298,7 +303,7 @@ def _causes(
             break
         left -= 0 if row["cause"] in STAYS else row["lost_ms"]
         bound = measured.get(row["cause"])
-        alone = of_cause[row["cause"]] * 0.5 < row["lost_ms"]
+        alone = of_cause[row["cause"]] * WHOLE < row["lost_ms"]
         limit: float | None
         if bound is not None and alone:  # noise may make the step longer without its work
             certain_ms = bound if bound < total and row["cause"] not in not_sure else None
@@ -312,14 +317,41 @@ def _causes(
                 else max(0.0, step_ms - row["lost_ms"]),
                 "ceiling",
             )
-        # With the cure the step is at most as long. It is told with the first place of its cause.
-        if SMALL not in (row["where"] or "") and (cure := cures.pop(row["cause"], None)) is not None:
-            limit, how = (cure, "measured") if limit is None or cure < limit else (limit, how)
+        # With the cure the step is at most as long.
+        cure = cures.get(row["cause"]) if alone and SMALL not in (row["where"] or "") else None
+        if cure is not None and (limit is None or cure < limit):
+            limit, how = cure, CURE
         rows.append([0, row["cause"], row["where"] or None, row["lost_ms"], percent, limit, how])
     # What one process measured may be noise: then what the profile saw counts, unless it is less.
     gains = {cause: max(0.0 if cause in certain else of_cause[cause], total - ms) for cause, ms in measured.items()}
     rows.sort(key=lambda row: _worth(row, of_cause, gains, results, total), reverse=True)
     return [[rank, *row[1:]] for rank, row in enumerate(rows, start=1)]
+
+
+def _joined_places(
+    seen: Sequence[Mapping[str, Any]], results: Sequence[Result], step_ms: float
+) -> list[Mapping[str, Any]]:
+    """Return one row for all places of a cause without which the step was measured: of them all is the bound."""
+    whole = {one.cause for one in results if one.removes and one.ratio is not None}
+    joined: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in sorted(seen, key=lambda row: -row["lost_ms"]):
+        where = row["where"] or ""
+        key = (row["cause"], "" if row["cause"] in whole and OTHERS_WAIT not in where else where)
+        joined.setdefault(key, []).append(row)
+    return [_in_all_places(rows, step_ms) for rows in joined.values()]
+
+
+def _in_all_places(rows: Sequence[Mapping[str, Any]], step_ms: float) -> Mapping[str, Any]:
+    """Return one row for these, the largest first, whose place says what is lost in the others."""
+    first, lost_ms = rows[0], sum(row["lost_ms"] for row in rows)
+    told = [row for row in rows[1:] if row["where"] and row["lost_ms"] >= LEAST * step_ms][: MOST_PLACES - 1]
+    if not told:
+        return {**first, "lost_ms": lost_ms}
+    name, _, notes = (first["where"] or "").removesuffix(")").partition(" (")
+    shares = [(f"{100 * row['lost_ms'] / step_ms:.1f} %", row["where"].partition(" (")[0]) for row in told]
+    parts = [f"{100 * first['lost_ms'] / step_ms:.1f} % here", *filter(None, [notes])]
+    parts += [f"{share} in {place}" for share, place in shares]
+    return {**first, "lost_ms": lost_ms, "where": f"{name} ({'; '.join(parts)})".lstrip()}
 
 
 def _is_vain(one: Result) -> bool:
@@ -408,10 +440,12 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
     shown = sorted(told_rows[:TOLD_CAUSES], key=causes.index)
     told = {str(cause) for _, cause, *_ in shown}
     blocks: list[Block] = [(0.0, _wrapped(step)), *_of_causes(shown, better, results)]
-    blocks += [(2.0, _wrapped(f"-> {_helped(one)}")) for one in better if one.cause not in told]
+    blocks.append((0.2, [MORE]))
+    blocks += [(0.5, _wrapped(f"-> {_helped(one)}")) for one in better if one.cause not in told]
     so_far = " ".join(line.strip() for _, lines in blocks for line in lines)
     others = [one for one in better if f"-> {one.change}: " not in so_far]
-    blocks.append((4.5, _listed("also faster", [f"{_lost(one)}{_numbers(one)}" for one in others])))
+    faster = [f"{_lost(one)}{_numbers(one)}" for one in others]
+    blocks.append((0.3, _listed("also faster", faster, short=[one.change for one in others])))
     losers = sorted(
         (one for one in results if not one.removes and one.ratio is not None), key=lambda one: one.ratio or 1.0
     )
@@ -420,17 +454,28 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
     late = [one.change for one in results if one.verdict == "not_tried"]
     blocks.append((TOLD_CAUSES, _listed("not tried", late, f" ({NO_TIME})")))
     refused = [one for one in results if one.verdict == "refused" and f"no {one.change}: " not in so_far]
+    refused = refused if len(results) > 1 else []  # the last sentence has it
     reasons = [f"{one.change} ({one.reason})" for one in refused]
     blocks.append((TOLD_CAUSES + 0.5, _listed("refused", reasons, short=[one.change for one in refused])))
     blocks.append((0.0, _wrapped(_at_last(results, better, losers, joined))))
+    kept = _kept(blocks)
+    places = [int(found[0]) for lines in kept for found in [re.match(r"\d+", lines[0])] if found]
+    hidden = [row for row in causes if row not in [shown[place - 1] for place in places]]
+    percent = sum(float(row[4] or 0.0) for row in hidden)
+    more = f"and {len(hidden)} more cause{'s' * (len(hidden) > 1)}, {percent:.1f} % of the step: table `causes`"
+    numbers = itertools.count(1)  # of those that are left
+    lines = [line for block in kept for line in block if line != MORE or hidden]
+    return [re.sub(r"^\d+", lambda _: str(next(numbers)), line) if line != MORE else more for line in lines]
+
+
+def _kept(blocks: Sequence[Block]) -> list[list[str]]:
+    """Return the blocks of the lowest ranks that fit, in their order."""
     left, kept = MOST_LINES, set()
     for at in sorted(range(len(blocks)), key=lambda at: blocks[at][0]):
         if (length := len(blocks[at][1])) <= left:  # no sentence is cut
             left -= length
             kept.add(at)
-    places = itertools.count(1)  # of those that are left
-    lines = [line for at in sorted(kept) for line in blocks[at][1]]
-    return [re.sub(r"^\d+", lambda _: str(next(places)), line) for line in lines]
+    return [blocks[at][1] for at in sorted(kept) if blocks[at][1]]
 
 
 def _at_last(results: Sequence[Result], better: Sequence[Result], losers: Sequence[Result], joined: Result) -> str:
@@ -440,6 +485,8 @@ def _at_last(results: Sequence[Result], better: Sequence[Result], losers: Sequen
     if better:
         return ""
     if not losers:
+        if len(results) == 1 and results[0].verdict == "refused":
+            return f"no change was tried: {results[0].change} is refused ({results[0].reason})"
         bounds = [one.change for one in results if one.removes and one.ratio is not None]
         return f"no change was tried but {', '.join(bounds)}, which is no cure" if bounds else "no change was tried"
     nothing = "nothing that was tried shortens the step by more than 1 % for certain"
@@ -471,7 +518,7 @@ def _of_causes(
         # The first come before all that is said of changes, the last after what is not certain. A cause with its cure
         # comes before those without.
         at = 0.5 if cure else 0.6 * place if place <= SURE_CAUSES else TOLD_CAUSES - 1
-        yield (0.4 if place == 1 else 0.5 if row[6] == "measured" else at), [line]
+        yield (0.4 if place == 1 else 0.5 if row[6] == "measured" or percent >= LARGE_PERCENT else at), [line]
         often = often.rstrip(")").replace(SMALL, VECTORISE if percent >= LARGE_PERCENT else SMALL)
         known = list(filter(None, [*map(str.strip, others), often]))
         below = "; ".join([*known, why_not] if why_not else known)
@@ -491,6 +538,8 @@ def _of_causes(
 
 
 WITHIN = " within "
+MORE = "more"
+"""In the place of the line that counts the causes which are not told."""
 LOSERS = {"not worth it": ("no_difference", "worse"), "not certain": ("inconclusive",)}
 
 
@@ -514,15 +563,13 @@ def _columns(causes: Sequence[Sequence[Scalar]], results: Sequence[Result] = ())
 
 
 HEAD = ("#", "lost to", "share", "step without it")
-BOUND = {"measured": "{}, timed", "ceiling": "about {}"}
+BOUND = {"measured": "{}, timed", CURE: "at most {}", "ceiling": "about {}"}
 
 
 def _bound(cause: str, bound: Scalar, how: str, results: Sequence[Result]) -> str:
     """Return the step without a cause, with its interval where that is known: "38.1 ms (35.2 … 41)"."""
     if bound is None:
         return "not certain"
-    if how == "measured" and any(one.step_ms == bound and one.cause == cause and not one.removes for one in results):
-        return f"at most {_ms(float(bound))}"
     text = BOUND[how].format(_ms(float(bound)))
     for one in results if how == "measured" else ():
         if one.removes and one.cause == cause and one.ratio and one.low is not None and one.high is not None:
@@ -539,10 +586,14 @@ def _cure(cause: str, better: Sequence[Result]) -> str:
 
 def _refused(cause: str, results: Sequence[Result]) -> str:
     """Return that a change against a cause brought nothing, or why the one that would be made first cannot be."""
-    vain = [one for one in results if one.cause == cause and _is_vain(one) and cause not in BROAD]
-    if vain:
-        return f"{vain[0].change} does not help: {vain[0].gain}"
-    refused = [one for one in results if one.cause == cause and one.verdict == "refused" and cause not in BROAD]
+    tried = [one for one in results if one.cause == cause and cause not in BROAD and not one.removes]
+    for one in tried:
+        if _is_vain(one):
+            return f"{one.change} does not help: {one.gain}"
+        if (one.ratio or 0.0) > 1 + CLEAR:
+            once = " (1 process)" if one.low is None else ""
+            return f"{one.change} was tried: {one.ratio:.2f} times as long{once}"
+    refused = [one for one in tried if one.verdict == "refused"]
     # What is named after the cause is the change that comes to mind first.
     first = next((one for one in refused if cause in one.change), refused[0]) if refused else None
     return f"no {first.change}: {first.reason}" if first else ""

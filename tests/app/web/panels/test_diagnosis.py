@@ -55,6 +55,14 @@ def test_causes_that_overlap_end_at_nothing() -> None:
     assert [row[2:4] for row in figure["table"]["rows"]] == [[0, 100], [10, 90], [0, 10]]
 
 
+def test_a_loader_in_two_places_is_drawn_once() -> None:
+    """Tables of earlier versions have the bound of the whole loader beside the first one."""
+    causes = [cause(1, "input", 27.8, 58.1), cause(2, "input", 18.5), cause(3, "kernels", 40.0)]
+    rows = draw_waterfall(causes)["table"]["rows"]
+    assert [row[2:4] for row in rows[1:4]] == [[58.1, pytest.approx(41.9)], [0.0, 58.1], [pytest.approx(18.1), 40.0]]
+    assert [row[0] for row in rows[1:4]] == ["1 input", "floor", "3 kernels"]
+
+
 def test_changes_are_points_around_1_the_fastest_first_and_bounds_are_marked() -> None:
     rows = [
         change("threads", "no_difference", 1.0, ratio_low=0.99, ratio_high=1.01),
