@@ -62,12 +62,20 @@ def _complaint(
     given = sorted(arguments)
     if (error := _bound(function, positional, given)) is None:
         return None
-    takes = [each.arg for each in (*function.args.args, *function.args.kwonlyargs)][len(positional) :]
+    ordered = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+    first, takes = ordered[: len(positional)], ordered[len(positional) :]
+    takes += [each.arg for each in function.args.kwonlyargs]
     unknown = next((each for each in given if each not in takes), "")
-    near = difflib.get_close_matches(unknown, takes, n=1)
-    hint = f"did you mean arguments.{near[0]}?" if near else f"it takes: {', '.join(takes) or 'none'}"
+    if (len(first) < len(positional) and not function.args.vararg) or (unknown in first and unknown not in shown):
+        cure = f"let it take {', '.join(shown)} first"
+    elif near := difflib.get_close_matches(unknown, takes, n=1):
+        cure = f"did you mean arguments.{near[0]}?"
+    elif takes:
+        cure = f"it takes: {', '.join(takes)}; arguments.NAME=VALUE sets one"
+    else:
+        cure = f"it takes no other arguments: leave arguments.{unknown} out"
     call = ", ".join([*shown, *(f"{each}=" for each in given)])
-    return f"it is called as {name}({call}): {error}; {hint}; arguments.NAME=VALUE sets one"
+    return f"it is called as {name}({call}): {error}; {cure}"
 
 
 def _binds(node: ast.stmt, name: str) -> bool:

@@ -528,7 +528,9 @@ class Flopwatch(Connection):
         if not sweep["counts"]["queued"] or sweep["counts"]["running"]:
             return sweep, ""
         first = self.list_jobs(sweep=sweep_id, state="queued", limit=1)
-        return sweep, "".join(f"; waits: {job['waiting']}" for job in first if job["waiting"])
+        sweep = self.sweep_state(sweep_id)  # one of its own jobs may have begun since, which the first then waits for
+        reasons = [] if sweep["counts"]["running"] else [job["waiting"] for job in first if job["waiting"]]
+        return sweep, "".join(f"; waits: {reason}" for reason in reasons)
 
     def events(self, job: Thing, *, timeout_s: float | None = None) -> Iterator[Event]:
         """Yield a job's events from the first on, until it is done; after a lost connection, resume where it broke.

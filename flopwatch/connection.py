@@ -388,10 +388,10 @@ class Connection:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: Exception) -> Unreachable:
-        return Unreachable(
-            f"Cannot talk to {self.url}{self._named_by}: {_sentence(error)}. Start the server with `flopwatch up`, or "
-            "say where it is: FLOPWATCH_URL, or --url."
-        )
+        cure = "Start the server with `flopwatch up`, or say where it is: FLOPWATCH_URL, or --url."
+        if "://" not in self.url:
+            cure = f"Write http://{self.url} or https://{self.url}."
+        return Unreachable(f"Cannot talk to {self.url}{self._named_by}: {_sentence(error)}. {cure}")
 
 
 def parse_stream(lines: Iterable[str]) -> Iterator[tuple[str, Event | None]]:
@@ -537,7 +537,8 @@ def _server_url(data_dir: str | os.PathLike[str] | None) -> tuple[str, str]:
     """Return the server's address, and its source in words. A given folder takes precedence over FLOPWATCH_URL."""
     if data_dir is None and (url := os.environ.get("FLOPWATCH_URL")):
         return url.rstrip("/"), ""
-    folder = Path(data_dir or os.environ.get("FLOPWATCH_DATA_DIR") or defaults.data_dir())
+    named = data_dir or os.environ.get("FLOPWATCH_DATA_DIR")
+    folder = Path(named or defaults.data_dir())
     if url := address.read(folder):
         # It is used all the same: the process of a server in another container is not visible here.
         gone = ", left by a server whose process is gone" if address.is_stale(folder) else ""
@@ -546,7 +547,8 @@ def _server_url(data_dir: str | os.PathLike[str] | None) -> tuple[str, str]:
     if not port.isdecimal():
         raise ClientError(f"FLOPWATCH_PORT: {port!r} is no number of a port")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}", ""
+    lacks = "has no server's address" if folder.is_dir() else "is no folder"
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}", f" ({folder} {lacks})" if named else ""
 
 
 def _timeout(silence_s: float) -> httpx.Timeout:

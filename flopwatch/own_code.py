@@ -77,7 +77,9 @@ class OwnCode:
     def _of_revision(cls, version: str, path: Path, function: str, folder: Path | None) -> OwnCode:
         commit = _git(path.parent, "rev-parse", "--verify", "--quiet", f"{version}^{{commit}}")
         if commit is None:
-            raise ValueError(f"{version!r} is no file, no folder, and no git revision of the folder of {path}")
+            inside = _git(path.parent, "rev-parse", "--git-dir")
+            why = "" if inside else ", which is in no git repository: name two files or folders"
+            raise ValueError(f"{version!r} is no file, no folder, and no git revision of the folder of {path}{why}")
         revision = {"label": version, "commit": commit, "dirty": False}
         shown = _run_git(path.parent, "show", f"{commit}:./{path.name}")
         if shown is None or shown.returncode:

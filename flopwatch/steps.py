@@ -109,7 +109,13 @@ def measure(step: Callable[[], object], *, warmup_steps: int | None = None, meas
     Args:
         warmup_steps: Steps before; None: until their times are steady (by itself, the script makes three).
         measure_steps: Steps measured; None: 10, and in a job on a CPU as many as take about a second.
+
+    Raises:
+        TypeError: `step` is no function.
     """
+    if not callable(step):
+        given = type(step).__name__
+        raise TypeError(f"measure takes a function that does one step, as in measure(step); this is of type {given}")
     if _listener is not None:
         _listener.measure(step, warmup_steps=warmup_steps, measure_steps=measure_steps)
         return

@@ -21,6 +21,7 @@ OF_SUBMISSION = {
     "labels": "--label",
 }
 """What a job has beside its spec, with the command line's option."""
+WITH_UNIT = re.compile(r"\d[\d.]*\s*[A-Za-z%]+")
 ABBREVIATED = re.compile(r"(\d+)\s*([kKmM])")
 IN_1024S = ("length", "lengths", "size", "sizes")
 """How the names of fields end whose "64k" means 65536."""
@@ -99,6 +100,8 @@ def describe(error: ErrorDetails, model: type[BaseModel]) -> str:
         options = [one for one in re.findall("'([^']*)'", error["ctx"]["expected"]) if one[:1] == sent[:1]]
         near = difflib.get_close_matches(sent, options, n=1, cutoff=0.5)
         cure = f"; did you mean {near[0]}?" if near else ""
+    if kind in ("float_type", "int_type") and WITH_UNIT.fullmatch(str(error["input"])):
+        cure = "; write the number alone, in the unit of the field's name"
     if kind == "int_type" and (number := ABBREVIATED.fullmatch(str(error["input"]))):
         field = next((part for part in reversed(error["loc"]) if isinstance(part, str)), "")
         is_size = number[2] in "kK" and field.endswith(IN_1024S)

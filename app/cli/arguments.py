@@ -179,9 +179,16 @@ def parse_sweep(
             grid[key] = values
     if needs_grid and not grid:
         raise typer.BadParameter(
-            "No key has several values (key=v1,v2), and there is no --fit; use `flopwatch submit` for a single job."
+            f"No key has several values (key=v1,v2){_as_range(arguments)}, and there is no --fit; use `flopwatch "
+            "submit` for a single job."
         )
     return fields.spec, grid
+
+
+def _as_range(arguments: Iterable[str]) -> str:
+    """Say how to write a list of numbers that was written with colons: "context_length=64:128"; "": none was."""
+    written = next((one for one in arguments if re.fullmatch(r"[^=]+=\d+(:\d+)+", one)), None)
+    return "" if written is None else f": for {written} write {written.replace(':', ',')}"
 
 
 def parse_fit(argument: str, step: int | None) -> dict[str, Any]:

@@ -143,6 +143,7 @@ def of_job(server: Flopwatch, job: Mapping[str, Any], exit_code: int = 0) -> Bri
         "job": job_id,
         "kind": job["kind"],
         "case": case_text(job["summary"]) or None,
+        "unused": list(job.get("without_effect") or ()) or None,
         "verdict": verdict(validity) if validity else None,
         "ran": ran(job),
         "tables": [table["name"] for table in tables] or None,

@@ -72,11 +72,14 @@ def refusing(ctx: Any) -> Iterator[None]:
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command prints its help
             raise
+        said = error.format_message()
+        if getattr(getattr(error, "param", None), "metavar", None) == "SECONDS" and "a valid" in said:
+            said = f"{said.rstrip('.')}: write the number of seconds alone."
         if ctx.meta[BRIEF]:
             from app.cli.brief import answer, of_error
 
-            answer(of_error(error.format_message(), 2))
-        fail(f"{error.format_message()}\n{(error.ctx or ctx).get_usage()}", 2)
+            answer(of_error(said, 2))
+        fail(f"{said}\n{(error.ctx or ctx).get_usage()}", 2)
 
 
 class FieldsCommand(TyperCommand):

@@ -44,6 +44,8 @@ STATISTICS = {"fastest": "fastest samples", "median": "medians", "mean": "means"
 """The names of the statistics by which a process counts, or could count."""
 NOISE_MIB = 1.0
 """An interpreter that collects its garbage at another moment may make a counted size differ by so much."""
+MUCH = 2.0
+"""A difference from this factor on is written as a factor, and not in percent."""
 IN_TURNS = "measure them in turns, with a job of kind compare"
 
 NOTHING = Estimate(None, None, None, None)
@@ -271,7 +273,9 @@ class Row:
         """Write an end of the interval as a difference with its direction: "19 % faster"; "0 %" for none."""
         if end == 1:
             return "0 %"
-        return f"{percent((end if end > 1 else 1 / end) - 1)} {self.word(up=end > 1)}"
+        factor = end if end > 1 else 1 / end
+        by = f"{factor:.3g}×" if factor >= MUCH else percent(factor - 1)
+        return f"{by} {self.word(up=end > 1)}"
 
     def _range(self, by: Estimate | None = None) -> str:
         """Write the interval as differences, from the lower to the upper ratio: "19 % faster to 1 % slower"."""

@@ -25,8 +25,11 @@ MAKER = "def make(device, width=8, *, depth=2):\n    return lambda: 1\n"
         ("def make(device, *, width):\n    return lambda: 1\n", [], "missing a required"),
         ("def make(device, **others):\n    return lambda: 1\n", ["anything"], None),
         ("def make(*everything):\n    return lambda: 1\n", [], None),
-        ("def make(device, /):\n    return lambda: 1\n", ["device"], "'device'"),
-        ("def make():\n    return lambda: 1\n", [], "too many positional arguments"),
+        ("def make(device, /):\n    return lambda: 1\n", ["device"], "leave arguments.device out"),
+        ("def make():\n    return lambda: 1\n", [], "too many positional arguments; let it take device first"),
+        ("def make(*, device):\n    return lambda: 1\n", [], "let it take device first"),
+        ("def make(batch):\n    return lambda: 1\n", ["batch"], "let it take device first"),
+        ("def make(device):\n    return lambda: 1\n", ["batch"], "no other arguments: leave arguments.batch out"),
         (
             "def make(device):\n    def step():\n        return 1\n",
             [],
@@ -59,6 +62,9 @@ def test_arguments_that_an_implementation_does_not_take_are_told() -> None:
     said = str(complaint(source, "mine", "implementation", ["bz"]))
     assert said.startswith("it is called as mine(q, k, v, is_causal, bz=): got an unexpected keyword argument 'bz'")
     assert "it takes: br, bc; arguments.NAME=VALUE sets one" in said
+    assert "let it take q, k, v, is_causal first" in str(
+        complaint(b"def mine(q, k, br): ...", "mine", "implementation", ["br"])
+    )
     assert complaint(b"def mine(x, weight): ...", "mine", "implementation", []) is None, "an operation of another kind"
 
 

@@ -167,6 +167,21 @@ class TestErrors:
             nobody.list_jobs()
         assert ".." not in str(caught.value)
 
+    def test_an_address_without_http(self) -> None:
+        with (
+            pytest.raises(Unreachable, match=r"Write http://127\.0\.0\.1:1 or https"),
+            Flopwatch("127.0.0.1:1") as nobody,
+        ):
+            nobody.list_jobs()
+
+    @pytest.mark.parametrize(
+        ("folder", "lacks"), [("", "has no server's address"), ("missing", "missing is no folder")]
+    )
+    def test_a_folder_that_knows_no_server_is_named(self, folder: str, lacks: str, tmp_path: Path, monkeypatch) -> None:
+        monkeypatch.setenv("FLOPWATCH_PORT", "1")
+        with pytest.raises(Unreachable, match=lacks), Flopwatch(data_dir=tmp_path / folder) as nobody:
+            nobody.list_jobs()
+
     def test_an_answer_of_another_server(self) -> None:
         with answering(502, "text/html", b"<h1>Bad gateway") as url, Flopwatch(url) as proxy:
             with pytest.raises(Refused, match="answered 502 Bad Gateway") as caught:
@@ -248,7 +263,7 @@ class TestWaiting:
             flopwatch.wait_for_sweep(flopwatch.sweep({**TINY, "device": "cuda"}, {"seed": [1]}), timeout_s=0.01)
         assert flopwatch.cancel(job)["state"] == "cancelled"
 
-    def test_the_reason_why_a_job_or_a_sweep_waits_is_shown(self, flopwatch: Flopwatch) -> None:
+    def test_the_reason_why_a_job_or_a_sweep_waits_is_shown(self, flopwatch: Flopwatch, monkeypatch) -> None:
         shown: list[str] = []
 
         def show(_done: int, _total: int, message: str) -> None:
@@ -262,6 +277,12 @@ class TestWaiting:
         with pytest.raises(WaitTimeout):
             flopwatch.wait_for_sweep(sweep, timeout_s=0.01, show=show)
         assert shown[-1] == f"0 running, 0 failed; waits: {job['waiting']}"
+        before = flopwatch.sweep_state(sweep)
+        states = iter([before, {**before, "counts": {**before["counts"], "queued": 1, "running": 1}}])
+        monkeypatch.setattr(flopwatch, "sweep_state", lambda _: next(states))
+        with pytest.raises(WaitTimeout):
+            flopwatch.wait_for_sweep(sweep, timeout_s=0, show=show)
+        assert shown[-1] == "1 running, 0 failed", "the second waits for the first, which has just begun"
         flopwatch.cancel(job)
         flopwatch.cancel_sweep(sweep)
 
@@ -584,7 +605,7 @@ def test_what_a_job_could_not_run_is_refused_before_the_upload(fresh_site: Any, 
             server.submit(benchmark, step=named)
         with pytest.raises(ClientError, match="imports 'size'"):
             server.sweep(benchmark, {"seed": [1, 2]}, step=named)
-        with pytest.raises(ClientError, match="got an unexpected keyword argument 'width'; it takes: none"):
+        with pytest.raises(ClientError, match="got an unexpected keyword argument 'width'; it takes no other arguments"):
             server.submit({**benchmark, "arguments": {"width": 1}}, step=named, code=project)
         (project / "train.py").write_text("def make_step(device, width):\n    return print\n")
         with pytest.raises(ClientError, match="missing a required argument: 'width'"):

@@ -60,6 +60,13 @@ class Heard:
         self.tokens.append(tokens)
 
 
+@pytest.mark.parametrize("listens", [True, False])
+def test_what_is_no_step_is_refused(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "_listener", Heard() if listens else None)
+    with pytest.raises(TypeError, match=r"as in measure\(step\); this is of type float"):
+        flopwatch.measure(0.5)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("amount", "why"),
     [

@@ -99,7 +99,7 @@ def test_a_file_that_git_does_not_track_has_no_revision(repository: Path) -> Non
 @pytest.mark.parametrize(
     ("version", "named", "words"),
     [
-        ("no-such", "code/mine.py:attention", "no git revision"),
+        ("no-such", "code/mine.py:attention", r"no git revision of the folder of code/mine\.py$"),
         ("main", "code/other.py:attention", "revision main has no code/other.py"),
         ("main", "code/mine.py:other", "defines no 'other'"),
         (".", "code/other.py:attention", "No such file"),
@@ -108,6 +108,13 @@ def test_a_file_that_git_does_not_track_has_no_revision(repository: Path) -> Non
 def test_what_a_version_lacks_is_named(repository: Path, version: str, named: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         OwnCode.of_version(version, named)
+
+
+def test_a_folder_in_no_repository_is_told(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(repository))
+    (repository / ".git").rename(repository / "no-git")
+    with pytest.raises(ValueError, match="which is in no git repository: name two files or folders"):
+        OwnCode.of_version("main", "code/mine.py:attention")
 
 
 @pytest.mark.parametrize(("option", "role"), [(option, role) for option, roles in ROLES.items() for role in roles])

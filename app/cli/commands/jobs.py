@@ -149,7 +149,7 @@ def submit(
     )
     if dry_run:
         if not waiting.as_json:
-            _tell_without_effect(job["without_effect"], spec["kind"])
+            _tell_without_effect(job["without_effect"], job["spec"])
         print_dry_run(server, [job["spec"]], job, searches=False, as_json=waiting.as_json)
         return
     note = f" {SUBMITTED_BEFORE}" if job.replayed else ""
@@ -204,7 +204,7 @@ def _go_on(
     wait, as_json = waiting.waits, waiting.as_json
     if not as_json:
         echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}{note}", err=wait)
-        _tell_without_effect(job["without_effect"], job["kind"])
+        _tell_without_effect(job["without_effect"], job["spec"])
     if job["waiting"] is not None:
         if not wait:
             echo_line(f"job {job['id']} waits: {job['waiting']}", err=True)
@@ -331,7 +331,7 @@ def sweep(
         from app.specs._sweep import expand
 
         if not waiting.as_json:
-            _tell_without_effect(made["without_effect"], base["kind"])
+            _tell_without_effect(made["without_effect"], made["base"])
         points = [point.spec for point in expand(made["base"], grid, left_out)]
         print_dry_run(server, points, made, searches=search is not None, as_json=waiting.as_json)
         return
@@ -691,11 +691,14 @@ def _say_what_waits(server: Flopwatch, sweep_id: int) -> None:
         echo_line(f"{many}: {reason}", err=True)
 
 
-def _tell_without_effect(idle: Sequence[str] | None, kind: str) -> None:
+def _tell_without_effect(idle: Sequence[str] | None, spec: Mapping[str, Any]) -> None:
     """Print which fields change nothing."""
     if idle:
         verb = "has" if len(idle) == 1 else "have"
-        echo_line(f"note: {', '.join(idle)} {verb} no effect here (see `flopwatch specs {kind}`)", err=True)
+        why = f"see `flopwatch specs {spec['kind']}`"
+        if spec.get("step_code"):
+            why = "a step of your own takes arguments.NAME=VALUE"
+        echo_line(f"note: {', '.join(idle)} {verb} no effect here ({why})", err=True)
 
 
 def _how_it_goes_on(server: Flopwatch, job_id: int) -> str:

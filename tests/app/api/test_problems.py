@@ -31,6 +31,7 @@ INVALID: list[tuple[Any, str, str]] = [
     ({"spec": {**TINY, "modle": {"size": "tiny"}}}, "/spec/modle", "did you mean model?"),
     ({"spec": {**TINY, "context_length": "128"}}, "/spec/context_length", 'got "128"'),
     ({"spec": {**TINY, "context_length": "64k"}}, "/spec/context_length", 'got "64k"; write 65536'),
+    ({"spec": {"kind": "estimate", "device_gb": "24GiB"}}, "/spec/device_gb", "write the number alone, in the unit of"),
     ({"spec": {**TINY, "seed": "7k"}}, "/spec/seed", 'got "7k"; write the number out'),
     ({"spec": {**TINY, "context_length": "1m"}}, "/spec/context_length", 'got "1m"; write the number out'),
     ({"spec": {"kind": "attention", "sequence_lengths": ["1k"]}}, "/spec/sequence_lengths/0", 'got "1k"; write 1024'),

@@ -55,13 +55,15 @@ def test_submit_and_show(site: Any, flopwatch: Any) -> None:
     site.http.post(f"/jobs/{job_id}/cancel")
 
 
-def test_fields_that_change_nothing_are_noted(site: Any, flopwatch: Any) -> None:
+def test_fields_that_change_nothing_are_noted(site: Any, flopwatch: Any, tmp_path: Path) -> None:
     used = flopwatch("submit", *TINY, "activation_checkpointing=true", "checkpoint_layers=1")
     idle = flopwatch("submit", *TINY, "checkpoint_layers=1")
     both = flopwatch("submit", *TINY, "checkpoint_layers=1", "compile_scope=model")
     dry = flopwatch("submit", *TINY, "checkpoint_layers=1", "--dry-run")
     swept = flopwatch("sweep", "estimate", "attention_layer.num_heads=1,2", "--dry-run")
-    found = (used, idle, both, dry, swept)
+    (tmp_path / "train.py").write_text("def make_step(device): return min\n")
+    own = flopwatch("submit", "benchmark", "--step", f"{tmp_path}/train.py:make_step", "batch_size=8", "--dry-run")
+    found = (used, idle, both, dry, swept, own)
     notes = [re.findall("^note: (.*)$", done.stderr, re.MULTILINE) for done in found]
     assert notes == [
         [],
@@ -69,7 +71,10 @@ def test_fields_that_change_nothing_are_noted(site: Any, flopwatch: Any) -> None
         ["compile_scope, checkpoint_layers have no effect here (see `flopwatch specs benchmark`)"],
         ["checkpoint_layers has no effect here (see `flopwatch specs benchmark`)"],
         ["attention_layer.num_heads has no effect here (see `flopwatch specs estimate`)"],
+        ["batch_size has no effect here (a step of your own takes arguments.NAME=VALUE)"],
     ]
+    brief = flopwatch("show", both.stdout.split()[1], "--format", "brief").stdout
+    assert 'unused: ["compile_scope", "checkpoint_layers"]' in brief
     assert "unused:   compile_scope, checkpoint_layers" in flopwatch("show", both.stdout.split()[1]).stdout
     for done in (used, idle, both):
         site.http.post(f"/jobs/{ended(done).split()[1]}/cancel")
@@ -236,6 +241,7 @@ STEP = ("submit", "benchmark", "--step")
         (("versus", ".", ".", "--step", "missing.py:make_step", "--", "benchmark"), "missing.py: No such file"),
         (("submit", "missing.json"), "missing.json: No such file"),
         (("submit", "benchmark", "--priority", "high"), "--priority"),
+        (("submit", "benchmark", "--wait-at-most", "10s"), ": write the number of seconds alone"),
         (("compare", "JOB", "JOB", "--fail-above", "0"), "--fail-above"),
         (("compare", "JOB", "JOB", "--format", "xml"), "--format"),
         (("plot", "JOB", "phases", "--output", "plot.gif"), "gif is no format of plots"),
@@ -507,7 +513,7 @@ def test_without_a_server(flopwatch: Any) -> None:
     errors = ended(flopwatch("jobs", FLOPWATCH_URL="http://127.0.0.1:1"), 1)
     assert "flopwatch up" in errors
     assert "Traceback" not in errors
-    assert "protocol. Start the server" in ended(flopwatch("jobs", FLOPWATCH_URL="no url"), 1)
+    assert "protocol. Write http://" in ended(flopwatch("jobs", FLOPWATCH_URL="no url"), 1)
 
 
 def test_jobs(site: Any, flopwatch: Any) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -115,6 +116,9 @@ def test_a_host_may_be_too_noisy(apart: float) -> None:
     assert metric_row.estimate.spread is not None
     differ = percent(metric_row.estimate.spread)
     assert whole.sentence.endswith(f"; this host is too noisy to find 5 %: its processes differ by {differ}")
+    assert re.search(r"may be [\d.e+]+(× | % )faster to [\d.e+]+\1slower; ", whole.sentence)[1] == (
+        "× " if apart > 1 else " % "
+    )
 
 
 class TestTheIntervalExcludesOneButTheTestDoesNotAgree:

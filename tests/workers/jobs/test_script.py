@@ -89,7 +89,7 @@ def test_the_example_runs(run: Run) -> None:
     ids=["nothing", "twice", "exit", "syntax", "no step"],
 )
 def test_what_is_wrong_with_a_script_is_said(run: Run, source: str, words: str) -> None:
-    with pytest.raises(RunnerError, match=words):
+    with pytest.raises((RunnerError, TypeError), match=words):
         run(source)
 
 
@@ -99,6 +99,7 @@ def test_out_of_memory_is_a_result(run: Run, where: str) -> None:
     body = fail if where == "before" else f"def step():\n    {fail}\nflopwatch.measure(step)\nprint('never here')"
     report = run(f"import torch, flopwatch\n{body}\n")
     assert {row["outcome"] for row in report.rows} == {"oom"}
+    assert report.verdict_on()["verdict"] == "suspect"
 
 
 def test_the_numbers_of_the_steps_are_kept_and_a_script_draws_the_same_twice(run: Run) -> None:
