@@ -115,8 +115,8 @@ class EstimateSpec(SpecBase):
     sharded_activation_fraction: float = Field(default=0.5, ge=0, le=1)
     """Fraction of the activations that is also sharded over mesh.fsdp devices; the rest is replicated on each."""
     device_gb: float = Field(default=80.0, ge=0.001, le=1e6)
-    """Memory of one device, into which everything has to fit, in GB (10⁹ bytes). At its default with `device` cpu
-    the answer names the memory of the worker's host."""
+    """Memory of one device, into which everything has to fit, in GB (10⁹ bytes). On a CPU
+    the answer says what the worker's host gives to a job, if that is less."""
     shard_limit_gb: float | None = Field(default=None, ge=0.001, le=1e6)
     """The smallest number of shards keeps each device under this, in GB (10⁹ bytes). Null: `device_gb`; for
     `feed_forward_stack` 95, which CS336 asks for."""
@@ -149,7 +149,7 @@ class EstimateSpec(SpecBase):
             *(f"attention_layer.{name}" for name in AttentionLayerSpec.model_fields),
         )
     }
-    table_rows: ClassVar[tuple[str, ...]] = ("model", "batch_size", "context_length")
+    table_rows: ClassVar[tuple[str, ...]] = ("model", "batch_size", "context_length", "precision")
     table_columns: ClassVar[tuple[str, ...]] = (
         "forward_peak_memory_mib",
         "memory_before_backward_mib",

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from parallel.scaling import pretty
-from workers.jobs._fits import close, gib, report_moments, whose_memory
+from workers.jobs._fits import close, gib, report_moments, size_text, whose_memory
 from workers.jobs._values import Metric, Values
 from workers.measure.table import Column, Scalar
 from workers.model.accounting import StepMemory
@@ -91,10 +91,10 @@ def report_answer(
     if spec.device == "cpu":
         where = "a CPU"
     lines = [
-        f"{what}, {'fits' if peak <= limit else 'does not fit'} on {where} of {spec.device_gb:g} GB: "
+        f"{what}, {'fits' if peak <= limit else 'does not fit'} on {where} of {size_text(spec, on_gpu=on_gpu)}: "
         + "; ".join(f"{moment.name} {gib(moment.total)}" for moment in moments.values())
         + ".",
-        *whose_memory(spec),
+        *whose_memory(spec, on_gpu=on_gpu),
     ]
     for name, length in first.items():
         lines.append(

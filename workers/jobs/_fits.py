@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.specs.estimate import EstimateSpec, MeshSpec
-from workers.measure.host_memory import total_memory
+from workers.measure.host_memory import memory_of_a_job, total_memory
 from workers.measure.table import Column, Scalar
 from workers.model.accounting import Shape, StepMemory
 from workers.model.step_memory import PARTS, Choices, Moment, Sharing, bytes_of, moments
@@ -266,6 +266,13 @@ def asked(spec: EstimateSpec, fits: Sequence[Fit]) -> Fit:
     return next(fit for fit in fits if fit.strategy == strategy)
 
 
+def size_text(spec: EstimateSpec, *, on_gpu: bool) -> str:
+    """Write the memory of a device, and whether nobody has chosen it, though a host has its own."""
+    is_default = spec.device_gb == EstimateSpec.model_fields["device_gb"].default
+    default = ", the default" if is_default and not on_gpu and spec.architecture != "feed_forward_stack" else ""
+    return f"{spec.device_gb:g} GB ({spec.device_gb * 1e9 / GIB:.4g} GiB{default})"
+
+
 def step_text(spec: EstimateSpec) -> str:
     """Write which step is asked about: "train_step in bf16 with fp32 parameters, by adamw"."""
     text = f"{spec.mode} in {spec.precision}"
@@ -280,7 +287,7 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str
     """Return sentences that answer: does it fit, how many devices does it take, and what would make it fit?"""
     known = [fit for fit in fits if fit.fits is not None]
     what = f"{spec.label()}, {spec.batch_size} × {spec.context_length} tokens, {step_text(spec)}"
-    size = f"{spec.device_gb:g} GB ({spec.device_gb * 1e9 / GIB:.4g} GiB)"
+    size = size_text(spec, on_gpu=on_gpu)
     verdict, noun = asked(spec, fits), "device"
     if spec.architecture == "transformer" and (on_gpu or spec.device == "cpu"):
         noun = "GPU" if on_gpu else "CPU"
@@ -290,9 +297,12 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str
     if spec.architecture == "transformer" and noun == "device":
         where += ", as on a CPU (for a GPU, say device=cuda)"
     each = "; ".join(f"{fit.strategy} {'yes' if fit.fits else 'no'}, {gib(fit.peak or 0)}" for fit in known)
+    is_alone = verdict.strategy == "none"  # then the mesh is one that nobody has asked about
     does = "cannot be divided" if verdict.fits is None else "fits" if verdict.fits else "does not fit"
     mesh_text = f"mesh.fsdp={spec.mesh.fsdp} mesh.tensor={spec.mesh.tensor}"
-    lines = [f"{what}, {does} {where}. By strategy, with {mesh_text}: {each}."]
+    parts = f": {gib(verdict.peak or 0)}" if is_alone else f". By strategy, with {mesh_text}: {each}"
+    first = [f"{what}, {does} {where}{parts}.", *whose_memory(spec, on_gpu=on_gpu)]
+    lines = []
     able = [(fit.fewest, fit.strategy) for fit in fits if fit.fewest is not None]
     if able:
         mesh, strategy = min(able, key=lambda one: one[0].devices)
@@ -301,19 +311,24 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str
         lines.append("One device suffices." if mesh.devices == 1 else enough)
     else:
         lines.append("As it is, no number of devices suffices.")
+    if is_alone:
+        return [*first, *([f"To fit on one {noun}: {verdict.helps}."] if verdict.helps else []), *lines]
     helped = dict.fromkeys(fit.helps for fit in known if fit.helps)
-    return [*lines, *whose_memory(spec)] + [
+    return [*first, *lines] + [
         f"To fit with {' or '.join(fit.strategy for fit in known if fit.helps == helps)}: {helps}." for helps in helped
     ]
 
 
-def whose_memory(spec: EstimateSpec) -> list[str]:
-    """Return the sentence that names the memory of this host, if the spec asks about a CPU that has the default's."""
-    default = EstimateSpec.model_fields["device_gb"].default
-    memory = total_memory() if spec.device == "cpu" and spec.device_gb == default else None
-    if memory is None or spec.architecture == "feed_forward_stack":
+def whose_memory(spec: EstimateSpec, *, on_gpu: bool) -> list[str]:
+    """Return the sentence that says what this host gives to a job, if a spec asks about a CPU with more memory."""
+    total, free = total_memory(), memory_of_a_job()
+    if on_gpu or spec.architecture == "feed_forward_stack" or total is None or free is None:
         return []
-    return [f"{default:g} GB is the default; set device_gb={memory / 1e9:.4g}, this host's memory."]
+    free_gb = (1 - CLOSE) * free / 1e9  # a process takes more than the tensors that are counted
+    if spec.device_gb <= free_gb:
+        return []
+    gives = f"of which a job's tensors can take about {free_gb:.3g} now: to ask about it, set device_gb={free_gb:.3g}."
+    return [f"This host has {total / 1e9:.3g} GB, {gives}"]
 
 
 def report_moments(moments: Iterable[Moment], report: Reporter) -> None:

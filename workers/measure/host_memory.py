@@ -8,7 +8,7 @@ CGROUP = Path("/sys/fs/cgroup")
 """The folder of this process's control group, inside a container."""
 LEAST_RESERVE = 512 * 2**20
 RESERVED_SHARE = 0.05
-"""What `bound_memory` leaves to others: this share of the host's memory, and at least LEAST_RESERVE bytes."""
+"""What jobs leave to others: this share of the host's memory, and at least LEAST_RESERVE bytes."""
 MEMINFO = Path("/proc/meminfo")
 
 
@@ -53,13 +53,19 @@ def free_memory(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int | None:
     return left if free is None else min(free, left)
 
 
+def memory_of_a_job() -> int | None:
+    """Return the bytes that `bound_memory` would let a job's processes take now, all together; None if unknown."""
+    free = free_memory()
+    reserve = max(LEAST_RESERVE, int(RESERVED_SHARE * (host_memory("MemTotal") or 0)))
+    return None if free is None else max(0, free - reserve)
+
+
 def bound_memory(processes: int = 1) -> None:
     """Let this process, or each of so many that it starts, take the memory that is free now, less a reserve for all
     others: a case that needs more is out of memory, as on a GPU, and the host does not run out of it."""
-    free = free_memory()
+    free = memory_of_a_job()
     if free is None:
         return
-    reserve = max(LEAST_RESERVE, int(RESERVED_SHARE * (host_memory("MemTotal") or 0)))
     taken = next(
         (
             1024 * int(line.split()[1])
@@ -69,5 +75,5 @@ def bound_memory(processes: int = 1) -> None:
         0,
     )
     _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = taken + max(0, free - reserve) // processes
+    most = taken + free // processes
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

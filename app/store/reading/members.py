@@ -133,8 +133,9 @@ def page(
 def out_of_memory(connection: Connection, rows: Iterable[RowMapping]) -> set[int]:
     """Return which of these jobs succeeded although their only case ran out of memory."""
     measurement = tables.measurement.c
-    # Jobs with several cases have no `metrics`, so few measurements are read.
-    ids = [row["id"] for row in rows if row["state"] == "succeeded" and row["metrics"] is not None]
+    # Jobs with several cases have no `metrics`, so few measurements are read. One without a device only computes.
+    measured = (row for row in rows if row["state"] == "succeeded" and row["metrics"] is not None)
+    ids = [row["id"] for row in measured if row["device_type"] != "none"]
     if not ids:
         return set()
     query = select(measurement.job_id).distinct().join(tables.job, _job.id == measurement.job_id)

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -262,7 +263,7 @@ def answer_of(report: Report) -> tuple[str, dict[str, dict[str, Any]]]:
 def test_the_first_sentence_names_the_step(run, fields: dict[str, Any], text: str) -> None:
     first = answer_of(run(**XL, **fields))[0].splitlines()[0]
     assert first.startswith(f"xl, {text}")
-    assert "By strategy, with mesh.fsdp=16 mesh.tensor=4: none" in first
+    assert re.search(r"on one GPU of 80 GB \(74\.51 GiB\): [\d.]+ GiB\.$", first), "nobody has asked about a mesh"
 
 
 def test_the_first_sentence_says_that_it_does_not_fit(run) -> None:
@@ -278,19 +279,32 @@ def test_the_first_sentence_says_that_it_does_not_fit(run) -> None:
         assert "activation_checkpointing=true" in row["what_helps"]
 
 
-def test_the_answer_for_a_cpu_names_its_hosts_memory_and_one_key_has_one_value(
+def test_the_answer_for_a_cpu_says_what_its_host_gives_and_one_key_has_one_value(
     run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_fits, "total_memory", lambda: 4_000_000_001)
-    sentence = "80 GB is the default; set device_gb=4, this host's memory."
-    asked = run(model={"size": "small"}, device="cpu")
-    explicit = run(model={"size": "small"}, device="cpu", device_gb=80)
+    monkeypatch.setattr(_fits, "total_memory", lambda: 25_280_000_001)
+    monkeypatch.setattr(_fits, "memory_of_a_job", lambda: 20_000_000_000)
+    monkeypatch.setattr(estimate, "has_gpu", lambda: False)
+    sentence = (
+        "This host has 25.3 GB, of which a job's tensors can take about 18 now: to ask about it, set device_gb=18."
+    )
+    small = {"model": {"size": "small"}}
+    asked, explicit = run(**small, device="cpu"), run(**small, device="cpu", device_gb=80)
     assert asked.rows[0]["case_key"] == explicit.rows[0]["case_key"]
     assert medians(asked)["free_gib"] == medians(explicit)["free_gib"]
-    assert sentence in answer_of(asked)[0]
-    assert sentence not in answer_of(run(model={"size": "small"}, device="cpu", device_gb=4))[0]
+    assert "fits on one CPU of 80 GB (74.51 GiB, the default): " in answer_of(asked)[0]
+    for fields, told in (
+        ({"device": "cpu"}, True),
+        ({}, True),
+        ({"device": "cpu", "device_gb": 25.28}, True),
+        ({"device": "cpu", "device_gb": 18}, False),
+        ({"device": "cuda"}, False),
+        ({"architecture": "feed_forward_stack"}, False),
+    ):
+        assert (sentence in answer_of(run(**small, **fields))[0]) == told, fields
     alone = {"architecture": "attention", "attention_layer": {"head_dim": 64}, "context_length": 16_384}
     rows = run(**alone, device="cpu").table_rows("answer")
+    assert "on a CPU of 80 GB (74.51 GiB, the default): " in rows[0]["answer"]
     assert rows[1]["answer"] == sentence
 
 
@@ -429,7 +443,7 @@ def test_attention_alone_says_where_it_runs_out_of_memory(run) -> None:
     assert found["peak_memory_mib"] == found["backward_peak_memory_mib"] > found["forward_peak_memory_mib"]
     assert found["forward_peak_memory_mib"] == 16_392 + 4 * 8
     sentences = [row["answer"] for row in report.table_rows("answer")]
-    assert sentences[0].startswith("attention-h1-d16, 8 × 16384 tokens, fp32, eager, fits on a GPU of 80 GB: forward")
+    assert sentences[0].startswith("attention-h1-d16, 8 × 16384 tokens, fp32, eager, fits on a GPU of 80 GB (74.51 GiB): forward")
     assert sentences[2] == f"The backward pass exceeds it from {found['backward_oom_length']:.0f} tokens on."
     longer = run(**EstimateSpec.presets["classic"] | {"context_length": int(found["backward_oom_length"] or 0)})
     assert "does not fit" in longer.table_rows("answer")[0]["answer"]
