@@ -46,6 +46,8 @@ IMPOSSIBLE = (errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, err
 """Errors of a disk that takes a file, but not by this name or beside these."""
 FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 """A line of faulthandler's."""
+STACK = re.compile(r"^Current thread 0x[0-9a-f]+.*\(most recent call first\):\n((?:  .*\n?)*)", re.MULTILINE)
+"""The stack of the thread that got the signal, or crashed, as faulthandler writes it: others are waiting for it."""
 NO_GPU = re.compile("Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available")
 OFFERED = 10
 """Most names of a file that an error lists."""
@@ -268,8 +270,8 @@ def places_in(stacks: Iterable[tuple[str, str]], files: Path | None = None) -> s
 
 
 def _place_in(text: str, files: Path) -> str | None:
-    # The thread that got the signal, or crashed, is the current one, and others are waiting for it.
-    for file, line, function in FRAME.findall(text.rpartition("\nCurrent thread ")[2]):
+    *_, stack = ["", *STACK.findall(text)]
+    for file, line, function in FRAME.findall(stack):
         is_of_script = not file.startswith("<") and not Path(file).is_absolute()
         if name := file if is_of_script else _name_below(file, files):
             return f"{name}:{line}, in {function}"

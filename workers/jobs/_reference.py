@@ -176,7 +176,7 @@ def fault_of(function: Callable[..., Any], reference: Reference) -> str | None:
 
 
 def not_measured(metrics: Sequence[Metric], error: NotMeasured) -> tuple[Values, list[Check]]:
-    """Return the values of a case that has an outcome instead, and the checks of its verdict: wrong results get one."""
+    """Return the values of a case that has an outcome instead, and the check of its verdict."""
     values = Values(metrics)
     values.set_missing(error.outcome, str(error))
-    return values, [check_measured(values)] if error.outcome == "wrong" else []
+    return values, [check_measured(values, alone=True)]

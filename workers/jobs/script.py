@@ -13,6 +13,7 @@ from app.specs.script import ScriptSpec
 from workers import uploaded
 from workers.jobs import _own_step
 from workers.jobs._base import Unit
+from workers.jobs._grid import check_measured
 from workers.jobs._training import building, measuring, metrics
 from workers.jobs._values import Values
 from workers.outcome import RunnerError
@@ -146,3 +147,4 @@ class Measuring:
         self.monitor.watch(last=True)
         self.values = Values(metrics.metrics_of(BenchmarkSpec(step_code=ANY_CODE)))
         self.values.set_missing("oom", str(error))
+        self.checks = [check_measured(self.values, alone=True)]

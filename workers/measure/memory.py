@@ -7,9 +7,12 @@ from typing import Protocol
 
 import torch
 
+from workers.measure import position
 from workers.measure.errors import NotMeasured, text_of
 
 MIB = 2**20
+MOST_CHARACTERS = 200
+"""Of an allocator's message; the CPU's has 170."""
 OUT_OF_MEMORY_MESSAGES = (
     "out of memory",
     "can't allocate memory",
@@ -40,9 +43,18 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def short_message(error: BaseException) -> str:
-    """Return an error's first 160 characters on one line, since allocators add a page of advice."""
+    """Return an error's first words on one line, since allocators add a page of advice."""
     text = " ".join(text_of(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else f"{text[:160]}…"
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    cut = text[: MOST_CHARACTERS - 1]
+    return f"{cut.rpartition(' ')[0] or cut} …"
+
+
+def out_of_memory(where: str, error: BaseException) -> OutOfMemory:
+    """Return the outcome of a case whose memory ran out; its step is not done any more."""
+    position.step_ends()
+    return OutOfMemory(f"out of memory in {where}: {short_message(error)}")
 
 
 @contextmanager
@@ -52,7 +64,7 @@ def translate_oom(what: str) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
-            raise OutOfMemory(f"out of memory in {what}: {short_message(error)}") from error
+            raise out_of_memory(what, error) from error
         raise
 
 

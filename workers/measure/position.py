@@ -34,6 +34,12 @@ def keep(file: Path) -> None:
         _cells = memoryview(mmap.mmap(opened.fileno(), SIZE)).cast("d")
 
 
+def leave() -> None:
+    """Keep the position of this process, a fork, for itself from now on: the file has that of its parent."""
+    global _cells
+    _cells = memoryview(bytearray(_cells)).cast("d")
+
+
 def step_begins(number: int) -> None:
     """Note that a step is about to begin."""
     _cells[0], _cells[1], _cells[2] = number, 1, now_s()

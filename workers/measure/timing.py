@@ -25,7 +25,7 @@ import torch
 
 from kernels.clock import now_s
 from kernels.device_events import Event, synchronize
-from workers.measure.memory import OutOfMemory, is_out_of_memory, short_message
+from workers.measure.memory import is_out_of_memory, out_of_memory
 from workers.measure.warmup import WINDOW_S, WarmUp
 
 REPORT_INTERVAL_S = 0.5
@@ -382,5 +382,5 @@ def translate_oom_in_step(where: StepPosition) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
-            raise OutOfMemory(f"out of memory in {where.phase} of step {where.step}: {short_message(error)}") from error
+            raise out_of_memory(f"{where.phase} of step {where.step}", error) from error
         raise

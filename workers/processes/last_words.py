@@ -35,6 +35,7 @@ def keep(scratch: Path) -> None:
 def _leave_to_parent() -> None:
     faulthandler.unregister(SIGNAL)
     faulthandler.enable(2)
+    position.leave()
 
 
 def position_in(scratch: Path) -> Position:

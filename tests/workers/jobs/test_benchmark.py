@@ -377,7 +377,11 @@ def test_running_out_of_memory_is_a_result(run, phase: str, monkeypatch: pytest.
         assert "Tried to allocate 20.00 GiB" in row["reason"]
         assert all(row[name] is None for name in ("n", "mean", "std", "median", "min", "max", "samples"))
     assert report.fingerprint
-    assert report.verdict_on()["checks"]
+    judged = report.verdict_on()
+    assert judged["verdict"] == "suspect", "there is nothing to trust"
+    assert judged["checks"][0]["detail"].endswith(
+        "; take a smaller batch or context; `flopwatch sweep … --fit` finds what fits"
+    )
     assert not report.files
 
 

@@ -19,6 +19,7 @@ from tests.workers.reporting import Report
 from workers import uploaded
 from workers.jobs import runner_for
 from workers.jobs._training.building import Training
+from workers.measure import position
 from workers.measure.ceilings import Ceilings
 from workers.measure.own_step import OwnStep
 from workers.measure.returned import STEPS, ReturnedNumbers
@@ -86,6 +87,10 @@ def make_lacking_step(device):
             raise torch.OutOfMemoryError("CUDA out of memory: tried to allocate 1 GiB")
 
     return step
+
+
+def make_broken_step(device):
+    return lambda: torch.tensor(float("nan"))
 
 
 def make_shared_step(device, batch_size):
@@ -251,6 +256,7 @@ def test_out_of_memory_is_a_result(run: Run) -> None:
     report = run("benchmark", "make_lacking_step")
     assert {row["outcome"] for row in report.rows} == {"oom"}
     assert "out of memory in forward of step 1" in report.rows[0]["reason"]
+    assert str(position.here()) == "after step 1", "a later error is none of that step"
 
 
 @pytest.mark.parametrize(
@@ -343,10 +349,15 @@ def test_what_a_step_keeps_from_its_beginning_is_its_input(run: Run) -> None:
     assert "make_kept_step" in row["site"]
 
 
+def test_that_a_loss_is_no_number_is_said_first(run: Run) -> None:
+    assert run("benchmark", "make_broken_step").verdict_on()["checks"][0]["name"] == "finite"
+
+
 @pytest.mark.parametrize("kind", ["profile", "memory"])
 def test_out_of_memory_is_a_result_of_every_kind(run: Run, kind: str) -> None:
     report = run(kind, "make_lacking_step", measure_steps=1)
     assert {row["outcome"] for row in report.rows if row["phase"] != "initialisation"} == {"oom"}
+    assert report.verdict_on()["verdict"] == "suspect"
 
 
 @pytest.mark.parametrize("kind", ["benchmark", pytest.param("profile", marks=pytest.mark.long)])

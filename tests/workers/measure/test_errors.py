@@ -45,7 +45,7 @@ def test_every_error_has_words_that_fit(error: BaseException, words: str, capfd:
     assert with_type(error).startswith(words)
     assert len(text_of(error)) <= LIMIT
     json.dumps(with_type(error)).encode()
-    assert len(short_message(error)) <= 161
+    assert len(short_message(error)) <= 201
     assert not is_out_of_memory(error)
     print_traceback(error)
     assert type(error).__name__ in capfd.readouterr().err

@@ -33,6 +33,8 @@ def step():
     ready, told = os.pipe()
     pid = os.fork()
     if not pid:
+        from workers.measure import position
+        position.step_begins(5)
         os.write(told, b".")
         time.sleep(60)
     os.read(ready, 1); print(pid, flush=True); time.sleep(60)
@@ -70,10 +72,11 @@ def test_a_process_that_hangs_writes_its_stacks_at_the_signal_and_its_fork_none(
     with started(tmp_path, HANGS) as process:
         assert process.stdout is not None
         fork = int(process.stdout.readline())
+        assert str(last_words.position_in(tmp_path)) == "in step 4", "that of the fork is its own"
         assert last_words.place_in(tmp_path) == ""
         os.kill(fork, SIGNAL)  # it has no handler any more
         process.send_signal(SIGNAL)
-        wait_until(lambda: last_words.place_in(tmp_path) == " (train.py:9, in step)", "the stacks", 10)
+        wait_until(lambda: last_words.place_in(tmp_path) == " (train.py:11, in step)", "the stacks", 10)
         assert last_words.stacks_in(tmp_path).count("Current thread") == 1
         process.kill()
 
@@ -92,14 +95,29 @@ def test_ranks_that_wait_for_each_other_have_a_place_each(tmp_path: Path) -> Non
         file = tmp_path / "ranks" / f"rank-{rank}.log"
         file.parent.mkdir(exist_ok=True)
         own = f'  File "{tmp_path}/code/0123abcd/train.py", line {line} in step\n'
-        file.write_text(f'said\n\nCurrent thread 0x1:\n  File "{tmp_path}/torch/x.py", line 1 in f\n{own}')
+        file.write_text(
+            f'said\n\nCurrent thread 0x1 (most recent call first):\n  File "{tmp_path}/torch/x.py", line 1 in f\n{own}'
+        )
     assert last_words.place_in(tmp_path) == " (rank 0: train.py:12, in step; rank 1: train.py:17, in step)"
     assert "--- output of rank 1 ---\nsaid" in last_words.stacks_in(tmp_path)
+
+
+def test_only_a_stack_of_faulthandlers_has_a_place(tmp_path: Path) -> None:
+    line = '  File "train.py", line 5 in step\n'
+    for text, place in (
+        (line, ""),
+        (f"Current thread 0x1 (most recent call first):\n{line}", " (train.py:5, in step)"),
+        (f"Current thread 0x1 (most recent call first):\n  <no Python frame>\n\nsaid:\n{line}", ""),
+    ):
+        (tmp_path / last_words.STACKS).write_text(text)
+        assert last_words.place_in(tmp_path) == place
 
 
 @pytest.mark.parametrize(
     ("file", "place"), [("train.py", " (train.py:5, in step)"), ("<string>", ""), ("/usr/lib/train.py", "")]
 )
 def test_a_place_is_in_a_script_or_in_uploaded_files(tmp_path: Path, file: str, place: str) -> None:
-    (tmp_path / last_words.STACKS).write_text(f'\nCurrent thread 0x1:\n  File "{file}", line 5 in step\n')
+    (tmp_path / last_words.STACKS).write_text(
+        f'\nCurrent thread 0x1 (most recent call first):\n  File "{file}", line 5 in step\n'
+    )
     assert last_words.place_in(tmp_path) == place

@@ -270,6 +270,9 @@ def _tell(report: Reporter, done: int, total: int, title: str, line: str) -> Non
     report.progress(done, total, f"{title}: {line}")
 
 
+LESS_MEMORY = "take a smaller batch or context; `flopwatch sweep … --fit` finds what fits"
+
+
 @contextlib.contextmanager
 def frozen_objects() -> Iterator[None]:
     """Keep the collector, which runs with each cell, from visiting the objects that live now: hundreds of modules."""
@@ -281,11 +284,15 @@ def frozen_objects() -> Iterator[None]:
         gc.unfreeze()
 
 
-def check_measured(values: Values) -> Check:
-    """Check that the cell was measured; a fault makes it suspect, a wrong result wrong."""
+def check_measured(values: Values, *, alone: bool = False) -> Check:
+    """Check that the cell was measured; a fault makes it suspect, a wrong result wrong, and a lack of memory suspect if
+    it is the job's only cell, since then there is nothing to trust."""
     outcome = values.outcome
     detail = outcome if values.reason is None else f"{outcome}: {values.reason}"
-    return Check("measured", outcome not in FAULTS, detail, "wrong" if outcome == "wrong" else "suspect")
+    lacking = alone and outcome == "oom"
+    cure = f"; {LESS_MEMORY}" if lacking else ""
+    ok = outcome not in FAULTS and not lacking
+    return Check("measured", ok, f"{detail}{cure}", "wrong" if outcome == "wrong" else "suspect")
 
 
 def nothing_measured(outcomes: Mapping[str, int]) -> Check:

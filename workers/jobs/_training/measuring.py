@@ -69,7 +69,7 @@ def measure(
     add_times(values, training, times, step_ms, busy)
     if pacing == "loop":
         values.set("isolated_step_ms", ISOLATED, times.step)
-    return values, [*check_times(training, times, step_ms, busy, monitor), *numbers.checks()]
+    return values, [*numbers.checks(), *check_times(training, times, step_ms, busy, monitor)]
 
 
 def time_isolated(

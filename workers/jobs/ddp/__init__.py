@@ -107,7 +107,7 @@ def measure(spec: DdpSpec, case: Case, title: str, report: Reporter, *, extent: 
         if spec.snapshot:
             report_snapshots(spec, found, report)
         report_tables(spec, found, lateness, report)
-        checks += check_finite(values_rows(spec, found))
+        checks = [*check_finite(values_rows(spec, found)), *checks]
         if predicts(spec):
             best, doubt = report_buckets(spec, found, turns_of(found, "silent"), values, report)
             if doubt is not None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from app.specs.memory import MemorySpec
 from workers.jobs import _reference
+from workers.jobs._grid import check_measured
 from workers.jobs._values import Metric, Values
 from workers.jobs.memory.recording import INITIALISATION, Session, height, peak_seen
 from workers.measure.allocations.categories import CATEGORIES, FORWARD, UNKNOWN
@@ -84,7 +85,7 @@ def results(session: Session) -> tuple[Values, list[Check]]:
         add_phase(values, session.initialisation, INITIALISATION)
     if session.lacked is not None:
         values.set_missing("oom", session.reason)
-        return values, [*session.parts, check_history([session.lacked])]
+        return values, [check_measured(values, alone=True), *session.parts, check_history([session.lacked])]
     for recorded in phases:
         add_phase(values, recorded, recorded.stretch.phase)
     add_whole(values, session)
