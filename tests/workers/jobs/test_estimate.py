@@ -443,7 +443,8 @@ def test_attention_alone_says_where_it_runs_out_of_memory(run) -> None:
     assert found["peak_memory_mib"] == found["backward_peak_memory_mib"] > found["forward_peak_memory_mib"]
     assert found["forward_peak_memory_mib"] == 16_392 + 4 * 8
     sentences = [row["answer"] for row in report.table_rows("answer")]
-    assert sentences[0].startswith("attention-h1-d16, 8 × 16384 tokens, fp32, eager, fits on a GPU of 80 GB (74.51 GiB): forward")
+    where = "fits on a GPU of 80 GB (74.51 GiB): forward"
+    assert sentences[0].startswith(f"attention-h1-d16, 8 × 16384 tokens, fp32, eager, {where}")
     assert sentences[2] == f"The backward pass exceeds it from {found['backward_oom_length']:.0f} tokens on."
     longer = run(**EstimateSpec.presets["classic"] | {"context_length": int(found["backward_oom_length"] or 0)})
     assert "does not fit" in longer.table_rows("answer")[0]["answer"]
