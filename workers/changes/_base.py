@@ -81,6 +81,8 @@ class Look:
     """For a step of several ranks."""
     doubles: bool = False
     """Whether an operator of a step has an input in float64 with dimensions."""
+    checkpoints: bool = False
+    """Whether a step calls torch.utils.checkpoint, as far as that is known."""
 
     @property
     def on_gpu(self) -> bool:

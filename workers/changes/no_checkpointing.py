@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -17,17 +16,8 @@ OPTIONS = ("use_reentrant", "context_fn", "determinism_check", "debug", "early_s
 
 def _why_not(look: Look) -> str | None:
     if look.own is not None:
-        return None if _is_imported() else Elsewhere("no module has imported torch.utils.checkpoint by name")
+        return None if look.checkpoints else Elsewhere("the step does not call torch.utils.checkpoint")
     return None if look.spec.activation_checkpointing else "the spec has no activation checkpointing"
-
-
-def _is_imported() -> bool:
-    from torch.utils import checkpoint
-
-    others = [module for name, module in [*sys.modules.items()] if name.partition(".")[0] != "torch"]
-    return any(
-        getattr(module, "__dict__", {}).get("checkpoint") in (checkpoint, checkpoint.checkpoint) for module in others
-    )
 
 
 def _called(_device: torch.device) -> AbstractContextManager[None]:

@@ -11,12 +11,12 @@ from typing import Any
 
 from app.results.agreement import FIRST
 from app.results.inference import interval
-from app.specs.diagnosis import SMALL, DiagnosisSpec
+from app.specs.diagnosis import ITEM, SMALL, DiagnosisSpec
 from flopwatch.intervals import median_interval
 from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
 from workers.jobs.diagnosis.look import OF_OPTIMIZER, OPTIMIZER, REPEATED
-from workers.jobs.diagnosis.planning import CLEAR, DISTURBED, GAIN
+from workers.jobs.diagnosis.planning import CLEAR, DISTURBED, GAIN, is_better
 from workers.jobs.diagnosis.turn import JOINED
 from workers.measure.check import Check
 from workers.measure.table import Column, Scalar
@@ -31,7 +31,7 @@ CHANGES = Column.parse(
 )
 ANSWER = Column.parse("answer")
 DECIDED = ("better", "no_difference", "worse")
-NONE_JOINED = "no change shortened the step in its first processes, so none were joined"
+NONE_JOINED = "no change is better for certain, so none were joined"
 TOGETHER, STEP_MS = "together", "answer_step_ms"
 MOST_CAUSES = 30
 MOST_LINES, MOST_BELOW, WIDTH = 18, 3, 80
@@ -47,6 +47,8 @@ BROAD = ("kernels", "host", "launches")
 """Causes against which so many changes may help that a refused one says little."""
 VECTORISE = f"{SMALL}: let one take all rows at once, or use torch.compile"
 """What to do about a loop over such operators."""
+READ_AT_ONCE = f"{SMALL}{ITEM}: .tolist() reads all at once, or one operator may do it"
+"""Likewise, if it reads numbers."""
 OTHERS_WAIT = "(the others wait for it"
 """In the place of a cause that a late rank has, by how much longer than the others'."""
 PLAIN = "kernels"
@@ -242,7 +244,7 @@ def _measured(found: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> 
     sure = estimate.low is not None or quiet  # processors are others', too, and two processes may agree by chance
     verdict = "inconclusive"
     if estimate.ratio is not None and estimate.low is not None and estimate.high is not None:
-        if estimate.high < 1 and estimate.ratio < 1 - GAIN:
+        if is_better(estimate):
             verdict = "better"
         elif estimate.low > 1 and estimate.ratio > 1 + GAIN:
             verdict = "worse"
@@ -519,7 +521,9 @@ def _of_causes(
         # comes before those without.
         at = 0.5 if cure else 0.6 * place if place <= SURE_CAUSES else TOLD_CAUSES - 1
         yield (0.4 if place == 1 else 0.5 if row[6] == "measured" or percent >= LARGE_PERCENT else at), [line]
-        often = often.rstrip(")").replace(SMALL, VECTORISE if percent >= LARGE_PERCENT else SMALL)
+        often = often.rstrip(")")
+        if percent >= LARGE_PERCENT:
+            often = often.replace(*((SMALL + ITEM, READ_AT_ONCE) if ITEM in often else (SMALL, VECTORISE)))
         known = list(filter(None, [*map(str.strip, others), often]))
         below = "; ".join([*known, why_not] if why_not else known)
         if len(_wrapped(below, INDENT)) > MOST_BELOW:  # the table of changes has the reason

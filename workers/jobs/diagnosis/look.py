@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
+from torch.utils.checkpoint import checkpoint
 
 from app.specs._training import TrainingSpec
 from app.specs.benchmark import BenchmarkSpec
-from app.specs.diagnosis import SMALL, DiagnosisSpec
+from app.specs.diagnosis import ITEM, SMALL, DiagnosisSpec
 from workers.changes import CHANGES
 from workers.changes._base import Change, Done, Elsewhere, Look
 from workers.jobs import _reference
@@ -77,6 +78,8 @@ TOLD_BREAKS = 3
 """Most lines in which torch.compile breaks graphs that are named with launches."""
 MANY = 100
 """A line that a step runs as often is a loop that somebody should know of."""
+LOOP = 32
+"""Rounds of a loop in one call of its function: so many small operators are worth one large one."""
 REPEATED = "times a step"
 """The end of a note on such a line."""
 SMALL_NS, SMALL_ON_GPU_NS = 20_000, 5_000
@@ -137,13 +140,11 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
             try:
                 named = own.updates_named() if own is not None else nullcontext()
                 with turn.as_it_is(training), named, reads_named(), collections_named() as collected:
-                    lost, gaps, traced, busy_percent, profiled_ms = _lost(training, values, collected, report)
+                    lost, gaps, places, busy_percent, profiled_ms = _lost(training, values, collected, report)
             except AnotherProfiler as error:
                 raise BrokenCode(str(error)) from error
-            candidates = _candidates(
-                spec, training, traced.recording, lost, collections=len(collected), uneven=len(updates) > 1
-            )
-            kept = turn.kept_kernels(traced)
+            candidates = _candidates(spec, training, places, lost, collections=len(collected), uneven=len(updates) > 1)
+            kept = turn.kept_kernels(places.profile)
     report.validity(monitor.conclude(checks), case.key, unit.title)
     if not unit.params.get("again"):  # one process measures a case
         values.report(case, environment.device_key(device), report)
@@ -158,9 +159,9 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
 
 def _lost(
     training: Training, values: Values, collected: Sequence[int], report: Reporter
-) -> tuple[Lost, list[list[Scalar]], Profile, float | None, float | None]:
-    """Return what the median step is lost to, its largest gaps, the profile of one step, the percentage of it in which
-    a GPU works, and what a step took that was sampled.
+) -> tuple[Lost, list[list[Scalar]], Places, float | None, float | None]:
+    """Return what the median step is lost to, its largest gaps, the places of one profiled step, the percentage of it
+    in which a GPU works, and what a step took that was sampled.
 
     `collected` has the ns of each garbage collection so far.
     """
@@ -172,13 +173,13 @@ def _lost(
     if training.device.type == "cuda":
         plain, _, _ = profile_steps(training, PROFILED, report, shapes=False, isolated=False)
         lost, gaps, busy_percent = _on_gpu(training, plain, places, step_ms)
-        return lost, gaps, traced, busy_percent, None
+        return lost, gaps, places, busy_percent, None
     before = len(collected)
     samples, _ = own_lines.sample(training, report)
     lost = _on_cpu(training, samples, places, step_ms)
     wall_ns = sum(sample.wall_ns for sample in samples.stacks.values()) or 1
     _collected(lost, step_ms * sum(collected[before:]) / wall_ns, places)
-    return lost, [], traced, None, 1e-6 * wall_ns / max(1, samples.steps)
+    return lost, [], places, None, 1e-6 * wall_ns / max(1, samples.steps)
 
 
 def _own_code(spec: TrainingSpec) -> OwnCode:
@@ -219,12 +220,21 @@ class Places:
 
     def is_small(self, place: Place) -> bool:
         """Return True if a line is a loop over operators that take hardly longer than it takes to call them."""
-        did = self.launched.get(place)
-        if did is None or min(did.operators, self.runs(place)) < MANY:
+        did, runs = self.launched.get(place), self.runs(place)
+        entries = self._trace.entries[place.file, place.function] or runs
+        if did is None or min(did.operators, runs) < (LOOP if runs >= LOOP * entries else MANY):
             return False
         if self.profile.recording.device:
             return did.device_self_ns < SMALL_ON_GPU_NS * did.operators
         return did.typical_ns < SMALL_NS
+
+    def reads(self, place: Place) -> bool:
+        """Return True if the host reads a number most times that a line runs."""
+        return 2 * self.launched[place].reads > self.runs(place)
+
+    def calls(self, function: Callable[..., object]) -> bool:
+        """Return True if the traced step called a function in Python."""
+        return inspect.unwrap(function).__code__ in self._trace.called
 
     def at(self, time_ns: int) -> Place | None:
         """Return the line in which the traced step was at a moment of the profiler's clock."""
@@ -342,11 +352,9 @@ def _where(
     functions: dict[tuple[str, str, str, Sequence[str], bool], dict[Place, float]] = defaultdict(dict)
 
     def notes(cause: str, place: Place | None) -> list[str]:
-        known = {
-            WAITS: cause in ("host", INPUT) and place in waiting and place is not None,
-            SMALL: cause in WORK and place is not None and places.is_small(place),
-        }
-        return [note for note, holds in known.items() if holds]
+        if place is not None and cause in WORK and places.is_small(place):
+            return [f"{SMALL}{ITEM}" if places.reads(place) else SMALL]
+        return [WAITS] if cause in ("host", INPUT) and place in waiting and place is not None else []
 
     def key(cause: str, place: Place) -> tuple[str, str, str, Sequence[str], bool]:
         return cause, place.file, place.function, tuple(notes(cause, place)), places.runs(place) >= MANY
@@ -389,7 +397,7 @@ def _named(ms: Mapping[Place, float], place: Place, places: Places) -> str:
     most = max(lines, key=lambda one: lines[one])
     runs = places.runs(most)
     share = [f"{100 * lines[most] / sum(lines.values()):.0f} % of it"] if first < last else []
-    known = [*share, *([f"{runs} {REPEATED}"] if runs >= MANY else [])]
+    known = [*share, *([f"{runs} {REPEATED}"] if runs >= MANY or places.is_small(most) else [])]
     notes = [f"line {most.line}: {', '.join(known)}"] if known else []
     broken = any((one.file, one.line) in places.breaks for one in (*lines, place))
     return _noted(f"{place.file}:{span} {place.function}", [*notes, *(["graph break"] if broken else [])])
@@ -650,8 +658,9 @@ def _running(
 
 
 def _candidates(
-    spec: DiagnosisSpec, training: Training, traced: Recording, lost: Lost, *, collections: int, uneven: bool
+    spec: DiagnosisSpec, training: Training, places: Places, lost: Lost, *, collections: int, uneven: bool
 ) -> list[list[Scalar]]:
+    traced, compiled = places.profile.recording, compilation().graphs > 0
     look = Look(
         spec.step,  # type: ignore[arg-type]
         training.device,
@@ -659,9 +668,10 @@ def _candidates(
         training.own.loaders if training.own else (),
         Counter(event.product.dtype for event in traced.host if event.product is not None),
         Counter(event.name for event in traced.host) + Counter(event.name for event in traced.device),
-        compilation().graphs > 0,
+        compiled,
         collections,
         uneven,
+        checkpoints=compiled or places.calls(checkpoint),  # a compiled step calls it no more
         doubles=any(event.double for event in traced.host),
     )
     return candidates(spec, look, lost)

@@ -1,9 +1,9 @@
 """What a diagnosis does next, decided by the agent from the tables so far. Imports neither torch nor changes.
 
 The stages: `look` profiles the step, and does so again if the host was busy meanwhile; `screen` runs each change once;
-`join` adds the changes that helped to each other, the best one first, and keeps each that helps further, since gains do
-not add up; `turn` measures the step as it is, the changes that helped and those joined again, in an order that is
-drawn, by processes that decide the answer; `conclude` writes it.
+`turn` measures the step as it is and the changes that helped again, in an order that is drawn, by processes that decide
+the answer; `join` adds those that are better for certain to each other, the best one first, and keeps each that helps
+further, since gains do not add up: these have turns, too; `conclude` writes the answer.
 """
 
 import json
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from app.results.inference import Estimate, interval
 from app.specs.diagnosis import DiagnosisSpec
 from workers.jobs._base import SoFar, Unit
 from workers.jobs.diagnosis.turn import JOINED, TURNS
@@ -67,8 +68,6 @@ def further(spec: DiagnosisSpec, so_far: SoFar) -> list[Unit]:
     if units := progress.looking_again():
         return units
     if stage in ("look", "screen") and (units := progress.screening()):
-        return units
-    if stage in ("look", "screen", "join") and (units := progress.joining()):
         return units
     if units := progress.turns() or progress.screening():
         return units
@@ -167,7 +166,7 @@ class _Progress:
 
     def joined(self) -> tuple[Names, Names | None]:
         """Return the changes that help together, as far as it is known, and those that are to be tried next."""
-        winners = self.winners
+        winners = [names for names in self.winners if self._helps(names)]
         kept: Names = winners[0] if winners else ()
         for one in winners[1:]:
             both = (*kept, *one)
@@ -200,39 +199,45 @@ class _Progress:
         of = {row["change"]: json.loads(row["fields"]) for row in self.candidates}
         return {field: value for name in names for field, value in of[name].items()}
 
-    def joining(self) -> list[Unit]:
-        _, following = self.joined()
-        if following is None or self._turns_that_fit(2) < FEWEST:
-            return []
-        return self._units("join", [following])
+    def _helps(self, names: Names) -> bool | None:
+        """Return whether a change is better by its turns; None: they are too few."""
+        before, after = self.of((), ["turn"]), self.of(names, ["turn"])
+        return is_better(interval(before, after)) if min(len(before), len(after)) >= FEWEST else None
 
     def turns(self) -> list[Unit]:
         """Plan a round of turns: of those that have had some and may or may not help; then of the changes that help,
-        the best one first, and of the bounds, as many as there is time for; then of those that brought nothing, the
-        closest first, since without an interval nobody knows that."""
+        the best one first, as many as there is time for; then those of them that are better are joined, and have turns
+        with the bounds; then those that brought nothing, the closest first, since without an interval nobody knows
+        that."""
         done = Counter(_names(row) for row in self.rows if row["stage"] == "turn")
-        joined, _ = self.joined()
+        joined, following = self.joined()
+        sides = [*([joined] if len(joined) > 1 else []), *self.winners]
         removing = [names for row in self.candidates if row["removes"] and (names := (row["change"],))]
-        best, others = self.winners[:1], self.winners[1:]
-        sides = [*best, *([joined] if joined and joined not in best else []), *(one for one in others if one != joined)]
         sides += [names for names in removing if self.of(names, ["screen"])]
         begun = [side for side in sides if 0 < done[side] < MOST and not self._decided(side)]
         had = max((done[side] for side in begun), default=0)
-        begun, number = self._fitting(begun, max(1, FEWEST - had))
+        may_help = [names for names in self.winners if self._helps(names) is not False]
+        kept_free = 2 if len(may_help) > 1 and not any(len(names) > 1 for names in done) else 0
+        begun, number = self._fitting(begun, max(1, FEWEST - had), kept_free if had >= FEWEST else 0)
         if begun and number >= max(1, FEWEST - had):
             return self._round(begun, min(number, (FEWEST if had < FEWEST else MOST) - had), had)
-        new, number = self._fitting([side for side in sides if not done[side]], FEWEST)
+        new, number = self._fitting([side for side in self.winners if not done[side]], FEWEST, kept_free)
+        number = number if done else self._turns_that_fit(1 + len(new))
+        if not (new and number >= (FEWEST if done else 1)):
+            if following is not None and self._turns_that_fit(2) >= FEWEST:
+                return self._units("join", [following])
+            new, number = self._fitting([side for side in sides if not done[side]], FEWEST)
         if new and number >= (FEWEST if done else 1):
             return self._round(new, min(number, SHOW if not done and number < SURELY * FEWEST else FEWEST), len(done))
         losers, number = self._fitting([names for names in self._losers() if names not in done], FEWEST)
         return self._round(losers, FEWEST, sum(done.values())) if number >= FEWEST else []
 
-    def _fitting(self, sides: list[Names], number: int) -> tuple[list[Names], int]:
+    def _fitting(self, sides: list[Names], number: int, kept_free: int = 0) -> tuple[list[Names], int]:
         """Return as many of the sides, at least the first one, as have time for so many turns each, and for how many
-        they have."""
-        while len(sides) > 1 and self._turns_that_fit(1 + len(sides)) < number:
+        they have. The time of `kept_free` further sides is for those joined, and the step as it is beside them."""
+        while len(sides) > 1 and self._turns_that_fit(1 + len(sides) + kept_free) < number:
             sides = sides[:-1]
-        return sides, self._turns_that_fit(1 + len(sides)) if sides else 0
+        return sides, self._turns_that_fit(1 + len(sides) + kept_free) if sides else 0
 
     def _decided(self, side: Names) -> bool:
         """Return True if all turns of a side say whether it saves more than GAIN. (With FEWEST turns the interval of
@@ -375,6 +380,12 @@ class _Progress:
             if key and (common := plain.keys() & its.keys()):
                 found[key] = max(found.get(key, 0.0), *(relative(plain[one], its[one]) for one in common))
         return found
+
+
+def is_better(estimate: Estimate) -> bool:
+    """Return True if a changed step is faster for certain, by more than GAIN."""
+    ratio, high = estimate.ratio, estimate.high
+    return ratio is not None and high is not None and high < 1 and ratio < 1 - GAIN
 
 
 def _looked_ms(row: Mapping[str, Any]) -> float:

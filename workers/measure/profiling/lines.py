@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from kernels.clock import unix_ns
@@ -32,6 +32,8 @@ MAX_EVENTS = 1_000_000
 """Most lines whose runs are counted in a step; a second's worth."""
 ATTENTION = "scaled_dot_product"
 """Part of the names of torch's operators that compute attention."""
+READS = ("aten::item", "aten::is_nonzero")
+"""Operators with which the host reads one number."""
 MAX_CODE = 100
 """Most characters of a line's text."""
 OUTSIDE = "outside of your code"
@@ -81,6 +83,8 @@ class Launched:
     """Of `operators_ns`, the time of operators whose inputs are in float64."""
     attention_ns: int = 0
     """Likewise, of attention in one operator."""
+    reads: int = 0
+    """Operators with which the host reads a number, as `.item()` does."""
     wall_ns: int = 0
     """Of the line itself. Tracing has slowed down Python in it, and the profiler its operators."""
     device_self_ns: int = 0
@@ -192,6 +196,10 @@ class LineTrace:
         self.calls = Counter[Place]()
         self.rounds = Counter[Place]()
         """How often each line jumped back within itself: the rounds of a loop or comprehension that is one line."""
+        self.entries = Counter[tuple[str, str]]()
+        """How often each of the user's own functions began, by file and name."""
+        self.called = set[CodeType]()
+        """The functions in Python that ran, whoever wrote them."""
         self.complete = True
         """False if there were more than MAX_EVENTS runs of lines: those after them are unknown."""
         self._events = 0
@@ -222,11 +230,14 @@ class LineTrace:
     def _enter(self, frame: FrameType, event: str, _argument: object) -> Any:
         """Follow a function that begins, or goes on after a `yield`, if it is the user's own."""
         code = frame.f_code
+        self.called.add(code)
         if event != "call" or not self._own.is_own(code.co_filename):
             return None
         counts = code.co_name not in COMPREHENSIONS
         # At its beginning a function is in its own line; a generator goes on in the line that yielded.
         begins = frame.f_lineno == code.co_firstlineno
+        if begins and (head := self._own.place(code.co_filename, code.co_qualname, frame.f_lineno)) is not None:
+            self.entries[head.file, head.function] += 1
         last = None if begins else self._own.place(code.co_filename, code.co_qualname, frame.f_lineno)
         line = 0
         if not counts and (place := self._own.place(code.co_filename, code.co_qualname, frame.f_lineno)) is not None:
@@ -282,6 +293,7 @@ class LineTrace:
             place = stack_at(event.begin_ns)[-1]
             line = found[place]
             line.operators += event.kind == "operator"
+            line.reads += event.name in READS
             line.operators_ns += event.end_ns - event.begin_ns
             times_ns[place].append(event.end_ns - event.begin_ns)
         for place, each in times_ns.items():

@@ -33,7 +33,10 @@ import time
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
+
+LOOP = 64
 
 
 class Rows(torch.optim.Optimizer):
@@ -142,6 +145,16 @@ def make_step(device, slow):
         if slow != "accumulation" or next(numbers) % 2:
             optimizer.step()
             optimizer.zero_grad()
+        if slow == "rounds":
+            decayed = torch.zeros(4, 16)
+            for number in range(LOOP):
+                decayed = 0.9 * decayed + 0.1 * x
+            loss = loss + decayed.sum()
+        if slow == "reads":
+            for row in rows:
+                gained = row[0].item()
+        if slow == "checkpoint":
+            loss = loss + checkpoint(model, data, use_reentrant=False).sum()
         if slow == "host":
             sum(range(2_000_000))
         if kept:
@@ -241,6 +254,21 @@ def test_what_is_planted_is_named_first_with_its_function(look, uneven, slow, wh
     assert ("loader_workers" in candidates) == (slow == "input"), "a step without a loader is not offered one"
 
 
+@pytest.mark.parametrize(
+    ("slow", "note"),
+    [("rounds", "64 times a step; small operators)"), ("reads", "500 times a step; small operators with .item())")],
+)
+def test_a_loop_over_small_operators_is_known_by_its_rounds_and_by_what_it_reads(look, slow, note) -> None:
+    rows = look(arguments={"slow": slow}).tables["seen"]["rows"]
+    assert [cause for cause, at, _ in rows if at.endswith(note)] == ["kernels"], rows
+
+
+@pytest.mark.parametrize("slow", ["checkpoint", "loop"])
+def test_a_step_that_checkpoints_nothing_is_not_tried_without_it(look, slow) -> None:
+    names = [row[0] for row in look(arguments={"slow": slow}).tables["candidates"]["rows"]]
+    assert ("no_checkpointing" in names) == (slow == "checkpoint")
+
+
 def test_a_second_look_measures_no_case_again_and_says_how_long_its_steps_took(look) -> None:
     report = look(again=True, arguments={"slow": "host"})
     assert report.rows == []
@@ -251,7 +279,9 @@ def test_a_second_look_measures_no_case_again_and_says_how_long_its_steps_took(l
 
 
 def test_of_several_lines_the_one_that_takes_most_is_named() -> None:
-    places: Any = SimpleNamespace(runs=lambda place: 200 if place.line == 7 else 0, breaks=set())
+    places: Any = SimpleNamespace(
+        runs=lambda place: 200 if place.line == 7 else 0, breaks=set(), is_small=lambda place: False
+    )
     one, other = (Place("train.py", line, "step") for line in (5, 7))
     of_both = "line 7: 75 % of it, 200 times a step"
     assert stage._named({one: 1.0, other: 3.0}, one, places) == f"train.py:5-7 step ({of_both})"
