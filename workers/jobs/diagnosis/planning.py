@@ -13,12 +13,14 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from app.results.inference import Estimate, interval
 from app.specs.diagnosis import DiagnosisSpec
 from workers.jobs._base import SoFar, Unit
 from workers.jobs.diagnosis.turn import JOINED, TURNS
+
+if TYPE_CHECKING:
+    from app.results.inference import Estimate
 
 GAIN = 0.01
 """A change that shortens a step by less is not worth a line."""
@@ -201,6 +203,8 @@ class _Progress:
 
     def _helps(self, names: Names) -> bool | None:
         """Return whether a change is better by its turns; None: they are too few."""
+        from app.results.inference import interval  # with the database, which every rank would import
+
         before, after = self.of((), ["turn"]), self.of(names, ["turn"])
         return is_better(interval(before, after)) if min(len(before), len(after)) >= FEWEST else None
 
@@ -382,7 +386,7 @@ class _Progress:
         return found
 
 
-def is_better(estimate: Estimate) -> bool:
+def is_better(estimate: "Estimate") -> bool:
     """Return True if a changed step is faster for certain, by more than GAIN."""
     ratio, high = estimate.ratio, estimate.high
     return ratio is not None and high is not None and high < 1 and ratio < 1 - GAIN
