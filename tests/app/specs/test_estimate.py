@@ -85,7 +85,12 @@ def test_the_other_architectures_sizes_change_nothing() -> None:
 
 
 def test_people_see_the_model_and_the_batch() -> None:
-    assert estimate(model={"size": "xl"}).summary() == {"model": "xl", "batch_size": 4, "context_length": 256}
+    assert estimate(model={"size": "xl"}).summary() == {
+        "model": "xl",
+        "batch_size": 4,
+        "context_length": 256,
+        "precision": "bf16",
+    }
     assert estimate(**STACK).summary()["model"] == "stack-d16384-f53248-b126"
     assert estimate().case().coordinates["stack.d_ff"] is None
     assert estimate(**STACK).case().coordinates["model.num_heads"] is None
