@@ -238,7 +238,7 @@ class Row:
         ratio = (self.estimate or NOTHING).ratio
         if not baseline or candidate is None or ratio is None or (candidate / baseline - 1) * (ratio - 1) >= 0:
             return ""
-        return "; the ratio is the median over pairs of processes, whose sides' medians differ the other way"
+        return "; the ratio is that of processes side by side: the sides' medians, over all, differ the other way"
 
     def factor(self, by: Estimate | None = None) -> str:
         """Write by how much the candidate differs, with its interval: "1.25× faster, 95 % CI 1.24–1.26".
@@ -384,7 +384,7 @@ class Row:
         by: the witness that decides; None: the statistic by which the processes count.
         """
         if 100 * self.drift > limit_percent:
-            return f"; one side alone drifted by {percent(self.drift)}: measure them in turns, by a job of kind compare"
+            return f"; one side alone drifted by {percent(self.drift)}: {IN_TURNS}"
         estimate = self.estimate if by is None else self._by(by)
         if estimate is None or estimate.spread is None:
             return ""

@@ -240,6 +240,10 @@ STEP = ("submit", "benchmark", "--step")
         (("versus", "old", ".", "--step", "train.py:make_step", "--", "benchmark"), "'old' is no file, no folder"),
         (("versus", ".", ".", "--step", "missing.py:make_step", "--", "benchmark"), "missing.py: No such file"),
         (("submit", "missing.json"), "missing.json: No such file"),
+        (
+            ("submit", "estimate", "--step", "train.py:make_step"),
+            "; for where its time goes, `flopwatch why train.py:make_step`",
+        ),
         (("submit", "benchmark", "--priority", "high"), "--priority"),
         (("submit", "benchmark", "--wait-at-most", "10s"), ": write the number of seconds alone"),
         (("compare", "JOB", "JOB", "--fail-above", "0"), "--fail-above"),

@@ -187,6 +187,8 @@ def test_a_baseline_from_set_to_delete(flopwatch: Any, run: Any) -> None:
     plain = ended(flopwatch("check", "--baseline", "main", slower, "--fail-above", "20.1%"), 4)
     assert "--alternate" not in plain, "nothing of it is code of one's own"
     assert "missing" in ended(flopwatch("check", "--baseline", "main", run(seed=3)), 6)
+    failed = run(seed=1, state="failed")
+    assert f"(job {failed}: failed)" in ended(flopwatch("check", "--baseline", "main", failed), 6)
     assert "1.20× slower" in ended(flopwatch("compare", "main", slower))
     assert "16 and 8 processes" in ended(flopwatch("compare", f"{one},{same}", slower))
     ended(flopwatch("baseline", "delete", "main"))
