@@ -382,5 +382,6 @@ def translate_oom_in_step(where: StepPosition) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
-            raise out_of_memory(f"{where.phase} of step {where.step}", error) from error
+            of_phase = "" if where.phase == "step" else f"{where.phase} of "
+            raise out_of_memory(f"{of_phase}step {where.step}", error) from error
         raise

@@ -286,7 +286,7 @@ def test_the_answer_for_a_cpu_says_what_its_host_gives_and_one_key_has_one_value
     monkeypatch.setattr(_fits, "memory_of_a_job", lambda: 20_000_000_000)
     monkeypatch.setattr(estimate, "has_gpu", lambda: False)
     sentence = (
-        "This host has 25.3 GB, of which a job's tensors can take about 18 now: to ask about it, set device_gb=18."
+        "This host has 25.3 GB, of which a job's tensors can take about 16 now: to ask about it, set device_gb=16."
     )
     small = {"model": {"size": "small"}}
     asked, explicit = run(**small, device="cpu"), run(**small, device="cpu", device_gb=80)
@@ -297,7 +297,7 @@ def test_the_answer_for_a_cpu_says_what_its_host_gives_and_one_key_has_one_value
         ({"device": "cpu"}, True),
         ({}, True),
         ({"device": "cpu", "device_gb": 25.28}, True),
-        ({"device": "cpu", "device_gb": 18}, False),
+        ({"device": "cpu", "device_gb": 16}, False),
         ({"device": "cuda"}, False),
         ({"architecture": "feed_forward_stack"}, False),
     ):

@@ -99,6 +99,7 @@ def test_out_of_memory_is_a_result(run: Run, where: str) -> None:
     body = fail if where == "before" else f"def step():\n    {fail}\nflopwatch.measure(step)\nprint('never here')"
     report = run(f"import torch, flopwatch\n{body}\n")
     assert {row["outcome"] for row in report.rows} == {"oom"}
+    assert report.rows[0]["reason"].startswith(f"out of memory in {'step 1' if where != 'before' else 'the script'}: ")
     assert report.verdict_on()["verdict"] == "suspect"
 
 
