@@ -1,12 +1,13 @@
 """Backward pass of FlashAttention-3 in Gluon, for compute capability 9.0 and head dimensions up to 128.
 
-A program keeps a tile of keys and values, and walks over the queries that see them. Two consumers of four warps take
-half of the keys each. Scores stand upright (keys × queries), so that weights P and their gradients dS feed the products
-for dV and dK from registers. dS also goes to shared memory, where both consumers read the whole of it: each multiplies
-a half of dQ, one tile of queries later, so that neither waits for the other's dS. One warp fetches tiles, another adds
-dQ to a float32 sum in memory, both by the copy engine.
+A unit of work is a tile of keys and values, and a walk over the queries that see them. Programs are few, and each takes
+the next unit of all as soon as it has fetched what one needs, so that the next tiles come while this unit ends. Two
+consumers of four warps take half of the keys each. Scores stand upright (keys × queries), so that weights P and their
+gradients dS feed the products for dV and dK from registers. dS also goes to shared memory, where both consumers read
+the whole of it: each multiplies a half of dQ, one tile of queries later, so that neither waits for the other's dS. One
+warp fetches tiles, another adds dQ to a float32 sum in memory, both by the copy engine.
 
-Three functions walk over the queries: `visit`, `visit_halves` (HALVES), and `consume_narrow` (NARROW).
+Three functions walk over the queries: `visit`, `visit_halves` (HALVES), and `consume_narrow_unit` (NARROW).
 
 See kernels.attention.triton.kernels for the formulas, and for `exponents` and `deltas`.
 """
@@ -100,11 +101,11 @@ def hide(p, low, high, first_query, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def own_keys(k_tiles, v_tiles, WHO: gl.constexpr):
-    """(the tile of keys, a consumer's half of it, its half of the values), addressed anew in each turn."""
+def own_keys(k_tiles, v_tiles, held, WHO: gl.constexpr):
+    """(tile `held` of keys, a consumer's half of it, its half of the values), addressed anew in each turn."""
     N: gl.constexpr = k_tiles.shape[3]
     D: gl.constexpr = k_tiles.shape[4]
-    place = known_late()
+    place = known_late() + held
     k_tile = k_tiles.index(place).reshape([N, D])
     k = k_tile.slice(WHO * (N // 2), N // 2, 0)
     v = v_tiles.index(place).reshape([N, D]).slice(WHO * (N // 2), N // 2, 0)
@@ -114,19 +115,22 @@ def own_keys(k_tiles, v_tiles, WHO: gl.constexpr):
 @gluon.jit
 def await_queries(q_tiles, q_full, count, total):
     """Tile `count` of `total` tiles of queries. Behind the last one nothing is awaited, and the tile is an old one."""
-    stage = count % 2
-    mbarrier.wait(q_full.index(stage), (count // 2) & 1, pred=count < total)
+    stage = count & 1
+    mbarrier.wait(q_full.index(stage), (count >> 1) & 1, pred=count < total)
     return q_tiles.index(stage).reshape([q_tiles.shape[3], q_tiles.shape[4]])
 
 
 @gluon.jit
-def first_scores(k_tiles, q_tiles, q_full, total, WHO: gl.constexpr, QUERIES: gl.constexpr, REST: gl.constexpr):
+def first_scores(
+    k_tiles, q_tiles, q_full, held, count, total, WHO: gl.constexpr, QUERIES: gl.constexpr, REST: gl.constexpr
+):
     """Scores of a consumer's keys and the first QUERIES queries."""
     HALF: gl.constexpr = k_tiles.shape[3] // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, QUERIES, 16])
-    mbarrier.wait(q_full.index(0), 0, pred=total > 0)
-    k = k_tiles.index(0).reshape([2 * HALF, k_tiles.shape[4]]).slice(WHO * HALF, HALF, 0)
-    q = q_tiles.index(0).reshape([q_tiles.shape[3], q_tiles.shape[4]]).slice(0, QUERIES, 0)
+    stage = count & 1
+    mbarrier.wait(q_full.index(stage), (count >> 1) & 1, pred=total > 0)
+    k = k_tiles.index(held).reshape([2 * HALF, k_tiles.shape[4]]).slice(WHO * HALF, HALF, 0)
+    q = q_tiles.index(stage).reshape([q_tiles.shape[3], q_tiles.shape[4]]).slice(0, QUERIES, 0)
     s = along_rows(k, q, gl.zeros([HALF, QUERIES], gl.float32, layout), REST)
     return warpgroup_mma_wait(0, deps=[s])
 
@@ -152,24 +156,34 @@ def part_of_dq(ds, k, WHO: gl.constexpr, TAIL: gl.constexpr):
 
 
 @gluon.jit
-def values_in_registers(v_tiles, FROM: gl.constexpr, WIDTH: gl.constexpr, WHO: gl.constexpr, layout: gl.constexpr):
+def values_in_registers(
+    v_tiles, held, FROM: gl.constexpr, WIDTH: gl.constexpr, WHO: gl.constexpr, layout: gl.constexpr
+):
     """Columns of a consumer's values, as the left factor of a product of this layout: dP then reads half as much of
     shared memory, which is busier than the tensor cores."""
     N: gl.constexpr = v_tiles.shape[3]
-    v = v_tiles.index(0).reshape([N, v_tiles.shape[4]]).slice(WHO * (N // 2), N // 2, 0)
+    v = v_tiles.index(held).reshape([N, v_tiles.shape[4]]).slice(WHO * (N // 2), N // 2, 0)
     return v.slice(FROM, WIDTH, 1).load(gl.DotOperandLayout(0, layout, 2))
 
 
 @gluon.jit
 def tell_other(token, count, WHO: gl.constexpr):
     """Tell the other consumer that this one's dS of tile `count` is stored, and dQ of the tile before multiplied."""
-    return arrive_at(token, 5 + 2 * (1 - WHO) + count % 2, 256)
+    return arrive_at(token, 5 + 2 * (1 - WHO) + (count & 1), 256)
 
 
 @gluon.jit
 def hear_other(token, count, WHO: gl.constexpr):
     """Wait until the other consumer has signalled tile `count`."""
-    return wait_at(token, 5 + 2 * WHO + count % 2, 256)
+    return wait_at(token, 5 + 2 * WHO + (count & 1), 256)
+
+
+@gluon.jit
+def begin_unit(token, count, WHO: gl.constexpr):
+    """Tell the other consumer that dS may be stored: dK and dV of the unit before are copied from there. The dQ that
+    follows, of the tile before the first, is not added up."""
+    tma.store_wait(0)
+    return tell_other(token, count + 1, WHO)
 
 
 @gluon.jit
@@ -216,23 +230,31 @@ def hand_on_dq(dq, dq_tiles, dq_empty, count, token, WHO: gl.constexpr):
 
 @gluon.jit
 def hand_on_last_dq(
-    k_tiles, v_tiles, ds_tiles, dq_tiles, dq_empty, total, token, WHO: gl.constexpr, TAIL: gl.constexpr
+    k_tiles, v_tiles, ds_tiles, dq_tiles, dq_empty, kv_empty, held, turn, begin, count, token,
+    WHO: gl.constexpr, TAIL: gl.constexpr,
 ):  # fmt: skip
-    """Multiply and hand on dQ of the last of `total` tiles, and wait until the other consumer has read all tiles."""
-    token = hear_other(token, total + 1, WHO)
-    k_tile, _k, _v = own_keys(k_tiles, v_tiles, WHO)
-    dq = warpgroup_mma_wait(0, deps=[part_of_dq(ds_tiles.index((total + 1) % 2), k_tile, WHO, TAIL)])
-    token = hand_on_dq(dq, dq_tiles, dq_empty, total, token, WHO)
-    token = hear_other(tell_other(token, total, WHO), total, WHO)
-    if total == 0:  # a program that fetches nothing has not waited, and will write dK and dV
+    """Multiply and hand on dQ of the unit's last tile, and wait until the other consumer has read all tiles.
+
+    The keys' slot is freed at once if it is the only one, and the next unit waits for it; else later, which is faster.
+    """
+    token = hear_other(token, count + 1, WHO)
+    k_tile, _k, _v = own_keys(k_tiles, v_tiles, held, WHO)
+    dq = warpgroup_mma_wait(0, deps=[part_of_dq(ds_tiles.index((count + 1) & 1), k_tile, WHO, TAIL)])
+    if k_tiles.shape[0] == 1:
+        mbarrier.arrive(kv_empty.index(held), count=1)
+    token = hand_on_dq(dq, dq_tiles, dq_empty, count + turn, token, WHO)
+    token = hear_other(tell_other(token, count, WHO), count, WHO)
+    if k_tiles.shape[0] > 1:
+        mbarrier.arrive(kv_empty.index(held), count=1)
+    if count == begin:  # a program that fetched nothing has not waited, and will write dK and dV
         token = after_the_kernel_before(token)
     return token
 
 
 @gluon.jit
 def visit(
-    begin, end, free, bound, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-    q_full, do_full, dq_empty, low, high, scale,
+    begin, end, free, bound, held, turn, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles,
+    numbers, q_full, do_full, dq_empty, low, high, scale,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr,
     REST: gl.constexpr,
 ):  # fmt: skip
@@ -245,11 +267,11 @@ def visit(
     left_layout: gl.constexpr = gl.DotOperandLayout(0, d_layout, 2)
     column_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
     for index in range(begin, end):
-        stage = count % 2
-        phase = (count // 2) & 1
+        stage = count & 1
+        phase = (count >> 1) & 1
         q = q_tiles.index(stage).reshape([M, D])
         do = do_tiles.index(stage).reshape([M, D])
-        k_tile, k, v = own_keys(k_tiles, v_tiles, WHO)
+        k_tile, k, v = own_keys(k_tiles, v_tiles, held, WHO)
         zeros = gl.zeros([HALF, M], gl.float32, s_layout)
         mbarrier.wait(q_full.index(stage), phase)
         s = along_rows(k, q, zeros, REST)
@@ -276,7 +298,7 @@ def visit(
         dq, dv = warpgroup_mma_wait(1, deps=[dq, dv])
         token = tell_other(token, count, WHO)
         token = free_gradients(token, stage)
-        token = hand_on_dq(dq, dq_tiles, dq_empty, count, token, WHO)
+        token = hand_on_dq(dq, dq_tiles, dq_empty, count + turn, token, WHO)
         dk = warpgroup_mma_wait(0, deps=[dk])
         token = free_queries(token, stage)
         count += 1
@@ -285,16 +307,16 @@ def visit(
 
 @gluon.jit
 def leave_out(
-    begin, end, count, token, k_tiles, v_tiles, ds_tiles, dq_tiles, q_full, do_full, dq_empty,
+    begin, end, held, turn, count, token, k_tiles, v_tiles, ds_tiles, dq_tiles, q_full, do_full, dq_empty,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
 ):  # fmt: skip
     """As `visit`, for tiles of queries that see none of this consumer's half of the keys: its dS is zero."""
     HALF: gl.constexpr = N // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     for _index in range(begin, end):
-        stage = count % 2
-        phase = (count // 2) & 1
-        k_tile, _k, _v = own_keys(k_tiles, v_tiles, WHO)
+        stage = count & 1
+        phase = (count >> 1) & 1
+        k_tile, _k, _v = own_keys(k_tiles, v_tiles, held, WHO)
         mbarrier.wait(q_full.index(stage), phase)
         mbarrier.wait(do_full.index(stage), phase)
         token = free_queries(free_gradients(token, stage), stage)
@@ -303,7 +325,7 @@ def leave_out(
         fence_async_shared()
         dq = warpgroup_mma_wait(0, deps=[part_of_dq(ds_tiles.index(1 - stage), k_tile, WHO, D // 2)])
         token = tell_other(token, count, WHO)
-        token = hand_on_dq(dq, dq_tiles, dq_empty, count, token, WHO)
+        token = hand_on_dq(dq, dq_tiles, dq_empty, count + turn, token, WHO)
         count += 1
     return count, token
 
@@ -334,8 +356,8 @@ def visit_half(
 
 @gluon.jit
 def visit_halves(
-    first, free, bound, end, group, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-    q_full, do_full, dq_empty, low, high, scale,
+    first, free, bound, end, group, held, turn, begin, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
+    dq_tiles, numbers, q_full, do_full, dq_empty, low, high, scale,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """dK and dV after the tiles of queries from `first` to `end` of a whole group. `free` and `bound` count halves of
@@ -350,15 +372,16 @@ def visit_halves(
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     left_layout: gl.constexpr = gl.DotOperandLayout(0, d_layout, 2)
     total = group * (end - first)
-    s = first_scores(k_tiles, q_tiles, q_full, total, WHO, PART, 0)
-    v = values_in_registers(v_tiles, 0, D, WHO, s_layout)
+    s = first_scores(k_tiles, q_tiles, q_full, held, begin, total, WHO, PART, 0)
+    v = values_in_registers(v_tiles, held, 0, D, WHO, s_layout)
+    token = begin_unit(token, begin, WHO)
     index = first
-    for count in range(total):
-        stage = count % 2
-        phase = (count // 2) & 1
+    for count in range(begin, begin + total):
+        stage = count & 1
+        phase = (count >> 1) & 1
         q = q_tiles.index(stage).reshape([M, D])
         do = do_tiles.index(stage).reshape([M, D])
-        k_tile, k, _v = own_keys(k_tiles, v_tiles, WHO)
+        k_tile, k, _v = own_keys(k_tiles, v_tiles, held, WHO)
         mine = ds_tiles.index(stage).slice(WHO * HALF, HALF, 0)
         exponents = numbers.index(stage * 2)
         deltas = numbers.index(stage * 2 + 1)
@@ -377,7 +400,7 @@ def visit_halves(
             s_next, dp, dv, do, exponents, deltas, mine, count, token, index, free, bound, low, high, scale,
             PART, WHO, CAUSAL, left_layout,
         )  # fmt: skip
-        q_next = await_queries(q_tiles, q_full, count + 1, total)
+        q_next = await_queries(q_tiles, q_full, count + 1, begin + total)
         s = along_rows(k, q_next.slice(0, PART, 0), zeros, 0)
         fence_async_shared()
         dq = part_of_dq(ds_tiles.index(1 - stage), k_tile, WHO, D // 2)
@@ -385,7 +408,7 @@ def visit_halves(
         s, dq, dv = warpgroup_mma_wait(1, deps=[s, dq, dv])
         token = tell_other(token, count, WHO)
         token = free_gradients(token, stage)
-        token = hand_on_dq(dq, dq_tiles, dq_empty, count, token, WHO)
+        token = hand_on_dq(dq, dq_tiles, dq_empty, count + turn, token, WHO)
         dk = warpgroup_mma_wait(0, deps=[dk])
         token = free_queries(token, stage)
         index += 1
@@ -395,9 +418,72 @@ def visit_halves(
 
 
 @gluon.jit
+def own_tile(unit, tiles, planes, key_heads, size, CAUSAL: gl.constexpr):
+    """(tile, batch, head of keys) of a unit: head by head, which shares the L2 cache, or, with a causal mask, by groups
+    of heads those tiles first that most queries see."""
+    tile = unit % tiles
+    plane = unit // tiles
+    if CAUSAL:
+        tile, plane = place(unit, tiles, planes, size, False)
+    return tile, plane // key_heads, plane % key_heads
+
+
+@gluon.jit
+def tell_unit(units, held, unit):
+    """Write which unit slot `held` is of; `kv_full` tells the others."""
+    units.index(held).store(gl.full([1], unit, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+
+
+@gluon.jit
+def hear_unit(units, kv_full, turn, WARPS: gl.constexpr):
+    """(unit, slot) of a program's turn, when its keys and values are there."""
+    held = turn & (units.shape[0] - 1)
+    mbarrier.wait(kv_full.index(held), (turn // units.shape[0]) & 1)
+    return gl.max(units.index(held).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0), held
+
+
+@gluon.jit
 def consume(
-    dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-    kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
+    dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, dk_rooms, numbers,
+    units, kv_full, kv_empty, q_full, do_full, dq_empty,
+    tiles, planes, size, key_heads, group, queries, keys, band, scale, root,
+    WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
+    HALVES: gl.constexpr, NARROW: gl.constexpr,
+):  # fmt: skip
+    HALF: gl.constexpr = N // 2
+    dv_room = ds_tiles._reinterpret(dv_out.dtype, [2 * N * M // (HALF * D), 1, 1, HALF, D], dv_out.layout).index(WHO)
+    dk_room = dk_rooms.index(dk_rooms.shape[0] - 2 + WHO)
+    turn = 0
+    count = 0
+    token = tiles
+    unit, held = hear_unit(units, kv_full, turn, 4)
+    while unit < tiles * planes:
+        tile, batch, key_head = own_tile(unit, tiles, planes, key_heads, size, CAUSAL)
+        start = tile * N
+        if NARROW:
+            count, token = consume_narrow_unit(
+                dk_room, dv_room, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers, q_full, do_full,
+                dq_empty, kv_empty, start, held, turn, count, token, group, queries, keys, band, scale, root,
+                WHO, M, N, D, CAUSAL, REST,
+            )  # fmt: skip
+        else:
+            count, token = consume_unit(
+                dk_room, dv_room, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers, q_full, do_full,
+                dq_empty, kv_empty, start, held, turn, count, token, group, queries, keys, band, scale, root,
+                WHO, M, N, D, CAUSAL, REST, HALVES,
+            )  # fmt: skip
+        fence_async_shared()
+        tma.async_copy_shared_to_global(dk_out, [batch, key_head, start + WHO * HALF, 0], dk_room)
+        tma.async_copy_shared_to_global(dv_out, [batch, key_head, start + WHO * HALF, 0], dv_room)
+        turn += 1
+        unit, held = hear_unit(units, kv_full, turn, 4)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def consume_unit(
+    dk_room, dv_room, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers, q_full, do_full,
+    dq_empty, kv_empty, start, held, turn, count, token, group, queries, keys, band, scale, root,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
     HALVES: gl.constexpr,
 ):  # fmt: skip
@@ -408,18 +494,17 @@ def consume(
     first, free, bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M // 2 if HALVES else M, 16])
     low, high = own_spans(start + WHO * HALF, queries, keys, band, CAUSAL, s_layout, HALF)
-    count = 0
-    token = tell_other(start, 1, WHO)  # dQ of "tile −1", which follows, is not added up
-    mbarrier.wait(kv_full, 0)
+    begin = count
     if HALVES:
         if CAUSAL is None:
             _first, free, bound, _end = query_tiles(start + WHO * HALF, queries, keys, band, M // 2, HALF, CAUSAL)
         token, dk, dv = visit_halves(
-            first, free, bound, end, group, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles,
-            numbers, q_full, do_full, dq_empty, low, high, scale, WHO, M, N, D, CAUSAL,
+            first, free, bound, end, group, held, turn, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles,
+            ds_tiles, dq_tiles, numbers, q_full, do_full, dq_empty, low, high, scale, WHO, M, N, D, CAUSAL,
         )  # fmt: skip
-        count = group * (end - first)
+        count += group * (end - first)
     else:
+        token = begin_unit(token, count, WHO)
         own_first = first
         own_end = end
         if CAUSAL is None or CAUSAL:
@@ -432,44 +517,41 @@ def consume(
         for _member in range(group):
             if WHO == 1 and (CAUSAL is None or CAUSAL):
                 count, token = leave_out(
-                    first, own_first, count, token, k_tiles, v_tiles, ds_tiles, dq_tiles, q_full, do_full, dq_empty,
-                    WHO, M, N, D,
+                    first, own_first, held, turn, count, token, k_tiles, v_tiles, ds_tiles, dq_tiles, q_full, do_full,
+                    dq_empty, WHO, M, N, D,
                 )  # fmt: skip
             masked_end = own_end if CAUSAL is None else free
             count, token, dk, dv = visit(
-                own_first, masked_end, free, bound, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
-                dq_tiles, numbers, q_full, do_full, dq_empty, low, high, scale, WHO, M, N, D, CAUSAL, True, REST,
+                own_first, masked_end, free, bound, held, turn, count, token, dk, dv, k_tiles, v_tiles, q_tiles,
+                do_tiles, ds_tiles, dq_tiles, numbers, q_full, do_full, dq_empty, low, high, scale, WHO, M, N, D,
+                CAUSAL, True, REST,
             )  # fmt: skip
             if CAUSAL is not None:
                 count, token, dk, dv = visit(
-                    gl.maximum(own_first, free), end, free, bound, count, token, dk, dv, k_tiles, v_tiles, q_tiles,
-                    do_tiles, ds_tiles, dq_tiles, numbers, q_full, do_full, dq_empty, low, high, scale, WHO, M, N, D,
-                    CAUSAL, False, REST,
+                    gl.maximum(own_first, free), end, free, bound, held, turn, count, token, dk, dv, k_tiles, v_tiles,
+                    q_tiles, do_tiles, ds_tiles, dq_tiles, numbers, q_full, do_full, dq_empty, low, high, scale, WHO, M,
+                    N, D, CAUSAL, False, REST,
                 )  # fmt: skip
             elif WHO == 0:
                 count, token = leave_out(
-                    own_end, end, count, token, k_tiles, v_tiles, ds_tiles, dq_tiles, q_full, do_full, dq_empty,
-                    WHO, M, N, D,
+                    own_end, end, held, turn, count, token, k_tiles, v_tiles, ds_tiles, dq_tiles, q_full, do_full,
+                    dq_empty, WHO, M, N, D,
                 )  # fmt: skip
-    hand_on_last_dq(k_tiles, v_tiles, ds_tiles, dq_tiles, dq_empty, count, token, WHO, D // 2)
-    dk_room = q_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dk_out.layout).index(WHO)
-    dv_room = do_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dv_out.layout).index(WHO)
+    token = hand_on_last_dq(
+        k_tiles, v_tiles, ds_tiles, dq_tiles, dq_empty, kv_empty, held, turn, begin, count, token, WHO, D // 2
+    )
     dk_room.reshape([HALF, D]).store((dk * root).to(q_tiles.dtype))
     dv_room.reshape([HALF, D]).store(dv.to(q_tiles.dtype))
-    fence_async_shared()
-    tma.async_copy_shared_to_global(dk_out, [batch, key_head, start + WHO * HALF, 0], dk_room)
-    tma.async_copy_shared_to_global(dv_out, [batch, key_head, start + WHO * HALF, 0], dv_room)
-    tma.store_wait(0)
+    return count, token
 
 
 @gluon.jit
-def consume_narrow(
-    dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tile, numbers,
-    kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
+def consume_narrow_unit(
+    dk_room, dv_room, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tile, numbers, q_full, do_full,
+    dq_empty, kv_empty, start, held, turn, begin, token, group, queries, keys, band, scale, root,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
-    HALVES: gl.constexpr,
 ):  # fmt: skip
-    """As `consume`, without the columns of zeros: dK and dV are sums of D/2 columns and of REST more.
+    """As `consume_unit`, without the columns of zeros: dK and dV are sums of D/2 columns and of REST more.
 
     The first consumer multiplies dQ's D/2 columns, the second the REST others. A tile's scores are multiplied during
     the tile before; for the order of products and the one loop, see `visit_halves`.
@@ -489,19 +571,18 @@ def consume_narrow(
     first, free, bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
     free = gl.maximum(first, free)
     low, high = own_spans(start + WHO * HALF, queries, keys, band, CAUSAL, s_layout, HALF)
-    token = tell_other(start, 1, WHO)
     total = group * (end - first)
-    mbarrier.wait(kv_full, 0)
-    v = values_in_registers(v_tiles, 0, LEFT, WHO, s_layout)
-    v_rest = values_in_registers(v_tiles, LEFT, REST, WHO, s_layout)
-    s = first_scores(k_tiles, q_tiles, q_full, total, WHO, M, REST)
+    v = values_in_registers(v_tiles, held, 0, LEFT, WHO, s_layout)
+    v_rest = values_in_registers(v_tiles, held, LEFT, REST, WHO, s_layout)
+    s = first_scores(k_tiles, q_tiles, q_full, held, begin, total, WHO, M, REST)
+    token = begin_unit(token, begin, WHO)
     index = first
-    for count in range(total):
-        stage = count % 2
-        phase = (count // 2) & 1
+    for count in range(begin, begin + total):
+        stage = count & 1
+        phase = (count >> 1) & 1
         q = q_tiles.index(stage).reshape([M, D])
         do = do_tiles.index(stage).reshape([M, D])
-        k_tile, k, _v = own_keys(k_tiles, v_tiles, WHO)
+        k_tile, k, _v = own_keys(k_tiles, v_tiles, held, WHO)
         zeros = gl.zeros([HALF, M], gl.float32, s_layout)
         mbarrier.wait(do_full.index(stage), phase)
         dp = warpgroup_mma(v, do.slice(0, LEFT, 1).permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -521,11 +602,11 @@ def consume_narrow(
         dp = warpgroup_mma_wait(3, deps=[dp])
         ds = (p * (dp - delta[None, :])).to(q_tiles.dtype)
         ds_tiles.index(stage).slice(WHO * HALF, HALF, 0).store(ds)
-        s = along_rows(k, await_queries(q_tiles, q_full, count + 1, total), zeros, REST)
+        s = along_rows(k, await_queries(q_tiles, q_full, count + 1, begin + total), zeros, REST)
         fence_async_shared()
         dq = warpgroup_mma_wait(4, deps=[dq])
         token = tell_other(token, count, WHO)
-        token = hand_on_dq(dq, dq_tile, dq_empty, count, token, WHO)
+        token = hand_on_dq(dq, dq_tile, dq_empty, count + turn, token, WHO)
         dk = warpgroup_mma(gl.convert_layout(ds, left_operand), q.slice(0, LEFT, 1), dk, is_async=True)
         dk_rest = warpgroup_mma(gl.convert_layout(ds, rest_operand), q.slice(LEFT, REST, 1), dk_rest, is_async=True)
         s, dv, dv_rest = warpgroup_mma_wait(2, deps=[s, dv, dv_rest])
@@ -535,103 +616,115 @@ def consume_narrow(
         index += 1
         if index == end:
             index = first
-    hand_on_last_dq(k_tiles, v_tiles, ds_tiles, dq_tile, dq_empty, total, token, WHO, REST)
-    dk_room = q_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dk_out.layout).index(WHO)
-    dv_room = do_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dv_out.layout).index(WHO)
+    count = begin + total
+    token = hand_on_last_dq(
+        k_tiles, v_tiles, ds_tiles, dq_tile, dq_empty, kv_empty, held, turn, begin, count, token, WHO, REST
+    )
     dk_room.reshape([HALF, D]).slice(0, LEFT, 1).store((dk * root).to(q_tiles.dtype))
     dk_room.reshape([HALF, D]).slice(LEFT, REST, 1).store((dk_rest * root).to(q_tiles.dtype))
     dv_room.reshape([HALF, D]).slice(0, LEFT, 1).store(dv.to(q_tiles.dtype))
     dv_room.reshape([HALF, D]).slice(LEFT, REST, 1).store(dv_rest.to(q_tiles.dtype))
-    fence_async_shared()
-    tma.async_copy_shared_to_global(dk_out, [batch, key_head, start + WHO * HALF, 0], dk_room)
-    tma.async_copy_shared_to_global(dv_out, [batch, key_head, start + WHO * HALF, 0], dv_room)
-    tma.store_wait(0)
+    return count, token
 
 
 @gluon.jit
 def produce(
-    q, k, v, do, numbers, k_tiles, v_tiles, q_tiles, do_tiles, number_tiles, kv_full, q_full, do_full,
-    start, batch, key_head, heads, group, queries, keys, band, padded,
+    q, k, v, do, numbers, k_tiles, v_tiles, q_tiles, do_tiles, number_tiles, units, counter, kv_full, kv_empty, q_full,
+    do_full, tiles, planes, size, heads, key_heads, group, queries, keys, band, padded,
     M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
-    """Fetch the keys and values, then tiles of queries with their exponents, and of gradients with their deltas."""
-    mbarrier.expect(kv_full, 2 * k.block_type.nbytes)
-    tma.async_copy_global_to_shared(k, [batch, key_head, start, 0], kv_full, k_tiles)
-    tma.async_copy_global_to_shared(v, [batch, key_head, start, 0], kv_full, v_tiles)
-    first, _free, _bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
-    total = group * (end - first)
-    head = key_head * group
-    index = first
-    token = start
-    if LATE:  # the kernel before writes the numbers
-        token = after_the_kernel_before(token)
-    for count in range(total):
-        stage = count % 2
-        row = (batch * heads + head) * padded + index * M
-        if count >= 2:
-            token = await_free_queries(token, stage)
-        full = q_full.index(stage)
-        mbarrier.expect(full, q.block_type.nbytes + numbers.block_type.nbytes)
-        tma.async_copy_global_to_shared(q, [batch, head, index * M, 0], full, q_tiles.index(stage))
-        tma.async_copy_global_to_shared(numbers, [0, row], full, number_tiles.index(stage * 2))
-        if count >= 2:
-            token = await_free_gradients(token, stage)
-        full = do_full.index(stage)
-        mbarrier.expect(full, do.block_type.nbytes + numbers.block_type.nbytes)
-        tma.async_copy_global_to_shared(do, [batch, head, index * M, 0], full, do_tiles.index(stage))
-        tma.async_copy_global_to_shared(numbers, [1, row], full, number_tiles.index(stage * 2 + 1))
-        index, head = next_tile(index, head, first, end)
-    for count in range(gl.maximum(total - 2, 0), total):  # a program leaves no barrier half full
-        token = await_free_gradients(token, count % 2)
-        token = await_free_queries(token, count % 2)
+    """Fetch a unit's keys and values, then tiles of queries with their exponents, and of gradients with their deltas.
+
+    `counter` tells how many units were taken beside each program's first.
+    """
+    HELD: gl.constexpr = k_tiles.shape[0]
+    turn = 0
+    count = 0
+    token = tiles
+    unit = gl.program_id(0)
+    while unit < tiles * planes:
+        tile, batch, key_head = own_tile(unit, tiles, planes, key_heads, size, CAUSAL)
+        start = tile * N
+        held = turn & (HELD - 1)
+        mbarrier.wait(kv_empty.index(held), ((turn // HELD) & 1) ^ 1)
+        tell_unit(units, held, unit)
+        mbarrier.expect(kv_full.index(held), 2 * k.block_type.nbytes)
+        tma.async_copy_global_to_shared(k, [batch, key_head, start, 0], kv_full.index(held), k_tiles.index(held))
+        tma.async_copy_global_to_shared(v, [batch, key_head, start, 0], kv_full.index(held), v_tiles.index(held))
+        first, _free, _bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
+        head = key_head * group
+        index = first
+        if LATE and turn == 0:  # the kernel before writes the numbers, and clears the counter
+            token = after_the_kernel_before(token)
+        for _each in range(group * (end - first)):
+            stage = count & 1
+            row = (batch * heads + head) * padded + index * M
+            if count >= 2:
+                token = await_free_queries(token, stage)
+            full = q_full.index(stage)
+            mbarrier.expect(full, q.block_type.nbytes + numbers.block_type.nbytes)
+            tma.async_copy_global_to_shared(q, [batch, head, index * M, 0], full, q_tiles.index(stage))
+            tma.async_copy_global_to_shared(numbers, [0, row], full, number_tiles.index(stage * 2))
+            if count >= 2:
+                token = await_free_gradients(token, stage)
+            full = do_full.index(stage)
+            mbarrier.expect(full, do.block_type.nbytes + numbers.block_type.nbytes)
+            tma.async_copy_global_to_shared(do, [batch, head, index * M, 0], full, do_tiles.index(stage))
+            tma.async_copy_global_to_shared(numbers, [1, row], full, number_tiles.index(stage * 2 + 1))
+            index, head = next_tile(index, head, first, end)
+            count += 1
+        turn += 1
+        unit = gl.num_programs(0) + gl.atomic_add(counter, 1)
+    held = turn & (HELD - 1)
+    mbarrier.wait(kv_empty.index(held), ((turn // HELD) & 1) ^ 1)
+    tell_unit(units, held, unit)
+    mbarrier.arrive(kv_full.index(held), count=1)
+    for last in range(gl.maximum(count - 2, 0), count):  # a program leaves no barrier half full
+        token = await_free_gradients(token, (last & 1))
+        token = await_free_queries(token, (last & 1))
 
 
 @gluon.jit
 def add_up(
-    dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, start, batch, key_head, group, queries, keys, band,
-    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr, LATE: gl.constexpr,
+    dq_sum, dq_rest, dq_tiles, rest_tiles, units, kv_full, kv_empty, dq_empty,
+    tiles, planes, size, key_heads, group, queries, keys, band,
+    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr, LATE: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Add the consumers' parts of dQ to its sum. The first parts that they hand on are of no tile."""
-    LINES: gl.constexpr = dq_sum.block_shape[2]
-    token = after_the_kernel_before(start) if LATE else start  # which clears the sum
-    first, _free, _bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
-    index = first - 1
-    head = key_head * group
-    for count in range(group * (end - first) + 1):
-        for who in gl.static_range(2):
-            token = wait_at(token, 9 + who, 160)
-            if count > 0:
-                line = (index * 2 + who) * LINES
-                add_through_copy_engine(dq_sum, [batch, head, line, 0], dq_tiles.index(who))
-        tma.store_wait(0)
-        mbarrier.arrive(dq_empty.index(0), count=1)
-        mbarrier.arrive(dq_empty.index(1), count=1)
-        index, head = next_tile(index, head, first, end)
+    """Add the consumers' parts of dQ to its sum. The first parts of a unit that they hand on are of no tile.
 
-
-@gluon.jit
-def add_up_narrow(
-    dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, start, batch, key_head, group, queries, keys, band,
-    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr, LATE: gl.constexpr,
-):  # fmt: skip
-    """As `add_up`, of parts of unequal width. The second consumer's, which has fewer products, is waited for first."""
+    If NARROW, the parts are of unequal width; the second consumer's, which has fewer products, is waited for first.
+    """
     LINES: gl.constexpr = dq_sum.block_shape[2]
-    token = after_the_kernel_before(start) if LATE else start  # which clears the sum
-    first, _free, _bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
-    index = first - 1
-    head = key_head * group
-    for count in range(group * (end - first) + 1):
-        line = index * (LINES + dq_rest.block_shape[2])
-        token = wait_at(token, 10, 160)
-        if count > 0:
-            add_through_copy_engine(dq_rest, [batch, head, line + LINES, 0], rest_tiles.index(0))
-        token = wait_at(token, 9, 160)
-        if count > 0:
-            add_through_copy_engine(dq_sum, [batch, head, line, 0], dq_tiles.index(0))
-        tma.store_wait(0)
-        mbarrier.arrive(dq_empty.index(0), count=1)
-        mbarrier.arrive(dq_empty.index(1), count=1)
-        index, head = next_tile(index, head, first, end)
+    token = after_the_kernel_before(tiles) if LATE else tiles  # which clears the sum
+    turn = 0
+    unit, held = hear_unit(units, kv_full, turn, 1)
+    while unit < tiles * planes:
+        mbarrier.arrive(kv_empty.index(held), count=1)
+        tile, batch, key_head = own_tile(unit, tiles, planes, key_heads, size, CAUSAL)
+        first, _free, _bound, end = query_tiles(tile * N, queries, keys, band, M, N, CAUSAL)
+        index = first - 1
+        head = key_head * group
+        for count in range(group * (end - first) + 1):
+            if NARROW:
+                line = index * (LINES + dq_rest.block_shape[2])
+                token = wait_at(token, 10, 160)
+                if count > 0:
+                    add_through_copy_engine(dq_rest, [batch, head, line + LINES, 0], rest_tiles.index(0))
+                token = wait_at(token, 9, 160)
+                if count > 0:
+                    add_through_copy_engine(dq_sum, [batch, head, line, 0], dq_tiles.index(0))
+            else:
+                for who in gl.static_range(2):
+                    token = wait_at(token, 9 + who, 160)
+                    if count > 0:
+                        line = (index * 2 + who) * LINES
+                        add_through_copy_engine(dq_sum, [batch, head, line, 0], dq_tiles.index(who))
+            tma.store_wait(0)
+            mbarrier.arrive(dq_empty.index(0), count=1)
+            mbarrier.arrive(dq_empty.index(1), count=1)
+            index, head = next_tile(index, head, first, end)
+        turn += 1
+        unit, held = hear_unit(units, kv_full, turn, 1)
 
 
 @gluon.jit
@@ -649,43 +742,42 @@ def allocate_dq(dq_sum, dq_rest, NARROW: gl.constexpr):
 
 
 @gluon.jit
-def set_up(kv_full, q_full, do_full, dq_empty):
-    """Initialise barriers, all of which are waited for: Triton gives the memory of one that is not to others, and such
-    kernels hung now and then when several processes shared a GPU.
-    """
-    mbarrier.init(kv_full, count=1)
+def set_up(HELD: gl.constexpr):
+    """The barriers kv_full, kv_empty, q_full, do_full and dq_empty. All are waited for: Triton gives the memory of one
+    that is not to others, and such kernels hung now and then when several processes shared a GPU."""
+    kv_full = gl.allocate_shared_memory(gl.int64, [HELD, 1], mbarrier.MBarrierLayout())
+    kv_empty = gl.allocate_shared_memory(gl.int64, [HELD, 1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    do_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    dq_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for held in gl.static_range(HELD):
+        mbarrier.init(kv_full.index(held), count=1)
+        mbarrier.init(kv_empty.index(held), count=3)  # both consumers, and `add_up`, which reads the unit only
     for each in gl.static_range(2):
         mbarrier.init(q_full.index(each), count=1)
         mbarrier.init(do_full.index(each), count=1)
         mbarrier.init(dq_empty.index(each), count=1)
     fence_async_shared()
-
-
-@gluon.jit
-def own_tile(tiles, size, CAUSAL: gl.constexpr):
-    """(tile, plane) of a program: head by head, which shares the L2 cache, or, with a causal mask, by groups of heads
-    those tiles first that most queries see."""
-    tile = gl.program_id(0) % tiles
-    plane = gl.program_id(0) // tiles
-    if CAUSAL:
-        tile, plane = place(gl.program_id(0), tiles, gl.num_programs(0) // tiles, size, False)
-    return tile, plane
+    return kv_full, kv_empty, q_full, do_full, dq_empty
 
 
 # One kernel for all lengths: compiling takes ten seconds.
-@gluon.jit(do_not_specialize=["heads", "key_heads", "group", "queries", "keys", "padded", "size", "lower", "upper"])
+@gluon.jit(
+    do_not_specialize=["heads", "key_heads", "group", "queries", "keys", "planes", "padded", "size", "lower", "upper"]
+)
 def backward_kernel(
-    q, k, v, do, numbers, dq_sum, dq_rest, dk_out, dv_out,
-    heads, key_heads, group, queries, keys, padded, size, scale, root, lower, upper, bounds,
+    q, k, v, do, numbers, dq_sum, dq_rest, counter, dk_out, dv_out,
+    heads, key_heads, group, queries, keys, planes, padded, size, scale, root, lower, upper, bounds,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
-    REST: gl.constexpr, HALVES: gl.constexpr, NARROW: gl.constexpr,
+    REST: gl.constexpr, HALVES: gl.constexpr, NARROW: gl.constexpr, HELD: gl.constexpr,
 ):  # fmt: skip
-    """dK and dV of one tile of keys, whose share of dQ / root goes to `dq_sum`: (batch, heads, padded, D) numbers, each
+    """dK and dV of tiles of keys, whose share of dQ / root goes to `dq_sum`: (batch, heads, padded, D) numbers, each
     64 rows in the order of `by_thread`, seen as lines of 256.
 
     If NARROW, that sum has D/2 + REST columns: first D/2 of a tile, then REST in blocks of `dq_rest`, the same memory.
 
     `numbers` (2, batch · heads · padded) is exponents and deltas. `root` is the scores' scale, `scale` log2(e) · root.
+    `counter` is a number of 32 bits that is zero. HELD is how many tiles of keys, and of values, are in shared memory.
 
     `lower`, `upper` and `bounds` tell, of keys, the queries that see them: see kernels.attention.hopper.visible. They
     are None unless CAUSAL is.
@@ -693,44 +785,43 @@ def backward_kernel(
     band = lower, upper, bounds
     LATE: gl.constexpr = CAUSAL is None or CAUSAL  # wait for the kernel before behind the first fetches; else slower
     tiles = (keys + N - 1) // N
-    tile, plane = own_tile(tiles, size, CAUSAL)
-    start = tile * N
-    key_head = plane % key_heads
-    batch = plane // key_heads
-    k_tiles = gl.allocate_shared_memory(q.dtype, [1, 1, 1, N, D], k.layout)
-    v_tiles = gl.allocate_shared_memory(q.dtype, [1, 1, 1, N, D], v.layout)
+    k_tiles = gl.allocate_shared_memory(q.dtype, [HELD, 1, 1, N, D], k.layout)
+    v_tiles = gl.allocate_shared_memory(q.dtype, [HELD, 1, 1, N, D], v.layout)
     q_tiles = gl.allocate_shared_memory(q.dtype, [2, 1, 1, M, D], q.layout)
     do_tiles = gl.allocate_shared_memory(q.dtype, [2, 1, 1, M, D], do.layout)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, M], q.dtype)
     ds_tiles = gl.allocate_shared_memory(q.dtype, [2, N, M], ds_layout)
+    if M >= 2 * D:  # dS leaves room for dV and dK
+        dk_rooms = ds_tiles._reinterpret(q.dtype, [4, 1, 1, N // 2, D], dk_out.layout)
+    else:
+        dk_rooms = gl.allocate_shared_memory(q.dtype, [2, 1, 1, N // 2, D], dk_out.layout)
     dq_tiles, rest_tiles = allocate_dq(dq_sum, dq_rest, NARROW)
     number_tiles = gl.allocate_shared_memory(gl.float32, [4, 1, M], numbers.layout)
     read_numbers = number_tiles._reinterpret(gl.float32, [4, M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    do_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    dq_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    set_up(kv_full, q_full, do_full, dq_empty)
+    units = gl.allocate_shared_memory(gl.int32, [HELD, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    kv_full, kv_empty, q_full, do_full, dq_empty = set_up(HELD)
     if not LATE:
-        start = after_the_kernel_before(start)
+        tiles = after_the_kernel_before(tiles)
     gl.warp_specialize([
-        (consume_narrow if NARROW else consume, (
-            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, read_numbers,
-            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
-            0, M, N, D, CAUSAL, REST, HALVES,
+        (consume, (
+            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, dk_rooms, read_numbers,
+            units, kv_full, kv_empty, q_full, do_full, dq_empty,
+            tiles, planes, size, key_heads, group, queries, keys, band, scale, root,
+            0, M, N, D, CAUSAL, REST, HALVES, NARROW,
         )),
-        (consume_narrow if NARROW else consume, (
-            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, rest_tiles, read_numbers,
-            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
-            1, M, N, D, CAUSAL, REST, HALVES,
+        (consume, (
+            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, rest_tiles, dk_rooms, read_numbers,
+            units, kv_full, kv_empty, q_full, do_full, dq_empty,
+            tiles, planes, size, key_heads, group, queries, keys, band, scale, root,
+            1, M, N, D, CAUSAL, REST, HALVES, NARROW,
         )),
         (produce, (
-            q, k, v, do, numbers, k_tiles.index(0), v_tiles.index(0), q_tiles, do_tiles, number_tiles,
-            kv_full, q_full, do_full, start, batch, key_head, heads, group, queries, keys, band, padded,
-            M, N, CAUSAL, LATE,
+            q, k, v, do, numbers, k_tiles, v_tiles, q_tiles, do_tiles, number_tiles, units,
+            counter.to(gl.pointer_type(gl.int32), bitcast=True), kv_full, kv_empty, q_full, do_full,
+            tiles, planes, size, heads, key_heads, group, queries, keys, band, padded, M, N, CAUSAL, LATE,
         )),
-        (add_up_narrow if NARROW else add_up, (
-            dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, start, batch, key_head, group, queries, keys, band,
-            M, N, CAUSAL, LATE,
+        (add_up, (
+            dq_sum, dq_rest, dq_tiles, rest_tiles, units, kv_full, kv_empty, dq_empty,
+            tiles, planes, size, key_heads, group, queries, keys, band, M, N, CAUSAL, LATE, NARROW,
         )),
     ], [4, 1, 1], [REGISTERS, 24, 24])  # fmt: skip

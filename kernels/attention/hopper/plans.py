@@ -107,10 +107,10 @@ class BackwardLaunches(NamedTuple):
     """The launches of a backward pass, in the order of their execution."""
 
     size: int
-    """Elements of the float32 buffer: exponents, deltas, and dQ's sum if there is one."""
+    """Elements of the float32 buffer: exponents, deltas, and dQ's sum and a counter if there are any."""
     is_deterministic: bool
     rows: Launch
-    """Writes exponents and deltas, and clears dQ's sum."""
+    """Writes exponents and deltas, and clears dQ's sum and the counter."""
     keys: Launch
     """Gives dK and dV, and adds to dQ's sum."""
     queries: Launch
@@ -187,12 +187,13 @@ def backward_launches(problem: BackwardProblem) -> BackwardLaunches | None:
     q, _, _, gradient, _, _, dq = problem.tensors
     batches, heads, queries, head_dim = q.shape
     width, padded, numbers, columns = padded_width(head_dim), problem.padded, problem.numbers, sum_columns(head_dim)
-    how, rows = CHOICES[width].backward, rows_per_program(width)
+    how, rows, counter = CHOICES[width].backward, rows_per_program(width), (2 + columns) * numbers
     prepare = Launch(
         rows_kernel,
         padded // rows * heads * batches,
         (
             *map(Address, range(4)), Address(4), Address(4, numbers), Address(4, 2 * numbers),
+            Address(4, counter) if isinstance(how, Backward) else None,
             problem.out_strides, gradient.strides, heads, queries, padded,
         ),
         {
@@ -208,11 +209,11 @@ def backward_launches(problem: BackwardProblem) -> BackwardLaunches | None:
         (Address(4, 2 * numbers), Address(5), dq.strides, heads, queries, padded, problem.scale),
         {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": 64, "SUM": columns, "BY_THREAD": True, **OVERLAPPED_LAUNCH},
     )
-    return BackwardLaunches((2 + columns) * numbers, False, prepare, _keys_and_sum(problem, how), finish)
+    return BackwardLaunches(counter + 4, False, prepare, _keys_and_sum(problem, how, Address(4, counter)), finish)
 
 
-def _keys_and_sum(problem: BackwardProblem, how: Backward) -> Launch:
-    """Return the launch of the kernel that gives dK and dV, and adds dQ up."""
+def _keys_and_sum(problem: BackwardProblem, how: Backward, counter: Address) -> Launch:
+    """Return the launch of the kernel that gives dK and dV, and adds dQ up: programs as many as multiprocessors."""
     from .backward import backward_kernel
 
     (batches, heads, queries, head_dim), (_, key_heads, keys, _) = (one.shape for one in problem.tensors[:2])
@@ -225,22 +226,22 @@ def _keys_and_sum(problem: BackwardProblem, how: Backward) -> Launch:
         Window.of(4, sizes, steps, (1, 1, math.prod(each) // 256, 256), _plain_layout(4), 2 * problem.numbers)
         for each in (block, (how.queries, depth) if narrow else block)
     )
-    span = 1
+    planes, span = batches * key_heads, 1
+    multiprocessors = torch.cuda.get_device_properties(problem.tensors[0].device).multi_processor_count
     if problem.is_causal and not problem.bounded:
-        multiprocessors = torch.cuda.get_device_properties(problem.tensors[0].device).multi_processor_count
         group = heads // key_heads
         lengths = tuple(group * max(queries - start, 0) for start in range(0, keys, how.keys))
-        span = rules.heads_of_keys(lengths, batches * key_heads, 8 * group * plane, multiprocessors)
+        span = rules.heads_of_keys(lengths, planes, 8 * group * plane, multiprocessors)
     numbers = Window.of(4, (2, problem.numbers), (problem.numbers, 1), (1, how.queries), _plain_layout(2))
     return Launch(
         backward_kernel,
-        triton.cdiv(keys, how.keys) * key_heads * batches,
+        min(triton.cdiv(keys, how.keys) * planes, multiprocessors),
         (
-            *problem.tiles(how.queries, how.keys), numbers, dq_sum, dq_rest,
+            *problem.tiles(how.queries, how.keys), numbers, dq_sum, dq_rest, counter,
             _window(5, problem.tensors[4], how.keys // 2), _window(6, problem.tensors[5], how.keys // 2),
-            *problem.sizes, problem.padded, span, *problem.scales, *problem.bounds_of_keys(7),
+            *problem.sizes, planes, problem.padded, span, *problem.scales, *problem.bounds_of_keys(7),
         ),
-        {**problem.options(how), "HALVES": how.halves and depth == 0, "NARROW": narrow},
+        {**problem.options(how), "HALVES": how.halves and depth == 0, "NARROW": narrow, "HELD": how.held},
     )  # fmt: skip
 
 

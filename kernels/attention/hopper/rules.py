@@ -63,6 +63,8 @@ class Backward:
     halves: bool = False
     """True: consumers take each tile of 128 queries in two halves, and multiply the scores of a half in advance. It
     holds where all columns of a tile are multiplied (`rest` is 0); elsewhere it was not timed."""
+    held: int = 1
+    """Tiles of keys, and of values, in shared memory: with two, those of the next unit are fetched in advance."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ CHOICES = {
     64: KernelChoice(
         Forward(2, 64, 128, query_stages=2, halves=True),
         Forward(3, 64, 128, registers=160),
-        Backward(128, 128, halves=True),
+        Backward(128, 128, halves=True, held=2),
     ),
     128: KernelChoice(_128, _128, Backward(64, 128)),
     256: KernelChoice(_256, _256, TwoPasses(64, 64)),
@@ -284,7 +286,7 @@ KEYS_COST = 128
 @functools.cache
 def heads_of_keys(lengths: tuple[int, ...], planes: int, head_bytes: float, multiprocessors: int) -> int:
     """Choose how many heads of keys the backward kernel takes together: of all of them those tiles first that most
-    queries see. Every program has one tile, and the hardware starts it when another has ended.
+    queries see. A program takes the next tile of all when it has ended one.
 
     Args:
         lengths: Queries that see each tile of keys of a head; the first has the most.

@@ -225,7 +225,7 @@ def attend(
 # One kernel for all lengths.
 @triton.jit(do_not_specialize=["heads", "queries"])
 def rows_kernel(
-    out, out_gradient, logsumexp, logsumexp_gradient, exponents, deltas, dq_sum,
+    out, out_gradient, logsumexp, logsumexp_gradient, exponents, deltas, dq_sum, counter,
     out_strides, gradient_strides, heads, queries, padded,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_LOGSUMEXP_GRADIENT: tl.constexpr, CLEAR: tl.constexpr,
     ROWS: tl.constexpr, OVERLAP: tl.constexpr, SUM: tl.constexpr,
@@ -233,7 +233,7 @@ def rows_kernel(
     """Write, per query, its log-sum-exp in powers of two and D to `exponents` and `deltas` (batch, heads, padded).
 
     Rows past the last query get +∞ and 0: their weights come out as 0, so that the other kernels need no mask for them.
-    If CLEAR, `dq_sum` (batch, heads, padded, SUM) becomes zero.
+    If CLEAR, `dq_sum` (batch, heads, padded, SUM) becomes zero; and the number `counter`, if it is not None.
     """
     if OVERLAP:
         gdc_launch_dependents()
@@ -256,6 +256,8 @@ def rows_kernel(
         columns = tl.arange(0, WIDTH)[None, :]
         places = (plane * padded + rows)[:, None] * SUM + columns
         tl.store(dq_sum + places, tl.zeros([ROWS, WIDTH], tl.float32), mask=columns < SUM)
+    if counter is not None:
+        tl.store(counter, 0.0)
 
 
 @triton.jit(do_not_specialize=["heads", "queries"])

@@ -238,7 +238,7 @@ def _rows_launch(out: Kind, out_gradient: Kind, has_logsumexp_gradient: bool, cl
     return Launch(
         rows_kernel,
         padded // size * heads * batches,
-        (*map(Address, range(7)), out.strides, out_gradient.strides, heads, queries, padded),
+        (*map(Address, range(7)), None, out.strides, out_gradient.strides, heads, queries, padded),
         {
             "HEAD_DIM": head_dim, "WIDTH": width, "HAS_LOGSUMEXP_GRADIENT": has_logsumexp_gradient, "CLEAR": clear,
             "ROWS": size, "OVERLAP": False, "SUM": width,
