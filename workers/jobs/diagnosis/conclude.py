@@ -521,7 +521,7 @@ def _of_causes(
         # comes before those without.
         at = 0.5 if cure else 0.6 * place if place <= SURE_CAUSES else TOLD_CAUSES - 1
         yield (0.4 if place == 1 else 0.5 if row[6] == "measured" or percent >= LARGE_PERCENT else at), [line]
-        often = often.rstrip(")")
+        often = often.removesuffix(")")
         if percent >= LARGE_PERCENT:
             often = often.replace(*((SMALL + ITEM, READ_AT_ONCE) if ITEM in often else (SMALL, VECTORISE)))
         known = list(filter(None, [*map(str.strip, others), often]))
