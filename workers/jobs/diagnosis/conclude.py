@@ -519,10 +519,11 @@ def _of_causes(
         line, *others = _wrapped(f"{head}  {name}".rstrip())
         # The first come before all that is said of changes, the last after what is not certain. A cause with its cure
         # comes before those without.
+        advised = is_loop and percent >= LARGE_PERCENT
         at = 0.5 if cure else 0.6 * place if place <= SURE_CAUSES else TOLD_CAUSES - 1
         yield (0.4 if place == 1 else 0.5 if row[6] == "measured" or percent >= LARGE_PERCENT else at), [line]
         often = often.removesuffix(")")
-        if percent >= LARGE_PERCENT:
+        if advised:
             often = often.replace(*((SMALL + ITEM, READ_AT_ONCE) if ITEM in often else (SMALL, VECTORISE)))
         known = list(filter(None, [*map(str.strip, others), often]))
         below = "; ".join([*known, why_not] if why_not else known)
@@ -536,7 +537,7 @@ def _of_causes(
                 texts += [f"-> {cure}", f"-> {cure.partition(WITHIN)[0]}"]
             below = min(texts, key=lambda text: len(_wrapped(text, INDENT)))
         yield (
-            at if cure else at + 3 if REPEATED in often or why_not or others else TOLD_CAUSES + 1,
+            at if cure else 1.0 if advised else at + 3 if REPEATED in often or why_not or others else TOLD_CAUSES + 1,
             _wrapped(below, INDENT),
         )
 
