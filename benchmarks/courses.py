@@ -85,11 +85,16 @@ def adapted(command: str, values: Mapping[str, Sequence[str]], gpus: int) -> lis
     return words
 
 
+def needed(command: str) -> int:
+    """Return how many GPUs a command's comment asks for."""
+    needs = NEEDS.search(command)
+    return int(needs[1]) if needs else 0
+
+
 def submit(command: str, values: Mapping[str, Sequence[str]], gpus: int) -> Work:
     """Submit a command of the page, unless it needs more GPUs than there are."""
-    needs = NEEDS.search(command)
     work = Work(adapted(command, values, gpus))
-    least = int(needs[1]) if needs else 2 if gpus and "backend=nccl" in command else 0
+    least = needed(command) or (2 if gpus and "backend=nccl" in command else 0)
     if gpus < least:
         work.answer = f"Left out: it needs {least} GPU(s), and this host has {gpus}."
         return work
@@ -115,7 +120,7 @@ def shown(words: Sequence[str], work: Work, folder: Path) -> str:
     return f"![{picture.stem}]({picture.name})" if code == 0 else printed
 
 
-def filled(section: Section, server: Flopwatch, folder: Path) -> Iterable[str]:
+def filled(section: Section, server: Flopwatch, folder: Path, gpus: int) -> Iterable[str]:
     """Wait for a section's jobs, and yield its lines with what each command prints."""
     works = iter(section.works)
     work, jobs = Work([]), list[int]()
@@ -135,7 +140,7 @@ def filled(section: Section, server: Flopwatch, folder: Path) -> Iterable[str]:
                     if work.number is None:
                         yield from (work.answer.strip(), "")
                     jobs = ended(work, server)
-                elif work.number is not None:
+                elif work.number is not None and gpus >= needed(command):
                     words = numbered(command, work, jobs)
                     yield from ("```sh", f"flopwatch {shlex.join(words)}", "```", "", shown(words, work, folder), "")
             block = None
@@ -165,7 +170,7 @@ def report(arguments: argparse.Namespace, server: Flopwatch) -> Path:
         found = [one for one in commands(section.lines) if one.startswith(SUBMITTING)]
         section.works = [submit(command, values, gpus) for command in found]
     for section in chosen:
-        lines += filled(section, server, folder)
+        lines += filled(section, server, folder, gpus)
         path.write_text("\n".join(lines) + "\n")
         sys.stderr.write(f"{section.lines[0]}\n")
     return path
