@@ -221,8 +221,8 @@ def put_into(
         field = next((name for name, schema in schemas[kind]["properties"].items() if schema.get(ROLE) in roles), None)
         if field is None:
             able = [known for known, schema in schemas.items() if _takes(schema, roles)]
-            why = f"; for where its time goes, `flopwatch why {value}`" if option == "step" else ""
-            raise ValueError(f"kind {kind} takes no {option} of your own; kinds that do: {', '.join(able)}{why}")
+            more = f"; for where its time goes, `flopwatch why {value}`" if option == "step" else ""
+            raise ValueError(f"kind {kind} takes no {option} of your own; kinds that do: {', '.join(able)}{more}")
         code = OwnCode.read(value, folder) if version is None else OwnCode.of_version(version, value, folder)
         prefix = "" if inside is spec else "candidate."
         if why := calls.complaint(code.source, code.function, option, _arguments(inside, prefix, swept)):
