@@ -117,6 +117,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     device, build_model = building.prepare(step)
     report.environment(environment.fingerprint(device))
     pacing = turn.pacing(step, device)
+    turn.like_a_script(step)
     if device.type == "cuda" and step.warmup_steps is None:
         step = step.model_copy(update={"warmup_steps": WARMUP})
     monitor, case = Monitor(device), spec.case()

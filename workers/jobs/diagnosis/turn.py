@@ -93,6 +93,13 @@ def pacing(step: BenchmarkSpec, device: torch.device) -> Literal["step", "loop"]
     return "loop" if device.type == "cuda" else step.pacing
 
 
+def like_a_script(step: BenchmarkSpec) -> None:
+    """Let the garbage collector see what was imported before this process was forked: in the user's own script it does,
+    and a collection takes long."""
+    if step.step_code is not None:
+        gc.unfreeze()
+
+
 @contextmanager
 def as_it_is(training: building.Training) -> Iterator[None]:
     """Let the garbage collector look at all that the user's code has made, as it does in training: measuring spares it
@@ -159,6 +166,7 @@ def _samples(
 
     device, build_model = building.prepare(step)
     own = step.step_code is not None
+    like_a_script(step)
     with ExitStack() as stack, building.known_errors():
         for change in changes if own else ():
             stack.enter_context(change.before(device))
