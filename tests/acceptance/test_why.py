@@ -74,9 +74,11 @@ def test_a_slow_optimizer_is_named_with_its_line_and_its_bound_is_measured(site,
         r"1  optimizer +[\d.]+ % +(about )?[\d.]+ ms(, timed| \([\d.]+ … [\d.]+\))? +train.py:1[34](-14)? Rows.step$",
         lines[top],
     )
-    below = " ".join(line.strip() for line in lines[top + 1 : top + 3])
+    below = " ".join(line.strip() for line in lines[top + 1 : top + 4])
     assert re.match(
-        r"line 1[34]: (\d+ % of it, )?103\d times a step; no fused_optimizer: Rows is your own class: one of", below
+        r"([\d.]+ % here; )?line 1[34]: (\d+ % of it, )?103\d times a step(; [\d.]+ % in \S+ \S+)*; "
+        r"no fused_optimizer: Rows is your own class: one of",
+        below,
     )
 
     def rows_of(table: str) -> list[dict[str, Any]]:
