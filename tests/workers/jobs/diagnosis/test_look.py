@@ -266,7 +266,7 @@ def test_a_loop_over_small_operators_is_known_by_its_rounds_and_by_what_it_reads
 
 @pytest.mark.parametrize("slow", ["checkpoint", "loop"])
 def test_a_step_that_checkpoints_nothing_is_not_tried_without_it(look, slow, monkeypatch) -> None:
-    monkeypatch.setattr(stage, "LEAST", 0.0)  # however small a share a busy host leaves to kernels
+    monkeypatch.setattr(stage, "LEAST", 1e-9)  # however small a share a busy host leaves to kernels
     names = [row[0] for row in look(arguments={"slow": slow}).tables["candidates"]["rows"]]
     assert ("no_checkpointing" in names) == (slow == "checkpoint")
 
