@@ -246,7 +246,7 @@ def hand_on_last_dq(
     token = hear_other(tell_other(token, count, WHO), count, WHO)
     if k_tiles.shape[0] > 1:
         mbarrier.arrive(kv_empty.index(held), count=1)
-    if count == begin:  # a program that fetched nothing has not waited, and will write dK and dV
+    if count == begin:  # a unit that fetches nothing has not waited, and will write dK and dV
         token = after_the_kernel_before(token)
     return token
 
@@ -450,6 +450,7 @@ def consume(
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
     HALVES: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
+    """Take unit after unit. dV is copied out from dS's room, and dK, too, if there is room for it."""
     HALF: gl.constexpr = N // 2
     dv_room = ds_tiles._reinterpret(dv_out.dtype, [2 * N * M // (HALF * D), 1, 1, HALF, D], dv_out.layout).index(WHO)
     dk_room = dk_rooms.index(dk_rooms.shape[0] - 2 + WHO)
@@ -487,6 +488,7 @@ def consume_unit(
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
     HALVES: gl.constexpr,
 ):  # fmt: skip
+    """(count, token) after a unit, whose dK and dV are stored in their rooms. `count` tiles of queries went before."""
     HALF: gl.constexpr = N // 2
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     dk = gl.zeros([HALF, D], gl.float32, d_layout)
@@ -680,8 +682,8 @@ def produce(
     tell_unit(units, held, unit)
     mbarrier.arrive(kv_full.index(held), count=1)
     for last in range(gl.maximum(count - 2, 0), count):  # a program leaves no barrier half full
-        token = await_free_gradients(token, (last & 1))
-        token = await_free_queries(token, (last & 1))
+        token = await_free_gradients(token, last & 1)
+        token = await_free_queries(token, last & 1)
 
 
 @gluon.jit

@@ -209,7 +209,7 @@ def backward_launches(problem: BackwardProblem) -> BackwardLaunches | None:
         (Address(4, 2 * numbers), Address(5), dq.strides, heads, queries, padded, problem.scale),
         {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": 64, "SUM": columns, "BY_THREAD": True, **OVERLAPPED_LAUNCH},
     )
-    return BackwardLaunches(counter + 4, False, prepare, _keys_and_sum(problem, how, Address(4, counter)), finish)
+    return BackwardLaunches(counter + 1, False, prepare, _keys_and_sum(problem, how, Address(4, counter)), finish)
 
 
 def _keys_and_sum(problem: BackwardProblem, how: Backward, counter: Address) -> Launch:

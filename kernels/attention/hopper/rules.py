@@ -64,7 +64,7 @@ class Backward:
     """True: consumers take each tile of 128 queries in two halves, and multiply the scores of a half in advance. It
     holds where all columns of a tile are multiplied (`rest` is 0); elsewhere it was not timed."""
     held: int = 1
-    """Tiles of keys, and of values, in shared memory: with two, those of the next unit are fetched in advance."""
+    """Tiles of keys, and of values, in shared memory, 1 or 2: with 2, the next unit's are fetched in advance."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ KEYS_COST = 128
 @functools.cache
 def heads_of_keys(lengths: tuple[int, ...], planes: int, head_bytes: float, multiprocessors: int) -> int:
     """Choose how many heads of keys the backward kernel takes together: of all of them those tiles first that most
-    queries see. A program takes the next tile of all when it has ended one.
+    queries see. A program takes the next tile of all when it has fetched what one needs.
 
     Args:
         lengths: Queries that see each tile of keys of a head; the first has the most.
