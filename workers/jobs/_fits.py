@@ -328,11 +328,12 @@ def whose_memory(spec: EstimateSpec, *, on_gpu: bool) -> list[str]:
     total, free = total_memory(), memory_of_a_job()
     if on_gpu or spec.architecture == "feed_forward_stack" or total is None or free is None:
         return []
-    free_gb = TENSORS_SHARE * free / 1e9
-    if spec.device_gb <= free_gb:
+    free_gb = int(TENSORS_SHARE * free / 1e9)
+    # What is free changes from job to job: who took this advice is not given it again for that.
+    if free_gb < 1 or spec.device_gb <= 1.1 * free_gb + 1:
         return []
-    gives = f"of which a job's tensors can take about {free_gb:.3g} now: to ask about it, set device_gb={free_gb:.3g}."
-    return [f"This host has {total / 1e9:.3g} GB, {gives}"]
+    gives = f"of which a job's tensors can take about {free_gb} now: to ask about it, set device_gb={free_gb}."
+    return [f"This host has {total / 1e9:.0f} GB, {gives}"]
 
 
 def report_moments(moments: Iterable[Moment], report: Reporter) -> None:

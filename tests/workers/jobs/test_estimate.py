@@ -285,9 +285,7 @@ def test_the_answer_for_a_cpu_says_what_its_host_gives_and_one_key_has_one_value
     monkeypatch.setattr(_fits, "total_memory", lambda: 25_280_000_001)
     monkeypatch.setattr(_fits, "memory_of_a_job", lambda: 20_000_000_000)
     monkeypatch.setattr(estimate, "has_gpu", lambda: False)
-    sentence = (
-        "This host has 25.3 GB, of which a job's tensors can take about 16 now: to ask about it, set device_gb=16."
-    )
+    sentence = "This host has 25 GB, of which a job's tensors can take about 16 now: to ask about it, set device_gb=16."
     small = {"model": {"size": "small"}}
     asked, explicit = run(**small, device="cpu"), run(**small, device="cpu", device_gb=80)
     assert asked.rows[0]["case_key"] == explicit.rows[0]["case_key"]
@@ -297,7 +295,7 @@ def test_the_answer_for_a_cpu_says_what_its_host_gives_and_one_key_has_one_value
         ({"device": "cpu"}, True),
         ({}, True),
         ({"device": "cpu", "device_gb": 25.28}, True),
-        ({"device": "cpu", "device_gb": 16}, False),
+        ({"device": "cpu", "device_gb": 18}, False),
         ({"device": "cuda"}, False),
         ({"architecture": "feed_forward_stack"}, False),
     ):
@@ -306,6 +304,16 @@ def test_the_answer_for_a_cpu_says_what_its_host_gives_and_one_key_has_one_value
     rows = run(**alone, device="cpu").table_rows("answer")
     assert "on a CPU of 80 GB (74.51 GiB, the default): " in rows[0]["answer"]
     assert rows[1]["answer"] == sentence
+
+
+@pytest.mark.parametrize(("free", "told"), [(0, ""), (9 * 10**8, ""), (2 * 10**12, "device_gb=1600.")])
+def test_the_advice_on_a_hosts_memory_is_a_whole_number_that_the_field_takes(
+    monkeypatch: pytest.MonkeyPatch, free: int, told: str
+) -> None:
+    monkeypatch.setattr(_fits, "total_memory", lambda: 2_151_000_000_000)
+    monkeypatch.setattr(_fits, "memory_of_a_job", lambda: free)
+    said = _fits.whose_memory(EstimateSpec(device="cpu", device_gb=2000), on_gpu=False)
+    assert [told in one and "2151 GB" in one for one in said] == [True] * bool(told)
 
 
 def meshes(strategy: str, devices: int) -> list[dict[str, int]]:
