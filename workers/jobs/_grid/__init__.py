@@ -270,9 +270,6 @@ def _tell(report: Reporter, done: int, total: int, title: str, line: str) -> Non
     report.progress(done, total, f"{title}: {line}")
 
 
-LESS_MEMORY = "take a smaller batch or context; `flopwatch sweep … --fit` finds what fits"
-
-
 @contextlib.contextmanager
 def frozen_objects() -> Iterator[None]:
     """Keep the collector, which runs with each cell, from visiting the objects that live now: hundreds of modules."""
@@ -290,7 +287,7 @@ def check_measured(values: Values, *, alone: bool = False) -> Check:
     outcome = values.outcome
     detail = outcome if values.reason is None else f"{outcome}: {values.reason}"
     lacking = alone and outcome == "oom"
-    cure = f"; {LESS_MEMORY}" if lacking else ""
+    cure = "; take a smaller batch or context" if lacking else ""
     ok = outcome not in FAULTS and not lacking
     return Check("measured", ok, f"{detail}{cure}", "wrong" if outcome == "wrong" else "suspect")
 
