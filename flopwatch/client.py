@@ -1081,10 +1081,11 @@ class Flopwatch(Connection):
         for job in jobs:
             by_kind.setdefault(job["kind"], []).append(job["id"])
         comparisons = [self.get("/compare", **comparison_query(baseline, ids, judged)) for ids in by_kind.values()]
-        ended = ", ".join(f"job {job['id']}: {job['state']}" for job in jobs if job["state"] != "succeeded")
-        for comparison in comparisons:
+        for kind, comparison in zip(by_kind, comparisons, strict=True):
+            ended = [job for job in jobs if job["kind"] == kind and job["state"] != "succeeded"]
             if ended and comparison["gate"]["outcome"] == "missing":
-                comparison["gate"]["sentence"] += f" ({ended})"
+                states = ", ".join(f"job {job['id']}: {job['state']}" for job in ended)
+                comparison["gate"]["sentence"] += f" ({states})"
         return _answer_of([job["id"] for job in jobs], comparisons)
 
     def _rerun_with(self, job_id: int, labels: Mapping[str, str]) -> Answer:
