@@ -65,11 +65,17 @@ def _complaint(
     ordered = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
     first, takes = ordered[: len(positional)], ordered[len(positional) :]
     takes += [each.arg for each in function.args.kwonlyargs]
+    nameless = [each.arg for each in function.args.posonlyargs if each.arg in takes and f"'{each.arg}'" in error]
     unknown = next((each for each in given if each not in takes), "")
-    if (len(first) < len(positional) and not function.args.vararg) or (unknown in first and unknown not in shown):
+    is_short = len(first) < len(positional) and not function.args.vararg
+    if is_short or (unknown in first and unknown not in shown) or shown[0] in takes:
         cure = f"let it take {', '.join(shown)} first"
+    elif nameless:
+        cure = f"put {nameless[0]} behind the `/`, so that it can be given by name"
     elif near := difflib.get_close_matches(unknown, takes, n=1):
         cure = f"did you mean arguments.{near[0]}?"
+    elif unknown in shown:
+        cure = f"leave arguments.{unknown} out"
     elif takes:
         cure = f"it takes: {', '.join(takes)}; arguments.NAME=VALUE sets one"
     else:

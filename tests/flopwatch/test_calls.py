@@ -28,6 +28,10 @@ MAKER = "def make(device, width=8, *, depth=2):\n    return lambda: 1\n"
         ("def make(device, /):\n    return lambda: 1\n", ["device"], "leave arguments.device out"),
         ("def make():\n    return lambda: 1\n", [], "too many positional arguments; let it take device first"),
         ("def make(*, device):\n    return lambda: 1\n", [], "let it take device first"),
+        ("def make(device, **k):\n    return lambda: 1\n", ["device"], "'device'; leave arguments.device out"),
+        ("def make(device, x, /):\n    return lambda: 1\n", ["x"], "put x behind the `/`"),
+        ("def make(device, x, /, width=1):\n    return lambda: 1\n", [], "put x behind the `/`"),
+        ("def make(self, device):\n    return lambda: 1\n", [], "let it take device first"),
         ("def make(batch):\n    return lambda: 1\n", ["batch"], "let it take device first"),
         ("def make(device):\n    return lambda: 1\n", ["batch"], "no other arguments: leave arguments.batch out"),
         (
