@@ -5,7 +5,7 @@ import re
 import statistics
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +34,9 @@ DECIDED = ("better", "no_difference", "worse")
 NONE_JOINED = "no change is better for certain, so none were joined"
 TOGETHER, STEP_MS = "together", "answer_step_ms"
 MOST_CAUSES = 30
-MOST_LINES, MOST_BELOW, WIDTH = 18, 3, 80
-"""Of the answer on a terminal, and of what is said below a cause of a change that is refused; the tables have all."""
+MOST_LINES, MOST_BELOW, MOST_FASTER, WIDTH = 18, 3, 2, 80
+"""Of the answer on a terminal, of what is said below a cause of a change that is refused, and of gains that are told in
+no other place; the tables have all."""
 INDENT, TIED = "   ", "\N{NO-BREAK SPACE}"
 """What a wrapped line begins with; a space at which no line is broken."""
 TOLD_CAUSES, SURE_CAUSES, FIRST_CAUSES = 7, 5, 3
@@ -441,33 +442,53 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
     ]
     shown = sorted(told_rows[:TOLD_CAUSES], key=causes.index)
     told = {str(cause) for _, cause, *_ in shown}
-    blocks: list[Block] = [(0.0, _wrapped(step)), *_of_causes(shown, better, results)]
-    blocks.append((0.2, [MORE]))
-    blocks += [(0.5, _wrapped(f"-> {_helped(one)}")) for one in better if one.cause not in told]
-    so_far = " ".join(line.strip() for _, lines in blocks for line in lines)
-    others = [one for one in better if f"-> {one.change}: " not in so_far]
-    faster = [f"{_lost(one)}{_numbers(one)}" for one in others]
-    blocks.append((0.3, _listed("also faster", faster, short=[one.change for one in others])))
+    above: list[Block] = [(0.0, _wrapped(step)), *_of_causes(shown, better, results)]
+    so_far = _text(lines for _, lines in above)
+    cures: list[Block] = [(0.5, _wrapped(f"-> {_helped(one)}")) for one in better if one.cause not in told]
+    below: list[Block] = []
     losers = sorted(
         (one for one in results if not one.removes and one.ratio is not None), key=lambda one: one.ratio or 1.0
     )
     for title, verdicts in LOSERS.items():
-        blocks.append((4.5, _listed(title, [_lost(one) for one in losers if one.verdict in verdicts])))
+        below.append((4.5, _listed(title, [_lost(one) for one in losers if one.verdict in verdicts])))
     late = [one.change for one in results if one.verdict == "not_tried"]
-    blocks.append((TOLD_CAUSES, _listed("not tried", late, f" ({NO_TIME})")))
+    below.append((TOLD_CAUSES, _listed("not tried", late, f" ({NO_TIME})")))
     refused = [one for one in results if one.verdict == "refused" and f"no {one.change}: " not in so_far]
     refused = refused if len(results) > 1 else []  # the last sentence has it
     reasons = [f"{one.change} ({one.reason})" for one in refused]
-    blocks.append((TOLD_CAUSES + 0.5, _listed("refused", reasons, short=[one.change for one in refused])))
-    blocks.append((0.0, _wrapped(_at_last(results, better, losers, joined))))
-    kept = _kept(blocks)
-    places = [int(found[0]) for lines in kept for found in [re.match(r"\d+", lines[0])] if found]
-    hidden = [row for row in causes if row not in [shown[place - 1] for place in places]]
+    below.append((TOLD_CAUSES + 0.5, _listed("refused", reasons, short=[one.change for one in refused])))
+    below.append((0.0, _wrapped(_at_last(results, better, losers, joined))))
+    hidden: list[Sequence[Scalar]] = []
+    faster: list[Result] = []
+    while True:  # what is told of those that did not fit takes lines, too
+        counted: Block = (0.2, [MORE] if hidden else [])
+        kept = _kept([*above, counted, *cures, (0.3, _faster(faster)), *below])
+        places = [int(found[0]) for lines in kept for found in [re.match(r"\d+", lines[0])] if found]
+        hidden = [row for row in causes if row not in [shown[place - 1] for place in places]]
+        missing = [one for one in better if one not in faster and f"-> {one.change}: " not in _text(kept)]
+        if not missing and (counted[1] or not hidden):
+            break
+        faster += missing
     percent = sum(float(row[4] or 0.0) for row in hidden)
     more = f"and {len(hidden)} more cause{'s' * (len(hidden) > 1)}, {percent:.1f} % of the step: table `causes`"
     numbers = itertools.count(1)  # of those that are left
     lines = [line for block in kept for line in block if line != MORE or hidden]
     return [re.sub(r"^\d+", lambda _: str(next(numbers)), line) if line != MORE else more for line in lines]
+
+
+def _text(blocks: Iterable[Sequence[str]]) -> str:
+    return " ".join(line.strip() for lines in blocks for line in lines)
+
+
+def _faster(better: Sequence[Result]) -> list[str]:
+    """Return the names of all these changes, the largest gain first, and as many gains as there is room for."""
+    ranked, lines = sorted(better, key=lambda one: one.ratio or 1.0), list[str]()
+    for number in range(len(ranked), -1, -1):
+        texts = [f"{_lost(one)}{_numbers(one)}" if at < number else one.change for at, one in enumerate(ranked)]
+        lines = _wrapped(f"also faster: {', '.join(texts)}")
+        if len(lines) <= MOST_FASTER:
+            break
+    return lines if better else []
 
 
 def _kept(blocks: Sequence[Block]) -> list[list[str]]:

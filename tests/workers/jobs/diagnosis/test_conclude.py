@@ -148,6 +148,8 @@ def test_whatever_is_found_fits_a_terminal(seed: int) -> None:
     assert lines[0] == "step 475 ms ± 0.4 %"
     if len(better) > 1:
         assert any(line.startswith("all together (") for line in lines)
+    alone = " ".join(map(str.strip, lines)).partition("all together (")[0]
+    assert all(change in alone for change in better)
     if causes and causes[0][2] != deep:
         assert lines[2].split()[:2] == ["1", kinds[0]]
 
@@ -553,3 +555,28 @@ def test_the_reason_why_the_only_change_was_not_tried_is_told() -> None:
     lines = conclude.answer("step 54 ms", CAUSES, [refused], NOTHING)
     assert lines[-1] == "no change was tried: loader_prefetch is refused (it has no worker processes)"
     assert not any(line.startswith("refused") for line in lines)
+
+
+def test_no_change_that_is_better_is_left_out_however_many_causes_there_are() -> None:
+    """Of seven causes with a cure each, the answer left out the three largest gains."""
+    causes = [[at, f"cause{at}", f"train.py:{at} Model.forward (line {at}: 53 % of it)", 12.0, 12.0, 48.0, "ceiling"]
+              for at in range(1, 8)]  # fmt: skip
+    results = [result(f"change_number_{at}", "better", 1 - 0.05 * at, cause=f"cause{at}", difference=0.01)
+               for at in range(1, 8)]  # fmt: skip
+    together = result(TOGETHER, "better", 0.5, how=" + ".join(one.change for one in results))
+    lines = conclude.answer("step 54 ms", causes, results, together)
+    assert len(lines) <= MOST_LINES
+    also = " ".join(map(str.strip, lines)).partition("also faster: ")[2].partition("all together")[0]
+    assert also.startswith("change_number_7 −35.0 %"), "the largest gain first"
+    cures = {one.change for one in results if any(f"-> {one.change}: " in line for line in lines)}
+    assert {*re.findall(r"change_number_\d", also)} == {one.change for one in results} - cures
+
+
+def test_the_line_that_counts_hidden_causes_takes_no_room_if_there_are_none() -> None:
+    causes = [[at, "host", f"train.py:{at} f (line {at}: 9 times a step)", 12.0, 12.0, 48.0, "ceiling"]
+              for at in range(1, 8)]  # fmt: skip
+    tried = [result(f"change_{at}", verdict, 0.99)
+             for at, verdict in enumerate(("no_difference", "inconclusive", "not_tried"))]  # fmt: skip
+    lines = conclude.answer("step 54 ms", causes, tried, NOTHING)
+    assert sum(line[0].isdigit() for line in lines) == len(causes)
+    assert len(lines) == MOST_LINES
