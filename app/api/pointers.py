@@ -100,10 +100,11 @@ def describe(error: ErrorDetails, model: type[BaseModel]) -> str:
         options = [one for one in re.findall("'([^']*)'", error["ctx"]["expected"]) if one[:1] == sent[:1]]
         near = difflib.get_close_matches(sent, options, n=1, cutoff=0.5)
         cure = f"; did you mean {near[0]}?" if near else ""
-    if kind in ("float_type", "int_type") and WITH_UNIT.fullmatch(str(error["input"])):
+    field = next((part for part in reversed(error["loc"]) if isinstance(part, str)), "")
+    has_unit = kind == "float_type" or (kind == "int_type" and field.endswith(("_s", "_mib")))
+    if has_unit and WITH_UNIT.fullmatch(str(error["input"])):
         cure = "; write the number alone, in the unit of the field's name"
     if kind == "int_type" and (number := ABBREVIATED.fullmatch(str(error["input"]))):
-        field = next((part for part in reversed(error["loc"]) if isinstance(part, str)), "")
         is_size = number[2] in "kK" and field.endswith(IN_1024S)
         cure = f"; write {int(number[1]) * 1024 if is_size else 'the number out'}"
     return f"{error['msg']}; got {shown(error['input'])}{cure}"

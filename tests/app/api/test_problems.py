@@ -33,6 +33,7 @@ INVALID: list[tuple[Any, str, str]] = [
     ({"spec": {**TINY, "context_length": "64k"}}, "/spec/context_length", 'got "64k"; write 65536'),
     ({"spec": {"kind": "estimate", "device_gb": "24GiB"}}, "/spec/device_gb", "write the number alone, in the unit of"),
     ({"spec": {**TINY, "seed": "7k"}}, "/spec/seed", 'got "7k"; write the number out'),
+    ({"spec": {"kind": "profile", "trace_max_mib": "50MiB"}}, "/spec/trace_max_mib", "alone, in the unit of"),
     ({"spec": {**TINY, "context_length": "1m"}}, "/spec/context_length", 'got "1m"; write the number out'),
     ({"spec": {"kind": "attention", "sequence_lengths": ["1k"]}}, "/spec/sequence_lengths/0", 'got "1k"; write 1024'),
     ({"spec": {**TINY, "timeout_s": "5m"}}, "/spec/timeout_s", "of the job: option --timeout-s"),
@@ -87,6 +88,11 @@ def test_invalid_fields(site: Any, body: Any, pointer: str, hint: str) -> None:
     assert "Value error" not in error["detail"], "pydantic's word before a message of ours"
     assert error["detail"] in problem["detail"]
     assert site.rows() == before
+
+
+def test_a_number_that_has_no_unit_is_not_told_of_one(site: Any) -> None:
+    problem = checked(site.http.post("/jobs", json={"spec": {**TINY, "seed": "7abc"}}), 422)
+    assert problem["errors"][0]["detail"].endswith('; got "7abc"')
 
 
 def test_every_wrong_field_is_named(site: Any) -> None:
