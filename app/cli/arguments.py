@@ -179,8 +179,8 @@ def parse_sweep(
             grid[key] = values
     if needs_grid and not grid:
         raise typer.BadParameter(
-            f"No key has several values (key=v1,v2){_as_range(arguments)}, and there is no --fit; use `flopwatch "
-            "submit` for a single job."
+            "No key has several values (key=v1,v2), and there is no --fit; use `flopwatch submit` for a single job."
+            + _as_range(arguments)
         )
     return fields.spec, grid
 
@@ -188,7 +188,7 @@ def parse_sweep(
 def _as_range(arguments: Iterable[str]) -> str:
     """Say how to write a list of numbers that was written with colons: "context_length=64:128"; "": none was."""
     written = next((one for one in arguments if re.fullmatch(r"[^=]+=\d+(:\d+)+", one)), None)
-    return "" if written is None else f": for {written} write {written.replace(':', ',')}"
+    return "" if written is None else f" For {written} write {written.replace(':', ',')}."
 
 
 def parse_fit(argument: str, step: int | None) -> dict[str, Any]:

@@ -163,7 +163,7 @@ def test_list_fields_of_each_kind(kind: str, some: set[str], none: set[str]) -> 
 def test_a_sweep_varies_something() -> None:
     with pytest.raises(typer.BadParameter, match="flopwatch submit"):
         arguments.parse_sweep("benchmark", ["batch_size=2"])
-    with pytest.raises(typer.BadParameter, match="for context_length=64:128 write context_length=64,128, and"):
+    with pytest.raises(typer.BadParameter, match=r"job\. For context_length=64:128 write context_length=64,128\.$"):
         arguments.parse_sweep("benchmark", ["batch_size=2", "context_length=64:128"])
 
 
