@@ -96,7 +96,7 @@ _256 = Forward(2, 64, 64, own_room=False)
 CHOICES = {
     64: KernelChoice(
         Forward(2, 64, 128, query_stages=2, halves=True),
-        Forward(3, 64, 128, registers=160),
+        Forward(3, 64, 128, query_stages=2, registers=160),
         Backward(128, 128, halves=True, held=2),
     ),
     128: KernelChoice(_128, _128, Backward(64, 128)),
