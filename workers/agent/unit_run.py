@@ -311,10 +311,7 @@ def _crash(report: Report, oom_kills_before: int | None) -> Failed:
         hint = _sender_of_kill(oom_kills_before) if report.signal == signal.SIGKILL else ""
         return Failed("crashed", f"the job's process was killed by {name}{hint}", {"signal": name, "exit_code": None})
     if report.exit_code is not None:
-        detail = (
-            f"the job's process ended with exit code {report.exit_code} before its work was done (by os._exit, or in a "
-            "library)"
-        )
+        detail = f"the job's process ended with exit code {report.exit_code} before its work was done"
         return Failed("crashed", detail, {"signal": None, "exit_code": report.exit_code})
     return Failed("crashed", "the job's process and its keeper were killed", {"signal": "SIGKILL", "exit_code": None})
 

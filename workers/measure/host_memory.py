@@ -63,8 +63,8 @@ def memory_of_a_job() -> int | None:
 def bound_memory(processes: int = 1) -> None:
     """Let this process, or each of so many that it starts, take the memory that is free now, less a reserve for all
     others: a case that needs more is out of memory, as on a GPU, and the host does not run out of it."""
-    free = memory_of_a_job()
-    if free is None:
+    allowed = memory_of_a_job()
+    if allowed is None:
         return
     taken = next(
         (
@@ -75,5 +75,5 @@ def bound_memory(processes: int = 1) -> None:
         0,
     )
     _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = taken + free // processes
+    most = taken + allowed // processes
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

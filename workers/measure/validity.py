@@ -122,7 +122,7 @@ def check_steady(steady: bool | None, warmup: int, *, too_slow: bool = False, hi
         hidden: the change of times that noise may hide, where it is too large to call them steady.
     """
     if hidden is not None:
-        detail = f"steady after a warm-up of {warmup}, though in this noise a drift of up to {hidden:.0%} does not show"
+        detail = f"in this noise a drift of up to {hidden:.0%} would not show, after a warm-up of {warmup}"
         return Check("steady", False, detail, "note")
     if too_slow:
         return not_judged("steady", f"too slow to judge: {warmup} calls to warm up")

@@ -78,18 +78,18 @@ def test_the_example_runs(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "error", "words"),
     [
-        ("print('no step')\n", "has not called flopwatch.measure"),
-        (f"{TRAIN}    flopwatch.measure(step)\n", "a second time"),
-        ("import sys\nsys.exit(3)\n", "ended itself with exit code 3"),
-        ("def step(:\n", "SyntaxError: invalid syntax, line 1"),
-        ("import flopwatch\nflopwatch.measure(3)\n", "a function that does one step"),
+        ("print('no step')\n", RunnerError, "has not called flopwatch.measure"),
+        (f"{TRAIN}    flopwatch.measure(step)\n", RunnerError, "a second time"),
+        ("import sys\nsys.exit(3)\n", RunnerError, "ended itself with exit code 3"),
+        ("def step(:\n", RunnerError, "SyntaxError: invalid syntax, line 1"),
+        ("import flopwatch\nflopwatch.measure(3)\n", TypeError, "a function that does one step"),
     ],
     ids=["nothing", "twice", "exit", "syntax", "no step"],
 )
-def test_what_is_wrong_with_a_script_is_said(run: Run, source: str, words: str) -> None:
-    with pytest.raises((RunnerError, TypeError), match=words):
+def test_what_is_wrong_with_a_script_is_said(run: Run, source: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
         run(source)
 
 
