@@ -352,9 +352,9 @@ def _in_all_places(rows: Sequence[Mapping[str, Any]], step_ms: float) -> Mapping
         return {**first, "lost_ms": lost_ms}
     name, _, notes = (first["where"] or "").removesuffix(")").partition(" (")
     shares = [(f"{100 * row['lost_ms'] / step_ms:.1f} %", row["where"].partition(" (")[0]) for row in told]
-    parts = [f"{100 * first['lost_ms'] / step_ms:.1f} % here", *filter(None, [notes])]
+    parts = [f"{100 * first['lost_ms'] / step_ms:.1f} % here", *filter(None, [notes])] if name else []
     parts += [f"{share} in {place}" for share, place in shares]
-    return {**first, "lost_ms": lost_ms, "where": f"{name} ({'; '.join(parts)})".lstrip()}
+    return {**first, "lost_ms": lost_ms, "where": f"{name} ({'; '.join(parts)})" if name else "; ".join(parts)}
 
 
 def _is_vain(one: Result) -> bool:
@@ -454,7 +454,7 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
     late = [one.change for one in results if one.verdict == "not_tried"]
     below.append((TOLD_CAUSES, _listed("not tried", late, f" ({NO_TIME})")))
     refused = [one for one in results if one.verdict == "refused" and f"no {one.change}: " not in so_far]
-    refused = refused if len(results) > 1 else []  # the last sentence has it
+    refused = refused if len(results) > 1 else []
     reasons = [f"{one.change} ({one.reason})" for one in refused]
     below.append((TOLD_CAUSES + 0.5, _listed("refused", reasons, short=[one.change for one in refused])))
     below.append((0.0, _wrapped(_at_last(results, better, losers, joined))))
@@ -616,10 +616,8 @@ def _refused(cause: str, results: Sequence[Result]) -> str:
     for one in tried:
         if _is_vain(one):
             return f"{one.change} does not help: {one.gain}"
-        if (one.ratio or 0.0) > 1 + CLEAR:
-            once = " (1 process)" if one.low is None else ""
-            return f"{one.change} was tried: {one.ratio:.2f} times as long{once}"
-    refused = [one for one in tried if one.verdict == "refused"]
+    # The last sentence has the reason of the only one.
+    refused = [one for one in tried if one.verdict == "refused" and len(results) > 1]
     # What is named after the cause is the change that comes to mind first.
     first = next((one for one in refused if cause in one.change), refused[0]) if refused else None
     return f"no {first.change}: {first.reason}" if first else ""

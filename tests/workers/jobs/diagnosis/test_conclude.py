@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -511,9 +512,16 @@ def test_a_loader_whose_step_without_it_was_measured_is_one_cause_with_all_its_p
         "18.3 % in train.py:22-29 Signals.__getitem__)"
     )
     lines = conclude.answer("step 6 ms", rows, [bound, slower, refused], NOTHING)
-    assert "loader_workers was tried: 1.35 times as long (1 process)" in " ".join(map(str.strip, lines))
+    said = " ".join(map(str.strip, lines))
+    assert "no loader_prefetch: it has no worker processes" in said, "one process says nothing of the other change"
+    assert said.count("loader_workers") == 1, "only as not certain"
     apart = conclude._causes(seen, [], 6.0)
     assert [row[1] for row in apart] == ["input", "input", "kernels"], "without a bound each has its own ceiling"
+
+
+def test_a_cause_without_a_place_that_is_lost_elsewhere_too_names_only_that_place() -> None:
+    rows = [{"cause": "input", "where": where, "lost_ms": ms} for where, ms in (("", 30.0), ("train.py:1 g", 20.0))]
+    assert conclude._in_all_places(rows, 100.0)["where"] == "20.0 % in train.py:1 g"
 
 
 def test_what_a_cure_has_reached_is_the_bound_of_no_place_alone() -> None:
@@ -555,6 +563,8 @@ def test_the_reason_why_the_only_change_was_not_tried_is_told() -> None:
     lines = conclude.answer("step 54 ms", CAUSES, [refused], NOTHING)
     assert lines[-1] == "no change was tried: loader_prefetch is refused (it has no worker processes)"
     assert not any(line.startswith("refused") for line in lines)
+    large = replace(refused, cause="optimizer")
+    assert " ".join(conclude.answer("step 54 ms", CAUSES, [large], NOTHING)).count("loader_prefetch") == 1
 
 
 def test_no_change_that_is_better_is_left_out_however_many_causes_there_are() -> None:
