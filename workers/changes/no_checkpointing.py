@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from workers.changes._base import Change, Elsewhere, Look, replaced
+from workers.changes._base import Change, Elsewhere, Look, all_replaced
 
 if TYPE_CHECKING:
     import torch
@@ -21,12 +21,14 @@ def _why_not(look: Look) -> str | None:
 
 
 def _called(_device: torch.device) -> AbstractContextManager[None]:
+    from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
     from torch.utils import checkpoint
 
     def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         return function(*arguments, **{name: value for name, value in options.items() if name not in OPTIONS})
 
-    return replaced(checkpoint, "checkpoint", call)
+    places = ((checkpoint, "checkpoint"), (checkpoint_wrapper, "torch_utils_checkpoint"))
+    return all_replaced(lambda _plain: call, *places)
 
 
 def _fields(_look: Look) -> dict[str, Any]:

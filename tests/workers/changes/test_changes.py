@@ -13,6 +13,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.attention import SDPBackend
 from torch.utils import checkpoint
 from torch.utils.data import DataLoader
@@ -478,6 +479,18 @@ def test_a_step_without_checkpointing_runs_its_blocks_once() -> None:
     with change.before(CPU):
         assert step() == with_it
     assert calls["block"] == 2 + 1
+
+    class Block(nn.Module):
+        forward = staticmethod(block)
+
+    def wrapped() -> list[float]:
+        weight.grad = None
+        checkpoint_wrapper(Block())(torch.arange(3.0), scale=2.0).sum().backward()
+        return weight.grad.tolist()  # type: ignore[union-attr]
+
+    with change.before(CPU):
+        assert wrapped() == with_it
+    assert calls["block"] == 3 + 1, "PyTorch's own wrapper has the function by name"
     assert change.why_not(replace(look(make_step()), checkpoints=True)) is None
     assert "does not call" in str(change.why_not(look(make_step())))
 
