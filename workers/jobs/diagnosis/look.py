@@ -234,8 +234,8 @@ class Places:
         return 2 * self.launched[place].reads > self.runs(place)
 
     def calls(self, function: Callable[..., object]) -> bool:
-        """Return True if the traced step called a function in Python."""
-        return inspect.unwrap(function).__code__ in self._trace.called
+        """Return True if the traced step called a function in Python, or may have where it was not followed."""
+        return not self._trace.complete or inspect.unwrap(function).__code__ in self._trace.called
 
     def at(self, time_ns: int) -> Place | None:
         """Return the line in which the traced step was at a moment of the profiler's clock."""

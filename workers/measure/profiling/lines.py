@@ -236,12 +236,13 @@ class LineTrace:
         counts = code.co_name not in COMPREHENSIONS
         # At its beginning a function is in its own line; a generator goes on in the line that yielded.
         begins = frame.f_lineno == code.co_firstlineno
-        if begins and (head := self._own.place(code.co_filename, code.co_qualname, frame.f_lineno)) is not None:
-            self.entries[head.file, head.function] += 1
-        last = None if begins else self._own.place(code.co_filename, code.co_qualname, frame.f_lineno)
+        head = self._own.place(code.co_filename, code.co_qualname, frame.f_lineno)
+        last = None if begins else head
         line = 0
-        if not counts and (place := self._own.place(code.co_filename, code.co_qualname, frame.f_lineno)) is not None:
-            self.rounds[place] += 1
+        if head is not None and not counts:
+            self.rounds[head] += 1
+        elif head is not None and begins:
+            self.entries[head.file, head.function] += 1
         self._open.append(last)
         self._note()
 

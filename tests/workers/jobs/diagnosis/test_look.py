@@ -23,6 +23,7 @@ from workers.jobs._base import Unit
 from workers.jobs._training import measuring
 from workers.jobs.diagnosis import RUNNER
 from workers.jobs.diagnosis import look as stage
+from workers.measure.profiling import lines
 from workers.measure.profiling.lines import Launched, Place
 from workers.measure.profiling.products import Product
 from workers.outcome import Failed
@@ -147,7 +148,7 @@ def make_step(device, slow):
             optimizer.step()
             optimizer.zero_grad()
         if slow == "rounds":
-            decayed = torch.zeros(4, 16)
+            decayed = sum(torch.zeros(4, 16) for one in (1, 2))
             for number in range(LOOP):
                 decayed = 0.9 * decayed + 0.1 * x
             loss = loss + decayed.sum()
@@ -269,6 +270,13 @@ def test_a_step_that_checkpoints_nothing_is_not_tried_without_it(look, slow, mon
     monkeypatch.setattr(stage, "LEAST", 1e-9)  # however small a share a busy host leaves to kernels
     names = [row[0] for row in look(arguments={"slow": slow}).tables["candidates"]["rows"]]
     assert ("no_checkpointing" in names) == (slow == "checkpoint")
+
+
+def test_a_step_that_is_not_followed_to_its_end_may_checkpoint_there(look, monkeypatch) -> None:
+    monkeypatch.setattr(stage, "LEAST", 1e-9)
+    monkeypatch.setattr(lines, "MAX_EVENTS", 2)
+    names = [row[0] for row in look(arguments={"slow": "checkpoint"}).tables["candidates"]["rows"]]
+    assert "no_checkpointing" in names
 
 
 def test_a_second_look_measures_no_case_again_and_says_how_long_its_steps_took(look) -> None:
