@@ -94,8 +94,8 @@ def pacing(step: BenchmarkSpec, device: torch.device) -> Literal["step", "loop"]
 
 
 def like_a_script(step: BenchmarkSpec) -> None:
-    """Let the garbage collector see what was imported before this process was forked: in the user's own script it does,
-    and a collection takes long."""
+    """Let the garbage collector see what was imported before this process was forked: in the user's own script it sees
+    about as much, and a collection takes long."""
     if step.step_code is not None:
         gc.unfreeze()
 
