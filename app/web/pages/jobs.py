@@ -74,9 +74,10 @@ class Group:
     jobs: Sequence[ListedJob]
 
 
+@router.get("/")
 @router.get("/jobs")
 async def listed() -> Response:
-    """Redirect from the address that pages of jobs suggest."""
+    """Redirect from the addresses that other pages suggest."""
     return RedirectResponse("/ui", status_code=308)
 
 

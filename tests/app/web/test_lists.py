@@ -24,6 +24,11 @@ def shown(site: Any, query: str) -> list[int]:
     return [int(number) for number in re.findall(r'<tr id="job-(\d+)"', text)]
 
 
+@pytest.mark.parametrize("address", ["/ui/", "/ui/jobs"])
+def test_addresses_that_others_suggest_lead_to_the_list(fresh_site: Any, address: str) -> None:
+    assert fresh_site.http.get(address, follow_redirects=False).headers["location"] == "/ui"
+
+
 def test_a_first_visit_offers_the_demo(fresh_site: Any) -> None:
     assert "No worker is connected" in page(fresh_site, "/ui").text
     fresh_site.worker.register()
