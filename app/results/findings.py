@@ -726,6 +726,8 @@ def _gate(
             if outcome == "not_confirmed":
                 text = f"not confirmed: {text}; the sides ran one after the other, and the host may have changed: "
                 text += str(unconfirmed)
+            if outcome == "inconclusive" and "`flopwatch " in text:  # the command measures, and judges nothing
+                text += f"; judge what that measures by `flopwatch compare … --fail-above {fail_above_percent:g}`"
             return answer(outcome, text)
     if not any(its == "passed" for _, its in judged):
         return answer("missing", sentence if sentence.startswith("missing") else "missing: there is nothing to judge")

@@ -163,6 +163,10 @@ def test_as_many_processes_as_there_are_would_not_help() -> None:
     assert whole.gate.sentence.endswith(
         f"12 processes each; {metric_row.replicates_for(3)} processes each would find 3 %"
     )
+    again = row(one, other, remedy=lambda number: f"flopwatch rerun 7 replicates={number}")
+    gate = judged(again, limit=3.0)[1].gate
+    assert gate is not None
+    assert re.search(r"rerun 7 replicates=\d+`; judge what .* by `flopwatch compare … --fail-above 3`$", gate.sentence)
     # Unequal sides: more of the smaller one do help.
     (metric_row,), whole = judged(row(one, other[:4]))
     assert f"{metric_row.replicates_for(5)} processes each would find 5 %" in whole.sentence
