@@ -48,7 +48,7 @@ def _compiled(step: OwnStep) -> Iterator[None]:
 
 CHANGE = Change(
     causes=("launches", "kernels", "host", "attention"),
-    how="for block in model.blocks: block.compile()",
+    how="block.compile(), for each block of the model",
     why_not=_why_not,
     fields=lambda _: {"compile": True, "compile_scope": "blocks"},
     after=_compiled,

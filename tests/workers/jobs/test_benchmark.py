@@ -379,7 +379,7 @@ def test_running_out_of_memory_is_a_result(run, phase: str, monkeypatch: pytest.
     assert report.fingerprint
     judged = report.verdict_on()
     assert judged["verdict"] == "suspect", "there is nothing to trust"
-    assert judged["checks"][0]["detail"].endswith("; take a smaller batch or context")
+    assert judged["checks"][0]["detail"].endswith("; take a smaller model, batch or context")
     assert not report.files
 
 

@@ -287,7 +287,7 @@ def check_measured(values: Values, *, alone: bool = False) -> Check:
     outcome = values.outcome
     detail = outcome if values.reason is None else f"{outcome}: {values.reason}"
     lacking = alone and outcome == "oom"
-    cure = "; take a smaller batch or context" if lacking else ""
+    cure = "; take a smaller model, batch or context" if lacking else ""
     ok = outcome not in FAULTS and not lacking
     return Check("measured", ok, f"{detail}{cure}", "wrong" if outcome == "wrong" else "suspect")
 

@@ -291,8 +291,9 @@ def _causes(
     certain = {*measured, *(one.cause for one in results if one.removes and one.low is not None)}
     # Forks that screen differ from the processes of the turns: only their ratio carries over.
     measured |= {one.cause: one.ratio * total for one in results if one.removes and one.ratio is not None and one.sure}
-    once = {one.cause: one.ratio * total for one in results if one.removes and one.ratio is not None and not one.sure}
     not_sure = {one.cause for one in results if one.removes and one.high is not None and one.high >= 1}
+    # One process without the cause tells too little of the step, but enough to doubt what the profile saw.
+    doubted = {one.cause for one in results if one.removes and not one.sure and (one.ratio or 0.0) >= 1 - GAIN}
     vain = _in_vain(results)
     cures: dict[str, float] = {}
     for one in results:
@@ -311,12 +312,10 @@ def _causes(
         if bound is not None and alone:  # noise may make the step longer without its work
             certain_ms = bound if bound < total and row["cause"] not in not_sure else None
             limit, how = certain_ms, "ceiling" if certain_ms is None else "measured"
-        elif row["cause"] in once and alone:
-            limit, how = once[row["cause"]] if agree and once[row["cause"]] < (1 - GAIN) * total else None, "ceiling"
         else:
             limit, how = (
                 None
-                if step_ms is None or rough or not agree or row["cause"] in vain
+                if step_ms is None or rough or not agree or row["cause"] in vain or (alone and row["cause"] in doubted)
                 else max(0.0, step_ms - row["lost_ms"]),
                 "ceiling",
             )
@@ -503,8 +502,9 @@ def _kept(blocks: Sequence[Block]) -> list[list[str]]:
 
 def _at_last(results: Sequence[Result], better: Sequence[Result], losers: Sequence[Result], joined: Result) -> str:
     """Return the last sentence: what the changes that help do together or, without such, what is known."""
-    if joined.step_ms is not None and joined.sure and len(names := joined.how.split(" + ")) > 1:
-        return f"all together ({', '.join(names)}): {_became(joined)}"
+    if joined.step_ms is not None and (joined.sure or better) and len(names := joined.how.split(" + ")) > 1:
+        became = _became(joined) if joined.sure else f"about {_ms(joined.step_ms)} {joined.gain}"
+        return f"all together ({', '.join(names)}): {became}"
     if better:
         return ""
     if not losers:
@@ -533,7 +533,9 @@ def _of_causes(
         cause, percent = str(row[1]), float(row[4] or 0.0)
         name, _, often = str(row[2] or "").partition(" (")
         is_loop = SMALL in often
-        cure = "" if cause in told else _cure(cause, [one for one in better if not is_loop or "compile" in one.change])
+        # What speeds up products is no cure of a loop, nor compiling the model of one outside of it.
+        fit = [one for one in better if not is_loop or ("compile" in one.change and name.endswith("forward"))]
+        cure = "" if cause in told else _cure(cause, fit)
         why_not = "" if cure or cause in told or percent < LARGE_PERCENT else _refused(cause, results)
         if cure or not is_loop:
             told.add(cause)
@@ -574,11 +576,11 @@ def _columns(causes: Sequence[Sequence[Scalar]], results: Sequence[Result] = ())
     cells = [
         (
             str(place),
-            str(cause),
-            f"{float(percent or 0.0):.1f} %",
-            _bound(str(cause), bound, str(how), results),
+            str(row[1]),
+            f"{float(row[4] or 0.0):.1f} %",
+            OWN if _is_own(row) else _bound(str(row[1]), row[5], str(row[6]), results),
         )
-        for place, (_, cause, _, _, percent, bound, how) in enumerate(causes, start=1)
+        for place, row in enumerate(causes, start=1)
     ]
     cells[:0] = [HEAD] if causes else []
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -589,7 +591,14 @@ def _columns(causes: Sequence[Sequence[Scalar]], results: Sequence[Result] = ())
 
 
 HEAD = ("#", "lost to", "share", "step without it")
+OWN = "own work"
+"""In the place of the step without what it is for."""
 BOUND = {"measured": "{}, timed", CURE: "at most {}", "ceiling": "about {}"}
+
+
+def _is_own(row: Sequence[Scalar]) -> bool:
+    """Return True if a row of `causes` is what the step is for: no change takes all of it away."""
+    return row[1] in (PLAIN, "attention") and row[6] == "ceiling" and SMALL not in str(row[2] or "")
 
 
 def _bound(cause: str, bound: Scalar, how: str, results: Sequence[Result]) -> str:

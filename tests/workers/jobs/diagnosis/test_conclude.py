@@ -391,6 +391,14 @@ def test_a_bound_whose_interval_reaches_the_step_is_not_certain() -> None:
 SEEN = [{"cause": "input", "where": "", "lost_ms": 10.0}, {"cause": "kernels", "where": "", "lost_ms": 90.0}]
 
 
+def test_what_changes_did_together_is_told_also_if_few_processes_tried_it() -> None:
+    better = [result(name, "better", 0.9, cause="kernels") for name in ("compile_model", "autocast_bf16")]
+    joined = result(TOGETHER, "inconclusive", 0.78, low=None, high=None, sure=False, step_ms=31.16,
+                    how="compile_model + autocast_bf16")  # fmt: skip
+    said = " ".join(map(str.strip, conclude.answer("step 40 ms", CAUSES, better, joined)))
+    assert "all together (compile_model, autocast_bf16): about 31.16 ms (too few processes)" in said
+
+
 def test_no_bound_contradicts_a_time_that_was_measured() -> None:
     """A profile of a busy host saw little input, and a change against it has saved more than that."""
     once = {"cause": "input", "removes": True, "low": None, "high": None, "sure": False}
@@ -403,7 +411,7 @@ def test_no_bound_contradicts_a_time_that_was_measured() -> None:
 
     assert bound() == (90.0, "about 90 ms")
     assert bound(cure) == (60.0, "at most 60 ms")
-    assert bound(cure, result("no_input", "inconclusive", 0.5, **once)) == (50.0, "about 50 ms")
+    assert bound(result("no_input", "inconclusive", 0.5, **once)) == (90.0, "about 90 ms"), "the profile's share"
     assert bound(result("no_input", "inconclusive", 1.08, **once)) == (None, "not certain")
     assert bound(rough=True) == (None, "not certain")
     assert bound(cure, rough=True) == (60.0, "at most 60 ms")
@@ -488,6 +496,12 @@ def test_a_loop_over_small_operators_is_not_said_to_be_cured_by_what_speeds_up_p
     lines = conclude.answer("step 100 ms", conclude._causes(seen, [compiled], 100.0), [compiled], NOTHING)
     at = next(at for at, line in enumerate(lines) if "slow.py:34" in line)
     assert "-> compile_model" in " ".join(lines[at : at + 4])
+    assert "own work" in next(line for line in lines if "slow.py:31" in line)
+    outside = [{**row, "where": str(row["where"]).replace("forward", "clip")} for row in seen]
+    lines = conclude.answer("step 100 ms", conclude._causes(outside, [compiled], 100.0), [compiled], NOTHING)
+    at = next(at for at, line in enumerate(lines) if "slow.py:34" in line)
+    cured = next(at for at, line in enumerate(lines) if "-> compile_model" in line)
+    assert "slow.py:31" in " ".join(lines[at + 1 : cured]), "compiling the model shortens no loop outside of it"
 
 
 def test_a_loader_whose_step_without_it_was_measured_is_one_cause_with_all_its_places() -> None:
