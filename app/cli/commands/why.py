@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 OF_A_STEP = ("benchmark", "profile", "memory")
 """Kinds whose fields are, but for their own, those of a benchmark."""
+OPTIONS = {
+    "budget": "--budget-s", "budget_s": "--budget-s", "change": "--change", "changes": "--change",
+    "timeout_s": "--timeout-s",
+}  # fmt: skip
+"""How to give what is of the diagnosis, and not of its step."""
 
 
 @command
@@ -42,6 +47,9 @@ def why(
     is. For a diagnosis that has run, print the answer again, unless something is to change."""
     if what.endswith(".py"):
         raise typer.BadParameter(f"{what} names no function: write {what}:FUNCTION, such as {what}:make_step.")
+    for name in (field.partition("=")[0] for field in fields or []):
+        if name in OPTIONS:
+            raise typer.BadParameter(f"{name} is no field of a step: write {OPTIONS[name]}.")
     known = server.job(int(what)) if what.isdecimal() else None
     anew = bool(fields or change or code or budget_s is not None or timeout_s is not None)
     if known and known["kind"] == "diagnosis" and not anew and known["state"] in ("queued", "running", "succeeded"):

@@ -165,6 +165,8 @@ def test_a_sweep_varies_something() -> None:
         arguments.parse_sweep("benchmark", ["batch_size=2"])
     with pytest.raises(typer.BadParameter, match=r"job\. For context_length=64:128 write context_length=64,128\.$"):
         arguments.parse_sweep("benchmark", ["batch_size=2", "context_length=64:128"])
+    with pytest.raises(typer.BadParameter, match=r" write context_length=64,128\.$"):
+        arguments.parse_sweep("benchmark", ["context_length=64..128"])
 
 
 @pytest.mark.parametrize("text", ["null", "None"])

@@ -253,6 +253,7 @@ STEP = ("submit", "benchmark", "--step")
         (("--other", "jobs"), "No such option: --other"),
         (("token", "create", "ada"), "Missing option '--scope'"),
         (("why", "train.py"), "train.py names no function: write train.py:FUNCTION"),
+        (("why", "train.py:make_step", "budget=20"), "budget is no field of a step: write --budget-s"),
         (
             ("why", "train.py:make_step", "--timeout-s", "5m"),
             "'5m' is no number of seconds, such as 300; or write none",
