@@ -186,9 +186,11 @@ def parse_sweep(
 
 
 def _as_range(arguments: Iterable[str]) -> str:
-    """Say how to write a list of numbers that was written with colons or dots: "context_length=64:128"; "": none was."""
-    written = next((one for one in arguments if re.fullmatch(r"[^=]+=\d+((:|\.\.)\d+)+", one)), None)
-    return "" if written is None else f" For {written} write {re.sub(r':|\.\.', ',', written)}."
+    """Say how to write a list of numbers that was written "context_length=64:128", or with dots; "": none was."""
+    for written in arguments:
+        if re.fullmatch(r"[^=]+=\d+((:|\.\.)\d+)+", written):
+            return f" For {written} write {written.replace('..', ',').replace(':', ',')}."
+    return ""
 
 
 def parse_fit(argument: str, step: int | None) -> dict[str, Any]:
