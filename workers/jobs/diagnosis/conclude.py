@@ -31,7 +31,7 @@ CHANGES = Column.parse(
 )
 ANSWER = Column.parse("answer")
 DECIDED = ("better", "no_difference", "worse")
-NONE_JOINED = "no change is better for certain, so none were joined"
+NONE_JOINED = "no two changes were measured together"
 TOGETHER, STEP_MS = "together", "answer_step_ms"
 MOST_CAUSES = 30
 MOST_LINES, MOST_BELOW, MOST_FASTER, WIDTH = 18, 3, 2, 80
@@ -48,7 +48,7 @@ BROAD = ("kernels", "host", "launches")
 """Causes against which so many changes may help that a refused one says little."""
 VECTORISE = f"{SMALL}: let one take all rows at once, or use torch.compile"
 """What to do about a loop over such operators."""
-READ_AT_ONCE = f"{SMALL}{ITEM}: .tolist() reads all at once, or one operator may do it"
+READ_AT_ONCE = f"{SMALL}{ITEM}: one operator over all rows may do it; on a GPU .tolist() reads all at once"
 """Likewise, if it reads numbers."""
 OTHERS_WAIT = "(the others wait for it"
 """In the place of a cause that a late rank has, by how much longer than the others'."""
@@ -261,7 +261,7 @@ def _measured(found: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> 
 
 def _joined(found: Mapping[str, Any], results: Sequence[Result]) -> Result:
     """Return the result of the changes that help together."""
-    names: list[str] = found["joined"]
+    names: list[str] = found["joined"] if len(found["joined"]) > 1 else []
     how = " + ".join(names) or NONE_JOINED
     causes = JOINED.join(dict.fromkeys(one.cause for one in results if one.change in names))
     known: dict[str, Any] = {"change": TOGETHER, "cause": causes, "how": how}
@@ -629,7 +629,11 @@ def _refused(cause: str, results: Sequence[Result]) -> str:
     refused = [one for one in tried if one.verdict == "refused" and len(results) > 1]
     # What is named after the cause is the change that comes to mind first.
     first = next((one for one in refused if cause in one.change), refused[0]) if refused else None
-    return f"no {first.change}: {first.reason}" if first else ""
+    if first is None:
+        return ""
+    reason, _, instead = (first.reason or "").partition(": ")
+    known = any(one.change == instead.split(" ")[0] and one.ratio is not None for one in results)
+    return f"no {first.change}: {reason if known or not instead else first.reason}"
 
 
 def _ms(time: float) -> str:

@@ -281,8 +281,8 @@ def test_under_a_loop_over_small_operators_stands_what_to_do() -> None:
     ]
     lines = conclude.answer("step 100 ms", reads, [], NOTHING)
     assert lines[3:5] == [
-        "   line 8: 320 times a step; small operators with .item(): .tolist() reads all",
-        "   at once, or one operator may do it",
+        "   line 8: 320 times a step; small operators with .item(): one operator over all",
+        "   rows may do it; on a GPU .tolist() reads all at once",
     ]
 
 
@@ -389,6 +389,11 @@ def test_a_bound_whose_interval_reaches_the_step_is_not_certain() -> None:
 
 
 SEEN = [{"cause": "input", "where": "", "lost_ms": 10.0}, {"cause": "kernels", "where": "", "lost_ms": 90.0}]
+
+
+def test_one_change_is_none_together() -> None:
+    found = {"turns": {"": [10.0] * 6, "float32": [8.0] * 6}, "joined": ["float32"]}
+    assert conclude._joined(found, []).step_ms is None
 
 
 def test_what_changes_did_together_is_told_also_if_few_processes_tried_it() -> None:
@@ -528,6 +533,9 @@ def test_a_loader_whose_step_without_it_was_measured_is_one_cause_with_all_its_p
     lines = conclude.answer("step 6 ms", rows, [bound, slower, refused], NOTHING)
     said = " ".join(map(str.strip, lines))
     assert "no loader_prefetch: it has no worker processes" in said, "one process says nothing of the other change"
+    advised = replace(refused, reason="it has no worker processes: loader_workers adds them")
+    lines = conclude.answer("step 6 ms", rows, [bound, slower, advised], NOTHING)
+    assert "adds them" not in " ".join(lines), "it was tried, and brought nothing"
     assert said.count("loader_workers") == 1, "only as not certain"
     apart = conclude._causes(seen, [], 6.0)
     assert [row[1] for row in apart] == ["input", "input", "kernels"], "without a bound each has its own ceiling"
