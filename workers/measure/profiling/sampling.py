@@ -12,6 +12,7 @@ Other threads count by the processor's time that they take: those that wait take
 """
 
 import contextlib
+import gc
 import itertools
 import math
 import operator
@@ -194,12 +195,21 @@ def _stack(thread: int) -> list[FrameType]:
     """Return a thread's frames, the innermost first; none of a thread that has ended.
 
     One call of C reads them all, so that this thread keeps Python's lock: CPython 3.11 crashes, or returns a tuple, if
-    it is asked for the caller of a frame whose thread has continued meanwhile.
+    it is asked for the caller of a frame whose thread has continued meanwhile. Nor may it collect garbage in between,
+    whose callbacks run Python code, and so may give the lock away.
     """
     frames: list[Any] = []
+    collects = gc.isenabled()
+    gc.disable()
     innermost = itertools.islice(map(operator.itemgetter(thread), iter(sys._current_frames, None)), 1)
-    with contextlib.suppress(AttributeError, KeyError):  # no caller of the outermost one; no such thread
-        frames.extend(itertools.accumulate(itertools.chain(innermost, itertools.repeat("f_back", MAX_DEPTH)), getattr))
+    try:
+        with contextlib.suppress(AttributeError, KeyError):  # no caller of the outermost one; no such thread
+            frames.extend(
+                itertools.accumulate(itertools.chain(innermost, itertools.repeat("f_back", MAX_DEPTH)), getattr)
+            )
+    finally:
+        if collects:
+            gc.enable()
     return [frame for frame in frames if frame is not None]
 
 
