@@ -195,8 +195,8 @@ def _stack(thread: int) -> list[FrameType]:
     """Return a thread's frames, the innermost first; none of a thread that has ended.
 
     One call of C reads them all, so that this thread keeps Python's lock: CPython 3.11 crashes, or returns a tuple, if
-    it is asked for the caller of a frame whose thread has continued meanwhile. Nor may it collect garbage in between,
-    whose callbacks run Python code, and so may give the lock away.
+    it is asked for the caller of a frame whose thread has continued meanwhile. No garbage is collected in
+    between either: its callbacks run Python code, which may give the lock away.
     """
     frames: list[Any] = []
     collects = gc.isenabled()
