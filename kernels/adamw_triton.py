@@ -98,7 +98,7 @@ def _update(
         for *tensors, step in everything:
             if not tensors[0].numel():
                 continue
-            arguments = [*(tensor.contiguous() for tensor in tensors), step, lr]
+            arguments = [*(tensor.resolve_neg().contiguous() for tensor in tensors), step, lr]
             copied = [pair for pair in zip(tensors, arguments, strict=False) if pair[0] is not pair[1]]
             launch = _launch(
                 tensors[0].numel(), tuple([argument.dtype for argument in arguments]), lr.device,

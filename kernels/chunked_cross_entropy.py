@@ -82,6 +82,7 @@ def linear_cross_entropy(
     compute: SoftmaxGradient = softmax_gradient
     if ignore_index != IGNORE_INDEX:
         compute = functools.partial(compute, ignore_index=ignore_index)
+    targets = targets.long()  # unsigned ones would be compared with ignore_index modulo their range
     count = (targets != ignore_index).sum()
     loss: Tensor = LinearCrossEntropy.apply(hidden, weight, targets, dtype, compute, count)[0]  # type: ignore[no-untyped-call]
     return loss
@@ -109,6 +110,7 @@ def check(hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: int = I
     if not (is_one and hidden.is_floating_point() and weight.is_floating_point()):
         raise ValueError(f"expected hidden and weight of one floating-point dtype, not {hidden.dtype}, {weight.dtype}")
     if targets.device.type == "cpu" and targets.numel() and not torch.compiler.is_compiling():
+        targets = targets.long()
         least, most = targets.aminmax()
         if least >= 0 and most < len(weight):
             return

@@ -32,9 +32,8 @@ def patch_interpreter() -> None:
 
     def cast_as_devices_do(self: Any, source: Any, kind: Any) -> Any:
         of, to = source.dtype.scalar, kind.scalar
-        if (of, to) == (tl.bfloat16, tl.float32):
-            return _widened(source)
-        if (of, to) == (tl.float32, tl.bfloat16):
+        source = source if of == to else _widened(source)
+        if to == tl.bfloat16 != of:
             return interpreter.TensorHandle(_rounded_to_bfloat16(source.data), to)
         return cast(self, source, kind)
 

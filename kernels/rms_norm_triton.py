@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .derivatives import register
 from .interpreted import patch_interpreter
-from .rows import as_rows, check_device, check_floating, wide, wide_dtype
+from .rows import as_rows, check_device, check_floating, is_floating, wide, wide_dtype
 
 patch_interpreter()
 
@@ -84,8 +84,8 @@ def _results(x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> t
     if x.shape[-1] > MAX_COLUMNS:
         raise ValueError(f"expected at most {MAX_COLUMNS} columns, not {x.shape[-1]}")
     check_floating(x, weight)
-    if not out_dtype.is_floating_point:
-        raise ValueError(f"expected a floating-point out_dtype, not {out_dtype}")
+    if not is_floating(out_dtype):
+        raise ValueError(f"expected a floating-point out_dtype of 16 bits or more, not {out_dtype}")
     return x.new_empty(x.shape, dtype=out_dtype), x.new_empty(x.shape[:-1], dtype=wide_dtype(x, weight))
 
 

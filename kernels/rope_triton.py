@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .derivatives import register
 from .interpreted import patch_interpreter
-from .rows import check_device, check_floating, wide
+from .rows import check_device, check_floating, check_rows, wide
 
 patch_interpreter()
 
@@ -54,6 +54,7 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
         turned, result = _four_axes(x), _four_axes(out)
         batch, heads, sequence, head_dim = turned.shape
         rows, width = batch * heads * sequence, triton.next_power_of_2(head_dim)
+        check_rows(rows)
         tile_rows = max(1, TILE // width)
         with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
             _rope_kernel[(triton.cdiv(rows, tile_rows),)](

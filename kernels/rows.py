@@ -7,10 +7,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+MOST_ROWS = 2**31 - 2**16
+"""Kernels count rows in 32 bits, and the last tile goes beyond the last row."""
+
+
+def check_rows(rows: int) -> None:
+    """Check that kernels can count them. Raises ValueError: they cannot."""
+    if rows > MOST_ROWS:
+        raise ValueError(f"expected at most {MOST_ROWS} rows, not {rows}: call it on parts")
+
 
 def as_rows(x: Tensor) -> Tensor:
-    """x as (rows, columns) with contiguous rows; a view if its strides allow one."""
+    """x as (rows, columns) with contiguous rows; a view if its strides allow one. Raises as `check_rows`."""
     rows = x.reshape(-1, x.shape[-1])
+    check_rows(len(rows))
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
@@ -25,14 +35,19 @@ def wide(*tensors: Tensor) -> Any:
 
 
 def check_floating(*tensors: Tensor) -> None:
-    """Check that they are floating point and on one device.
+    """Check that they are floating point, of 16 bits or more, and on one device.
 
     Raises:
         ValueError: they are not.
     """
-    if not all(tensor.is_floating_point() and tensor.device == tensors[0].device for tensor in tensors):
+    if not all(is_floating(tensor.dtype) and tensor.device == tensors[0].device for tensor in tensors):
         given = " and ".join(f"{tensor.dtype} on {tensor.device}" for tensor in tensors)
-        raise ValueError(f"expected floating-point tensors on one device, not {given}")
+        raise ValueError(f"expected floating-point tensors of 16 bits or more on one device, not {given}")
+
+
+def is_floating(dtype: torch.dtype) -> bool:
+    """Return True for floating-point numbers of 16 bits or more: torch computes with no others, either."""
+    return dtype.is_floating_point and dtype.itemsize > 1
 
 
 def check_device(device: torch.device, instead: str) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .derivatives import register
 from .interpreted import patch_interpreter
-from .rows import as_rows, check_device, wide, wide_dtype
+from .rows import as_rows, check_device, check_floating, wide, wide_dtype
 
 patch_interpreter()
 
@@ -64,11 +64,9 @@ def _result(x: Tensor, weight: Tensor) -> Tensor:
         raise ValueError(
             f"expected x (…, columns) and weight (columns), not {tuple(x.shape)} and {tuple(weight.shape)}"
         )
-    if not x.is_floating_point() or weight.dtype != x.dtype or weight.device != x.device:
-        raise ValueError(
-            f"expected floating-point tensors of one dtype on one device, not {x.dtype} on {x.device} and "
-            f"{weight.dtype} on {weight.device}"
-        )
+    check_floating(x, weight)
+    if weight.dtype != x.dtype:
+        raise ValueError(f"expected tensors of one dtype, not {x.dtype} and {weight.dtype}")
     return x.new_empty(x.shape[:-1])
 
 

@@ -212,6 +212,7 @@ def _is_plain(*tensors: Tensor) -> bool:
         and not is_transformed()
         and PLAIN.issuperset(map(type, tensors))
         and not tensors[0].is_meta
+        and not any(map(Tensor.is_neg, tensors))
     )
 
 

@@ -113,6 +113,17 @@ def test_dtypes_may_differ(device: str, rng: random.Random) -> None:
     torch.testing.assert_close((parameter, *moments), expected)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_gradient_that_torch_has_negated_by_a_mark(device: str) -> None:
+    moments = []
+    for gradient in (torch.ones(3, device=device), torch._neg_view(-torch.ones(3, device=device))):
+        parameter, first, second = (torch.zeros(3, device=device) for _ in range(3))
+        rate, step = (torch.tensor(1.0, device=device) for _ in range(2))
+        kernels.adamw([parameter], [gradient], [first], [second], [step], rate, **HYPER_PARAMETERS)
+        moments.append(first)
+    assert torch.equal(*moments)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("device", DEVICES)
 def test_copies_are_the_new_parameters_rounded(device: str, dtype: torch.dtype, rng: random.Random) -> None:

@@ -14,7 +14,7 @@ from kernels import chunked_cross_entropy
 from kernels.attention.reference import attention
 from kernels.registry import ATTENTION
 from tests.kernels.beside import DEVICES
-from tests.kernels.test_derivatives import INPUTS, Function, walked
+from tests.kernels.test_derivatives import INPUTS, ROWS, Function, walked
 
 pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter")
 REFUSALS = (ValueError, TypeError, IndexError)
@@ -25,6 +25,7 @@ def contradictions(inputs: list[Tensor]) -> Iterator[tuple[str, list[Tensor]]]:
     for n, one in enumerate(inputs):
         others = {f"axis {axis}": torch.cat([one, one.narrow(axis, 0, 1)], axis) for axis in range(one.dim())}
         others |= {"fewer axes": one[0], "float16": one.half(), "integers": one.long()}
+        others["float8"] = one.to(torch.float8_e5m2)
         if len(inputs) > 1:
             others["meta"] = one.to("meta")
         for title, other in others.items():
@@ -59,6 +60,25 @@ def test_arguments_that_contradict_each_other_are_refused(device: str) -> None:
             if found := fault(function, plain, contradicting):
                 faults[name, title] = found
     assert not faults
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_tensor_that_torch_has_negated_by_a_mark(device: str) -> None:
+    """As `z.conj().imag` is; its memory has the numbers' opposites."""
+    for name, shapes, function, _ in walked(device):
+        generator = torch.Generator().manual_seed(0)
+        inputs = [torch.randn(shape, generator=generator).to(device) for shape in shapes]
+        marked = function(*map(torch._neg_view, inputs))
+        assert torch.equal(marked, function(*(-one for one in inputs))), name
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_more_rows_than_kernels_count(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernels.rows.MOST_ROWS", ROWS - 1)
+    for name in ("rms_norm", "rope", "weighted_sum"):
+        shapes, called, _ = INPUTS[name]
+        with pytest.raises(ValueError, match=f"expected at most {ROWS - 1} rows, not {ROWS}: call it on parts"):
+            called(getattr(kernels, name))(*(torch.ones(shape, device=device) for shape in shapes))
 
 
 @pytest.mark.parametrize("name", ["cpu_flash", "cpu_naive", "eager", "sdpa_flash", "sdpa_math", "tiled", "triton"])

@@ -199,6 +199,20 @@ def test_rows_that_do_not_count(name, device, dtype, rng, monkeypatch) -> None:
         assert not mine[1][targets == ignored].any()
 
 
+@pytest.mark.parametrize(("dtype", "last"), [(torch.uint8, 156), (torch.int8, -100), (torch.uint16, 156)])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["kernel", "chunked"])
+def test_targets_of_any_integers(name: str, device: str, dtype: torch.dtype, last: int) -> None:
+    """As files of tokens have them. The byte 156 is -100 modulo 256."""
+    hidden, weight = (torch.linspace(-1, 1, rows * 4, device=device).view(rows, 4) for rows in (4, 160))
+    targets = torch.tensor([3, 7, 100, last], device=device)
+    for ignored in (-100, 100):
+        if last >= 0 or ignored == last:
+            right = functional.cross_entropy(hidden @ weight.T, targets, ignore_index=ignored)
+            loss = ours(name)(hidden, weight, targets.to(dtype), ignore_index=ignored)
+            torch.testing.assert_close(loss, right)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["kernel", "chunked"])
 def test_without_rows_that_count_the_loss_is_torchs(name: str, device: str) -> None:
