@@ -99,7 +99,7 @@ def summarise(
         rate: the metric is work divided by a time. Its median is then that of the times: of an even number of
             processes work divided by the mean of the two times in the middle, as the time beside it says.
     """
-    if stopped is not None and (not rows or _lacks_processes(rows, planned)):
+    if stopped is not None and (not rows or (len(rows) < planned and all(row.outcome == "ok" for row in rows))):
         return Summary(None, None, None, stopped)
     if not rows:
         return NOT_MEASURED
@@ -142,11 +142,6 @@ def _with_spread(
         return Summary(value, None, n, "ok", least=least, greatest=greatest)
     low, high = interval
     return Summary(value, max(value - low, high - value), n, "ok", low, high)
-
-
-def _lacks_processes(rows: Sequence[Measured], planned: int) -> bool:
-    """Return True if processes did not get to a measurement. An outcome such as oom counts as one."""
-    return len(rows) < planned and all(row.outcome == "ok" for row in rows)
 
 
 def worst_outcome(rows: Iterable[Measured]) -> str:

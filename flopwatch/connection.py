@@ -279,7 +279,8 @@ class Connection:
         Raises Refused, and Unreachable for the answer of something else.
         """
         request = self._http.build_request(method, path, **options)
-        if _origin(request.url) != _origin(self._http.base_url):
+        here, there = self._http.base_url, request.url
+        if (there.scheme, there.host, there.port) != (here.scheme, here.host, here.port):
             raise ClientError(f"{path} leads away from {self.url}, which alone gets requests with the token.")
         response = self._http.send(request, stream=True)
         try:
@@ -472,10 +473,6 @@ def _check_size(response: httpx.Response, size: int) -> None:
 
 def _is_page(response: httpx.Response) -> bool:
     return str(response.headers.get("content-type", "")).startswith("text/html")
-
-
-def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
-    return url.scheme, url.host, url.port
 
 
 def _status(response: httpx.Response) -> str:

@@ -11,7 +11,7 @@ import hashlib
 import io
 import subprocess
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -220,7 +220,11 @@ def put_into(
             return files  # the server says what is wrong with the kind
         field = next((name for name, schema in schemas[kind]["properties"].items() if schema.get(ROLE) in roles), None)
         if field is None:
-            able = [known for known, schema in schemas.items() if _takes(schema, roles)]
+            able = [
+                known
+                for known, schema in schemas.items()
+                if any(part.get(ROLE) in roles for part in schema["properties"].values())
+            ]
             more = f"; for where its time goes, `flopwatch why {value}`" if option == "step" else ""
             raise ValueError(f"kind {kind} takes no {option} of your own; kinds that do: {', '.join(able)}{more}")
         code = OwnCode.read(value, folder) if version is None else OwnCode.of_version(version, value, folder)
@@ -238,7 +242,3 @@ def _arguments(spec: Mapping[str, Any], prefix: str, swept: Iterable[str]) -> li
     if not isinstance(given, Mapping) or "arguments" in paths:
         return None
     return [*given, *(path.partition(".")[2] for path in paths if path.startswith("arguments."))]
-
-
-def _takes(schema: Mapping[str, Any], roles: Sequence[str]) -> bool:
-    return any(field.get(ROLE) in roles for field in schema["properties"].values())

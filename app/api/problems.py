@@ -104,13 +104,13 @@ def allowed_methods(request: Request) -> list[str]:
     pages and static files, takes GET.
     """
     paths, path = request.app.openapi()["paths"], request.url.path
-    templates = [path] if path in paths else [one for one in paths if _is_like(one, path)]
+    templates = (
+        [path]
+        if path in paths
+        else [one for one in paths if re.fullmatch(re.sub(r"\\{[^}]*\\}", "[^/]+", re.escape(one)), path)]
+    )
     methods = {method.upper() for template in templates for method in paths[template]} or {"GET"}
     return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
-
-
-def _is_like(template: str, path: str) -> bool:
-    return re.fullmatch(re.sub(r"\\{[^}]*\\}", "[^/]+", re.escape(template)), path) is not None
 
 
 def invalid_parameters(request: Request, error: RequestValidationError) -> InvalidRequest:

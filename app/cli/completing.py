@@ -95,16 +95,12 @@ def _asked(ctx: typer.Context, ask: Callable[[Flopwatch], T]) -> T | None:
     """Ask the server that the line or the environment names; returns None if none answers in time."""
     from flopwatch import ClientError, Flopwatch
 
-    options = {**_set(ctx.find_root().params), **_set(ctx.params)}
+    options = {**ctx.find_root().params, **{name: value for name, value in ctx.params.items() if value is not None}}
     try:
         with Flopwatch(options.get("url"), data_dir=options.get("data_dir"), timeout_s=ANSWER_S) as server:
             return ask(server)
     except ClientError:
         return None
-
-
-def _set(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in params.items() if value is not None}
 
 
 def _specs(ctx: typer.Context) -> list[dict[str, Any]]:

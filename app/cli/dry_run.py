@@ -63,13 +63,8 @@ def _alike(ran: Mapping[str, Any], asked: Iterable[Mapping[str, Any]], codes: Se
     models = [spec["model"] for spec in asked if isinstance(spec.get("model"), dict)]
     had = ran.get("model")
     return _code(ran) is None and (
-        not models or not isinstance(had, dict) or any(_same(had, model) for model in models)
+        not models or not isinstance(had, dict) or any(had.items() >= model.items() for model in models)
     )
-
-
-def _same(ran: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-    """Return True if a model, with all its fields, has those that are asked for."""
-    return all(ran.get(name) == value for name, value in asked.items())
 
 
 def unavailable(server: Flopwatch, specs: Iterable[Mapping[str, Any]]) -> str | None:

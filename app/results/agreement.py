@@ -293,7 +293,9 @@ def compare(baseline: Returned, candidate: Returned) -> Agreement:
         last_step=max(place[2] or 0 for place in common),
         later=max((its.difference for place, its in numbers.items() if place not in counted), default=0.0),
         doubts=_doubts(ones, others, ranges),
-        is_constant=nan is None and len({place[2] for place in common}) > STILL and _is_constant(ones, others),
+        is_constant=nan is None
+        and len({place[2] for place in common}) > STILL
+        and not any(its for side in (ones, others) for its in _ranges(side, side).values()),
         lacking=[*lost, *_lacking(SIDES[1], candidate, baseline, names), *alone],
         is_lost=bool(lost),
         not_finite=None if nan is None else f"{_text(ones[nan][0])} ({_named(nan)})",
@@ -349,10 +351,6 @@ def _ranges(side: Found, places: Iterable[Place]) -> dict[Series, float]:
     for place in places:
         values.setdefault(_series(place), []).extend(value for value in side[place] if math.isfinite(value))
     return {series: max(its, default=0.0) - min(its, default=0.0) for series, its in values.items()}
-
-
-def _is_constant(*sides: Found) -> bool:
-    return not any(its for side in sides for its in _ranges(side, side).values())
 
 
 def _doubts(baseline: Found, candidate: Found, ranges: Mapping[Series, float]) -> list[str]:

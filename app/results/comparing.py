@@ -210,7 +210,8 @@ def _compared(pair: Pair, tables: ComparedTables | None, agreed: Agreement | Non
     rows = _rows(pair, {difference.name for difference in differences}, question.metrics)
     kind = next((case.tabled_as[-1] for side in (candidate, baseline) for case in side.cases), candidate.jobs[0].kind)
     unjudged = [row.judged for row in rows]
-    headline = question.metrics[0] if question.metrics else findings.headline_of(unjudged, _columns_of(kind))
+    columns = KINDS[kind].table_columns if kind in KINDS else ()
+    headline = question.metrics[0] if question.metrics else findings.headline_of(unjudged, columns)
     judged = findings.judge(unjudged, headline, alternated=pair.alternated, requested=question.metrics)
     of_environments = environments.environment_differences(
         baseline.setup, candidate.setup, devices_may_differ=baseline.baseline is None
@@ -258,10 +259,6 @@ def _compared(pair: Pair, tables: ComparedTables | None, agreed: Agreement | Non
         how=how,
         notes=notes,
     )
-
-
-def _columns_of(kind: str) -> Sequence[str]:
-    return KINDS[kind].table_columns if kind in KINDS else ()
 
 
 def _check_metrics(requested: Sequence[str], known: Mapping[str, str]) -> None:

@@ -328,7 +328,11 @@ class Row:
             return hidden
         cure = self.cure(limit_percent)
         if self.is_beyond_correction:
-            return f"{self._beyond_correction()}; the interval goes from {self._range()}; {self.processes}{cure}"
+            return (
+                f"{round(ALPHA / self.alpha)} tests at once need p of at most {self.alpha:.2g}, which takes "
+                f"{inference.fewest_for(self.alpha)} processes each; the interval goes from {self._range()}; "
+                f"{self.processes}{cure}"
+            )
         if (self.estimate or NOTHING).excludes_one and (self.p_adjusted or 0) > ALPHA:
             return f"the interval excludes 1, but {self._p_in_words()}; {self.processes}{cure}"
         return f"no difference found, but the candidate may be {self._range()}; {self.processes}{cure}"
@@ -362,12 +366,6 @@ class Row:
         """True if the interval excludes 1, and so few processes could not pass the correction for all cases."""
         smallest = inference.smallest_p_value(len(self.baseline), len(self.candidate), self.blocks)
         return self.is_tested and self.alpha < smallest and (self.estimate or NOTHING).excludes_one
-
-    def _beyond_correction(self) -> str:
-        return (
-            f"{round(ALPHA / self.alpha)} tests at once need p of at most {self.alpha:.2g}, which takes "
-            f"{inference.fewest_for(self.alpha)} processes each"
-        )
 
     def _p_in_words(self) -> str:
         """Say which p-value is too large for a finding, and whether the correction has made it larger."""
@@ -435,7 +433,11 @@ class Row:
             return self._which()
         relevant = RELEVANT_PERCENT / 100
         is_small = self.bound is not None and self.bound <= relevant and not self.may_lose(relevant)
-        if is_small and self.contradicted is None and self._may_be_equal(self.estimate):
+        if (
+            is_small
+            and self.contradicted is None
+            and (self.estimate.low == self.estimate.high == 1 or not self.estimate.excludes_one)
+        ):
             return "no_difference" if self.is_tested else "within_margin"
         return "inconclusive"
 
@@ -459,10 +461,6 @@ class Row:
         """Return True if a witness has the opposite sign: some steps are faster, others slower."""
         own = _side_of_one(self.estimate or NOTHING)
         return any(own * _side_of_one(story) < 0 for _, story in self.stories)
-
-    def _may_be_equal(self, estimate: Estimate) -> bool:
-        """Return True if the interval contains 1, or is the point 1 since both sides are the same in all processes."""
-        return not estimate.excludes_one or estimate.low == estimate.high == 1
 
 
 def _side_of_one(estimate: Estimate) -> int:

@@ -72,7 +72,8 @@ class ComparedMemory:
         if not all(held):
             lacking = [side for side, phases in zip(SIDES, held, strict=True) if not phases]
             return None if len(lacking) == len(SIDES) else cls([], [], [LACKS.format(lacking[0])])
-        highest = [OOM if OOM in phases else max(phases, key=lambda one: _order(one, phases)) for phases in held]
+        sizes = [{phase: sum(spent.mean for spent in its.values()) for phase, its in phases.items()} for phases in held]
+        highest = [OOM if OOM in its else max(its, key=lambda one: (one != INITIALISATION, its[one])) for its in sizes]
         listed = [table_of(snapshot, side.jobs[0].id, ALLOCATIONS) for side in pair.both]
         counted = [_peak(side) for side in pair.both]
         peaks = []
@@ -159,10 +160,6 @@ def _categories(snapshot: Snapshot, side: Side) -> dict[str, dict[Key, Spent]]:
     if not found.get(INITIALISATION):
         found.pop(INITIALISATION, None)
     return found if tables.get(ALLOCATIONS, set()) >= {*IDENTITY} and all(found.values()) else {}
-
-
-def _order(phase: str, phases: Mapping[str, Mapping[Key, Spent]]) -> tuple[bool, float]:
-    return phase != INITIALISATION, sum(spent.mean for spent in phases[phase].values())
 
 
 def _of(sheet: Sheet, phase: str) -> Sheet:

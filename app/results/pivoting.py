@@ -40,7 +40,7 @@ from app.results.process_values import time_of
 from app.results.reasons import Gap, reasons
 from app.results.sheet import Cell, Column, Sheet
 from app.results.versions import VERSION
-from app.specs import KINDS, Scalar, SpecBase
+from app.specs import KINDS, SpecBase
 from app.states import VERDICTS, worst
 from app.store.database.engine import Database
 from app.store.reading import measurements
@@ -301,7 +301,10 @@ def _value_columns(metrics: Sequence[str], units: Mapping[str, str], related: Re
 
 def _unpivoted(lines: Sequence[Line], coordinates: Sequence[str], columns: Sequence[Column], layout: Layout) -> Sheet:
     """Return the table with one row per case."""
-    places = [_coordinate(name, (line.coordinates.get(name) for line in lines)) for name in coordinates]
+    places = [
+        Column(name, type_of(line.coordinates.get(name) for line in lines), role="coordinate", links=name == "job")
+        for name in coordinates
+    ]
     about = list(_VERDICT) if lines else []
     if lines and lines[0].job is not None and "job" not in coordinates:
         about.append(Column("job", "integer", in_text=layout.links, links=True))
@@ -314,10 +317,6 @@ def _unpivoted(lines: Sequence[Line], coordinates: Sequence[str], columns: Seque
         for line in lines
     ]
     return Sheet(columns=[*places, *columns, *about], rows=rows, sources=[[line] for line in lines])
-
-
-def _coordinate(name: str, values: Iterable[Scalar]) -> Column:
-    return Column(name, type_of(values), role="coordinate", links=name == "job")
 
 
 _VERDICT = (

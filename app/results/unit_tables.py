@@ -57,7 +57,10 @@ def tables_of(snapshot: Snapshot, job_id: int, attempt: int | None = None) -> li
     return [
         {
             "name": name,
-            "columns": [_public(column) for column in _columns(its[0].columns, several=len(its) > 1)],
+            "columns": [
+                {"name": column.name, "type": column.type, "unit": column.unit}
+                for column in _columns(its[0].columns, several=len(its) > 1)
+            ],
             "rows": sum(part.row_count for part in its),
             "units": [part.unit_index for part in its],
             "answers": kind in KINDS and name in KINDS[kind].answers,
@@ -292,7 +295,3 @@ def _columns(reported: Sequence[Mapping[str, Any]], *, several: bool) -> list[Co
     names = free_names([column["name"] for column in reported], [UNIT_INDEX], "table")
     own = [Column(names[column["name"]], column["type"], column.get("unit")) for column in reported]
     return [Column(UNIT_INDEX, "integer", in_text=several), *own]
-
-
-def _public(column: Column) -> dict[str, Any]:
-    return {"name": column.name, "type": column.type, "unit": column.unit}

@@ -46,7 +46,7 @@ def expand(
     base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], exclude: Sequence[Mapping[str, Any]]
 ) -> list[Point]:
     """Return every combination that is not excluded. Raises InvalidRequest, with pointers, for an invalid grid."""
-    positions = {path: _positions(values) for path, values in grid.items()}
+    positions = {path: {_canonical(one): at for at, one in enumerate(values)} for path, values in grid.items()}
     # The size is counted first: a few kilobytes may ask for more combinations than fit into memory.
     for problems in (_too_many(base, grid), _problems(base, grid, positions, exclude)):
         errors = tuple(itertools.islice(problems, MAX_PROBLEMS))
@@ -167,7 +167,3 @@ def _path_problems(base: Mapping[str, Any], grid: Mapping[str, Any], path: str) 
 def _canonical(value: Any) -> str:
     # In Python 1, 1.0 and True are equal; in JSON they are not.
     return json.dumps(value, sort_keys=True)
-
-
-def _positions(values: Sequence[Any]) -> dict[str, int]:
-    return {_canonical(value): index for index, value in enumerate(values)}

@@ -124,10 +124,6 @@ def _outcomes(history: History) -> list[dict[str, Any]]:
     ]
 
 
-def _version(point: HistoryPoint) -> str:
-    return point.short_version or UNKNOWN
-
-
 def _hovers(points: Sequence[HistoryPoint], unit: str | None) -> dict[str, Any]:
     """Return the texts that stand beside points, and the pages of their jobs, to which a click leads."""
     return {
@@ -142,5 +138,12 @@ def _text(point: HistoryPoint, unit: str | None) -> str:
     side = f", {point.side}" if point.side else ""
     doubt = point.validity if point.validity in VERDICTS[1:] else None
     baseline = f"baseline {', '.join(point.baselines)}" if point.baselines else None
-    lines = [value, f"job {point.job}{side}", f"version {_version(point)}", moment(point.finished_at), baseline, doubt]
+    lines = [
+        value,
+        f"job {point.job}{side}",
+        f"version {point.short_version or UNKNOWN}",
+        moment(point.finished_at),
+        baseline,
+        doubt,
+    ]
     return "<br>".join(escaped(line) for line in lines if line)

@@ -6,7 +6,7 @@ A double quote inside quotes is written twice, as in CSV. Blanks count only insi
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 _PART = re.compile(r'\s*(?:"((?:[^"]|"")*)"\s*(?:,|$)|([^,]*)(?:,|$))')
 _NEEDS_QUOTES = re.compile(r'[,"]|^\s|\s$|=\s')
@@ -30,7 +30,7 @@ def pairs(text: str) -> list[tuple[str, str]]:
         if not equals:
             raise ValueError(f"{part!r} must be written key=value")
         named.append((key.strip(), value if is_exact else value.strip()))
-    if twice := _repeated([key for key, _ in named]):
+    if twice := [key for at, (key, _) in enumerate(named) if key in dict(named[:at])]:
         raise ValueError(f"the key {twice[0]!r} is there twice: leave one of them out")
     return named
 
@@ -45,7 +45,3 @@ def _parts(text: str) -> Iterator[tuple[str, bool]]:
         part = match[2].strip() if match[1] is None else match[1].replace('""', '"')
         if part:
             yield part, match[1] is not None
-
-
-def _repeated(texts: Sequence[str]) -> list[str]:
-    return [text for at, text in enumerate(texts) if text in texts[:at]]

@@ -183,10 +183,6 @@ def names_line(where: str | None, lines: set[int]) -> bool:
     return found is not None and any(int(found[1]) <= line <= int(found[2] or found[1]) for line in lines)
 
 
-def _names_module(where: str | None, case: Case) -> bool:
-    return bool(case.module) and case.module in (where or "")
-
-
 def judged(case: Case, said: Diagnosis) -> dict[str, str]:
     """Return the row of a case: was the cause found, at which rank, with its line, and the cure."""
     step = f"{said.step_ms:.4g}" if said.step_ms else "–"
@@ -202,7 +198,8 @@ def judged(case: Case, said: Diagnosis) -> dict[str, str]:
     ranks = [one["rank"] for one in said.causes if one["cause"] in case.causes]
     lines = marked(case.marks)
     own = [one for one in said.causes if one["cause"] in case.causes]
-    with_line = [one["rank"] for one in own if names_line(one["where"], lines) or _names_module(one["where"], case)]
+    places = [(one["rank"], one["where"] or "") for one in own]
+    with_line = [rank for rank, at in places if names_line(at, lines) or (case.module and case.module in at)]
     wanted = [one for one in better if one["change"] in (case.cures or case.bounds)]
     best = min(wanted, key=lambda one: one["ratio"], default=None)
     cured = _once(case, said) if best is None else f"{best['change']} × {best['ratio']:.3f}"

@@ -323,17 +323,6 @@ class TestSubmitting:
     def test_its_text_names_the_server_and_no_token(self, flopwatch: Flopwatch) -> None:
         assert repr(flopwatch) == f"Flopwatch('{flopwatch.url}')"
 
-    def test_the_same_key_gives_the_same_job(self, flopwatch: Flopwatch) -> None:
-        first = flopwatch.submit(TINY, idempotency_key="client")
-        again = flopwatch.post_once("/jobs", {"spec": TINY}, "other client")
-        assert not again.replayed
-        repeated = flopwatch.submit(TINY, idempotency_key="client")
-        assert (repeated, repeated.replayed) == (first, True)
-        with pytest.raises(Refused, match="another body"):
-            flopwatch.submit({**TINY, "seed": 1}, idempotency_key="client")
-        for job in (first, again):
-            flopwatch.cancel(job)
-
     def test_options(self, flopwatch: Flopwatch) -> None:
         job = flopwatch.submit(
             TINY, name="n", labels={"a": "b"}, priority=3, timeout_s="none", max_attempts=4, unique_key="client key"

@@ -1,8 +1,6 @@
 """Versions of one's own code: files, folders and revisions."""
 
-import io
 import subprocess
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -60,17 +58,6 @@ def test_a_file_stands_in_for_the_file_that_is_named(tmp_path: Path) -> None:
     assert (old.content.decode(), old.name) == (OLD, "mine.py")
     with pytest.raises(ValueError, match="--code goes along with folders and revisions"):
         OwnCode.of_version(str(tmp_path / "before.py"), "code/mine.py:attention", Path("code"))
-
-
-def test_a_folder_goes_along(repository: Path) -> None:
-    named, folder = "code/mine.py:attention", Path("code")
-    versions = [OwnCode.of_version("main", named, folder), OwnCode.of_version(".", named, folder)]
-    sources = []
-    for version in versions:
-        with zipfile.ZipFile(io.BytesIO(version.content)) as packed:
-            sources.append(packed.read("mine.py").decode())
-    assert sources == [OLD, NEW]
-    assert [version.as_field()["file"] for version in versions] == ["mine.py", "mine.py"]
 
 
 def test_a_clean_folder_and_its_revision_are_the_same_bytes(repository: Path) -> None:

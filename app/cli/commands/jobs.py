@@ -372,18 +372,16 @@ def _follow_sweep(server: Flopwatch, made: dict[str, Any], waiting: Waiting, not
         print_searches(made)
     if wait and not _all_well(made):
         raise typer.Exit(1)
-    if wait and any((job["validity"] or {}).get("verdict") == "wrong" for job in _jobs_of(server, made)):
-        raise typer.Exit(WRONG)
+    if wait:
+        jobs = server.list_jobs(sweep=made["id"], limit=sum(made["counts"].values()))
+        if any((job["validity"] or {}).get("verdict") == "wrong" for job in jobs):
+            raise typer.Exit(WRONG)
 
 
 def _to_try(fit: Mapping[str, Any]) -> str:
     """Write what a search tries: "batch_size 4, 8 … up to 65536, then between what fits and what does not"."""
     first = dict.fromkeys(min(fit["start"] * factor, fit["upto"]) for factor in (1, 2))
     return f"{fit['axis']} {', '.join(map(str, first))} … up to {fit['upto']}, then between what fits and what does not"
-
-
-def _jobs_of(server: Flopwatch, sweep: dict[str, Any]) -> list[dict[str, Any]]:
-    return server.list_jobs(sweep=sweep["id"], limit=sum(sweep["counts"].values()))
 
 
 def _all_well(sweep: dict[str, Any]) -> bool:

@@ -136,7 +136,7 @@ class Reading:
         """
         event = tables.event.c
         size = func.length(cast(event.data, Text)).label("size")
-        query = select(tables.event, size).where(event.job_id == job_id, event.id > _in_range(after))
+        query = select(tables.event, size).where(event.job_id == job_id, event.id > max(0, min(after, MAX_ID)))
         limit = min(limit, MAX_PAGE)
         rows: list[Row[Any]] = []
         total, following = 0, None
@@ -477,10 +477,6 @@ class Reading:
             "kinds": {kind for host in known for kind in host.kinds},
             "capabilities": {name for host in known for name in host.capabilities},
         }
-
-
-def _in_range(number: int) -> int:
-    return max(0, min(number, MAX_ID))
 
 
 def _job(connection: Connection, job_id: int) -> Row[Any]:

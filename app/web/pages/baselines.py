@@ -1,6 +1,6 @@
 """/ui/baselines: the named results that later ones are compared with, and the cases of each."""
 
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
@@ -35,9 +35,8 @@ def baselines(request: Request, services: CurrentServices, query: Annotated[Base
 @router.get("/baselines/{name}", dependencies=[NO_QUERY])
 def baseline(request: Request, services: CurrentServices, name: Name) -> Response:
     whole = services.baselines.get(name)
-    cases = [{**case, "history": _history(case)} for case in whole["cases"][:SHOWN_CASES]]
+    cases = [
+        {**case, "history": f"/ui/history?{urlencode({'case': case['case_key'], 'device': case['device_key']})}"}
+        for case in whole["cases"][:SHOWN_CASES]
+    ]
     return render(request, "baseline.html", baseline=whole, cases=cases, all_cases=len(whole["cases"]))
-
-
-def _history(case: dict[str, Any]) -> str:
-    return f"/ui/history?{urlencode({'case': case['case_key'], 'device': case['device_key']})}"

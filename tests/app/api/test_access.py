@@ -550,16 +550,6 @@ class TestLimits:
             site.http.post(f"/jobs/{job}/cancel", headers=ada).raise_for_status()
             assert site.http.post(f"/sweeps/{sweep}/resume", headers=ada).status_code == 202
 
-    def test_nothing_runs_again_while_the_queue_is_full(self, serve: Any, tmp_path: Path) -> None:
-        with serve(tmp_path, api_token=BOOTSTRAP, max_queued_jobs=1) as site:
-            ada = bearer(made(site, "ada", "submit"))
-            sweep = site.http.post("/sweeps", json={"base": TINY, "grid": {"seed": [1]}}, headers=ada).json()["id"]
-            site.http.post(f"/sweeps/{sweep}/cancel", headers=ada).raise_for_status()
-            job = site.http.post("/jobs", json={"spec": TINY}, headers=ada).json()["id"]
-            refused(site.http.post(f"/sweeps/{sweep}/resume", headers=ada), 429, "queue_full")
-            site.http.post(f"/jobs/{job}/cancel", headers=ada).raise_for_status()
-            assert site.http.post(f"/sweeps/{sweep}/resume", headers=ada).status_code == 202
-
 
 class TestSessions:
     """What a browser does; tests/browser/test_sign_in.py does it in one."""

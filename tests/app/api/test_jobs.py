@@ -243,13 +243,3 @@ def test_senseless_preferences_are_ignored(site: Any, preference: str) -> None:
     response = site.http.post("/jobs", json={"spec": TINY}, headers={"Prefer": preference})
     assert response.status_code == 201
     assert "preference-applied" not in response.headers
-
-
-def test_attempts(site: Any) -> None:
-    job = site.submit(priority=10)
-    site.services.queue.give_back(site.worker.claim_job(job["id"]))
-    site.worker.finish(site.worker.claim_job(job["id"]), "failed")
-    found = site.http.get(f"/jobs/{job['id']}/attempts").json()
-    assert [attempt["state"] for attempt in found["data"]] == ["given_back", "failed"]
-    assert site.job(job["id"])["attempt"] == 1
-    assert site.job(job["id"])["error"]["code"] == "failed"

@@ -1,12 +1,7 @@
 """Results of a job: log, measurements, files, and tables of them."""
 
-import csv
 import hashlib
-import io
-import json
 import random
-import struct
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,18 +37,6 @@ def downloadable(site: Any, content: bytes, tmp_path: Path) -> str:
     assert artifact["sha256"] == hashlib.sha256(content).hexdigest()
     url: str = artifact["url"]
     return url
-
-
-def test_download(site: Any, downloadable: str, content: bytes) -> None:
-    response = site.http.get(downloadable)
-    assert response.status_code == 200
-    assert response.content == content
-    assert response.headers["content-type"] == "application/gzip"
-    assert response.headers["etag"] == f'"{hashlib.sha256(content).hexdigest()}"'
-    assert response.headers["content-disposition"].startswith("attachment")
-    assert "trace%20%281%29.json.gz" in response.headers["content-disposition"]
-    assert response.headers["x-content-type-options"] == "nosniff"
-    assert "content-encoding" not in response.headers
 
 
 def test_ranges(site: Any, downloadable: str, content: bytes) -> None:
@@ -170,25 +153,6 @@ def test_log(site: Any) -> None:
     assert response.headers["content-type"] == "text/plain; charset=utf-8"
 
 
-def test_measurements(site: Any, measured: Any) -> None:
-    job_id = site.submit(priority=10)["id"]
-    claim = site.worker.claim_job(job_id)
-    samples = zlib.compress(struct.pack("<2d", 1.0, 2.0))
-    found = replace(measured("forward_ms", 1.5, model="tiny", context_length=8), samples=samples, n=2)
-    oom = measured("forward_ms", None, outcome="oom", model="tiny", context_length=16)
-    site.worker.finish(claim, measurements=[found, oom])
-    table = site.http.get(f"/jobs/{job_id}/measurements").json()
-    names = [column["name"] for column in table["columns"]]
-    assert {"model", "context_length", "phase", "metric", "unit", "outcome", "n", "mean", "std", "median"} <= set(names)
-    assert all(list(row) == names for row in table["rows"])
-    first, second = table["rows"]
-    assert (first["mean"], first["n"], first["outcome"], first["context_length"]) == (1.5, 2, "ok", 8)
-    assert (second["mean"], second["n"], second["outcome"], second["reason"]) == (None, None, "oom", "out of memory")
-    for flag in ("1", "true"):
-        rows = site.http.get(f"/jobs/{job_id}/measurements?samples={flag}").json()["rows"]
-        assert [row["samples"] for row in rows] == [[1.0, 2.0], None]
-
-
 def test_measurements_page_by_page(site: Any, measured: Any) -> None:
     job_id = site.submit(priority=10)["id"]
     rows = [measured("forward_ms", 1.0, context_length=length) for length in range(5)]
@@ -229,18 +193,6 @@ def profiled(site: Any, measured: Any, reported: Any) -> str:
         ],
     )
     return f"/jobs/{job_id}"
-
-
-def test_units(site: Any, profiled: str) -> None:
-    answer = site.http.get(f"{profiled}/units").json()
-    assert answer["next"] is None
-    first, second = answer["data"]
-    assert (first["unit_index"], first["title"], first["outcome"]) == (0, "replicate 0", "succeeded")
-    assert (second["outcome"], second["reason"], second["partial"]) == ("crashed", "signal 11", True)
-    assert second["artifacts"] == [
-        {"name": "trace-unit-1.json.gz", "url": f"{profiled}/artifacts/trace-unit-1.json.gz"}
-    ]
-    assert site.http.get("/jobs/99999/units").status_code == 404
 
 
 def test_own_tables(site: Any, profiled: str) -> None:
@@ -299,31 +251,6 @@ def finished(site: Any, measured: Any) -> tuple[int, int]:
         site.worker.finish(claim, measurements=[measured("forward_ms", value, model="tiny", context_length=length)])
         ids.append(job_id)
     return ids[0], ids[1]
-
-
-def test_tables(site: Any, measured: Any) -> None:
-    query: dict[str, Any] = {"job": list(finished(site, measured)), "columns": "forward_ms"}
-
-    def get(format_: str) -> Any:
-        response = site.http.get("/tables", params={**query, "format": format_})
-        assert response.status_code == 200, response.text
-        return response
-
-    rows = json.loads(get("json").text)["rows"]
-    assert [(row["model"], row["context_length"], row["forward_ms"]) for row in rows] == [
-        ("tiny", 8, 1),
-        ("tiny", 16, 2),
-    ]
-    assert site.http.get("/tables", params=query).json()["rows"] == rows, "JSON is the default"
-    assert [row["forward_ms"] for row in csv.DictReader(io.StringIO(get("csv").text))] == ["1.0", "2.0"]
-    markdown = get("markdown")
-    assert markdown.headers["content-type"].startswith("text/markdown")
-    assert len([line for line in markdown.text.splitlines() if line.startswith("|")]) == 4
-    assert r"\begin{tabular}" in get("latex").text
-    page = get("html")
-    assert page.text.startswith("<!doctype html>\n")
-    assert page.text.count("<table>") == 1
-    assert "style=" not in page.text, "the policy forbids it"
 
 
 def test_tables_of_another_statistic_and_by_label(site: Any, measured: Any) -> None:

@@ -24,18 +24,6 @@ def test_health(site: Any) -> None:
     assert site.http.get("/readyz").json() == {"status": "ready"}
 
 
-def test_not_ready_without_a_database(serve: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from app.errors import DatabaseBusy
-
-    def busy(*_: Any) -> None:
-        raise DatabaseBusy("locked")
-
-    with serve(tmp_path) as site:
-        monkeypatch.setattr(type(site.services.reading), "check", busy)
-        assert site.http.get("/readyz").status_code == 503
-        assert site.http.get("/healthz").status_code == 200
-
-
 def test_an_outage_is_logged_once(serve, tmp_path, monkeypatch, caplog) -> None:
     from app.errors import DatabaseGone
 
@@ -322,16 +310,6 @@ def test_requests_that_another_site_sends(site: Any, headers: dict[str, str], *,
 def test_nothing_is_built_before_the_start(tmp_path: Any) -> None:
     create_app(Settings(data_dir=tmp_path / "data"))
     assert not (tmp_path / "data").exists()
-
-
-def test_lost_workers_are_noticed(serve: Any, tmp_path: Any) -> None:
-    with serve(tmp_path, lease_s=0.4) as site:
-        site.worker.register()
-        job = site.submit(max_attempts=1)
-        site.worker.claim()
-        wait_until(lambda: site.job(job["id"])["state"] == "failed", "the watcher", 10)
-        assert site.job(job["id"])["error"]["code"] == "worker_lost"
-        wait_until(lambda: site.http.get("/workers").json()["data"][0]["state"] == "lost", "the worker's loss", 10)
 
 
 def test_a_server_says_which_limits_of_all_it_changes(serve, tmp_path, caplog) -> None:

@@ -36,18 +36,6 @@ def test_lists_of_values(text: str, values: list[Any]) -> None:
     assert arguments.parse_values(text) == values
 
 
-def test_spec() -> None:
-    spec = arguments.parse_spec(
-        "benchmark", ["model.size=tiny", "model.vocab_size=50", "context_length=8", "compile=true"]
-    )
-    assert spec == {
-        "kind": "benchmark",
-        "model": {"size": "tiny", "vocab_size": 50},
-        "context_length": 8,
-        "compile": True,
-    }
-
-
 def test_sweep() -> None:
     base, grid = arguments.parse_sweep("benchmark", ["model.size=tiny,small", "batch_size=2", "context_length=8,16"])
     assert base == {"kind": "benchmark", "batch_size": 2}

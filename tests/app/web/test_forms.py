@@ -45,19 +45,6 @@ def test_forms_have_every_field_and_send_no_defaults(kind: str) -> None:
     assert sorted([*hidden, *(f.path for group in groups for f in group)]) == sorted(f.path for f in fields)
 
 
-def test_values_have_the_types_of_the_schema() -> None:
-    found = body("benchmark", context_length="64", gradient_clip_norm="0.5", compile=["true"], warmup_steps="3")
-    assert found == {
-        "spec": {
-            "kind": "benchmark",
-            "context_length": 64,
-            "compile": True,
-            "gradient_clip_norm": 0.5,
-            "warmup_steps": 3,
-        }
-    }
-
-
 def test_a_list_field_takes_several_values() -> None:
     lists = body("attention", sequence_lengths="64, 128", causal=["true", "false"], implementations=["eager"])
     assert lists["spec"]["sequence_lengths"] == [64, 128]
@@ -158,21 +145,6 @@ def test_problems_stand_at_their_fields() -> None:
     assert found == {"model.d_model": ("too narrow",), "context_length": ("no number",)}
     assert options == {"labels": ["no key"]}
     assert others == ["/spec/model: the whole model", "no job is left"]
-
-
-def test_options() -> None:
-    form = {
-        "option.name": [" x "],
-        "option.labels": ["a=b, c=d=e,"],
-        "option.priority": ["3"],
-        "option.timeout_s": ["1.5"],
-        "option.max_attempts": ["2"],
-    }
-    texts = forms.options_from_form(form)
-    options = forms.options_of(texts)
-    assert options == {"name": "x", "labels": {"a": "b", "c": "d=e"}, "priority": 3, "timeout_s": 1.5}
-    assert forms.option_texts(options) == {**texts, "max_attempts": "", "labels": "a=b, c=d=e"}
-    assert forms.options_of(forms.options_from_form({})) == {}
 
 
 @pytest.mark.parametrize(

@@ -249,18 +249,6 @@ def test_a_failed_job_shows_what_it_measured(site: Any, measured: Any) -> None:
     assert "/tables?job=" not in text, "its table would say that it failed, and nothing else"
 
 
-def test_cancel_button(site: Any) -> None:
-    job_id = site.submit()["id"]
-    response = site.http.post(f"/ui/jobs/{job_id}/cancel", headers={"Sec-Fetch-Site": "same-origin"})
-    assert response.status_code == 303
-    assert response.headers["location"] == f"/ui/jobs/{job_id}"
-    assert "The job was cancelled" in page(site, f"/ui/jobs/{job_id}").text
-    other = site.submit()["id"]
-    response = site.http.post(f"/ui/jobs/{other}/cancel", headers={"Sec-Fetch-Site": "cross-site"})
-    assert response.status_code == 403
-    assert site.job(other)["state"] == "queued"
-
-
 @pytest.mark.parametrize("path", ["/ui/jobs/0", "/ui/jobs/x", "/ui/sweeps/7777", "/ui/nothing"])
 def test_errors_are_pages(site: Any, path: str) -> None:
     assert "All jobs" in page(site, path, 404).text
