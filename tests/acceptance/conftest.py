@@ -101,7 +101,7 @@ def site(started_service: tuple[Service, subprocess.Popen[bytes]]) -> Iterator[S
 
 @pytest.fixture(scope="session")
 def server_without_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A server for the controls that take something out of a worker only."""
+    """A server for tests and controls whose workers are their own."""
     folder = tmp_path_factory.mktemp("controls")
     with ForkedService(folder / "service", environment(folder, "plain_kind")) as running:
         running.start_server()
@@ -109,20 +109,21 @@ def server_without_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture
-def start_beside(
-    server_without_workers: Service, tmp_path: Path, misbehave_folder: Path
-) -> Iterator[Callable[..., Site]]:
-    """Start a worker of the test's own beside the shared server; the arguments are environment of the worker."""
+def beside(server_without_workers: Service, tmp_path: Path, misbehave_folder: Path) -> Iterator[Service]:
+    """The shared server, with workers of the test's own."""
+    assert misbehave_folder.parent == tmp_path
     running = server_without_workers
     running.environment.update(environment(tmp_path, "plain_kind"))
-
-    def start(**sabotage: str) -> Site:
-        return Site(running.client(), misbehave_folder, running.start_worker(**sabotage))
-
-    yield start
+    yield running
     print(running.logs()[-20_000:])
     running.stop_processes(*(one for one in running.processes if one is not running.server))
     end_all_jobs(running.client())
+
+
+@pytest.fixture
+def start_beside(beside: Service, misbehave_folder: Path) -> Callable[..., Site]:
+    """Start a worker of the test's own beside the shared server; the arguments are environment of the worker."""
+    return lambda **sabotage: Site(beside.client(), misbehave_folder, beside.start_worker(**sabotage))
 
 
 def end_all_jobs(client: httpx.Client) -> None:

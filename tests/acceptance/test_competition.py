@@ -10,14 +10,13 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.acceptance.conftest import end_all_jobs, environment
+from tests.acceptance.conftest import environment
 from tests.acceptance.sabotage import (
     attempt_states,
     get,
@@ -39,26 +38,6 @@ JOBS = 24
 CONTROL_JOBS = 12
 ALONE_JOBS = 8
 PATIENCE_S = 300.0
-
-
-@pytest.fixture(scope="module")
-def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A server of the module's."""
-    folder = tmp_path_factory.mktemp("shared")
-    with ForkedService(folder / "service", {**environment(folder), **plain_kind()}) as running:
-        running.start_server()
-        yield running
-
-
-@pytest.fixture
-def service(shared_server: Service, tmp_path: Path, misbehave_folder: Path) -> Iterator[Service]:
-    """The module's server, with workers of the test's own."""
-    assert misbehave_folder.parent == tmp_path
-    shared_server.environment.update(environment(tmp_path), **plain_kind())
-    yield shared_server
-    print(shared_server.logs()[-20_000:])
-    shared_server.stop_processes(*(one for one in shared_server.processes if one is not shared_server.server))
-    end_all_jobs(shared_server.client())
 
 
 def every_job(client: httpx.Client, first: int) -> list[dict[str, Any]]:
@@ -104,13 +83,13 @@ def run_all_once(service: Service, folder: Path, rng: random.Random, jobs: int, 
     assert shares.keys() == {worker_id(client, worker.pid) for worker in workers}
 
 
-def test_two_workers_run_every_job_once(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
-    run_all_once(service, misbehave_folder, rng, JOBS)
+def test_two_workers_run_every_job_once(beside: Service, misbehave_folder: Path, rng: random.Random) -> None:
+    run_all_once(beside, misbehave_folder, rng, JOBS)
 
 
-def test_control_a_claim_in_two_steps(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
+def test_control_a_claim_in_two_steps(beside: Service, misbehave_folder: Path, rng: random.Random) -> None:
     with pytest.raises(AssertionError, match="run twice"):
-        run_all_once(service, misbehave_folder, rng, CONTROL_JOBS, "atomic_claim")
+        run_all_once(beside, misbehave_folder, rng, CONTROL_JOBS, "atomic_claim")
 
 
 def measures_alone(service: Service, folder: Path, jobs: int, *hosts: str) -> None:
@@ -164,8 +143,8 @@ def wait_for_own_job_beside(service: Service, folder: Path, *, same_host: bool) 
     return shown
 
 
-def test_a_job_that_waits_for_another_flopwatch_says_so(service: Service, tmp_path: Path) -> None:
-    shown = wait_for_own_job_beside(service, tmp_path, same_host=True)
+def test_a_job_that_waits_for_another_flopwatch_says_so(beside: Service, tmp_path: Path) -> None:
+    shown = wait_for_own_job_beside(beside, tmp_path, same_host=True)
     reasons = [line.partition(" waits: ")[2] for line in shown if " waits: " in line]
     host = json.dumps(socket.gethostname())
     assert reasons[0] == "no worker is connected: if none is starting, start one with `flopwatch worker`"
@@ -174,16 +153,16 @@ def test_a_job_that_waits_for_another_flopwatch_says_so(service: Service, tmp_pa
     assert len(reasons) == 2
 
 
-def test_control_no_job_waits_for_a_flopwatch_on_another_host(service: Service, tmp_path: Path) -> None:
-    shown = wait_for_own_job_beside(service, tmp_path, same_host=False)
+def test_control_no_job_waits_for_a_flopwatch_on_another_host(beside: Service, tmp_path: Path) -> None:
+    shown = wait_for_own_job_beside(beside, tmp_path, same_host=False)
     assert not any("another Flopwatch" in line for line in shown)
     assert "running" in shown
 
 
-def test_cpu_jobs_of_one_host_run_one_at_a_time(service: Service, misbehave_folder: Path) -> None:
-    measures_alone(service, misbehave_folder, ALONE_JOBS, "host", "host")
+def test_cpu_jobs_of_one_host_run_one_at_a_time(beside: Service, misbehave_folder: Path) -> None:
+    measures_alone(beside, misbehave_folder, ALONE_JOBS, "host", "host")
 
 
-def test_control_cpu_jobs_of_two_hosts_overlap(service: Service, misbehave_folder: Path) -> None:
+def test_control_cpu_jobs_of_two_hosts_overlap(beside: Service, misbehave_folder: Path) -> None:
     with pytest.raises(AssertionError, match="at the same time"):
-        measures_alone(service, misbehave_folder, 5 * ALONE_JOBS, "first", "second")
+        measures_alone(beside, misbehave_folder, 5 * ALONE_JOBS, "first", "second")

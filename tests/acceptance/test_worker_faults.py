@@ -15,7 +15,7 @@ import pytest
 
 from app.errors import DatabaseBusy
 from app.store.database.engine import Database
-from tests.acceptance.conftest import end_all_jobs, environment
+from tests.acceptance.conftest import environment
 from tests.acceptance.sabotage import (
     POLL_S,
     attempt_states,
@@ -47,35 +47,10 @@ CONTROL_S = 2.0 * LEASE_S
 """How long a control waits for what must not happen."""
 
 
-def settings(folder: Path) -> dict[str, str]:
-    """Environment of a service in `folder`."""
-    return {**environment(folder), **plain_kind(), "FLOPWATCH_LEASE_S": str(LEASE_S)}
-
-
-@pytest.fixture(scope="module")
-def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A server of the module's."""
-    folder = tmp_path_factory.mktemp("shared")
-    with ForkedService(folder / "service", settings(folder)) as running:
-        running.start_server()
-        yield running
-
-
-@pytest.fixture
-def service(shared_server: Service, tmp_path: Path, misbehave_folder: Path) -> Iterator[Service]:
-    """The module's server, with workers of the test's own."""
-    assert misbehave_folder.parent == tmp_path
-    shared_server.environment.update(settings(tmp_path))
-    yield shared_server
-    print(shared_server.logs()[-20_000:])
-    shared_server.stop_processes(*(one for one in shared_server.processes if one is not shared_server.server))
-    end_all_jobs(shared_server.client())
-
-
 @pytest.fixture
 def own_service(tmp_path: Path, misbehave_folder: Path) -> Iterator[Service]:
     """For controls that take something out of the server, too."""
-    with ForkedService(tmp_path / "service", settings(tmp_path)) as running:
+    with ForkedService(tmp_path / "service", environment(tmp_path, "plain_kind")) as running:
         yield running
         print(running.logs()[-20_000:])
 
@@ -113,8 +88,8 @@ def survives_a_killed_worker(
     )
 
 
-def test_the_job_of_a_killed_worker_runs_again(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
-    survives_a_killed_worker(service, misbehave_folder, rng)
+def test_the_job_of_a_killed_worker_runs_again(beside: Service, misbehave_folder: Path, rng: random.Random) -> None:
+    survives_a_killed_worker(beside, misbehave_folder, rng)
 
 
 def test_control_without_the_watcher_it_never_does(own_service, misbehave_folder, rng) -> None:
@@ -141,8 +116,8 @@ def fails_after_its_last_attempt(
     assert len(started(folder)) == max_attempts
 
 
-def test_a_job_that_loses_every_worker_fails(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
-    fails_after_its_last_attempt(service, misbehave_folder, rng)
+def test_a_job_that_loses_every_worker_fails(beside: Service, misbehave_folder: Path, rng: random.Random) -> None:
+    fails_after_its_last_attempt(beside, misbehave_folder, rng)
 
 
 def test_control_a_job_can_be_tried_for_ever(own_service: Service, misbehave_folder: Path, rng: random.Random) -> None:
@@ -166,13 +141,13 @@ def ends_with_its_agent(
     wait_until_gone(*warm_and_keepers, timeout_s=RECOVERY_S)
 
 
-def test_a_killed_agents_processes_are_gone_at_once(service, misbehave_folder, rng) -> None:
-    ends_with_its_agent(service, misbehave_folder, rng)
+def test_a_killed_agents_processes_are_gone_at_once(beside, misbehave_folder, rng) -> None:
+    ends_with_its_agent(beside, misbehave_folder, rng)
 
 
-def test_control_a_keeper_that_does_not_watch_its_pipe(service, misbehave_folder, rng) -> None:
+def test_control_a_keeper_that_does_not_watch_its_pipe(beside, misbehave_folder, rng) -> None:
     with cleaned_up(misbehave_folder), pytest.raises(TimeoutError, match="to be gone"):
-        ends_with_its_agent(service, misbehave_folder, rng, gone_s=CONTROL_S / 2, **plain_kind("watched_pipe"))
+        ends_with_its_agent(beside, misbehave_folder, rng, gone_s=CONTROL_S / 2, **plain_kind("watched_pipe"))
 
 
 def stop_between_writes(service: Service, worker: subprocess.Popen[bytes]) -> None:
@@ -225,20 +200,20 @@ def measured_step_ms(client: httpx.Client, job_id: int) -> list[float]:
     return list(row["samples"])
 
 
-def test_results_after_the_lease_do_not_count(service: Service, misbehave_folder: Path) -> None:
-    stale_worker_records_nothing(service, misbehave_folder)
+def test_results_after_the_lease_do_not_count(beside: Service, misbehave_folder: Path) -> None:
+    stale_worker_records_nothing(beside, misbehave_folder)
 
 
-def test_control_without_the_fence_it_counts(service: Service, misbehave_folder: Path) -> None:
+def test_control_without_the_fence_it_counts(beside: Service, misbehave_folder: Path) -> None:
     with pytest.raises(AssertionError, match="'succeeded' == 'running'"):
-        stale_worker_records_nothing(service, misbehave_folder, **plain_kind("fence"))
+        stale_worker_records_nothing(beside, misbehave_folder, **plain_kind("fence"))
 
 
 @pytest.mark.parametrize("in_time", [True, False], ids=["ends in time", "given back"])
-def test_sigterm_drains_a_worker(service: Service, misbehave_folder: Path, in_time: bool) -> None:
+def test_sigterm_drains_a_worker(beside: Service, misbehave_folder: Path, in_time: bool) -> None:
     """Send SIGTERM to a worker with a running and a queued job, whose grace the running one outlasts or not."""
-    folder, client = misbehave_folder, service.client()
-    first = service.start_worker(FLOPWATCH_GRACE_S=str(RECOVERY_S if in_time else 0.5))
+    folder, client = misbehave_folder, beside.client()
+    first = beside.start_worker(FLOPWATCH_GRACE_S=str(RECOVERY_S if in_time else 0.5))
     first_id = worker_id(client, first.pid)
     running, queued = submit(client, plain_job("gated")), submit(client, plain_job("counted"))
     (child,) = wait_for_start(folder)
@@ -255,7 +230,7 @@ def test_sigterm_drains_a_worker(service: Service, misbehave_folder: Path, in_ti
     wait_until_gone(child, timeout_s=CONTROL_S)
     assert get(client, f"/jobs/{queued}")["state"] == "queued"
     assert get(client, f"/jobs/{running}")["state"] == ("succeeded" if in_time else "queued")
-    second = service.start_worker(**other_host(folder.parent / "second"))
+    second = beside.start_worker(**other_host(folder.parent / "second"))
     open_gate(folder)
     ended = [wait_for_state(client, job_id, "succeeded") for job_id in (running, queued)]
     second_id = worker_id(client, second.pid)

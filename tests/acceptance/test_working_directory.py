@@ -14,7 +14,6 @@ from tests.acceptance.conftest import Site, environment
 from tests.acceptance.sabotage import (
     other_host,
     plain_job,
-    plain_kind,
     wait_for_start,
     wait_for_state,
     wait_until_gone,
@@ -126,7 +125,7 @@ def test_jobs_start_in_a_fresh_copy_of_their_folder(flopwatch, site, started_ser
 @pytest.fixture
 def own_service(tmp_path: Path, misbehave_folder: Path) -> Iterator[Service]:
     assert misbehave_folder.parent == tmp_path
-    with ForkedService(tmp_path / "service", {**environment(tmp_path), **plain_kind()}) as running:
+    with ForkedService(tmp_path / "service", environment(tmp_path, "plain_kind")) as running:
         running.start_server()
         yield running
         print(running.logs()[-20_000:])
