@@ -26,19 +26,6 @@ def test_submitted_sweep(site: Any) -> None:
     assert site.http.get(f"/ui/sweeps/{sweep['id']}").status_code == 200
 
 
-def test_cancel(fresh_site: Any) -> None:
-    site = fresh_site
-    sweep = site.http.post("/sweeps", json={"base": BASE, "grid": GRID}).json()
-    done, running = site.worker.claim(), site.worker.claim()
-    site.worker.finish(done)
-    path = f"/sweeps/{sweep['id']}/cancel"
-    for _ in range(2):
-        response = site.http.post(path)
-        assert response.status_code == 202
-        assert response.json()["counts"] == {"queued": 0, "running": 1, "succeeded": 1, "failed": 0, "cancelled": 4}
-    assert site.worker.finish(running) == "cancelled"
-
-
 def test_resume(fresh_site: Any) -> None:
     site = fresh_site
     body = {"base": BASE, "grid": GRID, "priority": 3, "timeout_s": 7.0, "max_attempts": 4, "labels": {"run": "r"}}

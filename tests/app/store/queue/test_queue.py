@@ -32,7 +32,6 @@ from app.store.records import (
     Idempotency,
     NewEvent,
     NewJob,
-    RunningAttempt,
     StoredArtifact,
     TableRecord,
     UnitRecord,
@@ -40,7 +39,6 @@ from app.store.records import (
 from tests.app.store.conftest import ON_SQLITE
 
 FAILURE = Finish("failed", error=job_problem("crashed", "exit code 1"), log="boom\n")
-ENDINGS = {"succeeded": Finish("succeeded"), "failed": FAILURE, "cancelled": Finish("cancelled")}
 
 
 def job(reading: Reading, job_id: int) -> dict[str, Any]:
@@ -72,20 +70,6 @@ class TestSubmit:
         submitted = queue.submit(new)
         assert not submitted.replayed
         assert submitted.response == job(reading, submitted.response["id"])
-
-    def test_the_public_job_has_the_contracts_fields(self, queue: Queue) -> None:
-        response = queue.submit(NewJob(BenchmarkSpec())).response
-        assert list(response) == [
-            "id", "kind", "name", "labels", "note", "submitted_by", "state", "spec", "summary", "priority", "attempt",
-            "max_attempts", "timeout_s", "progress", "error", "worker_id", "sweep_id", "unique_key", "created_at",
-            "started_at", "finished_at", "cancel_requested_at", "waiting", "outcome", "environment",
-            "validity", "broken",
-        ]  # fmt: skip
-        assert response["state"] == "queued"
-        assert response["progress"] == {"done": 0, "total": 0, "message": ""}
-        assert response["spec"] == BenchmarkSpec().model_dump(mode="json")
-        assert response["summary"] == BenchmarkSpec().summary()
-        assert response["created_at"].endswith("Z")
 
     def test_ids_are_not_reused(self, shop: Any, queue: Queue, database: Database) -> None:
         first = shop.submit()
@@ -264,43 +248,11 @@ class TestSweepsAsWholes:
             queue.cancel_sweep(swept)
         assert reading.jobs(sweep=swept) == before
 
-    def test_resuming_submits_what_has_no_result(self, queue: Queue, reading: Reading, swept: int) -> None:
-        (failed,) = [job for job in reading.jobs(sweep=swept)[0] if job["state"] == "failed"]
-        sweep = queue.resume_sweep(swept)
-        assert sweep == reading.sweep(swept)
-        assert sweep["counts"] == {"queued": 2, "running": 1, "succeeded": 1, "failed": 0, "cancelled": 0}
-        newest = reading.jobs(sweep=swept)[0][0]
-        assert newest["id"] > failed["id"]
-        same = ("kind", "name", "labels", "spec", "summary", "priority", "timeout_s", "max_attempts", "sweep_id")
-        given = {"labels": {"a": "b"}}  # by the sweep; its jobs here were submitted without
-        assert {name: newest[name] for name in same} == {name: failed[name] for name in same} | given
-        assert (newest["state"], newest["attempt"], newest["error"]) == ("queued", 0, None)
-        assert states(reading, newest["id"]) == ["queued"]
-        found, _ = reading.jobs(labels=[("a", "b")])
-        assert [job["id"] for job in found] == [newest["id"]]
-
     def test_what_is_being_cancelled_is_resumed_too(self, queue: Queue, reading: Reading, swept: int) -> None:
         queue.cancel_sweep(swept)
         assert reading.sweep(swept)["counts"]["running"] == 1, "its worker has not heard of it yet"
         counts = queue.resume_sweep(swept)["counts"]
         assert counts == {"queued": 3, "running": 0, "succeeded": 1, "failed": 0, "cancelled": 0}
-
-    def test_again_it_finds_nothing_until_another_fails(self, queue, shop, reading, swept) -> None:
-        queue.resume_sweep(swept)
-        with pytest.raises(Conflict, match="nothing to resume"):
-            queue.resume_sweep(swept)
-        while claim := shop.try_claim():
-            queue.finish(claim, FAILURE)
-        assert queue.resume_sweep(swept)["counts"]["queued"] == 2
-        queue.cancel_sweep(swept)
-        assert reading.sweep(swept)["counts"] == {
-            "queued": 0,
-            "running": 1,
-            "succeeded": 1,
-            "failed": 0,
-            "cancelled": 2,
-        }
-        assert queue.resume_sweep(swept)["counts"]["queued"] == 3, "the one that is being cancelled, too"
 
     def test_a_points_former_job_follows_a_deleted_one(self, queue, reading, swept, database) -> None:
         queue.resume_sweep(swept)
@@ -369,30 +321,8 @@ class TestIdempotency:
             queue.submit(NewJob(BenchmarkSpec()), replace(self.KEY, digest="another"))
         assert sum(reading.counts().values()) == 1
 
-    def test_another_route_is_another_request(self, queue: Queue) -> None:
-        queue.submit(NewJob(BenchmarkSpec()), self.KEY)
-        sweep = queue.submit_sweep(None, {}, {}, {}, [], [NewJob(BenchmarkSpec())], replace(self.KEY, route="sweeps"))
-        assert not sweep.replayed
-
-    def test_a_sweep_is_made_once(self, queue: Queue, reading: Reading) -> None:
-        answers = [queue.submit_sweep("s", {}, {}, {}, [], [NewJob(BenchmarkSpec())], self.KEY) for _ in range(3)]
-        assert [answer.replayed for answer in answers] == [False, True, True]
-        assert len({answer.response["id"] for answer in answers}) == 1
-        assert reading.counts()["queued"] == 1
-
 
 class TestRunning:
-    def test_a_claim_counts_the_attempt(self, shop: Any, reading: Reading) -> None:
-        job_id = shop.submit(name="n", timeout_s=9.0)
-        claim = shop.claim("w1")
-        assert (claim.job_id, claim.attempt, claim.worker_id) == (job_id, 1, "w1")
-        assert (claim.name, claim.timeout_s) == ("n", 9.0)
-        assert claim.spec == BenchmarkSpec().model_dump(mode="json")
-        found = job(reading, job_id)
-        assert (found["state"], found["attempt"], found["worker_id"]) == ("running", 1, "w1")
-        assert found["started_at"] >= found["created_at"]
-        assert shop.try_claim("w2") is None
-
     def test_a_success_lands_with_all_it_leaves(self, shop, queue, reading, results) -> None:
         claim = shop.running_job()
         assert queue.finish(claim, results) == "succeeded"
@@ -412,31 +342,6 @@ class TestRunning:
         assert queue.finish(claim, replace(FAILURE, measurements=[record()])) == "failed"
         assert job(reading, claim.job_id)["error"]["code"] == "crashed"
         assert reading.measurements(claim.job_id)["rows"][0]["partial"]
-
-    def test_units_and_tables_are_kept_with_what_belongs_to_them(self, shop, queue, database, record, results) -> None:
-        claim = shop.running_job()
-        verdict = {"verdict": "suspect", "counts": {"suspect": 1}, "checks": []}
-        units = [
-            UnitRecord(0, "first", "succeeded", environment={"gpu": "a"}, validity=verdict),
-            UnitRecord(1, "second", "crashed", side="candidate", reason="killed by SIGSEGV"),
-        ]
-        tables = [TableRecord(index, "kernels", [{"name": "ms"}], 2, b"packed") for index in (0, 1)]
-        measured = [record(unit_index=1, case_key="abc", device_key="1x GPU", validity="suspect")]
-        queue.finish(claim, replace(results, units=units, tables=tables, measurements=measured))
-        with database.read() as connection:
-            of_job = f"WHERE job_id = {claim.job_id}"
-            rows = connection.exec_driver_sql(
-                f"SELECT attempt, unit_index, title, side, outcome, reason, partial FROM unit {of_job}"
-            ).all()
-            assert rows == [
-                (1, 0, "first", None, "succeeded", None, 0),
-                (1, 1, "second", "candidate", "crashed", "killed by SIGSEGV", 0),
-            ]
-            found = "SELECT attempt, unit_index, name, columns, row_count, rows, partial FROM result_table"
-            rows = connection.exec_driver_sql(f"{found} {of_job}").all()
-            assert rows == [(1, index, "kernels", '[{"name": "ms"}]', 2, b"packed", 0) for index in (0, 1)]
-            found = "SELECT unit_index, case_key, device_key, validity FROM measurement"
-            assert connection.exec_driver_sql(f"{found} {of_job}").all() == [(1, "abc", "1x GPU", "suspect")]
 
     def test_units_and_tables_of_a_job_that_failed_are_partial(self, shop, queue, database) -> None:
         claim = shop.running_job()
@@ -592,88 +497,12 @@ class TestHandingOver:
 
 
 class TestCancel:
-    def test_a_queued_job_is_cancelled_at_once(self, shop: Any, queue: Queue, reading: Reading) -> None:
-        job_id = shop.submit()
-        answer = queue.cancel(job_id)
-        assert (answer["state"], answer["error"]["code"]) == ("cancelled", "cancelled")
-        assert queue.cancel(job_id) == answer
-        assert shop.try_claim() is None
-        assert states(reading, job_id) == ["queued", "cancelled"]
-        assert reading.events(job_id)[-1]["type"] == "done"
-
-    @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
-    def test_a_cancelled_job_ends_cancelled(self, shop, queue, reading, ending, record) -> None:
-        claim = shop.running_job()
-        answer = queue.cancel(claim.job_id)
-        assert answer["state"] == "running"
-        assert answer["cancel_requested_at"] is not None
-        assert queue.cancel(claim.job_id) == answer
-        assert queue.finish(claim, replace(ending, measurements=[record()])) == "cancelled"
-        assert job(reading, claim.job_id)["error"]["code"] == "cancelled"
-        assert reading.measurements(claim.job_id)["rows"][0]["partial"]
-        assert queue.cancel(claim.job_id)["state"] == "cancelled"
-
-    def test_a_cancelled_job_that_is_given_back_stays_cancelled(self, shop, queue, reading) -> None:
-        claim = shop.running_job()
-        queue.cancel(claim.job_id)
-        queue.give_back(claim)
-        assert job(reading, claim.job_id)["state"] == "cancelled"
-        assert reading.attempts(claim.job_id)[0]["state"] == "cancelled"
-
-    def test_a_cancelled_job_whose_worker_is_lost_is_cancelled(self, shop: Any, queue: Queue, reading: Reading) -> None:
-        claim = shop.running_job()
-        queue.cancel(claim.job_id)
-        assert queue.recover(queue.running()[0]) == "cancelled"
-        assert job(reading, claim.job_id)["state"] == "cancelled"
-        assert reading.attempts(claim.job_id)[0]["state"] == "lost"
-
-    @pytest.mark.parametrize("ending", ["succeeded", "failed"])
-    def test_what_is_over_cannot_be_cancelled(self, shop: Any, queue: Queue, reading: Reading, ending: str) -> None:
-        claim = shop.running_job()
-        queue.finish(claim, ENDINGS[ending])
-        before = everything(reading, claim.job_id)
-        with pytest.raises(Conflict, match=ending):
-            queue.cancel(claim.job_id)
-        assert everything(reading, claim.job_id) == before
-
     @pytest.mark.parametrize("unknown", [0, -1, 77, 2**63, 10**30])
     def test_unknown_ids_are_not_found(self, queue: Queue, reading: Reading, unknown: int, database: Database) -> None:
         delete = functools.partial(delete_job, database)
         for method in (queue.cancel, delete, reading.job, reading.events, reading.log, reading.sweep):
             with pytest.raises(NotFound):
                 method(unknown)
-
-
-class TestRecover:
-    def test_a_lost_workers_job_uses_up_its_attempts(self, shop: Any, queue: Queue, reading: Reading) -> None:
-        first = shop.running_job(max_attempts=2)
-        assert queue.recover(queue.running()[0]) == "queued"
-        second = shop.claim("w2")
-        assert (second.job_id, second.attempt) == (first.job_id, 2)
-        assert second.token != first.token
-        assert queue.recover(queue.running()[0]) == "failed"
-        assert job(reading, first.job_id)["error"]["code"] == "worker_lost"
-        assert [attempt["state"] for attempt in reading.attempts(first.job_id)] == ["lost", "lost"]
-        assert states(reading, first.job_id) == ["queued", "running", "queued", "running", "failed"]
-        assert shop.try_claim() is None
-
-    def test_a_beat_since_it_was_seen_saves_the_attempt(self, shop: Any, queue: Queue, reading: Reading) -> None:
-        claim = shop.running_job()
-        (seen,) = queue.running()
-        queue.renew([claim])
-        assert queue.recover(seen) is None
-        (seen,) = queue.running()
-        queue.report(claim, [])
-        assert queue.recover(seen) is None
-        assert job(reading, claim.job_id)["state"] == "running"
-
-    def test_an_attempt_that_ended_is_not_recovered(self, shop: Any, queue: Queue, reading: Reading) -> None:
-        claim = shop.running_job()
-        (seen,) = queue.running()
-        queue.finish(claim, Finish("succeeded"))
-        assert queue.recover(seen) is None
-        assert queue.recover(RunningAttempt(77, 77, 1, 0)) is None
-        assert job(reading, claim.job_id)["state"] == "succeeded"
 
 
 STALE_WRITES: dict[str, Callable[[Queue, Claim, Finish], object]] = {
@@ -709,15 +538,6 @@ class TestFence:
         monkeypatch.setattr(fence, "check", lambda connection, claim: None)
         assert not a_stale_worker_records_nothing(write, queue, reading, shop, results)
 
-    def test_nor_after_another_has_finished_the_job(self, write, queue, reading, shop, results) -> None:
-        stale = shop.running_job()
-        queue.recover(queue.running()[0])
-        queue.finish(shop.claim("w2"), Finish("succeeded"))
-        before = everything(reading, stale.job_id)
-        with pytest.raises(LeaseLost):
-            write(queue, stale, results)
-        assert everything(reading, stale.job_id) == before
-
     @pytest.mark.parametrize("field", ["token", "attempt", "attempt_id", "job_id"])
     def test_each_part_of_a_claim_counts(self, write, field, queue, reading, shop, results) -> None:
         claim, other = shop.running_job(), shop.running_job()
@@ -726,16 +546,6 @@ class TestFence:
         with pytest.raises(LeaseLost):
             write(queue, forged, results)
         assert (everything(reading, claim.job_id), everything(reading, other.job_id)) == before
-
-
-def test_a_lost_claim_is_not_renewed(shop: Any, queue: Queue) -> None:
-    stale = shop.running_job()
-    queue.recover(queue.running()[0])
-    fresh = shop.claim("w2")
-    assert queue.renew([stale]).lost == {stale.attempt_id}
-    assert queue.running()[0].beat == 0
-    assert queue.renew([fresh]).lost == frozenset()
-    assert queue.renew([stale, fresh]).lost == {stale.attempt_id}, "another attempt of the same job is no excuse"
 
 
 def left(attempt: int, **changes: Any) -> dict[str, Any]:
@@ -788,21 +598,6 @@ class TestRetry:
         queue.finish(first, FAILURE)
         queue.retry(first.job_id)
         assert shop.claim().job_id == first.job_id
-
-    @pytest.mark.parametrize("state", ["queued", "running", "being cancelled", "succeeded"])
-    def test_only_what_failed_or_was_cancelled_is_retried(self, shop, queue, reading, state) -> None:
-        job_id = shop.submit()
-        claim = None if state == "queued" else shop.claim()
-        if state == "being cancelled":
-            queue.cancel(job_id)
-        if state == "succeeded":
-            queue.finish(claim, Finish("succeeded"))
-        before = everything(reading, job_id)
-        with pytest.raises(Conflict, match="only a job that failed or was cancelled"):
-            queue.retry(job_id)
-        assert everything(reading, job_id) == before
-        with pytest.raises(NotFound):
-            queue.retry(77)
 
     def test_what_an_attempt_left_stays_readable(self, shop, queue, reading, record, database) -> None:
         claim = shop.running_job(max_attempts=1)
