@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -18,11 +17,9 @@ from app.store.files.artifacts import ArtifactFiles
 from app.store.keeping.baselines import Baselines
 from app.store.keeping.bulk import Bulk
 from app.store.keeping.deleting import delete_job, delete_jobs
-from app.store.keeping.pruning import Pruning, Retention
 from app.store.queue.transitions import Queue
 from app.store.reading.filters import JobFilter
 from app.store.records import Finish, NewJob, UnitRecord
-from app.store.tables import utc_now
 from tests.app.store.conftest import Shop
 
 
@@ -207,21 +204,6 @@ def test_a_job_in_a_baseline_cannot_be_deleted(baselines, done, queue, database,
     assert delete_job(database, kept) == []
 
 
-def test_pruning_spares_it(baselines: Baselines, done: Callable[..., int], database: Database, tmp_path: Any) -> None:
-    kept, other = done("a"), done("b")
-    baselines.put("main", job=kept)
-    day = timedelta(days=1)
-    retention = Retention(workers=day, events=day, keys=day, jobs=day)
-    pruning = Pruning(
-        Slices(database), ArtifactFiles(tmp_path / "artifacts"), retention, clock=lambda: utc_now() + 3 * day
-    )
-    assert pruning.plan().jobs == 1
-    assert pruning.run().jobs == 1
-    with database.read() as connection:
-        assert [row.id for row in connection.execute(tables.job.select())] == [kept]
-    assert other != kept
-
-
 def test_a_job_that_is_being_deleted_gets_into_none(baselines, done, database) -> None:
     job = done("a")
     with database.write() as connection:  # the first slice of a deletion
@@ -242,17 +224,3 @@ def test_a_job_whose_deletion_began_just_now_gets_into_none(baselines, done, dat
     with pytest.raises(Conflict, match="is being deleted"):
         baselines.put("main", job=job)
     assert baselines.page() == ([], None)
-
-
-def test_baselines_are_listed_by_name_in_pages(baselines: Baselines, done: Callable[..., int]) -> None:
-    job = done("a")
-    for name in ("c", "a", "b"):
-        baselines.put(name, job=job)
-    first, following = baselines.page(limit=2)
-    assert ([baseline["name"] for baseline in first], following) == (["a", "b"], "b")
-    rest, end = baselines.page(limit=2, after=following)
-    assert ([baseline["name"] for baseline in rest], end) == (["c"], None)
-    assert first[0]["jobs"] == [job]
-    baselines.delete("a")
-    with pytest.raises(NotFound, match="There is no baseline 'a'; there is "):
-        baselines.delete("a")
