@@ -99,7 +99,6 @@ async def _to_pages() -> RedirectResponse:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """Make the OpenAPI schema of all routes, with their bodies, which the routes read themselves."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
         _, bodies = models_json_schema(

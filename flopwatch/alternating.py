@@ -64,7 +64,6 @@ def of_side(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _work(spec: Mapping[str, Any]) -> str:
-    """Return what a spec asks for, without the version of its code."""
     kept = {
         name: {part: value[part] for part in ("function", "file") if part in value} if _is_code(value) else value
         for name, value in spec.items()

@@ -85,7 +85,6 @@ def _complaint(
 
 
 def _binds(node: ast.stmt, name: str) -> bool:
-    """Return True if a statement of the module may bind the name."""
     if isinstance(node, Function | ast.ClassDef):
         return node.name == name
     return any(
@@ -101,7 +100,6 @@ def _method(node: ast.ClassDef, name: str) -> Function | None:
 
 
 def _own(function: Function) -> Iterator[ast.AST]:
-    """Yield the nodes of a function, without those of functions and classes inside it."""
     waiting: list[ast.AST] = list(function.body)
     while waiting:
         node = waiting.pop()

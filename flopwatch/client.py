@@ -343,7 +343,6 @@ class Flopwatch(Connection):
         return self._resubmit(former, spec, self._name_of(former), former["labels"])
 
     def _name_of(self, job: Answer) -> str | None:
-        """Return the name for a new job like this one: its own, or the name of its sweep."""
         named = job if job["sweep_id"] is None else self.sweep_state(job["sweep_id"])
         name: str | None = named["name"]
         return name
@@ -378,7 +377,6 @@ class Flopwatch(Connection):
         version: str | None = None,
         swept: Iterable[str] = (),
     ) -> tuple[Answer, list[OwnCode]]:
-        """Return the spec with the code that is named, and the files that are to be uploaded; see `with_code`."""
         changed = copy.deepcopy(dict(spec))
         if code is None and not any(named.values()):
             return changed, []
@@ -1094,7 +1092,6 @@ class Flopwatch(Connection):
         return self._resubmit(former, former["spec"], former["name"], labels)
 
     def _resubmit(self, former: Answer, spec: Mapping[str, Any], name: str | None, labels: Mapping[str, str]) -> Job:
-        """Submit a spec with the other options of a former job."""
         return self.submit(
             spec,
             name=name,
@@ -1234,7 +1231,6 @@ def _left(seconds: Sequence[float], cells: int) -> str:
 
 
 def _largest_that_fits(sweep: Mapping[str, Any]) -> str:
-    """Return the largest value that fits, as far as a sweep with one search has found it."""
     searches = sweep.get("searches") or []
     if len(searches) != 1 or searches[0]["largest"] is None:
         return ""
@@ -1242,7 +1238,6 @@ def _largest_that_fits(sweep: Mapping[str, Any]) -> str:
 
 
 def _same_code(old: str, new: str, named: str | None, code: str | os.PathLike[str] | None) -> str:
-    """Say that two versions have the same code, and what may have been meant."""
     file = str(named).rpartition(":")[0]
     cure = (
         f"if you have changed another file, send its folder along with --code FOLDER, from which {file} imports it"
@@ -1276,7 +1271,6 @@ def _baseline_path(name: str) -> str:
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Answer:
-    """Return both as one; of fields that both have, `over`'s count, inside objects too."""
     merged = copy.deepcopy(dict(under))
     for name, value in over.items():
         inside = merged.get(name)

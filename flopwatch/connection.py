@@ -436,7 +436,6 @@ class _Answer(httpx.Response):
 
 
 def _whole(response: httpx.Response) -> httpx.Response:
-    """Read an answer, up to the limit. Raises ClientError."""
     content = bytearray()
     for chunk in response.iter_bytes():
         content += chunk
@@ -480,7 +479,6 @@ def _status(response: httpx.Response) -> str:
 
 
 def _other_server(response: httpx.Response) -> Unreachable:
-    """Return the error of an answer that is not Flopwatch's: a redirect, a page for people, …"""
     asked, location = response.request.url, response.headers.get("location")
     if location is not None:
         with contextlib.suppress(httpx.InvalidURL):
@@ -566,7 +564,6 @@ def _until(lines: Iterable[str], deadline: float) -> Iterator[str]:
 
 
 def _sentence(error: Exception) -> str:
-    """Return an error's message without a final full stop."""
     return (str(error) or type(error).__name__).rstrip(". ")
 
 

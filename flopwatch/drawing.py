@@ -355,13 +355,11 @@ class _Drawing:
                 self._line_or_markers(trace)
 
     def _area(self, trace: Mapping[str, Any], below: Sequence[float], above: Sequence[float]) -> None:
-        """Draw an area of steps or slopes between two edges."""
         step: Any = "post" if trace["line"].get("shape") == "hv" else None
         style = {"color": trace["fillcolor"], "linewidth": 0, "rasterized": len(above) > MAX_CELLS}
         self.axes.fill_between(self.at("x", trace["x"]), below, above, step=step, label=self._label(trace), **style)
 
     def _blocks(self, trace: Mapping[str, Any]) -> None:
-        """Draw polygons, separated by None."""
         from matplotlib.patches import PathPatch
         from matplotlib.path import Path
 
@@ -416,7 +414,6 @@ class _Drawing:
         line: Mapping[str, Any] | None,
         style: Mapping[str, Any],
     ) -> None:
-        """Draw markers, those of one symbol together."""
         from matplotlib.lines import Line2D
 
         color = marker.get("color")
@@ -522,7 +519,6 @@ class _Drawing:
     def _texts_inside(
         self, texts: Sequence[str], places: Sequence[float], starts: Sequence[float], sizes: Sequence[float]
     ) -> None:
-        """Write texts into horizontal bars that have room for some letters of them."""
         low, high = self._axis("x").get("range", self.axes.get_xlim())
         row = 72 * self.axes.figure.get_figheight() * 0.8 / (max(places, default=0) + 1)
         size_pt = min(6.0, 0.75 * row)
@@ -638,7 +634,6 @@ class _Drawing:
         )
 
     def _label(self, trace: Mapping[str, Any]) -> str:
-        """Return the trace's name in the legend; one that begins with "_" is in none."""
         name = str(trace.get("name") or "")
         if not name or trace.get("showlegend") is False:
             return "_nolegend_"

@@ -113,7 +113,6 @@ class OwnCode:
 
 
 def _parts(named: str) -> tuple[Path, str]:
-    """Return file and function of "my_attention.py:attention"."""
     file, colon, function = named.rpartition(":")
     if not colon or not file or not function.isidentifier():
         raise ValueError(f"{named!r} is not of the form FILE.py:NAME, with a name that the file defines")
@@ -155,7 +154,6 @@ def _content(path: Path) -> bytes:
 
 
 def _git(folder: Path, *command: str) -> str | None:
-    """Return what git says in a folder; None if it fails, or is not installed."""
     done = _run_git(folder, *command)
     return None if done is None or done.returncode else done.stdout.decode(errors="replace").strip()
 

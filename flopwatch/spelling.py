@@ -99,7 +99,6 @@ def argument(value: Any) -> str:
 
 
 def _entry(value: Any) -> str:
-    """Write one of several comma-separated values of a field."""
     if isinstance(value, list):
         return json.dumps(value)
     return _text(value) if _is_plain(value) else json.dumps(value)

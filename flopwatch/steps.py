@@ -78,7 +78,6 @@ def work(*, flops: float | None = None, tokens: float | None = None, items: floa
 
 
 def _amount(name: str, given: Any) -> float:
-    """Return an amount of work as a float. Raises TypeError, ValueError."""
     value = given
     if not isinstance(value, numbers.Real) and hasattr(value, "item"):
         try:
@@ -161,7 +160,6 @@ def steps_of_a_second(step_ms: float) -> int:
 
 
 def _synchronise() -> None:
-    """Wait for the GPU, if the script uses one."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()

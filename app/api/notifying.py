@@ -51,7 +51,6 @@ def why_refused(address: Address, allowed: Networks) -> str | None:
 
 
 def _inner(address: Address) -> Address:
-    """Return the IPv4 address that an IPv6 one stands for, else the address."""
     if isinstance(address, IPv6Address):
         if address in TRANSLATED:
             return IPv4Address(int(address) & 0xFFFF_FFFF)

@@ -195,7 +195,6 @@ async def no_repeats(request: Request) -> None:
 
 
 def _taking_several(parameters: Iterable[Any]) -> frozenset[str]:
-    """Return the names of query parameters that take a list."""
     names = set()
     for parameter in parameters:
         model: Any = parameter.field_info.annotation

@@ -92,7 +92,6 @@ def _header() -> dict[str, str]:
 
 
 def _of_request() -> dict[str, str]:
-    """Return the id of the request, under which the log has it."""
     found = request_id()
     return {} if found is None else {"request_id": found}
 

@@ -78,7 +78,6 @@ class Brief:
 
 
 def _short(value: Any) -> Any:
-    """Return a number with DIGITS significant digits, and what is not finite as text."""
     if not isinstance(value, float):
         return value
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else str(value)

@@ -127,7 +127,6 @@ def _paths(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _values(schema: Mapping[str, Any], key: str) -> list[str]:
-    """Return the values that a field can have, as far as its schema lists them."""
     values: list[Any] = []
 
     def gather(place: Mapping[str, Any]) -> None:

@@ -166,7 +166,6 @@ def print_answers(server: Flopwatch, job: Mapping[str, Any]) -> None:
 
 
 def _print_files(server: Flopwatch, job: Mapping[str, Any]) -> None:
-    """Name a job's files, and the command that fetches them."""
     names = [cell(file["name"]) for file in server.list_files(job)]
     if names:
         more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
@@ -382,7 +381,6 @@ def print_missing(lines: Sequence[str]) -> None:
 
 
 def _print_units(units: Sequence[dict[str, Any]]) -> None:
-    """Print the units of a job that has several."""
     if len(units) > 1:
         echo()
         rows = [
@@ -398,7 +396,6 @@ def _print_units(units: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_tables(job_id: int, tables: Sequence[dict[str, Any]]) -> None:
-    """Print the names of the tables that a job's units reported, with the command that prints the first."""
     if tables:
         echo()
         print_columns(("table", "rows"), [[table["name"], table["rows"]] for table in tables])

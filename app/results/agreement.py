@@ -220,7 +220,6 @@ def read(snapshot: Snapshot, pair: Pair) -> Agreement | None:
 
 
 def _of_side(snapshot: Snapshot, side: Side) -> Returned | None:
-    """Return what the side's steps returned; None if it has no such table."""
     returned: dict[Place, list[float]] = {}
     work: dict[Place, list[float]] = {}
     steps: dict[tuple[str | None, Scalar], int] = {}
@@ -346,7 +345,6 @@ def _is_later(place: Place) -> bool:
 
 
 def _ranges(side: Found, places: Iterable[Place]) -> dict[Series, float]:
-    """Return how far each number's finite values in these places lie apart."""
     values: dict[Series, list[float]] = {}
     for place in places:
         values.setdefault(_series(place), []).extend(value for value in side[place] if math.isfinite(value))
@@ -414,7 +412,6 @@ def _text(value: float) -> str:
 
 
 def _texts(values: Sequence[float]) -> str:
-    """Write the values of several processes, each once."""
     return ", ".join(dict.fromkeys(map(_text, values)))
 
 

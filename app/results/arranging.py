@@ -125,7 +125,6 @@ def _on_gains(
     units: Mapping[str, str],
     dependent: Sequence[str],
 ) -> list[str]:
-    """Return the notes on the columns that relate rows to a reference."""
     what = ", ".join(f"{name}={value}" for name, value in relative_to.items())
     notes = [f"{name}: {_gain_text(metric, units.get(metric))} {what}." for name, metric in names.items()]
     if any(line.cells[name].low is not None for line in lines for name in names):
@@ -213,7 +212,6 @@ def _is_wanted(text: str, wanted: Collection[str]) -> bool:
 
 
 def _no_such_row(rows: Sequence[Mapping[str, Any]], wanted: Pairs, option: str) -> InvalidRequest:
-    """Return the error that says which of these names or values no row has, and which there are."""
     known = list(dict.fromkeys(name for row in rows for name in row))
     for name, value in wanted:
         if name not in known:

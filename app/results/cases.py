@@ -257,7 +257,6 @@ def _tabled_as(job: FinishedJob) -> tuple[str, ...]:
 
 
 def _plan(job: FinishedJob) -> SpecBase | None:
-    """Return a job's spec; None if it is of another version and no longer valid."""
     try:
         return spec_adapter.validate_json(json.dumps(job.spec))
     except ValidationError:

@@ -54,7 +54,6 @@ def sheet_of(comparison: Comparison, limit: int | None = None) -> Sheet:
 
 
 def _about(comparison: Comparison, notes: Sequence[str]) -> dict[str, Any]:
-    """Return the facts that JSON has beside columns and rows."""
     return {
         **vars(comparison.judgement),
         "alternated": comparison.alternated,
@@ -70,7 +69,6 @@ def _about(comparison: Comparison, notes: Sequence[str]) -> dict[str, Any]:
 
 
 def _lead(judgement: findings.Judgement) -> list[str]:
-    """Return the sentences that stand above the table."""
     lead = [f"{judgement.sentence}."]
     if judgement.gate is not None and judgement.gate.sentence != judgement.sentence:
         lead.append(f"Gate: {judgement.gate.sentence}.")
@@ -78,7 +76,6 @@ def _lead(judgement: findings.Judgement) -> list[str]:
 
 
 def _distributions(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return the values of single processes, by the rows' places in the table."""
     places = {id(row): place for place, row in enumerate(comparison.rows)}
     return [
         {"row": places[id(row)], "baseline": list(row.judged.baseline), "candidate": list(row.judged.candidate)}

@@ -140,7 +140,6 @@ def _differences(
 
 
 def _joined(values: Sequence[Scalar]) -> Scalar:
-    """Return the value that the jobs of one side share, or their several values as one text."""
     return values[0] if len(values) == 1 else " / ".join(map(_shown, values))
 
 

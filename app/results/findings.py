@@ -637,7 +637,6 @@ def _summed_up(rows: Sequence[Row], obstacles: Sequence[str]) -> tuple[Conclusio
 
 
 def _of_other_work(invalid: Sequence[Row]) -> str:
-    """Say which side's checks found that other work was measured."""
     sides = [side for side in SIDES if any(side in row.invalid_sides for row in invalid)]
     return f"the {' and the '.join(sides)} measured other work than was asked for"
 
@@ -661,7 +660,6 @@ def _where(row: Row, rows: Sequence[Row]) -> str:
 
 
 def _of_many(with_values: Sequence[Row], rows: Sequence[Row]) -> tuple[Conclusion, str]:
-    """Sum up the findings of several cases or metrics."""
     of: dict[str, list[Row]] = {}
     for row in with_values:
         of.setdefault(str(row.finding), []).append(row)

@@ -145,7 +145,6 @@ def _each_once(doubts: Iterable[Doubt]) -> list[Doubt]:
 
 
 def _short(text: str) -> str:
-    """Cut a long text between two words."""
     if len(text) <= MAX_DETAIL:
         return text
     cut = text[: MAX_DETAIL - 1]
@@ -153,7 +152,6 @@ def _short(text: str) -> str:
 
 
 def _named(jobs: Iterable[int]) -> str:
-    """Name jobs in brackets: " (job 7)", " (jobs 3, 4 and 12 more)"."""
     numbers = sorted(jobs)
     if not numbers:
         return ""

@@ -64,7 +64,6 @@ def _is_in(name: str, notes: Sequence[str]) -> bool:
 
 
 def _parts(column: Column) -> list[str]:
-    """Return the names that a column can be renamed by."""
     return [column.name] if column.group is None else [column.group, str(column.head).partition("=")[0]]
 
 
@@ -99,7 +98,6 @@ def name_beside(column: Column, suffix: str) -> str:
 
 
 def _more_names(column: Column, sheet: Sheet) -> set[str]:
-    """Return the names of a column's further columns in all formats."""
     suffixes = [suffix for suffix, *_ in more_columns(column, sheet)]
     return {name for suffix in suffixes for name in (name_beside(column, suffix), _beside(column, suffix).name)}
 

@@ -137,7 +137,6 @@ def cases_of_job(database: Database, job_id: int) -> dict[str, Mapping[str, Scal
 
 
 def _the_case(snapshot: Snapshot, choice: CaseChoice) -> tuple[str, Mapping[str, Scalar]]:
-    """Return the key and the coordinates of the only case that matches."""
     if choice.job is None:
         known = stored.cases_beginning_with(snapshot, choice.key or "")
     else:
@@ -201,7 +200,6 @@ def _points(
     *,
     rate: bool,
 ) -> list[HistoryPoint]:
-    """Return a point for each job, device and side."""
     gathered: dict[tuple[int, str, str | None], list[Row]] = {}
     for row in rows:
         side = sides.get((row.job_id, row.attempt, row.unit_index))

@@ -134,7 +134,6 @@ def distances_within(*sides: Sequence[float]) -> list[float]:
 
 
 def _ratios(baseline: Sequence[float], candidate: Sequence[float]) -> list[float]:
-    """Return the ratio of each of the candidate's values to each of the baseline's, in ascending order."""
     import numpy as np
 
     ratios: list[float] = np.sort(np.divide.outer(candidate, baseline), axis=None).tolist()

@@ -152,7 +152,6 @@ def by_key(
 
 
 def _whole(number: float) -> float:
-    """Return a number of calls, as an integer if it is one."""
     return int(number) if number.is_integer() else number
 
 

@@ -163,7 +163,6 @@ def _categories(snapshot: Snapshot, side: Side) -> dict[str, dict[Key, Spent]]:
 
 
 def _of(sheet: Sheet, phase: str) -> Sheet:
-    """Return the allocations at one phase's peak."""
     at = sheet.names().index("at_peak_of")
     return replace(sheet, rows=[row for row in sheet.rows if row[at] == phase])
 

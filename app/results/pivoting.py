@@ -192,7 +192,6 @@ def local_table(
 
 
 def _median_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the median of a measurement on the wire, with its interval."""
     samples = unpack(None if row["samples"] is None else base64.b64decode(row["samples"])) or ()
     low, high = median_interval([sample for sample in samples if sample is not None]) or (None, None)
     return {"value": row["median"], "low": low, "high": high, "fastest": row.get("min"), "slowest": row.get("max")}
@@ -260,7 +259,6 @@ def _sheet(
 def _related(
     lines: Sequence[Line], cases: Sequence[CaseOfJob], layout: Layout, metrics: Sequence[str], units: Mapping[str, str]
 ) -> Related:
-    """Relate the lines' metrics to those of the reference rows, if there are such."""
     if not layout.relative_to:
         return Related()
     varying = [name for name in dict.fromkeys([*table_rows_of(cases), *known_of(cases)]) if varies(cases, name)]
@@ -274,7 +272,6 @@ def _mark_best(sheet: Sheet, cases: Sequence[CaseOfJob], pivot: str | None) -> N
 
 
 def _lines(cases: Sequence[CaseOfJob], metrics: Sequence[str], layout: Layout, why: Reasons) -> list[Line]:
-    """Return the cells of all cases, with their verdicts."""
     lines = []
     for case in cases:
         verdict = case.validity()
@@ -291,7 +288,6 @@ def _lines(cases: Sequence[CaseOfJob], metrics: Sequence[str], layout: Layout, w
 
 
 def _value_columns(metrics: Sequence[str], units: Mapping[str, str], related: Related) -> list[Column]:
-    """Return the columns of the metrics, each followed by the one that relates it to a reference."""
     columns = []
     for name in metrics:
         columns.append(Column(name, "number", units.get(name), role="metric"))
@@ -300,7 +296,6 @@ def _value_columns(metrics: Sequence[str], units: Mapping[str, str], related: Re
 
 
 def _unpivoted(lines: Sequence[Line], coordinates: Sequence[str], columns: Sequence[Column], layout: Layout) -> Sheet:
-    """Return the table with one row per case."""
     places = [
         Column(name, type_of(line.coordinates.get(name) for line in lines), role="coordinate", links=name == "job")
         for name in coordinates
@@ -330,7 +325,6 @@ _VERDICT = (
 def _pivoted(
     lines: Sequence[Line], layout: Layout, coordinates: Sequence[str], fixed: Collection[str], columns: Sequence[Column]
 ) -> Sheet:
-    """Return the table whose columns are the values of a coordinate."""
     assert layout.pivot is not None
     # Cases that look the same get separate rows below each other, so no further coordinate is needed.
     plain = [name for name in coordinates if name in fixed or name not in OF_THE_JOB]
@@ -432,7 +426,6 @@ _STATISTIC_NAMES = {"min": "minimum", "max": "maximum"}
 
 
 def _of_kinds(cases: Sequence[CaseOfJob], metrics: Sequence[str]) -> list[str]:
-    """Return the sentences that the kinds have for values of coordinates, and for metrics."""
     of_metrics = [
         sentence
         for kind in kinds_of(cases)
@@ -449,7 +442,6 @@ def _of_kinds(cases: Sequence[CaseOfJob], metrics: Sequence[str]) -> list[str]:
 
 
 def _missing(cases: Sequence[CaseOfJob], coordinates: Sequence[str], metrics: Collection[str]) -> list[str]:
-    """Return the reasons why these metrics have no numbers, for the cells that the jobs reached."""
     measured: set[int] = set()
     gaps = []
     for number, case in enumerate(cases):

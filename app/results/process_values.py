@@ -70,7 +70,6 @@ def _rows(case: CaseOfJob | None, metric: str) -> Rows:
 
 
 def _of_samples(sides: tuple[Rows, Rows], statistic: Statistic, *, is_time: bool) -> ProcessValues:
-    """Return the values of processes with several samples each."""
     rows = [*sides[0], *sides[1]]
     numbers = {row.n for row in rows}
     fewest, most = min(numbers), max(numbers)

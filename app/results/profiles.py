@@ -85,7 +85,6 @@ class ComparedTable:
         ]
 
     def _place(self, key: Key) -> list[Scalar]:
-        """Return phase, name, class and where."""
         if self.kind == WORK:
             phase, path, operator, shapes, name, class_name = key
             return [phase, name, class_name, " ".join(str(one) for one in (path, operator, shapes) if one)]
@@ -217,7 +216,6 @@ def _of_functions(lines: Sequence[Difference]) -> dict[str, float]:
 
 
 def _names(snapshot: Snapshot, side: Side) -> list[str]:
-    """Return the names of the side's tables that can be compared."""
     return [
         table["name"]
         for table in tables_of(snapshot, side.jobs[0].id)
@@ -252,7 +250,6 @@ def _has_values(sheet: Sheet, column: str) -> bool:
 
 
 def _totals(table: ComparedTable) -> list[list[Scalar]]:
-    """Return a row with the sums of each phase of the work."""
     at = JOINED[WORK].index("phase")
     rows: list[list[Scalar]] = []
     for phase in dict.fromkeys(key[at] for key in (*table.baseline, *table.candidate)):

@@ -67,7 +67,6 @@ def _particular(variety: Mapping[str, int], group: Sequence[Mapping[str, Scalar]
 
 
 def _variety(cases: Sequence[Mapping[str, Scalar]]) -> dict[str, int]:
-    """Return the number of values that each coordinate takes."""
     names = dict.fromkeys(name for case in cases for name in case)
     return {name: len(_values(cases, name)) for name in names}
 

@@ -165,7 +165,6 @@ _IN_NAMES = {"%": "percent", "µs": "us", "GB/s": "gb_per_s", "TFLOP/s": "tflops
 
 
 def _job_links(text: str, link: Callable[[str], str]) -> str:
-    """Return a list of job ids with each id as a link."""
     return re.sub(r"\d+", lambda number: link(number[0]), text)
 
 
@@ -261,7 +260,6 @@ def _latex_heads(texts: _Texts) -> list[str]:
 
 
 def _for_print(column: Column, name: str, unit: str | None = None) -> str:
-    """Return a part of a column's name as LaTeX's heads have it."""
     return name if name in column.literal else readable(name, unit)
 
 

@@ -206,7 +206,6 @@ def _with_unequal_samples(snapshot: Snapshot, pair: Pair) -> Pair:
 
 
 def _unequal(rows: Iterable[Any]) -> set[tuple[str, str | None]]:
-    """Return the metrics, with their phases, whose processes have different numbers of samples."""
     numbers: dict[tuple[str, str | None], set[int]] = {}
     for row in rows:
         if row.n is not None:
@@ -223,7 +222,6 @@ def _with_samples(case: CaseOfJob, samples: Mapping[measurements.Key, bytes]) ->
 
 
 def _side(snapshot: Snapshot, name: SideName, jobs: Sequence[FinishedJob]) -> Side:
-    """Read one side, all of whose units count."""
     measured = measurements.measurements(snapshot, jobs, "median", compared=True)
     side_of_unit = measurements.sides(snapshot, jobs)
     cases, metrics = cases_of(jobs, measured, lambda row: side_of_unit.get((row.job_id, row.attempt, row.unit_index)))

@@ -213,7 +213,6 @@ def _scalar_at(spec: Mapping[str, Any], path: str) -> Scalar:
 
 
 def _chosen(sheet: Sheet, columns: Sequence[str]) -> Sheet:
-    """Return the sheet with these columns only."""
     names = sheet.names()
     for name in columns:
         if name not in (*names, EVERY_COLUMN):

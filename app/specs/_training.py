@@ -407,7 +407,6 @@ class TrainingSpec(SpecBase):
 
     @property
     def _has_blocks(self) -> bool:
-        """True if whole blocks are recomputed."""
         is_on = self.activation_checkpointing and self.mode in WITH_BACKWARD and self.checkpoint_layers != 0
         return is_on and self.checkpoint_scope == "block"
 

@@ -222,7 +222,6 @@ class AttentionSpec(ImplementationsSpec):
         return [None] if self.threads is None else self.threads
 
     def _block_sizes(self, implementation: str) -> tuple[Sequence[int | None], Sequence[int | None]]:
-        """Return the values of `br` and of `bc` that the implementation is measured with."""
         own = BLOCK_SIZES.get(implementation, {})
         br = [None] if "br" not in own else self.br or [own["br"]]
         bc = [None] if "bc" not in own else self.bc or [own["bc"]]

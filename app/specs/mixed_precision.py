@@ -117,7 +117,6 @@ class MixedPrecisionSpec(SpecBase):
         return {**identity, **dict.fromkeys(without_effect)}, {"subject": self._subject(audit)}
 
     def _subject(self, audit: Scalar) -> str:
-        """Return what a cell is about, for people."""
         if audit is None:
             return f"{self.additions} × {self.addend}"
         return "toy" if audit == "toy" else f"{self.model.label()} transformer"

@@ -155,7 +155,6 @@ def _is_spec(value: Any) -> bool:
 
 
 def _resolved(place: Mapping[str, Any], defs: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
-    """Return a place's schema behind references, and whether it may be null as well."""
     if "$ref" in place:
         return _resolved(defs[place["$ref"].rpartition("/")[2]], defs)
     if "anyOf" in place:

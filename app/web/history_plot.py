@@ -125,7 +125,6 @@ def _outcomes(history: History) -> list[dict[str, Any]]:
 
 
 def _hovers(points: Sequence[HistoryPoint], unit: str | None) -> dict[str, Any]:
-    """Return the texts that stand beside points, and the pages of their jobs, to which a click leads."""
     return {
         "customdata": [[_text(point, unit), f"/ui/jobs/{point.job}"] for point in points],
         "hovertemplate": "%{customdata[0]}<extra></extra>",

@@ -240,14 +240,12 @@ def plots_of_job(services: Services, own: JobResults, query: PictureQuery) -> li
 
 
 def _cases(cases: Mapping[str, Mapping[str, Any]], query: PictureQuery) -> Mapping[str, Mapping[str, Any]]:
-    """Return the cases, by their keys, that the query asks for."""
     points = [Point(coordinates, None, url=key) for key, coordinates in cases.items()]
     wanted = ["=".join(pair) for pair in query.where]
     return {str(point.url): point.place for point in panel.where(points, wanted)}
 
 
 def _samples(services: Services, job_id: int, cases: Mapping[str, Any], *, several: bool) -> Figure:
-    """Draw the samples of the first of these cases that was sampled."""
     for key in cases:
         rows, processes = services.reading.samples(job_id, key)
         if rows:

@@ -36,7 +36,6 @@ def pairs(text: str) -> list[tuple[str, str]]:
 
 
 def _parts(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield the texts, and whether each stood in quotes."""
     at = 0
     while at < len(text):
         match = _PART.match(text, at)

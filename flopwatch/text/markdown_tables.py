@@ -91,7 +91,6 @@ def cut(text: str) -> str:
 
 
 def _ends_in_escape(text: str) -> bool:
-    """Return True if the text ends in a backslash that belongs to the character after it."""
     return (len(text) - len(text.rstrip("\\"))) % 2 == 1
 
 

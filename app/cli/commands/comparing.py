@@ -181,7 +181,6 @@ def judge(server: Flopwatch, baseline: str | list[int], candidate: list[int] | N
 
 
 def _has_reference(server: Flopwatch, baseline: str | list[int], candidate: list[int] | None) -> bool:
-    """Return True if the jobs themselves compare their results with a reference."""
     jobs = candidate or baseline
     spec = server.job(int(jobs[0]))["spec"]
     return spec.get("candidate", spec).get("kind") in WITH_REFERENCE
@@ -227,7 +226,6 @@ def _again_in_turns(
     *,
     show: Show | None,
 ) -> list[int]:
-    """Measure two jobs again, in turns; return the id of the job of kind compare that did."""
     if isinstance(baseline, str) or candidate is None or len(baseline) != 1 or len(candidate) != 1:
         raise typer.BadParameter("needs one job as BASELINE and one as CANDIDATE", param_hint="--alternate")
     job = server.measure_in_turns(baseline[0], candidate[0], replicates=replicates, show=show)

@@ -73,7 +73,6 @@ def _findings(slurm_settings: Path | None) -> Iterator[Finding]:
 
 
 def _server(settings: Settings) -> Iterator[Finding]:
-    """Ask the server that commands on this host would talk to."""
     import httpx
 
     from app.checkup import absent, broken, works

@@ -262,7 +262,6 @@ def versus(
 
 
 def _wait_quietly(server: Flopwatch, job: dict[str, Any], *, at_most: float | None) -> tuple[dict[str, Any], int]:
-    """Wait for a job without a word, and return it with the exit code; GOES_ON if it is not done in time."""
     from flopwatch import WaitTimeout
 
     try:
@@ -273,7 +272,6 @@ def _wait_quietly(server: Flopwatch, job: dict[str, Any], *, at_most: float | No
 
 
 def _code_of(job: dict[str, Any]) -> int:
-    """Return the exit code of a command that has waited for a job."""
     if job["state"] != "succeeded":
         return 1
     return WRONG if (job["validity"] or {}).get("verdict") == "wrong" else 0
@@ -385,7 +383,6 @@ def _to_try(fit: Mapping[str, Any]) -> str:
 
 
 def _all_well(sweep: dict[str, Any]) -> bool:
-    """Return True if every job of a sweep has succeeded, and every search is at its end."""
     counts, searches = sweep["counts"], sweep["searches"] or []
     return sum(counts.values()) == counts["succeeded"] and all(search["state"] == "done" for search in searches)
 
@@ -550,7 +547,6 @@ def logs(
 
 
 def _follow(server: Flopwatch, job_id: int) -> None:
-    """Print a job's output until it is done."""
     for event in server.events(job_id):
         if event.type == "log":
             echo(event.data["text"], nl=False)
@@ -635,7 +631,6 @@ def retry(
 
 
 def _chosen(job_ids: list[int] | None, state: str | None, filters: Filters) -> JobFilter | None:
-    """Return the filters, or None where jobs are named by their ids."""
     is_filter = state is not None or filters != Filters()
     if bool(job_ids) == is_filter:
         options = "--state, --kind, --label, --sweep, --submitted-by and --mine"
@@ -690,7 +685,6 @@ def _say_what_waits(server: Flopwatch, sweep_id: int) -> None:
 
 
 def _tell_without_effect(idle: Sequence[str] | None, spec: Mapping[str, Any]) -> None:
-    """Print which fields change nothing."""
     if idle:
         verb = "has" if len(idle) == 1 else "have"
         why = f"see `flopwatch specs {spec['kind']}`"

@@ -102,7 +102,6 @@ def _job_and_name(words: list[str], sweep: int | None) -> tuple[int | None, str 
 
 
 def _format_of(output: Path | None) -> PlotFormat:
-    """Return the format that the file's name says; svg if it says nothing."""
     suffix = "" if output is None else output.suffix.removeprefix(".").lower()
     if suffix and suffix not in list(PlotFormat):
         formats = ", ".join(PlotFormat)

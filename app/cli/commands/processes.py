@@ -324,7 +324,6 @@ def move(
 
 
 def _undo_move(settings: Settings) -> None:
-    """Take the mark of the move from the folder's database."""
     from app.store.database.engine import open_existing
     from app.store.database.moved import unmark
 
@@ -361,7 +360,6 @@ def _copy_files(settings: Settings, to: str) -> None:
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """Print errors of the service, and exit."""
     from app.errors import FlopwatchError
 
     try:
@@ -435,7 +433,6 @@ def _check_address(host: str, port: int) -> None:
 
 
 def _try(family: int, place: Any) -> int | None:
-    """Bind a socket there for a moment; returns the number of the error, None if there is none."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

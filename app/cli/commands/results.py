@@ -299,7 +299,6 @@ def specs(
 
 
 def _shape(preset: dict[str, Any]) -> str:
-    """Return the hyper-parameters of a preset's model size."""
     from app.presets import MODEL_SIZES, VOCABULARY_SIZES
 
     size = preset.get("model", {}).get("size")

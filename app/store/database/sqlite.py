@@ -372,7 +372,6 @@ def _begin(connection: Connection) -> None:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode of the file; None if it does not exist."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -388,7 +387,6 @@ def _size(path: Path) -> int:
 
 
 def _check_room(folder: Path, needed: int) -> None:
-    """Raise DiskFull if a file of so many bytes does not fit."""
     try:
         with TemporaryFile(dir=folder) as probe:
             os.posix_fallocate(probe.fileno(), 0, needed)

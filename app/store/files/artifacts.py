@@ -313,7 +313,6 @@ def opened(path: Path) -> BinaryIO:
 
 
 def _digest(reader: BinaryIO, check: Check, write: Callable[[bytes], object] = len) -> tuple[str, int]:
-    """Read the file to its end; returns its SHA-256 and its size in bytes."""
     digest, size = hashlib.sha256(), 0
     while chunk := reader.read(CHUNK_BYTES):
         size += len(chunk)

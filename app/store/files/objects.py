@@ -251,7 +251,6 @@ class ObjectFiles(OwnedFiles):
             removed |= {row.sha256 for row in marked if row.sha256 is not None}
 
     def _delete(self, names: list[str]) -> None:
-        """Delete objects, which need not be there."""
         with _store_errors():
             try:
                 obstore.delete(self._store, names)
@@ -316,13 +315,11 @@ class ObjectFiles(OwnedFiles):
 
 
 def _kept(sha256: str) -> Any:
-    """Select the newest object of a content."""
     query = select(_object.name, _object.size, _object.created_at).where(_object.sha256 == sha256, ~_object.removing)
     return query.order_by(_object.created_at.desc()).limit(1)
 
 
 def _check_runs(connection: Connection, claim: Claim | None) -> None:
-    """Raise LeaseLost if the claim is no longer its worker's."""
     if claim is None:
         return
     held = select(_attempt.id).where(

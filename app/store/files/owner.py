@@ -127,7 +127,6 @@ class OwnedFiles(ABC):
         return not why
 
     def _say(self, why: str) -> None:
-        """Log why no file is removed, once."""
         if why and why != self._said:
             logger.warning("no file is removed: %s", why)
         self._said = why

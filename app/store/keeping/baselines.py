@@ -187,7 +187,6 @@ def _touch(connection: Connection, name: str, set_by: str | None) -> bool:
 
 
 def _public(connection: Connection, rows: Sequence[Row[Any]]) -> list[dict[str, Any]]:
-    """Return what clients see of baselines in a list."""
     names = [row.name for row in rows]
     pairs = select(_case.baseline, _case.case_key, _case.device_key).where(_case.baseline.in_(names)).distinct()
     each = pairs.subquery()
@@ -232,7 +231,6 @@ def _jobs(connection: Connection, job: int | None, sweep: int | None) -> list[Ro
 
 
 def _why(row: Row[Any]) -> str:
-    """Return how an unsuccessful job ended: "failed (timeout)", "cancelled"."""
     code = (row.error or {}).get("code", row.state)
     return str(row.state if code == row.state else f"{row.state} ({code})")
 
@@ -334,7 +332,6 @@ def _counted(titles: Sequence[str], total: int, verdict: str) -> str:
 
 
 def _title(case: Mapping[str, Any], kind: str) -> str:
-    """Write a case in words."""
     text = case_text(KINDS[kind].displayed(case) if kind in KINDS else case)
     return text if len(text) <= MAX_TITLE else f"{text[: MAX_TITLE - 1]}…"
 

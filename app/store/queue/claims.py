@@ -179,7 +179,6 @@ def _first_runnable(
 def _in_order(
     connection: Connection, lane: Lane, values: dict[str, Any], of_users: Shares | None
 ) -> Iterator[Row[Any]]:
-    """Yield the jobs of a lane in the order in which they are next."""
     if of_users is None or lane is DEVICELESS:
         page = connection.execute(lane.first_page, {**values, "limit": FIRST}).all()
         if of_users is None:
@@ -203,7 +202,6 @@ def _in_order(
 
 
 def _place(job: Row[Any], of_users: Shares | None) -> tuple[Any, ...]:
-    """Return what orders jobs: the least is next."""
     return -job.priority, (0.0, 0) if of_users is None else of_users.rank(job.submitted_by), job.id
 
 

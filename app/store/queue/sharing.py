@@ -226,7 +226,6 @@ def _seconds(start: datetime | None, end: datetime) -> float:
 
 
 def _device_name(device_type: str, worker_devices: Any) -> str:
-    """Name the device that a job of this type got from a worker with these devices."""
     if device_type in ("cpu", "none"):
         return CPU if device_type == "cpu" else "none"
     found = [one for one in worker_devices or () if isinstance(one, dict) and one.get("type") in ("cuda", "slurm")]

@@ -123,7 +123,6 @@ def _waiting() -> dict[str, Any]:
 
 
 def _message(connection: Connection, hook: Any) -> dict[str, Any]:
-    """Return the message, in the form that Standard Webhooks recommends."""
     if hook.sweep_id is not None:
         sweep = connection.execute(select(_sweep.name, _sweep.labels).where(_sweep.id == hook.sweep_id)).one()
         last = select(_job.finished_at).where(_job.sweep_id == hook.sweep_id).order_by(_job.finished_at.desc()).limit(1)

@@ -69,7 +69,6 @@ def cases_of_job(snapshot: Snapshot, job_id: int) -> dict[str, Mapping[str, Any]
 
 
 def _kind_of_sides(kind: str, spec: Mapping[str, Any]) -> str:
-    """Return a job's kind; of a comparison, that of its sides."""
     return str(next((side["kind"] for side in spec.values() if isinstance(side, Mapping) and "kind" in side), kind))
 
 

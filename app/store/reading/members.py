@@ -200,7 +200,6 @@ def _sort_key(connection: Connection, sweep: Mapping[str, Any], sort: str) -> Co
 
 
 def _values(sweep: Mapping[str, Any], point: Any) -> dict[str, Scalar]:
-    """Return the point's value on each path."""
     on_paths = {path: values[point[path]] for path, values in sweep["grid"].items() if path in point}
     for path in searched(sweep):
         if path in point:  # on the axis of a search a point has the value itself

@@ -109,7 +109,6 @@ def _job(services: Services, job_id: int) -> dict[str, Any]:
 
 
 def _links(ids: Sequence[int], at: int) -> dict[str, str]:
-    """Return the addresses of the page with this job as the baseline, and without it."""
     others = [job_id for number, job_id in enumerate(ids) if number != at]
     return {"baseline": _address([ids[at], *others]), "without": _address(others)}
 

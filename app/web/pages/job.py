@@ -108,7 +108,6 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
 
 
 def _results(services: Services, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the measurements, tables, files and attempts of a job that its page shows."""
     job_id = job["id"]
     measurements = services.reading.measurements(job_id, limit=SHOWN_MEASUREMENTS)
     sheet = (

@@ -144,7 +144,6 @@ def _listed(job: Mapping[str, Any], axes: Sequence[str], values: Sequence[Mappin
 
 
 def _case(job: Mapping[str, Any], axes: Sequence[str]) -> str:
-    """Return the job's values on the axes of its sweep; without axes, its case."""
     if not axes:
         return case_text(job.get("summary") or {})
     return case_text({path.rpartition(".")[2]: _value_at(job["spec"], path) for path in axes})

@@ -113,7 +113,6 @@ def _form(
     errors: Sequence[Mapping[str, str]] = (),
     **values: Any,
 ) -> Response:
-    """Return the form, with problems shown at their fields."""
     own, of_options, others = forms.with_errors(fields, errors)
     *sides, own_section = forms.sections_of(own)
     body = forms.body_of(described["kind"], fields, forms.options_of(texts))
@@ -146,7 +145,6 @@ def _preview(request: Request, body: Mapping[str, Any], errors: Sequence[Mapping
 
 
 def _read_form(services: Services, text: str) -> tuple[dict[str, Any], list[Field], dict[str, list[str]]]:
-    """Return the kind, the fields and all texts of a form that a browser sent."""
     try:
         form = parse_qs(text, keep_blank_values=True, max_num_fields=MAX_VALUES)
     except ValueError:

@@ -94,7 +94,6 @@ def draw_chart(
 
 
 def _series(points: Sequence[Point], axes: Axes) -> dict[str, list[Point]]:
-    """Return the points of each series, in order of its values, by its name."""
     ranks = {name: ranks_of(points, name, values_along(points, name)) for name in (*axes.by, axes.x)}
     series = zip(*(ranks[name] for name in axes.by), strict=True) if axes.by else [()] * len(points)
     groups: dict[tuple[int, ...], list[tuple[int, Point]]] = {}

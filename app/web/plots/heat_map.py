@@ -82,7 +82,6 @@ def draw_heat_map(
 def _outcome_cells(
     grid: Sequence[Sequence[Point | None]], names: Mapping[str, list[str]], *, texts: bool
 ) -> list[dict[str, Any]]:
-    """Return a trace for each outcome without a number, with its cells in its colour."""
     missing = [[None if point is None or point.value is not None else point.missing for point in row] for row in grid]
     traces = []
     hover = Hover()

@@ -166,7 +166,6 @@ def ranks_of(points: Iterable[Point], name: str, values: Sequence[Scalar]) -> li
 
 
 def _distinct(values: Sequence[Scalar]) -> Collection[Scalar]:
-    """Return each value once, in the order of first occurrence."""
     return dict(zip(keys_of(values), map(in_use, values), strict=True)).values()
 
 
