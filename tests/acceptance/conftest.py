@@ -12,6 +12,7 @@ import httpx
 import pytest
 import torch
 
+from flopwatch import Flopwatch
 from tests.forked import ForkedService
 from tools.service import Service, wait_for_job
 from workers.measure.ceilings import Ceilings
@@ -97,6 +98,13 @@ def site(started_service: tuple[Service, subprocess.Popen[bytes]]) -> Iterator[S
     print(running.logs()[-20_000:])
     assert worker.poll() is None, "the worker that the tests share has ended"
     end_all_jobs(client)
+
+
+@pytest.fixture
+def flopwatch(site: Site) -> Iterator[Flopwatch]:
+    """A client of the shared service."""
+    with Flopwatch(str(site.client.base_url)) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,6 @@ ENTRANCES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "model": ({"kind": "benchmark", "model": {"size": "tiny"}, **QUICK}, {"model": "mine.py:Model"}),
 }
 """By entrance: the spec, and the code that goes with it."""
-
-
-@pytest.fixture
-def flopwatch(site: Any) -> Iterator[Flopwatch]:
-    with Flopwatch(str(site.client.base_url)) as client:
-        yield client
 
 
 @pytest.mark.parametrize(

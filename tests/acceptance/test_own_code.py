@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +62,6 @@ SPEC = {
     "measure_steps": 2,
     "device": "cpu",
 }
-
-
-@pytest.fixture
-def flopwatch(site: Any) -> Iterator[Flopwatch]:
-    with Flopwatch(str(site.client.base_url)) as client:
-        yield client
 
 
 @pytest.fixture

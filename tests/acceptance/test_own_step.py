@@ -1,6 +1,5 @@
 """`--step train.py:make_step`: scripts as users write them, measured, profiled and snapshotted."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,6 @@ PARAMETERS = {
     "accumulation": 32 * 128 + 128 + 2 * 128 + 128 + 1,
 }
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@pytest.fixture
-def flopwatch(site: Any) -> Iterator[Flopwatch]:
-    with Flopwatch(str(site.client.base_url)) as client:
-        yield client
 
 
 def run(flopwatch: Flopwatch, kind: str, script: str, **fields: Any) -> dict[str, Any]:

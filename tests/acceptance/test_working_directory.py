@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from flopwatch import Flopwatch
-from tests.acceptance.conftest import Site, environment
+from tests.acceptance.conftest import environment
 from tests.acceptance.sabotage import (
     other_host,
     plain_job,
@@ -67,12 +67,6 @@ def make_step(device):
 """
 STEP = {"device": "cpu", "warmup_steps": 1, "measure_steps": 2}
 KINDS = {"benchmark": {**STEP, "replicates": 2}, "ddp": {**STEP, "world_size": 2}}
-
-
-@pytest.fixture
-def flopwatch(site: Site) -> Iterator[Flopwatch]:
-    with Flopwatch(str(site.client.base_url)) as client:
-        yield client
 
 
 def run(flopwatch: Flopwatch, kind: str, file: Path, code: Path | None) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import Claim, Finish, Idempotency, MeasurementRecord, NewJob, Offer, StoredArtifact
 from tests.builders import measurement
+from tests.clock import Clock
 from tests.databases import put_database
 
 KINDS = frozenset({"benchmark"})
@@ -63,6 +64,18 @@ def database(settings: Settings) -> Iterator[Database]:
     opened = open_database(settings)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace"
+    path.write_bytes(b"trace")
+    return path
 
 
 @pytest.fixture

@@ -42,13 +42,6 @@ def files(folder: Path, database: Database) -> ArtifactFiles:
     return files
 
 
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    path = tmp_path / "trace"
-    path.write_bytes(b"trace")
-    return path
-
-
 SHA256 = hashlib.sha256(b"trace").hexdigest()
 
 

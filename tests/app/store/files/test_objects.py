@@ -32,23 +32,11 @@ LARGE = 6 << 20
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def files(bucket: Bucket, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> ObjectFiles:
     monkeypatch.setattr(objects, "PART_BYTES", 5 << 20)
     files = ObjectFiles(bucket.url, database, clock)
     files.claim(database)
     return files
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    path = tmp_path / "trace"
-    path.write_bytes(b"trace")
-    return path
 
 
 def rows(database: Database) -> dict[str, Any]:

@@ -25,11 +25,6 @@ LEASE_S = 30.0
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def watcher(queue: Queue, registration: Registration, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Watcher:
     """A watcher that does not commit: most tests poll every second of a lease. Those of stalls have one that does."""
     monkeypatch.setattr(queue, "probe", lambda: None)
