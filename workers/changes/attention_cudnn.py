@@ -1,20 +1,15 @@
 """Attention by cuDNN, or else by the flash kernel, where they take the problem."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from workers.changes._attention import why_not
 from workers.changes._base import Change
-
-if TYPE_CHECKING:
-    from workers.measure.own_step import OwnStep
+from workers.measure.own_step import OwnStep
 
 
 def _preferred(step: OwnStep) -> AbstractContextManager[None]:
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     return step.inside(lambda: sdpa_kernel(order, set_priority=True))
 

@@ -1,22 +1,17 @@
 """Attention by our Triton kernels, where they take the problem."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch.nn import functional
+
+from kernels.attention import flash_attention
 from workers.changes._attention import why_not
 from workers.changes._base import Change, replaced
 
-if TYPE_CHECKING:
-    import torch
-
 
 def _ours(_device: torch.device) -> AbstractContextManager[None]:
-    from torch.nn import functional
-
-    from kernels.attention import flash_attention
-
     plain = functional.scaled_dot_product_attention
 
     def attend(

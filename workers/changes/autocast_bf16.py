@@ -1,14 +1,11 @@
 """Matrix products in bfloat16, by autocast."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+
+import torch
 
 from workers.changes._base import Change, Look, no_fp32
-
-if TYPE_CHECKING:
-    from workers.measure.own_step import OwnStep
+from workers.measure.own_step import OwnStep
 
 
 def _why_not(look: Look) -> str | None:
@@ -16,8 +13,6 @@ def _why_not(look: Look) -> str | None:
 
 
 def _autocast(step: OwnStep) -> AbstractContextManager[None]:
-    import torch
-
     return step.inside(lambda: torch.autocast(step.device.type, torch.bfloat16))
 
 

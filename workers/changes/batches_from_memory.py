@@ -1,17 +1,15 @@
 """No waiting for input: loaders return their first batches again and again."""
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
 
 from workers.changes._base import Change, Look, own_only, replaced
-
-if TYPE_CHECKING:
-    import torch
 
 KEPT = 2
 """Batches of a loader that are kept. The warm-up makes them."""
@@ -30,8 +28,6 @@ def _length(loader: Any) -> int | None:
 
 
 def _from_memory(device: torch.device) -> AbstractContextManager[None]:
-    from torch.utils.data import DataLoader
-
     plain: Any = DataLoader.__iter__
     kept: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 

@@ -1,17 +1,12 @@
 """The blocks of a model through torch.compile: repeated modules are compiled once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+from torch import nn
 
 from workers.changes._base import Change, Look
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from workers.measure.own_step import OwnStep
+from workers.measure.own_step import OwnStep
 
 
 def _why_not(look: Look) -> str | None:
@@ -26,8 +21,6 @@ def _why_not(look: Look) -> str | None:
 
 def blocks(model: nn.Module) -> list[nn.Module]:
     """Return the modules of the model's lists whose members have one class, of the outermost such lists."""
-    from torch import nn
-
     found: list[nn.Module] = []
     inside: set[int] = set()
     for module in model.modules():

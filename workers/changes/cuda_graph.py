@@ -1,19 +1,15 @@
 """The step as a CUDA graph, which the host launches at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from workers.changes._base import Change, Elsewhere, Look
+from workers.measure.own_step import OwnStep
 from workers.outcome import Unsupported
 from workers.uploaded import place_of
-
-if TYPE_CHECKING:
-    import torch
-
-    from workers.measure.own_step import OwnStep
 
 EAGER = 2
 """Steps before the capture, on a stream of their own: they make what is made once, such as an optimizer's state."""
@@ -45,8 +41,6 @@ class _Graphed:
         self._returned: object = None
 
     def __call__(self) -> object:
-        import torch
-
         self._runs += 1
         if self._runs <= EAGER:
             side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -1,20 +1,17 @@
 """The model's forward and backward pass as CUDA graphs, or those of its blocks, where the whole cannot be captured."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from workers.changes._base import Change, Look, own_gpu_only
 from workers.changes.compile_blocks import blocks
 from workers.changes.cuda_graph import capturing
+from workers.measure.own_step import OwnStep
 from workers.outcome import Unsupported
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from workers.measure.own_step import OwnStep
 
 
 def _why_not(look: Look) -> str | None:
@@ -47,8 +44,6 @@ class _Calls:
             yield
 
     def _note(self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        import torch
-
         copies = [
             one.detach().clone().requires_grad_(one.requires_grad) if isinstance(one, torch.Tensor) else one
             for one in arguments
@@ -75,8 +70,6 @@ class _Calls:
             self._calls.clear()
 
     def _capture_all(self, parts: list[nn.Module]) -> None:
-        import torch
-
         called = {part: calls for part in parts if (calls := self._calls.get(part))}
         if not called or any(len(calls) > 1 for calls in called.values()):
             raise Unsupported("a module is called several times in a step, and a graph keeps the numbers of one call")

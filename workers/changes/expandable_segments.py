@@ -1,15 +1,11 @@
 """Memory that torch's allocator extends, where a step asks the driver for memory again and again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+import torch
 
 from workers.changes._base import Change, Look, own_gpu_only
-
-if TYPE_CHECKING:
-    import torch
 
 OPTION = "expandable_segments"
 
@@ -21,8 +17,6 @@ def _why_not(look: Look) -> str | None:
 
 @contextmanager
 def _expandable(_device: torch.device) -> Iterator[None]:
-    import torch
-
     torch.cuda.memory._set_allocator_settings(f"{OPTION}:True")
     yield  # the process ends with it
 

@@ -1,15 +1,12 @@
 """float32 where the code asks for float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from workers.changes._base import Change, Look, all_replaced, own_only
-
-if TYPE_CHECKING:
-    import torch
 
 OF_TENSORS = ("to", "type", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty", "softmax", "sum", "mean")
 OF_TORCH = ("zeros", "ones", "full", "empty", "tensor", "as_tensor", "arange", "linspace", "eye", "rand", "randn",
@@ -23,8 +20,6 @@ def _why_not(look: Look) -> str | None:
 
 
 def _single(_device: torch.device) -> AbstractContextManager[None]:
-    import torch
-
     of = {torch.float64: torch.float32, "torch.DoubleTensor": "torch.FloatTensor"}
     of_numpy = (torch.from_numpy, torch.tensor, torch.as_tensor)  # whose type the array has
 

@@ -1,16 +1,13 @@
 """One kernel, or one loop in C++, for all parameters of an optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.optim
 
 from workers.changes._base import Change, Done, Look, replaced
-
-if TYPE_CHECKING:
-    import torch
-
 
 FUSED = ("Adagrad", "Adam", "AdamW", "SGD")
 """Optimizers of torch.optim that take `fused`."""
@@ -36,8 +33,6 @@ def _why_not(look: Look) -> str | None:
 
 @contextmanager
 def _fused(_device: torch.device) -> Iterator[None]:
-    import torch.optim
-
     with ExitStack() as undo:
         for name in FUSED:
             undo.enter_context(_patched(getattr(torch.optim, name)))

@@ -1,16 +1,11 @@
 """No objects that live to the end for the garbage collector to look at in each step."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from workers.changes._base import Change, Look, own_only
-
-if TYPE_CHECKING:
-    from workers.measure.own_step import OwnStep
+from workers.measure.own_step import OwnStep
 
 
 def _why_not(look: Look) -> str | None:

@@ -1,15 +1,13 @@
 """More batches ahead of the step, by worker processes that live on when the loader begins again."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
 
 from workers.changes._base import Change, Look, own_only, replaced
 from workers.changes.loader_workers import workers
-
-if TYPE_CHECKING:
-    import torch
 
 FACTOR = 4
 WITHOUT = "its loaders have no worker processes: loader_workers adds them"
@@ -20,8 +18,6 @@ def _why_not(look: Look) -> str | None:
 
 
 def _ahead(_device: torch.device) -> AbstractContextManager[None]:
-    from torch.utils.data import DataLoader
-
     plain: Any = DataLoader.__init__
 
     def init(self: Any, *arguments: Any, **options: Any) -> None:

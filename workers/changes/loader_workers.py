@@ -1,16 +1,14 @@
 """Batches made by worker processes, ahead of the step."""
 
-from __future__ import annotations
-
 import inspect
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from workers.changes._base import Change, Look, cores, own_only, replaced
 from workers.outcome import Unsupported
-
-if TYPE_CHECKING:
-    import torch
 
 MOST = 4
 
@@ -30,8 +28,6 @@ def _why_not(look: Look) -> str | None:
 
 def _repeats(dataset: Any) -> bool:
     """Return True if each worker process would give all samples: an iterable dataset that does not share them out."""
-    from torch.utils.data import IterableDataset
-
     if not isinstance(dataset, IterableDataset):
         return False
     functions = [one for kind in type(dataset).__mro__[:-1] for one in vars(kind).values() if inspect.isfunction(one)]
@@ -39,8 +35,6 @@ def _repeats(dataset: Any) -> bool:
 
 
 def _with_workers(device: torch.device) -> AbstractContextManager[None]:
-    from torch.utils.data import DataLoader
-
     plain: Any = DataLoader.__init__
 
     def init(self: Any, *arguments: Any, **options: Any) -> None:

@@ -1,25 +1,19 @@
 """No search for NaN in each node of the backward pass, which somebody has forgotten."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from workers.changes._base import Change, Elsewhere, Look, own_only
-
-if TYPE_CHECKING:
-    from workers.measure.own_step import OwnStep
+from workers.measure.own_step import OwnStep
 
 
 def _why_not(look: Look) -> str | None:
-    import torch
-
     return own_only(look) or (None if torch.is_anomaly_enabled() else Elsewhere("it does not detect anomalies"))
 
 
 def _off(_step: OwnStep) -> AbstractContextManager[Any]:
-    import torch
-
     return torch.autograd.set_detect_anomaly(False)
 
 

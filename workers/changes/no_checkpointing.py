@@ -1,15 +1,13 @@
 """No activation checkpointing, where the memory suffices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.utils import checkpoint
 
 from workers.changes._base import Change, Elsewhere, Look, all_replaced
-
-if TYPE_CHECKING:
-    import torch
 
 OPTIONS = ("use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state")
 
@@ -22,7 +20,6 @@ def _why_not(look: Look) -> str | None:
 
 def _called(_device: torch.device) -> AbstractContextManager[None]:
     from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
-    from torch.utils import checkpoint
 
     def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         return function(*arguments, **{name: value for name, value in options.items() if name not in OPTIONS})

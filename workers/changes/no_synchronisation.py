@@ -1,15 +1,13 @@
 """No waiting for the device's numbers: what the first steps asked for is returned again, without asking."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from workers.changes._base import Change, Look, own_gpu_only, replaced
-
-if TYPE_CHECKING:
-    from workers.measure.own_step import OwnStep
+from workers.measure.own_step import OwnStep
 
 ASKING = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__", "__index__", "__repr__", "__format__")
 """Methods of a tensor that wait for its numbers."""
@@ -69,8 +67,6 @@ class _Answers:
 
 @contextmanager
 def _answered(step: OwnStep) -> Iterator[None]:
-    import torch
-
     answers = _Answers()
     with ExitStack() as undo:
         for name in ASKING:

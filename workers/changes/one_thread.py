@@ -1,20 +1,15 @@
 """One thread for a CPU's operators: small ones take less time than threads take to meet."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+import torch
 
 from workers.changes._base import Change, Elsewhere, Look, own_only
-
-if TYPE_CHECKING:
-    from workers.measure.own_step import OwnStep
+from workers.measure.own_step import OwnStep
 
 
 def _why_not(look: Look) -> str | None:
-    import torch
-
     if look.on_gpu:
         return Elsewhere("the step runs on a GPU")
     return own_only(look) or ("it has one thread already" if torch.get_num_threads() == 1 else None)
@@ -22,8 +17,6 @@ def _why_not(look: Look) -> str | None:
 
 @contextmanager
 def _one(_step: OwnStep) -> Iterator[None]:
-    import torch
-
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

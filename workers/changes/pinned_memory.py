@@ -1,15 +1,14 @@
 """Copies to the GPU from pinned memory, for which the host does not wait."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.weak import WeakIdKeyDictionary
 
 from workers.changes._base import Change, Look, all_replaced, own_gpu_only, replaced
-
-if TYPE_CHECKING:
-    import torch
 
 COPY = "Memcpy HtoD (Pageable -> Device)"
 """The profiler's name of a copy from memory that is not pinned."""
@@ -25,8 +24,6 @@ class _Pinned:
     """Pinned copies of the host's tensors: of one that stays as it is, one copy."""
 
     def __init__(self) -> None:
-        from torch.utils.weak import WeakIdKeyDictionary
-
         self._kept: Any = WeakIdKeyDictionary()
 
     def of(self, tensor: Any) -> Any:
@@ -41,7 +38,6 @@ class _Pinned:
 
     def instead(self, plain: Any) -> Any:
         """Return the method `to` or `cuda` that copies from pinned memory."""
-        import torch
 
         def copy(tensor: Any, *given: Any, **options: Any) -> Any:
             target = given[0] if given else options.get("device")
@@ -61,9 +57,6 @@ class _Pinned:
 
 @contextmanager
 def _pinned(device: torch.device) -> Iterator[None]:
-    import torch
-    from torch.utils.data import DataLoader
-
     made: Any = DataLoader.__init__
 
     def init(self: Any, *arguments: Any, **options: Any) -> None:

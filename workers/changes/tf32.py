@@ -1,20 +1,15 @@
 """float32 products by a GPU's tensor cores, in TF32."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+import torch
 
 from workers.changes._base import Change, Elsewhere, Look, no_fp32
-
-if TYPE_CHECKING:
-    from workers.measure.own_step import OwnStep
+from workers.measure.own_step import OwnStep
 
 
 def _why_not(look: Look) -> str | None:
-    import torch
-
     if not look.on_gpu:
         return Elsewhere("a CPU has no TF32")
     if torch.get_float32_matmul_precision() != "highest":
@@ -24,8 +19,6 @@ def _why_not(look: Look) -> str | None:
 
 @contextmanager
 def _allowed(_step: OwnStep) -> Iterator[None]:
-    import torch
-
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:

@@ -1,20 +1,15 @@
 """One thread of a CPU's operators for each core that this process may use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+import torch
 
 from workers.changes._base import Change, Elsewhere, Look, cores
-
-if TYPE_CHECKING:
-    from workers.measure.own_step import OwnStep
+from workers.measure.own_step import OwnStep
 
 
 def _why_not(look: Look) -> str | None:
-    import torch
-
     if look.on_gpu:
         return Elsewhere("the step runs on a GPU")
     if look.own is None:
@@ -26,8 +21,6 @@ def _why_not(look: Look) -> str | None:
 
 @contextmanager
 def _all_cores(_step: OwnStep) -> Iterator[None]:
-    import torch
-
     torch.set_num_threads(cores())
     yield
 

@@ -1,12 +1,10 @@
 """A step of several ranks: what its time is lost to, and how long a changed one takes."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from app.specs.ddp import DdpSpec
 from app.specs.diagnosis import DiagnosisSpec
@@ -19,11 +17,9 @@ from workers.jobs.ddp.values import turns_of
 from workers.jobs.diagnosis import look, turn
 from workers.jobs.diagnosis.conclude import OTHERS_WAIT
 from workers.measure.errors import NotMeasured
-from workers.measure.table import Column
+from workers.measure.profiling.idle import RUNNING, unprofiled
+from workers.measure.table import Column, Scalar
 from workers.reporter import Reporter
-
-if TYPE_CHECKING:
-    from workers.measure.table import Scalar
 
 BOUND = Column("bound_ms", "number", "ms")
 """The step without the cause, if that was measured meanwhile."""
@@ -77,8 +73,6 @@ def lost_by(ranks: Ranks, step_ms: float, exposed_ms: float | None, alone: Seque
         exposed_ms: By how much it is longer than one over a group that moves nothing; None: that was not measured.
         alone: The ms of each rank's steps over that group; empty: they were not measured.
     """
-    from workers.measure.profiling.idle import RUNNING, unprofiled
-
     late, turns_ms = skew(alone) if exposed_ms is not None else _seen(ranks)
     late_ms = max(late.values(), default=0.0)
     if any(ranks.places):  # what is not so in the profiled steps, too, is no rank's
