@@ -35,7 +35,6 @@ class Event(_Base):  # type: ignore[misc]
         return event
 
     def record(self) -> None:
-        """Record the event in the current stream."""
         super().record(_current_stream())
 
     def milliseconds_to(self, end: Event) -> float:

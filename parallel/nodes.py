@@ -46,7 +46,6 @@ class Nodes:
         return bytes.fromhex(self.key)
 
     def to_json(self) -> str:
-        """Return it as `from_json` reads it."""
         return json.dumps(vars(self))
 
     @classmethod

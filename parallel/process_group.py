@@ -143,7 +143,6 @@ class LaunchRequest:
     start_timeout_s: float
 
     def to_json(self) -> str:
-        """Return it as `from_json` reads it."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -375,7 +374,6 @@ def _logs(folder: Path, request: str, first_rank: int) -> Any:
 
 
 def log_file(folder: Path, rank: int) -> Path:
-    """Return the file of a rank's output."""
     return folder / f"rank-{rank}.log"
 
 
@@ -437,7 +435,6 @@ class _Ranks:
             channel.send_bytes(self._arguments.encode())
 
     def _take(self, channel: Connection) -> None:
-        """Take a new connection, of a rank or of a node."""
         hello = json.loads(channel.recv_bytes())
         if isinstance(hello, dict):
             node = self._nodes[hello["node"]] = RemoteNode(channel, hello["facts"])
@@ -687,7 +684,6 @@ def _connect(request: LaunchRequest) -> Connection:
 
 
 def _join(request: LaunchRequest) -> torch.device:
-    """Initialise the default process group; return this rank's device."""
     import torch
     import torch.distributed as dist
 

@@ -236,7 +236,10 @@ def _run_units(spec: SpecBase, results: LocalResults, folder: Path) -> None:
         if index == 1:
             _warn_of_one_process(units)
         if index:
-            _forget_the_unit_before()
+            # The next unit finds this process as the first one did.
+            gc.unfreeze()  # measuring has hidden what lived then, such as the unit's model, from the collector
+            reset_process()
+            trim_free_memory()
         _warn_of_wrap(unit)
         results.spool.begin_unit(index, unit.title, unit.side)
         scratch = folder / str(index)
@@ -244,13 +247,6 @@ def _run_units(spec: SpecBase, results: LocalResults, folder: Path) -> None:
         enter_empty(scratch)
         runner.run(spec, unit, Reporter(results.take, scratch=scratch, ceilings=ceilings))
         results.spool.end_unit(Succeeded())
-
-
-def _forget_the_unit_before() -> None:
-    """Free what a unit has left, so that the next one finds this process as the first one did."""
-    gc.unfreeze()  # measuring has hidden what lived then, such as the unit's model, from the collector
-    reset_process()
-    trim_free_memory()
 
 
 @contextmanager

@@ -68,11 +68,11 @@ def _candidates(name: str) -> list[str]:
     elsewhere = [
         str(folder / name)
         for pattern in FOLDERS[name]
-        for folder in sorted(Path("/").glob(pattern.removeprefix("/")), key=_by_version, reverse=True)
+        for folder in sorted(
+            Path("/").glob(pattern.removeprefix("/")),
+            key=lambda path: [*map(int, re.findall(r"\d+", str(path)))],
+            reverse=True,
+        )
     ]
     executables = [path for path in (on_path, *elsewhere) if path is not None and shutil.which(path) is not None]
     return list(dict.fromkeys(executables))
-
-
-def _by_version(folder: Path) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", str(folder))]

@@ -128,12 +128,6 @@ class _Process:
         return (done, total) if self.count == 1 else (self.index, self.count)
 
 
-def _to_start_together(rest: Sequence[_Process]) -> list[_Process]:
-    """Return the first of the remaining units that need new interpreters, as many as start at a time."""
-    needing = itertools.takewhile(lambda process: process.unit.start == "exec" and not process.unit.wrap, rest)
-    return list(itertools.islice(needing, units_at_a_time()))
-
-
 CODES_OF_WRAPPERS = {"failed", "crashed", "invalid_environment"}
 """Codes of failures that the command around a unit may have caused."""
 
@@ -341,7 +335,11 @@ class JobRun:
         for number, process in enumerate(processes):
             begun = self._clock()
             with self._timeout_paused():
-                self._ahead.start(_to_start_together(processes[number:]))
+                # As many as start at a time, of those that need new interpreters.
+                needing = itertools.takewhile(
+                    lambda one: one.unit.start == "exec" and not one.unit.wrap, processes[number:]
+                )
+                self._ahead.start(list(itertools.islice(needing, units_at_a_time())))
             if self.stop.reason is not None:
                 return self.stop.reason
             self._spool.begin_unit(process.index, process.unit.title, process.unit.side)
@@ -607,18 +605,15 @@ class JobRun:
             raise ValueError(f"{artifact.path} is no file in the unit's scratch folder")
         public_name = self._spool.name_artifact(artifact.name)
         size = file.stat().st_size
-        self._check_size(public_name, size)
+        self._check_bytes(f"artifact {public_name!r}", size)
         self._artifact_bytes += size
         folder = self._scratch / "taken"
         folder.mkdir(exist_ok=True)
         moved = file.rename(folder / str(len(self._received)))
         self._received.append(_ReceivedFile(moved, public_name, size, artifact.kind, artifact.media_type))
 
-    def _check_size(self, public_name: str, size: int) -> None:
-        """Raise TooLarge if the job may not store `size` further bytes."""
-        self._check_bytes(f"artifact {public_name!r}", size)
-
     def _check_bytes(self, what: str, size: int) -> None:
+        """Raise TooLarge if the job may not store `size` further bytes."""
         if self._artifact_bytes + size > self._max_artifact_bytes:
             raise TooLarge(
                 f"{what} has {size} bytes or more, beside {self._artifact_bytes} of the job's other artifacts: the "
@@ -693,7 +688,7 @@ class JobRun:
                 raise _Interrupted(
                     reason or Failed("timeout", f"{self._timeout.detail}, while it stored {public_name}")
                 )
-        self._check_size(public_name, size)
+        self._check_bytes(f"artifact {public_name!r}", size)
 
     def _progress(self, done: int, total: int, message: str) -> None:
         # Only the newest progress counts, since followers want to know the present state. Cells are results.

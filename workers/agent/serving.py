@@ -186,7 +186,8 @@ class Serving(ABC, Generic[RunT]):
         self._retry_excused()
         if self._watch.changed():
             self._note_change()
-            self._pass_on_cancels()
+            if self.runs:
+                self._cancel(self._queue.cancel_requested([run.claim.job_id for run in self.runs.values()]))
         if self._drain_until is None and now >= self._claim_after and self._is_fit():
             self._claim_jobs()
 
@@ -250,10 +251,6 @@ class Serving(ABC, Generic[RunT]):
         self._cancel(renewal.cancel_requested)
         if renewal.server is not None and renewal.server["schema_number"] > SCHEMA and not self.fitness.is_for_good:
             self._become_unfit(of_another_version(renewal.server))
-
-    def _pass_on_cancels(self) -> None:
-        if self.runs:
-            self._cancel(self._queue.cancel_requested([run.claim.job_id for run in self.runs.values()]))
 
     def _cancel(self, job_ids: Container[int]) -> None:
         for run in self.runs.values():

@@ -75,17 +75,15 @@ def summed_up(verdicts: Sequence[CaseVerdict]) -> dict[str, Any] | None:
         more = f"{len(left_out)} more checks" + (" found something" if several_cases else "")
         ok = all(check["ok"] for check in left_out)
         checks = [*checks[:MAX_CHECKS], {"name": "more", "ok": ok, "detail": more, "severity": "suspect"}]
-    noisy = sum(verdict.cases for verdict in verdicts if any(_is_noise(check) for check in verdict.checks))
+    noisy = sum(
+        verdict.cases for verdict in verdicts if any(not check.ok and check.name in NOISE for check in verdict.checks)
+    )
     return {
         "verdict": worst([verdict.verdict for verdict in verdicts]),
         **({"noisy": noisy} if noisy else {}),
         "counts": {name: counts[name] for name in VERDICTS if counts[name]},
         "checks": checks,
     }
-
-
-def _is_noise(check: Check) -> bool:
-    return not check.ok and check.name in NOISE
 
 
 def checks_table(

@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from workers.measure.own_step import OwnStep
 
 
-def listen(listener: steps.Listener) -> None:
-    """Let `flopwatch.phase`, `flopwatch.work` and `flopwatch.measure` of this process talk to a listener."""
-    steps.listen(listener)
-
-
 def maker(code: CodeSpec, device: torch.device, arguments: Mapping[str, Any]) -> Callable[[], OwnStep]:
     """Return a function that loads the code and makes the step with it, once.
 
@@ -36,7 +31,7 @@ def maker(code: CodeSpec, device: torch.device, arguments: Mapping[str, Any]) ->
         from workers.measure.own_step import NoStep, OwnStep
 
         step = OwnStep(device)
-        listen(Listener(step))
+        steps.listen(Listener(step))
         make_step = uploaded.load(code)
         _check_arguments(make_step, code, device, arguments)
         try:
@@ -81,7 +76,7 @@ def hear_ranges() -> None:
     from kernels.ranges import follow_nvtx
 
     follow_nvtx()
-    listen(RangesAlone())
+    steps.listen(RangesAlone())
 
 
 class Listener:

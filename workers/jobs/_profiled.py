@@ -75,7 +75,6 @@ def profile_steps(
 
 
 def _named_parts(training: Training) -> AbstractContextManager[None]:
-    """Return a context that names the model's parts."""
     from workers.measure.ranges import named_layers, named_modules
 
     spec, modules = training.spec, training.modules

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 
 class AttentionRunner(OperationRunner):
-    """The runner of kind `attention`."""
-
     kind = "attention"
     rates = (("tflops", "TFLOP/s"), ("ceiling_percent", "%"))
     extras = (Metric("intermediates_mib", None, "MiB"), Metric("working_memory_mib", None, "MiB"))

@@ -10,7 +10,7 @@ from app.specs.benchmark import BenchmarkSpec
 from workers.jobs import _reference
 from workers.jobs._base import Unit
 from workers.jobs._training import building, measuring, metrics
-from workers.jobs._values import Metric, Values
+from workers.jobs._values import Values
 from workers.measure.errors import NotMeasured
 from workers.measure.table import Column, Scalar
 from workers.reporter import Reporter
@@ -27,8 +27,6 @@ MAX_SEQUENCES, MAX_TOKENS = 100, 1000
 
 
 class BenchmarkRunner:
-    """The runner of kind `benchmark`."""
-
     kind = "benchmark"
 
     def plan(self, spec: BenchmarkSpec) -> list[Unit]:
@@ -107,7 +105,9 @@ def save_samples(values: Values, report: Reporter) -> None:
     steps = values.samples("step_ms", "step")
     if steps is None:
         return
-    each = [metric for metric in values.metrics if metric.name in EACH_STEP or is_phase_of_own_step(metric)]
+    # Of a step of the user's own, the phases that it has named, too.
+    own = {f"{metric.phase}_ms" for metric in values.metrics if metric.phase != "first_step"}
+    each = [metric for metric in values.metrics if metric.name in EACH_STEP | own]
     columns = {metric.name: samples for metric in each if (samples := values.samples(metric.name, metric.phase))}
     path = report.scratch / SAMPLES
     with gzip.open(path, "wt", compresslevel=1, newline="") as file:
@@ -115,11 +115,6 @@ def save_samples(values: Values, report: Reporter) -> None:
         writer.writerow(["step", *columns])
         writer.writerows([step, *row] for step, row in enumerate(zip(*columns.values(), strict=True), start=1))
     report.artifact(path, name=SAMPLES, kind="samples", media_type="application/gzip")
-
-
-def is_phase_of_own_step(metric: Metric) -> bool:
-    """Return True for the time of a phase that a step of the user's own has named."""
-    return metric.phase != "first_step" and metric.name == f"{metric.phase}_ms"
 
 
 EACH_STEP = {*metrics.PHASE_METRICS.values(), "step_ms", "isolated_step_ms", "host_us"}

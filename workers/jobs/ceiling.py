@@ -54,8 +54,6 @@ class CeilingContext(Context):
 
 
 class CeilingRunner(GridRunner[CeilingContext]):
-    """The runner of kind `ceiling`."""
-
     kind = "ceiling"
 
     def open(self, spec: CeilingSpec, devices: Sequence[torch.device], report: Reporter) -> CeilingContext:

@@ -71,8 +71,6 @@ class CollectiveContext(Context):
 
 
 class CollectiveRunner(GridRunner[CollectiveContext]):
-    """The runner of kind `collective`."""
-
     kind = "collective"
 
     def devices(self, spec: CollectiveSpec) -> list[torch.device]:

@@ -45,8 +45,6 @@ def turns(replicates: int, seed: int | None) -> list[Side]:
 
 
 class CompareRunner:
-    """The runner of kind `compare`."""
-
     kind = "compare"
 
     def plan(self, spec: CompareSpec) -> list[Unit]:

@@ -112,8 +112,6 @@ class Sheet:
 
 
 class EstimateRunner:
-    """The runner of kind `estimate`."""
-
     kind = "estimate"
     needs_torch = False
 
@@ -149,7 +147,7 @@ class EstimateRunner:
             fits = add_devices(values, sheet, spec, report)
         else:
             fits = add_peaks(values, sheet, spec, question_of(spec, shape, step), report)
-        set_free(values, asked(spec, fits), sheet_bytes(sheet, "R"))
+        set_free(values, asked(spec, fits), int(sheet.symbols["R"]))
         report_answer(spec, fits, report, on_gpu=on_gpu)
         report_memory(sheet, shape, step, report)
         report_formulas(sheet, report)
@@ -332,7 +330,7 @@ def add_peaks(values: Values, sheet: Sheet, spec: EstimateSpec, question: Questi
     peak = sheet.add(Formula(f"peak of the step, {highest.name}", highest.formula, "bytes", PLAYED))
     values.set("step_peak_gib", None, samples(peak, GIB))
     values.set("replica_devices", None, samples(sheet.add(REPLICA_DEVICES)))
-    limit = replace(question, limit=sheet_bytes(sheet, "M"))
+    limit = replace(question, limit=int(sheet.symbols["M"]))
     shards, splits = limit.fewest_shards("fully_sharded"), splits_of(spec)
     why = f"each device keeps {gib(replace(limit, fsdp=MOST_DEVICES).peak('fully_sharded'))}, however many there are"
     rows: list[list[Scalar]] = []
@@ -369,11 +367,6 @@ def report_answer(spec: EstimateSpec, fits: Sequence[Fit], report: Reporter, *, 
         lines.append(NOT_COUNTED)
     report.table("answer", [Column("answer", "string")], [[line] for line in lines])
     report.table("fits", columns(), [fit.row() for fit in fits])
-
-
-def sheet_bytes(sheet: Sheet, symbol: str) -> int:
-    """Return a number of bytes that the spec sets."""
-    return int(sheet.symbols[symbol])
 
 
 def parts_of(formula: Formula, symbols: Mapping[str, float]) -> list[Scalar]:
@@ -419,22 +412,10 @@ def add_batch(
         device_tokens = sheet.add(formula, unless=why_not)
         global_tokens = None if device_tokens is None else device_tokens * fsdp * sharing
         sequences = None if global_tokens is None else global_tokens / spec.context_length
-        hidden = (
-            None if device_tokens is None else Fraction(spec.batch_size * spec.context_length, sharing) >= device_tokens
-        )
-        shown = scaling.pretty(formula.text)
-        rows.append(
-            [
-                way,
-                fsdp * sharing,
-                number(device_tokens),
-                number(global_tokens),
-                number(sequences),
-                hidden,
-                shown,
-                why_not,
-            ]
-        )
+        tokens = Fraction(spec.batch_size * spec.context_length, sharing)
+        hidden = None if device_tokens is None else tokens >= device_tokens
+        numbers = map(number, (device_tokens, global_tokens, sequences))
+        rows.append([way, fsdp * sharing, *numbers, hidden, scaling.pretty(formula.text), why_not])
         how = way.removeprefix("mesh, ")
         if how != way:
             values.set("device_tokens", how, samples(device_tokens), why_not or "")
@@ -442,18 +423,11 @@ def add_batch(
     best = number(sheet.add(scaling.BEST_TOKENS))
     rows.append(["best mesh, overlapped", None, best, None, None, None, scaling.pretty(scaling.BEST_TOKENS.text), None])
     sheet.add(scaling.MOST_TENSOR)
-    _report_batch(rows, report)
-
-
-def _report_batch(rows: list[list[Scalar]], report: Reporter) -> None:
-    report.table(
-        "batch",
-        Column.parse(
-            "way, devices: integer, device_tokens: number tokens, global_tokens: number tokens, "
-            "global_sequences: number sequences, this_batch_hides: boolean, formula, note"
-        ),
-        rows,
+    columns = Column.parse(
+        "way, devices: integer, device_tokens: number tokens, global_tokens: number tokens, "
+        "global_sequences: number sequences, this_batch_hides: boolean, formula, note"
     )
+    report.table("batch", columns, rows)
 
 
 def report_memory(sheet: Sheet, shape: Shape | FeedForwardStack, step: StepMemory, report: Reporter) -> None:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 class KernelRunner(OperationRunner):
-    """The runner of kind `kernel`."""
-
     kind = "kernel"
     rates = (("gb_per_s", "GB/s"), ("ceiling_percent", "%"))
 

@@ -63,8 +63,6 @@ class MixedPrecisionContext(Context):
 
 
 class MixedPrecisionRunner(GridRunner[MixedPrecisionContext]):
-    """The runner of kind `mixed_precision`."""
-
     kind = "mixed_precision"
     timed = False
 
@@ -120,7 +118,7 @@ def add_up(spec: MixedPrecisionSpec, name: str, context: MixedPrecisionContext, 
     )
     dtypes = dtype_name(how.addend_dtype), dtype_name(how.sum_dtype)
     errors = (added.error, added.rounding_error, added.adding_error)
-    values = [None if added.error is None else added.value, *map(as_float, errors)]
+    values = [None if added.error is None else added.value, *(None if one is None else float(one) for one in errors)]
     for metric, value in zip(trial.values.metrics, values, strict=True):
         samples = None if value is None else [value]
         trial.values.set(metric.name, metric.phase, samples, f"the sum overflowed {dtypes[1]}: {added.value}")
@@ -138,11 +136,6 @@ def plain(number: Decimal) -> str:
     """Write a decimal number with all of its digits, without an exponent and without zeros at its end."""
     text = f"{number:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def as_float(number: Decimal | None) -> float | None:
-    """Return the nearest float."""
-    return None if number is None else float(number)
 
 
 def audit(spec: MixedPrecisionSpec, cell: MixedPrecisionCell, context: MixedPrecisionContext, trial: Trial) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from app.specs._code import CodeSpec
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.script import ScriptSpec
+from flopwatch import steps
 from workers import uploaded
-from workers.jobs import _own_step
 from workers.jobs._base import Unit
 from workers.jobs._grid import check_measured
 from workers.jobs._training import building, measuring, metrics
@@ -41,8 +41,6 @@ TWICE = "a script measures one step: it has called flopwatch.measure a second ti
 
 
 class ScriptRunner:
-    """The runner of kind `script`."""
-
     kind = "script"
 
     def plan(self, spec: ScriptSpec) -> list[Unit]:
@@ -97,7 +95,7 @@ class Measuring:
         from workers.measure.memory import OutOfMemory, translate_oom
 
         seed_everything(SEED)
-        _own_step.listen(self)
+        steps.listen(self)
         code, content, file = self._spec.script_code, EXAMPLE, None
         if code is not None:
             content, file = uploaded.content(code), uploaded.path(code)

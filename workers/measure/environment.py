@@ -90,7 +90,6 @@ def gpu_by_nvml(device: torch.device) -> nvml.Gpu | None:
 
 
 def variables() -> dict[str, str]:
-    """Return the environment variables that are set and change what is measured."""
     return {
         name: value
         for name, value in sorted(os.environ.items())
@@ -180,10 +179,8 @@ def _nccl_version() -> str | None:
 
 
 def _facts(device: torch.device) -> dict[str, Any]:
-    return _gpu(device) if device.type == "cuda" else _cpu()
-
-
-def _cpu() -> dict[str, Any]:
+    if device.type == "cuda":
+        return _gpu(device)
     return {"type": "cpu", "name": host()["cpu"], "capability": torch.backends.cpu.get_cpu_capability()}
 
 

@@ -80,7 +80,7 @@ def counting(events: Mapping[str, tuple[Event, ...]] = EVENTS) -> Iterator[Count
                 counts.reasons[name] = f"{THREADS}: {error.strerror}: this is no Linux host"
         for request in (ENABLE, DISABLE):
             for file in (file for files in opened.values() for file in files):
-                _control(file, request)
+                fcntl.ioctl(file, request, 0)
             if request == ENABLE:
                 yield counts
         for name, files in opened.items():
@@ -127,10 +127,6 @@ def _why(number: int) -> str:
     if number == errno.EMFILE:
         return f"{text}: raise the limit of open files"
     return text
-
-
-def _control(file: int, request: int) -> None:
-    fcntl.ioctl(file, request, 0)
 
 
 def _read(file: int) -> float | None:

@@ -154,7 +154,6 @@ class HostMemory:
         )
 
     def _status_kib(self, field: str) -> int | None:
-        """Return a field of /proc/self/status in KiB."""
         try:
             lines = (self._process / "status").read_text(errors="replace").splitlines()
         except OSError:

@@ -27,7 +27,6 @@ class Position:
 
 
 def keep(file: Path) -> None:
-    """Keep the position of this process in a file from now on."""
     global _cells
     file.write_bytes(bytes(SIZE))
     with file.open("r+b") as opened:
@@ -41,17 +40,14 @@ def leave() -> None:
 
 
 def step_begins(number: int) -> None:
-    """Note that a step is about to begin."""
     _cells[0], _cells[1], _cells[2] = number, 1, now_s()
 
 
 def step_ends() -> None:
-    """Note that it has ended."""
     _cells[1] = 0
 
 
 def here() -> Position:
-    """Return the position of this process."""
     return _position(_cells)
 
 

@@ -1,7 +1,8 @@
 """Finds the tensors that autograd saves in a forward pass, and the module and line that each belongs to."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -14,8 +15,6 @@ from workers.measure.allocations.stacks import site
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A tensor that autograd saves."""
-
     module: str | None
     """Path of the innermost module whose forward pass saves it; None outside of all."""
     site: str | None
@@ -56,13 +55,7 @@ def saved_tensors(model: nn.Module, forward: Callable[[], Any]) -> list[SavedTen
 
 
 def _module_and_site(frame: FrameType, names: Mapping[int, str]) -> tuple[str | None, str | None]:
-    frames = list(_outwards(frame))
+    frames = [one for one, _ in traceback.walk_stack(frame)]
     inside = (names.get(id(one.f_locals.get("self"))) for one in frames)
     places = [{"filename": one.f_code.co_filename, "line": one.f_lineno, "name": one.f_code.co_name} for one in frames]
     return next((name for name in inside if name is not None), None), site(places)
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

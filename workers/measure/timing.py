@@ -232,19 +232,15 @@ def time_steps(
             progress.report(warming.calls, 0)
         times.warmup, times.steady = warming.calls, warming.steady
         times.too_slow, times.hidden = warming.too_slow, warming.hidden
-        _settle_collector()
+        # The collector would scan during a step what lives to the end.
+        gc.collect()
+        gc.freeze()
         number = measure_steps if isinstance(measure_steps, int) else measure_steps(quickest_ms)
         measuring(number)
         for index in range(number):
             times.keep(step(), inner_times_ms())
             progress.report(warming.calls, index + 1, last=index + 1 == number)
     return times
-
-
-def _settle_collector() -> None:
-    """Spare the garbage collector the present objects, which live to the end: it would scan them during a step."""
-    gc.collect()
-    gc.freeze()
 
 
 class Marks(Protocol):

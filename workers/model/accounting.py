@@ -179,7 +179,6 @@ def generate_flops(shape: Shape, batch_size: int, prompt_length: int, new_tokens
 
 
 def block_weights(shape: Shape | FeedForwardStack) -> int:
-    """Return the number of weights in the matrices of one block."""
     if isinstance(shape, FeedForwardStack):
         return 2 * shape.d_model * shape.d_ff
     return 2 * shape.d_model * (shape.d_model + shape.key_width) + 3 * shape.d_model * shape.d_ff

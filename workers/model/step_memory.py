@@ -67,7 +67,6 @@ class Moment:
         return sum(self.bytes_of(key) for key in self.held if key[0] == part)
 
     def bytes_of(self, key: tuple[str, str, Size]) -> int:
-        """Return the bytes of all tensors of one name and size."""
         return self.held[key] * share_of(key, self.symbols, self.factors)
 
     @property
@@ -88,7 +87,6 @@ def powers(axes: Axes) -> list[tuple[str, int]]:
 
 
 def bytes_of(size: Size, symbols: Mapping[str, float]) -> int:
-    """Return a size in bytes."""
     return math.prod((int(symbols[axis]) for axis in size.axes), start=size.bytes)
 
 
@@ -487,7 +485,6 @@ class Play:
         return forth, max(back, sums, key=lambda sizes: sum(bytes_of(one, self.tape.symbols) for one in sizes))
 
     def attention_layer(self, x: Tensor, block: Mapping[str, Parameter]) -> Tensor:
-        """Play `MultiHeadAttention`."""
         keys = ("B", "T", "E") if "E" in self.shape.symbols else BTD
         q = self.rotate(self.split(self.linear(x, block["q"], BTD, "projection")))
         k = self.rotate(self.split(self.linear(x, block["k"], keys, "projection")))
@@ -519,7 +516,6 @@ class Play:
         return self.linear(both, block["w2"], BTD, "output of the feed-forward layer")
 
     def block(self, x: Tensor, block: Mapping[str, Parameter]) -> Tensor:
-        """Play `TransformerBlock`."""
         x = self.add(x, self.attention_layer(self.rms_norm(x, block["ln1"], "attention"), block))
         return self.add(x, self.feed_forward(self.rms_norm(x, block["ln2"], "feed-forward"), block))
 
@@ -548,7 +544,6 @@ class Play:
         return out
 
     def forward(self) -> Tensor:
-        """Play the forward pass, and return the loss."""
         tape, residual = self.tape, Size(self.step.parameter_bytes, BTD)
         tape.moment(f"forward: {FIRST}")
         self.backward = f"backward: {FIRST}"
@@ -703,7 +698,6 @@ class Play:
     # The step.
 
     def optimize(self) -> None:
-        """Play the optimizer's step."""
         self.tape.moment("optimizer")
         name, each = self.choices.optimizer, self.state()[0][1]
         if name in ("torch_fused_adamw", "triton_adamw"):

@@ -26,7 +26,8 @@ VARIABLE = "FLOPWATCHED_BY"
 def own_mark(lock_folder: Path) -> str:
     """Return the mark of the agent that this process is."""
     folder = hashlib.sha256(bytes(lock_folder.absolute())).hexdigest()[:12]
-    return f"{_pid_namespace()}-{os.getpid()}-{start_of(os.getpid())}-{folder}"
+    namespace = (PROC / "self" / "ns" / "pid").stat().st_ino
+    return f"{namespace}-{os.getpid()}-{start_of(os.getpid())}-{folder}"
 
 
 def end_leftovers(mark: str) -> list[int]:
@@ -78,7 +79,3 @@ def _is_of_dead_agent(other: str, mark: str) -> bool:
             except OSError:
                 return False
     return False
-
-
-def _pid_namespace() -> int:
-    return (PROC / "self" / "ns" / "pid").stat().st_ino

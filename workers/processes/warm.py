@@ -61,17 +61,12 @@ def _import_all() -> None:
                 importlib.import_module(info.name)
 
 
-def thread_count() -> int:
-    """Threads of this process, as the kernel counts them."""
-    return sum(1 for _ in Path("/proc/self/task").iterdir())
-
-
 def main(descriptor: int) -> None:
     """Serve forks on the socket until it closes."""
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent handles a terminal's Ctrl-C
     preload()
-    if (threads := thread_count()) != 1:
+    if (threads := sum(1 for _ in Path("/proc/self/task").iterdir())) != 1:
         raise RuntimeError(f"the warm parent has {threads} threads after its imports: forks of it could deadlock")
     # The forks' garbage collector then neither scans nor copies what lives here: half a second in each.
     gc.collect()

@@ -80,7 +80,6 @@ class Allocation:
 
     @property
     def name(self) -> str:
-        """The allocation's name in Slurm."""
         return f"{PREFIX}{self.claim.job_id}-{self.claim.attempt}"
 
     @property

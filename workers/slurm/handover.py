@@ -57,7 +57,6 @@ class HandOverFolder:
             raise CannotRunHere(f"{path}, the folder for hand-over files, cannot be used: {error.strerror}.") from error
 
     def file_of(self, mark: str) -> Path:
-        """Return the hand-over file of the claim with this mark."""
         return self.path / f"{mark}{SUFFIX}"
 
     def output_of(self, mark: str) -> Path:

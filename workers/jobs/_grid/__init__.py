@@ -64,9 +64,7 @@ class GridSpec(Protocol):
         """Return the cells in the order they run."""
         ...
 
-    def case(self, cell: Any) -> Case:
-        """Return the case, which identifies the work of a cell."""
-        ...
+    def case(self, cell: Any) -> Case: ...
 
 
 @dataclass
@@ -203,7 +201,9 @@ class GridRunner(abc.ABC, Generic[ContextT]):
                 )
         self.close(spec, context)
         if crashed is None and not outcomes["ok"]:
-            report.validity(verdict([nothing_measured(outcomes)]))
+            each = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+            detail = f"0 of {outcomes.total()} cells measured: {each}"
+            report.validity(verdict([Check("measured", False, detail)]))
         report.progress(len(cells), len(cells), "done")
 
     def _try(
@@ -290,9 +290,3 @@ def check_measured(values: Values, *, alone: bool = False) -> Check:
     cure = "; take a smaller model, batch or context" if lacking else ""
     ok = outcome not in FAULTS and not lacking
     return Check("measured", ok, f"{detail}{cure}", "wrong" if outcome == "wrong" else "suspect")
-
-
-def nothing_measured(outcomes: Mapping[str, int]) -> Check:
-    """Return the failed check of a job in which no cell has values: it has nothing to trust."""
-    each = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-    return Check("measured", False, f"0 of {sum(outcomes.values())} cells measured: {each}")

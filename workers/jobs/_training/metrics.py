@@ -74,7 +74,6 @@ def metrics_of(spec: TrainingSpec, pacing: Pacing = "step", phases: Sequence[str
 
 
 def phase_metric(spec: TrainingSpec, phase: str) -> str:
-    """Return the metric of a phase's time."""
     return f"{phase}_ms" if spec.step_code is not None else PHASE_METRICS[phase]
 
 

@@ -43,8 +43,6 @@ RUNNER_ERRORS: dict[str, type[RunnerError]] = {
 
 
 class DdpRunner:
-    """The runner of kind `ddp`."""
-
     kind = "ddp"
 
     def plan(self, spec: DdpSpec) -> list[Unit]:

@@ -74,7 +74,6 @@ class Trained:
 
     @property
     def repeated(self) -> BackwardStep | GraphedStep:
-        """What is repeated and timed: the step, or its graph."""
         return self.graphed or self.step
 
     @property

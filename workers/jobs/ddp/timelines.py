@@ -134,7 +134,6 @@ class ProfiledCollective:
     in several collectives at once, the first has that time."""
 
     def waiting_ms(self, rank: int) -> float:
-        """Return how long a rank waited."""
         begin, end = self.waiting[rank]
         return end - begin
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class DiagnosisRunner:
-    """The runner of kind `diagnosis`."""
-
     kind = "diagnosis"
 
     def plan(self, spec: DiagnosisSpec) -> list[Unit]:
@@ -24,7 +22,6 @@ class DiagnosisRunner:
         return [Unit("where the time goes", {"stage": "look"})]
 
     def further(self, spec: DiagnosisSpec, so_far: SoFar) -> list[Unit]:
-        """Return the units that follow."""
         return planning.further(spec, so_far)
 
     def resume(self, spec: DiagnosisSpec, unit: Unit, position: int, failure: Failed) -> Unit | None:
@@ -39,7 +36,6 @@ class DiagnosisRunner:
         return replace(unit, params={**unit.params, "crashed": detail}, start="fork")
 
     def run(self, spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
-        """Run one unit of any stage."""
         from workers.jobs.diagnosis import conclude, look, ranks, turn
 
         match unit.params["stage"]:

@@ -7,8 +7,6 @@ from workers.reporter import Reporter
 
 
 class MemoryRunner:
-    """The runner of kind `memory`."""
-
     kind = "memory"
 
     def plan(self, spec: MemorySpec) -> list[Unit]:

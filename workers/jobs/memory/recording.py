@@ -216,7 +216,6 @@ def keep_moment(session: Session, step: int, recorded: Sequence[RecordedStretch]
 
 
 def save_snapshot(session: Session, name: str, recorded: RecordedStretch, report: Reporter) -> None:
-    """Write a snapshot as an artifact."""
     if recorded.snapshot is None:
         return
     file = f"snapshot-{name}.pickle"

@@ -160,7 +160,6 @@ def check_growth(values: Values, after: AfterSteps, moments: Sequence[int]) -> C
 
 
 def add_phase(values: Values, recorded: RecordedStretch, phase: str) -> None:
-    """Set the metrics of a phase."""
     counters = recorded.counters
     if counters is None:
         values.set("peak_memory_mib", phase, [recorded.stretch.peak.total / MIB])

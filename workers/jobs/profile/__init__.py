@@ -9,8 +9,6 @@ from workers.reporter import Reporter
 
 
 class ProfileRunner:
-    """The runner of kind `profile`."""
-
     kind = "profile"
 
     def plan(self, spec: ProfileSpec) -> list[Unit]:

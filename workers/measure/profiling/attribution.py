@@ -229,7 +229,7 @@ class Attribution:
         work = []
         for event in self._device:
             launch, index = self._launches.get(event.launch), self._operator_of(event)
-            launched_ns = launch.begin_ns if launch is not None else self._begin_of(index, event)
+            launched_ns = (launch or (event if index is None else self._events[index])).begin_ns
             phase = self.phase_at(launched_ns)
             if phase is None:
                 continue
@@ -256,20 +256,13 @@ class Attribution:
             index = self._parents[index]
         return launched_ns
 
-    def _begin_of(self, index: int | None, event: DeviceEvent) -> int:
-        return event.begin_ns if index is None else self._events[index].begin_ns
-
     def _operator_of(self, event: DeviceEvent) -> int | None:
         """Return the index of the operator or range that launched device work."""
         known = self._by_id.get(event.operator) if event.operator else None
         if known is not None:
             return known
         launch = self._launches.get(event.launch)
-        return None if launch is None else self._enclosing(launch)
-
-    def _enclosing(self, launch: HostEvent) -> int | None:
-        """Return the index of the innermost event around a launch on its thread."""
-        return self._around(launch.thread, launch.begin_ns, launch.end_ns)
+        return None if launch is None else self._around(launch.thread, launch.begin_ns, launch.end_ns)
 
     def _around(self, thread: int, begin_ns: int, end_ns: int) -> int | None:
         indices, begins = self._threads.get(thread, ([], []))

@@ -58,7 +58,6 @@ def build(stacks: Stacks) -> Frame:
 
 
 def draw(stacks: Stacks, title: str, subtitle: str) -> str:
-    """Return the flame graph of the stacks as SVG."""
     root = build(stacks)
     boxes = list(_boxes(root))
     depth = max((box.depth for box in boxes), default=0)

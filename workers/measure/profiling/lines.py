@@ -130,7 +130,6 @@ class OwnCode:
         return self._places[key]
 
     def text(self, place: Place) -> str:
-        """Return a line's text."""
         file = self._file_of(place)
         known = file is not None and 0 < place.line <= len(file.text)
         return file.text[place.line - 1].strip()[:MAX_CODE] if file is not None and known else ""

@@ -83,7 +83,6 @@ def kernel_rows(usages: Sequence[Usage]) -> Rows:
 
 
 def kernel_rows_by_range(usages: Sequence[tuple[str, str, Usage]]) -> Rows:
-    """Return the rows of the table of kernels by phase and range."""
     return [[phase, short(path), *row] for phase, path, one in usages[:MAX_ROWS] for row in kernel_rows([one])]
 
 
@@ -110,7 +109,6 @@ def operator_rows(usages: Sequence[OperatorUsage]) -> Rows:
 
 
 def class_rows(scopes: Mapping[str, Sequence[ClassUsage]]) -> Rows:
-    """Return the rows of the table of classes, by scope."""
     return [
         [scope, one.class_name, one.total_ms, one.share_percent, one.calls]
         for scope, usages in scopes.items()
@@ -270,7 +268,6 @@ def roofline_columns(part: Part, roofline: Roofline | str) -> list[Scalar]:
 
 
 def missing_row(part: str, phase: str, reason: str) -> list[Scalar]:
-    """Return the row of a part that does not exist."""
     return [part, phase, *[None] * (len(ATTENTION) - 3), reason]
 
 
