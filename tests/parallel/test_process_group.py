@@ -332,12 +332,6 @@ def test_control_of_ranks_that_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     wait_until(lambda: threading.active_count() <= threads, timeout_s=30)
 
 
-def test_the_logs_folder_may_be_a_string_and_missing(light: None, tmp_path: Path) -> None:
-    folder = f"{tmp_path}/one/other"
-    assert launch(ranks.tell, "", world_size=1, backend="gloo", folder=folder)[0][:3] == [0, 1, "gloo"]
-    assert Path(folder, "rank-0.log").exists()
-
-
 def test_wrong_uses_are_refused(light: None, tmp_path: Path) -> None:
     def local(rank: Any) -> None:
         """Do nothing."""

@@ -68,9 +68,6 @@ class TestText:
         with pytest.raises(ValueError, match="is no formula of a, b"):
             evaluate(text, {"a": 1, "b": 2})
 
-    def test_people_see_signs_of_mathematics(self) -> None:
-        assert scaling.pretty("2 * V * D**2 / X") == "2·V·D² / X"
-
 
 class TestMemory:
     def test_each_strategy_by_hand(self) -> None:
@@ -86,17 +83,10 @@ class TestMemory:
         }
         assert {name: value(formula) for name, formula in STRATEGIES.items()} == by_hand
 
-    def test_one_device_holds_a_replica_whatever_the_strategy(self) -> None:
-        alone = {value(formula, X=1, Y=1) for formula in STRATEGIES.values()}
-        assert alone == {3_517_578_215_424 + 17_968_398_336}
-
     def test_activations_cancel_in_what_sharding_saves(self) -> None:
         saved = value(scaling.SAVED_BY_SHARDING)
         assert saved == value(scaling.FULLY_SHARDED) - value(scaling.SHARDED_ACTIVATIONS)
         assert saved == 17_968_398_336 / 2 * 15 / 16
-
-    def test_a_replica_in_devices(self) -> None:
-        assert value(scaling.REPLICA_DEVICES, A=0) == pytest.approx(43.97, abs=0.005)
 
     @pytest.mark.parametrize(("tokens", "shards"), [(0, 38), (1024, 41), (4096, 61)])
     def test_fewest_shards_by_hand(self, tokens: int, shards: int) -> None:

@@ -46,3 +46,14 @@ def _elsewhere(work: Callable[..., Any]) -> Callable[..., Any]:
         return work(*arguments, **named)
 
     return do
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Forget what was compiled, before and after a test."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()

@@ -142,13 +142,6 @@ def test_replicates_are_said_to_share_the_process_and_leave_nothing_to_the_next(
     assert "2 processes" not in out
 
 
-def test_units_that_are_no_replicates_are_not_called_so(capsys: pytest.CaptureFixture[str]) -> None:
-    """A profile has a unit for each tool: one that is forked, and several that are exec'd under their wrappers."""
-    tools = [Unit("steps", start="exec", wrap=(tool,)) for tool in ("nsys", "ncu")]
-    run_here_module._warn_of_one_process([Unit("steps"), Unit("other steps"), *tools])
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked to give memory back")
 def test_a_later_unit_needs_as_much_memory_as_the_first(tmp_path: Path) -> None:
     """Else later units take what the first one freed: they seemed to need 10 to 57 % of its 100 MiB."""

@@ -43,12 +43,6 @@ def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
         del sys.modules[name]
 
 
-def test_a_file_is_imported_once(put: Put) -> None:
-    code = put("calls = []\n\n\ndef attention(q, k, v, is_causal):\n    calls.append(1)\n    return len(calls)\n")
-    assert uploaded.load(code)(1, 2, 3, False) == 1
-    assert uploaded.load(code)(1, 2, 3, False) == 2
-
-
 @pytest.mark.parametrize(
     ("source", "function", "words"),
     [
@@ -65,13 +59,6 @@ def test_broken_code_fails_with_the_reason(put: Put, source: str, function: str,
     with pytest.raises(BrokenCode, match=re.escape(words)) as caught:
         uploaded.implementation(put(source, function))
     assert caught.value.code == "failed"
-
-
-def test_a_failed_import_is_tried_again_and_fails_again(put: Put) -> None:
-    code = put("import not_there\n")
-    for _ in range(2):
-        with pytest.raises(InvalidEnvironment, match="not_there"):
-            uploaded.load(code)
 
 
 def test_a_module_that_is_not_there_is_named_with_what_to_do(put: Put) -> None:
@@ -315,15 +302,6 @@ def test_the_bytes_that_were_hashed_are_those_that_run(put: Put, tmp_path: Path)
     assert inspect.getsource(attention) == source
 
 
-@pytest.mark.parametrize("separator", ["\f", "\x1d", "\u2028"])
-def test_lines_are_counted_as_python_counts_them(put: Put, separator: str) -> None:
-    """Triton compiles what `inspect` gives of a kernel: it must be the kernel's own lines."""
-    own = "def attention():\n    return 'mine'\n"
-    loaded = uploaded.load(put(f"before = 'a page'  # {separator} ends here\n\n\n{own}"))
-    assert inspect.getsource(loaded) == own
-    assert loaded.__code__.co_filename.endswith("/mine.py"), "as stacks and flame graphs name it"
-
-
 def test_tracebacks_show_the_lines_that_ran(put: Put, capfd: pytest.CaptureFixture[str]) -> None:
     code = put("from pathlib import Path\n\nPath(__file__).write_text('# nothing\\n' * 9)\nraise ValueError(41 + 1)\n")
     with pytest.raises(BrokenCode, match=r"ValueError: 42 \(mine.py:4, in <module>\)"):
@@ -368,13 +346,6 @@ def test_an_autograd_function_and_an_implementation_will_do(put: Put) -> None:
     assert declared.name.startswith("declared@")
     assert set(declared.devices) == {"cuda"}
     assert not declared.has_backward
-
-
-def test_a_functions_arguments_are_what_it_takes(put: Put) -> None:
-    own = uploaded.implementation(
-        put("def mine(q, k, v, is_causal, *, window=None, document_ends=None): ...\n", "mine")
-    )
-    assert own.features == {"num_kv_heads", "window", "document_lengths"}
 
 
 SPAWNING = """

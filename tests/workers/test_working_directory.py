@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.working_directory import bytes_below, enter_empty, remove
+from workers.working_directory import bytes_below, enter_empty
 
 LOCKED = """
 import os, shutil, sys
@@ -72,7 +72,3 @@ def test_folders_that_a_job_has_locked_go_and_nothing_outside_is_touched(how: st
         assert done.stdout.split() == [str(how == "plain"), "0o500"], done.stderr
     finally:
         shutil.rmtree(place)
-
-
-def test_what_is_not_there_is_removed(tmp_path: Path) -> None:
-    remove(tmp_path / "not there")

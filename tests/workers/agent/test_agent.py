@@ -22,7 +22,7 @@ from app.store.records import Claim, NewJob
 from tests.forked import PLUGINS, PROJECT, forkserver
 from tests.plugins.plain_kind.specs.plain import PlainSpec
 from tools.waiting import wait_until
-from workers.agent.agent import MAX_DEVICELESS, STEADY_S, Agent
+from workers.agent.agent import STEADY_S, Agent
 from workers.devices.discovery import Gpu, Host
 from workers.devices.locks import DeviceLocks, HeldDevices
 
@@ -119,13 +119,6 @@ def agent_with(*device_types: str, locks: DeviceLocks | None = None) -> Any:
     """What an agent knows of itself that runs jobs on these types of devices."""
     runs = {number: SimpleNamespace(claim=claim_of(name)) for number, name in enumerate(device_types)}
     return SimpleNamespace(runs=runs, _capabilities=frozenset(), _host=HOST, _locks=locks)
-
-
-@pytest.mark.parametrize("others", [[], ["cpu"]])
-def test_so_many_jobs_without_a_device_run_at_once(others: list[str]) -> None:
-    almost = agent_with(*others, *["none"] * (MAX_DEVICELESS - 1))
-    assert Agent._offer(almost, HeldDevices()).deviceless
-    assert not Agent._offer(agent_with(*others, *["none"] * MAX_DEVICELESS), HeldDevices()).deviceless
 
 
 def test_the_store_learns_what_others_hold_for_a_while_and_not_what_this_agent_holds() -> None:

@@ -92,19 +92,6 @@ def test_units_begin_one_by_one_after_all_have_imported(host: Host) -> None:
     assert host.ahead.take("d") is None
 
 
-def test_none_starts_while_others_wait(host: Host) -> None:
-    host.ahead.start(UNITS)
-    host.ahead.take("a")
-    host.ahead.start(["b", "c"])
-    assert len(host.started) == 3
-
-
-def test_a_single_unit_needs_no_gate(host: Host) -> None:
-    host.ahead.start(["a"])
-    assert host.started == []
-    assert host.ahead.take("a") is None
-
-
 def test_a_job_that_must_end_does_not_wait(host: Host) -> None:
     host.imports = lambda _process: None
     os.write(host.stop_in, b"s")

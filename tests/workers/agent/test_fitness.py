@@ -4,7 +4,6 @@ database are real; what jobs do is played."""
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ from sqlalchemy import select
 from app.errors import DatabaseBusy, StoreUnreachable
 from app.settings import Settings
 from app.specs import spec_adapter
-from app.specs._schema import RELEASED, SCHEMA, fingerprint, name_of
+from app.specs._schema import SCHEMA, name_of
 from app.store import service_settings, tables
 from app.store.checking import examine
 from app.store.database.engine import Database, open_database
@@ -259,13 +258,6 @@ class TestSameFailures:
             spec: dict[str, Any] = {"step": {"sha256": f"{number:064}", "function": "step"}} if is_uploaded else {}
             blamed.append(fit.blame(claim_of(number, {"kind": "benchmark", "seed": number, **spec}), failure))
         assert any(blamed) == (not is_uploaded and words != WRONG_KERNEL)
-
-    def test_jobs_that_crash_at_different_steps_fail_the_same_way(self, lab: Lab) -> None:
-        fit = fitness.Fitness(lab.clock)
-        for number in range(SAME):
-            claim = claim_of(number, {"kind": "benchmark", "seed": number})
-            blamed = fit.blame(claim, replace(CRASH, where=f": {'warming up'[:number]}, in step {number}"))
-        assert blamed is not None
 
     @pytest.mark.parametrize("users", [1, 2])
     def test_one_user_of_several_does_not_stop_the_worker(self, lab: Lab, users: int) -> None:
@@ -511,17 +503,6 @@ class TestVersions:
         findings = [one.found for one in examine(Settings(data_dir=lab.folder / "data")) if one.name == "workers"]
         assert any("is unfit" in found and "9.9" in found for found in findings)
 
-    def test_it_is_fit_when_it_starts_again_after_the_servers_return_to_its_release(self, lab: Lab) -> None:
-        self.newer_server(lab, number=SCHEMA + 1)
-        lab.agent._next_beat = 0.0
-        lab.serve()
-        assert lab.unfit is not None
-        announce_server(lab.database)
-        lab.agent = lab.start(HOST)
-        lab.submit()
-        lab.serve()
-        assert (lab.unfit, lab.states) == (None, ["succeeded"])
-
     def test_no_old_worker_claims_what_waits_in_a_clusters_queue(self, lab: Lab) -> None:
         """Workers of release 0.1.0 know no waiting there, and pass over a job that needs several nodes."""
         lab.submit()
@@ -551,9 +532,3 @@ class TestVersions:
             connection.exec_driver_sql("UPDATE worker SET schema_number = NULL WHERE id = 'old'")
         (old,) = [one for one in lab.reading.workers() if one["id"] == "old"]
         assert (old["state"], old["unfit"]["code"]) == ("unfit", "too_old")
-
-    def test_another_schema_has_another_number(self) -> None:
-        """Raise SCHEMA when this fails: workers of the last release cannot read these specs. A release adds its own
-        number and fingerprint to RELEASED."""
-        assert (max(RELEASED) < SCHEMA) == (fingerprint() not in RELEASED.values())
-        assert name_of(1).startswith("nodes:"), "for workers of release 0.1.0"

@@ -50,10 +50,8 @@ from workers.devices.locks import HeldDevices
 from workers.jobs import RUNNERS
 from workers.jobs._base import Unit as Planned
 from workers.measure.measurement import Measurement
-from workers.messages import Ended
 from workers.outcome import Abandoned, Cancelled, GivenBack
 from workers.processes import child, last_words
-from workers.processes.child import MessagePipe
 from workers.processes.keeper import KILL, READY, TERMINATE, Request
 from workers.processes.launch import Process
 from workers.reporter import Reporter
@@ -359,18 +357,6 @@ def test_a_message_that_makes_no_sense_fails_the_job(site: Site, message: Any) -
     assert Reading(site.database).measurements(job["id"])["rows"] == []
 
 
-def test_a_number_too_large_for_a_float_makes_no_sense(site: Site) -> None:
-    """JSON allows it, and its reader takes it for infinity."""
-
-    def play(unit: Unit) -> None:
-        cell = {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "headline": "b", "seconds": 0.25}
-        os.write(unit.messages, json.dumps(cell).replace("0.25", "1e999").encode() + b"\n")
-        unit.say(SUCCESS)
-        unit.end()
-
-    assert "cell.seconds: Input should be a finite number" in site.run(play)["error"]["detail"]
-
-
 @pytest.mark.parametrize("error", STORE_UNAVAILABLE)
 def test_a_job_outlasts_an_unavailable_store(site: Site, error: type[FlopwatchError]) -> None:
     queue = site.queue = RefusingQueue(site.database, error("not now"), {"report": 3, "finish": 2})
@@ -501,11 +487,6 @@ def test_what_does_not_fit_fails_the_job_and_what_fits_is_kept(site, monkeypatch
     assert len(Reading(site.database).measurements(job["id"])["rows"]) == 1
 
 
-def test_a_long_progress_message_is_cut(site: Site) -> None:
-    job = site.run(saying(STARTED, {"type": "progress", "done": 1, "total": 2, "message": "x" * 100_000}, SUCCESS))
-    assert (job["state"], job["progress"]["message"]) == ("succeeded", "x" * 3999 + "…")
-
-
 def test_every_finished_cell_is_reported(site: Site) -> None:
     cells = [
         {
@@ -580,14 +561,6 @@ def test_control_of_the_cut(site: Site, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("workers.messages.MAX_TEXT", 2 * LONG)
     monkeypatch.setattr("app.errors.MAX_DETAIL", 2 * LONG)
     assert min(listed_bytes(site, monkeypatch)) > LONG
-
-
-def test_an_error_whose_text_is_no_unicode_can_be_read(site: Site) -> None:
-    def play(unit: Unit) -> None:
-        MessagePipe(unit.messages).send(Ended("failed", "no such file: caf\udce9"))
-        unit.end()
-
-    assert site.run(play)["error"]["detail"] == "no such file: caf?"
 
 
 @pytest.mark.parametrize("place", ["outside", "link", "pipe", "missing"])

@@ -56,15 +56,6 @@ def test_what_no_agent_has_made_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere").exists()
 
 
-def test_the_root_may_be_a_link(tmp_path: Path) -> None:
-    (tmp_path / "large disk").mkdir()
-    (tmp_path / "scratch").symlink_to(tmp_path / "large disk")
-    mine = Scratch(tmp_path / "scratch")
-    mine.remove_those_of_dead_agents()
-    assert (tmp_path / "large disk" / mine.path.name).exists()
-    mine.close()
-
-
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "scratch").touch()
     with pytest.raises(CannotRunHere, match="scratch, the folder for the files of running jobs, cannot be used"):

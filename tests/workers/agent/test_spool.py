@@ -245,14 +245,6 @@ class TestUnits:
         ]
         assert spool.environment == {"gpu": "A", "neighbours": [3, 7]}, "the first unit's stands for the job"
 
-    def test_one_that_went_on_after_a_crash_says_so(self) -> None:
-        spool = begun()
-        spool.continue_after_crash("It went on in a fresh process.")
-        spool.end_unit(Succeeded())
-        assert [(unit.outcome, unit.reason) for unit in spool.units] == [
-            ("succeeded", "It went on in a fresh process.")
-        ]
-
     def test_what_was_reported_before_a_crash_stands(self) -> None:
         """Killed after the results of a cell, before the cursor moves: the fresh process calls that cell crashed."""
         spool = begun()
@@ -365,14 +357,6 @@ class TestValidity:
         assert (spool.validity["verdict"], spool.validity["counts"]) == ("suspect", counts)
         assert "measured" in [check["name"] for check in spool.validity["checks"]]
 
-    def test_a_unit_that_went_on_keeps_the_worse_of_two_verdicts(self) -> None:
-        spool = begun()
-        add_validity(spool, verdict("suspect", "measured"), None, "")
-        add_validity(spool, verdict("valid", "clocks"), None, "")
-        assert spool.validity is not None
-        assert (spool.validity["verdict"], spool.validity["counts"]) == ("suspect", {"suspect": 1})
-        assert [check["name"] for check in spool.validity["checks"]] == ["measured", "clocks"]
-
     @pytest.mark.parametrize(
         "wrong",
         [
@@ -414,9 +398,6 @@ class TestChecks:
             ["1", "case 1", "host_bound", False, "suspect", "the host takes longer"],
         ]
 
-    def test_a_unit_with_one_case_lists_them_already(self) -> None:
-        assert self.judged(1).tables == []
-
     @pytest.mark.parametrize(("limit", "value"), [("MAX_TABLES_ROWS", 4), ("MAX_TABLES_BYTES", 290)])
     def test_what_is_too_much_is_cut_and_said_to_be(self, limit, value, monkeypatch) -> None:
         spool = self.judged(3)
@@ -449,11 +430,6 @@ class TestTables:
             {"name": "time", "type": "number", "unit": "ms"},
         ]
         assert json.loads(zlib.decompress(table.rows)) == rows
-
-    @pytest.mark.parametrize("column", [Column("x" * 501, "string"), Column("time", "number", "x" * 501)])
-    def test_a_columns_name_and_unit_are_short(self, column: Column) -> None:
-        with pytest.raises(ValueError, match=r"a column's (name|unit) has 501 characters"):
-            add_table(begun(), Table("kernels", [column], []).to_wire())
 
     @pytest.mark.parametrize(
         "wrong",
@@ -594,12 +570,6 @@ class TestManyMeasurements:
         for _ in range(2):
             assert [record.median for record in spool.measurements] == list(map(float, range(self.COUNT)))
         assert len(spool.measurements) == self.COUNT
-
-    def test_control_of_the_packing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As objects they take several times as much."""
-        monkeypatch.setattr(packing, "PART_RECORDS", self.COUNT + 1)
-        _, bytes_each = self.filled()
-        assert bytes_each > 600
 
 
 class TestReplicates:

@@ -54,23 +54,12 @@ def discovered(
 OLD, NEW = Gpu("GPU-old", "NVIDIA T400", 4096), Gpu("GPU-new", "NVIDIA H200", 143_771)
 
 
-def test_an_index_follows_the_bus_where_cuda_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    discovered(monkeypatch, driver(NEW, OLD, buses=(9, 3)), "0", "PCI_BUS_ID")
-    assert discover().gpus == (OLD,)
-
-
 @pytest.mark.parametrize("order", [None, "FASTEST_FIRST"])
 def test_an_index_among_mixed_gpus_is_refused(monkeypatch: pytest.MonkeyPatch, order: str | None) -> None:
     discovered(monkeypatch, driver(OLD, NEW), "0", order)
     with pytest.raises(CannotRunHere, match=r"index 0.*H200, NVIDIA T400.*CUDA_DEVICE_ORDER=PCI_BUS_ID") as caught:
         discover()
     assert "nvidia-smi -L" in str(caught.value)
-
-
-@pytest.mark.parametrize(("visible", "gpus"), [(None, (OLD, NEW)), ("GPU-new", (NEW,)), ("", ())])
-def test_several_models_without_an_index_are_clear(monkeypatch, visible, gpus) -> None:
-    discovered(monkeypatch, driver(OLD, NEW), visible)
-    assert discover().gpus == gpus
 
 
 SLICES = tuple(Gpu(f"MIG-{name}", "NVIDIA H200 MIG 1g.18gb", 16_384) for name in ("1a", "1b"))
@@ -96,11 +85,6 @@ def test_a_gpu_in_mig_mode_cannot_be_named_itself(monkeypatch: pytest.MonkeyPatc
     discovered(monkeypatch, driver(NEW, instances={NEW.uuid: SLICES}), visible)
     with pytest.raises(CannotRunHere, match="in MIG mode"):
         discover()
-
-
-def test_mig_mode_without_instances_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    discovered(monkeypatch, driver(NEW, instances={NEW.uuid: ()}))
-    assert discover().gpus == ()
 
 
 def driver(

@@ -5,7 +5,6 @@ import inspect
 import os
 import subprocess
 import sys
-from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from workers.jobs._grid.operations import combined
 from workers.jobs.attention import RUNNER, check_implementations
 from workers.measure.ceilings import Ceilings
 from workers.measure.check import Check
-from workers.measure.stopwatch import Timing
 from workers.outcome import Unsupported
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
@@ -219,17 +217,6 @@ def test_an_implementation_without_backward_is_timed_forward(run) -> None:
     assert {row["outcome"] for (_, phase), row in cell.items() if phase in {"backward", "forward_backward"}} == {
         "unsupported"
     }
-
-
-def test_a_processor_has_no_host_beside_it(run) -> None:
-    cell = run(device="cpu").cell()
-    for name, phase in (
-        ("host_us", None),
-        ("host_us", "forward"),
-        ("host_us", "backward"),
-        ("memory_reserved_mib", None),
-    ):
-        assert (cell[name, phase]["outcome"], cell[name, phase]["reason"]) == ("unknown", "known on GPUs only")
 
 
 def test_few_queries_to_many_keys(run) -> None:
@@ -600,24 +587,6 @@ def test_who_is_wrong_only_later_is_wrong(run, monkeypatch: pytest.MonkeyPatch, 
     assert row["reason"].startswith(expected)
 
 
-def test_the_stopwatch_warms_up_until_times_are_steady(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    class Watch:
-        def time(self, work: Any, *, prepare: Any, measuring: Any, warmup: int | None, calls: int) -> Timing:
-            asked.append((warmup, calls))
-            measuring()
-            prepare()
-            work()
-            return Timing(array("d", [1.0] * calls), None, 7, False, host_bound=False)
-
-    monkeypatch.setattr("workers.measure.stopwatch.stopwatch", lambda _device: Watch())
-    report = run(warmup_steps=None, device="cpu")
-    assert asked == [(None, 3)] * 3
-    assert not report.check("steady")["ok"]
-    assert "after a warm-up of 7" in report.check("steady")["detail"]
-
-
 def test_the_environment_tells_how_each_precision_is_set(run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(dtypes=["fp32"], device="cpu").fingerprint["settings"]["float32_matmul_precision"] == "highest"
     monkeypatch.setattr(_grid, "why_no_precision", lambda _device, _precision: None)  # a GPU's
@@ -628,15 +597,6 @@ def test_the_environment_tells_how_each_precision_is_set(run, monkeypatch: pytes
 def test_a_job_of_nothing_known_is_unsupported(run) -> None:
     with pytest.raises(Unsupported, match=r"unknown attention implementation 'no_such'; known are .*own"):
         run(implementations=["no_such"])
-
-
-def test_nothing_compiled_survives_a_cell(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch._dynamo
-
-    resets = []
-    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(1))
-    run(implementations=["eager", "own"])
-    assert len(resets) == 2
 
 
 @pytest.mark.skipif("cpu_flash" not in ATTENTION.names(), reason="the C++ family is not registered")
@@ -749,16 +709,6 @@ def test_a_wrong_accessor_is_seen(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "read", lambda tensor, at: 9.0)
     rows = run(implementations=["cpu_fused"], profile=True, device="cpu", mode="forward").table_rows("accessor")
     assert [row["equal"] for row in rows] == [False, True] * 4
-
-
-def test_without_block_sizes_the_cpu_family_takes_its_own(run) -> None:
-    from kernels.attention import cpu
-
-    sizes = {"batch_size": 1, "num_heads": 4, "head_dims": [32], "sequence_lengths": [256], "mode": "forward"}
-    cell = run(implementations=["cpu_flash"], device="cpu", **sizes).cell()
-    assert (cell["forward_ms", "forward"]["case"]["br"], cell["forward_ms", "forward"]["case"]["bc"]) == (32, 128)
-    working = cpu.memory("flash", 1, 4, 256, 256, 32, br=32, bc=128).working
-    assert cell["working_memory_mib", None]["median"] == working / 2**20
 
 
 def test_the_spec_knows_the_default_block_sizes() -> None:

@@ -6,7 +6,6 @@ import gzip
 import importlib.util
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from workers.model.graphed import CannotCapture
 from workers.model.registry import MODELS
 from workers.model.steps import ForwardStep
 from workers.outcome import InvalidEnvironment, Unsupported
-from workers.torch_host import as_runner_error, set_precision
+from workers.torch_host import as_runner_error
 
 MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
 PARAMETERS = 2 * 61 * 16 + 2 * (4 * 16**2 + 3 * 16 * 24 + 2 * 16) + 16
@@ -244,11 +243,6 @@ def test_rows_have_case_device_and_environment(run) -> None:
     assert list(report.titles.values()) == ["d16-f24-l2-h2, context 8, replicate 2 of 2"]
 
 
-def test_the_fingerprint_is_of_the_precision_that_is_measured(run) -> None:
-    torch.set_float32_matmul_precision("high")
-    assert run(precision="fp32").fingerprint["settings"]["float32_matmul_precision"] == "highest"
-
-
 def test_samples_are_also_a_file(run) -> None:
     report = run()
     with gzip.open(report.files["samples.csv.gz"], "rt") as file:
@@ -290,14 +284,6 @@ def test_the_same_seed_gives_the_same_weights_and_batches(run, monkeypatch: pyte
         run(seed=seed, mode="forward_backward")
     assert losses[0:4] == losses[4:8]
     assert losses[0:4] != losses[8:12]
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 COMPILER = ("recompiles", "eager_fallback", "graph_breaks", "compile_cache")
@@ -530,18 +516,6 @@ def test_fused_parts_need_a_gpu_and_a_model_that_has_them(run, monkeypatch: pyte
         building.check_fused(torch.device("cuda"))
 
 
-def test_a_model_gets_the_options_that_it_knows(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(vocab_size, context_length, d_model, num_layers, num_heads, d_ff, *, activation_checkpointing=False):
-        assert activation_checkpointing
-        return Older(vocab_size, context_length, d_model, num_layers, num_heads, d_ff)
-
-    monkeypatch.setattr(MODELS, "load", lambda name: build)
-    assert metrics(run(activation_checkpointing=True))["step_ms"]["outcome"] == "ok"
-    for fields in ({"checkpoint_scope": "selective"}, {"checkpoint_layers": 1}):
-        with pytest.raises(Unsupported, match=f"takes no argument '{next(iter(fields))}', which this job sets"):
-            run(activation_checkpointing=True, **fields)
-
-
 def test_the_loss_in_chunks_is_the_loss_of_the_logits(run, monkeypatch: pytest.MonkeyPatch) -> None:
     losses: list[float] = []
     compute = ForwardStep._loss
@@ -558,16 +532,6 @@ def test_the_loss_in_chunks_is_the_loss_of_the_logits(run, monkeypatch: pytest.M
     assert losses[:half] == pytest.approx(losses[half:])
 
 
-def test_errors_of_the_model_pass_unchanged(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_model: Any, _token_ids: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("the loss is a pineapple")
-
-    monkeypatch.setattr(Plain, "forward", fail)
-    monkeypatch.setattr(MODELS, "load", lambda name: Plain)
-    with pytest.raises(RuntimeError, match="pineapple"):
-        run()
-
-
 def test_a_missing_compiler_is_an_invalid_environment() -> None:
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -576,18 +540,6 @@ def test_a_missing_compiler_is_an_invalid_environment() -> None:
     assert isinstance(as_runner_error(error), InvalidEnvironment)
     assert isinstance(as_runner_error(CompilerMissing("no c++")), InvalidEnvironment)
     assert as_runner_error(RuntimeError("x")) is None
-
-
-def test_an_operation_unknown_to_torch_is_unsupported() -> None:
-    with pytest.raises(NotImplementedError) as error:
-        torch.linalg.qr(torch.ones(2, 2, dtype=torch.float16))
-    assert isinstance(as_runner_error(error.value), Unsupported)
-
-
-def test_an_environment_that_forbids_tf32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-    with pytest.raises(InvalidEnvironment, match="NVIDIA_TF32_OVERRIDE"):
-        set_precision("tf32")
 
 
 def test_memory_counts_from_before_the_model(monkeypatch) -> None:

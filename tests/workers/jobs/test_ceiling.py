@@ -4,7 +4,7 @@ import itertools
 import math
 from array import array
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -85,20 +85,6 @@ def test_rates_are_reported_and_kept_for_later_jobs(run, tmp_path: Path, watch: 
     assert report.steps[-1] == (3, 3, "done")
     assert report.cursors == [0, 1, 2]
     assert sorted(report.titles.values()) == ["copy", "matrix product, bf16", "matrix product, fp32"]
-
-
-def test_the_case_has_what_was_asked(run, watch: Watch) -> None:
-    chosen = run(dtypes=["fp32"], matrix_size=32, copy_mib=2, device="cpu")
-    assert chosen.cell(matrix_size=32)["matrix_size", None]["median"] == 32
-    assert chosen.cell(copy_mib=2)["copy_mib", None]["median"] == 2
-    by_itself = run(dtypes=["fp32"], **OWN_SIZES)
-    keys = [{row["case_key"] for row in report.rows} for report in (chosen, by_itself)]
-    assert not keys[0] & keys[1]
-
-
-def test_the_stopwatch_warms_up_until_times_are_steady(run, watch: Watch) -> None:
-    run(dtypes=["fp32"], warmup_steps=None, measure_steps=7, **{**OWN_SIZES, "matrix_size": 32})
-    assert watch.asked == [(None, 7), (None, 7)]
 
 
 @pytest.mark.parametrize(
@@ -203,13 +189,6 @@ def test_sizes_do_not_depend_on_the_time_taken(run, monkeypatch: pytest.MonkeyPa
     }
     assert sizes == {"fp32": 2048, "bf16": 1024, "fp16": 512}
     assert report.cell(operation="copy")["copy_mib", None]["median"] == 256
-
-
-def test_every_data_type_has_a_size_on_every_type_of_device() -> None:
-    known = get_args(get_args(CeilingSpec.model_fields["dtypes"].annotation)[0])
-    sizes = {device: set(sizes) for device, sizes in ceiling.MATRIX_SIZES.items()}
-    assert sizes == {"cpu": {one for one in known if not one.startswith("fp8")}, "cuda": set(known)}
-    assert set(ceiling.MATRIX_SIZES["cuda"].values()) == {8192}
 
 
 @pytest.mark.gpu

@@ -98,12 +98,6 @@ def test_a_candidate_that_learns_less_needs_more_steps_to_the_same_loss() -> Non
     assert "faster" not in said + needed
 
 
-def test_a_loss_that_both_have_at_once_is_reached_in_at_most_so_many_steps() -> None:
-    risen = [[*falling(20, 0.5), *[3.0] * 80]] * 6
-    needed = sentences({"baseline": [falling(100, 0.05)] * 6, "candidate": risen})[1]
-    assert needed == "to a loss of 3 the candidate needs at most 10 steps, the baseline at most 10"
-
-
 def test_differences_of_both_signs_are_none() -> None:
     baseline = [falling(50, 0.05) for _ in range(6)]
     candidate = [falling(50, 0.05, above) for above in (-0.02, -0.01, 0.0, 0.01, 0.01, 0.02)]
@@ -183,11 +177,6 @@ def test_a_comparison_ends_with_its_pairs_of_runs(tmp_path: Path) -> None:
     assert report.verdict is not None
     assert [one["name"] for one in report.verdict["checks"] if not one["ok"]] == ["models", "learned"]
     assert not report.rows, "it measures no case"
-
-
-def test_pairs_without_steps_change_nothing() -> None:
-    assert compare(convergence_pairs=9).without_effect() == ["convergence_pairs"]
-    assert compare(convergence_pairs=9, convergence_steps=20).without_effect() == []
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from workers.jobs import _fits, estimate
 from workers.jobs.estimate import RUNNER
 from workers.model import accounting
 from workers.outcome import Unsupported
-from workers.run_here import run_here
 
 GIB = 2**30
 STACK = {"architecture": "feed_forward_stack", "batch_size": 1, "context_length": 1024}
@@ -215,12 +214,6 @@ def test_no_number_of_shards_suffices(run, fields: dict[str, Any], reason: str) 
     assert reason in row["reason"]
 
 
-def test_one_device_along_the_tensor_axis_exchanges_nothing(run) -> None:
-    rows = run(**STACK, mesh={"tensor": 1}).table_rows("batch")
-    assert len({row["device_tokens"] for row in rows[:3]}) == 1
-    assert len({row["formula"] for row in rows[:3]}) == 1
-
-
 def test_precision_changes_activations_only(run) -> None:
     wide, mixed, narrow = (
         medians(run(precision=precision, parameter_dtype=dtype))
@@ -232,15 +225,6 @@ def test_precision_changes_activations_only(run) -> None:
     for found in (mixed, narrow):
         saved = (wide["total_gib"] or 0) - (found["total_gib"] or 0)
         assert found["saved_by_16_bits_gib"] == pytest.approx(saved)
-
-
-def test_the_largest_sizes_are_numbers(run) -> None:
-    model = {"d_model": 65_536, "d_ff": 262_144, "num_layers": 1024, "num_heads": 1024, "vocab_size": 4_194_304}
-    mesh = {"fsdp": 1_048_576, "tensor": 1024, "link_bytes_per_s": 1e18, "flops_per_s": 1}
-    report = run(model=model, batch_size=65_536, context_length=1_048_576, mesh=mesh)
-    assert [
-        row for row in report.rows if row["outcome"] != "ok" and row["metric"] not in ("fewest_shards", "free_gib")
-    ] == []
 
 
 XL = {"model": {"size": "xl"}, "context_length": 2048, "device": "cuda"}
@@ -304,16 +288,6 @@ def test_the_answer_for_a_cpu_says_what_its_host_gives_and_one_key_has_one_value
     rows = run(**alone, device="cpu").table_rows("answer")
     assert "on a CPU of 80 GB (74.51 GiB, the default): " in rows[0]["answer"]
     assert rows[1]["answer"] == sentence
-
-
-@pytest.mark.parametrize(("free", "told"), [(0, ""), (9 * 10**8, ""), (2 * 10**12, "device_gb=1600.")])
-def test_the_advice_on_a_hosts_memory_is_a_whole_number_that_the_field_takes(
-    monkeypatch: pytest.MonkeyPatch, free: int, told: str
-) -> None:
-    monkeypatch.setattr(_fits, "total_memory", lambda: 2_151_000_000_000)
-    monkeypatch.setattr(_fits, "memory_of_a_job", lambda: free)
-    said = _fits.whose_memory(EstimateSpec(device="cpu", device_gb=2000), on_gpu=False)
-    assert [told in one and "2151 GB" in one for one in said] == [True] * bool(told)
 
 
 def meshes(strategy: str, devices: int) -> list[dict[str, int]]:
@@ -404,45 +378,10 @@ def test_what_helps_does_help(run, fields: dict[str, Any]) -> None:
     assert checked
 
 
-def test_an_answer_near_the_limit_says_so(run) -> None:
-    peak = medians(run(**OWN))["step_peak_gib"] or 0
-    for share, is_close in ((0.95, True), (1.05, True), (0.8, False), (1.3, False)):
-        row = answer_of(run(**OWN, device_gb=round(share * peak * GIB / 1e9, 9)))[1]["none"]
-        assert row["fits"] is (share > 1)
-        assert (row["note"] is not None) is is_close
-
-
 def test_somebody_elses_model_has_no_formulas(run) -> None:
     with pytest.raises(Unsupported, match=r"model.name: there are formulas for 'transformer_lm' only, not for 'own'"):
         run(model={"size": "tiny", "name": "own"})
     assert run(**STACK, model={"size": "tiny", "name": "own"}).rows, "a stack has no such model"
-
-
-def test_results_name_no_device_and_tell_the_software(run) -> None:
-    report = run()
-    assert {row["device_key"] for row in report.rows} == {"on paper, as on a CPU"}
-    assert {row["device_key"] for row in run(device="cuda").rows} == {"on paper"}
-    assert report.fingerprint["software"]["flopwatch"]
-    assert report.steps[-1] == (1, 1, "done")
-
-
-def test_flopwatch_run_shows_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "spec.json"
-    path.write_text(json.dumps({"kind": "estimate", **STACK}))
-    assert run_here([str(path)]) == 0
-    printed = capfd.readouterr().out.splitlines()
-    assert printed[0].startswith(
-        "stack-d16384-f53248-b126, 1 × 1024 tokens, train_step in bf16 with fp32 parameters, by adamw, fits with "
-        "mesh on 64 devices of 80"
-    )
-    lines = printed[next(index for index, line in enumerate(printed) if line.startswith("| model")) :]
-    head, _, row = ([cell.strip() for cell in line.strip("| ").split("|")] for line in lines[:3])
-    shown = dict(zip(head, row, strict=True))
-    assert (shown["model"], shown["batch_size"], shown["context_length"]) == ("stack-d16384-f53248-b126", "1", "1024")
-    assert (shown["step_peak_gib"], shown["summed_device_tokens"]) == ("3276", "395.3")
-    assert len(lines[0]) <= 160
-    titles = [line.partition(",")[0].rstrip(":") for line in lines if line.endswith(":")]
-    assert titles == ["per-device", "batch", "memory", "formulas", "symbols"]
 
 
 def test_attention_alone_says_where_it_runs_out_of_memory(run) -> None:

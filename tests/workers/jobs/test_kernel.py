@@ -109,19 +109,6 @@ def test_bandwidth_beside_a_copys(tmp_path: Path) -> None:
         assert cell["ceiling_percent", phase]["median"] == pytest.approx(expected)
 
 
-def test_the_loss_in_chunks_beside_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernels.operations.VOCABULARY", 61)
-    report = run(tmp_path, kernel="linear_cross_entropy", implementations=["torch", "chunked"], device="cpu")
-    for name in ("torch", "chunked"):
-        assert {row["outcome"] for row in report.cell(implementation=name).values()} <= {"ok", "unknown"}
-
-
-def test_forward_alone_is_the_whole_work_of_its_mode(tmp_path: Path) -> None:
-    cell = run(tmp_path, mode="forward", device="cpu").cell()
-    expected = 1e-6 * 4 * (33 * 20 + 20 + 33) / cell["forward_ms", "forward"]["median"]
-    assert cell["gb_per_s", None]["median"] == cell["gb_per_s", "forward"]["median"] == pytest.approx(expected)
-
-
 def test_ones_own_kernel_beside_plain_pytorch(own: Callable[..., Report]) -> None:
     source = """
 import torch

@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from workers.jobs._limits import UNITS, check_rate
+from workers.jobs._limits import check_rate
 from workers.measure import ceilings, environment
 from workers.measure.ceilings import Ceilings
 
@@ -51,7 +51,3 @@ def test_a_cpu_is_judged_by_what_was_measured(tmp_path: Path) -> None:
     assert not check_rate(6.0, "bf16", CPU, tmp_path).ok
     assert check_rate(9.0, "fp16", CPU, tmp_path).ok, "its own units are not measured"
     assert check_rate(0.2, "tf32", CPU, tmp_path / "none").severity == "not_judged"
-
-
-def test_every_precision_has_its_units() -> None:
-    assert all(precision in units for precision, units in UNITS.items())

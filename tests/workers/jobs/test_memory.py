@@ -14,7 +14,7 @@ from tests.workers.reporting import Report, reported
 from tests.workers.viewer import check_that_the_viewer_reads
 from workers.jobs._training import building
 from workers.jobs._values import Metric, Values
-from workers.jobs.memory import RUNNER, recording
+from workers.jobs.memory import recording
 from workers.jobs.memory.recording import Session
 from workers.jobs.memory.results import (
     EACH_PHASE,
@@ -32,7 +32,6 @@ from workers.measure.allocations.free import Free
 from workers.measure.allocations.growth import AfterSteps, Held
 from workers.measure.allocations.ledger import Allocation, Ledger
 from workers.measure.allocations.recording import Counters, RecordedStretch
-from workers.measure.environment import device_key
 from workers.outcome import Unsupported
 
 MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 3, "num_heads": 2, "vocab_size": 61}
@@ -76,11 +75,6 @@ def value(report: Report, metric: str, phase: str | None = None) -> dict[str, An
 def used(report: Report, phase: str, moment: str) -> dict[str, int]:
     """Bytes by category, at a phase's peak or end."""
     return {row["category"]: row[f"{moment}_bytes"] for row in report.table_rows(f"categories-{phase}")}
-
-
-def test_it_is_one_unit_that_says_what_it_records() -> None:
-    (unit,) = RUNNER.plan(MemorySpec(mode="forward"))
-    assert unit.title == "small, context 256, forward"
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -236,15 +230,6 @@ def test_the_residual_stream_is_as_large_as_its_formula(run, parameter_dtype: st
     seen = value(report, "residual_stream_seen_mib")
     assert (seen["min"], seen["max"], seen["n"]) == (formula, formula, 3)
     assert value(report, "residual_streams_seen")["median"] == 3
-
-
-def test_of_compiled_blocks_the_residual_stream_is_not_seen(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler itself is left out: it takes too long for every run of the tests."""
-    monkeypatch.setattr(building, "compiled", lambda _spec, model: model)
-    report = run(compile=True, mode="forward")
-    assert value(report, "residual_stream_seen_mib")["outcome"] == "unknown"
-    assert "compiled" in value(report, "residual_stream_seen_mib")["reason"]
-    assert value(report, "parameter_mib")["median"] == 4 * PARAMETERS / MIB
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -459,15 +444,6 @@ def test_much_of_unknown_use_is_told_with_its_place() -> None:
     assert check_unknown(0.0, Ledger().follow("forward", [], {})).detail == "0.00 % of the peak has no known use"
 
 
-def test_rows_carry_the_case_and_the_device(once) -> None:
-    report = once(mode="forward", device="cpu")
-    spec = MemorySpec(model=MODEL, context_length=CONTEXT, batch_size=BATCH, mode="forward")
-    for row in report.rows:
-        assert (row["case_key"], row["device_key"]) == (spec.case().key, device_key(torch.device("cpu")))
-    assert report.fingerprint["settings"]["float32_matmul_precision"] == "highest"
-    assert list(report.titles.values()) == ["d16-f24-l3-h2, context 8, forward"]
-
-
 @pytest.mark.parametrize(
     ("stuck", "expandable", "ok", "told"),
     [(110, True, False, False), (110, False, False, True), (90, False, True, False)],
@@ -531,14 +507,3 @@ def test_what_is_saved_for_the_backward_pass_are_the_activations(once, device: s
     assert weights["each_mib"] == pytest.approx(4 * BATCH * MODEL["num_heads"] * CONTEXT**2 / MIB)
     assert "attend" in weights["site"]
     assert sum(row["share_percent"] for row in rows) == pytest.approx(100)
-
-
-def test_checkpoints_save_the_input_of_each_group_of_blocks(run) -> None:
-    rows = run(activation_checkpointing=True, checkpoint_blocks=2).table_rows("saved")
-    shape = f"{BATCH}×{CONTEXT}×{MODEL['d_model']}"
-    assert sum(row["modules"] for row in rows if row["module"] is None and row["shape"] == shape) == 2
-    assert not any("attn" in (row["module"] or "") for row in rows)
-
-
-def test_inference_saves_nothing(once) -> None:
-    assert "saved" not in once(mode="forward", device="cpu").tables

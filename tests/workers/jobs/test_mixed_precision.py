@@ -12,7 +12,6 @@ from app.specs._training import ModelSpec
 from app.specs.mixed_precision import MixedPrecisionSpec
 from tests.workers.reporting import Report, reported
 from workers.jobs import mixed_precision
-from workers.measure import table
 from workers.measure.float8_ranges import range_of
 
 MODEL = ModelSpec(d_model=16, d_ff=32, num_layers=1, num_heads=2, vocab_size=50)
@@ -88,13 +87,6 @@ def test_an_overflow_is_null_with_its_reason(run) -> None:
     assert report.cell(accumulation="fp32")["sum", None]["median"] == 120_000
     (row,) = report.table_rows("accumulations", accumulation="fp16")
     assert (row["sum"], row["error_digits"], row["right_sum"]) == (None, None, "120000")
-
-
-def test_verdicts_leave_out_how_busy_the_host_was(run) -> None:
-    report = run(audits=["toy"], autocasts=["none"], accumulations=["fp32"])
-    assert {verdict["verdict"] for verdict in report.verdicts.values()} == {"valid"}
-    assert [check["name"] for check in report.verdict_on(audit="toy")["checks"]] == ["measured"]
-    assert [check["name"] for check in report.verdict_on(accumulation="fp32")["checks"]] == ["measured", "repeated"]
 
 
 def test_sums_that_differ_when_they_are_repeated_are_invalid(run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,25 +189,3 @@ def test_what_torch_lacks_for_a_type_is_null_with_its_reason(run, monkeypatch: p
     assert [row["tensor"] for row in missing] == ["logits", "loss", "scaled_loss", *["gradient"] * 4]
     assert {row["reason"] for row in missing} == {reason}
     assert report.cell(autocast="bf16")["modules", None]["outcome"] == "ok", "it costs no other cell"
-
-
-def test_running_out_of_memory_is_an_outcome(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-
-    monkeypatch.setattr("workers.model.toy.ToyModel.forward", fail)
-    report = run(accumulations=[], audits=["toy"], autocasts=["none"])
-    assert {row["outcome"] for row in report.cell().values()} == {"oom"}
-    assert "out of memory in the step" in report.table_rows("dtypes", tensor="loss")[0]["reason"]
-
-
-def test_an_attention_that_lacks_the_type_is_unsupported(run) -> None:
-    report = run(accumulations=[], audits=["transformer"], autocasts=["bf16"], attention="cpu_flash")
-    assert report.cell()["modules_in_float32", None]["outcome"] == "unsupported"
-
-
-def test_a_table_with_too_many_rows_is_cut_and_says_so(run, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(table, "MAX_ROWS", 20)
-    report = run(accumulations=[], audits=["toy"], autocasts=["none", "bf16"])
-    assert len(report.table_rows("dtypes")) == 20
-    assert "table dtypes: the first 20 of 28 rows are kept" in capsys.readouterr().err

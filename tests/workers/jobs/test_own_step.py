@@ -19,7 +19,6 @@ from tests.workers.reporting import Report
 from workers import uploaded
 from workers.jobs import runner_for
 from workers.jobs._training.building import Training
-from workers.measure import position
 from workers.measure.ceilings import Ceilings
 from workers.measure.own_step import OwnStep
 from workers.measure.returned import STEPS, ReturnedNumbers
@@ -247,18 +246,6 @@ def test_a_step_without_phases_has_its_own_time_only(run: Run) -> None:
     assert (numbers["tflops"], numbers["items_per_s"]) == (None, None)
 
 
-def test_the_first_step_can_be_measured(run: Run) -> None:
-    report = run("benchmark", warmup_steps=0)
-    assert [row["n"] for row in report.rows[:5]] == [3] * 5
-
-
-def test_out_of_memory_is_a_result(run: Run) -> None:
-    report = run("benchmark", "make_lacking_step")
-    assert {row["outcome"] for row in report.rows} == {"oom"}
-    assert "out of memory in forward of step 1" in report.rows[0]["reason"]
-    assert str(position.here()) == "after step 1", "a later error is none of that step"
-
-
 @pytest.mark.parametrize(
     ("function", "arguments", "words"),
     [
@@ -302,12 +289,6 @@ def test_memory_has_the_categories_of_the_codes_own_tensors(run: Run, device: st
     assert forward["activation"] > 0
     assert medians(report)["parameters"] == PARAMETERS
     assert not any(row["metric"].startswith("residual") for row in report.rows)
-
-
-def test_memory_of_a_step_without_phases_is_that_of_the_step(run: Run) -> None:
-    report = run("memory", "make_plain_step", measure_steps=1)
-    assert set(report.files) == {"snapshot-initialisation.pickle", "snapshot-step.pickle"}
-    assert any(check["name"] == "phases" and not check["ok"] for check in report.verdict_on()["checks"])
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -54,13 +54,6 @@ def test_a_wrong_number_is_found_wherever_it_is(short_pattern: None) -> None:
     assert "number 999 is" in str(numbers.wrong(broken[500:], factor=1, shift=numbers.shift(1), first=500))
 
 
-def test_another_seed_gives_other_numbers() -> None:
-    tensors = [torch.empty(64) for _ in range(2)]
-    for seed, tensor in enumerate(tensors):
-        Numbers(seed, 2, CPU, torch.float32).fill(tensor, rank=0)
-    assert not torch.equal(*tensors)
-
-
 def test_every_rank_gets_a_piece_of_the_same_size() -> None:
     assert size_bytes(1, 2) == MB
     assert size_bytes(1, 3) == MB - MB % 48

@@ -1,8 +1,6 @@
 """Counts of the kernel's own events, which every Linux host has, and the reasons for those that it has not."""
 
 import mmap
-import os
-import struct
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -60,22 +58,6 @@ def test_what_a_host_does_not_count_has_a_reason_and_the_others_a_value() -> Non
     assert all(value >= 0 for value in counts.values.values())
     if "instructions" in counts.values:  # on a processor that shows its counters
         assert counts.values["instructions"] > PAGES
-
-
-def test_a_count_is_scaled_to_the_whole_time() -> None:
-    def read(*numbers: int) -> float | None:
-        out, into = os.pipe()
-        os.write(into, struct.pack("=QQQ", *numbers))
-        os.close(into)
-        try:
-            return hardware_counters._read(out)
-        finally:
-            os.close(out)
-
-    assert read(30, 100, 50) == 60
-    assert read(30, 100, 100) == 30
-    assert read(0, 100, 0) is None
-    assert read(0, 0, 0) == 0
 
 
 def test_a_refusal_says_what_would_allow_it() -> None:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from kernels.tolerance import fixed_limits
-from workers.measure import judging
 from workers.measure.judging import Draw, Expected, Reference, checksum, judge, judge_results
 from workers.measure.operations import Operation
 
@@ -47,14 +46,6 @@ def test_order_counts(rng: random.Random) -> None:
         swapped = tensor.clone().view(-1)
         swapped[[one, two]] = swapped[[two, one]]
         assert checksum(swapped) != before
-
-
-@pytest.mark.parametrize("part", [1, 7, 64, 1000])
-def test_parts_are_only_how_it_is_computed(part: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = draw(rng, 9, 31)
-    whole = checksum(tensor)
-    monkeypatch.setattr(judging, "CHECKSUM_PART", part)
-    assert checksum(tensor) == whole
 
 
 @pytest.mark.gpu
@@ -109,17 +100,6 @@ def test_all_inputs_hold_the_other_values_at_the_same_place(rng: random.Random) 
     with reference.holding(other):
         assert all(map(torch.equal, given, other.values()))
         assert [(tensor.data_ptr(), tensor._version) for tensor in given] == places
-    assert reference.changed() == []
-
-
-def test_a_failed_judgement_restores_the_inputs(rng: random.Random) -> None:
-    reference = make_reference(rng)
-
-    def fail(a: Tensor, b: Tensor) -> Tensor:
-        raise ValueError("the second input is a pineapple")
-
-    with pytest.raises(ValueError, match="pineapple"):
-        judge(Operation(fail, reference.inputs, reference.grad_out), reference, reference.checked[0])
     assert reference.changed() == []
 
 

@@ -1,11 +1,10 @@
 import base64
 import json
-import zlib
 from array import array
 
 import pytest
 
-from workers.measure.measurement import Measurement, pack, unpack
+from workers.measure.measurement import Measurement, unpack
 
 KEYS = "the case's key", "1x NVIDIA H200"
 CASE = {"model": "tiny", "context_length": 128, "compile": False, "optimizer": None}
@@ -24,10 +23,6 @@ def test_the_wire_form_is_json_with_statistics_and_samples() -> None:
         *("case", "case_key", "device_key", "phase", "metric", "unit", "outcome", "reason"),
         *("n", "mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95", "samples"),
     ]
-
-
-def test_samples_are_little_endian_float64_in_zlib() -> None:
-    assert zlib.decompress(pack([1.0, -2.0])).hex() == "000000000000f03f" + "00000000000000c0"
 
 
 def test_a_missing_value_is_null_and_never_zero() -> None:

@@ -46,13 +46,6 @@ def test_each_pass_is_timed_by_itself() -> None:
     assert x.grad is None, "gradients do not accumulate"
 
 
-def test_a_plain_forward_keeps_nothing_for_backward() -> None:
-    calls = Calls()
-    x = torch.ones(3, requires_grad=True)
-    time_passes(Operation(calls, (x,), None), HostStopwatch(), ["forward"], warmup=0, calls=2)
-    assert calls.forward == [False, False]
-
-
 def test_running_out_of_memory_names_the_pass() -> None:
     def fail(_x: Tensor) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")

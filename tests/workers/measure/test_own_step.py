@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from workers.measure.own_step import MAX_PHASES, ForkReturned, NoStep, OwnStep, StepStopped, WrongPhase
-from workers.measure.timing import HostClock, make_clock, run_step, time_steps
+from workers.measure.timing import make_clock, run_step, time_steps
 
 
 class Heard:
@@ -45,12 +45,6 @@ def heard(own: OwnStep) -> str:
     own.prepare()
     run_step(own.phases, [observer])
     return " ".join(observer.words)
-
-
-def test_without_phases_the_step_is_one() -> None:
-    own = made(lambda _own: None)
-    assert heard(own) == "[ +step -step ]"
-    assert own.phase_names == ("step",)
 
 
 def test_what_lies_between_phases_is_the_rest() -> None:
@@ -180,18 +174,6 @@ def test_times_of_a_phase_that_comes_several_times_are_added(device: str) -> Non
     assert thrice > 1.5 * once
     for index, step in enumerate(times.step):
         assert sum(samples[index] for samples in times.phases.values()) <= step
-
-
-def test_an_error_leaves_the_phase_for_messages() -> None:
-    def body(own: OwnStep) -> None:
-        with own.phase("forward"):
-            raise RuntimeError("out of memory")
-
-    own = made(body)
-    observer = Heard()
-    with pytest.raises(RuntimeError):
-        run_step(own.phases, [observer, HostClock()])
-    assert observer.words[-1] == "+forward"
 
 
 def test_a_model_in_the_place_of_one_that_is_gone_is_seen() -> None:

@@ -23,13 +23,6 @@ def test_what_remains_of_a_path(text: str, shortened: str) -> None:
     assert without_folders(text) == shortened
 
 
-@pytest.mark.parametrize("version", ["0123abcd", "0123abcd" * 8])
-def test_uploaded_code_has_its_authors_names(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path / "code")
-    assert without_folders(f"{tmp_path}/code/{version}/models/net.py(1)") == "models/net.py(1)"
-    assert without_folders(f"{tmp_path}/code/models/net.py(1)") == "models/net.py(1)"
-
-
 def test_a_folder_of_the_import_path_may_have_blanks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path / "my models")
     assert without_folders(f"{tmp_path}/my models/mine/net.py(1)") == "mine/net.py(1)"

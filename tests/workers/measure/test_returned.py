@@ -51,13 +51,6 @@ def test_numbers_are_found_by_name(returned: Any, found: dict[str, float]) -> No
     assert dict(numbers_in(slim(returned))) == found
 
 
-def test_what_is_kept_of_a_step_holds_no_graph() -> None:
-    loss = torch.ones((), requires_grad=True) * 2
-    kept = slim({"loss": loss, "logits": torch.ones(3)})
-    assert [*kept] == ["loss"]
-    assert kept["loss"].grad_fn is None
-
-
 def test_first_steps_and_round_ones_are_kept_and_read_between_steps() -> None:
     buffer = torch.zeros(())  # a step may return the same tensor each time, as a CUDA graph does
     numbers = ReturnedNumbers(lambda: {"loss": buffer})
@@ -73,15 +66,6 @@ def test_first_steps_and_round_ones_are_kept_and_read_between_steps() -> None:
 
 def made(steps: int) -> list[Any]:
     return ["steps", None, "steps", steps, None]
-
-
-def test_a_single_step_is_kept_and_no_step_is_none() -> None:
-    numbers = ReturnedNumbers(lambda: math.nan)
-    assert numbers.rows == [made(0)]
-    numbers.take()
-    assert numbers.rows == [made(0)]
-    numbers.take()
-    assert numbers.rows == [["returned", 1, "value", None, "nan"], made(1)]
 
 
 def test_many_numbers_are_cut() -> None:

@@ -4,7 +4,7 @@ import random
 import numpy as np
 import pytest
 
-from workers.measure.statistics import drift, error_of_median, modes, summarize
+from workers.measure.statistics import drift, error_of_median, summarize
 
 
 @pytest.mark.parametrize("n", [2, 3, 10, 101])
@@ -17,12 +17,6 @@ def test_a_summary_agrees_with_numpy(n: int, rng: random.Random) -> None:
     assert (summary.min, summary.max) == (min(samples), max(samples))
     quantiles = [summary.p05, summary.p25, summary.median, summary.p75, summary.p95]
     assert quantiles == pytest.approx(np.quantile(samples, [0.05, 0.25, 0.5, 0.75, 0.95]))
-
-
-def test_one_sample_has_no_deviation() -> None:
-    summary = summarize([3.5])
-    assert summary.std is None
-    assert {summary.mean, summary.median, summary.min, summary.max, summary.p05, summary.p95} == {3.5}
 
 
 @pytest.mark.parametrize("samples", [[], [1.0, float("nan")], [float("inf")]])
@@ -39,14 +33,6 @@ def test_the_error_of_a_median_is_the_larger_distance_to_an_end_of_its_interval(
     assert error_of_median([*ten[:9], 1e6]) == error_of_median(ten), "one interrupted step says nothing"
     assert error_of_median([1.0]) is None
     assert error_of_median([0.0, 0.0]) is None
-
-
-def test_two_groups_of_samples() -> None:
-    assert modes([10.0, 14.0, 10.2, 14.2] * 3, share=0.92) == pytest.approx((10.1, 14.1))
-    assert modes([10.0] * 19 + [30.0], share=0.92) is None, "one interrupted step is no group"
-    assert modes([10.0, 14.0] * 4, share=0.92) is None, "too few to judge"
-    assert modes([10.0] * 20, share=0.92) is None
-    assert modes([float(number) for number in range(20)], share=0.92) is None
 
 
 def test_a_drift_comes_with_its_error() -> None:

@@ -50,23 +50,6 @@ class Ticking:
         self.now += 0.010 if self.calls > 5 else 0.100
 
 
-def test_a_number_of_warmup_calls_is_exactly_that() -> None:
-    clock = Ticking()
-    timing = HostStopwatch(clock).time(clock.work, warmup=3, calls=4)
-    assert clock.calls == 7
-    assert list(timing.samples) == pytest.approx([100, 100, 10, 10])
-    assert (timing.warmup, timing.steady) == (3, None)
-
-
-def test_the_host_warms_up_until_times_are_steady() -> None:
-    clock = Ticking()
-    timing = HostStopwatch(clock).time(clock.work, warmup=None, calls=4)
-    assert list(timing.samples) == pytest.approx([10, 10, 10, 10])
-    assert timing.steady is True
-    assert clock.calls == timing.warmup + 4
-    assert clock.now < 1.5
-
-
 def test_slow_work_is_judged() -> None:
     clock = Ticking()
     for seconds, steady, too_slow in ((0.6, True, False), (8.0, None, True)):

@@ -14,7 +14,6 @@ from workers.measure.timing import (
     StepTime,
     make_clock,
     make_marks,
-    run_step,
     time_loop,
     time_steps,
 )
@@ -40,26 +39,6 @@ class CountingClock:
 
     def step_ends(self) -> None:
         self.last = StepTime(100.0 * self.steps, 7.0, {name: 10.0 + 10 * i for i, name in enumerate(self.phases)})
-
-
-class Listener:
-    """An observer that records its calls."""
-
-    def __init__(self, name: str, calls: list[str]) -> None:
-        self.name = name
-        self.calls = calls
-
-    def step_begins(self) -> None:
-        self.calls.append(f"{self.name}(")
-
-    def phase_begins(self, name: str) -> None:
-        self.calls.append(f"{self.name}{name}<")
-
-    def phase_ends(self, name: str) -> None:
-        self.calls.append(f"{self.name}{name}>")
-
-    def step_ends(self) -> None:
-        self.calls.append(f"{self.name})")
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 3])
@@ -100,13 +79,6 @@ def test_warming_up_until_steady_is_over_when_steps_are_even() -> None:
     assert times.first_step == 90.0
 
 
-def test_the_last_observer_is_the_innermost_one() -> None:
-    calls: list[str] = []
-    work = {"f": lambda: calls.append("F"), "b": lambda: calls.append("B")}
-    run_step(work, [Listener(name, calls) for name in "12c"])
-    assert "".join(calls) == "1(2(c(1f<2f<cf<Fcf>2f>1f>1b<2b<cb<Bcb>2b>1b>c)2)1)"
-
-
 def test_phases_inside_a_phase_are_samples_too() -> None:
     inner = iter([{"forward": 1.0}, {"forward": 2.0}, {"forward": 3.0}])
     times = time_steps(
@@ -141,12 +113,6 @@ def test_the_host_clock_leaves_out_the_time_between() -> None:
     assert 4 <= min(times.step) < 7
     rest = [step - short - long for step, short, long in zip(times.step, *times.phases.values(), strict=True)]
     assert 0 <= min(rest) < 0.5
-
-
-def test_many_steps_keep_eight_bytes_a_sample() -> None:
-    times = time_steps({"x": lambda: None}, HostClock(), warmup_steps=0, measure_steps=50_000)
-    assert len(times.step) == 50_000
-    assert times.step.itemsize == times.phases["x"].itemsize == 8
 
 
 def test_running_out_of_memory_names_phase_and_step() -> None:
@@ -230,18 +196,6 @@ def test_a_loops_times_hold_everything_between_the_steps() -> None:
     assert 3 <= min(times) < 5
     assert sum(times) < whole_ms
     assert sum(times) == pytest.approx(whole_ms * 20 / 22, rel=0.2)
-
-
-def test_running_out_of_memory_in_a_loop_names_phase_and_step() -> None:
-    steps: list[None] = []
-
-    def backward() -> None:
-        steps.append(None)
-        if len(steps) == 3:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    with pytest.raises(OutOfMemory, match="in backward of step 3"):
-        time_loop({"forward": lambda: None, "backward": backward}, HostMarks(), measure_steps=5)
 
 
 @pytest.mark.gpu

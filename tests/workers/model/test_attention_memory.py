@@ -88,16 +88,3 @@ def test_the_first_length_beyond_a_device_is_the_first(attention: str, name: str
 
     first = call((8, 1, 7, 64), attention=attention, on_gpu=True).first_beyond(limit, name)
     assert at(first - 1) <= limit < at(first)
-
-
-def test_weights_of_every_pair_are_what_the_backward_pass_needs() -> None:
-    """An assignment's accounting: batch · heads · length² · 4 bytes, which four times the length makes sixteen."""
-    short, long = (call((8, 1, length, 16)).moments()[BETWEEN] for length in (1024, 4096))
-    linear = [4 * 5 * 8 * length * 16 for length in (1024, 4096)]
-    assert [short.total - linear[0], long.total - linear[1]] == [4 * 8 * 1024**2, 4 * 8 * 4096**2]
-
-
-def test_inference_keeps_no_weights() -> None:
-    moments = call((8, 1, 256, 16), backward=False).moments()
-    assert set(moments) == {FORWARD, BETWEEN}
-    assert moments[BETWEEN].total == 4 * 4 * 8 * 256 * 16

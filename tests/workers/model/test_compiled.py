@@ -1,5 +1,4 @@
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,18 +7,14 @@ from torch import Tensor, nn
 
 from workers.measure.compilation import compilation
 from workers.model import TransformerLM
-from workers.model.compiled import NoBlocks, compile_blocks, compile_model
+from workers.model.compiled import NoBlocks, compile_blocks
 from workers.model.loss import cross_entropy
 
 
 @pytest.fixture
-def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh_compiler(fresh_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use only the first half of the compiler: all of it would take too long in every run of the tests."""
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    yield
-    torch._dynamo.reset()
 
 
 def model(num_layers: int = 3, **options: Any) -> TransformerLM:
@@ -64,13 +59,6 @@ def test_compiled_blocks_checkpoint_selectively(fresh_compiler: None) -> None:
         torch.testing.assert_close(mine.grad, theirs.grad)
     assert called == [False] * 3
     assert (compilation().graphs, compilation().graph_breaks, compilation().frames_not_compiled) == (3, 0, 0)
-
-
-def test_the_model_as_a_whole_is_one_graph(fresh_compiler: None) -> None:
-    eager, whole = model(), model()
-    for mine, theirs in zip(gradients(compile_model(whole), whole), gradients(eager, eager), strict=True):
-        torch.testing.assert_close(mine, theirs)
-    assert compilation().graphs == 1
 
 
 def test_compiled_blocks_generate_what_eager_ones_do(fresh_compiler: None) -> None:

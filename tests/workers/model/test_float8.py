@@ -16,7 +16,6 @@ from workers.model.float8 import (
     float8,
     fp8_flops,
     grouped,
-    intensity,
     linear_layers,
 )
 
@@ -51,11 +50,6 @@ def test_auto_takes_only_products_with_many_operations_for_each_number_and_only_
     assert chosen(["auto"]) == set()
     few = linear_layers(large, 256, "tensorwise", ["auto"])
     assert not any(one.in_fp8 for one in few), "few tokens, so each weight is cast for few operations"
-
-
-def test_intensity_is_that_of_the_smallest_size() -> None:
-    assert intensity(300, 300, 300) == pytest.approx(100)
-    assert intensity(10**9, 10**9, 64) == pytest.approx(64, rel=1e-3)
 
 
 @pytest.mark.parametrize(("sizes", "layer"), [({"d_ff": 72}, "layers.0.ffn.w1"), ({"vocab_size": 50}, "lm_head")])

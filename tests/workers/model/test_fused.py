@@ -91,19 +91,9 @@ def test_norms_under_autocast_have_the_dtype_of_products() -> None:
         assert norm(x).dtype == torch.bfloat16
 
 
-def test_generation_with_a_cache_is_that_of_plain_pytorch() -> None:
-    fused = tuple(name for name in FUSED if name != "linear_cross_entropy")
-    expected, mine = (of.double().generate(ids(4)[:1], 4, temperature=0) for of in (model(), model(fused=fused)))
-    assert torch.equal(expected, mine)
-
-
 @pytest.fixture
-def fresh_compiler(monkeypatch: pytest.MonkeyPatch):
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
+def fresh_compiler(fresh_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("whole", [False, True])

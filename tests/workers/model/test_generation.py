@@ -98,14 +98,6 @@ def test_sample_refuses_what_makes_no_sense(options: dict[str, float]) -> None:
         sample(torch.zeros(1, 4), **options)
 
 
-def test_the_cache_takes_autocasts_dtype(model: TransformerLM) -> None:
-    single = model.float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert single.new_cache(1, 4).keys.dtype == torch.bfloat16
-        single.generate(torch.tensor([[1, 2, 3]]), 2)
-    assert single.new_cache(1, 4).keys.dtype == torch.float32
-
-
 @pytest.mark.gpu
 def test_greedy_generation_needs_no_cache_on_a_gpu(model: TransformerLM, prompt: Tensor) -> None:
     model, prompt = model.cuda(), prompt.cuda()

@@ -38,14 +38,6 @@ def test_the_schedule_rises_falls_and_stays() -> None:
     assert all(at(step) > at(step + 1) for step in range(10, 30))
 
 
-def test_a_schedule_without_warmup_starts_at_the_top() -> None:
-    options = {"max_learning_rate": 1.0, "min_learning_rate": 0.0, "warmup_steps": 0, "cosine_steps": 4}
-    assert [cosine_learning_rate(step, **options) for step in range(5)] == pytest.approx(
-        [1, 0.853553, 0.5, 0.146447, 0], abs=1e-6
-    )
-    assert cosine_learning_rate(1, **options | {"warmup_steps": 1, "cosine_steps": 1}) == 0.0
-
-
 def test_batches_are_shifted_and_repeatable() -> None:
     def make(seed: int) -> RandomBatches:
         return RandomBatches(50, 4, 100, torch.device("cpu"), seed)

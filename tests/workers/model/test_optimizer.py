@@ -341,27 +341,6 @@ def test_the_constructor_decides_on_master_weights_and_no_loaded_state(name: str
         assert {optimizer.state[parameter][one].dtype for one in MOMENTS} == {torch.bfloat16}
 
 
-@needs_triton
-@pytest.mark.parametrize(("name", "device"), OURS)
-def test_master_weights_that_another_optimizer_kept_are_made_anew(name: str, device: str) -> None:
-    """torch's AdamW keeps what it loads, rounded, and updates the parameters only."""
-    state = slowly_trained(name, device, 2, master_weights=True)[1].state_dict()
-    model, theirs = slowly_trained("torch_adamw", device, 0, state=state)
-    theirs.param_groups[0]["lr"] = 0.1
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    theirs.step()
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    optimizer = make_optimizer(name, model, master_weights=True)
-    optimizer.load_state_dict(theirs.state_dict())
-    optimizer.param_groups[0]["lr"] = 0.0
-    optimizer.step()
-    for parameter, old in zip(model.parameters(), before, strict=True):
-        assert old.ne(1).any(), "torch's has changed it"
-        assert torch.equal(parameter, old)
-        assert torch.equal(optimizer.state[parameter]["master_param"], old.float())
-
-
 @pytest.fixture
 def alone() -> Iterator[None]:
     """A process group of this process."""

@@ -43,13 +43,6 @@ def test_phases_are_named_in_order() -> None:
     assert list(GenerateStep(model, model, batches(), PRECISIONS["fp32"], 3).phases) == ["prefill", "decode"]
 
 
-def test_forward_keeps_no_graph() -> None:
-    step = ForwardStep(small_model(), batches(), PRECISIONS["fp32"])
-    run(step)
-    assert not step.loss.requires_grad
-    torch.testing.assert_close(step.loss, cross_entropy(small_model()(step.inputs), step.targets).detach())
-
-
 def test_backward_leaves_one_batchs_gradients() -> None:
     model = small_model()
     step = BackwardStep(model, batches(), PRECISIONS["fp32"], model)
@@ -189,17 +182,6 @@ def test_generate_draws_what_a_plain_loop_draws() -> None:
     assert torch.equal(prompt, first)
     assert torch.equal(made, drawn)
     assert torch.equal(made, plainly_generated(model, prompt, 6, 0.7, 5))
-
-
-@pytest.mark.parametrize(("name", "setting"), [("fp32", "highest"), ("tf32", "high"), ("bf16", "highest")])
-def test_a_precision_sets_what_float32_products_may_do(name: str, setting: str) -> None:
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("medium")
-        PRECISIONS[name].apply()
-        assert torch.get_float32_matmul_precision() == setting
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.gpu

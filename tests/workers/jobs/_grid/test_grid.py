@@ -139,23 +139,6 @@ def test_what_happens_to_a_cell_is_its_outcome_and_no_others(tmp_path: Path) -> 
     ]
 
 
-def test_progress_names_a_cells_number_or_reason(tmp_path: Path) -> None:
-    report = run(tmp_path, "fine", "failed")
-    assert report.cells == [
-        (1, 2, "cell that is fine, of two sentences", "ok", "ring_ms 1.5"),
-        (2, 2, "cell that is failed, of two sentences", "failed", "failed: ValueError: the ring is a pineapple"),
-    ]
-
-
-def test_a_wrong_result_is_more_than_suspect(tmp_path: Path) -> None:
-    """It had the verdict of times that vary."""
-    report = run(tmp_path, "mistaken", "noisy")
-    assert report.verdict_on(event="mistaken")["verdict"] == "wrong"
-    check = report.check("measured", event="mistaken")
-    assert (check["severity"], check["detail"]) == ("wrong", "wrong: the ring is a square")
-    assert report.verdict_on(event="noisy")["verdict"] == "suspect"
-
-
 def test_several_devices_are_in_the_environment_and_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watched = []
     monitor = _grid_monitor(watched)
@@ -258,15 +241,6 @@ def test_values_that_are_wrong_lose_what_was_found() -> None:
     assert values.samples("forward_ms", "forward") is None
     assert values.samples("output_error", None) == [0.5]
     assert (values.outcome, values.reason) == ("wrong", "the output is a pineapple")
-
-
-def test_the_rest_of_some_metrics() -> None:
-    metrics = [Metric("forward_ms", "forward", "ms"), Metric("backward_ms", "backward", "ms")]
-    values = Values(metrics)
-    values.set_missing("unsupported", "no backward pass", metrics[1:])
-    values.set("forward_ms", "forward", [1.0])
-    values.set_missing("failed", "too late")
-    assert (values.outcome, values.reason) == ("ok", None)
 
 
 @pytest.mark.parametrize("misspelt", [("forward_mb", "forward"), ("forward_ms", None)])

@@ -113,17 +113,6 @@ def test_a_change_that_cannot_be_made_is_told_under_a_large_cause_and_in_the_lis
     ]
 
 
-def test_small_plain_kernels_are_told_after_all_others() -> None:
-    kernels = [[at, "kernels", f"train.py:{at} f", 10.0 - at, 4.9, 90.0, "ceiling"] for at in range(2, 7)]
-    others = [[at, "host", f"train.py:{at} g", 10.0 - at, 1.0, 90.0, "ceiling"] for at in range(7, 10)]
-    lines = conclude.answer("step 100 ms", [CAUSES[0], *others, *kernels], [], NOTHING)
-    assert re.findall(r"train.py:(\d) [fg]", "\n".join(lines)) == list("789234")
-    assert [line[0] for line in lines if line[0].isdecimal()] == list("1234567")
-    kernels[4][4] = 5.1
-    lines = conclude.answer("step 100 ms", [CAUSES[0], *others, *kernels], [], NOTHING)
-    assert re.findall(r"train.py:(\d) [fg]", "\n".join(lines)) == list("789236"), "a large one is told"
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_is_found_fits_a_terminal(seed: int) -> None:
     print(f"seed {seed}")
@@ -169,27 +158,10 @@ def test_the_first_line_has_the_step_with_its_interval_and_how_much_of_it_the_de
     assert conclude._step(found(six, 61.2), 100.0) == "step 100 ms ± 2.0 %, the device works 61 % of it"
 
 
-def test_small_causes_count_beside_what_a_large_one_leaves_of_the_step() -> None:
-    def kinds(**ms: float) -> list[Any]:
-        seen = [{"cause": cause, "where": "", "lost_ms": one} for cause, one in ms.items()]
-        return [row[1] for row in conclude._causes(seen, [], sum(ms.values()))]
-
-    assert kinds(optimizer=92.0, kernels=7.6, input=0.4) == ["optimizer", "kernels", "input"]
-    assert kinds(optimizer=92.0, kernels=7.9, input=0.1) == ["optimizer", "kernels"], "too few samples"
-    assert kinds(kernels=99.6, input=0.4) == ["kernels"], "the model's work does not go away"
-
-
 def test_a_change_whose_numbers_cannot_be_compared_says_so() -> None:
     silent, told = result("tf32", "better", 0.8), result("tf32", "better", 0.8, difference=0.0)
     assert conclude._helped(silent).endswith("; no losses compared")
     assert conclude._helped(told).endswith("; 5 steps' losses equal")
-
-
-def test_a_second_change_against_one_cause_is_told_too() -> None:
-    results = [result("fused_optimizer", "better", 0.1, difference=0.0), result("threads", "better", 0.9)]
-    lines = conclude.answer("step 475 ms", CAUSES, results, NOTHING)
-    assert "also faster: threads −10.0 % (−10.6 … −9.4); no losses compared" in lines
-    assert not any(line.startswith("also") for line in conclude.answer("step 475 ms", CAUSES, results[:1], NOTHING))
 
 
 def test_a_bound_is_the_share_that_its_own_stage_measured() -> None:
@@ -298,10 +270,6 @@ def test_a_step_without_the_optimizer_has_none_of_its_float64_either() -> None:
     assert rows["precision"][0] == 1
 
 
-def test_no_time_has_an_exponent_because_it_is_rounded_up() -> None:
-    assert conclude._ms(9999.7) == "10000 ms"
-
-
 def ranked(results: list[Result], **ms: float) -> list[str]:
     seen = [{"cause": cause, "where": "", "lost_ms": one} for cause, one in ms.items()]
     return [row[1] for row in conclude._causes(seen, results, sum(ms.values()))]
@@ -380,20 +348,7 @@ def test_a_step_whose_processes_differ_is_suspect_and_its_first_line_says_so(tmp
         assert failed == (["variation", "host_load"] if verdict == "suspect" else []), "processes that agree were not"
 
 
-def test_a_bound_whose_interval_reaches_the_step_is_not_certain() -> None:
-    bound = result("no_input", "inconclusive", 0.998, cause="input", removes=True)
-    seen = [{"cause": "input", "where": "", "lost_ms": 60.0}, {"cause": "kernels", "where": "", "lost_ms": 40.0}]
-    rows = {str(row[1]): row for row in conclude._causes(seen, [bound], 100.0)}
-    assert rows["input"][5:] == [None, "ceiling"]
-    assert "not certain" in "".join(conclude._columns([rows["input"]]))
-
-
 SEEN = [{"cause": "input", "where": "", "lost_ms": 10.0}, {"cause": "kernels", "where": "", "lost_ms": 90.0}]
-
-
-def test_one_change_is_none_together() -> None:
-    found = {"turns": {"": [10.0] * 6, "float32": [8.0] * 6}, "joined": ["float32"]}
-    assert conclude._joined(found, []).step_ms is None
 
 
 def test_what_changes_did_together_is_told_also_if_few_processes_tried_it() -> None:
@@ -421,26 +376,6 @@ def test_no_bound_contradicts_a_time_that_was_measured() -> None:
     assert bound(rough=True) == (None, "not certain")
     assert bound(cure, rough=True) == (60.0, "at most 60 ms")
     assert bound(result("no_input", "inconclusive", 0.5, **once), agree=False) == (None, "not certain")
-
-
-def test_a_change_that_helps_is_told_before_a_cause_that_has_none() -> None:
-    causes = [
-        [at, cause, f"train.py:{at} f (line {at}: 72 % of it)", 10.0, 10.0, 90.0, "ceiling"]
-        for at, cause in enumerate(("input", "kernels", "optimizer", "precision", "host"), start=1)
-    ]
-    results = [
-        result(name, "better", 0.9, cause=cause, difference=2e-6)
-        for name, cause in (("loader_workers", "input"), ("autocast_bf16", "kernels"), ("float32", "precision"))
-    ]
-    together = result(TOGETHER, "better", 0.5, how="loader_workers + autocast_bf16 + float32", difference=0.0)
-    lines = conclude.answer("step 475 ms", causes, results, together)
-    assert all(any(f"-> {one.change}: " in line for line in lines) for one in results)
-    places = [int(line[0]) for line in lines if line[0].isdigit()]
-    assert places == [*range(1, len(places) + 1)], "of those that are told"
-
-
-def test_below_large_causes_the_larger_share_comes_first() -> None:
-    assert ranked([], synchronisation=94.3, kernels=4.8, host=0.9) == ["synchronisation", "kernels", "host"]
 
 
 def test_no_sentence_is_cut() -> None:
@@ -541,19 +476,6 @@ def test_a_loader_whose_step_without_it_was_measured_is_one_cause_with_all_its_p
     assert [row[1] for row in apart] == ["input", "input", "kernels"], "without a bound each has its own ceiling"
 
 
-def test_a_cause_without_a_place_that_is_lost_elsewhere_too_names_only_that_place() -> None:
-    rows = [{"cause": "input", "where": where, "lost_ms": ms} for where, ms in (("", 30.0), ("train.py:1 g", 20.0))]
-    assert conclude._in_all_places(rows, 100.0)["where"] == "20.0 % in train.py:1 g"
-
-
-def test_what_a_cure_has_reached_is_the_bound_of_no_place_alone() -> None:
-    """It shortened the others, too."""
-    cure = result("autocast_bf16", "better", 0.5, cause="kernels", step_ms=50.0)
-    seen = [{"cause": "kernels", "where": f"train.py:{line} f", "lost_ms": 50.0 - line} for line in (1, 2)]
-    assert [row[6] for row in conclude._causes(seen, [cure], 97.0)] == ["ceiling", "ceiling"]
-    assert [row[5:] for row in conclude._causes(seen[:1], [cure], 100.0)] == [[0.0, "ceiling"]]
-
-
 def test_every_change_that_is_better_is_told_and_so_is_how_many_causes_are_not() -> None:
     """The second best had no line, since the causes and their cures filled the answer; two causes of three neither."""
     causes = [
@@ -602,13 +524,3 @@ def test_no_change_that_is_better_is_left_out_however_many_causes_there_are() ->
     assert also.startswith("change_number_7 −35.0 %"), "the largest gain first"
     cures = {one.change for one in results if any(f"-> {one.change}: " in line for line in lines)}
     assert {*re.findall(r"change_number_\d", also)} == {one.change for one in results} - cures
-
-
-def test_the_line_that_counts_hidden_causes_takes_no_room_if_there_are_none() -> None:
-    causes = [[at, "host", f"train.py:{at} f (line {at}: 9 times a step)", 12.0, 12.0, 48.0, "ceiling"]
-              for at in range(1, 8)]  # fmt: skip
-    tried = [result(f"change_{at}", verdict, 0.99)
-             for at, verdict in enumerate(("no_difference", "inconclusive", "not_tried"))]  # fmt: skip
-    lines = conclude.answer("step 54 ms", causes, tried, NOTHING)
-    assert sum(line[0].isdigit() for line in lines) == len(causes)
-    assert len(lines) == MOST_LINES

@@ -52,11 +52,6 @@ def test_a_moment_of_a_backward_pass_is_due_to_the_line_that_made_the_node() -> 
     assert found.due(17 * US) == LINE[2]
 
 
-def test_a_range_in_the_users_code_may_be_named_as_the_step_is() -> None:
-    found = places(Recording([STEP, host("step_1", 300, 400, "range")], []), {1: 1, 300: 2})
-    assert found.at(200 * US) == LINE[1]
-
-
 def test_attention_that_is_written_out_is_known_from_product_to_product() -> None:
     calls = [
         host(name, at, at + 5, "operator")
@@ -117,11 +112,6 @@ def test_a_counterfactual_with_other_products_is_thrown_away(monkeypatch: pytest
     turn._check_kernels(training, 2, Report(tmp_path))
     with pytest.raises(RunnerError, match=r"2 matrix products .* 3"):
         turn._check_kernels(training, 3, Report(tmp_path))
-
-
-def test_a_gpus_steps_follow_each_other() -> None:
-    step: Any = KINDS["benchmark"].example()
-    assert [turn.pacing(step, torch.device(one)) for one in ("cpu", "cuda")] == ["step", "loop"]
 
 
 @pytest.mark.parametrize("step_ms", [10.0, 14.0, 20.0])

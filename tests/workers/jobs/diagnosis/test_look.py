@@ -24,7 +24,7 @@ from workers.jobs._training import measuring
 from workers.jobs.diagnosis import RUNNER
 from workers.jobs.diagnosis import look as stage
 from workers.measure.profiling import lines
-from workers.measure.profiling.lines import Launched, Place
+from workers.measure.profiling.lines import Place
 from workers.measure.profiling.products import Product
 from workers.outcome import Failed
 
@@ -315,20 +315,6 @@ def test_of_several_lines_the_one_that_takes_most_is_named() -> None:
     assert stage._named({one: 3.0, other: 1.0}, one, places) == "train.py:5-7 step (line 5: 75 % of it)"
     assert stage._named({other: 3.0}, other, places) == "train.py:7 step (line 7: 200 times a step)"
     assert stage._named({}, one, places) == "train.py:5 step"
-
-
-@pytest.mark.parametrize(("host_ms", "left"), [(3.0, [1.0, 2.0]), (0.0, [0.0])])
-def test_the_collector_has_a_part_of_the_hosts_time(host_ms: float, left: list[float]) -> None:
-    lost: Any = defaultdict(float, {("host", "a line"): host_ms})
-    stage._collected(lost, 2.0, SimpleNamespace(collecting="the collector"))
-    assert [*lost.values()] == pytest.approx(left)
-
-
-def test_a_line_has_no_more_of_the_host_than_its_operators_leave_in_a_step_that_nothing_slows_down() -> None:
-    """Under the profiler the line took 10 µs, 4 of them in operators. Without it it takes 5 µs."""
-    did = Launched(operators=4, operators_ns=4000, wall_ns=10_000)
-    assert stage._parts(did, 5000.0) == pytest.approx({"precision": 0, "attention": 0, "kernels": 0.8, "host": 0.2})
-    assert stage._parts(did, 20_000.0)["host"] == pytest.approx(0.6), "other processes slowed it down"
 
 
 def test_the_second_product_of_attention_weighs_values_by_what_the_first_one_gave() -> None:

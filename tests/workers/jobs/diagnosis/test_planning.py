@@ -209,17 +209,6 @@ def test_what_the_ranks_start_takes_is_told_from_their_screening(warmup_steps: i
     assert progress._launch_s(2) == pytest.approx(seconds)
 
 
-def test_the_order_of_the_turns_is_drawn() -> None:
-    order = [one.params["changes"] for one in Played().units if one.params["stage"] == "turn"]
-    assert order != sorted(order)
-
-
-def test_a_change_that_adds_nothing_to_another_is_not_joined_to_it() -> None:
-    played = Played(clash=True)
-    assert played.found["joined"] == ["fused_optimizer"]
-    assert played.results()["together"].step_ms is None, "one change is none together"
-
-
 def test_changes_of_one_field_are_not_joined() -> None:
     fields = {"fused_optimizer": {"optimizer": "a"}, "compile_blocks": {"optimizer": "b"}}
     played = Played(fields=fields)
@@ -245,22 +234,6 @@ def test_a_small_budget_is_kept_and_what_was_left_out_is_said(budget_s: int) -> 
     tried = played.sides("screen").keys()
     assert {name for name, one in results.items() if one.verdict == "not_tried"} == STEP_MS.keys() - tried
     assert "not_tried" in {one.verdict for one in results.values()} or budget_s >= 60
-
-
-def test_turns_that_take_longer_than_the_screening_leave_sides_out_and_keep_the_budget() -> None:
-    played = Played(budget_s=180, seconds=3.0, turn_s=9.0)
-    assert sum(played.seconds) <= 180 + 3, "the answer comes on top"
-    turns = played.sides("turn")
-    assert turns["fused_optimizer"] >= 4, "the best side has its interval"
-    assert not turns["no_optimizer"], "the last one has none"
-    assert played.results()["fused_optimizer"].verdict == "better"
-    assert played.results()["no_optimizer"].verdict == "inconclusive"
-
-
-def test_changes_are_tried_as_long_as_their_runs_leave_time_however_long_the_look_has_taken() -> None:
-    played = Played(budget_s=100, seconds=4.0, look_s=20.0)
-    assert played.sides("screen") == dict.fromkeys(STEP_MS, 1)
-    assert len(Played(budget_s=100, seconds=20.0).sides("screen")) == 2, "no more time than for one"
 
 
 def test_a_clear_gain_takes_its_turns_before_a_small_budget_is_spent_on_other_changes() -> None:
@@ -376,8 +349,3 @@ def test_a_second_look_takes_back_no_change_that_was_tried_and_adds_others() -> 
     assert (why_not["fused_optimizer"], why_not["gc_freeze"]) == (None, "not now")
     assert conclude._result(found, found["candidates"][0]).verdict == "better"
     assert found["busy_percent"] == 25.0, "of the calmer look"
-
-
-def test_a_step_that_was_disturbed_only_while_it_was_sampled_is_looked_at_again() -> None:
-    assert planning._looked_ms({"step_ms": 100.0, "profiled_ms": 400.0}) > planning.DISTURBED * 100.0
-    assert planning._looked_ms({"step_ms": 100.0, "profiled_ms": 130.0}) == 100.0, "sampling takes some itself"

@@ -73,9 +73,6 @@ class TestPlan:
         assert options["--profile-from-start"] == "off"
         assert options["--export"] == "{scratch}/report"
 
-    def test_without_a_filter_all_kernels_are_measured(self) -> None:
-        assert "--kernel-name" not in nsight.ncu_options(spec_of(ncu={}).ncu)
-
     def test_code_of_kernels_is_kept_where_the_report_shows_it(self) -> None:
         kept = {
             name: nsight.ncu_options(spec_of(ncu={"set": name}).ncu)
@@ -83,9 +80,6 @@ class TestPlan:
         }
         sass = {name: options[options.index("--import-sass") + 1] for name, options in kept.items()}
         assert sass == {"basic": "no", "detailed": "yes", "full": "yes", "roofline": "no"}
-
-    def test_a_job_that_asks_for_none_has_none(self) -> None:
-        assert nsight.units(spec_of(), "tiny") == []
 
     @pytest.mark.parametrize("tool", ["nsys", "ncu"])
     def test_a_tool_that_this_host_lacks_is_unsupported(self, tmp_path: Path, tool: str) -> None:
@@ -167,17 +161,6 @@ class TestNcu:
         assert measured[SPLIT, "dram_throughput_percent"] == ("%", 1.64)
         assert measured[COMBINE, "dram_throughput_percent"] == ("%", 8.01)
         assert measured[COMBINE, "theoretical_occupancy_percent"] == ("%", 56.25)
-
-    def test_no_time_is_among_the_measurements(self, tmp_path: Path) -> None:
-        report = collected(tmp_path, "ncu")
-        assert report.rows
-        assert not any(row["unit"] in ("ns", "µs", "ms", "s") or row["metric"].endswith("_ms") for row in report.rows)
-        assert {row["case_key"] for row in report.rows} == {spec_of().case().key}
-
-    def test_kernels_of_one_function_are_kept_apart(self) -> None:
-        names = ["void f<float>(T1)", "void f<double>(T1)", "g", "g"]
-        launches = [nsight.Launch(number, name, "", "", {}) for number, name in enumerate(names)]
-        assert nsight.phases_of(launches) == [*names[:2], "g", "g"]
 
     def test_launches_of_one_kernel_are_samples(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         metrics = [
@@ -324,9 +307,6 @@ class TestErrors:
         assert error is not None
         assert "Nsight Systems did not get to run the steps" in error
         assert "its last words are: unrecognised option '--python-backtrace=cuda'" in error
-
-    def test_a_unit_without_a_tool_has_none(self, tmp_path: Path) -> None:
-        assert nsight.error_of(spec_of(), Unit("torch's"), tmp_path, "==ERROR== x", succeeded=True) is None
 
 
 def collected(tmp_path: Path, tool: str, mode: str = "works", *, report: Report | None = None) -> Report:

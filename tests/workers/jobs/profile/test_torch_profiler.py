@@ -27,7 +27,7 @@ from workers.jobs.benchmark import RUNNER as BENCHMARK
 from workers.jobs.profile import RUNNER, torch_profiler
 from workers.measure.ceilings import Ceilings
 from workers.measure.memory import OutOfMemory
-from workers.measure.profiling import classes, recording, tables, trace
+from workers.measure.profiling import recording, tables, trace
 from workers.measure.profiling.attention import Part, Roofline
 from workers.measure.profiling.attribution import RecordedWork
 from workers.measure.profiling.products import Product
@@ -135,17 +135,6 @@ def test_every_mode_has_its_tables_and_metrics(run: Any, mode: str, device: str)
     assert metrics(report)["unprofiled_step_ms", None]["n"] == 3
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_the_profilers_cost_is_not_in_the_step(usual: Callable[[str], Report], device: str) -> None:
-    report = usual(device)
-    by_metric = metrics(report)
-    unprofiled, profiled = (by_metric[name, None]["median"] for name in ("unprofiled_step_ms", "profiled_step_ms"))
-    overhead = by_metric["profiler_overhead_percent", None]["median"]
-    assert overhead == pytest.approx(100 * (profiled / unprofiled - 1))
-    summary = {row["what"]: row["value"] for row in report.table_rows("summary")}
-    assert summary["profiler's overhead"] == pytest.approx(overhead)
-
-
 def test_profiled_times_have_other_names_than_benchmarks(tmp_path: Path) -> None:
     for mode in PHASES:
         spec = ProfileSpec(**{**FIELDS, "mode": mode, "compile": True})
@@ -156,10 +145,6 @@ def test_profiled_times_have_other_names_than_benchmarks(tmp_path: Path) -> None
         # The busy share is defined as in `benchmark`: the device's time by the wall time without a profiler.
         assert names & {metric.name for metric in metrics_of(spec)} == {"gpu_busy_percent"}
     assert BENCHMARK.kind != RUNNER.kind
-
-
-def test_classes_are_those_of_the_rule() -> None:
-    assert torch_profiler.CLASSES == classes.CLASSES
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -325,14 +310,6 @@ def test_the_cost_of_another_attention_is_unknown(run: Any, monkeypatch: pytest.
         assert "what attention 'named' computes in its parts is not known" in row["note"]
 
 
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("scope", [pytest.param("blocks", marks=pytest.mark.long), "model"])
 def test_naming_compiles_nothing_anew(run, fresh_compiler, monkeypatch, scope) -> None:
     """With the compiler's first half only; the whole takes too long for every run of the tests."""
@@ -343,12 +320,6 @@ def test_naming_compiles_nothing_anew(run, fresh_compiler, monkeypatch, scope) -
     named = {(row["range"], row["phase"]) for row in report.table_rows("ranges")}
     assert (("layers.1", "backward") in named) == (scope == "blocks"), "a model that is compiled whole has no layers"
     assert all("the compiler fuses" in row["note"] for row in report.table_rows("attention"))
-
-
-def test_only_the_chosen_phases_are_listed(run: Any) -> None:
-    report = run(phases=["backward"])
-    assert {name for name in report.tables if "-" in name} == {"kernels-backward", "operators-backward"}
-    assert shares(report, "forward")["matmul"] > 0
 
 
 def test_files_name_neither_the_host_nor_its_folders(run: Any) -> None:
@@ -412,16 +383,6 @@ def test_a_failed_profile_keeps_its_times(run: Any, report: Report, monkeypatch:
     assert [row["metric"] for row in report.rows] == kept
     assert metrics(report)["unprofiled_step_ms", None]["outcome"] == "ok"
     assert report.verdict_on()["verdict"] in {"valid", "suspect"}
-
-
-def test_tables_before_a_failure_stay(run: Any, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room(*_: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(trace, "write", no_room)
-    with pytest.raises(OSError, match="No space left"):
-        run()
-    assert {"kernels-forward", "classes", "attention"} <= set(report.tables)
 
 
 def test_without_kernels_another_profiler_holds_cupti(run, report, monkeypatch) -> None:

@@ -3,7 +3,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workers.measure.allocations.free import Free, free_at
+from workers.measure.allocations.free import free_at
 from workers.measure.allocations.ledger import Allocation, Ledger
 from workers.measure.allocations.snapshot import blocks_of, reserved_in, rewind
 
@@ -18,19 +18,6 @@ def used(*blocks: tuple[int, int]) -> list[Allocation]:
 
 def largest_free(*arguments: Any) -> int:
     return free_at(*arguments).largest
-
-
-def test_free_segments_are_given_back_and_what_is_between_blocks_is_not() -> None:
-    found = free_at(snapshot((0, 8192), (100_000, 4096)), 0, [], used((1024, 1024), (4096, 512)))
-    assert found == Free(4096, 8192 - 1024 - 512)
-
-
-def test_the_largest_gap_between_blocks() -> None:
-    blocks = used((0, 1000), (4096, 512), (100_000, 2048))
-    assert largest_free(snapshot((0, 8192), (100_000, 4096)), 0, [], blocks) == 8192 - 4096 - 512
-    assert largest_free(snapshot((0, 8192)), 0, [], used((1024, 7168))) == 1024
-    assert largest_free(snapshot((0, 8192)), 0, [], used((0, 8000))) == 0, "sizes are rounded up to 512 bytes"
-    assert largest_free(snapshot(), 0, [], []) == 0
 
 
 def test_segments_are_those_of_the_moment() -> None:

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import pytest
 
 from workers.measure.allocations.growth import AfterSteps, pattern
-from workers.measure.allocations.ledger import WORKSPACE, Allocation
+from workers.measure.allocations.ledger import Allocation
 
 LINE = [{"filename": "/home/user/train.py", "line": 12, "name": "step"}]
 
@@ -56,13 +56,6 @@ def test_memory_that_does_not_keep_growing_is_no_leak(sizes: Sequence[Sequence[i
 def test_memory_that_may_keep_growing_is_neither(sizes: Sequence[Sequence[int]]) -> None:
     (growth,) = after(sizes).growths()
     assert (growth.continues, growth.may_continue) == (False, True)
-
-
-def test_a_block_that_is_taken_for_a_workspace_is_still_made_by_its_line() -> None:
-    found = AfterSteps()
-    for step in range(5):
-        found.add([Allocation(9, 8, None, LINE, name=WORKSPACE if step and not one else None) for one in range(2)])
-    assert found.growths() == []
 
 
 def test_a_name_with_numbers_stands_for_all_layers() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from workers.measure.allocations.categories import CATEGORIES, Owner
-from workers.measure.allocations.ledger import Allocation, Ledger, Stretch, rewind, thinned
+from workers.measure.allocations.ledger import Allocation, Ledger, Stretch, thinned
 
 KIB = 1024
 
@@ -77,22 +77,10 @@ def test_every_entry_has_a_category_and_a_phase() -> None:
     ]
 
 
-def test_survivors_without_an_owner_are_unknown() -> None:
-    ledger = Ledger()
-    stretch = ledger.follow("backward", made(("+", SAVED, 64)), {})
-    assert by_category(stretch.end.usage) == {"unknown": 64}
-
-
 def test_a_release_without_allocation_counts_from_the_start() -> None:
     stretch = Ledger().follow("forward", made(("+", SAVED, 1), ("-", WORKSPACE, 64)), {})
     assert (stretch.start.total, stretch.peak.total, stretch.end.total) == (64, 65, 1)
     assert {one.address for one in stretch.at_peak} == {SAVED, WORKSPACE}
-
-
-def test_an_owner_of_another_size_owns_nothing() -> None:
-    """The address may have been given to a smaller allocation meanwhile."""
-    stretch = Ledger([Allocation(PARAMETER, 8, None)]).follow("forward", [], {PARAMETER: owner("parameter", 40)})
-    assert by_category(stretch.end.usage) == {"unknown": 8}
 
 
 def test_an_address_that_is_used_again_is_another_allocation() -> None:
@@ -132,17 +120,6 @@ def test_after_a_gap_what_is_still_there_keeps_its_category() -> None:
     assert set(ledger.alive) == set(blocks)
 
 
-def test_what_was_made_in_a_gap_was_made_in_the_phase() -> None:
-    ledger = Ledger([Allocation(PARAMETER, 40, None)])
-    blocks = {SAVED: Allocation(SAVED, 16, None), PARAMETER: Allocation(PARAMETER, 40, None)}
-    stretch = ledger.follow(
-        "forward", made(("-", SCRATCH, 32)), {PARAMETER: owner("parameter", 40)}, blocks=blocks, lost=True
-    )
-    assert by_category(stretch.start.usage) == {"parameter": 40, "activation": 16, "temporary": 32}
-    assert by_category(stretch.end.usage) == {"parameter": 40, "activation": 16}
-    assert {one.address for one in stretch.made} == {SAVED, SCRATCH}
-
-
 def test_an_owner_overrides_what_a_gap_has_mistaken() -> None:
     """The gradient has the address and the size of an activation that was released in the gap."""
     ledger = Ledger()
@@ -151,12 +128,6 @@ def test_an_owner_overrides_what_a_gap_has_mistaken() -> None:
         "backward", [], {SAVED: owner("gradient", 16)}, blocks={SAVED: Allocation(SAVED, 16, None)}, lost=True
     )
     assert by_category(stretch.end.usage) == {"gradient": 16}
-
-
-def test_rewinding_a_history_gives_what_was_there_before() -> None:
-    events = made(("-", 1, 10), ("+", 1, 20), ("+", 2, 30), ("-", 3, 40), ("+", 4, 5), ("-", 4, 5))
-    before = rewind({1: Allocation(1, 20, None), 2: Allocation(2, 30, None), 9: Allocation(9, 1, None)}, events)
-    assert {address: one.size for address, one in before.items()} == {1: 10, 3: 40, 9: 1}
 
 
 @pytest.mark.parametrize("most", [10, 100, 1000])
@@ -178,9 +149,3 @@ def test_a_thinned_timeline_keeps_ends_and_peaks(rng: Any, most: int) -> None:
     assert len(again) <= most // 2 + 1
     assert max(point.total for point in again) == stretch.peak.total
     assert [point.entry for point in again] == sorted(point.entry for point in again)
-
-
-def test_an_empty_stretch_is_its_beginning() -> None:
-    stretch = Ledger([Allocation(PARAMETER, 40, None)]).follow("optimizer", [], {})
-    assert stretch.start == stretch.peak == stretch.end
-    assert len(stretch.at_peak) == 1

@@ -34,18 +34,6 @@ def test_it_is_well_formed_and_as_wide_as_the_time() -> None:
     assert any(title.startswith("void k<float, 4>(a & b): 0.600 ms, 60.00 %") for title in frames)
 
 
-def test_frames_stand_on_those_that_called_them() -> None:
-    svg = ET.fromstring(draw(STACKS, "t", "s"))
-    boxes = {
-        group.findtext(f"{SVG}title").partition(":")[0]: group.find(f"{SVG}rect").attrib
-        for group in svg.iter(f"{SVG}g")
-    }
-    child, parent = boxes['say "hi"'], boxes["void k<float, 4>(a & b)"]
-    assert float(child["y"]) < float(parent["y"]) < float(boxes["forward"]["y"]) < float(boxes["all"]["y"])
-    assert float(parent["x"]) <= float(child["x"])
-    assert float(child["x"]) + float(child["width"]) <= float(parent["x"]) + float(parent["width"]) + 0.01
-
-
 def test_it_needs_nothing_else_and_runs_nothing() -> None:
     text = draw(STACKS, "t", "s")
     assert not re.search(r"<script|href|url\(|@import|on\w+=", text)

@@ -13,7 +13,7 @@ import torch
 
 from kernels.ranges import record_ranges
 from workers.measure.profiling import lines, sampling
-from workers.measure.profiling.lines import LineTrace, OwnCode, Place, Use, first_lines, readable, uses
+from workers.measure.profiling.lines import LineTrace, OwnCode, Place, Use, first_lines, uses
 from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording, record
 from workers.measure.profiling.sampling import Sampler
 from workers.measure.ranges import Ranges
@@ -312,18 +312,6 @@ def test_device_time_of_a_real_gpu(tmp_path: Path) -> None:
     )
 
 
-def test_a_clock_of_its_own_is_shifted(tmp_path: Path) -> None:
-    script = Script(tmp_path, OPERATORS)
-    trace = LineTrace(script.own)
-    script.run(trace)
-    begun = trace._times[0] - 10**9
-    inside = trace._times[4] - 10**9
-    operator = HostEvent("aten::mul", "operator", 1, inside, inside + 10)
-    recording = Recording([HostEvent("step_1", "range", 1, begun, begun + 10**8), operator], [])
-    (place,) = [place for place, did in trace.launched(recording, begun).items() if did.operators]
-    assert place is not None
-
-
 def test_too_many_runs_of_lines_are_not_counted(planted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "MAX_EVENTS", 4)
     found = planted.uses()
@@ -346,17 +334,3 @@ def test_the_statement_of_each_line() -> None:
     assert [first.get(line) for line in range(2, 14)] == [2, 2, 2, 5, 5, 5, 8, 8, 10, 11, None, 13]
     assert withs == {10}
     assert first_lines(["this is\n", "no Python\n"]) == ({}, set())
-
-
-@pytest.mark.parametrize(
-    ("qualified", "shown"),
-    [
-        ("make_step.<locals>.step", "make_step.step"),
-        ("Net.forward.<locals>.<listcomp>", "Net.forward"),
-        ("f.<locals>.<listcomp>.<locals>.<genexpr>", "f"),
-        ("f.<locals>.<lambda>", "f.<lambda>"),
-        ("<listcomp>", "<listcomp>"),
-    ],
-)
-def test_functions_have_readable_names(qualified: str, shown: str) -> None:
-    assert readable(qualified) == shown

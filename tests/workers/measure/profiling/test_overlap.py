@@ -16,18 +16,11 @@ from workers.measure.profiling.overlap import (
     StepOverlap,
     at_most,
     gloo_spans,
-    merged,
     overlap_of,
     record_overlap,
     total_ms,
     without,
 )
-
-
-def test_spans_become_their_union() -> None:
-    assert merged([(5, 7), (0, 2), (1, 3), (7, 8)]) == [(0, 3), (5, 8)]
-    assert merged([(0, 2), (4, 5), (9, 10)], gap_ns=2) == [(0, 5), (9, 10)]
-    assert merged([]) == []
 
 
 @pytest.mark.parametrize(

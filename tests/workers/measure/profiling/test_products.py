@@ -36,11 +36,6 @@ def test_what_is_no_product_of_known_numbers_is_none(name: str, shapes: list[lis
     assert product_of(name, shapes, dtypes) is None
 
 
-def test_a_products_cost() -> None:
-    cost = Product(4, 2, 3, 5, "bf16", 2).cost
-    assert (cost.flops, cost.bytes) == (4 * 2 * 2 * 3 * 5, 2 * 4 * (6 + 15 + 10))
-
-
 def test_products_are_noted_without_python_functions() -> None:
     def work() -> None:
         torch.zeros(2, 3) @ torch.zeros(3, 5)

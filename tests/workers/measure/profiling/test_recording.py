@@ -132,12 +132,6 @@ def test_work_with_a_profiler_of_its_own_is_refused(profiler: Any) -> None:
     assert any(one.name == "scores" for one in record(work, on_gpu=False).recording.host), "both work again"
 
 
-def test_without_shapes_no_products_are_known() -> None:
-    for shapes in (True, False):
-        host = record(work, on_gpu=False, shapes=shapes).recording.host
-        assert any(one.product is not None for one in host) == shapes
-
-
 def test_shapes_name_types_but_float32() -> None:
     many = {"shapes": [[2, 3], [3], [], [4]], "dtypes": ["double", "c10::BFloat16", "Scalar", "float"]}
     assert [one.shapes for one in host_events([event("aten::mm", **many)])] == ["f64[2, 3] bf16[3] [4]"]

@@ -1,7 +1,5 @@
 """What recorded steps would take with another host: times in µs."""
 
-import random
-
 import pytest
 
 from tests.workers.measure.profiling.test_idle import US, Made, recorded
@@ -52,18 +50,6 @@ def test_the_scale_that_gives_the_time_of_an_unprofiled_step_is_found() -> None:
     assert without_waiting_ms(made.recording, steps, 0.415, cause="synchronisation") == pytest.approx(0.2, abs=0.04)
 
 
-def test_steps_that_read_nothing_take_as_long_without_reading() -> None:
-    draw, made, at = random.Random(5), Made(), 0.0
-    for _ in range(200):
-        begin = at + draw.choice((3, 40))
-        made.launch(at, begin, begin + draw.choice((2, 30)))
-        at = begin + draw.choice((0, 20))
-    whole = [Interval("step_1", 1, 0, round(at * US))]
-    assert without_waiting_ms(made.recording, whole, 1e-3 * at / 2, cause="synchronisation") == pytest.approx(
-        1e-3 * at / 2, rel=1e-6
-    )
-
-
 def test_real_steps_happen_again_as_they_were() -> None:
     recording, windows = recorded("item")
     length = sum(one.ns for step in in_a_row(recording, windows) for one in step) / len(windows)
@@ -94,14 +80,6 @@ def test_a_host_that_loads_while_the_device_works_loses_more_than_the_device_idl
     times, _ = _times(made.recording, steps, parts, 1.0)
     assert times["input"] == pytest.approx(0.4, abs=0.05), "than a step without loading would save"
     assert sum(times.values()) == pytest.approx(1.0)
-
-
-def test_a_module_that_is_named_as_input_is_no_input() -> None:
-    made = Made()
-    made.on_host("step_1", 0, 100, "range")
-    made.on_host("model", 10, 90, "range")
-    made.on_host("input", 20, 80, "range")
-    assert not loading(made.recording)
 
 
 def test_a_profiler_lengthens_launches_and_not_the_loading() -> None:

@@ -69,12 +69,6 @@ def test_other_threads_are_no_work_of_a_phase() -> None:
     assert {**on_gpu} == {**fold(made(), phases, on_gpu=True), **other}
 
 
-def test_folded_lines_have_one_blank_less_and_one_number() -> None:
-    """The collapsed format of flamegraph.pl and speedscope, whose importer is in no package: only its page has it."""
-    text = folded({("forward", "a; b\nc"): 2_600, ("backward",): 400, ("forward",): 1_000})
-    assert text == "forward 1\nforward;a: b c 3\n"
-
-
 def test_of_too_many_stacks_the_top_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "MAX_STACKS", 2)
     text = folded({("a",): 9_000, ("b",): 1_000, ("c",): 5_000})

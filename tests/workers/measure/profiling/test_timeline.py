@@ -1,7 +1,7 @@
 import pytest
 
 from workers.measure.profiling.attribution import Interval, RecordedWork
-from workers.measure.profiling.timeline import largest_gap_ns, step_uses
+from workers.measure.profiling.timeline import step_uses
 
 
 def work(begin: int, end: int, step: int = 1) -> RecordedWork:
@@ -22,7 +22,3 @@ def test_overlapping_streams_count_once() -> None:
 def test_a_step_ends_when_the_device_has_finished() -> None:
     (use,) = step_uses([work(5, 2_000_000)], [Interval("step_1", 1, 0, 10)])
     assert use.idle_ms == pytest.approx(5e-6)
-
-
-def test_a_step_without_work_is_one_gap() -> None:
-    assert largest_gap_ns([], 10, 50) == 40

@@ -34,12 +34,6 @@ def test_one_name_in_two_classes_has_two_rows() -> None:
     ]
 
 
-def test_shares_of_nothing_are_unknown() -> None:
-    assert usage.kernels([], 1) == []
-    assert {one.share_percent for one in usage.classes([], 1)} == {None}
-    assert usage.top_calls([], "forward", 1) is None
-
-
 def test_the_shares_of_the_classes_add_up() -> None:
     items = [
         work("sgemm", 60),
