@@ -31,10 +31,7 @@ Function = Callable[..., Tensor]
 
 
 def _implementations(
-    name: str,
-    by_compiler: Function,
-    triton: Function | None = None,
-    liger: Function | None = None,
+    name: str, by_compiler: Function, triton: Function | None = None, liger: Function | None = None
 ) -> list[Implementation]:
     """Return the plain PyTorch compiled, our kernel, and Liger-Kernel's."""
     found = [

@@ -49,13 +49,7 @@ from .collectives import (
 )
 from .meta import children_first, materialise, reset_parameters
 from .sharded_gradient import NO_POST_ACCUMULATE, ShardedPart, parts_replaced
-from .sharded_state import (
-    broadcast_objects,
-    broadcast_whole,
-    full_optimizer_state,
-    is_first,
-    load_full_optimizer_state,
-)
+from .sharded_state import broadcast_objects, broadcast_whole, full_optimizer_state, is_first, load_full_optimizer_state
 from .sharded_unit import (
     BackwardState,
     ForwardPass,

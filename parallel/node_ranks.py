@@ -15,16 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .nodes import Nodes
-from .process_group import (
-    END_S,
-    Elastic,
-    LaunchRequest,
-    Plain,
-    children_of,
-    log_file,
-    search_path,
-    shared_memory_of,
-)
+from .process_group import END_S, Elastic, LaunchRequest, Plain, children_of, log_file, search_path, shared_memory_of
 
 LOOK_S = 0.2
 LOG_BYTES = 64 << 10

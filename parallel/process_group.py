@@ -305,11 +305,7 @@ class Elastic(threading.Thread):
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
         request = self._request
-        rendezvous: dict[str, Any] = {
-            "rdzv_backend": "c10d",
-            "rdzv_endpoint": "127.0.0.1:0",
-            "local_addr": "127.0.0.1",
-        }
+        rendezvous: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": "127.0.0.1:0", "local_addr": "127.0.0.1"}
         if request.rendezvous.nodes > 1:
             # Static, so that the ranks of node 0 are the first ones.
             rendezvous = {

@@ -56,11 +56,7 @@ def broadcast_whole(
 
 @torch.no_grad()
 def full_optimizer_state(
-    optimizer: Optimizer,
-    divided: Mapping[int, UnitParameter],
-    groups: Sequence[dist.ProcessGroup],
-    *,
-    rank0_only: bool,
+    optimizer: Optimizer, divided: Mapping[int, UnitParameter], groups: Sequence[dist.ProcessGroup], *, rank0_only: bool
 ) -> dict[str, Any]:
     """Return an optimizer's state with full tensors.
 

@@ -354,14 +354,8 @@ def _hopper_attention(
 
 
 hopper_implementation = Implementation(
-    "hopper",
-    _hopper_attention,
-    {"cuda": frozenset({"bfloat16", "float16"})},
-    features=FEATURES - {"softcap"},
+    "hopper", _hopper_attention, {"cuda": frozenset({"bfloat16", "float16"})}, features=FEATURES - {"softcap"}
 )
 implementation = Implementation(
-    "triton",
-    flash_attention,
-    {"cuda": frozenset({"float32", "bfloat16", "float16"})},
-    features=FEATURES,
+    "triton", flash_attention, {"cuda": frozenset({"float32", "bfloat16", "float16"})}, features=FEATURES
 )

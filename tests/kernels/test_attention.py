@@ -112,14 +112,7 @@ PROBLEMS = (
     (65, 40, AttentionProblem(4, 4, window=9, softcap=3.0, return_lse=True)),
 )
 """Queries, keys and what to compute; in the last, some queries see no key."""
-TAKEN = {
-    "eager": 3,
-    "compiled": 3,
-    "flex": 3,
-    "tiled": 2,
-    "triton": 3,
-    "hopper": 2,
-}
+TAKEN = {"eager": 3, "compiled": 3, "flex": 3, "tiled": 2, "triton": 3, "hopper": 2}
 """How many of them each implementation takes, or more; libraries' take two."""
 HEAD_DIMS = {"hopper": 64}
 """It takes none below 40."""

@@ -118,13 +118,6 @@ def test_few_queries_to_many_keys_are_split(shape, is_causal, dtype, split, rng)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_one_causal_query_sees_the_first_key_only(device, rng, taken) -> None:
-    q, k, v = draw_inputs(Shape(1, 1, 1, 1, 520, 16), rng, torch.float16, device)
-    assert torch.equal(flash_attention(q, k, v, True), v[:, :, :1])
-    assert not taken
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_no_query_and_no_batch(device: str, taken: list[tuple[int, ...]]) -> None:
     k = torch.ones(2, 1, 600, 16, device=device, dtype=torch.float16)
     assert flash_attention(k[:, :, :0], k, k).shape == (2, 1, 0, 16)

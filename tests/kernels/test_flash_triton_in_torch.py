@@ -1,10 +1,6 @@
 """FlashAttention-2 in Triton as a part of torch: autograd, compiling, modes, determinism, threads, devices, memory."""
 
-import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -270,26 +266,6 @@ def test_autocast_casts_as_it_does_for_torchs_own_attention(device: str, rng: ra
         flash_attention(*mixed, True)
 
 
-def test_tensors_without_data_give_shapes() -> None:
-    q = torch.ones(1, 2, 5, 16, device="meta")
-    assert flash_attention(q, q, q).shape == q.shape
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_tensor_of_another_class_beside_plain_ones(device: str, rng: random.Random) -> None:
-    class Named(Tensor):
-        """As a library's own class may be."""
-
-    q, k, v = draw_inputs(Shape(1, 1, 1, 20, 20, 16), rng, device=device)
-    expected = flash_attention(q, k, v)
-    leaf = k.clone().requires_grad_()
-    out = flash_attention(q, leaf.as_subclass(Named), v)
-    assert torch.equal(out.as_subclass(Tensor), expected)
-    (gradient,) = torch.autograd.grad(out.sum(), leaf)
-    _, _, right = exact(q, k, v, False, torch.ones_like(q))
-    assert torch.allclose(gradient.as_subclass(Tensor).double(), right[1], atol=1e-5)
-
-
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch 2.15 says that it loops
 @pytest.mark.parametrize("device", DEVICES)
 def test_vmap_over_further_axes(device: str, rng: random.Random) -> None:
@@ -333,55 +309,3 @@ def test_checkpointed_and_in_inference(device: str, rng: random.Random) -> None:
         assert torch.equal(given, right)
     with torch.inference_mode():
         assert torch.equal(flash_attention(*inputs, True), out)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_there_is_no_second_derivative(device: str, rng: random.Random) -> None:
-    q, k, v = (one.requires_grad_() for one in draw_inputs(Shape(1, 1, 1, 20, 20, 16), rng, device=device))
-    (gradient,) = torch.autograd.grad(flash_attention(q, k, v).square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="flash_attention has no second derivative; attention 'eager'"):
-        gradient.sum().backward()
-
-
-WAYS = (
-    ("pass", False),
-    ("torch.set_float32_matmul_precision('high')", True),
-    ("torch.backends.cuda.matmul.allow_tf32 = True", True),
-    ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", True),
-)
-AFRESH = """
-import json, os, torch
-from kernels.attention import flash_triton
-
-def call():
-    return flash_triton.flash_attention(*[torch.ones(1, 2, 16, 16, requires_grad=True)] * 3)
-
-def allowed(way):
-    exec(way)
-    seen = []
-    flash_triton.precision_of = lambda q, tf32: seen.append(tf32) or "tf32"
-    flash_triton.launch.forward = lambda *_, **__: None
-    call()
-    return seen
-
-for way in WAYS:
-    if os.fork() == 0:
-        print(json.dumps([way, allowed(way)]), flush=True)
-        os._exit(0)
-    os.wait()
-"""
-
-
-@pytest.fixture(scope="module")
-def found_afresh() -> dict[str, Any]:
-    """First calls in new processes: forks of one, since importing torch takes seconds."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1"}
-    program = f"WAYS = {[way for way, _ in WAYS]!r}\n{AFRESH}"
-    done = subprocess.run([sys.executable, "-c", program], check=True, env=environment, stdout=subprocess.PIPE)
-    return dict(json.loads(line) for line in done.stdout.splitlines())
-
-
-@pytest.mark.parametrize(("way", "allowed"), WAYS)
-def test_either_way_of_allowing_tf32_is_followed(found_afresh: dict[str, Any], way: str, allowed: bool) -> None:
-    """torch does not take both ways in one process."""
-    assert found_afresh[way] == [allowed]

@@ -223,7 +223,3 @@ def test_an_odd_launcher_is_asked_once(encoded: list[Any]) -> None:
         launch((At(BASE), At(BASE)))
     assert len(asked) == 1
     assert kernel.through_triton == 3
-
-
-def test_steps_that_are_never_taken_do_not_matter() -> None:
-    assert Window.of(0, (1, 3, 64), (7, 64, 1), (1, 1, 64)).strides == (16, 64, 1)

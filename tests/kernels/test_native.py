@@ -286,15 +286,6 @@ def test_operations_launch_what_is_known(calls: Any, fake: ctypes.CDLL, asked_of
     assert asked_of_python == ["forward"]
 
 
-def test_operations_launch_below_autograd(calls: Any, fake: ctypes.CDLL, asked_of_python: list[str]) -> None:
-    teach(calls, fake)
-    q, k, v = draw()
-    with torch._C._AutoDispatchBelowAutograd():
-        out, _ = torch.ops.flopwatch.flash_attention(q, k, v, True, False)
-    torch.testing.assert_close(out, (q + 2 * k + 3 * v).detach())
-    assert not asked_of_python
-
-
 def test_values_that_are_not_in_memory_are_not_read_from_it(calls, fake, asked_of_python) -> None:
     """Of a view that is to be negated, and of zeros without memory. torch fills memory with what an operation takes."""
     teach(calls, fake)
@@ -392,23 +383,6 @@ def test_profilers_see_the_calls_by_name(calls: Any, fake: ctypes.CDLL) -> None:
     assert {one.sequence_nr for one in backward} == {forward.sequence_nr}, "who belongs together"
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.*:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")  # of torch 2.14
-def test_torch_jit_traces_operations(calls: Any, fake: ctypes.CDLL) -> None:
-    teach(calls, fake)
-    q, k, v = (one.detach() for one in draw())
-    asked: list[object] = []
-
-    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        asked.append(native.attend(q, k, v, True))
-        return q + k + v
-
-    function(q, k, v)
-    torch.jit.trace(function, (q, k, v), check_trace=False)
-    assert asked[0] is not None
-    assert asked[1] is None
-
-
 def test_an_expanded_gradient_and_one_that_is_unknown(calls, fake, monkeypatch) -> None:
     teach(calls, fake)
     inputs = draw()
@@ -454,14 +428,6 @@ def test_launch_hooks_get_to_see_each_launch(calls: Any, fake: ctypes.CDLL, monk
     assert native.attend(q, k, v, True) is None
     assert native.forward(q, k, v, True) is None
     assert native.gradients(q, q, k, v, q, q.new_empty(SHAPE[:3]), True) is None
-
-
-def test_the_cache_of_calls_is_bounded(calls: Any, fake: ctypes.CDLL) -> None:
-    kernel = forward_kernel(fake)
-    one = torch.empty(1, 1, 1, 8)
-    for keys in range(1, 1500):
-        calls.learn_forward(one, one.expand(1, 1, keys, 8), one, True, kernel)
-    assert 0 < calls.known()[0] <= 1024
 
 
 def test_threads_call_and_learn_at_the_same_time(calls: Any, fake: ctypes.CDLL) -> None:

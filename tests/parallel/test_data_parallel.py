@@ -5,14 +5,7 @@ import pytest
 from tests.parallel import guards, training
 from tests.parallel.pool import Pool
 
-WRAPPERS = [
-    "naive",
-    "flat",
-    "overlapped",
-    "bucketed, one",
-    "bucketed, tiny",
-    "bucketed",
-]
+WRAPPERS = ["naive", "flat", "overlapped", "bucketed, one", "bucketed, tiny", "bucketed"]
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)

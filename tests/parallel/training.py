@@ -365,10 +365,7 @@ def optimizer_groups() -> None:
     model, alone = first_ranks_model(), first_ranks_model()
     made = []
     for one in (model, alone):
-        groups = [
-            {"params": [one.norm.weight], "lr": 0.1, "weight_decay": 0.0},
-            {"params": one.blocks.parameters()},
-        ]
+        groups = [{"params": [one.norm.weight], "lr": 0.1, "weight_decay": 0.0}, {"params": one.blocks.parameters()}]
         if one is model:
             optimizer = parallel.ShardedOptimizer(groups, torch.optim.AdamW, lr=0.01)
         else:

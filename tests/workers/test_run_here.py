@@ -312,20 +312,6 @@ def make(device):
         {end}
     return step
 """
-COMES_BACK = """
-import os
-
-def make(device):
-    forked = []
-    def step():
-        if not forked:
-            forked.append(os.fork())
-            if forked == [0]:
-                os.setsid()
-            else:
-                os.waitpid(forked[0], 0)
-    return step
-"""
 
 
 def own(folder: Path, source: str) -> tuple[dict[str, Any], list[str]]:
@@ -386,11 +372,3 @@ def test_an_error_of_the_users_ends_with_its_words(tmp_path: Path, run: Run) -> 
     code, out, err = run(spec, *options)
     assert (code, out) == (1, "")
     assert err.endswith("flopwatch run: failed: GeneratorExit: of its own (step.py:6, in step), in step 1\n")
-
-
-def test_a_fork_that_comes_back_prints_nothing(tmp_path: Path, run: Run) -> None:
-    spec, options = own(tmp_path, COMES_BACK)
-    code, out, err = run(spec, *options)
-    assert code == 0, err
-    assert out.count("validity: ") == 1
-    assert err.count("a fork of the job's process has come back from the user's code: it ends here") == 1

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from app.specs._code import CodeSpec
-from flopwatch.packages import FOLDER
 from workers import uploaded
 from workers.measure import position
 from workers.outcome import InvalidEnvironment
@@ -199,17 +198,6 @@ def test_a_module_by_whose_name_another_is_loaded_is_refused(files, names, tmp_p
         assert str(refused.value).endswith(f"before any code of yours runs: rename {file}.")
 
 
-def test_a_name_of_ours_that_is_not_there_is_not_to_be_installed(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "migrations"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if Path(entry).resolve() != Path(FOLDER)])
-    with pytest.raises(
-        InvalidEnvironment, match="if 'migrations' is yours, send its folder along with --code FOLDER"
-    ) as raised:
-        uploaded.load(put("import migrations\n"))
-    assert "install 'migrations'" not in str(raised.value)
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -300,13 +288,6 @@ def test_the_bytes_that_were_hashed_are_those_that_run(put: Put, tmp_path: Path)
     path.write_text("# exchanged\n" * 9)
     assert attention() == "uploaded"
     assert inspect.getsource(attention) == source
-
-
-def test_tracebacks_show_the_lines_that_ran(put: Put, capfd: pytest.CaptureFixture[str]) -> None:
-    code = put("from pathlib import Path\n\nPath(__file__).write_text('# nothing\\n' * 9)\nraise ValueError(41 + 1)\n")
-    with pytest.raises(BrokenCode, match=r"ValueError: 42 \(mine.py:4, in <module>\)"):
-        uploaded.load(code)
-    assert "raise ValueError(41 + 1)" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("runs", ["file", "folder", "script"])

@@ -530,12 +530,7 @@ class JobRun:
             spec=self.claim.spec,
             unit=asdict(process.unit),
             scratch=str(process.scratch),
-            environment={
-                "CUDA_VISIBLE_DEVICES": visible,
-                **self._environment,
-                **code,
-                **process.unit.environment,
-            },
+            environment={"CUDA_VISIBLE_DEVICES": visible, **self._environment, **code, **process.unit.environment},
             ceilings=str(self._ceilings),
             task=process.task,
             limits=asdict(self._limits),

@@ -15,16 +15,7 @@ from dataclasses import dataclass, replace
 from workers.agent.log import CappedLog
 from workers.measure.table import TooLarge
 from workers.messages import Ended, Message, cut, parse
-from workers.outcome import (
-    Abandoned,
-    Cancelled,
-    Failed,
-    GivenBack,
-    Outcome,
-    RunnerError,
-    Succeeded,
-    failure_code,
-)
+from workers.outcome import Abandoned, Cancelled, Failed, GivenBack, Outcome, RunnerError, Succeeded, failure_code
 from workers.processes.launch import Process, Report
 from workers.processes.limits import oom_kills
 

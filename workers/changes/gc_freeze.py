@@ -23,8 +23,5 @@ def _frozen(_step: OwnStep) -> Iterator[None]:
 
 
 CHANGE = Change(
-    causes=("host", "launches"),
-    how="gc.collect(); gc.freeze() before the loop",
-    why_not=_why_not,
-    after=_frozen,
+    causes=("host", "launches"), how="gc.collect(); gc.freeze() before the loop", why_not=_why_not, after=_frozen
 )

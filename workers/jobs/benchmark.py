@@ -60,11 +60,7 @@ RUNNER = BenchmarkRunner()
 
 
 def measure(
-    spec: BenchmarkSpec,
-    device: torch.device,
-    build_model: building.Maker,
-    monitor: Monitor,
-    report: Reporter,
+    spec: BenchmarkSpec, device: torch.device, build_model: building.Maker, monitor: Monitor, report: Reporter
 ) -> tuple[Values, dict[str, Any]]:
     """Return the values of each metric and the verdict. Without samples, the verdict still reports other processes on
     the device."""

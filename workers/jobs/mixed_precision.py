@@ -240,7 +240,7 @@ def add_rows(
         on_cuda = cuda_dtype(model, tensor, cell, context.device)
         is_kept = tensor in among_kept if judged else None
         context.dtypes.append(
-            (*where, tensor.role, tensor.name, tensor.module_class, dtype, on_cuda, is_kept, tensor.reason),
+            (*where, tensor.role, tensor.name, tensor.module_class, dtype, on_cuda, is_kept, tensor.reason)
         )
     if cell.autocast != "none":
         context.kept += [(*where, tensor.name, tensor.module_class) for tensor in kept]

@@ -63,11 +63,7 @@ class CachedModel(Protocol):
 
 
 def sample(
-    logits: Tensor,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    generator: torch.Generator | None = None,
+    logits: Tensor, *, temperature: float = 1.0, top_k: int | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
     """Draw one token per row.
 

@@ -733,12 +733,7 @@ class Play:
         return self.tape.finish()
 
 
-def moments(
-    shape: Shape,
-    step: StepMemory,
-    choices: Choices = Choices(),
-    sharing: Sharing = Sharing(),
-) -> list[Moment]:
+def moments(shape: Shape, step: StepMemory, choices: Choices = Choices(), sharing: Sharing = Sharing()) -> list[Moment]:
     """Return the highest use of memory within each part of a step, in the order of the step."""
     more = shape.num_layers - PLAYED_LAYERS
     if more <= 1:

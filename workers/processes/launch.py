@@ -175,11 +175,7 @@ class Launcher:
         raise InvalidEnvironment(KILLED_TOO_OFTEN)
 
     def _start(
-        self,
-        request: keeper.Request,
-        start: Literal["fork", "exec"],
-        locks: Sequence[int],
-        gate: socket.socket | None,
+        self, request: keeper.Request, start: Literal["fork", "exec"], locks: Sequence[int], gate: socket.socket | None
     ) -> Process:
         ours, theirs = socket.socketpair()
         log, log_in = os.pipe2(os.O_CLOEXEC)

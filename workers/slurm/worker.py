@@ -35,11 +35,7 @@ class SlurmWorker(Serving[Allocation]):
         self._cluster = cluster
         self._folder = HandOverFolder(cluster.folder)
         self._allocations = Allocations(
-            cluster,
-            self._folder,
-            self._queue,
-            client=SlurmClient(cluster.command_timeout_s),
-            on_end=self._wake_up,
+            cluster, self._folder, self._queue, client=SlurmClient(cluster.command_timeout_s), on_end=self._wake_up
         )
         named = {f"{tools.FAMILY}:{tool}" for tool in cluster.tools}
         nodes = {name_of_nodes(number) for number in range(2, cluster.max_nodes + 1)}

@@ -35,18 +35,9 @@ cpu_naive = Implementation(
     "cpu_naive", _heads_optional(naive), SINGLE_ON_CPU, has_backward=False, forward_bytes=_bytes("naive")
 )
 cpu_blocked = Implementation(
-    "cpu_blocked",
-    _heads_optional(_blocked),
-    SINGLE_ON_CPU,
-    has_backward=False,
-    forward_bytes=_bytes("blocked"),
+    "cpu_blocked", _heads_optional(_blocked), SINGLE_ON_CPU, has_backward=False, forward_bytes=_bytes("blocked")
 )
 cpu_fused = Implementation(
     "cpu_fused", _heads_optional(fused), SINGLE_ON_CPU, has_backward=False, forward_bytes=_bytes("fused")
 )
-cpu_flash = Implementation(
-    "cpu_flash",
-    _heads_optional(flash),
-    SINGLE_ON_CPU,
-    forward_bytes=_bytes("flash"),
-)
+cpu_flash = Implementation("cpu_flash", _heads_optional(flash), SINGLE_ON_CPU, forward_bytes=_bytes("flash"))

@@ -815,13 +815,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[[Runner], None]:
 
 def validity(verdict: str) -> dict[str, Any]:
     checks = [{"name": "clocks", "ok": verdict == "valid", "detail": "as they are"}]
-    return {
-        "type": "validity",
-        "verdict": verdict,
-        "checks": checks,
-        "case_key": "key",
-        "title": "a case",
-    }
+    return {"type": "validity", "verdict": verdict, "checks": checks, "case_key": "key", "title": "a case"}
 
 
 class TestUnits:

@@ -54,14 +54,6 @@ def add_measurement(spool: Spool, wire: dict[str, Any]) -> None:
     add(spool, "measurement", **wire)
 
 
-def add_table(spool: Spool, wire: dict[str, Any]) -> None:
-    add(spool, "table", **wire)
-
-
-def add_environment(spool: Spool, fingerprint: dict[str, Any]) -> None:
-    add(spool, "environment", environment=fingerprint)
-
-
 def add_validity(spool: Spool, verdict: dict[str, Any], case_key: str | None, title: str) -> None:
     add(spool, "validity", **verdict, case_key=case_key, title=title)
 
@@ -194,7 +186,7 @@ def test_texts_for_people_are_cut() -> None:
 def test_an_environment_has_a_largest_size() -> None:
     spool = begun()
     with pytest.raises(TooLarge, match=r"the environment has 1\d{6} bytes; 1048576 are kept"):
-        add_environment(spool, {"notes": ["x" * 1000] * 1100})
+        add(spool, "environment", environment={"notes": ["x" * 1000] * 1100})
     assert spool.environment is None
 
 
@@ -224,11 +216,11 @@ class TestUnits:
     def test_each_has_title_side_outcome_and_environment(self) -> None:
         spool = Spool(neighbours=[3, 7])
         spool.begin_unit(0, "first", "baseline")
-        add_environment(spool, {"gpu": "A"})
-        add_environment(spool, {"gpu": "said again"})
+        add(spool, "environment", environment={"gpu": "A"})
+        add(spool, "environment", environment={"gpu": "said again"})
         spool.end_unit(Succeeded())
         spool.begin_unit(1, "second", "candidate")
-        add_environment(spool, {"gpu": "B"})
+        add(spool, "environment", environment={"gpu": "B"})
         spool.end_unit(Failed("timeout", "too long"))
         spool.begin_unit(2, "third")
         spool.end_unit(Cancelled())
@@ -415,14 +407,14 @@ class TestChecks:
 
     def test_its_name_is_reserved(self) -> None:
         with pytest.raises(UnfitResult, match="'checks': that name is reserved"):
-            add_table(begun(), Table("checks", KERNELS, []).to_wire())
+            add(begun(), "table", **Table("checks", KERNELS, []).to_wire())
 
 
 class TestTables:
     def test_a_table_arrives_as_it_was_sent(self) -> None:
         spool = begun("first", "second")
         rows = [["gemm", 1.5], ["softmax ×", None]]
-        add_table(spool, Table("kernels", KERNELS, rows).to_wire())
+        add(spool, "table", **Table("kernels", KERNELS, rows).to_wire())
         (table,) = spool.tables
         assert (table.unit_index, table.name, table.row_count) == (1, "kernels", 2)
         assert table.columns == [
@@ -454,7 +446,7 @@ class TestTables:
         wire = {"name": "kernels", "columns": [{"name": "time", "type": "number", "unit": None}], "rows": [[1.0]]}
         spool = begun()
         with pytest.raises(ValueError):
-            add_table(spool, {**wire, **wrong})
+            add(spool, "table", **{**wire, **wrong})
         assert spool.tables == []
 
     def test_each_unit_has_a_table_of_a_name(self) -> None:
@@ -462,10 +454,10 @@ class TestTables:
         wire = Table("kernels", KERNELS, [["gemm", 1.5]]).to_wire()
         for index in range(2):
             spool.begin_unit(index, f"replicate {index}")
-            add_table(spool, wire)
+            add(spool, "table", **wire)
         assert [table.unit_index for table in spool.tables] == [0, 1]
         with pytest.raises(UnfitResult, match=r"unit 1 \(replicate 1\) reports two tables named 'kernels'"):
-            add_table(spool, wire)
+            add(spool, "table", **wire)
 
     @pytest.mark.parametrize(
         "other",
@@ -474,40 +466,31 @@ class TestTables:
     )
     def test_tables_of_one_name_have_equal_columns(self, other: tuple[Column, ...]) -> None:
         spool = begun("forward")
-        add_table(spool, Table("kernels", KERNELS, []).to_wire())
+        add(spool, "table", **Table("kernels", KERNELS, []).to_wire())
         spool.begin_unit(1, "backward")
         with pytest.raises(UnfitResult, match=r"'kernels' of unit 1 \(backward\) has other columns .* 'forward'.* ms"):
-            add_table(spool, Table("kernels", other, []).to_wire())
+            add(spool, "table", **Table("kernels", other, []).to_wire())
 
     def test_a_table_has_a_largest_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
         wire = Table("kernels", KERNELS, [["gemm", 1.0]] * 11).to_wire()
         monkeypatch.setattr("workers.measure.table.MAX_ROWS", 10)
         with pytest.raises(TooLarge, match="'kernels' has 11 rows; 10 are kept"):
-            add_table(begun(), wire)
+            add(begun(), "table", **wire)
 
     @pytest.mark.parametrize(("limit", "value"), [("MAX_TABLES", 2), ("MAX_TABLES_BYTES", 40), ("MAX_TABLES_ROWS", 2)])
     def test_a_job_has_a_largest_size(self, limit: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(spooling, limit, value)
         spool = begun()
         for name in ("first", "second"):
-            add_table(spool, Table(name, KERNELS, [["gemm", 1.5]]).to_wire())
+            add(spool, "table", **Table(name, KERNELS, [["gemm", 1.5]]).to_wire())
         with pytest.raises(TooLarge, match=f"3 tables of 45 bytes and 3 rows with table 'third'.*{value}"):
-            add_table(spool, Table("third", KERNELS, [["gemm", 1.5]]).to_wire())
+            add(spool, "table", **Table("third", KERNELS, [["gemm", 1.5]]).to_wire())
         assert len(spool.tables) == 2
 
 
 class TestArtifacts:
-    @pytest.mark.parametrize(
-        ("name", "public"),
-        [
-            ("trace.json.gz", "trace-unit-2.json.gz"),
-            ("snapshot-forward.pickle", "snapshot-forward-unit-2.pickle"),
-            ("log", "log-unit-2"),
-        ],
-    )
-    def test_files_of_later_units_have_their_number(self, name: str, public: str) -> None:
-        assert public_name(name, 0) == name
-        assert public_name(name, 2) == public
+    def test_files_of_later_units_have_their_number(self) -> None:
+        assert (public_name("log", 0), public_name("log", 2)) == ("log", "log-unit-2")
 
     def test_a_name_is_used_once_in_a_unit_and_again_in_the_next(self) -> None:
         spool = begun("forward")
@@ -537,8 +520,8 @@ def test_results_can_be_forgotten_and_the_log_kept() -> None:
     spool.log.write(b"hello\n")
     add_measurement(spool, measured())
     spool.add_artifact("trace.json.gz", "trace", "application/gzip", 1, "0" * 64)
-    add_table(spool, Table("kernels", KERNELS, []).to_wire())
-    add_environment(spool, {})
+    add(spool, "table", **Table("kernels", KERNELS, []).to_wire())
+    add(spool, "environment", environment={})
     add_validity(spool, verdict("valid"), None, "")
     spool.forget_results()
     assert (list(spool.measurements), spool.tables, spool.artifacts, spool.units) == ([], [], [], [])
@@ -546,30 +529,22 @@ def test_results_can_be_forgotten_and_the_log_kept() -> None:
     assert spool.log.text() == "hello\n"
 
 
-class TestManyMeasurements:
-    COUNT = 2500
-
-    def filled(self) -> tuple[Spool, float]:
-        """A spool of many measurements, and how many bytes each takes."""
-        spool = begun()
-        tracemalloc.start()
-        try:
-            before, _ = tracemalloc.get_traced_memory()
-            for number in range(self.COUNT):
-                wire = measured(samples=[float(number)]) | {"case": {**CASE, "sequence_length": number}}
-                add_measurement(spool, json.loads(json.dumps(wire)))
-            after, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        return spool, (after - before) / self.COUNT
-
-    def test_they_take_little_memory_and_are_read_again_and_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(packing, "PART_RECORDS", 100)
-        spool, bytes_each = self.filled()
-        assert bytes_each < 400
-        for _ in range(2):
-            assert [record.median for record in spool.measurements] == list(map(float, range(self.COUNT)))
-        assert len(spool.measurements) == self.COUNT
+def test_many_measurements_take_little_memory_and_are_read_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As objects they take more than 600 bytes each."""
+    monkeypatch.setattr(packing, "PART_RECORDS", 100)
+    spool, count = begun(), 2500
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(count):
+            wire = measured(samples=[float(number)]) | {"case": {**CASE, "sequence_length": number}}
+            add_measurement(spool, json.loads(json.dumps(wire)))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (after - before) / count < 400
+    for _ in range(2):
+        assert [record.median for record in spool.measurements] == list(map(float, range(count)))
 
 
 class TestReplicates:
@@ -578,7 +553,7 @@ class TestReplicates:
         spool = Spool()
         for index, time_ms in enumerate(times_ms):
             spool.begin_unit(index, f"replicate {index + 1}")
-            add_environment(spool, {"device": {"type": device}})
+            add(spool, "environment", environment={"device": {"type": device}})
             add_measurement(spool, measured(samples=(0.5 * time_ms, time_ms, 9 * time_ms)))
             add_validity(spool, verdict("valid", "clocks"), key, "")
         return spool

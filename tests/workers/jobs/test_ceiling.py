@@ -111,8 +111,7 @@ def test_a_toy_run_is_no_ceiling(run, tmp_path, watch, capsys, sizes, kept, log)
 
 
 @pytest.mark.parametrize(
-    ("other", "steady", "failed"),
-    [(10.0, True, "variation: "), (2.0, False, "steady: times still")],
+    ("other", "steady", "failed"), [(10.0, True, "variation: "), (2.0, False, "steady: times still")]
 )
 def test_a_disturbed_run_is_no_ceiling(run, tmp_path, watch, capsys, other, steady, failed) -> None:
     watch.other, watch.steady = other, steady

@@ -264,10 +264,7 @@ def test_two_gpus(tmp_path: Path) -> None:
     assert [
         report.fingerprint["device"]["type"],
         *(other["type"] for other in report.fingerprint["other_devices"]),
-    ] == [
-        "cuda",
-        "cuda",
-    ]
+    ] == ["cuda", "cuda"]
     assert statistics.median([row["median_ms"] for row in report.table_rows("ranks")]) > 0
     assert time.monotonic() - started < 120
 

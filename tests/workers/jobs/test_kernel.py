@@ -275,7 +275,7 @@ def test_a_plan_of_ones_own_step_has_the_layers_of_its_forward_pass(own) -> None
     names = ("layer", "layers", "tokens", "in_features", "out_features")
     rows = report.table_rows("linears", precision="rowwise")
     assert {tuple(row[name] for name in names) for row in rows} == {
-        *(("a", 3, 32, 32, 48), ("a", 3, 16, 32, 48), ("b", 3, 32, 48, 32), ("b", 3, 16, 48, 32)),
+        *(("a", 3, 32, 32, 48), ("a", 3, 16, 32, 48), ("b", 3, 32, 48, 32), ("b", 3, 16, 48, 32))
     }
     assert report.rows[0]["case"]["model"] == "make_step@mine.py"
 

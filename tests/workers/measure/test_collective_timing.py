@@ -8,13 +8,7 @@ import pytest
 import torch
 
 from workers.measure import collective_timing
-from workers.measure.collective_timing import (
-    DTYPES,
-    MB,
-    Numbers,
-    size_bytes,
-    why_too_large_for_host,
-)
+from workers.measure.collective_timing import DTYPES, MB, Numbers, size_bytes, why_too_large_for_host
 
 CPU = torch.device("cpu")
 

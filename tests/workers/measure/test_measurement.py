@@ -33,13 +33,7 @@ def test_a_missing_value_is_null_and_never_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"samples": []},
-        {"outcome": "oom"},
-        {"outcome": "oom", "reason": "too big", "samples": [1.0]},
-    ],
+    "fields", [{}, {"samples": []}, {"outcome": "oom"}, {"outcome": "oom", "reason": "too big", "samples": [1.0]}]
 )
 def test_a_value_and_its_absence_exclude_each_other(fields: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="step_ms: outcome"):

@@ -4,14 +4,7 @@ import pytest
 import torch
 
 from tests.address_space import little_left
-from workers.measure.memory import (
-    MIB,
-    HostMemory,
-    OutOfMemory,
-    is_out_of_memory,
-    memory_meter,
-    translate_oom,
-)
+from workers.measure.memory import MIB, HostMemory, OutOfMemory, is_out_of_memory, memory_meter, translate_oom
 
 
 @pytest.mark.parametrize(

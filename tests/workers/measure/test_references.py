@@ -22,8 +22,7 @@ COMPILED_FOR_MINUTES = ("flex", "triton")
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [pytest.param(one, id=one.name, marks=[pytest.mark.long] if one.name in SLOW else []) for one in FAULTS],
+    "fault", [pytest.param(one, id=one.name, marks=[pytest.mark.long] if one.name in SLOW else []) for one in FAULTS]
 )
 def test_every_planted_fault_is_wrong(fault: Fault) -> None:
     assert noticed(fault, SMALL, CPU) is not None

@@ -8,15 +8,7 @@ import torch
 from flopwatch.steps import steps_of_a_second
 from workers.measure import timing
 from workers.measure.memory import OutOfMemory
-from workers.measure.timing import (
-    HostClock,
-    HostMarks,
-    StepTime,
-    make_clock,
-    make_marks,
-    time_loop,
-    time_steps,
-)
+from workers.measure.timing import HostClock, HostMarks, StepTime, make_clock, make_marks, time_loop, time_steps
 from workers.measure.warmup import WarmUp
 
 
@@ -82,11 +74,7 @@ def test_warming_up_until_steady_is_over_when_steps_are_even() -> None:
 def test_phases_inside_a_phase_are_samples_too() -> None:
     inner = iter([{"forward": 1.0}, {"forward": 2.0}, {"forward": 3.0}])
     times = time_steps(
-        {"graph": lambda: None},
-        CountingClock(),
-        inner_times_ms=lambda: next(inner),
-        warmup_steps=2,
-        measure_steps=2,
+        {"graph": lambda: None}, CountingClock(), inner_times_ms=lambda: next(inner), warmup_steps=2, measure_steps=2
     )
     assert {name: list(samples) for name, samples in times.phases.items()} == {
         "graph": [10.0, 10.0],

@@ -39,11 +39,7 @@ def measured(size: tuple[int, int, int, int], precision: str, attention: str, *,
     recording.mark(BACKWARD, {})
     found = {one.stretch.phase: one.stretch for one in recording.end()}
     del out, gradients
-    return {
-        FORWARD: found[FORWARD].peak.total,
-        BETWEEN: found[FORWARD].end.total,
-        BACKWARD: found[BACKWARD].peak.total,
-    }
+    return {FORWARD: found[FORWARD].peak.total, BETWEEN: found[FORWARD].end.total, BACKWARD: found[BACKWARD].peak.total}
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)

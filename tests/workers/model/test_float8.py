@@ -8,16 +8,7 @@ from torch import nn
 
 from app.specs import _training
 from workers.model import TransformerLM
-from workers.model.float8 import (
-    FP8_MULTIPLE,
-    RECIPES,
-    NoFloat8,
-    convert,
-    float8,
-    fp8_flops,
-    grouped,
-    linear_layers,
-)
+from workers.model.float8 import FP8_MULTIPLE, RECIPES, NoFloat8, convert, float8, fp8_flops, grouped, linear_layers
 
 
 def model(d_model: int = 32, d_ff: int = 64, vocab_size: int = 48) -> TransformerLM:

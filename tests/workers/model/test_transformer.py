@@ -188,27 +188,10 @@ def test_a_token_sees_its_window_and_document_only() -> None:
         assert differs.nonzero().flatten().tolist() == list(seen)
 
 
-def test_packed_documents_are_those_computed_alone() -> None:
-    packed, alone = small_model(document_lengths=(5, 7)), small_model()
-    alone.load_state_dict(packed.state_dict())
-    ids = tokens()
-    torch.testing.assert_close(packed(ids), torch.cat((alone(ids[:, :5]), alone(ids[:, 5:])), dim=1))
-    with pytest.raises(ValueError, match="packed documents cannot be continued"):
-        packed.new_cache(1, 4)
-    for length in (11, 13):
-        with pytest.raises(ValueError, match=f"documents of 12 tokens do not fill sequences of {length}"):
-            packed(tokens(length=length))
-
-
 @pytest.mark.parametrize(("d_model", "num_heads"), [(16, 3), (6, 2)])
 def test_an_odd_head_dimension_is_refused(d_model: int, num_heads: int) -> None:
     with pytest.raises(ValueError, match="multiple of 2 × num_heads"):
         small_model(d_model=d_model, num_heads=num_heads)
-
-
-def test_more_tokens_than_the_context_length_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"33 tokens are more than the context length \(32\)"):
-        small_model()(tokens(1, 33))
 
 
 def test_the_model_compiles_to_one_graph() -> None:

@@ -221,13 +221,7 @@ def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: C
     return {name: value for name, (value, _) in options.items() if takes_all or name in parameters}
 
 
-def build(
-    spec: TrainingSpec,
-    device: torch.device,
-    build_model: Maker,
-    *,
-    batches: Batches | None = None,
-) -> Training:
+def build(spec: TrainingSpec, device: torch.device, build_model: Maker, *, batches: Batches | None = None) -> Training:
     """Build the model and its step, for these batches; None: random ones.
 
     Raises:
@@ -261,10 +255,7 @@ def build(
 
 
 def build_step(
-    spec: TrainingSpec,
-    device: torch.device,
-    model: torch.nn.Module,
-    batches: Batches | None = None,
+    spec: TrainingSpec, device: torch.device, model: torch.nn.Module, batches: Batches | None = None
 ) -> Step:
     """Build the step that is repeated, not yet captured in a CUDA graph; `batches` as for `build`."""
     import torch

@@ -165,11 +165,7 @@ def wrap(
         case "overlapped":
             wrapped = parallel.OverlappedDataParallel(module, group)
         case "bucketed":
-            wrapped = parallel.BucketedDataParallel(
-                module,
-                spec.bucket_size_mb,
-                process_group=group,
-            )
+            wrapped = parallel.BucketedDataParallel(module, spec.bucket_size_mb, process_group=group)
         case "fsdp":
             wrapped = parallel.FullyShardedDataParallel(
                 module,
@@ -237,10 +233,7 @@ def make_step(
     casts = spec.casts and strategy in FULLY_SHARDED
     precision = PRECISIONS["fp32" if casts else spec.precision]
     step: BackwardStep
-    options: dict[str, Any] = {
-        "model_has_loss": spec.model_has_loss,
-        "micro_batches": spec.accumulation_steps,
-    }
+    options: dict[str, Any] = {"model_has_loss": spec.model_has_loss, "micro_batches": spec.accumulation_steps}
     if spec.mode == "train_step":
         total = min_calls(spec.warmup_steps) + (spec.measure_steps or building.STEPS)
         optimizer = make_optimizer(spec, strategy, wrapped, group)

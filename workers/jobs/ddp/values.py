@@ -45,14 +45,7 @@ COMPUTATION = ("computation_step_ms", "exposed_communication_ms")
 ALONE = ("alone_step_ms", "net_cost_ms")
 """Metrics of a side that takes turns with the strategy: its step, and how much longer the strategy's takes."""
 OF_OUR_STRATEGIES = frozenset(
-    {
-        *COMPUTATION,
-        *ALONE,
-        *PARITY,
-        "exposed_communication_percent",
-        "hidden_percent",
-        "communication_mib",
-    }
+    {*COMPUTATION, *ALONE, *PARITY, "exposed_communication_percent", "hidden_percent", "communication_mib"}
 )
 """Metrics that a step of the user's own has not."""
 EAGER = ("eager_step_ms", "eager_exposed_communication_ms", "eager_host_us")

@@ -93,11 +93,7 @@ OF_OPTIMIZER = "in the optimizer"
 """The note on float64 there, which is lost to `precision`."""
 ANSWERS = "answers"
 """Work of the device for the numbers that the host reads."""
-OF_LIBRARIES = (
-    ("utils/data/", INPUT),
-    ("optim/", OPTIMIZER),
-    ("distributed/", "communication"),
-)
+OF_LIBRARIES = (("utils/data/", INPUT), ("optim/", OPTIMIZER), ("distributed/", "communication"))
 """Folders of torch in a stack, with the cause that they stand for."""
 COLLECTED = "garbage collection"
 BETWEEN_NODES_NS = 100_000
@@ -629,11 +625,7 @@ def _by_line(
 
 
 def _running(
-    lost: dict[tuple[str, Place | None], float],
-    device: Lost,
-    traced: Attribution,
-    places: Places,
-    ms: float,
+    lost: dict[tuple[str, Place | None], float], device: Lost, traced: Attribution, places: Places, ms: float
 ) -> None:
     """Add the time in which kernels ran: to `lost` by the lines that they are due to, those of the forward pass, and to
     `device`, where none is known, by what the kernels compute."""

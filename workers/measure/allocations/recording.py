@@ -93,12 +93,7 @@ class PhaseMarks:
     """
 
     def __init__(
-        self,
-        recording: Recording,
-        owners: Callable[[], Owners],
-        *,
-        keep: bool = False,
-        without: Collection[str] = (),
+        self, recording: Recording, owners: Callable[[], Owners], *, keep: bool = False, without: Collection[str] = ()
     ) -> None:
         self.keep = keep
         self.watch = False

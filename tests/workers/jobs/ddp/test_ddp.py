@@ -31,15 +31,7 @@ from parallel.bucket_size import fit
 from parallel.process_group import RanksFailed, RanksTimedOut, launch
 from tests.parallel.pool import Pool
 from tests.workers.jobs.ddp.planted_steps import LATE_S, MORE
-from tests.workers.jobs.ddp.ranks import (
-    BEGINS_LATE_S,
-    FORGOTTEN,
-    IN_BLOCKS,
-    PROFILED,
-    SLOWER_MS,
-    parity,
-    run_all,
-)
+from tests.workers.jobs.ddp.ranks import BEGINS_LATE_S, FORGOTTEN, IN_BLOCKS, PROFILED, SLOWER_MS, parity, run_all
 from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report
 from workers import uploaded
@@ -51,15 +43,7 @@ from workers.jobs._values import Values
 from workers.jobs.ddp import RUNNER, choose_devices, strategies, timing
 from workers.jobs.ddp.buckets import bucket_rows, report_buckets
 from workers.jobs.ddp.memory import Memory, MemoryMarks, live_bytes, memory_now
-from workers.jobs.ddp.parity import (
-    SMALL_SHARE,
-    ParityCheck,
-    capture_untrained,
-    gradient_errors,
-    largest_error,
-    relative_error,
-    small_gradients,
-)
+from workers.jobs.ddp.parity import SMALL_SHARE, ParityCheck, capture_untrained, gradient_errors, small_gradients
 from workers.jobs.ddp.rank import rounds_of, run_rank
 from workers.jobs.ddp.strategies import Trained
 from workers.jobs.ddp.timelines import WAITING, ranks_of
@@ -69,7 +53,6 @@ from workers.jobs.ddp.values import (
     add_exposed,
     add_hidden,
     add_values,
-    check_exposed,
     check_host,
     metrics,
     precisions_of_ranks,
@@ -160,12 +143,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "no host memory, flat": {"strategy": "flat"},
 }
 ROTATED = {
-    strategy: {
-        "strategy": strategy,
-        "precision": "bf16",
-        "parameter_dtype": "bf16",
-        "activation_checkpointing": True,
-    }
+    strategy: {"strategy": strategy, "precision": "bf16", "parameter_dtype": "bf16", "activation_checkpointing": True}
     for strategy in ("fsdp", "torch_fsdp")
 }
 """Steps of which the dtypes in blocks are looked at."""
@@ -255,10 +233,7 @@ def values(report: Report) -> dict[str, Any]:
         ([({"bf16": 1.0}, ""), ({"bf16": 1.0}, "")], ({"bf16": 1.0}, "")),
         ([({"bf16": 0.5, "fp8": 0.5}, ""), ({"fp8": 1.0, "bf16": 0.0}, "")], ({"bf16": 0.25, "fp8": 0.75}, "")),
         ([({"bf16": 1.0}, ""), ({}, "the profiler saw none")], ({}, "rank 1: the profiler saw none")),
-        (
-            [({"bf16": 1.0}, ""), ({"fp32": 1.0}, "")],
-            ({}, "the ranks' products are of several precisions: bf16, fp32"),
-        ),
+        ([({"bf16": 1.0}, ""), ({"fp32": 1.0}, "")], ({}, "the ranks' products are of several precisions: bf16, fp32")),
     ],
 )
 def test_only_the_same_precisions_on_all_ranks_have_a_peak(ranks: list[Any], found: Any) -> None:
@@ -590,23 +565,6 @@ def test_an_uncertain_or_impossible_exposed_time_is_suspect(error_ms: float, sil
     assert check.ok is is_ok, check.detail
     assert "e+" not in check.detail
     assert collected.samples("net_cost_ms", None) == pytest.approx([time - 40 for time in shared])
-
-
-@pytest.mark.parametrize(
-    ("rounds", "known_to"),
-    [
-        ([4.4, 4.5, 4.6, 4.7, 4.8, 20.0], "uncertain by ± 15% of the step"),  # the table's interval: 4.4 to 20
-        ([4.4, 4.5, 4.6, 4.7, 4.8, 5.4], "uncertain by ± 0.8% of the step"),
-        ([4.4, 4.5, 4.6, 4.7, 4.8], "5 of 6 rounds, of which a median has an interval: raise measure_steps"),
-    ],
-)
-def test_the_error_of_the_exposed_time_is_that_of_its_median(rounds: list[float], known_to: str) -> None:
-    check = check_exposed(rounds, 100.0, on_gpu=True)
-    assert known_to in check.detail
-    assert check.ok is (known_to == "uncertain by ± 0.8% of the step")
-    on_cpu = check_exposed(rounds, 100.0, on_gpu=False)
-    assert check.severity == "suspect"
-    assert on_cpu.severity == ("note" if "15%" in known_to else "suspect"), "the limit there is 20 %"
 
 
 @pytest.mark.parametrize(
@@ -1058,17 +1016,6 @@ def test_a_capture_leaves_the_model_untrained(monkeypatch: pytest.MonkeyPatch, *
     for state in optimizer.state.values():
         for name, value in state.items():
             assert value.any() == (name == "master_param"), name
-
-
-def test_errors_that_are_no_numbers() -> None:
-    one, zero = torch.ones(3), torch.zeros(3)
-    assert relative_error(one * 1.5, one) == pytest.approx(0.5)
-    assert relative_error(one * 3, one * 2, start=one) == pytest.approx(1.0)
-    assert relative_error(None, one) == float("inf")
-    assert relative_error(one * float("nan"), one) == float("inf")
-    assert relative_error(one, zero) == float("inf")
-    assert relative_error(zero, zero) == 0.0
-    assert largest_error({"a": 0.5, "b": float("nan"), "c": float("inf")})[1] == "b"
 
 
 @pytest.mark.parametrize(

@@ -112,11 +112,7 @@ class TestRun:
         assert json.loads((tmp_path / nsight.PHASES).read_text()) == ["forward", "backward", "optimizer"]
         assert (tmp_path / nsight.STARTED).exists()
         assert report.fingerprint["software"]["ncu"] == "2025.3.1.0"
-        assert report.steps == [
-            (1, 3, "warming up"),
-            (2, 3, "under the profiler"),
-            (3, 3, "under the profiler"),
-        ]
+        assert report.steps == [(1, 3, "warming up"), (2, 3, "under the profiler"), (3, 3, "under the profiler")]
 
     def test_too_little_memory_is_no_failure(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         spec, unit = planned(tmp_path, "ncu", "silent")

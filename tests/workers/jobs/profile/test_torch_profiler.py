@@ -268,23 +268,6 @@ def test_products_in_another_type_than_the_jobs_have_no_limit(run: Any) -> None:
     assert row[-2:] == [None, None]
 
 
-def test_decoding_sees_one_key_more_at_each_step(run: Any) -> None:
-    parts = {(row["part"], row["phase"]): row for row in run(mode="generate", new_tokens=4).table_rows("attention")}
-    keys = 9 + 10 + 11
-    assert parts["values", "decode"]["gflop"] == pytest.approx(1e-9 * 2 * 2 * 2 * 2 * keys * 8)
-    assert parts["values", "decode"]["useful_gflop"] == parts["values", "decode"]["gflop"]
-
-
-def test_a_window_leaves_few_useful_scores(run: Any) -> None:
-    model = {**MODEL, "num_kv_heads": 1, "window": 3}
-    parts = {
-        (row["part"], row["phase"]): row
-        for row in run(mode="generate", model=model, new_tokens=4).table_rows("attention")
-    }
-    assert parts["scores", "prefill"]["useful_gflop"] == pytest.approx(parts["scores", "prefill"]["gflop"] * 21 / 64)
-    assert parts["values", "decode"]["gflop"] == pytest.approx(1e-9 * 2 * 2 * 2 * 2 * (3 + 3 + 3) * 8)
-
-
 def test_parts_that_do_not_exist_are_null_with_the_reason(run: Any) -> None:
     report = run(mode="forward_backward", attention="sdpa_math")
     assert len(report.table_rows("attention")) == 6
@@ -467,22 +450,6 @@ def test_without_a_ceiling_the_side_is_null_with_the_reason(tmp_path: Path, monk
         assert row["bound"] is row["ridge"] is None
         assert "no measured ceiling" in row["note"]
         assert row["tflops"] > 0
-
-
-def test_nothing_of_the_naming_stays_behind(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[torch.nn.Module] = []
-    build = building.build
-
-    def kept(*args: Any) -> Any:
-        training = build(*args)
-        built.append(training.model)
-        return training
-
-    monkeypatch.setattr(building, "build", kept)
-    run(mode="forward")
-    for layer in built[0].modules():
-        assert not layer._forward_hooks
-        assert not layer._forward_pre_hooks
 
 
 def test_tables_that_are_cut_say_so_and_by_what_rule(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,15 +20,8 @@ KERNELS = {
         "triton_tem_fused_mm_4",
         "triton_mm",
     ],
-    "attention": [
-        "triton_tem_fused_flex_attention_0",
-        "triton_tem_fused_flex_attention_backward_3",
-        "_attn_fwd",
-    ],
-    "softmax": [
-        "triton_per_fused__softmax_div_masked_fill_3",
-        "triton_red_fused_logsumexp_7",
-    ],
+    "attention": ["triton_tem_fused_flex_attention_0", "triton_tem_fused_flex_attention_backward_3", "_attn_fwd"],
+    "softmax": ["triton_per_fused__softmax_div_masked_fill_3", "triton_red_fused_logsumexp_7"],
     "normalisation": [
         NATIVE + "(anonymous namespace)::vectorized_layer_norm_kernel<float, float>(int, float, float const*)",
         NATIVE + "(anonymous namespace)::GammaBetaBackwardCUDAKernel<float, float>(long, long)",

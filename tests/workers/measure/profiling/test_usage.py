@@ -68,7 +68,7 @@ def test_parts_are_summed_over_layers() -> None:
     ]
     ranges = usage.by_range(items, ("forward", "backward"), steps=1)
     assert [name for name, _ in ranges] == [
-        *("layers.2", "layers.2/scores", "layers.10", "layers.10/scores", "scores", "outside"),
+        *("layers.2", "layers.2/scores", "layers.10", "layers.10/scores", "scores", "outside")
     ]
     assert dict(ranges)["layers.2"] == {"forward": 2.0, "backward": 4.0}
     assert dict(ranges)["scores"] == {"forward": 3.0, "backward": 0.0}
