@@ -41,7 +41,8 @@ def test_dtypes_may_differ(device: str, rng: random.Random) -> None:
     assert_same(
         lambda x, weight: kernels.rms_norm(x, weight, EPS, out_dtype=torch.bfloat16), plain, (x, weight), torch.bfloat16
     )
-    assert_same(kernels.rms_norm, plain, (x.bfloat16(), weight), torch.bfloat16)
+    for dtype in (torch.float32, torch.float64):
+        assert_same(kernels.rms_norm, plain, (x.bfloat16(), weight.to(dtype)), torch.bfloat16)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -98,3 +99,8 @@ def test_operations_pass_opcheck(device: str, rng: random.Random) -> None:
 def test_inputs_that_do_not_fit_are_refused(x: Tensor, weight: Tensor, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         kernels.rms_norm(x, weight)
+
+
+def test_a_result_is_floating_point() -> None:
+    with pytest.raises(ValueError, match=r"floating-point out_dtype of 16 bits or more, not torch\.int32"):
+        kernels.rms_norm(torch.ones(2, 3), torch.ones(3), out_dtype=torch.int32)
