@@ -1,7 +1,7 @@
 """Services whose servers and workers are forked, not exec'd: each is ready seconds of processor time sooner.
 
 One forkserver (tests/plugins/forkserver.py) serves all tests of a pytest process, or of all of `--processes`.
-tests/app/cli/test_processes.py, tests/tools/test_demo.py and the chaos start the real commands.
+tests/app/cli/test_processes.py, tests/tools/test_demo.py and `python -m tests.chaos` start the real commands.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import pytest
 
 from tests.chaos.plan import LOCAL, faults
 from tests.chaos.run import run
+from tests.forked import ForkedService
 
 pytestmark = pytest.mark.acceptance
 
@@ -19,7 +20,8 @@ WORKERS = 2
 def test_whatever_happens_every_promise_is_kept(tmp_path: Path, rng: random.Random) -> None:
     seed = rng.getrandbits(32)
     print(f"seed {seed}")
-    result = run(tmp_path, seed, SECONDS, faults(seed, SECONDS, per_s=len(LOCAL) / SECONDS), workers=WORKERS)
+    plan = faults(seed, SECONDS, per_s=len(LOCAL) / SECONDS)
+    result = run(tmp_path, seed, SECONDS, plan, workers=WORKERS, service=ForkedService)
     print(result.summary)
     assert result.wrong == []
     assert result.summary["units"]["end"] > 0, "nothing was attacked"

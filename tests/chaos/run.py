@@ -20,7 +20,7 @@ from tests.chaos.clients import Clients
 from tests.chaos.evidence import Evidence, Ledger, read_marks
 from tests.chaos.plan import BEHAVIOURS, Behaviours, Fault
 from tests.chaos.site import Site, logs_of
-from tools.service import FINAL_STATES
+from tools.service import FINAL_STATES, Service
 from tools.waiting import wait_until
 
 REST_S = 180.0
@@ -55,9 +55,10 @@ def run(
     stores: str = "local",
     stale: int = 0,
     behaviours: Behaviours = BEHAVIOURS,
+    service: type[Service] = Service,
     say: Callable[[str], None] = print,
 ) -> Result:
-    """Attack a service in `folder` for so many seconds; `workers`, `stores` and `stale` as Site has them.
+    """Attack a service in `folder` for so many seconds; `workers`, `stores`, `stale` and `service` as Site has them.
 
     behaviours: those of the jobs, with their weights and parameters.
     """
@@ -66,7 +67,7 @@ def run(
     def tell(what: str) -> None:
         say(f"after {time.monotonic() - began:.1f} s: {what}")
 
-    with Site(folder, workers, stores, stale) as site:
+    with Site(folder, workers, stores, stale, service) as site:
         with Clients(site.service.url, seed, ledger, behaviours) as clients, watch(site, ledger):
             tell("it runs, and is attacked")
             attack(site, seconds, plan, say)

@@ -95,9 +95,11 @@ class Site:
     stale: the number of further workers that read an older schema of specs.
     """
 
-    def __init__(self, folder: Path, workers: int, stores: str = "local", stale: int = 0) -> None:
+    def __init__(
+        self, folder: Path, workers: int, stores: str = "local", stale: int = 0, service: type[Service] = Service
+    ) -> None:
         self.folder = folder
-        self.service = Service(folder / "service", environment(folder))
+        self.service = service(folder / "service", environment(folder))
         self.stores, self._kind, self._stale = Local(self.service.data_dir), stores, stale
         self.cluster: Cluster | None = None
         workers = (1 if stores == "slurm" else workers) + stale

@@ -32,7 +32,7 @@ from flopwatch.packages import START
 
 LARGEST_ORDER = 1 << 20
 """Bytes of a warm parent's order, at most: its variables."""
-SHOWN_FIRST = ("FLOPWATCHED_BY", "RANK", "TORCHELASTIC_RUN_ID", "TMPDIR", "MISBEHAVE_FOLDER")
+SHOWN_FIRST = ("FLOPWATCHED_BY", "RANK", "TORCHELASTIC_RUN_ID", "TMPDIR", "MISBEHAVE_FOLDER", "CHAOS_FOLDER")
 """Variables that somebody looks for below /proc."""
 
 

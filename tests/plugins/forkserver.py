@@ -2,8 +2,8 @@
 
 To import a server takes more than a second of processor time, torch as much, and the tests start a hundred of them. A
 fork runs the same as `python -m MODULE` or `python -c CODE` does, with an environment of its own; the
-`sitecustomize` that this environment names is run anew, so sabotage works as in a new interpreter. Forks know the kind
-`plain`, whatever their path says. The socket FD carries JSON lines:
+`sitecustomize` that this environment names is run anew, so sabotage works as in a new interpreter. Forks know the kinds
+`plain` and `hostile`, whatever their path says. The socket FD carries JSON lines:
 
     test → forkserver   {"arguments": ["-m", "app.cli", "serve"], "environment": {…}, "output": path, "errors": path,
                          "before": statements}
@@ -52,6 +52,7 @@ def main(descriptor: int) -> None:
     parent = os.getppid()
     gc.disable()
     # The environment that it was started with has the kind `plain` on its path.
+    second_folder.add(Path(__file__).parent / "hostile_kind")
     second_folder.use_long_names()
     for name in PRELOADED:
         importlib.import_module(name)

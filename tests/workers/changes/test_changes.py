@@ -64,6 +64,11 @@ def make_step(optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam
     return step
 
 
+@pytest.fixture(autouse=True)
+def _few_objects() -> None:
+    gc.freeze()  # own steps look through all again and again: in a job's process there are few
+
+
 @pytest.fixture
 def own() -> OwnStep:
     return make_step()
