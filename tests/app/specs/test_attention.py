@@ -87,26 +87,6 @@ def test_presets_of_sizes_for_a_gpu_ask_for_one(name: str) -> None:
     assert device == ("cpu" if name == "cpu" else "cuda")
 
 
-def test_flash_benchmarking() -> None:
-    preset = spec(**AttentionSpec.presets["flash_benchmarking"])
-    cells = preset.cells()
-    assert sorted({cell.sequence_length for cell in cells}) == [2**power for power in range(7, 17)]
-    assert {cell.head_dim for cell in cells} == {16, 32, 64, 128}
-    assert {cell.dtype for cell in cells} == {"bf16", "fp32"}
-    assert {cell.causal for cell in cells} == {True}
-    assert preset.batch_size == 1
-
-
-def test_requirements_name_every_implementation() -> None:
-    assert spec(implementations=["a", "b"]).requirements() == {"attention:a", "attention:b"}
-
-
-def test_lists_are_shown_as_one_coordinate() -> None:
-    summary = spec(head_dims=[16, 32], causal=[True]).summary()
-    assert (summary["head_dim"], summary["causal"]) == ("16/32", True)
-    assert set(summary) == set(AttentionSpec.table_rows)
-
-
 def test_few_queries_are_another_case() -> None:
     fields = {"implementations": ["eager"], "sequence_lengths": [64, 128], "causal": [False]}
     square, single, same = (
@@ -122,15 +102,6 @@ def test_few_queries_are_another_case() -> None:
 def test_lists_of_jobs_tell_few_queries(length: int | None, told: str) -> None:
     few = spec(implementations=["eager"], dtypes=["fp32"], sequence_lengths=[64], causal=[False], query_length=length)
     assert case_text(few.summary()) == f"eager, fp32, causal=false, head_dim=64, sequence_length=64{told}"
-
-
-def test_a_problem_is_part_of_the_case_where_it_is_another() -> None:
-    fields: dict[str, Any] = {"implementations": ["eager"], "num_heads": 4, "sequence_lengths": [8]}
-    (plain,) = spec(**fields).cases()
-    assert not {"num_kv_heads", "window", "document_lengths", "softcap", "scale"} & set(json.loads(plain.canonical)[1])
-    assert spec(**fields, num_kv_heads=4, bottom_right=True).cases()[0].key == plain.key
-    others = [{"num_kv_heads": 2}, {"window": 4}, {"document_lengths": [3, 5]}, {"softcap": 30.0}, {"scale": 0.5}]
-    assert len({spec(**fields, **other).cases()[0].key for other in others} | {plain.key}) == 6
 
 
 def test_masks_that_hide_nothing_are_no_part_of_the_case() -> None:
@@ -169,24 +140,17 @@ def test_lists_of_jobs_tell_documents(lengths: list[int], told: str) -> None:
     ("fields", "message"),
     [
         ({"implementations": []}, "nothing to measure"),
-        ({"implementations": ["a b"]}, "pattern"),
         ({"head_dims": [64, 64]}, "64 is there twice"),
-        ({"dtypes": ["float32"]}, "'fp32', 'tf32', 'bf16' or 'fp16'"),
         ({"dtypes": ["tf32"], "device": "cpu"}, "tf32 is a GPU format"),
         ({"do_bench": True, "device": "cpu"}, "times GPUs only"),
-        ({"causal": [1]}, "valid boolean"),
         ({"autotune": True}, "was removed"),
-        ({"query_length": 0, "causal": [False]}, "greater than or equal to 1"),
         ({"query_length": 1}, r"set causal to \[false\], or bottom_right to true"),
         ({"num_heads": 6, "num_kv_heads": 4}, r"must divide num_heads \(6\)"),
-        ({"window": 0}, "greater than or equal to 1"),
-        ({"softcap": 0.0}, "greater than 0"),
         ({"sequence_lengths": [8, 16], "document_lengths": [3, 5]}, "8 tokens together, and a sequence length is 16"),
         (
             {"sequence_lengths": [8], "document_lengths": [3, 5], "query_length": 8, "causal": [False]},
             "have as many queries as keys: leave them out, or query_length",
         ),
-        ({"sequence_lengths": [0]}, "greater than or equal to 1"),
         (
             {"sequence_lengths": list(range(1, 101)), "head_dims": list(range(1, 101)), "causal": [True, False]},
             f"a job has at most {MAX_CELLS}",

@@ -16,8 +16,3 @@ def test_sizes_are_the_devices_unless_given() -> None:
 def test_a_data_type_is_measured_once() -> None:
     with pytest.raises(ValidationError, match="'bf16' is there twice"):
         CeilingSpec(dtypes=["bf16", "fp32", "bf16"])
-
-
-def test_a_size_that_measures_nothing_is_refused() -> None:
-    with pytest.raises(ValidationError, match="greater than or equal to 16"):
-        CeilingSpec(matrix_size=1)

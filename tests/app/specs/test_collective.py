@@ -53,31 +53,14 @@ def test_a_size_is_one_case_however_it_is_written() -> None:
     assert json.dumps(point[0].coordinates["size_mb"]) == "1"
 
 
-def test_presets_are_valid() -> None:
-    for name, preset in CollectiveSpec.presets.items():
-        spec = spec_adapter.validate_json(json.dumps({"kind": "collective", **preset}))
-        assert spec.resources().device_type == "cuda", name
-
-
 @pytest.mark.parametrize(
     ("fields", "pointer", "message"),
     [
         ({"backend": "nccl", "device": "cpu"}, ("backend",), "choose gloo, or device cuda"),
         ({"backend": "gloo", "device": "cuda"}, ("backend",), "choose nccl, or device cpu"),
-        ({"backend": "mpi"}, ("backend",), "'gloo' or 'nccl'"),
         ({"world_size": 3, "nodes": 2}, ("nodes",), "3 ranks cannot be divided by 2"),
-        ({"operations": []}, ("operations",), "at least 1 item"),
-        ({"operations": ["reduce"]}, ("operations", 0), "'broadcast', 'all_to_all' or 'send_receive'"),
         ({"operations": ["broadcast", "broadcast"]}, ("operations",), "'broadcast' is there twice"),
         ({"size_mb": [1, 1.0]}, ("size_mb",), "1 is there twice"),
-        ({"size_mb": [0]}, ("size_mb", 0), "greater than or equal to 0.001"),
-        ({"size_mb": [20_000]}, ("size_mb", 0), "less than or equal to 16384"),
-        ({"size_mb": [float("nan")]}, ("size_mb", 0), "finite"),
-        ({"dtypes": ["tf32"]}, ("dtypes", 0), "'fp32', 'bf16' or 'fp16'"),
-        ({"world_size": 1}, ("world_size",), "greater than or equal to 2"),
-        ({"world_size": 65}, ("world_size",), "less than or equal to 64"),
-        ({"measure_steps": 0}, ("measure_steps",), "greater than or equal to 1"),
-        ({"precision": "bf16"}, ("precision",), "Extra inputs"),
     ],
 )
 def test_what_makes_no_sense_is_refused(fields: dict[str, Any], pointer: tuple[str | int, ...], message: str) -> None:

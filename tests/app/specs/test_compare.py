@@ -109,12 +109,6 @@ def test_a_side_is_a_spec_of_another_kind(side: str, wrong: Any) -> None:
     assert {error["loc"][:2] for error in refused.value.errors()} == {("compare", side)}
 
 
-@pytest.mark.parametrize("replicates", [0, 101, 2.5, "8"])
-def test_replicates_have_bounds(replicates: Any) -> None:
-    with pytest.raises(ValidationError):
-        compare(replicates=replicates)
-
-
 class TestSummary:
     def test_it_names_what_differs(self) -> None:
         summary = compare(TINY, {**TINY, "precision": "bf16", "compile": True}).summary()

@@ -42,8 +42,6 @@ def test_a_worker_needs_the_changes_that_are_asked_for() -> None:
         ({"step": {"kind": "ddp", "strategy": "flat", "prefetch": 2}}, "choose fsdp"),
         ({"step": {**TINY, "replicates": 3}}, "its own processes"),
         ({"changes": ["threads", "threads"]}, "there twice"),
-        ({"changes": []}, "at least 1"),
-        ({"budget_s": 5}, "greater than or equal to 10"),
         ({"step": {"kind": "diagnosis", "step": TINY}}, "diagnosis"),
     ],
 )

@@ -320,15 +320,6 @@ def test_cases_are_flat_and_tell_themselves_apart(kind: str) -> None:
 
 
 class TestModels:
-    def test_a_preset_equals_its_sizes_spelled_out(self) -> None:
-        tiny = {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}
-        preset, spelled = (
-            validated({"kind": "benchmark", "model": model}).case() for model in ({"size": "tiny"}, tiny)
-        )
-        assert preset.key == spelled.key
-        assert preset.coordinates == spelled.coordinates
-        assert preset.coordinates["model"] == "tiny"
-
     def test_a_whole_number_is_the_same_written_with_a_point(self) -> None:
         specs = [validated({"kind": "benchmark", "gradient_clip_norm": norm}) for norm in (1, 1.0)]
         assert specs[0].case().key == specs[1].case().key
@@ -367,13 +358,6 @@ class TestGrids:
             }
             found = [case for case in validated({**fields, **single}).cases() if case.key == spec.case(cell).key]
             assert [case.coordinates for case in found] == [spec.case(cell).coordinates]
-
-    def test_block_sizes_belong_to_those_that_take_them(self) -> None:
-        eager = {"kind": "attention", "implementations": ["eager"]}
-        assert keys(validated(eager)) == keys(validated({**eager, "br": [16], "bc": [16]}))
-        blocked = {"kind": "attention", "implementations": ["cpu_blocked"]}
-        assert keys(validated({**blocked, "bc": [16]})) == keys(validated(blocked))
-        assert keys(validated({**blocked, "br": [16]})) != keys(validated(blocked))
 
     @pytest.mark.parametrize("name", sorted(BLOCK_SIZES))
     def test_default_block_sizes_may_be_spelled_out(self, name: str) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.specs import KINDS
 from app.specs.profile import ProfileSpec
 
 
@@ -27,11 +26,6 @@ def test_a_tool_needs_a_gpu(fields: dict[str, Any]) -> None:
     assert spec(**fields, device="cuda").resources().device_type == "cuda"
     with pytest.raises(ValidationError, match="profiles the kernels of a GPU: leave it out, or choose device cuda"):
         spec(**fields, device="cpu")
-
-
-def test_without_tools_a_profile_runs_anywhere() -> None:
-    assert spec(device="cpu").resources().device_type == "cpu"
-    assert spec().resources() == KINDS["benchmark"].example().resources()
 
 
 @pytest.mark.parametrize(
@@ -57,7 +51,3 @@ def test_a_filter_may_be_any_regular_expression(kernels: str) -> None:
     found = spec(ncu={"kernels": kernels}).ncu
     assert found is not None
     assert found.kernels == kernels
-
-
-def test_tools_do_not_change_the_measured_work() -> None:
-    assert spec(nsys=True, ncu={"launches": 3}).case().key == spec().case().key
