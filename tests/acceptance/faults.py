@@ -65,8 +65,7 @@ def damage(path: Path) -> list[str]:
         connection.execute("BEGIN")
 
         def ask(question: str) -> list[Row]:
-            answers: list[Row] = connection.execute(question).fetchall()
-            return answers
+            return connection.execute(question).fetchall()
 
         found = [f"integrity: {row[0]}" for row in ask("PRAGMA integrity_check") if row[0] != "ok"]
         found += [f"broken reference: {row}" for row in ask("PRAGMA foreign_key_check")]

@@ -42,8 +42,7 @@ def cancel(client: httpx.Client, job_id: int, status: int = 202) -> dict[str, An
     """Ask for the job's cancel; the answer's body, which must have this status."""
     answer = client.post(f"/jobs/{job_id}/cancel")
     assert answer.status_code == status, answer.text
-    body: dict[str, Any] = answer.json()
-    return body
+    return answer.json()
 
 
 def cancels_a_queued_job(client: httpx.Client) -> dict[str, Any]:

@@ -135,7 +135,6 @@ def wait_for_own_job_beside(service: Service, folder: Path, *, same_host: bool) 
                 if "another Flopwatch" in line:
                     assert get(client, f"/jobs/{held}")["state"] == "running"
                     open_gate(other_folder)
-            assert waiting.stdout is not None
             assert json.loads(waiting.stdout.read())["state"] == "succeeded"
         assert waiting.returncode == 0
         open_gate(other_folder)

@@ -62,7 +62,6 @@ def differences(answers: list[Any], jobs: list[int]) -> list[str]:
 
 def after_a_crash(service: Service, first_answers: dict[str, str], **environment: str) -> list[str]:
     """What is wrong with the answers of a server that was killed and started again."""
-    assert service.server is not None
     service.server.kill()
     service.server.wait()
     client = service.start_server(**environment)

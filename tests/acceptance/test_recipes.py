@@ -30,7 +30,6 @@ def steps() -> Iterator[Step]:
     for block in re.findall(r"```console\n(.*?)```", PAGE, flags=re.DOTALL):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             found = re.fullmatch(r"((?:[^\n]*\\\n)*[^\n]*)\n(.*)", part, flags=re.DOTALL)
-            assert found is not None
             command = " ".join(found[1].replace("\\\n", " ").split())
             yield Step(command, tuple(found[2].splitlines()))
 
@@ -81,7 +80,6 @@ class Ids:
         """Learn what a submission became."""
         for what, number in re.findall(r"^(job|sweep) (\d+) (?:queued|with)", "\n".join(step.expected), re.MULTILINE):
             found = re.search(rf"^{what} (\d+) (?:queued|with)", printed, re.MULTILINE)
-            assert found is not None
             self._known[what, int(number)] = int(found[1])
 
     def words_of(self, command: str) -> list[str]:

@@ -45,7 +45,6 @@ LOCKED_ANSWER_S = 4.0
 
 def stop_server(service: Service, number: int) -> float:
     """Send the server a signal; how long it took to end, in seconds. It gets no longer than PROMPT_S."""
-    assert service.server is not None
     started = time.monotonic()
     service.server.send_signal(number)
     try:
@@ -145,7 +144,6 @@ def limited_file_size(service: Service) -> Iterator[Callable[[], Any]]:
     """The service's data on an ordinary disk; gives what keeps the server's files from growing."""
 
     def fill() -> Any:
-        assert service.server is not None
         return file_size_limit(service.server.pid, largest_file(service.data_dir))
 
     yield fill
@@ -222,7 +220,6 @@ def locked(service: Service, program: str, end: int | None) -> Iterator[None]:
     with subprocess.Popen(
         [sys.executable, "-c", program, url], cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == b"locked\n"
         if end is not None:
             holder.send_signal(signal.SIGSTOP)

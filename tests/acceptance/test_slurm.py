@@ -227,8 +227,7 @@ def unfit_worker(site: Site) -> dict[str, Any]:
         return workers[0]["unfit"] if workers else None
 
     wait_until(found, what="the worker to be unfit")
-    unfit: dict[str, Any] = found()
-    return unfit
+    return found()
 
 
 def test_a_cluster_that_takes_no_job_makes_the_worker_unfit(site: Site) -> None:

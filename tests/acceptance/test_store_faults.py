@@ -133,7 +133,6 @@ def make_history(service: Service, rng: random.Random, **environment: str) -> Hi
             operation = rng.choice([*operations, report] if len(claims) == 1 else operations)
             operation()
             states.append(state_of(path))
-        assert service.server is not None
         service.server.kill()
         service.server.wait()
         copy = service.folder / "killed"

@@ -83,8 +83,7 @@ def test_a_slow_optimizer_is_named_with_its_line_and_its_bound_is_measured(site,
     )
 
     def rows_of(table: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = get(site.client, f"/jobs/{job['id']}/tables/{table}")["rows"]
-        return found
+        return get(site.client, f"/jobs/{job['id']}/tables/{table}")["rows"]
 
     (first, *_) = rows_of("causes")
     assert (first["rank"], first["cause"]) == (1, "optimizer")

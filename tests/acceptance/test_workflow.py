@@ -46,8 +46,7 @@ exec {python} -m app.cli "$@"
 
 @pytest.fixture(scope="module")
 def workflow() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(WORKFLOW.read_text())
-    return found
+    return yaml.safe_load(WORKFLOW.read_text())
 
 
 def steps_of(job: dict[str, Any], event: str) -> list[str]:
@@ -106,9 +105,7 @@ Event = Callable[..., tuple[list[int], str]]
 
 
 @pytest.fixture(scope="module")
-def happens(
-    workflow: dict[str, Any], started_service: tuple[Service, Any], tmp_path_factory: pytest.TempPathFactory
-) -> Event:
+def happens(workflow, started_service, tmp_path_factory) -> Event:
     """Runs the workflow for an event, after a change of the code; returns its steps' exit codes, and their output."""
     checkout = tmp_path_factory.mktemp("checkout")
     command = checkout / ".venv" / "bin" / "flopwatch"  # where `make install` puts it

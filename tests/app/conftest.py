@@ -76,12 +76,10 @@ class Site:
         """Submit a tiny benchmark, with these spec fields and options."""
         response = self.http.post("/jobs", json={"spec": TINY | (spec or {}), **options})
         assert response.status_code == 201, response.text
-        job: dict[str, Any] = response.json()
-        return job
+        return response.json()
 
     def job(self, job_id: int) -> dict[str, Any]:
-        job: dict[str, Any] = self.http.get(f"/jobs/{job_id}").json()
-        return job
+        return self.http.get(f"/jobs/{job_id}").json()
 
     def rows(self) -> dict[str, int]:
         """How much is stored."""

@@ -52,7 +52,6 @@ def test_volumes_are_mounted_where_the_image_writes(compose: dict[str, Any], doc
     made = re.search(
         r"install --directory --owner=flopwatch --group=flopwatch (.+?) *\\$", dockerfile, flags=re.MULTILINE
     )
-    assert made is not None
     assert set(made[1].split()) == written, "made for the user that runs in the image"
     caches = re.findall(r"\w+_(?:CACHE|EXTENSIONS)_DIR=(/\w+)/", dockerfile)
     assert caches == ["/cache"] * 3
@@ -84,7 +83,6 @@ def stages(dockerfile: str) -> dict[str, str]:
 def test_the_server_is_probed_where_it_listens(compose: dict[str, Any], dockerfile: str) -> None:
     server = compose["services"]["server"]
     port = re.search(r"FLOPWATCH_PORT=(\d+)", dockerfile)
-    assert port is not None
     assert f"http://127.0.0.1:{port[1]}/healthz" in server["healthcheck"]["test"][-1]
     compile(server["healthcheck"]["test"][-1], "healthcheck", "exec")
     assert server["ports"] == [f"127.0.0.1:{port[1]}:{port[1]}"]

@@ -19,8 +19,7 @@ def objects(path: Path) -> list[dict[str, Any]]:
 
 
 def pod_of(manifest: dict[str, Any]) -> dict[str, Any] | None:
-    pod: dict[str, Any] | None = manifest["spec"].get("template", {}).get("spec")
-    return pod
+    return manifest["spec"].get("template", {}).get("spec")
 
 
 def verified(unit: Path, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -50,7 +49,6 @@ def test_systemd_takes_it(unit: Path, tmp_path: Path) -> None:
 def test_systemd_never_gives_it_up(unit: Path) -> None:
     """By default it does after 5 starts within 10 s, and a service ends within a second while its database is away."""
     found = re.search(r"^RestartSec=(\d+)$", unit.read_text(), re.MULTILINE)
-    assert found is not None
     assert 4 * int(found[1]) > 10
 
 

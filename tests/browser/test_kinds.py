@@ -118,7 +118,6 @@ def test_a_memory_job_with_its_timeline_and_allocations(site: Site, page: Page) 
     shown(site, page, "memory", measure_steps=1)
     timeline = drawn(page, "timeline")
     box = timeline.locator(".nsewdrag").first.bounding_box()
-    assert box is not None
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     hover = timeline.locator(".hoverlayer")
     expect(hover).to_contain_text(re.compile(r"(forward|backward|optimizer): [+−]"))

@@ -42,8 +42,7 @@ def page(chromium: Browser, guarded: Site, seen: Watch) -> Iterator[Page]:
 def made(site: Site, name: str, scope: str) -> str:
     body = {"name": name, "scope": scope, "expires_days": 1}
     answer = site.http.post("/tokens", json=body, headers={"Authorization": f"Bearer {ADMIN}"})
-    token: str = answer.raise_for_status().json()["token"]
-    return token
+    return answer.raise_for_status().json()["token"]
 
 
 def sign_in(page: Page, token: str) -> None:
@@ -53,8 +52,7 @@ def sign_in(page: Page, token: str) -> None:
 
 def jobs(site: Site) -> list[Any]:
     answer = site.http.get("/jobs", headers={"Authorization": f"Bearer {ADMIN}"})
-    listed: list[Any] = answer.raise_for_status().json()["data"]
-    return listed
+    return answer.raise_for_status().json()["data"]
 
 
 def test_signing_in_and_out(guarded: Site, page: Page, seen: Watch) -> None:
@@ -62,7 +60,6 @@ def test_signing_in_and_out(guarded: Site, page: Page, seen: Watch) -> None:
     expect(page).to_have_url(re.compile(r"/ui/sign-in\?next="))
     assert_readable(page)
     field = page.get_by_label("Token").bounding_box()
-    assert field is not None
     assert field["width"] < 500, "a token needs no more"
     seen.expect("401")
     sign_in(page, "hunter2")

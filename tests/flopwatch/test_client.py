@@ -91,13 +91,7 @@ def test_most_methods_have_an_example() -> None:
     assert {"submit", "sweep", "rerun", "wait", "jobs", "measurements", "table", "download", "cancel", "logs"} <= named
 
 
-def test_the_program_in_the_documents_runs(
-    site: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    obedient: None,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_program_in_the_documents_runs(site, monkeypatch, tmp_path, obedient, capsys) -> None:
     """It runs against a server whose worker plays: what it asks for is right."""
     monkeypatch.setenv("FLOPWATCH_URL", site.url)
     monkeypatch.chdir(tmp_path)

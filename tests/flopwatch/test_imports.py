@@ -41,7 +41,6 @@ def test_a_module_of_the_folder_with_a_name_that_is_taken_is_told(tmp_path: Path
     assert clash_in(pack(tmp_path, tmp_path / "train.py"), "train.py") is None
     (tmp_path / f"{name}.py").touch()
     told = clash_in(pack(tmp_path, tmp_path / "train.py"), "train.py")
-    assert told is not None
     assert told.startswith(f"train.py imports '{name}' of its folder")
     assert clash_in(b"import torch\n", "train.py") is None
 

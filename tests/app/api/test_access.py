@@ -61,8 +61,7 @@ def made(site: Any, name: str, scope: Scope, token: str = BOOTSTRAP) -> str:
     body = {"name": name, "scope": scope, "expires_days": 1}
     answer = site.http.post("/tokens", json=body, headers=bearer(token))
     assert answer.status_code == 201, answer.text
-    text: str = answer.json()["token"]
-    return text
+    return answer.json()["token"]
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +82,7 @@ def bob(guarded: Any) -> str:
 
 def refused(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
-    problem: dict[str, Any] = answer.json()
-    return problem
+    return answer.json()
 
 
 OPEN = {"GET /healthz", "GET /ui/sign-in", "POST /ui/sign-in", "POST /ui/sign-out"}
@@ -151,10 +149,7 @@ def asked(site: Any, route: str, job: int, sweep: int, token: str) -> httpx.Resp
         path += "?label=a:b"
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {**(bearer(token) if token else {}), **(FORM if "/ui/" in path else {})}
-    answer: httpx.Response = site.http.request(
-        method, path, content=None if method == "GET" else content, headers=headers
-    )
-    return answer
+    return site.http.request(method, path, content=None if method == "GET" else content, headers=headers)
 
 
 def test_the_refusal_names_the_scope(guarded: Any, tokens: dict[Scope, str]) -> None:
@@ -286,8 +281,7 @@ class TestWhoseJobs:
         headers = {**bearer(token), "Flopwatch-User": "somebody%20else"}
         answer = site.http.post("/jobs", json={"spec": TINY, **body}, headers=headers)
         assert answer.status_code == 201, answer.text
-        job: dict[str, Any] = answer.json()
-        return job
+        return answer.json()
 
     def test_a_job_has_its_tokens_name(self, guarded: Any, ada: str) -> None:
         assert self.submit(guarded, ada)["submitted_by"] == "ada"
@@ -300,8 +294,7 @@ class TestWhoseJobs:
         def submitted(token: str) -> int:
             answer = guarded.http.post(path, json=body, headers={**bearer(token), "Idempotency-Key": "nightly"})
             assert answer.status_code == 201, answer.text
-            number: int = answer.json()["id"]
-            return number
+            return answer.json()["id"]
 
         of_ada, of_bob = submitted(ada), submitted(bob)
         assert of_ada != of_bob
@@ -437,13 +430,11 @@ class TestLimits:
 
             def status(token: str, address: str = "192.0.2.1", path: str = "/jobs") -> int:
                 headers = {**bearer(token), "X-Forwarded-For": address}
-                code: int = site.http.get(path, headers=headers).status_code
-                return code
+                return site.http.get(path, headers=headers).status_code
 
             def signed_in(token: str, address: str) -> httpx.Response:
                 sent = {"data": {"token": token}, "headers": {"X-Forwarded-For": address}}
-                answer: httpx.Response = site.http.post("/ui/sign-in", **sent)
-                return answer
+                return site.http.post("/ui/sign-in", **sent)
 
             assert status(BOOTSTRAP) == 200
             guesses = [status(f"guess {number}") for number in range(90)]
@@ -467,8 +458,7 @@ class TestLimits:
 
             def guess(number: int) -> int:
                 headers = {**bearer(f"guess {number}"), "X-Forwarded-For": f"198.51.100.{number}"}
-                code: int = site.http.get("/jobs", headers=headers).status_code
-                return code
+                return site.http.get("/jobs", headers=headers).status_code
 
             assert (429 in [guess(number) for number in range(guard.GUESSES + 1)]) != believed
             forged = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "198.51.100.200"}
@@ -503,10 +493,7 @@ class TestLimits:
             ada, bob = made(site, "ada", "submit"), made(site, "bob", "submit")
 
             def submit(token: str, **headers: str) -> httpx.Response:
-                answer: httpx.Response = site.http.post(
-                    "/jobs", json={"spec": TINY}, headers={**bearer(token), **headers}
-                )
-                return answer
+                return site.http.post("/jobs", json={"spec": TINY}, headers={**bearer(token), **headers})
 
             first = submit(ada, **{"Idempotency-Key": "first"}).json()["id"]
             assert submit(ada).status_code == 201

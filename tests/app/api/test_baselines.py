@@ -101,8 +101,7 @@ def gate(site: Any, name: str, job: int, **query: Any) -> dict[str, Any]:
     asked = {"baseline_name": name, "candidate": job, "fail_above_percent": 5, **query}
     response = site.http.get("/compare", params=asked)
     assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    return response.json()
 
 
 def test_the_gate_of_a_comparison_with_a_baseline(site: Any, run: Any) -> None:

@@ -109,9 +109,7 @@ def test_a_grid_has_a_search_for_each_point(fresh_site: Any, measured: Any) -> N
         (1, (310, 311, None, 12)),
     ],
 )
-def test_without_a_step_a_search_ends_near_the_limit_and_says_so(
-    fresh_site: Any, measured: Any, step: int | None, expected: tuple[Any, ...]
-) -> None:
+def test_without_a_step_a_search_ends_near_the_limit_and_says_so(fresh_site, measured, step, expected) -> None:
     sweep = submit(fresh_site, fit={"step": step})
     jobs = finish(fresh_site, measured, {"tiny": 310})
     (search,) = sweep_of(fresh_site, sweep)["searches"]
@@ -123,7 +121,6 @@ def test_a_coarse_search_says_so_even_if_memory_does_not_grow_with_the_value() -
     outcomes = {304: "fits", 320: "oom", 640: "fits"}
     tried = [fitting.TriedValue(value, 1, "succeeded", outcome) for value, outcome in outcomes.items()]
     reason = fitting._status({}, fit, Point({}, {}), tried).reason
-    assert reason is not None
     assert reason.startswith("640 fitted, too, although 320 did not")
     assert "Sought to 6 %" in reason
 
@@ -191,7 +188,6 @@ def test_an_argument_of_ones_own_step_is_searched(fresh_site: Any, measured: Any
     for context, outcome in ((64, "ok"), (128, "ok"), (256, "oom"), (192, "ok")):
         able = frozenset({"attention:eager", "model:transformer_lm", RUNS_CODE})
         claim = fresh_site.services.queue.claim(fresh_site.worker.id, replace(offer(), capabilities=able))
-        assert claim is not None
         assert claim.spec["arguments"] == {"context": context}
         value = 1.0 if outcome == "ok" else None
         fresh_site.worker.finish(claim, measurements=[measured("step_ms", value, outcome, size=context)])

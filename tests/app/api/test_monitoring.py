@@ -117,8 +117,7 @@ def test_a_real_prometheus_scrapes_it_and_the_dashboard_asks_for_what_there_is(s
     def asked(expression: str) -> list[Any]:
         answer = api.get("/query", params={"query": expression}).json()
         assert answer["status"] == "success", (expression, answer)
-        found: list[Any] = answer["data"]["result"]
-        return found
+        return answer["data"]["result"]
 
     def is_scraped() -> bool:
         try:

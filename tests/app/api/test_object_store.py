@@ -42,8 +42,7 @@ def test_downloads(stored: Any, url: str, content: bytes, monkeypatch: pytest.Mo
     monkeypatch.setattr(objects, "PART_BYTES", 3000)
 
     def get(**headers: str) -> httpx.Response:
-        answer: httpx.Response = stored.http.get(url, headers=headers)
-        return answer
+        return stored.http.get(url, headers=headers)
 
     whole = get()
     assert (whole.status_code, whole.content) == (200, content)

@@ -35,8 +35,7 @@ def downloadable(site: Any, content: bytes, tmp_path: Path) -> str:
     facts = {"name", "kind", "media_type", "size", "sha256", "attempt", "unit_index", "unit_title", "url"}
     assert set(artifact) == facts
     assert artifact["sha256"] == hashlib.sha256(content).hexdigest()
-    url: str = artifact["url"]
-    return url
+    return artifact["url"]
 
 
 def test_ranges(site: Any, downloadable: str, content: bytes) -> None:

@@ -128,8 +128,7 @@ class TestOpenapiForGenerators:
 
     @pytest.fixture
     def schema(self, site: Any) -> dict[str, Any]:
-        schema: dict[str, Any] = site.http.get("/openapi.json").json()
-        return schema
+        return site.http.get("/openapi.json").json()
 
     def operations(self, schema: dict[str, Any]) -> dict[str, dict[str, Any]]:
         return {

@@ -53,7 +53,6 @@ def turns(site: Any, measured: Any, reported: Any) -> Turns:
         site.http.post("/jobs", json={"spec": spec, "priority": 20}).raise_for_status()
         offer = Offer(frozenset({"compare"}), CAPABILITIES, total_gpus=0, free_gpus=0, idle=True)
         claim = site.services.queue.claim(site.worker.id, offer)
-        assert claim is not None
         units = [UnitRecord(unit, "", "succeeded", side=("baseline", "candidate")[unit % 2]) for unit in range(16)]
         rows, tables = [], []
         for unit in range(16):
@@ -131,9 +130,7 @@ def test_a_tolerance_and_a_limit_of_ones_own(flopwatch: Any, turns: Turns) -> No
     ("lengths", "state", "outcome"),
     [([8], "succeeded", "oom"), ([8, 16], "succeeded", "succeeded"), ([8], "failed", "failed")],
 )
-def test_a_job_whose_only_case_lacks_memory_says_so(
-    flopwatch: Any, site: Any, measured: Any, lengths: list[int], state: str, outcome: str
-) -> None:
+def test_a_job_whose_only_case_lacks_memory_says_so(flopwatch, site, measured, lengths, state, outcome) -> None:
     job_id = site.submit(priority=20)["id"]
     claim = site.worker.claim_job(job_id)
     cases = [{"model": "tiny", "context_length": length} for length in lengths]

@@ -258,7 +258,6 @@ def test_a_slowdown_is_confirmed_in_turns_or_not(flopwatch, site, run, measured,
         site.http.post("/jobs", json={"spec": body}).raise_for_status()
         offer = Offer(frozenset({"compare"}), CAPABILITIES, total_gpus=0, free_gpus=0, idle=True)
         claim = site.services.queue.claim(site.worker.id, offer)
-        assert claim is not None
         submitted.append(claim.spec)
         units = [
             UnitRecord(unit, "", "succeeded", side=("baseline", "candidate")[unit % 2])

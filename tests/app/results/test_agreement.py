@@ -186,7 +186,6 @@ def test_the_sentence_says_it_and_a_tolerance_makes_it_wrong() -> None:
     assert (told.conclusion, told.gate) == ("better", None)
     judged = applied(FASTER, half, 1e-4)
     assert judged.conclusion == "wrong"
-    assert judged.gate is not None
     assert (judged.gate.outcome, judged.gate.fail_above_percent) == ("wrong", None)
     assert judged.gate.sentence.endswith("expected to agree to 0.0001")
 
@@ -196,10 +195,8 @@ def test_a_gate_answers_by_the_worst(outcome: Any, worst: str) -> None:
     judgement = Judgement("…", "worse", "step_ms", Gate(5.0, ["step_ms"], outcome, "so it is"))
     for found, expected in ((compare(side([2.0]), side([1.0])), worst), (compare(side([2.0]), side([2.0])), outcome)):
         gate = applied(judgement, found, 1e-4).gate
-        assert gate is not None
         assert gate.outcome == expected
     gate = applied(judgement, compare(side([2.0]), side([1.0])), None).gate
-    assert gate is not None
     assert gate.outcome == outcome, "a difference is a difference, and no verdict"
     assert "differ by up to 50 %" in gate.sentence
 
@@ -224,7 +221,6 @@ def test_other_seeds_hide_no_slowdown() -> None:
     for outcome, worst in (("passed", "not_comparable"), ("inconclusive", "not_comparable"), ("slower", "slower")):
         gate: Any = Gate(5.0, ["step_ms"], outcome, "so it is")  # type: ignore[arg-type]
         judged = applied(Judgement("…", "worse", "step_ms", gate), found, 1e-4)
-        assert judged.gate is not None
         assert (judged.gate.outcome, judged.conclusion) == (worst, "worse")
         assert "the seeds differ (0 → 1)" in judged.gate.sentence
 
@@ -232,7 +228,6 @@ def test_other_seeds_hide_no_slowdown() -> None:
 def test_jobs_that_kept_nothing() -> None:
     assert applied(FASTER, None, None) is FASTER
     gate = applied(FASTER, None, 1e-4).gate
-    assert gate is not None
     assert gate.outcome == "missing"
     assert Agreement(0.0).as_json(None)["outcome"] is None
     assert compare(side([2.0]), side([NAN])).as_json(0.1)["relative_difference"] is None

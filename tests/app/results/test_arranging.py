@@ -39,8 +39,7 @@ def values(sheet: Sheet, name: str) -> list[float | None]:
 
 
 def rows_of(sheet: Sheet) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(render(sheet, "json"))["rows"]
-    return found
+    return json.loads(render(sheet, "json"))["rows"]
 
 
 class TestPivot:

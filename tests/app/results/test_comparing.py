@@ -54,8 +54,7 @@ def compare_sides(database: Database, job_id: int) -> Sheet:
 
 
 def rows(sheet: Sheet) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(render(sheet, "json"))["rows"]
-    return found
+    return json.loads(render(sheet, "json"))["rows"]
 
 
 def about(sheet: Sheet, name: str) -> Any:
@@ -183,9 +182,7 @@ class TestWithABaseline:
     TIMES = (1.00, 1.01, 0.99, 1.005, 0.995, 1.002, 0.998, 1.004)
 
     @pytest.fixture
-    def run(
-        self, run_job: Callable[..., Claim], queue: Queue, record: Callable[..., Any], database: Database
-    ) -> Callable[..., int]:
+    def run(self, run_job, queue, record, database) -> Callable[..., int]:
         """Run a job of 8 processes on a device; its environment names it, unless none is recorded."""
 
         def run(
@@ -323,7 +320,6 @@ def test_what_was_measured_of_a_comparison_that_ended_too_soon_is_told(database,
         f"inconclusive: job {job_id} ended before its time ({code}), after 5 and 4 of 8 processes; so far the candidate"
     )
     assert str(about(sheet, "sentence")).startswith(f"{told} is 1.99× faster")
-    assert gated.judgement.gate is not None
     assert gated.judgement.gate.outcome == "inconclusive"
     assert gated.judgement.gate.sentence.startswith(told), "the gate says why, too"
     assert not any("no numbers" in note for note in sheet.notes)
@@ -730,7 +726,6 @@ def test_what_the_steps_of_both_sides_returned_is_compared(database, run_job, qu
     assert str(about(sheet, "sentence")).endswith(agreement["sentence"])
     judged = results.compare_sides(database, claim.job_id, Question(expect_equal=1e-4)).judgement
     assert judged.conclusion == "wrong"
-    assert judged.gate is not None
     assert judged.gate.outcome == "wrong"
 
 
@@ -743,11 +738,9 @@ def test_returned_numbers_of_two_jobs_and_of_one_that_has_none(database, run_job
         jobs.append(claim.job_id)
     one, same, without = jobs
     found = results.compare(database, [one], [same], Question(expect_equal=0.0))
-    assert found.judgement.gate is not None
     assert found.judgement.gate.outcome == "passed"
     assert "are equal (loss, the first 2 steps); both return nan (loss, step 2)" in found.judgement.sentence
     lacking = results.compare(database, [one], [without], Question(expect_equal=0.0))
-    assert lacking.judgement.gate is not None
     assert lacking.judgement.gate.outcome == "missing"
     assert "the candidate has kept nothing that its step returned" in lacking.judgement.sentence
     assert results.compare(database, [without], [without]).agreement is None
@@ -764,7 +757,6 @@ def test_of_a_diagnosis_the_unchanged_step_counts_with_its_own_seed(database, ru
 
     def outcome(one: int, other: int) -> str:
         gate = results.compare(database, [one], [other], Question(expect_equal=1e-4)).judgement.gate
-        assert gate is not None
         return gate.outcome
 
     assert outcome(job(1, 2.0, 9.0), job(2, 2.0, 7.0)) == "passed", "later units measure changes"
@@ -782,12 +774,10 @@ def test_what_steps_of_other_seeds_returned_is_not_compared(database, run_job, q
     again = {seed: job(2.0 + seed, seed) for seed in (3, 4)}
     question = Question(expect_equal=1e-4)
     found = results.compare(database, [jobs[3]], [again[4]], question)
-    assert found.judgement.gate is not None
     assert found.judgement.gate.outcome == "not_comparable"
     assert found.judgement.conclusion == "inconclusive"
     assert "the seeds differ (3 → 4), so nothing that steps returned can be compared" in found.judgement.sentence
     sweeps = results.compare(database, [*jobs.values()], [*again.values()], question)
-    assert sweeps.judgement.gate is not None
     assert sweeps.judgement.gate.outcome == "passed"
     wrong = results.compare(database, [jobs[3]], [job(9.0, 3)], question)
     assert wrong.judgement.conclusion == "wrong", "the control"

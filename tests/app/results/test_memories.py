@@ -14,7 +14,6 @@ from app.results.memories import NOT_LISTED, ROUNDING
 from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
 from app.store.records import Claim, Finish, UnitRecord
-from tests.app.results.conftest import Measure
 
 CATEGORIES = {"category": "string", "peak_mib": "number", "end_mib": "number"}
 ALLOCATIONS = {
@@ -120,9 +119,7 @@ def test_allocations_without_a_stack_and_equal_ones_are_added(database: Database
     assert sentence.endswith("1 MiB more at its peak (backward): +1 MiB temporary")
 
 
-def test_peaks_in_different_phases_are_compared_and_each_phase_that_both_have(
-    database: Database, memory: Callable[..., int]
-) -> None:
+def test_peaks_in_different_phases_are_compared_and_each_phase_that_both_have(database, memory) -> None:
     def of(row: Row, phase: str) -> Row:
         return (phase, *row[1:])
 
@@ -177,9 +174,7 @@ def test_running_out_of_memory_is_compared_with_the_peak(database: Database, mem
     assert changes(rows, "allocations", "backward → oom") == {"x = x.contiguous()": 88}
 
 
-def test_a_job_that_lacks_the_tables_is_compared_by_metrics(
-    database: Database, memory: Callable[..., int], measure: Measure
-) -> None:
+def test_a_job_that_lacks_the_tables_is_compared_by_metrics(database, memory, measure) -> None:
     without = measure(("peak_memory_mib", {"value": 7.0}), spec={"kind": "memory"})
     sentence, rows, notes = compared(database, memory(SCORES, peak=400.0), without)
     assert "By the snapshots" not in sentence
@@ -193,9 +188,7 @@ def test_one_process_each_tells_a_difference_of_peaks(database: Database, memory
     assert not any("one after the other" in note for note in notes)
 
 
-def test_sides_of_one_job_are_means_of_their_processes(
-    database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any
-) -> None:
+def test_sides_of_one_job_are_means_of_their_processes(database, run_job, queue, reported) -> None:
     side = {"kind": "memory", "context_length": 64}
     claim = run_job({"kind": "compare", "baseline": side, "candidate": {**side, "precision": "bf16"}, "replicates": 4})
     units = [UnitRecord(at, f"{at}", "succeeded", side=("baseline", "candidate")[at % 2]) for at in range(8)]

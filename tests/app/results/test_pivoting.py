@@ -30,8 +30,7 @@ def lengths(measure: Measure, *context_lengths: int) -> list[int]:
 
 
 def json_rows(sheet: Sheet) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(render(sheet, "json"))["rows"]
-    return rows
+    return json.loads(render(sheet, "json"))["rows"]
 
 
 def outcomes(sheet: Sheet, metric: str) -> list[str | None]:

@@ -17,9 +17,7 @@ SHARDED = ("fsdp", "torch_fsdp")
 
 
 def spec(**fields: Any) -> DdpSpec:
-    parsed = spec_adapter.validate_json(json.dumps({"kind": "ddp", **fields}))
-    assert isinstance(parsed, DdpSpec)
-    return parsed
+    return spec_adapter.validate_json(json.dumps({"kind": "ddp", **fields}))
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,7 @@ TINY: dict[str, Any] = {"kind": "benchmark", "model": {"size": "tiny"}}
 
 
 def diagnosis(**fields: Any) -> DiagnosisSpec:
-    spec = spec_adapter.validate_python({"kind": "diagnosis", "step": TINY, **fields})
-    assert isinstance(spec, DiagnosisSpec)
-    return spec
+    return spec_adapter.validate_python({"kind": "diagnosis", "step": TINY, **fields})
 
 
 def test_its_case_is_that_of_the_step_as_a_diagnosis() -> None:

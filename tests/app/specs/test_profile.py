@@ -10,9 +10,7 @@ from app.specs.profile import ProfileSpec
 
 
 def parse(**fields: object) -> ProfileSpec:
-    spec = spec_adapter.validate_json(json.dumps({"kind": "profile", **fields}))
-    assert isinstance(spec, ProfileSpec)
-    return spec
+    return spec_adapter.validate_json(json.dumps({"kind": "profile", **fields}))
 
 
 @pytest.mark.parametrize("mode", PHASES)

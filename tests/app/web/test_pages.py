@@ -262,8 +262,7 @@ def test_bad_filters_are_pages(site: Any) -> None:
 def page_of(response: Any) -> str:
     assert response.status_code == 405
     assert response.headers["content-type"].startswith("text/html")
-    text: str = response.text
-    return text
+    return response.text
 
 
 def test_workers(fresh_site: Any) -> None:

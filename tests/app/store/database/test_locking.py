@@ -41,7 +41,6 @@ class Holder:
         self.process = subprocess.Popen(
             [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        assert self.process.stdout is not None
         assert self.process.stdout.readline() == "held\n"
 
     def let_go(self) -> None:

@@ -252,7 +252,6 @@ class TestRemove:
         )
         command = [sys.executable, "-c", program, str(folder), str(trace)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
             assert process.stdout.readline() == "put\n"
             assert files.remove([SHA256], database) == []
             process.kill()

@@ -170,10 +170,7 @@ def test_keys_go(shop: Any, queue: Queue, prune: Any) -> None:
 
 
 class TestJobs:
-    def test_finished_ones_go_with_everything(
-        self, shop: Any, queue: Queue, prune: Any, results: Finish, database: Database, files: ArtifactFiles,
-        tmp_path: Path,
-    ) -> None:  # fmt: skip
+    def test_finished_ones_go_with_everything(self, shop, queue, prune, results, database, files, tmp_path) -> None:
         trace = tmp_path / "trace"
         trace.write_bytes(b"trace")
         sha256, size = files.put(trace)

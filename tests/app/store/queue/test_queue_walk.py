@@ -74,7 +74,6 @@ class Walk:
         if not waiting:
             assert claim is None
             return
-        assert claim is not None
         assert claim.job_id == min(waiting)[1]
         job = self.jobs[claim.job_id]
         job.state, job.attempt, job.holder = "running", job.attempt + 1, claim

@@ -166,7 +166,6 @@ def test_a_job_without_a_device_takes_no_device_time_and_is_not_limited(shop, da
     clock(100)
     with database.read() as connection:
         shares = sharing.shares(connection)
-    assert shares is not None
     assert (shares.of("ada"), shares.devices["ada"]) == (0.0, 0)
     for claim in (first, second):
         queue.finish(claim, Finish("succeeded"))
@@ -190,7 +189,6 @@ def test_a_job_that_takes_what_is_there_is_charged_for_what_it_got(
     clock(10)
     with database.read() as connection:
         shares = sharing.shares(connection)
-    assert shares is not None
     assert (shares.of("ada"), shares.devices["ada"]) == (charged, charged // 10)
     queue.finish(claim, Finish("succeeded"))
     assert [share.device_s for share in rows(database, tables.fair_share)] == [charged]
@@ -202,7 +200,6 @@ def test_waiting_in_a_clusters_queue_is_not_charged(shop, database, queue, clock
     with_tokens(database)
     jobs(shop, "ada", 1)
     claim = queue.claim("slurm", shop.offer(), "Slurm: Resources")
-    assert claim is not None
     clock(100)
     if not waited_only:
         claim = queue.take_over(HandedOver(claim.job_id, claim.attempt, claim.token), "new", "agent")

@@ -157,8 +157,7 @@ class TestInTheQueue:
             job, _ = reading.job(submitted["id"])
             (listed,) = reading.jobs()[0]
             assert listed["waiting"] == job["waiting"]
-            found: str | None = job["waiting"]
-            return found
+            return job["waiting"]
 
         shop.register("cpu")
         assert "needs a GPU" in str(waiting())

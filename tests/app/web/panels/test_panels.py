@@ -28,7 +28,6 @@ def finished(site: Site, spec: dict[str, Any], **results: Any) -> int:
     assert response.status_code == 201, response.text
     offer = Offer(frozenset({kind}), frozenset({"attention:eager", "model:transformer_lm"}), 0, 0, idle=True)
     claim = site.services.queue.claim(site.worker.id, offer)
-    assert claim is not None
     assert claim.job_id == response.json()["id"]
     site.worker.finish(claim, **results)
     return claim.job_id
