@@ -599,10 +599,6 @@ class TestSessions:
         monkeypatch.setattr(gate, "is_cross_site", lambda *_, **__: False)
         self.test_another_site_changes_nothing(guarded, tokens, {"Origin": "http://127.0.0.1:1"}, 303)
 
-    def test_a_program_needs_no_origin(self, guarded: Any, tokens: dict[Scope, str]) -> None:
-        answer = guarded.http.post("/jobs", json={"spec": TINY}, headers=bearer(tokens["submit"]))
-        assert answer.status_code == 201
-
     def test_a_page_of_somebody_else_is_not_kept(self, guarded: Any, ada: str, bob: str) -> None:
         job = guarded.http.post("/jobs", json={"spec": TINY}, headers=bearer(ada)).json()["id"]
         guarded.http.post(f"/jobs/{job}/cancel", headers=bearer(ada)).raise_for_status()

@@ -33,8 +33,9 @@ def _commands_made_once() -> Iterator[None]:
 
 
 @pytest.fixture
-def flopwatch(site: Any) -> Command:
-    """Run a command to its end against the module's server; in this process, which is quicker."""
+def flopwatch(site: Any) -> Iterator[Command]:
+    """Run a command to its end against the module's server; in this process, which is quicker. What waits there after
+    the test is cancelled."""
 
     def run(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
         result = CliRunner().invoke(cli, arguments, env={"FLOPWATCH_URL": site.url, **settings})
@@ -42,7 +43,8 @@ def flopwatch(site: Any) -> Command:
             raise result.exception
         return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr)
 
-    return run
+    yield run
+    site.http.post("/jobs/cancel", params={"state": "queued"})
 
 
 @pytest.fixture

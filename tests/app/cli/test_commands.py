@@ -52,7 +52,6 @@ def test_submit_and_show(site: Any, flopwatch: Any) -> None:
     assert re.search("^  key: +cli nightly$", shown, re.MULTILINE)
     assert json.loads(ended(flopwatch("show", str(job_id), "--json"))) == job
     assert [one["id"] for one in json.loads(ended(flopwatch("jobs", "--label", "c=d:e", "--json")))] == [job_id]
-    site.http.post(f"/jobs/{job_id}/cancel")
 
 
 def test_fields_that_change_nothing_are_noted(site: Any, flopwatch: Any, tmp_path: Path) -> None:
@@ -76,8 +75,6 @@ def test_fields_that_change_nothing_are_noted(site: Any, flopwatch: Any, tmp_pat
     brief = flopwatch("show", both.stdout.split()[1], "--format", "brief").stdout
     assert 'unused: ["compile_scope", "checkpoint_layers"]' in brief
     assert "unused:   compile_scope, checkpoint_layers" in flopwatch("show", both.stdout.split()[1]).stdout
-    for done in (used, idle, both):
-        site.http.post(f"/jobs/{ended(done).split()[1]}/cancel")
 
 
 def test_a_job_that_no_worker_can_run_says_so_at_once(site: Any, flopwatch: Any) -> None:
@@ -163,17 +160,6 @@ def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> Non
     alone = ended(flopwatch(*shlex.split(command)[1:], "--unit", "1", "--format", "csv"))
     assert alone == "unit_index,kernel,total_ms\n1,d,3.0\n"
     assert "it has: kernels forward" in ended(flopwatch("table", "--job", str(job_id), "--name", "x"), 1)
-
-
-def test_a_comparison_of_profiles_has_a_limit(site: Any, flopwatch: Any, reported: Any) -> None:
-    columns = dict.fromkeys(("phase", "range", "operator", "shapes", "name", "class"), "string")
-    jobs = [str(submitted(flopwatch, "--priority", "50")) for _ in range(2)]
-    for job, softmax in zip(jobs, (3.0, 1.5), strict=True):
-        kernels = [["forward", "", name, "", name, name, ms] for name, ms in (("gemm", 2.0), ("softmax", softmax))]
-        work = reported("work", kernels, **columns, total_ms="number")
-        site.worker.finish(site.worker.claim_job(int(job)), tables=[work])
-    shown = ended(flopwatch("compare", *jobs, "--limit", "1", "--format", "csv"))
-    assert ("softmax" in shown, "gemm" in shown) == (True, False)
 
 
 def test_wait_for_a_failure(flopwatch: Any, obedient: Any) -> None:
@@ -459,7 +445,6 @@ def test_retry_goes_on_after_a_refusal(site: Any, flopwatch: Any) -> None:
     assert ended(flopwatch("logs", str(first), "--attempt", "1")) == "what failed\n"
     assert "no attempt 3" in ended(flopwatch("logs", str(first), "--attempt", "3"), 1)
     assert ended(flopwatch("logs", str(first), "--attempt", "1", "--follow"), 2)
-    ended(flopwatch("cancel", str(last)))
 
 
 def test_pause_and_resume(site: Any, flopwatch: Any) -> None:
@@ -474,7 +459,6 @@ def test_pause_and_resume(site: Any, flopwatch: Any) -> None:
     assert "`flopwatch resume` without --kind" in ended(flopwatch("resume", "--kind", "kernel"), 1)
     assert json.loads(ended(flopwatch("resume", "--json"))) == {"kinds": []}
     assert ended(flopwatch("resume")) == "nothing is paused\n"
-    ended(flopwatch("cancel", waiting.stdout.split()[1]))
 
 
 def test_time_limits(site: Any, flopwatch: Any) -> None:
@@ -489,7 +473,6 @@ def test_time_limits(site: Any, flopwatch: Any) -> None:
     for senseless in ("soon", "nan", "inf"):
         assert "no number of seconds" in ended(flopwatch("submit", *TINY, "--timeout-s", senseless), 2)
     assert "/timeout_s" in ended(flopwatch("submit", *TINY, "--timeout-s", "0"), 1)
-    ended(flopwatch("cancel", *map(str, ids)))
 
 
 def test_cancel_and_delete_by_filter(site: Any, flopwatch: Any) -> None:
@@ -571,7 +554,6 @@ def test_jobs_say_what_they_measure_and_where_they_stand(site: Any, flopwatch: A
     assert "case:     tiny, context_length=256" in shown
     assert re.search(r"^  created:  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, \d+ s ago$", shown, re.MULTILINE)
     assert re.search(r"^  duration: [\d.]+ m?s$", ended(flopwatch("show", str(done))), re.MULTILINE)
-    ended(flopwatch("cancel", *map(str, waiting), stuck))
 
 
 def test_the_first_job_waits_for_free_devices(fresh_site: Any, flopwatch: Any) -> None:
@@ -643,7 +625,6 @@ def test_rerun(site: Any, flopwatch: Any) -> None:
     lists = json.loads(ended(flopwatch("submit", "attention", "--preset", "cpu", "--json")))
     more = json.loads(ended(flopwatch("rerun", str(lists["id"]), "sequence_lengths=128,256", "--json")))
     assert more["spec"] == {**lists["spec"], "sequence_lengths": [128, 256]}
-    ended(flopwatch("cancel", *(str(one) for one in (job_id, again["id"], lists["id"], more["id"]))))
 
 
 def test_sweeps_and_their_resumption(site: Any, flopwatch: Any) -> None:
@@ -722,7 +703,6 @@ def test_printed_defaults_are_accepted(site: Any, flopwatch: Any, kind: str) -> 
         assert (expected["seed"], type(job["spec"]["seed"])) == (None, int), "null: drawn at submission"
         expected["seed"] = job["spec"]["seed"]
     assert job["spec"] == expected
-    ended(flopwatch("cancel", str(job["id"])))
 
 
 def test_waiting_has_a_limit_and_an_exit_code_of_its_own(flopwatch: Any) -> None:

@@ -41,15 +41,3 @@ def test_history(site: Any, flopwatch: Any, measured: Any) -> None:
     unknown = flopwatch("history", "ffffffff")
     assert unknown.returncode == 1
     assert "no such case" in unknown.stderr
-
-
-def test_one_case_of_a_job_is_chosen(site: Any, flopwatch: Any, measured: Any) -> None:
-    job = site.submit()["id"]
-    rows = [measured("step_ms", value, precision=name) for name, value in (("fp32", 2.5), ("bf16", 1.25))]
-    site.worker.finish(site.worker.claim_job(job), measurements=rows)
-    several = flopwatch("history", "--job", str(job))
-    assert several.returncode == 1
-    assert "precision=bf16" in several.stderr
-    one = flopwatch("history", "--job", str(job), "--case", "precision=bf16")
-    assert one.returncode == 0
-    assert "1.25" in one.stdout

@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import update
 
 from app import results
-from app.errors import Conflict, InvalidRequest
 from app.results import Question, Sheet, comparing, render, sheet_of
 from app.results.comparing import PLAIN
 from app.results.environments import Setup, environment_differences
@@ -22,7 +21,7 @@ from app.store import tables
 from app.store.database.engine import Database
 from app.store.keeping.baselines import Baselines
 from app.store.queue.transitions import Queue
-from app.store.records import Claim, Finish, NewJob, UnitRecord
+from app.store.records import Claim, Finish, UnitRecord
 from flopwatch.intervals import median_interval
 
 Measure = Callable[..., int]
@@ -252,19 +251,6 @@ class TestWithABaseline:
         assert about(sheet, "gate")["outcome"] == "missing"
 
 
-class TestRefused:
-    def test_a_job_that_is_not_finished(self, database: Database, measure: Measure, queue: Queue) -> None:
-        one, waits = measure(("step_ms", {})), queue.submit(NewJob(BenchmarkSpec())).response["id"]
-        for pair in ((one, waits), (waits, one)):
-            with pytest.raises(Conflict, match=f"Job {waits} is not finished"):
-                compare(database, *pair)
-
-    def test_the_sides_of_a_job_that_has_none(self, database: Database, measure: Measure) -> None:
-        with pytest.raises(InvalidRequest, match="no comparison: pass two jobs") as raised:
-            compare_sides(database, measure(("step_ms", {})))
-        assert [error.pointer for error in raised.value.errors] == ["/job"]
-
-
 SIDES = ["baseline", "candidate", "baseline", "candidate"]
 IN_TURNS = {
     "kind": "compare",
@@ -429,15 +415,6 @@ class TestTheValueOfAProcess:
         assert step["samples"] == fewest
         assert f"8 processes each, by the {step['statistic']} of {fewest} samples" in str(about(sheet, "sentence"))
         assert f"(some have {max(steps)})" in sheet.notes[0]
-
-    def test_processes_of_both_sides_may_have_chosen_another_number_of_steps(self, in_turns_of, rng) -> None:
-        """By default each process counts the steps of a second: near the edge of a round number, 70 or 100."""
-        one, other = ([*drawn(rng, 4, 70), *drawn(rng, 4, 100)][::order] for order in (1, -1))
-        sheet = in_turns_of(one, other)
-        step, *_ = rows(sheet)
-        assert step["samples"] == 70
-        assert step["baseline"] == pytest.approx(statistics.median(min(samples[:70]) for samples in one))
-        assert "(some have 100)" in sheet.notes[0]
 
     def test_samples_that_are_not_stored_are_not_compared(self, database: Database, measure: Measure) -> None:
         def job(number: int, median: float) -> int:
@@ -626,17 +603,6 @@ class TestProfiles:
             "step",
             "prefill",
         ]
-
-    def test_of_many_rows_those_that_changed_most(self, database: Database, profile: Callable[..., int]) -> None:
-        def kernels(change: float) -> Any:
-            return work_of(*([f"k{n}", "copy", 10.0 + change * n, 1.0] for n in range(5)))
-
-        jobs = [profile(kernels(0.0)), profile(kernels(1.0))]
-        sheet = compare(database, *jobs, limit=2)
-        assert [row["name"] for row in rows(sheet)] == ["all work", "k4", "k3"]
-        assert rows(sheet)[0]["change_ms"] == 10.0, "the total is of all"
-        assert "Shown are the 2 that changed most of 5 work." in sheet.notes
-        assert len(rows(compare(database, *jobs))) == 6
 
     def test_rows_of_one_name_are_added_up(self, database: Database, profile: Callable[..., int]) -> None:
         twice = work_of(["gemm", "matmul", 1.0, 1.0], ["gemm", "matmul", 2.0, 3.0])

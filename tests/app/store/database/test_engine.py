@@ -16,7 +16,6 @@ from app.errors import CannotRunHere, DatabaseBusy, NetworkFileSystem, StorageFa
 from app.settings import Settings
 from app.store.database import file_systems, sqlite
 from app.store.database.engine import Database, open_database
-from app.store.reading.queries import Reading
 from tests.forked import PROJECT, forkserver
 
 
@@ -90,16 +89,6 @@ def test_a_read_is_one_snapshot(database: Database) -> None:
     assert count(database) == 1
 
 
-def test_a_write_is_whole_or_nothing(database: Database) -> None:
-    with pytest.raises(RuntimeError, match="in the middle"), database.write() as connection:  # noqa: PT012
-        add(connection, "one")
-        raise RuntimeError("in the middle")
-    assert count(database) == 0
-    with database.write() as connection:
-        add(connection, "one")
-    assert count(database) == 1
-
-
 def test_a_database_locked_by_others_is_busy_and_reads_go_on(settings: Settings) -> None:
     database = Database(settings.resolved_database_url, busy_timeout_s=0.2)
     # Somebody who knows nothing of the write lock, such as the sqlite3 shell.
@@ -151,15 +140,6 @@ def test_a_watch_sees_commits_of_this_process_and_of_others(database, settings, 
     assert forkserver().start(arguments, environment, tmp_path / "output").wait(60) == 0
     assert watch.changed()
     assert not watch.changed()
-
-
-def test_a_checkpoint_truncates_the_log(database: Database, settings: Settings) -> None:
-    wal = settings.data_dir / "flopwatch.sqlite3-wal"
-    with database.write() as connection:
-        add(connection, "one")
-    assert wal.stat().st_size > 0
-    database.checkpoint()
-    assert wal.stat().st_size == 0
 
 
 def test_a_long_log_is_truncated_by_the_write_that_finds_it(database, settings, monkeypatch) -> None:
@@ -312,12 +292,6 @@ class TestFileSystems:
         with pytest.raises(NetworkFileSystem, match=kind.replace(".", r"\.")):
             open_database(Settings(data_dir=tmp_path / "data"))
         assert not (tmp_path / "data" / "flopwatch.sqlite3").exists()
-
-
-def test_opening_makes_the_folder(tmp_path: Path) -> None:
-    database = open_database(Settings(data_dir=tmp_path / "a" / "b"))
-    assert Reading(database).counts()["queued"] == 0
-    database.close()
 
 
 @pytest.mark.parametrize("name", ["a?b=c", "100%41", "a#b", "a b;c&d", "file:x?mode=memory", "ü€", "a:b@c"])

@@ -117,12 +117,6 @@ class TestTransactions:
         with pytest.raises(StorageFailed, match="read-only"), database.read() as connection:
             connection.execute(insert(tables.setting), {"name": "two", "value": 1})
 
-    def test_a_write_is_whole_or_nothing(self, database: Database) -> None:
-        with pytest.raises(RuntimeError), database.write() as connection:  # noqa: PT012
-            connection.execute(insert(tables.setting), {"name": "one", "value": 1})
-            raise RuntimeError("in the middle")
-        assert names(database) == []
-
     def test_a_writer_that_waits_too_long_is_told_so(self, database: Database, other: Database) -> None:
         with database.write():
             started = time.monotonic()

@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +65,6 @@ def test_the_same_content_is_stored_once(files: ArtifactFiles, folder: Path, tra
     assert files.open_path(SHA256).stat().st_ino == inode
     assert len(stored(folder)) == 1
     assert trace.exists() == (store is ArtifactFiles.put)
-
-
-@STORES
-def test_an_empty_and_a_large_file(files, tmp_path, store, monkeypatch) -> None:
-    monkeypatch.setattr(artifacts, "CHUNK_BYTES", 1000)
-    for content in (b"", os.urandom(12_345)):
-        path = tmp_path / "file"
-        path.write_bytes(content)
-        sha256, size = store(files, path)
-        assert (sha256, size) == (hashlib.sha256(content).hexdigest(), len(content))
-        assert files.open_path(sha256).read_bytes() == content
 
 
 def test_what_is_no_content_is_not_found(files: ArtifactFiles) -> None:
@@ -228,15 +216,6 @@ def test_many_held_files_take_one_descriptor(files: ArtifactFiles, tmp_path: Pat
 
 
 class TestRemove:
-    def test_a_deleted_jobs_files_go(self, files, folder, trace, queue, shop, database) -> None:
-        files.put(trace)
-        job_id = finish_with(queue, shop, SHA256)
-        files.release([SHA256])
-        assert files.remove([SHA256], database) == []  # referred to
-        assert files.remove(delete_job(database, job_id), database) == [SHA256]
-        assert stored(folder) == []
-        assert files.remove([SHA256], database) == []
-
     def test_held_files_stay_until_each_hold_ends(self, files, folder, trace, database) -> None:
         files.put(trace)
         files.take(trace)
@@ -319,20 +298,6 @@ class TestOrphans:
         left = {path.read_text() for path in stored(folder) if path.parent.name != "incoming"}
         assert left == {"referred", "held", "young"}
         assert [path.name for path in (folder / "incoming").iterdir()] == ["new"]
-
-    def test_there_may_be_nothing_at_all(self, files: ArtifactFiles, database: Database) -> None:
-        assert files.remove_unreferenced(database, older_than_s=0) == []
-
-
-def test_a_stale_workers_artifact_counts_for_nothing(files, trace, folder, queue, shop, database, results) -> None:
-    stale = shop.running_job()
-    sha256, size = files.put(trace)
-    queue.recover(queue.running()[0])
-    with pytest.raises(Exception, match="no longer this worker's"):
-        queue.finish(stale, replace(results, artifacts=[StoredArtifact(0, "t", "trace", "text/plain", size, sha256)]))
-    files.release([sha256])
-    assert files.remove_unreferenced(database, older_than_s=-60) == [sha256]
-    assert stored(folder) == []
 
 
 def test_files_of_the_next_attempt_replace_the_former(queue, reading, shop, database, files, folder, tmp_path) -> None:
