@@ -86,11 +86,8 @@ class Library:
         return file
 
     def _built_by_any_compiler(self, cache: Path) -> Path:
-        """Return the newest library in the cache that differs only in its compiler.
-
-        Raises:
-            CompilerMissing: there is none, and no compiler to build one.
-        """
+        """Return the newest library in the cache that differs only in its compiler. Raises CompilerMissing: there is
+        none, and no compiler to build one."""
         files = cache.glob(f"{self.name}-{self._digest()}-*/{self.name}.so")
         newest = max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
         if newest is None:
@@ -102,10 +99,7 @@ class Library:
 
     def _compiler(self) -> str | None:
         """Return the compiler's version text, since another version builds another library. None without a compiler.
-
-        Raises:
-            BuildError: the compiler does not answer.
-        """
+        Raises BuildError: the compiler does not answer."""
         if shutil.which(_compiler_name()) is None:
             return None
         command = [_compiler_name(), "--version"]

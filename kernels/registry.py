@@ -211,11 +211,7 @@ class Kernel:
 
 
 def _check_kernel(name: str, loaded: object) -> None:
-    """Check its fields.
-
-    Raises:
-        TypeError: a field is wrong.
-    """
+    """Check its fields. Raises TypeError: a field is wrong."""
     if not isinstance(loaded, Kernel):
         raise TypeError(f"expected a {__name__}.Kernel, not {type(loaded).__name__}")
     if loaded.name != name:
@@ -231,11 +227,8 @@ def _check_kernel(name: str, loaded: object) -> None:
 
 
 def _check_implementation(name: str, loaded: object) -> None:
-    """Check its fields: it may come from another package, and a mistake would be hard to understand in a job.
-
-    Raises:
-        TypeError: a field is wrong.
-    """
+    """Check its fields: it may come from another package, and a mistake would be hard to understand in a job. Raises
+    TypeError: a field is wrong."""
     if not isinstance(loaded, Implementation):
         raise TypeError(f"expected a {__name__}.Implementation, not {type(loaded).__name__}")
     if loaded.name != name:

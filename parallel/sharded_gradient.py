@@ -229,11 +229,8 @@ _NORMS = {torch.linalg.vector_norm, torch.linalg.norm, torch.norm, Tensor.norm}
 
 
 def _over_all_parts(gradients: Iterable[Tensor], norms: Iterable[Tensor], order: Any) -> list[Tensor]:
-    """Return the gradients' norms from those of the parts here; plain gradients' norms stay.
-
-    Raises:
-        ValueError: the order is not positive.
-    """
+    """Return the gradients' norms from those of the parts here; plain gradients' norms stay. Raises ValueError: the
+    order is not positive."""
     power = 2.0 if order in (None, "fro") else float(order)
     if not power > 0:
         raise ValueError(f"the norm of order {order} over all parts of a gradient is unknown: take a positive order")

@@ -230,12 +230,8 @@ _message: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discrimina
 
 
 def parse(line: bytes) -> Message:
-    """Return the message on a line.
-
-    Raises:
-        ValueError: there is none, or a field is wrong; the error says which.
-        TooLarge: the message holds more than is kept.
-    """
+    """Return the message on a line. Raises ValueError: there is none, or a field is wrong; the error says which;
+    TooLarge: the message holds more than is kept."""
     # json.loads would accept lone surrogates, which the server cannot answer.
     fields = from_json(line, allow_inf_nan=False)
     try:
@@ -250,12 +246,8 @@ def parse(line: bytes) -> Message:
 
 
 def to_line(message: Message) -> bytes:
-    """Return a message as one line.
-
-    Raises:
-        ValueError: a number is not finite.
-        TypeError: a value has no form in JSON.
-    """
+    """Return a message as one line. Raises ValueError: a number is not finite; TypeError: a value has no form in
+    JSON."""
     text = json.dumps(vars(message), allow_nan=False, ensure_ascii=False, default=asdict)
     # A file name that is not UTF-8 has surrogates in it, which become question marks.
     return text.encode(errors="replace") + b"\n"

@@ -60,23 +60,16 @@ class Reporter:
         self.send(Measured(**measurement.to_wire()))
 
     def table(self, name: str, columns: Sequence[Column], rows: Sequence[Sequence[Scalar]]) -> None:
-        """Report a finished table. Several units may report tables of one name, if their columns are the same.
-
-        Raises:
-            ValueError: it is not a valid table, is too large (workers.measure.table.TooLarge), or its name was already
-                used.
-        """
+        """Report a finished table. Several units may report tables of one name, if their columns are the same. Raises
+        ValueError: it is not a valid table, is too large (workers.measure.table.TooLarge), or its name was already
+        used."""
         table = Table(name, columns, rows)
         self._use("table", name)
         self.send(TableMade(table.name, list(table.columns), [list(row) for row in table.rows]))
 
     def artifact(self, path: Path, *, name: str, kind: str, media_type: str) -> None:
         """Report a finished file below `scratch`; the agent moves it into the store under `name`, which is new in this
-        unit.
-
-        Raises:
-            ValueError: the name was already used.
-        """
+        unit. Raises ValueError: the name was already used."""
         self._use("artifact", name)
         self.send(ArtifactMade(str(path.absolute()), name, kind, media_type))
 

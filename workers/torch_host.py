@@ -88,11 +88,8 @@ def why_no_precision(device: torch.device, precision: str) -> str | None:
 
 
 def set_precision(precision: str) -> None:
-    """Make this process compute in a precision; fail if the environment would override it.
-
-    Raises:
-        InvalidEnvironment: the environment overrides the precision.
-    """
+    """Make this process compute in a precision; fail if the environment would override it. Raises InvalidEnvironment:
+    the environment overrides the precision."""
     from workers.model.precision import PRECISIONS
 
     if precision == "tf32" and os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
@@ -104,12 +101,8 @@ def set_precision(precision: str) -> None:
 
 
 def load(registry: Registry, name: str) -> Any:
-    """Load the implementation or model that `name` stands for.
-
-    Raises:
-        Unsupported: this worker has no such name.
-        InvalidEnvironment: an installed entry point is broken.
-    """
+    """Load the implementation or model that `name` stands for. Raises Unsupported: this worker has no such name;
+    InvalidEnvironment: an installed entry point is broken."""
     try:
         return registry.load(name)
     except UnknownName as error:
@@ -138,11 +131,8 @@ def as_runner_error(error: BaseException) -> RunnerError | None:
 
 
 def check_device_answers(device: torch.device) -> None:
-    """Check after an error that the device still computes.
-
-    Raises:
-        Crashed: an illegal memory access, or the like, took this process's context with it.
-    """
+    """Check after an error that the device still computes. Raises Crashed: an illegal memory access, or the like, took
+    this process's context with it."""
     from kernels.device_events import synchronize
 
     if device.type != "cuda":

@@ -61,11 +61,8 @@ class BrokenCode(RunnerError):
 
 
 def write(folder: Path, contents: Iterable[bytes]) -> dict[str, str]:
-    """Write files where `load` finds them, folders unpacked; returns the variables to set for that.
-
-    Raises:
-        BrokenCode: a packed folder is damaged, too large, or has files outside of itself.
-    """
+    """Write files where `load` finds them, folders unpacked; returns the variables to set for that. Raises BrokenCode:
+    a packed folder is damaged, too large, or has files outside of itself."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for content in contents:
         sha256 = hashlib.sha256(content).hexdigest()
@@ -115,12 +112,9 @@ def _check_place(entry: zipfile.ZipInfo) -> None:
 
 
 def load(code: CodeSpec) -> Any:
-    """Return the function or class, from its file, which this process imports once.
-
-    Raises:
-        BrokenCode: the file cannot be imported, has no such name, or has something there that cannot be called.
-        InvalidEnvironment: this process has no such file.
-    """
+    """Return the function or class, from its file, which this process imports once. Raises BrokenCode: the file cannot
+    be imported, has no such name, or has something there that cannot be called; InvalidEnvironment: this process has no
+    such file."""
     module = _module(code)
     try:
         loaded = getattr(module, code.function)
@@ -133,11 +127,8 @@ def load(code: CodeSpec) -> Any:
 
 def implementation(code: CodeSpec, of: str = "attention") -> Implementation:
     """Return an uploaded implementation of attention, or of another operation: a function, a torch.autograd.Function,
-    or an Implementation that says what it takes.
-
-    Raises:
-        BrokenCode, InvalidEnvironment: as `load`; or it is a class of another kind.
-    """
+    or an Implementation that says what it takes. Raises BrokenCode, InvalidEnvironment: as `load`; or it is a class of
+    another kind."""
     import torch
 
     from kernels.registry import DEVICES, DTYPES, Implementation

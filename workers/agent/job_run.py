@@ -668,11 +668,8 @@ class JobRun:
         """Check whether storing may continue; called for each chunk of an artifact, with the bytes so far.
 
         A job that is cancelled or has timed out gets its grace period to store its results. A worker that ends has
-        waited that long already.
-
-        Raises:
-            _Interrupted: the job must end now.
-            TooLarge: the job's artifacts exceed the limit of bytes.
+        waited that long already. Raises _Interrupted: the job must end now; TooLarge: the job's artifacts exceed the
+        limit of bytes.
         """
         reason, now = self.stop.reason, self._clock()
         if reason is not None and (self.stop.worker_ends or isinstance(reason, Abandoned)):

@@ -46,12 +46,8 @@ class MeasurementSizes:
 
 
 def record_of(message: Measured, unit_index: int) -> MeasurementRecord:
-    """Return the measurement of a message, as it is stored.
-
-    Raises:
-        ValueError: samples, statistics and outcome do not agree; the error says why.
-        TooLarge: it has too many samples.
-    """
+    """Return the measurement of a message, as it is stored. Raises ValueError: samples, statistics and outcome do not
+    agree; the error says why; TooLarge: it has too many samples."""
     fields = dict(vars(message))
     del fields["type"]
     what = f"{message.metric} ({message.phase})"

@@ -60,11 +60,7 @@ class _Graphed:
 
 @contextmanager
 def capturing() -> Iterator[None]:
-    """Say why what is captured inside cannot be.
-
-    Raises:
-        Unsupported: it cannot, with the error and the user's line.
-    """
+    """Say why what is captured inside cannot be. Raises Unsupported: it cannot, with the error and the user's line."""
     try:
         yield
     except Exception as error:

@@ -51,11 +51,8 @@ class _Calls:
         self._calls.setdefault(module, []).append((tuple(copies), options))
 
     def _capture(self) -> None:
-        """Capture the models or, where one cannot be, all blocks.
-
-        Raises:
-            Unsupported: not even its blocks can be captured.
-        """
+        """Capture the models or, where one cannot be, all blocks. Raises Unsupported: not even its blocks can be
+        captured."""
         try:
             self._capture_all(self._step.roots)
         except Unsupported as error:

@@ -62,11 +62,7 @@ class Host:
 
 def discover() -> Host:
     """Return the host's devices as NVML lists them, without touching CUDA; a host without NVIDIA's driver has no GPUs.
-    CUDA_VISIBLE_DEVICES is respected.
-
-    Raises:
-        CannotRunHere: CUDA_VISIBLE_DEVICES is ambiguous.
-    """
+    CUDA_VISIBLE_DEVICES is respected. Raises CannotRunHere: CUDA_VISIBLE_DEVICES is ambiguous."""
     memory_mib = psutil.virtual_memory().total >> 20
     gpus = _visible(_boards(), os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
     gpus.sort(key=lambda gpu: gpu.uuid.startswith(MIG))
@@ -174,11 +170,8 @@ def _physical(boards: Iterable[Board]) -> list[Gpu]:
 
 
 def _at(boards: Sequence[Board], index: int, order: str | None) -> Gpu:
-    """Return the GPU that CUDA means by an index. CUDA also orders GPUs of one model by their places on the bus.
-
-    Raises:
-        CannotRunHere: the order is by speed, and only CUDA knows how fast each GPU is.
-    """
+    """Return the GPU that CUDA means by an index. CUDA also orders GPUs of one model by their places on the bus. Raises
+    CannotRunHere: the order is by speed, and only CUDA knows how fast each GPU is."""
     models = sorted({gpu.name for gpu in _physical(boards)})
     if order != PCI_ORDER and len(models) > 1:
         raise CannotRunHere(_AMBIGUOUS.format(index=index, models=", ".join(models)))

@@ -150,11 +150,8 @@ class DeviceLocks:
             os.close(present)
 
     def keep_only(self, held: HeldDevices, *, gpus: int, alone: bool) -> HeldDevices:
-        """Release all but the first `gpus` GPUs, and share the host unless `alone`; then others may choose.
-
-        Raises:
-            BlockingIOError: a process that does not use `choosing` has taken the host. All locks are released.
-        """
+        """Release all but the first `gpus` GPUs, and share the host unless `alone`; then others may choose. Raises
+        BlockingIOError: a process that does not use `choosing` has taken the host. All locks are released."""
         choosing, host, *locks = held.descriptors
         if not alone:
             try:
@@ -183,11 +180,8 @@ class DeviceLocks:
         return None
 
     def _open(self, folder: int, name: str) -> int:
-        """Open a lock's file, which is made if it does not exist.
-
-        Raises:
-            CannotRunHere: another user made it unreadable, a link, or something that is not a file.
-        """
+        """Open a lock's file, which is made if it does not exist. Raises CannotRunHere: another user made it
+        unreadable, a link, or something that is not a file."""
         path = self._folder / f"{name}.lock"
         try:
             descriptor = _open_or_make(folder, path.name)
@@ -238,11 +232,8 @@ def _name_of(gpu: Gpu) -> str:
 
 @contextmanager
 def _shared_folder(path: Path) -> Iterator[int]:
-    """Yield a descriptor of the folder for locks, which is made if it does not exist.
-
-    Raises:
-        CannotRunHere: it is a link, or not a folder in which all users may make files.
-    """
+    """Yield a descriptor of the folder for locks, which is made if it does not exist. Raises CannotRunHere: it is a
+    link, or not a folder in which all users may make files."""
     with suppress(FileExistsError):
         path.mkdir(mode=SHARED)
     try:

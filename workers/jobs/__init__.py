@@ -27,11 +27,7 @@ RUNNERS: dict[str, Runner] = _walk()
 
 
 def runner_for(kind: str) -> Runner:
-    """Return the runner of a kind.
-
-    Raises:
-        Unsupported: this worker has no runner of that kind.
-    """
+    """Return the runner of a kind. Raises Unsupported: this worker has no runner of that kind."""
     try:
         return RUNNERS[kind]
     except KeyError:

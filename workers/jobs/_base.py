@@ -56,12 +56,9 @@ class Runner(Protocol):
         """Return the units of a job, in the order they run. The agent calls this."""
 
     def run(self, spec: Any, unit: Unit, report: Reporter) -> None:
-        """Run one unit. A fresh process that sees only the job's devices calls this.
-
-        Raises:
-            Unsupported, InvalidEnvironment: the job fails with that code.
-            Crashed: this process can compute nothing any more; the agent treats it as if the process had died.
-        """
+        """Run one unit. A fresh process that sees only the job's devices calls this. Raises Unsupported,
+        InvalidEnvironment: the job fails with that code; Crashed: this process can compute nothing any more; the agent
+        treats it as if the process had died."""
 
 
 @runtime_checkable
@@ -107,11 +104,7 @@ class Collecting(Protocol):
 
     def collect(self, spec: Any, unit: Unit, scratch: Path, report: Reporter) -> None:
         """Report the files that the wrapper of `unit` left in `scratch`. A fresh process calls this after the wrapper
-        has ended.
-
-        Raises:
-            Unsupported, InvalidEnvironment: the job fails with that code.
-        """
+        has ended. Raises Unsupported, InvalidEnvironment: the job fails with that code."""
 
 
 @runtime_checkable

@@ -39,11 +39,8 @@ Runs = Mapping[str, Sequence[Losses]]
 
 
 def run(spec: CompareSpec, report: Reporter) -> None:
-    """Train the pairs, in an order that changes, and report the tables `convergence` and `losses`.
-
-    Raises:
-        Unsupported, InvalidEnvironment: a side cannot run here.
-    """
+    """Train the pairs, in an order that changes, and report the tables `convergence` and `losses`. Raises Unsupported,
+    InvalidEnvironment: a side cannot run here."""
     sides: dict[str, BenchmarkSpec] = spec.sides()  # type: ignore[assignment]
     steps, pairs = spec.convergence_steps or 0, spec.convergence_pairs
     runs: dict[str, list[Losses]] = {side: [] for side in SIDES}
@@ -175,11 +172,8 @@ def _needed(runs: Runs, target: float) -> str:
 
 
 def steps_to(target: float, losses: Sequence[Losses]) -> int:
-    """Return the first step at which the running mean of the runs' mean loss is at most `target`.
-
-    Raises:
-        StopIteration: it never is.
-    """
+    """Return the first step at which the running mean of the runs' mean loss is at most `target`. Raises StopIteration:
+    it never is."""
     means = [statistics.fmean(row) for row in zip(*losses, strict=True)]
     window = max(1, round(LAST * len(means)))
     return next(

@@ -74,11 +74,8 @@ def metrics(spec: KernelSpec) -> list[Metric]:
 
 
 def measure(spec: KernelSpec, context: OperationContext, trial: Trial) -> None:
-    """Time each layer, report the tables `linears` and `plan`, and set the metrics.
-
-    Raises:
-        Unsupported: torchao is missing, the device has no FP8, or there is no linear layer.
-    """
+    """Time each layer, report the tables `linears` and `plan`, and set the metrics. Raises Unsupported: torchao is
+    missing, the device has no FP8, or there is no linear layer."""
     if why := why_no_precision(context.device, "fp8"):
         raise Unsupported(f"kernel linear: {why}")
     set_precision(BF16)
@@ -120,11 +117,7 @@ def layers_of_model(spec: KernelSpec) -> Counter[LinearLayer]:
 
 def layers_of_step(spec: KernelSpec, device: torch.device) -> Counter[LinearLayer]:
     """Return the linear layers that a step of the user's own calls in its forward pass, and how often; it runs once.
-
-    Raises:
-        BrokenCode: the code cannot be imported, or makes no step.
-        OutOfMemory: the step does not fit.
-    """
+    Raises BrokenCode: the code cannot be imported, or makes no step; OutOfMemory: the step does not fit."""
 
     assert spec.step_code is not None
     with translate_oom("the step"), torch.compiler.set_stance("force_eager"):

@@ -83,12 +83,8 @@ class RankReports:
             self._reports.put(None)
 
     def next(self, timeout_s: float) -> tuple[int, Any] | None:
-        """Return the next report, with its rank; None if there is none within the timeout.
-
-        Raises:
-            EOFError: all ranks have returned.
-            RanksFailed: a rank has failed, and all were ended; every later call raises it again.
-        """
+        """Return the next report, with its rank; None if there is none within the timeout. Raises EOFError: all ranks
+        have returned; RanksFailed: a rank has failed, and all were ended; every later call raises it again."""
         if not self._ended:
             try:
                 report = self._reports.get(timeout=timeout_s)
@@ -164,11 +160,8 @@ def _end_of(file: Path) -> bytes:
 
 
 def nodes_of_this_job(number: int) -> Nodes | None:
-    """Return the nodes on which this unit's ranks run; None for this host alone.
-
-    Raises:
-        Unsupported: the job is for several nodes, and this worker runs jobs on its own host.
-    """
+    """Return the nodes on which this unit's ranks run; None for this host alone. Raises Unsupported: the job is for
+    several nodes, and this worker runs jobs on its own host."""
     if number == 1:
         return None
     from parallel.nodes import Nodes

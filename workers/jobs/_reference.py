@@ -34,10 +34,8 @@ MAX_LOGITS = 1 << 27
 def check_parts(spec: TrainingSpec, device: torch.device) -> list[Check]:
     """Check the parts of a spec's model. Returns a check for each, which fails if there is no memory for its reference.
 
-    Attention `eager` is the reference, and a step of the user's own brings no parts.
-
-    Raises:
-        WrongResult: a part computes something else.
+    Attention `eager` is the reference, and a step of the user's own brings no parts. Raises WrongResult: a part
+    computes something else.
     """
     from workers.measure.judging import WrongResult
     from workers.measure.memory import is_out_of_memory, short_message

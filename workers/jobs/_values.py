@@ -77,11 +77,8 @@ class Values:
         return next(((outcome, reason) for outcome, reason in outcomes if outcome in FAULTS), outcomes[0])
 
     def _result(self, metric: Metric) -> tuple[str, str | None, Sequence[float] | None]:
-        """Return a metric's outcome, its reason and samples.
-
-        Raises:
-            RuntimeError: the runner declared it and gave it no result.
-        """
+        """Return a metric's outcome, its reason and samples. Raises RuntimeError: the runner declared it and gave it no
+        result."""
         key = metric.name, metric.phase
         if key not in self._results:
             raise RuntimeError(f"metric {key} was declared and not set; set are {', '.join(map(str, self._results))}")

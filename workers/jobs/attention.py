@@ -142,11 +142,8 @@ class AttentionRunner(OperationRunner):
 
 
 def implementation_of(spec: AttentionSpec, cell: AttentionCell) -> Implementation:
-    """Return the cell's implementation: an installed one, or the job's own code.
-
-    Raises:
-        Unsupported, InvalidEnvironment, BrokenCode: it does not exist here, or is broken.
-    """
+    """Return the cell's implementation: an installed one, or the job's own code. Raises Unsupported,
+    InvalidEnvironment, BrokenCode: it does not exist here, or is broken."""
     if spec.code is not None and spec.is_code(cell.implementation):
         return uploaded.implementation(spec.code)
     implementation: Implementation = load(ATTENTION, cell.implementation)
@@ -204,11 +201,7 @@ def arguments_of(spec: AttentionSpec, cell: AttentionCell) -> dict[str, Any]:
 
 
 def check_arguments(implementation: Implementation, spec: AttentionSpec) -> None:
-    """Check that the job's own function takes the job's arguments.
-
-    Raises:
-        BrokenCode: it does not.
-    """
+    """Check that the job's own function takes the job's arguments. Raises BrokenCode: it does not."""
     function = implementation.function
     if not spec.arguments:
         return

@@ -219,12 +219,8 @@ def launch_ranks(
 def listen(
     ranks: RankReports, position: int, world_size: int, context: CollectiveContext, trial: Trial
 ) -> list[Mapping[str, Any]]:
-    """Return each rank's answer about the cell at a position, watching the devices until all have answered.
-
-    Raises:
-        RankRaised: a rank's operation has raised an error.
-        RunnerError: the ranks have failed; the context keeps it.
-    """
+    """Return each rank's answer about the cell at a position, watching the devices until all have answered. Raises
+    RankRaised: a rank's operation has raised an error; RunnerError: the ranks have failed; the context keeps it."""
     from parallel.process_group import RanksFailed
 
     answers: dict[int, Mapping[str, Any]] = {}
@@ -257,11 +253,8 @@ def listen(
 
 
 def next_report(ranks: RankReports, position: int, context: CollectiveContext) -> tuple[int, Mapping[str, Any]] | None:
-    """Return the next report about the cell at a position; None if there is none now. Reports about others wait.
-
-    Raises:
-        RanksFailed: a rank has failed, and all were ended.
-    """
+    """Return the next report about the cell at a position; None if there is none now. Reports about others wait. Raises
+    RanksFailed: a rank has failed, and all were ended."""
     mine = context.waiting.get(position)
     if mine:
         return mine.popleft()

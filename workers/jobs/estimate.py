@@ -119,11 +119,8 @@ class EstimateRunner:
         return [Unit(title=f"{spec.label()}, on paper")]
 
     def run(self, spec: EstimateSpec, unit: Unit, report: Reporter) -> None:
-        """Compute all results and report them.
-
-        Raises:
-            Unsupported: the model is not ours, so that its formulas are unknown.
-        """
+        """Compute all results and report them. Raises Unsupported: the model is not ours, so that its formulas are
+        unknown."""
         from workers.measure import environment
 
         if spec.architecture == "transformer" and spec.model.name != OUR_MODEL:

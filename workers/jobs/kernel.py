@@ -113,11 +113,8 @@ def kernel_of(spec: KernelSpec) -> Kernel:
 
 
 def implementation_of(spec: KernelSpec, cell: KernelCell) -> Implementation:
-    """Return the cell's implementation: one of the operation's, or the job's own code.
-
-    Raises:
-        Unsupported, InvalidEnvironment, BrokenCode: it does not exist here, or is broken.
-    """
+    """Return the cell's implementation: one of the operation's, or the job's own code. Raises Unsupported,
+    InvalidEnvironment, BrokenCode: it does not exist here, or is broken."""
     if spec.code is not None and spec.is_code(cell.implementation):
         return uploaded.implementation(spec.code, of=spec.kernel)
     try:

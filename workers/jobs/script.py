@@ -47,11 +47,8 @@ class ScriptRunner:
         return [Unit(title=" ".join([spec.label(), *spec.words()]))]
 
     def run(self, spec: ScriptSpec, unit: Unit, report: Reporter) -> None:
-        """Run the script, and report what it has measured. Running out of memory is a result.
-
-        Raises:
-            RunnerError: the script did not measure a step, or two.
-        """
+        """Run the script, and report what it has measured. Running out of memory is a result. Raises RunnerError: the
+        script did not measure a step, or two."""
         from workers.measure import environment
         from workers.measure.validity import Monitor
 
@@ -87,11 +84,7 @@ class Measuring:
         self.checks: list[Check] = []
 
     def run_script(self) -> None:
-        """Run the script to its end.
-
-        Raises:
-            RunnerError: it did not measure a step.
-        """
+        """Run the script to its end. Raises RunnerError: it did not measure a step."""
         from workers.measure.memory import OutOfMemory, translate_oom
 
         seed_everything(SEED)
@@ -109,12 +102,8 @@ class Measuring:
             raise RunnerError(NOT_MEASURED)
 
     def measure(self, step: Callable[[], object], *, warmup_steps: int | None, measure_steps: int | None) -> None:
-        """Measure the step; the first time only.
-
-        Raises:
-            RunnerError: the script has measured a step before.
-            SystemExit: memory ran out, which is the result: the script ends.
-        """
+        """Measure the step; the first time only. Raises RunnerError: the script has measured a step before; SystemExit:
+        memory ran out, which is the result: the script ends."""
         from workers.measure.memory import OutOfMemory
         from workers.measure.own_step import NoStep
 

@@ -23,11 +23,8 @@ OF_THE_PROFILER = "[memory]"
 
 
 def profile_call(call: Callable[[], object], device: torch.device) -> list[list[Scalar]]:
-    """Return a row for each operator and range of a call, those with the most time of their own first.
-
-    Raises:
-        AnotherProfiler: the call opens torch's profiler itself.
-    """
+    """Return a row for each operator and range of a call, those with the most time of their own first. Raises
+    AnotherProfiler: the call opens torch's profiler itself."""
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profiler, refused_to_others():

@@ -67,11 +67,8 @@ class Ceilings:
         *,
         spread: float = 0.0,
     ) -> None:
-        """Record new rates, which have this spread; data types that were not measured now keep their old rates.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Record new rates, which have this spread; data types that were not measured now keep their old rates. Raises
+        OSError: the file cannot be written."""
         now = (at or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
         known = self.read(device) or Ceiling(device_name(device))
         ceiling = Ceiling(

@@ -334,11 +334,8 @@ class CellTimer:
         self._heartbeat()
 
     def measure(self, cell: TimedCollective) -> None:
-        """Measure one cell and report it: {"event": "oom" | "raised" | "done", …}.
-
-        Raises:
-            Exception: what the operation raised, after it was reported: the others may be waiting for this rank.
-        """
+        """Measure one cell and report it: {"event": "oom" | "raised" | "done", …}. Raises Exception: what the operation
+        raised, after it was reported: the others may be waiting for this rank."""
         try:
             self._report(cell, **self.timed(cell))
         except Exception as error:

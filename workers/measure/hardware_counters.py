@@ -92,11 +92,8 @@ def counting(events: Mapping[str, tuple[Event, ...]] = EVENTS) -> Iterator[Count
 
 
 def _open(event: Event, thread: int, stack: ExitStack) -> int:
-    """Open the counter of an event on a thread; the stack closes it.
-
-    Raises:
-        CannotCount: the host does not count it, or the thread has ended.
-    """
+    """Open the counter of an event on a thread; the stack closes it. Raises CannotCount: the host does not count it, or
+    the thread has ended."""
     number = SYSCALLS.get(platform.machine())
     if number is None:
         raise CannotCount(f"perf_event_open: unknown on {platform.machine()}")

@@ -191,11 +191,8 @@ def _name(index: int, reference: Reference) -> str:
 
 
 def _results(operation: Operation, reference: Reference) -> list[Tensor]:
-    """Return the output and, if there is a backward pass, the inputs' gradients.
-
-    Raises:
-        Unfit: one of them is not a tensor of the required shape, dtype and device.
-    """
+    """Return the output and, if there is a backward pass, the inputs' gradients. Raises Unfit: one of them is not a
+    tensor of the required shape, dtype and device."""
     backward = operation.grad_out is not None
     with torch.set_grad_enabled(backward):
         # The output is checked before the backward pass, where autograd's message about it would be hard to understand.
@@ -214,11 +211,8 @@ def _results(operation: Operation, reference: Reference) -> list[Tensor]:
 
 def _fitting(index: int, result: Any, reference: Reference) -> Tensor:
     """Return a result without its history, if it is a plain tensor of the right shape, with the dtype and on the device
-    of its input (the output: of the first). A subclass might compute only when it is read.
-
-    Raises:
-        Unfit: it is not such a tensor.
-    """
+    of its input (the output: of the first). A subclass might compute only when it is read. Raises Unfit: it is not such
+    a tensor."""
     name, like = _name(index, reference), reference.inputs[max(0, index - 1)]
     shape = reference.timed.expected[index].tensor.shape
     if type(result) is not Tensor:

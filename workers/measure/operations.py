@@ -146,11 +146,8 @@ class OperationMemory:
 
 
 def measure_memory(operation: Operation, device: torch.device) -> OperationMemory:
-    """Run the operation once and measure the memory that it holds between the passes and at its peak.
-
-    Raises:
-        OutOfMemory: the memory did not suffice.
-    """
+    """Run the operation once and measure the memory that it holds between the passes and at its peak. Raises
+    OutOfMemory: the memory did not suffice."""
     gc.collect()
     meter = memory_meter(device)
     on_gpu = device.type == "cuda"

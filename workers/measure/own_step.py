@@ -219,11 +219,8 @@ class OwnStep:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Name the part of the step inside the context: a phase, or inside of one a range of the profile.
-
-        Raises:
-            WrongPhase: results cannot hold such a name.
-        """
+        """Name the part of the step inside the context: a phase, or inside of one a range of the profile. Raises
+        WrongPhase: results cannot hold such a name."""
         self._end_left()
         if self._observers is None or self._open is not None:
             with named(name):

@@ -15,12 +15,8 @@ LEAST_SHARE = 0.9
 
 
 def precision_of_products(run: Callable[[], object], device: torch.device) -> tuple[dict[str, float], str]:
-    """Run a step once under torch's profiler.
-
-    Returns:
-        The share of each precision in their FLOPs ("fp32", "tf32", "bf16", "fp16", "fp8", "fp64"), and an empty text;
-        or none and the reason why they are unknown.
-    """
+    """Run a step once under torch's profiler. Returns the share of each precision in their FLOPs ("fp32", "tf32",
+    "bf16", "fp16", "fp8", "fp64"), and an empty text; or none and the reason why they are unknown."""
     flops: Counter[str] = Counter()
     try:
         with warnings.catch_warnings():

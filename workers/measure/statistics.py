@@ -30,11 +30,7 @@ class Summary:
 
 
 def summarize(samples: Sequence[float]) -> Summary:
-    """Compute statistics of at least one sample.
-
-    Raises:
-        ValueError: no samples, or one that is not finite.
-    """
+    """Compute statistics of at least one sample. Raises ValueError: no samples, or one that is not finite."""
     if not samples:
         raise ValueError("no samples")
     if not all(map(math.isfinite, samples)):

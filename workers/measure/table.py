@@ -45,10 +45,7 @@ class Column:
     @classmethod
     def parse(cls, text: str) -> list[Column]:
         """Return the columns of a text such as "name, calls: integer, total_ms: number ms"; without a type: strings.
-
-        Raises:
-            ValueError: there is no such type.
-        """
+        Raises ValueError: there is no such type."""
         columns = []
         for name, _, rest in (part.strip().partition(":") for part in text.split(",")):
             kind, _, unit = rest.strip().partition(" ")

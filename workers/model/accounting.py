@@ -558,11 +558,8 @@ PEAKS = {
 
 
 def peak_tflops(device_name: str, precision: str) -> tuple[float | None, str]:
-    """Return the vendor's dense peak of a device in "fp32", "tf32", "bf16", "fp16" or "fp8".
-
-    Returns:
-        TFLOP/s and its source, or None and the reason why there is none.
-    """
+    """Return the vendor's dense peak of a device in "fp32", "tf32", "bf16", "fp16" or "fp8". Returns TFLOP/s and its
+    source, or None and the reason why there is none."""
     for pattern, peak in PEAKS.items():
         if re.fullmatch(pattern, device_name):
             rate: float | None = getattr(peak, precision)

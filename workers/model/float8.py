@@ -62,11 +62,7 @@ class LinearLayer:
 
 
 def float8() -> Any:
-    """Return torchao's module.
-
-    Raises:
-        NoFloat8: it is not installed, or does not work with this torch.
-    """
+    """Return torchao's module. Raises NoFloat8: it is not installed, or does not work with this torch."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # it tells at import which of its kernels for other purposes do not load
     try:
@@ -167,11 +163,8 @@ def calls_of(layers: Iterable[tuple[str, nn.Linear]]) -> Iterator[list[LinearLay
 
 
 def convert(model: nn.Module, layers: Sequence[LinearLayer], recipe: str, *, emulate: bool) -> None:
-    """Let the chosen layers compute in FP8, in place. They keep their parameters.
-
-    Raises:
-        NoFloat8: torchao is missing.
-    """
+    """Let the chosen layers compute in FP8, in place. They keep their parameters. Raises NoFloat8: torchao is
+    missing."""
     chosen = {layer.name for layer in layers if layer.in_fp8}
     float8().convert_to_float8_training(
         model, config=config(recipe, emulate=emulate), module_filter_fn=lambda _module, name: name in chosen

@@ -82,21 +82,15 @@ class GraphedStep:
         self._step.targets.copy_(targets)
 
     def run(self) -> None:
-        """Replay the step; the first call captures it before.
-
-        Raises:
-            CannotCapture: a part of the step cannot be captured.
-        """
+        """Replay the step; the first call captures it before. Raises CannotCapture: a part of the step cannot be
+        captured."""
         self.capture()
         assert self._graph is not None
         self._graph.replay()
 
     def capture(self) -> None:
-        """Warm up and capture the prepared step, unless that was done. Only `run` computes the step itself.
-
-        Raises:
-            CannotCapture: a part of the step cannot be captured.
-        """
+        """Warm up and capture the prepared step, unless that was done. Only `run` computes the step itself. Raises
+        CannotCapture: a part of the step cannot be captured."""
         if self._graph is None:
             self._graph = self._captured()
 

@@ -182,11 +182,8 @@ def _local(tensor: Any) -> Any:
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scale all gradients in place so that their common L2 norm is at most `max_norm`.
-
-    Returns:
-        The norm before, a scalar tensor; nothing here waits for the device.
-    """
+    """Scale all gradients in place so that their common L2 norm is at most `max_norm`. Returns the norm before, a
+    scalar tensor; nothing here waits for the device."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return torch.zeros(())
@@ -219,10 +216,8 @@ def make_optimizer(
 
     `torch_adamw` is torch's default for the device (on a GPU, horizontally fused "foreach"), `torch_fused_adamw` its
     single-kernel one, `triton_adamw` our kernel, which needs a GPU. A `capturable` one may be captured in a CUDA graph,
-    with its learning rate in a tensor. With `master_weights`, ours keep a float32 copy of each parameter.
-
-    Raises:
-        ValueError: there is no such optimizer.
+    with its learning rate in a tensor. With `master_weights`, ours keep a float32 copy of each parameter. Raises
+    ValueError: there is no such optimizer.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if name not in OPTIMIZERS:

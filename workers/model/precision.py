@@ -23,11 +23,7 @@ class Precision:
     """Setting for products of float32 inputs; "highest" is IEEE float32, "high" allows TF32."""
 
     def apply(self) -> None:
-        """Set this process's matrix-product precision.
-
-        Raises:
-            RuntimeError: torch refuses the setting.
-        """
+        """Set this process's matrix-product precision. Raises RuntimeError: torch refuses the setting."""
         torch.set_float32_matmul_precision(self.matmul_precision)
         if torch.get_float32_matmul_precision() != self.matmul_precision:
             raise RuntimeError(f"torch refuses float32 matrix products in precision {self.matmul_precision!r}")

@@ -351,11 +351,8 @@ class TransformerLM(nn.Module):
         return accounting.generate_flops(self.shape, batch_size, prompt_length, new_tokens)
 
     def new_cache(self, batch_size: int, max_length: int) -> KeyValueCache:
-        """Return an empty key-value cache for sequences of up to `max_length` tokens.
-
-        Raises:
-            ValueError: sequences are packed documents.
-        """
+        """Return an empty key-value cache for sequences of up to `max_length` tokens. Raises ValueError: sequences are
+        packed documents."""
         if self.shape.document_lengths is not None:
             raise ValueError("packed documents cannot be continued: a cache needs a model without document_lengths")
         weight = self.lm_head.weight

@@ -134,11 +134,8 @@ class Launcher:
             self._ensure_warm()
 
     def wait_until_warm(self) -> None:
-        """Wait for the warm parent's imports.
-
-        Raises:
-            InvalidEnvironment: the warm parent died; its standard error gives the reason.
-        """
+        """Wait for the warm parent's imports. Raises InvalidEnvironment: the warm parent died; its standard error gives
+        the reason."""
         for _ in range(WARM_TRIES):
             with self._lock, contextlib.suppress(_WarmParentDied):
                 self._warm_socket()

@@ -8,12 +8,8 @@ SIZE = 64
 
 
 def run() -> None:
-    """Multiply matrices of ones on each GPU.
-
-    Raises:
-        InvalidEnvironment: a GPU is not there, or computes something else.
-        RuntimeError: CUDA's own errors.
-    """
+    """Multiply matrices of ones on each GPU. Raises InvalidEnvironment: a GPU is not there, or computes something else;
+    RuntimeError: CUDA's own errors."""
     import torch
 
     wanted = len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))

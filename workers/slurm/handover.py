@@ -109,11 +109,8 @@ def taken(file: Path) -> Path:
 
 
 def read(file: Path) -> HandOver:
-    """Read a hand-over file.
-
-    Raises:
-        CannotRunHere: it is gone, since its claim was taken over or given up, or it is none.
-    """
+    """Read a hand-over file. Raises CannotRunHere: it is gone, since its claim was taken over or given up, or it is
+    none."""
     try:
         content = json.loads((taken(file) if taken(file).exists() else file).read_text())
         handed = HandedOver(int(content["job"]), int(content["attempt"]), str(content["token"]))

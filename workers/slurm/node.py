@@ -37,11 +37,8 @@ READ_BYTES = 1 << 16
 
 
 def nodes_of(handed: HandedOver, count: int) -> Nodes:
-    """Return where the nodes of a job meet, which each knows from the hand-over file and its variables.
-
-    Raises:
-        CannotRunHere: srun has not started this process.
-    """
+    """Return where the nodes of a job meet, which each knows from the hand-over file and its variables. Raises
+    CannotRunHere: srun has not started this process."""
     address = os.environ.get("SLURM_LAUNCH_NODE_IPADDR")
     if address is None or "SLURM_PROCID" not in os.environ:
         raise CannotRunHere("A job on several nodes is started by srun, which sets SLURM_LAUNCH_NODE_IPADDR.")

@@ -52,12 +52,8 @@ class OneJobAgent(Agent):
         self._grace_s = 0.0  # a scheduler that sends SIGTERM kills soon
 
     def run(self) -> None:
-        """Run the job to its end, or until a signal.
-
-        Raises:
-            CannotRunHere: the job has not begun: the node lacks its devices, or a signal came.
-            LeaseLost: this allocation is not needed.
-        """
+        """Run the job to its end, or until a signal. Raises CannotRunHere: the job has not begun: the node lacks its
+        devices, or a signal came; LeaseLost: this allocation is not needed."""
         self._take_signals()
         self._launcher.end_leftovers()
         self._launcher.start_warm()  # who imports meanwhile need not be waited for: the job's time begins afterwards
@@ -164,11 +160,8 @@ def _patiently(ask: Callable[[], Answer]) -> Answer:
 
 
 def serve(settings: Settings, file: Path) -> None:
-    """Open the database, and run the job in a hand-over file.
-
-    Raises:
-        CannotRunHere: the file, this host or the database cannot be used, or the job was given to somebody else.
-    """
+    """Open the database, and run the job in a hand-over file. Raises CannotRunHere: the file, this host or the database
+    cannot be used, or the job was given to somebody else."""
     handed = handover.read(file)
     nodes = handed.nodes
     index = int(os.environ.get("SLURM_PROCID", 0)) if nodes > 1 else 0

@@ -54,11 +54,8 @@ def library() -> ctypes.CDLL:
 
 
 def _check_problem(loaded: ctypes.CDLL) -> None:
-    """Check that C++ and Python have the same layout of a Problem.
-
-    Raises:
-        BuildError: the layouts differ, so that every call would read wrong sizes.
-    """
+    """Check that C++ and Python have the same layout of a Problem. Raises BuildError: the layouts differ, so that every
+    call would read wrong sizes."""
     loaded.problem_fields.restype, loaded.problem_bytes.restype = ctypes.c_char_p, ctypes.c_int64
     theirs = loaded.problem_fields().decode().split(), loaded.problem_bytes()
     ours = [name for name, *_ in Problem._fields_], ctypes.sizeof(Problem)

@@ -113,22 +113,15 @@ class GridRunner(abc.ABC, Generic[ContextT]):
 
     @abc.abstractmethod
     def measure(self, spec: Any, cell: Any, context: ContextT, trial: Trial) -> None:
-        """Set the cell's values. This process already computes in the cell's precision.
-
-        Raises:
-            Exception: any error. Values that are not set yet get the error's outcome: "oom" for a lack of memory, the
-                code of a RunnerError, or "failed".
-        """
+        """Set the cell's values. This process already computes in the cell's precision. Raises Exception: any error.
+        Values that are not set yet get the error's outcome: "oom" for a lack of memory, the code of a RunnerError, or
+        "failed"."""
 
     def close(self, spec: Any, context: ContextT) -> None:
         """Report results about several cells. Called in each process after its last cell."""
 
     def devices(self, spec: Any) -> list[torch.device]:
-        """Return the devices that the cells run on.
-
-        Raises:
-            Unsupported: this process does not see them.
-        """
+        """Return the devices that the cells run on. Raises Unsupported: this process does not see them."""
         return [choose_device(spec.device)]
 
     def check(self, spec: Any) -> None:
@@ -139,11 +132,8 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         return None
 
     def check_devices_answer(self, context: ContextT) -> None:
-        """Check that every device still answers. Called after each cell.
-
-        Raises:
-            Crashed: a device has lost its context, so this process is useless.
-        """
+        """Check that every device still answers. Called after each cell. Raises Crashed: a device has lost its context,
+        so this process is useless."""
         for device in context.devices:
             check_device_answers(device)
 
@@ -157,12 +147,9 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         return Unit(title=title, params={"first": position, "crashed": failure.detail})
 
     def run(self, spec: GridSpec, unit: Unit, report: Reporter) -> None:
-        """Measure the cells from the unit's first one on, and report each one when it is finished.
-
-        Raises:
-            Unsupported: there is no such device, or no cell of the job can run here.
-            Crashed: a cell destroyed this process's device context.
-        """
+        """Measure the cells from the unit's first one on, and report each one when it is finished. Raises Unsupported:
+        there is no such device, or no cell of the job can run here; Crashed: a cell destroyed this process's device
+        context."""
         from workers.measure.environment import device_key
         from workers.measure.validity import verdict
 

@@ -77,12 +77,9 @@ class OperationRunner(GridRunner[OperationContext]):
 
     @abc.abstractmethod
     def admit(self, spec: Any, cell: Any, device: torch.device) -> None:
-        """Refuse a cell that cannot run here, before its reference is made: making it may take minutes.
-
-        Raises:
-            Unsupported: this worker or device cannot do it.
-            InvalidEnvironment: this host lacks something that it should have.
-        """
+        """Refuse a cell that cannot run here, before its reference is made: making it may take minutes. Raises
+        Unsupported: this worker or device cannot do it; InvalidEnvironment: this host lacks something that it should
+        have."""
 
     @abc.abstractmethod
     def operation(self, spec: Any, cell: Any, reference: Reference, device: torch.device) -> Operation:

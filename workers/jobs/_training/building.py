@@ -81,11 +81,8 @@ class Training:
 
 def prepare(spec: TrainingSpec) -> tuple[torch.device, Maker]:
     """Make this process ready for a spec. Returns its device, and a function that builds the model or the step there.
-
-    Raises:
-        Unsupported: the device, model or attention does not exist here, or cannot run this spec.
-        InvalidEnvironment: something is wrong with this host.
-    """
+    Raises Unsupported: the device, model or attention does not exist here, or cannot run this spec; InvalidEnvironment:
+    something is wrong with this host."""
     device = choose_device(spec.device, spec.precision)
     _own_step.hear_ranges()
     if spec.step_code is not None:
@@ -139,11 +136,8 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
 
 
 def attention_of(spec: TrainingSpec) -> Implementation:
-    """Return the model's attention: an installed one, or the job's own code.
-
-    Raises:
-        Unsupported, InvalidEnvironment, BrokenCode: it does not exist here, or is broken.
-    """
+    """Return the model's attention: an installed one, or the job's own code. Raises Unsupported, InvalidEnvironment,
+    BrokenCode: it does not exist here, or is broken."""
     if spec.attention_code is not None:
         return uploaded.implementation(spec.attention_code)
     implementation: Implementation = load(ATTENTION, spec.attention)
@@ -151,11 +145,7 @@ def attention_of(spec: TrainingSpec) -> Implementation:
 
 
 def check_fused(device: torch.device) -> None:
-    """Check that Triton's kernels run on a device.
-
-    Raises:
-        Unsupported: they do not.
-    """
+    """Check that Triton's kernels run on a device. Raises Unsupported: they do not."""
     if device.type != "cuda":
         raise Unsupported("fused: this worker's process sees no GPU, and Triton has no kernels for a CPU: leave it out")
     if importlib.util.find_spec("triton") is None:
@@ -183,9 +173,7 @@ def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: C
     """Return the optional constructor arguments that a model takes, with the spec's values.
 
     A model that was written before an option existed lacks it, and still works if the spec does not set that option.
-
-    Raises:
-        Unsupported: the spec needs an option that the model lacks.
+    Raises Unsupported: the spec needs an option that the model lacks.
     """
     fields, shape = type(spec).model_fields, shape_of(spec.model, spec.longest)
     options = {
@@ -222,12 +210,8 @@ def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: C
 
 
 def build(spec: TrainingSpec, device: torch.device, build_model: Maker, *, batches: Batches | None = None) -> Training:
-    """Build the model and its step, for these batches; None: random ones.
-
-    Raises:
-        OutOfMemory: the model does not fit.
-        Unsupported: the model does not expose its blocks, which compiling them needs.
-    """
+    """Build the model and its step, for these batches; None: random ones. Raises OutOfMemory: the model does not fit;
+    Unsupported: the model does not expose its blocks, which compiling them needs."""
 
     from workers.measure.memory import memory_meter, translate_oom
     from workers.model.graphed import GraphedStep
@@ -311,11 +295,8 @@ def compiled(spec: TrainingSpec, model: torch.nn.Module, *, inside_hooks: bool =
 
 @contextmanager
 def known_errors() -> Iterator[None]:
-    """Turn known errors of torch and of our steps into the errors that decide the job's outcome.
-
-    Raises:
-        Unsupported, InvalidEnvironment: the meaning of the error that occurred inside.
-    """
+    """Turn known errors of torch and of our steps into the errors that decide the job's outcome. Raises Unsupported,
+    InvalidEnvironment: the meaning of the error that occurred inside."""
     from workers.model.graphed import CannotCapture
 
     try:

@@ -19,11 +19,8 @@ if TYPE_CHECKING:
 
 
 def to_float8(spec: TrainingSpec, device: torch.device, model: torch.nn.Module) -> Sequence[LinearLayer]:
-    """With precision fp8, let the chosen linear layers compute in it, and return all of them; else none.
-
-    Raises:
-        Unsupported: torchao is missing, a layer's sizes are not allowed, or no layer is chosen.
-    """
+    """With precision fp8, let the chosen linear layers compute in it, and return all of them; else none. Raises
+    Unsupported: torchao is missing, a layer's sizes are not allowed, or no layer is chosen."""
     from workers.model import float8
 
     if spec.precision != "fp8":

@@ -84,9 +84,7 @@ def time_isolated(
     """Warm up, and time steps that each begin on an idle device.
 
     `numbers` takes what steps return; `loops` says that loops of as many steps follow; `most_s` is that of `measure`.
-
-    Raises:
-        OutOfMemory: the memory did not suffice in some phase.
+    Raises OutOfMemory: the memory did not suffice in some phase.
     """
     from workers.measure.timing import make_clock, time_steps
 

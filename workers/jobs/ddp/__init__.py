@@ -52,12 +52,8 @@ class DdpRunner:
         return [Unit(title=title if spec.step_code is None else f"{title}, {ranks}")]
 
     def run(self, spec: DdpSpec, unit: Unit, report: Reporter) -> None:
-        """Start the ranks, and report their measurements. Running out of memory is a result.
-
-        Raises:
-            Unsupported: too few GPUs, or ranks that do not support the spec's options.
-            Crashed: a rank died, or made no step in time.
-        """
+        """Start the ranks, and report their measurements. Running out of memory is a result. Raises Unsupported: too
+        few GPUs, or ranks that do not support the spec's options; Crashed: a rank died, or made no step in time."""
         measure(spec, spec.case(), unit.title, report)
 
 
@@ -117,11 +113,8 @@ def measure(spec: DdpSpec, case: Case, title: str, report: Reporter, *, extent: 
 
 def times(steps: Sequence[DdpSpec], report: Reporter) -> tuple[list[list[float]], Sequence[torch.device]]:
     """Run ranks with the steps of these specs alone, one spec after the other. Report what a single one returned;
-    return the ms of the slowest rank in each step of each spec, and the devices.
-
-    Raises:
-        NotMeasured: the memory did not suffice.
-    """
+    return the ms of the slowest rank in each step of each spec, and the devices. Raises NotMeasured: the memory did not
+    suffice."""
     from workers.measure import returned
     from workers.measure.validity import Monitor
 
@@ -137,11 +130,8 @@ def times(steps: Sequence[DdpSpec], report: Reporter) -> tuple[list[list[float]]
 
 
 def choose_devices(spec: DdpSpec) -> list[torch.device]:
-    """Return the ranks' devices: a GPU for each, or the CPU.
-
-    Raises:
-        Unsupported: this process sees too few GPUs, or they lack the precision.
-    """
+    """Return the ranks' devices: a GPU for each, or the CPU. Raises Unsupported: this process sees too few GPUs, or
+    they lack the precision."""
     import torch
 
     if spec.backend == "gloo":
@@ -172,12 +162,9 @@ def let_memory_grow(spec: DdpSpec) -> None:
 def run_ranks(
     specs: Sequence[DdpSpec], monitor: Monitor, report: Reporter, extent: Extent
 ) -> list[list[dict[str, Any]]] | NotMeasured:
-    """Start the ranks, which measure each spec; return for each what the ranks found, or why there is nothing.
-
-    Raises:
-        Crashed: a rank died or made no step in time.
-        RunnerError: a rank raised an error, or could not start; a specific class if the error's meaning is known.
-    """
+    """Start the ranks, which measure each spec; return for each what the ranks found, or why there is nothing. Raises
+    Crashed: a rank died or made no step in time; RunnerError: a rank raised an error, or could not start; a specific
+    class if the error's meaning is known."""
     from parallel.process_group import START_TIMEOUT_S, RanksFailed
     from workers.jobs.ddp.rank import run_rank
 

@@ -81,10 +81,8 @@ class RankContext:
     def agree_on_memory(self, strategy: str) -> Iterator[None]:
         """Let all ranks continue only if the work inside fits into every rank's memory, if it is of one process alone.
 
-        A rank of another strategy raises at once: the others may wait for it in a collective operation.
-
-        Raises:
-            DoesNotFit: the memory of some rank did not suffice.
+        A rank of another strategy raises at once: the others may wait for it in a collective operation. Raises
+        DoesNotFit: the memory of some rank did not suffice.
         """
         if strategy != NO_COMMUNICATION or self.spec.strategy == NO_COMMUNICATION:
             yield

@@ -64,12 +64,8 @@ class StepTimer:
         self._observers: list[Observer] = [self._where, *observers, self._clock]
 
     def step(self, turn: Turn | None = None) -> list[float]:
-        """Run a step, and keep its times in `turn`; return every rank's wall time in ms.
-
-        Raises:
-            OutOfMemory: the memory did not suffice.
-            DoesNotFit: the memory did not suffice for one process alone.
-        """
+        """Run a step, and keep its times in `turn`; return every rank's wall time in ms. Raises OutOfMemory: the memory
+        did not suffice; DoesNotFit: the memory did not suffice for one process alone."""
         step, context, graphed = self._trained.repeated, self._context, self._trained.graphed
         self.take_returned()
         self._where.preparation_begins()
@@ -104,11 +100,8 @@ def measure_steps(
 ) -> Turn:
     """Warm up until times are steady or as often as the spec says, then measure the steps of round `number` of so many.
 
-    Only a side's first turn is judged: in later ones the device has just worked, and only the model is new.
-
-    Raises:
-        OutOfMemory: the memory did not suffice.
-        DoesNotFit: the memory did not suffice for one process alone.
+    Only a side's first turn is judged: in later ones the device has just worked, and only the model is new. Raises
+    OutOfMemory: the memory did not suffice; DoesNotFit: the memory did not suffice for one process alone.
     """
     elapsed_s = 0.0
     later = LATER_WARMUP if number else None

@@ -157,11 +157,8 @@ def record_steps(
     report: Reporter,
 ) -> None:
     """Warm up, record the steps, each in a history of its own, and save the snapshots of the last one's phases. The
-    warm-up's steps have such histories from the first of `snapshot_steps` on.
-
-    Raises:
-        OutOfMemory: the memory did not suffice in some phase. The recording continues.
-    """
+    warm-up's steps have such histories from the first of `snapshot_steps` on. Raises OutOfMemory: the memory did not
+    suffice in some phase. The recording continues."""
     spec, step = session.spec, training.step
     warmup, total = warmup_steps(spec), warmup_steps(spec) + spec.measure_steps
     moments = spec.snapshot_steps or [warmup]

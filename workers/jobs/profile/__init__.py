@@ -17,11 +17,8 @@ class ProfileRunner:
         return [Unit(title=title), *nsight.units(spec, title)]
 
     def run(self, spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
-        """Profile one unit and report it. Running out of memory is a result.
-
-        Raises:
-            InvalidEnvironment: another profiler uses CUPTI, so that torch's sees no kernels.
-        """
+        """Profile one unit and report it. Running out of memory is a result. Raises InvalidEnvironment: another
+        profiler uses CUPTI, so that torch's sees no kernels."""
         from workers.jobs.profile import torch_profiler
 
         tool = torch_profiler if nsight.tool_of(unit) is None else nsight

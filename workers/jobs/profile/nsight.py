@@ -109,11 +109,7 @@ DURATION = Counter("duration_us", "µs", "gpu__time_duration.sum", 1e-3)
 
 
 def units(spec: ProfileSpec, title: str) -> list[Unit]:
-    """Return one unit for each Nsight tool that the spec asks for.
-
-    Raises:
-        Unsupported: this host lacks the tool.
-    """
+    """Return one unit for each Nsight tool that the spec asks for. Raises Unsupported: this host lacks the tool."""
     planned = []
     if spec.nsys:
         planned.append(_unit("nsys", title, nsys_options()))
@@ -266,11 +262,8 @@ def _no_kernel(spec: NcuSpec) -> str:
 
 
 def collect(spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter) -> None:
-    """Report the Nsight tool's report as an artifact, and its figures as tables and measurements.
-
-    Raises:
-        InvalidEnvironment: the report has no figures, or cannot be read.
-    """
+    """Report the Nsight tool's report as an artifact, and its figures as tables and measurements. Raises
+    InvalidEnvironment: the report has no figures, or cannot be read."""
     tool = unit.params["tool"]
     if (why_not := scratch / NOT_MEASURED).exists():
         _note(report, Check("profiled", False, why_not.read_text(), "note"))
@@ -290,11 +283,7 @@ def _note(report: Reporter, *checks: Check) -> None:
 
 
 def _ask(command: Sequence[str]) -> str:
-    """Return what a tool prints.
-
-    Raises:
-        InvalidEnvironment: the tool failed; the message has its output.
-    """
+    """Return what a tool prints. Raises InvalidEnvironment: the tool failed; the message has its output."""
     try:
         answer = subprocess.run(command, capture_output=True, timeout=ANSWER_S, check=False, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError) as error:

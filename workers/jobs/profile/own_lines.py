@@ -40,13 +40,8 @@ def own_code(spec: TrainingSpec) -> OwnCode | None:
 
 def sample(training: Training, report: Reporter) -> tuple[Samples, bool]:
     """Sample steps without a profiler until there are about SAMPLES samples. Call it when nothing else needs steps.
-
-    Returns:
-        The samples, and whether an iterator in the step has ended before.
-
-    Raises:
-        OutOfMemory: the memory did not suffice.
-    """
+    Returns the samples, and whether an iterator in the step has ended before. Raises OutOfMemory: the memory did not
+    suffice."""
     sampler, clock = Sampler(), make_clock(training.device)
     report.progress(0, SAMPLES, "sampling")
     until = now_s() + MAX_SAMPLED_S

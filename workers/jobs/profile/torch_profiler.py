@@ -78,12 +78,9 @@ TRACE, STACKS, FLAME_GRAPH = "trace.json.gz", "stacks.txt", "flamegraph.svg"
 
 
 def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
-    """Profile the steps under torch's profiler and report them. Running out of memory is a result.
-
-    Raises:
-        InvalidEnvironment: another profiler uses CUPTI, so that torch's sees no kernels.
-        BrokenCode: the step uses torch's profiler itself.
-    """
+    """Profile the steps under torch's profiler and report them. Running out of memory is a result. Raises
+    InvalidEnvironment: another profiler uses CUPTI, so that torch's sees no kernels; BrokenCode: the step uses torch's
+    profiler itself."""
     device, build_model = building.prepare(spec)
     report.environment(environment.fingerprint(device))
     refused = measure_missing_ceilings(spec, device, report) if has_roofline(spec) else {}
@@ -183,10 +180,7 @@ def dtypes_of(precision: Precision) -> Sequence[Precision]:
 
 def measure_missing_ceilings(spec: ProfileSpec, device: torch.device, report: Reporter) -> dict[str | None, str]:
     """Measure the ceilings that the roofline needs and this host's record lacks, and record them as `ceiling` does.
-
-    Returns:
-        Why rates were not recorded, by the product's data type; None is the copy.
-    """
+    Returns why rates were not recorded, by the product's data type; None is the copy."""
     known = Ceilings(report.ceilings).read(device)
     refused: dict[str | None, str] = {}
     measured = CeilingSpec(dtypes=[*dtypes_of(spec.precision)], measure_steps=CEILING_STEPS, seed=spec.seed)
@@ -220,11 +214,8 @@ class Timed:
 def time_unprofiled(
     spec: ProfileSpec, unit: Unit, device: torch.device, build_model: building.Maker, report: Reporter
 ) -> Timed | NotMeasured:
-    """Build the model, time its steps without a profiler, and report their times and the verdict on them.
-
-    Returns:
-        The timed model, or why there is none: memory did not suffice, or a part of it is wrong.
-    """
+    """Build the model, time its steps without a profiler, and report their times and the verdict on them. Returns the
+    timed model, or why there is none: memory did not suffice, or a part of it is wrong."""
     monitor, case = Monitor(device), spec.case()
     report.progress(0, spec.measure_steps or building.STEPS, "making the model")
     timed: Timed | NotMeasured
@@ -297,12 +288,8 @@ class Profiling:
     """Whether the shapes of operators' inputs are recorded."""
 
     def run(self) -> None:
-        """Profile the steps, then once more with Python's stacks.
-
-        Raises:
-            InvalidEnvironment: the profiler sees no kernels.
-            OutOfMemory: the memory did not suffice.
-        """
+        """Profile the steps, then once more with Python's stacks. Raises InvalidEnvironment: the profiler sees no
+        kernels; OutOfMemory: the memory did not suffice."""
         own = own_lines.own_code(self.spec)
         alone = self._record_alone(own)
         slow = 1e-3 * self.timed.step_ms * (1 + self.spec.profile_steps) > MAX_PROFILED_S
@@ -358,11 +345,7 @@ class Profiling:
 
     def _record_alone(self, own: OwnCode | None) -> Alone | None:
         """Record one step alone, if the job has code of the user's own, whose lines are followed in it, or if the step
-        is slow.
-
-        Raises:
-            OutOfMemory: the memory did not suffice.
-        """
+        is slow. Raises OutOfMemory: the memory did not suffice."""
         if own is None and self.timed.step_ms < SLOW_STEP_MS:
             return None
         trace = None if own is None else LineTrace(own)
@@ -370,11 +353,8 @@ class Profiling:
         return Alone(*profiled, trace, suffices=len(profiled[0].recording.host) > MAX_EVENTS)
 
     def _sample(self, own: OwnCode | None, alone: Alone | None) -> None:
-        """Sample steps without a profiler, and report what the lines of the user's own code take.
-
-        Raises:
-            OutOfMemory: the memory did not suffice.
-        """
+        """Sample steps without a profiler, and report what the lines of the user's own code take. Raises OutOfMemory:
+        the memory did not suffice."""
         self.samples, ended = own_lines.sample(self.timed.training, self.report)
         if own is None or alone is None or alone.trace is None:
             return

@@ -120,11 +120,8 @@ class AnotherProfiler(RuntimeError):
 
 @contextmanager
 def refused_to_others() -> Iterator[None]:
-    """Raise AnotherProfiler, where the work of the context opens torch's profiler itself: it would end ours.
-
-    Raises:
-        AnotherProfiler: also if it is open already.
-    """
+    """Raise AnotherProfiler, where the work of the context opens torch's profiler itself: it would end ours. Raises
+    AnotherProfiler: also if it is open already."""
     inner: Any = torch.autograd.profiler.profile
     opens = inner._prepare_trace
 

@@ -25,11 +25,8 @@ class TooLarge(Exception):
 
 
 def write(raw: Path, target: Path, max_bytes: int) -> None:
-    """Compress the profiler's trace, `raw`, into the file `target`.
-
-    Raises:
-        TooLarge: that would have more than `max_bytes`; there is no file then.
-    """
+    """Compress the profiler's trace, `raw`, into the file `target`. Raises TooLarge: that would have more than
+    `max_bytes`; there is no file then."""
     with raw.open("rb") as source, gzip.open(target, "wb", compresslevel=LEVEL) as file:
         while lines := source.readlines(READ_BYTES):
             file.write(bytes_without_folders(_FILE.sub(rb"\1", _HOST.sub(rb'\1""', b"".join(lines)))))
