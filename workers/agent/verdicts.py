@@ -92,9 +92,7 @@ def checks_table(
     """Make a table of all checks on all cases of one unit; return None for a unit with one case.
 
     The table leaves out checks that do not fit, passed ones and notes first; a last row gives their number.
-
-    Args:
-        max_bytes: Most bytes of the table, as JSON.
+    `max_bytes`: most bytes of the table, as JSON.
     """
     if sum(verdict.cases for verdict in verdicts) < 2:
         return None

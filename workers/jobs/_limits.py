@@ -23,11 +23,8 @@ SPLIT_PRODUCTS = 3
 
 
 def check_rate(tflops: float, precision: str, device: torch.device, ceilings: Path) -> Check:
-    """Check that one device can reach a rate of matrix products: check `ceiling`.
-
-    Args:
-        tflops: The rate in TFLOP/s, of this device alone.
-    """
+    """Check that one device can reach a rate of matrix products: check `ceiling`. `tflops`: the rate in TFLOP/s, of
+    this device alone."""
     from workers.measure.ceilings import Ceilings
     from workers.measure.environment import device_name
     from workers.measure.validity import check_ceiling

@@ -78,11 +78,8 @@ def parts(spec: TrainingSpec, device: torch.device) -> dict[str, Callable[[], st
 
 
 def attention_fault(spec: TrainingSpec, device: torch.device, *, decoded: int | None = None) -> str | None:
-    """Return the fault of the model's attention, or None.
-
-    Args:
-        decoded: Check the call that generates one more token, whose single query sees so many keys.
-    """
+    """Return the fault of the model's attention, or None. `decoded`: check the call that generates one more token,
+    whose single query sees so many keys."""
     from workers.measure.references import attention_reference
     from workers.model.precision import PRECISIONS
 

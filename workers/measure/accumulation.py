@@ -49,11 +49,8 @@ class Sum:
 
 
 def accumulate(how: Accumulation, addend: float, additions: int, device: torch.device) -> Sum:
-    """Add `addend` to a sum of zero, one addition after another, on the device.
-
-    Args:
-        addend: A finite number; its shortest decimal form ("0.01") is taken as exact.
-    """
+    """Add `addend` to a sum of zero, one addition after another, on the device. `addend`: a finite number; its shortest
+    decimal form ("0.01") is taken as exact."""
     total = torch.zeros((), dtype=how.sum_dtype, device=device)
     rounded = torch.tensor(addend, dtype=how.addend_dtype, device=device)
     for _ in range(additions):

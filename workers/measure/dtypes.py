@@ -75,11 +75,8 @@ class DtypeAudit:
     def run(
         self, forward: Callable[[], Tensor], backward: Callable[[], None], scaled: Callable[[Tensor], Tensor] | None
     ) -> None:
-        """Run the step. If it raises, the data types seen until then are kept.
-
-        Args:
-            scaled: Scales a loss as the step does before its backward pass; None: it does not.
-        """
+        """Run the step. If it raises, the data types seen until then are kept. `scaled`: scales a loss as the step does
+        before its backward pass; None: it does not."""
         with self._watched_outputs():
             loss = forward()
         self._losses["loss"] = loss.dtype

@@ -13,11 +13,8 @@ MEMINFO = Path("/proc/meminfo")
 
 
 def host_memory(name: str, meminfo: Path = MEMINFO) -> int | None:
-    """Return an amount of the host's memory in bytes; None if it is unknown.
-
-    Args:
-        name: "MemTotal", or "MemAvailable": what a process could take without pushing others out.
-    """
+    """Return an amount of the host's memory in bytes; None if it is unknown. `name`: "MemTotal", or "MemAvailable":
+    what a process could take without pushing others out."""
     try:
         lines = meminfo.read_text().splitlines()
     except OSError:

@@ -19,10 +19,7 @@ BF16 = "bf16"
 
 def product_works(rows: int, inner: int, columns: int, recipe: str, device: torch.device) -> dict[str, Workload]:
     """Return the products of a layer, x (rows, inner) to (rows, columns), by name; their factors are cast already.
-
-    Args:
-        recipe: One of `workers.model.float8.RECIPES`, or BF16.
-    """
+    `recipe`: one of `workers.model.float8.RECIPES`, or BF16."""
     x, weight, grad = (
         torch.randn(*shape, device=device).to(torch.bfloat16)
         for shape in ((rows, inner), (columns, inner), (rows, columns))

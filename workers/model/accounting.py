@@ -145,11 +145,8 @@ def parameters(shape: Shape | FeedForwardStack) -> int:
 
 
 def forward_flops(shape: Shape, batch_size: int, context_length: int, logit_positions: int | None = None) -> int:
-    """Return the FLOPs of a forward pass over `batch_size` sequences of `context_length` tokens.
-
-    Args:
-        logit_positions: Positions per sequence that logits are computed for; all of them by default.
-    """
+    """Return the FLOPs of a forward pass over `batch_size` sequences of `context_length` tokens. `logit_positions`:
+    positions per sequence that logits are computed for; all of them by default."""
     if logit_positions is None:
         logit_positions = context_length
     weights = context_length * shape.num_layers * block_weights(shape)

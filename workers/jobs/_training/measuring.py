@@ -144,14 +144,8 @@ def _number_of_steps(spec: TrainingSpec, device: torch.device, *, loops: bool) -
 
 
 def time_loops(training: Training, isolated: StepTimes, monitor: Monitor, report: Reporter) -> Sequence[float]:
-    """Return the times in ms of steps that follow each other.
-
-    Args:
-        isolated: The times of the isolated steps before.
-
-    Raises:
-        OutOfMemory: the memory did not suffice in some phase.
-    """
+    """Return the times in ms of steps that follow each other. `isolated`: the times of the isolated steps before.
+    Raises OutOfMemory: the memory did not suffice in some phase."""
     from workers.measure.timing import LOOP_STEPS, make_marks, time_loop
 
     steps, step = len(isolated.step), training.step

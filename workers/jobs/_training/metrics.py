@@ -108,11 +108,8 @@ def add_memory(values: Values, training: Training, monitor: Monitor) -> None:
 
 
 def add_busy(values: Values, step_ms: float, busy: Busy | str) -> None:
-    """Set the device's time in a step, and its share of the wall time, which other steps measured.
-
-    Args:
-        step_ms: Median wall time of the measured steps.
-    """
+    """Set the device's time in a step, and its share of the wall time, which other steps measured. `step_ms`: median
+    wall time of the measured steps."""
     if isinstance(busy, str):
         values.set("device_ms", "step", None, busy)
         values.set("gpu_busy_percent", None, None, busy)

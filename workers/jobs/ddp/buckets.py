@@ -53,11 +53,8 @@ def predicts(spec: DdpSpec) -> bool:
 
 
 def time_all_reduces(context: RankContext, total: int) -> dict[str, list[float]] | None:
-    """Time all-reduces on this rank: ms of each size's calls; None if a rank has no memory for a tensor.
-
-    Args:
-        total: Bytes of all gradients.
-    """
+    """Time all-reduces on this rank: ms of each size's calls; None if a rank has no memory for a tensor. `total`: bytes
+    of all gradients."""
     from workers.measure.collective_timing import CellTimer, TimedCollective
 
     sizes, size = [], SMALLEST

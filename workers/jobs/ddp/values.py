@@ -64,11 +64,7 @@ MEMORY = {
 
 
 def metrics(spec: DdpSpec, named: Sequence[str] | None = None) -> list[Metric]:
-    """Return the metrics in the order of the report.
-
-    Args:
-        named: The phases that a step of the user's own has named.
-    """
+    """Return the metrics in the order of the report. `named`: the phases that a step of the user's own has named."""
     if spec.step_code is not None:
         return [*_of_own_step(named or ())]
     phases = list(spec.step_phases())

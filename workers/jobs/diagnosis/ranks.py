@@ -116,11 +116,8 @@ def _seen(ranks: Ranks) -> tuple[dict[int, float], float]:
 
 def skew(alone: Sequence[Sequence[float]]) -> tuple[dict[int, float], float]:
     """Return the ranks that are late, the latest first, with by how many ms of a step they are later than the others,
-    and how many ms a step loses because ranks take turns in being late.
-
-    Args:
-        alone: The ms of each rank's steps in which it waits for no other.
-    """
+    and how many ms a step loses because ranks take turns in being late. `alone`: the ms of each rank's steps in which
+    it waits for no other."""
     if len(alone) < 2 or not all(alone):
         return {}, 0.0
     steps = list(zip(*alone, strict=True))

@@ -131,11 +131,8 @@ def timing_metrics(phases: Sequence[str]) -> list[Metric]:
 
 
 def profile_metrics(spec: ProfileSpec, named: Sequence[str] = ()) -> list[Metric]:
-    """Return the metrics of the profiled steps, in the order of the report.
-
-    Args:
-        named: The phases that a step of the user's own has named.
-    """
+    """Return the metrics of the profiled steps, in the order of the report. `named`: the phases that a step of the
+    user's own has named."""
     of_step = spec.step_phases() or named
     known = phases_of(spec, of_step)
     metrics = [Metric("profiled_step_ms", None, "ms"), Metric("profiler_overhead_percent", None, "%")]

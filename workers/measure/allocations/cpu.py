@@ -115,11 +115,8 @@ def stretches(
 
 
 def history(events: Iterable[Any]) -> list[list[Entry]]:
-    """Return the profiler's allocation events as entries of torch's history, in parts that end at the marks.
-
-    Args:
-        events: The profiler's tree of events (`_ProfilerEvent`).
-    """
+    """Return the profiler's allocation events as entries of torch's history, in parts that end at the marks. `events`:
+    the profiler's tree of events (`_ProfilerEvent`)."""
     from torch._C._profiler import _EventType
 
     parts: list[list[Entry]] = [[]]

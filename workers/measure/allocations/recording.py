@@ -52,11 +52,8 @@ class Recording(Protocol):
     """Records an allocator: call `begin`, `mark` at the end of each phase, and `end`; then it may begin again."""
 
     def begin(self, owners: Owners, *, stacks: bool = True) -> None:
-        """Begin a history.
-
-        Args:
-            stacks: False records no stacks on a CPU, where they are too many while a compiler runs.
-        """
+        """Begin a history. `stacks`: False records no stacks on a CPU, where they are too many while a compiler
+        runs."""
 
     def measure_workspaces(self) -> None:
         """Release the workspaces that libraries keep for matrix products, to learn their sizes.

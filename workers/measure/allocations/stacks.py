@@ -42,11 +42,8 @@ def _inside(filename: str) -> bool:
 
 
 def from_the_step_on(frames: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Return a stack, the innermost frame first, without the frames around the step, which are the worker's.
-
-    Args:
-        frames: With file names without the host's folders.
-    """
+    """Return a stack, the innermost frame first, without the frames around the step, which are the worker's. `frames`:
+    with file names without the host's folders."""
     around = next((index for index, frame in enumerate(frames) if frame["filename"] in DRIVERS), len(frames))
     return frames[: max(1, around)]
 

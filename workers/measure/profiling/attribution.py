@@ -319,11 +319,8 @@ class Attribution:
 
 
 def parents(events: Sequence[HostEvent]) -> list[int | None]:
-    """Return the index of each event's innermost enclosing event on its thread.
-
-    Args:
-        events: In the order in which they began; of those that began together, the longest first.
-    """
+    """Return the index of each event's innermost enclosing event on its thread. `events`: in the order in which they
+    began; of those that began together, the longest first."""
     parent_of: list[int | None] = []
     open_events: dict[int, list[int]] = defaultdict(list)
     for index, event in enumerate(events):

@@ -87,10 +87,7 @@ class Stretch:
 
 def stretches(recording: Recording, step: Interval) -> list[Stretch]:
     """Return the parts of a step, in order and without gaps, from its beginning until host and device have ended it.
-
-    Args:
-        step: The step, as the host ran its phases.
-    """
+    `step`: the step, as the host ran its phases."""
     return _Timeline(recording).between(step, step.begin_ns, isolated=True)
 
 

@@ -274,11 +274,8 @@ class LineTrace:
         self._stacks.append(tuple(self._open))
 
     def launched(self, recording: Recording, begun_ns: int) -> dict[Place | None, Launched]:
-        """Return the operators and the device's work of the step by the line that launched them.
-
-        Args:
-            begun_ns: When the step began by the profiler's clock.
-        """
+        """Return the operators and the device's work of the step by the line that launched them. `begun_ns`: when the
+        step began by the profiler's clock."""
         stack_at, shift = self.stacks(begun_ns), self._shift(begun_ns)
 
         def moved(event: HostEvent) -> bool:
@@ -315,11 +312,7 @@ class LineTrace:
 
     def stacks(self, begun_ns: int) -> Callable[[int], list[Place | None]]:
         """Return a function that gives the user's own lines, the outermost first, that were open at a moment of the
-        profiler's clock; or None alone, where none was.
-
-        Args:
-            begun_ns: When the step began by the profiler's clock.
-        """
+        profiler's clock; or None alone, where none was. `begun_ns`: when the step began by the profiler's clock."""
         shift = self._shift(begun_ns)
 
         def stack_at(time_ns: int) -> list[Place | None]:

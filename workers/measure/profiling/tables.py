@@ -117,11 +117,8 @@ def class_rows(scopes: Mapping[str, Sequence[ClassUsage]]) -> Rows:
 
 
 def wait_rows(found: Sequence[Stretch], times_ms: Mapping[str, float], host: Sequence[HostEvent]) -> Rows:
-    """Return the rows of the table of what a GPU does at each moment of a step, or why it does nothing.
-
-    Args:
-        times_ms: The ms of each class in an unprofiled step.
-    """
+    """Return the rows of the table of what a GPU does at each moment of a step, or why it does nothing. `times_ms`: the
+    ms of each class in an unprofiled step."""
     rows: Rows = []
     total = sum(times_ms.values()) or 1.0
     for cause, time_ms in sorted(times_ms.items(), key=lambda one: -one[1]):
@@ -136,11 +133,7 @@ def wait_rows(found: Sequence[Stretch], times_ms: Mapping[str, float], host: Seq
 
 
 def range_rows(ranges: Sequence[tuple[str, Mapping[str, float]]], totals_ms: Mapping[str, float]) -> Rows:
-    """Return the rows of the table of named ranges.
-
-    Args:
-        ranges: The time of each range in each phase, in ms.
-    """
+    """Return the rows of the table of named ranges. `ranges`: the time of each range in each phase, in ms."""
     return [
         [name, phase, time, 100 * time / totals_ms[phase] if totals_ms[phase] else None]
         for name, times in ranges
@@ -236,11 +229,8 @@ def ceiling_rows(
 def attention_row(
     part: Part, share_percent: float | None, useful_flops: int | None, roofline: Roofline | str, note: str
 ) -> list[Scalar]:
-    """Return one row of the table of the parts of attention.
-
-    Args:
-        useful_flops: FLOPs that a causal implementation has to compute; None if unknown.
-    """
+    """Return one row of the table of the parts of attention. `useful_flops`: FLOPs that a causal implementation has to
+    compute; None if unknown."""
     gflop, *rest = roofline_columns(part, roofline)
     notes = [note, roofline if isinstance(roofline, str) else ""]
     return [

@@ -22,10 +22,7 @@ class StepUse:
 
 def step_uses(work: Sequence[RecordedWork], steps: Sequence[Interval]) -> list[StepUse]:
     """Return the device's use in each step, from the step's beginning until both host and device have finished it.
-
-    Args:
-        steps: The steps as the host ran their phases.
-    """
+    `steps`: the steps as the host ran their phases."""
     uses = []
     for step in steps:
         spans = [Span(one.begin_ns, one.end_ns, one.name) for one in work if one.step == step.step]
