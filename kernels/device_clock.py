@@ -59,8 +59,7 @@ class Lap:
     """Time in which the host issued the call."""
     hidden: bool
     """True if the host had issued all of the call before the device started on it. If not, `device_ms` may include
-    waiting.
-    """
+    waiting."""
 
 
 def nothing() -> None:

@@ -70,8 +70,7 @@ class Window:
         offset: int = 0,
     ) -> Window:
         """Return the window of a tensor with a contiguous last axis. The stride of an axis of length 1 may be anything
-        in torch; a descriptor needs a valid one.
-        """
+        in torch; a descriptor needs a valid one."""
         steps = [step if length > 1 else ALIGNMENT for length, step in zip(shape[:-1], strides[:-1], strict=True)]
         return cls(place, tuple(shape), (*steps, 1), tuple(block), layout, offset)
 
@@ -301,8 +300,7 @@ _thread = threading.local()
 
 def make_context_current(device: torch.device) -> None:
     """Make sure that this thread has a CUDA context, which the driver needs to fill descriptors. A thread gets one with
-    its first call of the CUDA runtime; a new thread that got all memory from torch's cache has made no such call.
-    """
+    its first call of the CUDA runtime; a new thread that got all memory from torch's cache has made no such call."""
     known = _thread.__dict__.setdefault("devices", set())
     if device.type == "cuda" and device not in known:
         torch.cuda.mem_get_info(device)  # a call that is allowed even while a graph is captured

@@ -126,8 +126,7 @@ class Implementation:
     """Of attention: the `FEATURES` that it takes."""
     forward_bytes: Callable[..., tuple[int, int]] | None = None
     """(batch, heads, length, head_dim, **block_sizes) -> bytes of working memory, and of the output, of one forward
-    call; None if torch's allocator knows them.
-    """
+    call; None if torch's allocator knows them."""
     of: str = "attention"
     """The operation that it computes, for messages."""
 

@@ -60,8 +60,7 @@ class Error:
     element: float
     """The largest error of an element, relative to the largest element of its row (last axis) or to the size of the
     neighbouring rows if that is larger: the gradient of a query that sees few keys is a difference of terms as large as
-    the neighbours' gradients.
-    """
+    the neighbours' gradients."""
     slope: float = 0.0
     """The deviation from 1 of the slope ⟨out, oracle⟩ / ⟨oracle, oracle⟩, every row counted in units of its largest
     element, as far as noise does not explain it."""

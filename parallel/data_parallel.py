@@ -100,8 +100,7 @@ class DataParallel(nn.Module):
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients on this rank only: inside, backward passes and `finish_gradient_synchronization` send
         nothing. The first backward pass outside, or else `finish_gradient_synchronization` there, averages what has
-        accumulated.
-        """
+        accumulated."""
         before, self.synchronizes = self.synchronizes, False
         try:
             yield

@@ -127,8 +127,7 @@ class Cancelled:
 @dataclass(frozen=True)
 class GivenBack:
     """The worker is ending, or its host cannot run the job now; the job goes back to the queue. The attempt counts only
-    if an `error` of the worker's own ends it, since the job may be the cause.
-    """
+    if an `error` of the worker's own ends it, since the job may be the cause."""
 
     error: str | None = None
 

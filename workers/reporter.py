@@ -51,8 +51,7 @@ class Reporter:
 
     def cursor(self, position: int) -> None:
         """Report that the unit now works on step `position`, counted from 0; `Resumable.resume` gets the position if
-        this process dies.
-        """
+        this process dies."""
         self.send(Cursor(position))
 
     def measure(self, measurement: Measurement) -> None:

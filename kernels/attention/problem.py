@@ -151,8 +151,7 @@ class AttentionProblem:
 
     def options(self, device: torch.device | str) -> dict[str, Any]:
         """Return the keyword arguments of an implementation's function, beside q, k, v and is_causal: those that are
-        not at their defaults. Documents become `document_ends`, int32 on the device.
-        """
+        not at their defaults. Documents become `document_ends`, int32 on the device."""
         names = self.features - {"num_kv_heads", "document_lengths"}
         options = {name: getattr(self, name) for name in sorted(names)}
         if self.document_lengths is not None:

@@ -1,6 +1,5 @@
 """The kernels for compute capability 9.0: what they take and in which order they work, and, on such a device, their
-results against the oracle, with hundreds of shapes drawn at random.
-"""
+results against the oracle, with hundreds of shapes drawn at random."""
 
 import heapq
 import math

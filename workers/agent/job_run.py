@@ -724,8 +724,7 @@ class JobRun:
 
     def _flush(self) -> None:
         """Write new events to the queue, without waiting long: meanwhile nobody drains the unit's pipes or ends it.
-        Events that cannot be written now are left to the next call. If the lease is lost, the unit ends.
-        """
+        Events that cannot be written now are left to the next call. If the lease is lost, the unit ends."""
         try:
             with patience(RETRY_S):
                 self._report()
@@ -744,8 +743,7 @@ class JobRun:
 
     def _record(self, outcome: Outcome) -> None:
         """Commit the outcome with all results. Tries until the commit succeeds, the lease is lost, or the worker must
-        end: it waits no longer for a store that may be gone for good.
-        """
+        end: it waits no longer for a store that may be gone for good."""
         while not isinstance(outcome, Abandoned) and not isinstance(self.stop.reason, Abandoned):
             try:
                 with patience(max(RETRY_S, min(RECORD_S, self.stop.record_until - self._clock()))):
@@ -771,8 +769,7 @@ class JobRun:
 
     def _end_unrecorded(self, outcome: Outcome, error: Exception) -> None:
         """End without the results, since the worker must end. A full disk may still have room for the reason: then the
-        job need not wait for the end of its lease, and its attempt says why it ended.
-        """
+        job need not wait for the end of its lease, and its attempt says why it ended."""
         reason = f"the worker had to end, and could not store how the job had ended: {describe_error(error)}"
         logger.error("%s", reason)
         if not isinstance(outcome, GivenBack):

@@ -89,8 +89,7 @@ class Serving(ABC, Generic[RunT]):
         self._clock = clock
         self.runs: dict[int, RunT] = {}
         """The running jobs, by the ids of their attempts: a job whose lease was lost, or that was retried, may be
-        claimed again before the run of its earlier attempt has ended.
-        """
+        claimed again before the run of its earlier attempt has ended."""
         self._next_beat = self._next_poll = self._claim_after = 0.0
         self.fitness = Fitness(clock, self._queue.has_several_users)
         self._next_glance = 0.0

@@ -303,8 +303,7 @@ class Spool:
 
     def _verdicts(self) -> dict[int, list[CaseVerdict]]:
         """Return the verdicts of each unit, by its index, each with the number of cases that it covers. The verdict on
-        the other cases covers the measured cases that have no verdict of their own.
-        """
+        the other cases covers the measured cases that have no verdict of their own."""
         disagreements, found = self._disagreements(), {}
         for unit in self._units:
             verdicts = _joined(unit, disagreements)

@@ -22,8 +22,7 @@ from workers.processes.limits import oom_kills
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 0.5
-"""Seconds between two writes of progress and log lines to the queue; each write costs the measured host CPU time.
-"""
+"""Seconds between two writes of progress and log lines to the queue; each write costs the measured host CPU time."""
 MAX_MESSAGE_BYTES = 256 << 20
 READ_BYTES = 1 << 20
 WRAPPER_START_S = 300.0

@@ -47,8 +47,7 @@ class Unit:
 
 class Runner(Protocol):
     """Runs the jobs of one kind. Its module imports torch, models and kernels inside functions only: the agent imports
-    it. A unit's new interpreter imports torch before it calls `run`, unless the runner says `needs_torch = False`.
-    """
+    it. A unit's new interpreter imports torch before it calls `run`, unless the runner says `needs_torch = False`."""
 
     kind: str
 

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 FAULTS = ("crashed", "failed", "invalid_environment", "wrong")
 """Outcomes that are a fault of the implementation or of this host. "unsupported" and "oom" are not faults: the case was
-measured as far as possible.
-"""
+measured as far as possible."""
 
 GPU_ONLY = "known on GPUs only"
 

@@ -73,8 +73,7 @@ class AttentionRunner(OperationRunner):
 
     def make_reference(self, spec: AttentionSpec, cell: AttentionCell, device: torch.device) -> Reference:
         """Make inputs: keys and values (batch_size, num_kv_heads, sequence_length, head_dim); queries and the output's
-        gradient with `num_heads`, and `query_length` rows if the job has one.
-        """
+        gradient with `num_heads`, and `query_length` rows if the job has one."""
         from workers.measure.references import attention_reference
         from workers.model.precision import PRECISIONS
 

@@ -49,8 +49,7 @@ class CompareRunner:
 
     def plan(self, spec: CompareSpec) -> list[Unit]:
         """Plan the turns that `turns` draws; each has all units of that side's own plan, exec'd to be independent
-        samples.
-        """
+        samples."""
         runner = _inner_runner(spec)
         plans: dict[Side, list[Unit]] = {
             "baseline": runner.plan(spec.baseline),

@@ -22,8 +22,7 @@ from workers.measure.memory import short_message
 STEPS = 2
 DEVICE_GAP_US = 1.0
 """Time that a device needs between two kernels even if the host is far ahead: 1 µs on an H200, 0.3 to 0.6 µs in a CUDA
-graph. The rest of a gap counts as waiting.
-"""
+graph. The rest of a gap counts as waiting."""
 NOTHING_SEEN = "the profiler saw no kernel: another profiler may hold CUPTI"
 
 

@@ -31,8 +31,7 @@ class Rate:
 @dataclass(frozen=True)
 class Ceiling:
     """The rates that a device reached: matrix products in TFLOP/s by precision ("fp32", …), copies in GB/s (read +
-    written).
-    """
+    written)."""
 
     device: str
     tflops: Mapping[str, Rate] = field(default_factory=dict)

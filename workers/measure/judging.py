@@ -26,8 +26,7 @@ from workers.measure.operations import Operation
 
 UNFIT_GRADIENT = re.compile("returned an (invalid gradient|incorrect number of gradients)")
 """Part of autograd's message when a Function's backward returns what cannot be gradients, of another shape for
-instance.
-"""
+instance."""
 CHECKSUM_PART = 1 << 20
 """Number of elements whose bits are summed at once; they take some tens of MiB."""
 # The constants of splitmix64, as the signed numbers that torch has.

@@ -84,8 +84,7 @@ class MemoryMeter(Protocol):
 
     def reserved_mib(self) -> float | None:
         """Return the most memory that torch's allocator held, in MiB; None if torch does not manage the device's
-        memory.
-        """
+        memory."""
         ...
 
 

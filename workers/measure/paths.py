@@ -19,8 +19,7 @@ FOLDERS = rb"(?:[^/\s\"'\\<>|:,;()\[\]]+/)+"
 
 def without_folders(text: str) -> str:
     """Return a text whose absolute paths are relative to Flopwatch, to an entry of `sys.path` or to the folder of
-    installed packages, and uploaded code has its author's names; of any other file only the name remains.
-    """
+    installed packages, and uploaded code has its author's names; of any other file only the name remains."""
     return bytes_without_folders(text.encode(errors="surrogateescape")).decode(errors="surrogateescape")
 
 

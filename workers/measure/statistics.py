@@ -97,8 +97,7 @@ def modes(samples: Sequence[float], *, share: float) -> tuple[float, float] | No
 
 def drift(samples: Sequence[float]) -> tuple[float, float] | None:
     """Return the median of the last third over that of the first third, less 1, and its standard error, if the samples
-    of a third are independent; None for fewer than 9 samples.
-    """
+    of a third are independent; None for fewer than 9 samples."""
     third = len(samples) // 3
     if third < 3:
         return None

@@ -29,8 +29,7 @@ class RandomBatches:
 
     def next(self) -> tuple[Tensor, Tensor]:
         """Return inputs and targets, each (batch_size, context_length) int64; targets are the inputs moved on by one
-        token.
-        """
+        token."""
         tokens = torch.randint(self.vocab_size, self.shape, device=self.device, generator=self.generator)
         return tokens[:, :-1], tokens[:, 1:]
 

@@ -205,8 +205,7 @@ class Launcher:
 
     def end_orphans(self) -> None:
         """End the processes that a killed keeper or warm parent left behind. Call it often: it is cheap and does not
-        wait.
-        """
+        wait."""
         if self._lock.acquire(blocking=False):  # if the lock is held, a unit is being started, which does the same
             try:
                 self._end_orphans()

@@ -83,8 +83,7 @@ class ForwardMemory:
     @property
     def total(self) -> int:
         """Intermediates and output; for `naive` and `blocked` at (1, 4, 1024, 32): 4 MiB of one head's scores + 0.5 MiB
-        of output.
-        """
+        of output."""
         return self.working + self.output
 
 

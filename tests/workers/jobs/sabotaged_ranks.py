@@ -12,8 +12,7 @@ from workers.measure.collective_timing import OPERATIONS, AllGather, AllReduce, 
 
 SMALL, LARGE = 0.01, 0.02
 """Sizes in MB. A small all-gather does not fit on rank 1, a small all-reduce does nothing after its first call, and to
-the first measured small broadcast rank 1 comes late.
-"""
+the first measured small broadcast rank 1 comes late."""
 LATE_S = 0.5
 
 

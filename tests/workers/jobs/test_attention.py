@@ -69,8 +69,7 @@ def run(tmp_path: Path):
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """With device `auto`, jobs run on the CPU. One that asks for it would not be a valid spec with an implementation of
-    GPUs.
-    """
+    GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 

@@ -54,8 +54,7 @@ def medians(report: Report) -> dict[str, float | None]:
 
 def test_the_assignments_answers(run) -> None:
     """Worked by hand: 16 bytes for each of 126 · 2 · 16 384 · 53 248 parameters, and two bytes for each of 126 ·
-    (16 384 + 53 248) numbers of each of 1024 tokens.
-    """
+    (16 384 + 53 248) numbers of each of 1024 tokens."""
     report = run(**STACK)
     found = medians(report)
     state, saved = 16 * 219_848_638_464, 1024 * 126 * 69_632 * 2

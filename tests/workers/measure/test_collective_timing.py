@@ -1,6 +1,5 @@
 """The numbers that ranks exchange, and the sizes of their tensors. The operations themselves are tested with ranks, by
-tests/workers/jobs/test_collective.py.
-"""
+tests/workers/jobs/test_collective.py."""
 
 from pathlib import Path
 

@@ -513,8 +513,7 @@ def ends_with_a_stopped_keeper(
     folder: Path, start: str, stopped: str, sabotage: str = "", *, reason: str | None = None
 ) -> Any:
     """Stop a unit's keeper, or its warm parent too, and let the unit time out, or stop it; its outcome's type, and who
-    lives on.
-    """
+    lives on."""
     return run_script(
         folder,
         start,

@@ -103,8 +103,7 @@ COUNTERS = (
     Counter("waves_per_sm", "waves", "launch__waves_per_multiprocessor", read=False),
 )
 """Throughputs are shares of the peak that the unit of hardware can sustain. Times are left out: they are of kernels
-that ran alone, with cold caches.
-"""
+that ran alone, with cold caches."""
 DURATION = Counter("duration_us", "µs", "gpu__time_duration.sum", 1e-3)
 
 

@@ -93,8 +93,7 @@ def stretches(recording: Recording, step: Interval) -> list[Stretch]:
 
 def in_a_row(recording: Recording, steps: Sequence[Interval]) -> list[list[Stretch]]:
     """Return the parts of steps that followed each other, the host ahead of the device: each step lasts from the end of
-    the device's work of the step before to the end of its own.
-    """
+    the device's work of the step before to the end of its own."""
     timeline = _Timeline(recording)
     found = []
     before = [one.end_ns for one in recording.device if timeline.launched_ns(one) < steps[0].begin_ns] if steps else []
