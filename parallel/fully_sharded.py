@@ -381,7 +381,8 @@ class FullyShardedDataParallel(nn.Module):
         use = unit.running.pop() if unit.running else Use(unit, 0, 0, self._forward.error)
         tensors = tensors_in(outputs)
         raised = handled_error() != use.error
-        if not tensors and not raised and unit.is_trained() and torch.is_grad_enabled():
+        is_trained = any(parameter.whole.requires_grad for parameter in unit.held)
+        if not tensors and not raised and is_trained and torch.is_grad_enabled():
             unit.free()
             raise RuntimeError(_NO_OUTPUTS.format(unit=unit, kind=type(outputs).__name__))
         for parameter in unit.parameters_in(tensors):

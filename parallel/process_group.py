@@ -202,10 +202,10 @@ def launch(
             rendezvous, _name_of(function), search_path(), os.getpid(), backend, threads, start_timeout_s
         )
         elastic = Elastic(request, folder)
-        ranks = _Ranks(request, folder, text, step_timeout_s, reported or _nothing)
+        ranks = _Ranks(request, folder, text, step_timeout_s, reported or (lambda _rank, _message: None))
         elastic.start()
         try:
-            ranks.connect(listener, elastic, met or _nothing_met)
+            ranks.connect(listener, elastic, met or (lambda _facts: None))
             ranks.listen()
         finally:
             ranks.end()
@@ -277,14 +277,6 @@ def _to_json(value: object, what: str) -> str:
         return json.dumps(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{what} must be plain data, as JSON can hold it: {error}") from error
-
-
-def _nothing(rank: int, message: Any) -> None:
-    """Ignore what ranks report."""
-
-
-def _nothing_met(facts: list[Any]) -> None:
-    """Ignore what nodes tell about themselves."""
 
 
 def _send(channel: Connection, kind: str, content: object) -> None:

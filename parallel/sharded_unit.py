@@ -170,9 +170,6 @@ class ShardedUnit:
     def __str__(self) -> str:
         return f"the unit {self.name!r} ({type(self.module).__name__})"
 
-    def is_trained(self) -> bool:
-        return any(parameter.whole.requires_grad for parameter in self.held)
-
     def has_gradients(self) -> bool:
         """Return True if autograd has accumulated gradients that are to be sent."""
         return any(parameter.whole.grad is not None for parameter in self.sharded)

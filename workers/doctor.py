@@ -15,7 +15,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from app.checkup import Finding, absent, broken, works
 from kernels.registry import ATTENTION, RegistryError
@@ -23,9 +23,6 @@ from workers import tools
 from workers.installed import NEEDED
 from workers.outcome import Unsupported
 from workers.torch_host import as_runner_error
-
-if TYPE_CHECKING:
-    from packaging.specifiers import SpecifierSet
 
 COMPILED = ("compiled", "flex")
 """Attention implementations that torch.compile makes, which takes long."""
@@ -81,7 +78,8 @@ def _requirements() -> Iterator[Finding]:
             if asked_for.contains(version, prereleases=True):
                 continue
             cure = f"pip install '{name}{asked_for}'"
-            if owner == "flopwatch" and name in OFTEN_NEWER and _is_newer(version, asked_for):
+            is_newer = all(one.operator == "<" or one.contains(version, prereleases=True) for one in asked_for)
+            if owner == "flopwatch" and name in OFTEN_NEWER and is_newer:
                 found = f"{version} is newer than the versions that Flopwatch was tested with ({asked_for})"
                 yield absent(name, found, f"if something fails with it: {cure}")
                 continue
@@ -93,11 +91,6 @@ def _requirements() -> Iterator[Finding]:
         yield absent("worker", found, "pip install 'flopwatch[worker]'")
     elif fit:
         yield works("worker", f"Python {platform.python_version()}, and what a worker needs")
-
-
-def _is_newer(version: str, asked_for: SpecifierSet) -> bool:
-    """Return True if only the upper bounds leave the version out."""
-    return all(one.operator == "<" or one.contains(version, prereleases=True) for one in asked_for)
 
 
 def _compiler() -> Iterator[Finding]:

@@ -115,7 +115,10 @@ class LocalResults:
 
     def _placed(self, artifact: dict[str, Any]) -> bool:
         """Move a file to its name with the run's number; returns False if there is something of that name already."""
-        target = self._output / _numbered(artifact["name"], self._number)
+        # From the second run on with a number before the suffixes: "trace-2.json.gz".
+        stem, dot, suffixes = artifact["name"].partition(".")
+        number = f"-{self._number}" if self._number > 1 else ""
+        target = self._output / f"{stem}{number}{dot}{suffixes}"
         try:
             target.open("xb").close()  # takes the name, also from runs that write into the folder at the same time
         except FileExistsError:
@@ -143,12 +146,6 @@ class LocalResults:
             "validity": spool.validity,
             "artifacts": self.artifacts,
         }
-
-
-def _numbered(name: str, number: int) -> str:
-    """Return the name with a number from 2 before its suffixes: "trace-2.json.gz"."""
-    stem, dot, suffixes = name.partition(".")
-    return name if number == 1 else f"{stem}-{number}{dot}{suffixes}"
 
 
 @contextmanager

@@ -120,7 +120,9 @@ def load(code: CodeSpec) -> Any:
         loaded = getattr(module, code.function)
     except AttributeError:
         raise BrokenCode(f"{code.label()}: the file has no {code.function!r}{_offer(module)}") from None
-    if not callable(loaded) and not _is_implementation(loaded):
+    from kernels.registry import Implementation
+
+    if not callable(loaded) and not isinstance(loaded, Implementation):
         raise BrokenCode(f"{code.label()}: {code.function!r} is of type {type(loaded).__name__}, and cannot be called")
     return loaded
 
@@ -365,12 +367,6 @@ def lacking_file(error: BaseException) -> str:
             "only: name others, such as data, by absolute paths"
         )
     return "; the job runs in an empty folder: send yours along with --code FOLDER, or name files by absolute paths"
-
-
-def _is_implementation(loaded: object) -> bool:
-    from kernels.registry import Implementation
-
-    return isinstance(loaded, Implementation)
 
 
 def _module(code: CodeSpec) -> ModuleType:

@@ -184,7 +184,9 @@ def _report(
             whole = plain if one is None else one.whole
             sums[f"{precision}_ms"] += count * whole
             if precision != BF16:
-                shown = one is not None and _may_pay(spec, layer) and one.pays(times[BF16])
+                # Outside of our models' blocks nothing is compiled.
+                may_pay = spec.step_code is not None or layer.name.startswith(f"{BLOCKS}.")
+                shown = one is not None and may_pay and one.pays(times[BF16])
                 sums[f"planned_{precision}_ms"] += count * (whole if shown else plain)
                 if shown and layer.name not in pays[precision]:
                     pays[precision].append(layer.name)
@@ -205,11 +207,6 @@ def _report(
     for name, ms in sums.items():
         emulated = name.startswith("planned") and context.device.type == "cpu"
         trial.values.set(name, None, None if emulated else [ms], EMULATED)
-
-
-def _may_pay(spec: KernelSpec, layer: LinearLayer) -> bool:
-    """Return True if a layer may be compiled: outside of our models' blocks nothing is."""
-    return spec.step_code is not None or layer.name.startswith(f"{BLOCKS}.")
 
 
 def sentences(

@@ -137,7 +137,10 @@ class EstimateRunner:
             report.progress(1, 1, "done")
             return
         shape, step = sizes(spec, on_gpu=on_gpu)
-        values, sheet = Values(metrics()), Sheet(mesh_symbols(spec) | symbols_of(shape, step))
+        symbols = mesh_symbols(spec) | shape.symbols | step.symbols
+        if isinstance(shape, Shape) and not counts_half(shape.problem):
+            symbols["N"] = shape.problem.visible_pairs(step.context_length, step.context_length)
+        values, sheet = Values(metrics()), Sheet(symbols)
         add_memory(values, sheet, spec, shape, step)
         add_batch(values, sheet, spec, shape, report)
         if isinstance(shape, FeedForwardStack):
@@ -171,14 +174,6 @@ def sizes(spec: EstimateSpec, *, on_gpu: bool = True) -> tuple[Shape | FeedForwa
     if spec.architecture == "feed_forward_stack":
         return FeedForwardStack(spec.stack.d_model, spec.stack.d_ff, spec.stack.num_blocks), step
     return shape_of(spec.model, spec.context_length), step
-
-
-def symbols_of(shape: Shape | FeedForwardStack, step: StepMemory) -> dict[str, float]:
-    """Return the values of the symbols of `workers.model.accounting`."""
-    symbols: dict[str, float] = {**shape.symbols, **step.symbols}
-    if isinstance(shape, Shape) and not counts_half(shape.problem):
-        symbols["N"] = shape.problem.visible_pairs(step.context_length, step.context_length)
-    return symbols
 
 
 def mesh_symbols(spec: EstimateSpec) -> dict[str, float]:

@@ -26,7 +26,6 @@ from workers.torch_host import as_runner_error
 if TYPE_CHECKING:
     import torch
 
-    from workers.measure.accumulation import Sum
     from workers.measure.dtypes import TypedTensor
     from workers.measure.float8_ranges import Range
     from workers.model.steps import BackwardStep
@@ -122,14 +121,10 @@ def add_up(spec: MixedPrecisionSpec, name: str, context: MixedPrecisionContext, 
     for metric, value in zip(trial.values.metrics, values, strict=True):
         samples = None if value is None else [value]
         trial.values.set(metric.name, metric.phase, samples, f"the sum overflowed {dtypes[1]}: {added.value}")
-    context.accumulations.append((name, context.device.type, *dtypes, spec.additions, *values, *digits_of(added)))
-
-
-def digits_of(added: Sum) -> tuple[str, str | None, str | None]:
-    """Return all decimal digits of the right sum, the computed sum and its error. Binary fractions have finitely
-    many."""
+    # All decimal digits of the right sum, the computed one and its error: binary fractions have finitely many.
     right = plain(added.right)
-    return (right, None, None) if added.error is None else (right, plain(Decimal(added.value)), plain(added.error))
+    digits = (right, None, None) if added.error is None else (right, plain(Decimal(added.value)), plain(added.error))
+    context.accumulations.append((name, context.device.type, *dtypes, spec.additions, *values, *digits))
 
 
 def plain(number: Decimal) -> str:

@@ -197,7 +197,9 @@ def _gpu(device: torch.device) -> dict[str, Any]:
     }
     gpu = gpu_by_nvml(device)
     if gpu is None:
-        return facts | {"nvml": None, "driver": _driver_without_nvml()}
+        words = _read("/proc/driver/nvidia/version").split()
+        driver = next((word for word in words if word[:1].isdigit() and word.count(".") >= 1), None)
+        return facts | {"nvml": None, "driver": driver}
     reading = gpu.read()
     others = gpu.neighbours()
     clocks = {
@@ -207,11 +209,6 @@ def _gpu(device: torch.device) -> dict[str, Any]:
     }
     topology = {"gpus_on_host": 1 + len(others), "nvlinks": gpu.nvlinks()}
     return facts | gpu.facts() | {"at_start": clocks, "topology": topology}
-
-
-def _driver_without_nvml() -> str | None:
-    words = _read("/proc/driver/nvidia/version").split()
-    return next((word for word in words if word[:1].isdigit() and word.count(".") >= 1), None)
 
 
 def _read(path: str) -> str:

@@ -45,10 +45,6 @@ Examine = Callable[[Tensor | None, Sequence[Tensor | None]], None]
 """(output, gradients of the inputs) of a call, as far as its pass computes them."""
 
 
-def examine_nothing(_out: Tensor | None, _gradients: Sequence[Tensor | None]) -> None:
-    """Do nothing: results of timed calls are not of interest."""
-
-
 @dataclass
 class _Calls:
     """The calls of one pass. Results stay until the next call is prepared, so that their memory is used again, and are
@@ -95,7 +91,7 @@ def time_passes(
     passes: Sequence[str],
     *,
     measuring: Workload = nothing,
-    examine: Examine = examine_nothing,
+    examine: Examine = lambda _out, _gradients: None,
     warmup: int | None,
     calls: int,
 ) -> dict[str, Timing]:

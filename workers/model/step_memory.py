@@ -742,13 +742,11 @@ def moments(shape: Shape, step: StepMemory, choices: Choices = Choices(), sharin
         Play(replace(shape, num_layers=layers), step, choices, sharing).run()
         for layers in (PLAYED_LAYERS, PLAYED_LAYERS + 1)
     )
-    return [_extended(one, other, more) for one, other in zip(shallow, deeper, strict=True)]
-
-
-def _extended(one: Moment, other: Moment, more: int) -> Moment:
-    """Return a moment of a model that is `more` blocks deeper than that of `one`; `other` is one block deeper."""
-    held = {key: one.held.get(key, 0) + more * (other.held.get(key, 0) - one.held.get(key, 0)) for key in other.held}
-    return Moment(one.name, one.total + more * (other.total - one.total), held, one.symbols, one.factors)
+    found = []
+    for one, other in zip(shallow, deeper, strict=True):  # `other` is of a model one block deeper
+        held = {key: one.held.get(key, 0) + more * (size - one.held.get(key, 0)) for key, size in other.held.items()}
+        found.append(Moment(one.name, one.total + more * (other.total - one.total), held, one.symbols, one.factors))
+    return found
 
 
 def _edges(source: Node) -> Iterator[Node]:

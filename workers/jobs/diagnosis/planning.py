@@ -100,14 +100,10 @@ class _Progress:
         found = [self.value(row) for row in self.rows if _names(row) == names and row["stage"] in stages]
         return [one for one in found if one is not None]
 
-    def _later_ms(self) -> float | None:
-        """Return the step's time since it was looked at."""
-        values = self.of((), ["turn"]) or self.of((), ["screen"])
-        return statistics.median(values) if values else None
-
     def looking_again(self) -> list[Unit]:
         """Plan a second look, if others on the host have disturbed the first and there is time."""
-        later_ms = self._later_ms()
+        later = self.of((), ["turn"]) or self.of((), ["screen"])
+        later_ms = statistics.median(later) if later else None
         looks = [unit for unit in self.so_far.units if unit.params["stage"] == "look"]
         if self.look is None or later_ms is None or len(looks) > 1 or self._of_ranks:
             return []

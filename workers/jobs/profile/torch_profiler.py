@@ -300,7 +300,8 @@ class Profiling:
         self.report.progress(self.steps, self.steps, "summing up")
         self._add_times(attribution)
         if self.on_gpu:
-            self._add_waits(attribution, profile)
+            waits, times_ms = of_steps(profile.recording, attribution.windows, self.timed.step_ms)
+            self.report.table("waits", tables.WAITS, tables.wait_rows(waits, times_ms, profile.recording.host))
         self._add_kernels(attribution)
         self._add_classes(attribution.work)
         self._add_ranges(attribution)
@@ -320,7 +321,9 @@ class Profiling:
             self._sample(own, alone)
         if self.spec.stacks and (self.sparing or with_stacks is not None):
             self._add_stacks(with_stacks)
-        self._tell_limits()
+        if self.on_gpu:
+            check = self.timed.host_bound
+            self._tell("host-bound", float(not check.ok), "boolean", check.detail)
         self.report.table("summary", tables.SUMMARY, self.summary)
 
     @property
@@ -417,11 +420,6 @@ class Profiling:
         metrics.add_busy(self.values, self.timed.step_ms, busy)
         self._tell("profiled steps", steps, "steps", self._why_sparing())
 
-    def _add_waits(self, attribution: Attribution, profile: Profile) -> None:
-        """Report why the GPU does nothing in a step, class by class."""
-        found, times_ms = of_steps(profile.recording, attribution.windows, self.timed.step_ms)
-        self.report.table("waits", tables.WAITS, tables.wait_rows(found, times_ms, profile.recording.host))
-
     def _why_sparing(self) -> str | None:
         if not self.sparing:
             return None
@@ -509,7 +507,7 @@ class Profiling:
             parts: dict[str, Part] = {}
             for name in ATTENTION_PARTS if phase != "optimizer" else ():
                 if reason is not None:
-                    rows.append(tables.missing_row(name, phase, reason))
+                    rows.append([name, phase, *[None] * (len(tables.ATTENTION) - 3), reason])
                     for metric in ("ms", "tflops", "gb_per_s"):
                         self.values.set(f"{name}_{metric}", phase, None, reason)
                     continue
@@ -623,11 +621,6 @@ class Profiling:
             path = self.report.scratch / name
             path.write_text(text, encoding="utf-8", errors="replace")
             self.report.artifact(path, name=name, kind=Path(name).stem, media_type=media_type)
-
-    def _tell_limits(self) -> None:
-        check = self.timed.host_bound
-        if self.on_gpu:
-            self._tell("host-bound", float(not check.ok), "boolean", check.detail)
 
     def _tell_cut(self, table: str, times_ms: Sequence[float]) -> None:
         """Note how many rows a table leaves out, and how much of their time; `times_ms` has the time of each row."""

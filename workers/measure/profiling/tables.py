@@ -257,10 +257,6 @@ def roofline_columns(part: Part, roofline: Roofline | str) -> list[Scalar]:
     ]
 
 
-def missing_row(part: str, phase: str, reason: str) -> list[Scalar]:
-    return [part, phase, *[None] * (len(ATTENTION) - 3), reason]
-
-
 def short(name: str) -> str:
     """Return a name that is not too long for a table."""
     return name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}…"
