@@ -3,18 +3,15 @@
 Tensors travel one by one: beyond the parts, each rank's device has one full tensor at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-if TYPE_CHECKING:
-    from .sharded_unit import UnitParameter
+from .sharded_unit import UnitParameter
 
 
 class Travelling:

@@ -1,11 +1,10 @@
 """The reporter of a running unit: it makes a message of each report, and sends it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from workers.measure.measurement import Measurement
 from workers.measure.table import Column, Scalar, Table
 from workers.messages import (
     ArtifactMade,
@@ -18,9 +17,6 @@ from workers.messages import (
     TableMade,
     Validity,
 )
-
-if TYPE_CHECKING:
-    from workers.measure.measurement import Measurement
 
 
 class Reporter:

@@ -6,8 +6,6 @@ that would run under a command of its own (`Unit.wrap`) runs without it, and sta
 have started this process under that very command.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import functools
@@ -24,18 +22,18 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from app.settings import Settings
-from app.specs import KINDS
+from app.specs import KINDS, SpecBase
 from flopwatch.text.markdown_tables import shortened
 from workers import uploaded
 from workers.agent.spool import Spool
 from workers.agent.verdicts import TABLE
 from workers.jobs import runner_for
-from workers.jobs._base import Adaptive, parse_spec
+from workers.jobs._base import Adaptive, Unit, parse_spec
 from workers.measure.errors import print_traceback
 from workers.messages import (
     ArtifactMade,
@@ -62,10 +60,6 @@ from workers.outcome import (
 from workers.reporter import Reporter
 from workers.torch_host import reset_process, trim_free_memory
 from workers.working_directory import enter_empty
-
-if TYPE_CHECKING:
-    from app.specs import SpecBase
-    from workers.jobs._base import Unit
 
 TABLE_ROWS = 10
 """Number of rows shown of a table that a unit reports."""

@@ -5,8 +5,6 @@ variable FOLDER, which the processes that a unit starts inherit. Of an uploaded 
 that is meant. Only agents started with --allow-code do so.
 """
 
-from __future__ import annotations
-
 import builtins
 import errno
 import hashlib
@@ -25,19 +23,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from app.specs._code import CodeSpec
 from flopwatch.imports import clash, own_modules
 from flopwatch.packages import cure
 from flopwatch.packing import MAX_BYTES, MAX_FILES, check_name, is_packed
+from kernels.registry import Implementation
 from workers import working_directory
 from workers.measure import position
 from workers.measure.errors import print_traceback, text_of
 from workers.outcome import InvalidEnvironment, RunnerError, describe_error
-
-if TYPE_CHECKING:
-    from app.specs._code import CodeSpec
-    from kernels.registry import Implementation
 
 FOLDER = "UPLOADED_CODE"
 """Variable: the folder of the job's uploaded files. It has no prefix of settings, which units do not inherit."""

@@ -3,12 +3,11 @@
 The bytes are those of `workers.model.attention_memory`. The metrics are named as those that kind `attention` measures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
+from app.specs import Case
+from app.specs.estimate import EstimateSpec
 from parallel.scaling import pretty
 from workers.jobs._fits import close, gib, report_moments, size_text, whose_memory
 from workers.jobs._values import Metric, Values
@@ -16,11 +15,7 @@ from workers.measure.table import Column, Scalar
 from workers.model.accounting import StepMemory
 from workers.model.attention_memory import BACKWARD, BETWEEN, FORWARD, AttentionMemory
 from workers.model.step_memory import BHTT, Moment
-
-if TYPE_CHECKING:
-    from app.specs import Case
-    from app.specs.estimate import EstimateSpec
-    from workers.reporter import Reporter
+from workers.reporter import Reporter
 
 MIB = 2**20
 

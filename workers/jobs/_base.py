@@ -1,16 +1,13 @@
 """The protocols of a job kind's runner."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
-if TYPE_CHECKING:
-    from app.specs import SpecBase
-    from workers.outcome import Failed
-    from workers.reporter import Reporter
+from app.specs import SpecBase
+from workers.outcome import Failed
+from workers.reporter import Reporter
 
 
 @dataclass(frozen=True)

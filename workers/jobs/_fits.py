@@ -11,16 +11,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from app.specs.estimate import EstimateSpec, MeshSpec
 from workers.measure.host_memory import memory_of_a_job, total_memory
 from workers.measure.table import Column, Scalar
 from workers.model.accounting import Shape, StepMemory
 from workers.model.step_memory import PARTS, Choices, Moment, Sharing, bytes_of, moments
-
-if TYPE_CHECKING:
-    from workers.reporter import Reporter
+from workers.reporter import Reporter
 
 GIB, MIB = 2**30, 2**20
 MOST_DEVICES = 2**20

@@ -1,23 +1,19 @@
 """Ranks that run beside a runner: they report while the runner processes complete results."""
 
-from __future__ import annotations
-
 import os
 import queue
 import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
+from parallel.nodes import Nodes
+from parallel.process_group import RanksFailed, RanksTimedOut, launch, log_file
 from workers import uploaded
 from workers.measure.check import Check
 from workers.outcome import Crashed, InvalidEnvironment, RunnerError, Unsupported
 from workers.reporter import Reporter
-
-if TYPE_CHECKING:
-    from parallel.nodes import Nodes
-    from parallel.process_group import RanksFailed
 
 LOG_BYTES = 16 << 10
 """Bytes of a rank's log, from its end, that go into the job's log."""
@@ -63,8 +59,6 @@ class RankReports:
         self._thread.start()
 
     def _run(self, function: Callable[..., Any], arguments: Sequence[Any], step_timeout_s: float) -> None:
-        from parallel.process_group import launch
-
         try:
             launch(
                 function,
@@ -116,8 +110,6 @@ class RankReports:
     ) -> None:
         """Copy the end of each rank's output, or of these ranks', to the job's log. After a failure, keep the blamed
         rank's log, or all."""
-        from parallel.process_group import log_file
-
         for rank in range(self._world_size) if of is None else sorted(of):
             file = log_file(self._folder, rank)
             try:
@@ -164,8 +156,6 @@ def nodes_of_this_job(number: int) -> Nodes | None:
     several nodes, and this worker runs jobs on its own host."""
     if number == 1:
         return None
-    from parallel.nodes import Nodes
-
     if VARIABLE not in os.environ:
         raise Unsupported(f"nodes {number}: only `flopwatch worker --executor slurm` runs jobs on several nodes")
     return Nodes.from_json(os.environ[VARIABLE])
@@ -176,7 +166,6 @@ def serve_node(index: int, scratch: Path) -> NoReturn:
     import torch
 
     from parallel.node_ranks import serve_node as serve
-    from parallel.nodes import Nodes
     from workers.measure import environment
 
     nodes = Nodes.from_json(os.environ[VARIABLE])
@@ -191,8 +180,6 @@ def job_failure(error: Exception, *, started: bool) -> RunnerError:
         error: What `RankReports.next` raised.
         started: Whether the ranks had begun with their work.
     """
-    from parallel.process_group import RanksFailed, RanksTimedOut
-
     if not isinstance(error, RanksFailed):
         return InvalidEnvironment(f"the ranks could not be launched: {error}")
     who = "the ranks" if error.rank is None else f"rank {error.rank}"

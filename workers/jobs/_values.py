@@ -1,17 +1,12 @@
 """A runner's results for one case: samples of each metric, or an outcome and the reason why there are none."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from app.specs import Case
 from workers.measure.measurement import Measurement
-
-if TYPE_CHECKING:
-    from app.specs import Case
-    from workers.reporter import Reporter
+from workers.reporter import Reporter
 
 FAULTS = ("crashed", "failed", "invalid_environment", "wrong")
 """Outcomes that are a fault of the implementation or of this host. "unsupported" and "oom" are not faults: the case was

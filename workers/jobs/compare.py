@@ -4,21 +4,17 @@ same device.
 Both specs have one kind, whose runner measures them without knowing of the comparison.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from app.specs import SpecBase
 from app.specs.compare import CompareSpec, blocks_of_turns
 from workers.jobs._base import Collecting, Resumable, Runner, Unit, Wrapping
+from workers.outcome import Failed
 from workers.reporter import Reporter
-
-if TYPE_CHECKING:
-    from app.specs import SpecBase
-    from workers.outcome import Failed
 
 Side = Literal["baseline", "candidate"]
 

@@ -5,12 +5,10 @@ and SwiGLU (Shazeer, 2020); no biases; input and output embeddings are separate.
 PyTorch, so that a profile shows where the time goes.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Collection, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +19,9 @@ import kernels
 from kernels.attention.reference import attention as reference_attention
 from kernels.chunked_cross_entropy import linear_cross_entropy, softmax_gradient
 from kernels.operations import rotary_angles, rotate
+from kernels.registry import AttentionFunction
 from workers.model import accounting, generation
 from workers.model.generation import KeyValueCache, LayerCache
-
-if TYPE_CHECKING:
-    from kernels.registry import AttentionFunction
-
 
 FUSED = ("linear_cross_entropy", "rms_norm", "rope")
 """What a Triton kernel of `kernels` may compute instead of PyTorch's operations."""

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from app.specs.collective import CollectiveSpec
-from parallel import process_group
 from parallel.process_group import RanksFailed, RanksTimedOut
 from tests.workers.jobs import sabotaged_ranks
 from tests.workers.jobs.sabotaged_ranks import LARGE, SMALL
 from tests.workers.reporting import Report
-from workers.jobs import collective
+from workers.jobs import _ranks, collective
 from workers.jobs.collective import RUNNER
 from workers.measure import collective_timing
 from workers.outcome import Crashed, Failed, InvalidEnvironment, RunnerError, Unsupported
@@ -113,7 +112,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Script]]:
         launches.pop(0)(cells, reported, **options)
         return [None, None]
 
-    monkeypatch.setattr(process_group, "launch", launch)
+    monkeypatch.setattr(_ranks, "launch", launch)
     monkeypatch.setattr(collective, "LOOK_S", 0.01)
     yield launches
     assert not launches

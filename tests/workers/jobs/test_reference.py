@@ -19,7 +19,7 @@ from kernels.registry import ATTENTION, Implementation
 from parallel import process_group
 from tests.workers.reporting import Report, reported
 from workers import uploaded
-from workers.jobs import RUNNERS, _reference
+from workers.jobs import RUNNERS, _ranks, _reference
 from workers.jobs.profile import torch_profiler
 from workers.measure.errors import NotMeasured
 from workers.measure.judging import WrongResult
@@ -144,7 +144,7 @@ def test_a_length_that_no_tile_fits_is_checked(put: Any) -> None:
 ])  # fmt: skip
 def test_a_wrong_attention_has_no_values_in_any_kind(put, tmp_path, monkeypatch, kind, fields) -> None:
     monkeypatch.setattr(torch_profiler, "has_roofline", lambda spec: False)  # its ceilings take seconds to measure
-    monkeypatch.setattr(process_group, "launch", in_this_process)
+    monkeypatch.setattr(_ranks, "launch", in_this_process)
     report = reported(parsed(kind, attention_code=put(WRONG["not causal"][0]), **fields), tmp_path)
     assert {row["outcome"] for row in report.rows} == {"wrong"}
     assert all(row["samples"] is None for row in report.rows)

@@ -1,20 +1,15 @@
 """Tells which rank is late, how often, by how much, and why, from the profiled steps of all ranks."""
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from workers.jobs.ddp.timelines import Layers, Ranks, joined, later
+from workers.jobs.ddp.timelines import Layers, ProfiledCollective, Ranks, joined, later
 from workers.measure.check import Check
 from workers.measure.table import Column, Scalar
-
-if TYPE_CHECKING:
-    from workers.jobs.ddp.timelines import ProfiledCollective
 
 STRAGGLERS = "stragglers"
 COLUMNS = Column.parse(

@@ -1,17 +1,12 @@
 """Runs `diagnosis`: looks at a step, tries changes of it, and says what helps. The stages are in planning.py."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from app.specs.diagnosis import DiagnosisSpec
 from workers.jobs._base import SoFar, Unit
 from workers.jobs.diagnosis import planning
+from workers.outcome import Failed
 from workers.reporter import Reporter
-
-if TYPE_CHECKING:
-    from workers.outcome import Failed
 
 
 class DiagnosisRunner:

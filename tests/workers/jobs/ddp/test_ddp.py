@@ -35,7 +35,7 @@ from tests.workers.jobs.ddp.ranks import BEGINS_LATE_S, FORGOTTEN, IN_BLOCKS, PR
 from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report
 from workers import uploaded
-from workers.jobs import diagnosis
+from workers.jobs import _ranks, diagnosis
 from workers.jobs._base import Unit
 from workers.jobs._latency_fits import NO_LINE
 from workers.jobs._training import measuring
@@ -205,7 +205,7 @@ def run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             for index, rank in enumerate(ranks):
                 reported(index, {"found": [rank] * len(specs)})
 
-        monkeypatch.setattr(process_group, "launch", already)
+        monkeypatch.setattr(_ranks, "launch", already)
         spec, report = parsed(**SPECS[name], **fields), Report(tmp_path)
         if diagnosed:
             changes = ["gather_earlier", "gather_once", "compile_model"]
@@ -843,7 +843,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
                 reported(rank, message)
             raise error
 
-        monkeypatch.setattr(process_group, "launch", fail)
+        monkeypatch.setattr(_ranks, "launch", fail)
         spec = parsed(strategy="flat")
         reports_of.append(Report(tmp_path / str(len(reports_of))))
         reports_of[-1].scratch.mkdir()
