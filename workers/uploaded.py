@@ -29,7 +29,7 @@ from app.specs._code import CodeSpec
 from flopwatch.imports import clash, own_modules
 from flopwatch.packages import cure
 from flopwatch.packing import MAX_BYTES, MAX_FILES, check_name, is_packed
-from kernels.registry import Implementation
+from kernels.registry import DEVICES, DTYPES, FEATURES, Implementation
 from workers import working_directory
 from workers.measure import position
 from workers.measure.errors import print_traceback, text_of
@@ -116,8 +116,6 @@ def load(code: CodeSpec) -> Any:
         loaded = getattr(module, code.function)
     except AttributeError:
         raise BrokenCode(f"{code.label()}: the file has no {code.function!r}{_offer(module)}") from None
-    from kernels.registry import Implementation
-
     if not callable(loaded) and not isinstance(loaded, Implementation):
         raise BrokenCode(f"{code.label()}: {code.function!r} is of type {type(loaded).__name__}, and cannot be called")
     return loaded
@@ -128,8 +126,6 @@ def implementation(code: CodeSpec, of: str = "attention") -> Implementation:
     or an Implementation that says what it takes. Raises BrokenCode, InvalidEnvironment: as `load`; or it is a class of
     another kind."""
     import torch
-
-    from kernels.registry import DEVICES, DTYPES, Implementation
 
     loaded = load(code)
     if isinstance(loaded, Implementation):
@@ -148,8 +144,6 @@ def implementation(code: CodeSpec, of: str = "attention") -> Implementation:
 
 def _features(function: Any) -> frozenset[str]:
     """Return the options of attention that a function has arguments for. Inputs with fewer key heads need none."""
-    from kernels.registry import FEATURES
-
     try:
         names = set(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # one in another language has no signature

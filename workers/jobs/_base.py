@@ -1,11 +1,12 @@
 """The protocols of a job kind's runner."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from app.specs import SpecBase
+from app.specs import SpecBase, spec_adapter
 from workers.outcome import Failed
 from workers.reporter import Reporter
 
@@ -123,9 +124,5 @@ class Wrapping(Protocol):
 
 def parse_spec(spec: Mapping[str, Any]) -> SpecBase:
     """Return the validated spec of a claimed job."""
-    import json
-
-    from app.specs import spec_adapter
-
     # The server validated JSON too; strict validation treats Python's values differently.
     return spec_adapter.validate_json(json.dumps(spec))

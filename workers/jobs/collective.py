@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.specs.collective import CollectiveCell, CollectiveSpec
 from parallel.accounting import algorithm_bandwidth, bus_bandwidth
+from parallel.process_group import RanksFailed
 from workers.jobs._base import Unit
 from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._latency_fits import FIT_COLUMNS, Times, fit_rows
@@ -221,8 +222,6 @@ def listen(
 ) -> list[Mapping[str, Any]]:
     """Return each rank's answer about the cell at a position, watching the devices until all have answered. Raises
     RankRaised: a rank's operation has raised an error; RunnerError: the ranks have failed; the context keeps it."""
-    from parallel.process_group import RanksFailed
-
     answers: dict[int, Mapping[str, Any]] = {}
     raised: dict[int, Mapping[str, Any]] = {}
     while len(answers) < world_size:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from app.specs.estimate import EstimateSpec
+from parallel import scaling
 from parallel.scaling import (
     FEWEST_SHARDS,
     REPLICA_DEVICES,
@@ -38,8 +39,10 @@ from workers.jobs._fits import (
     split_sizes,
     splits_of,
 )
+from workers.jobs._training.building import shape_of
 from workers.jobs._values import Metric, Values
 from workers.measure.table import Column, Scalar
+from workers.model import accounting
 from workers.model.accounting import ITEM_BYTES, FeedForwardStack, Shape, StepMemory, counts_half, saved_for_backward
 from workers.outcome import Unsupported
 from workers.reporter import Reporter
@@ -160,8 +163,6 @@ RUNNER = EstimateRunner()
 
 def sizes(spec: EstimateSpec, *, on_gpu: bool = True) -> tuple[Shape | FeedForwardStack, StepMemory]:
     """Return the model's sizes, and the choices of the step that change its memory."""
-    from workers.jobs._training.building import shape_of
-
     step = StepMemory(
         spec.batch_size,
         spec.context_length,
@@ -197,8 +198,6 @@ def add_memory(
     values: Values, sheet: Sheet, spec: EstimateSpec, shape: Shape | FeedForwardStack, step: StepMemory
 ) -> None:
     """Set the bytes of one replica on one device, by their content."""
-    from workers.model import accounting
-
     of_model = "workers/model/accounting.py"
     each = step.parameter_bytes
     copies, saved = accounting.weight_copies_formula(shape, step), accounting.activations_formula(shape, step)
@@ -380,8 +379,6 @@ def add_batch(
     values: Values, sheet: Sheet, spec: EstimateSpec, shape: Shape | FeedForwardStack, report: Reporter
 ) -> None:
     """Set the batch at which computation hides communication, and report the table `batch`."""
-    from parallel import scaling
-
     book, of_model = "Scaling book, part 5", "workers/model/accounting.py"
     each, heading = ITEM_BYTES[spec.communication_dtype], "a block's forward pass"
     gathered = scaling.Formula("a block's weights, gathered", f"{each} * ({shape.block_formula})", "bytes", book)

@@ -12,6 +12,7 @@ from workers.jobs._limits import FASTEST_FIRST, check_rate
 from workers.jobs._training.building import Training, name_of
 from workers.jobs._values import GPU_ONLY, Metric, Values
 from workers.measure.check import Check
+from workers.model import accounting
 from workers.model.accounting import mixed_rate, peak_tflops
 
 if TYPE_CHECKING:
@@ -240,8 +241,6 @@ def work_of_step(training: Training, kind: str) -> float | None:
 
 def step_flops(spec: TrainingSpec, model: torch.nn.Module) -> int | None:
     """Return the FLOPs of one step, all its micro-batches included; None for a model that does not report them."""
-    from workers.model import accounting
-
     if spec.mode == "generate":
         tell = getattr(model, "generate_flops", None)
         return None if tell is None else int(tell(spec.batch_size, spec.context_length, spec.new_tokens))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from app.specs.ddp import FULLY_SHARDED, DdpSpec
+from parallel.process_group import START_TIMEOUT_S, RanksFailed
 from workers.jobs import _reference
 from workers.jobs._base import Unit
 from workers.jobs._ranks import RankReports, job_failure
@@ -165,7 +166,6 @@ def run_ranks(
     """Start the ranks, which measure each spec; return for each what the ranks found, or why there is nothing. Raises
     Crashed: a rank died or made no step in time; RunnerError: a rank raised an error, or could not start; a specific
     class if the error's meaning is known."""
-    from parallel.process_group import START_TIMEOUT_S, RanksFailed
     from workers.jobs.ddp.rank import run_rank
 
     spec = specs[0]

@@ -17,6 +17,7 @@ from workers.jobs import ddp
 from workers.jobs._base import Unit
 from workers.jobs._profiled import profile_steps
 from workers.jobs._training import building, measuring
+from workers.measure.errors import NotMeasured
 from workers.measure.table import Column, Scalar
 from workers.outcome import RunnerError
 from workers.reporter import Reporter
@@ -71,8 +72,6 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
 
 def _rounds(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     """Time the sides one after the other in the same ranks."""
-    from workers.measure.errors import NotMeasured
-
     sides = unit.params["rounds"]
     steps = [changed(spec.step, {**unit.params, **side}) for side in sides]
     try:
