@@ -4,19 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from workers import messages
 from workers.measure.measurement import Measurement
 from workers.measure.table import Column, Scalar, Table
-from workers.messages import (
-    ArtifactMade,
-    CellFinished,
-    Cursor,
-    Environment,
-    Measured,
-    Message,
-    Progress,
-    TableMade,
-    Validity,
-)
 
 
 class Reporter:
@@ -27,7 +17,7 @@ class Reporter:
         ceilings: The folder of this host's measured ceilings (workers.measure.ceilings.Ceilings).
     """
 
-    def __init__(self, send: Callable[[Message], None], *, scratch: Path, ceilings: Path) -> None:
+    def __init__(self, send: Callable[[messages.Message], None], *, scratch: Path, ceilings: Path) -> None:
         self.send = send
         self.scratch = scratch
         self.ceilings = ceilings
@@ -35,7 +25,7 @@ class Reporter:
 
     def progress(self, done: int, total: int, message: str) -> None:
         """Report that `done` of `total` steps of this unit are done."""
-        self.send(Progress(done, total, message))
+        self.send(messages.Progress(done, total, message))
 
     def finished(self, done: int, total: int, *, title: str, outcome: str, headline: str, seconds: float) -> None:
         """Report that a cell is finished, after `seconds`, as number `done` of `total`.
@@ -43,16 +33,16 @@ class Reporter:
         Every finished cell is shown, in order, whereas only the newest `progress` is. The headline is the cell's first
         number, or the reason why it has none.
         """
-        self.send(CellFinished(done, total, title, outcome, headline, seconds))
+        self.send(messages.CellFinished(done, total, title, outcome, headline, seconds))
 
     def cursor(self, position: int) -> None:
         """Report that the unit now works on step `position`, counted from 0; `Resumable.resume` gets the position if
         this process dies."""
-        self.send(Cursor(position))
+        self.send(messages.Cursor(position))
 
     def measure(self, measurement: Measurement) -> None:
         """Report one metric of one finished case; the agent keeps it even if the unit fails later."""
-        self.send(Measured(**measurement.to_wire()))
+        self.send(messages.Measured(**measurement.to_wire()))
 
     def table(self, name: str, columns: Sequence[Column], rows: Sequence[Sequence[Scalar]]) -> None:
         """Report a finished table. Several units may report tables of one name, if their columns are the same. Raises
@@ -60,17 +50,17 @@ class Reporter:
         used."""
         table = Table(name, columns, rows)
         self._use("table", name)
-        self.send(TableMade(table.name, list(table.columns), [list(row) for row in table.rows]))
+        self.send(messages.TableMade(table.name, list(table.columns), [list(row) for row in table.rows]))
 
     def artifact(self, path: Path, *, name: str, kind: str, media_type: str) -> None:
         """Report a finished file below `scratch`; the agent moves it into the store under `name`, which is new in this
         unit. Raises ValueError: the name was already used."""
         self._use("artifact", name)
-        self.send(ArtifactMade(str(path.absolute()), name, kind, media_type))
+        self.send(messages.ArtifactMade(str(path.absolute()), name, kind, media_type))
 
     def environment(self, fingerprint: Mapping[str, Any]) -> None:
         """Report the environment in which this unit measured; a later one adds keys that the first one lacks."""
-        self.send(Environment(dict(fingerprint)))
+        self.send(messages.Environment(dict(fingerprint)))
 
     def validity(self, verdict: Mapping[str, Any], case_key: str | None = None, title: str = "") -> None:
         """Report a verdict, {"verdict", "checks"}, on one case or, without a key, on all other cases of the unit.
@@ -79,7 +69,7 @@ class Reporter:
             verdict: the return value of workers.measure.validity.verdict.
             title: the case, for people.
         """
-        self.send(Validity(verdict["verdict"], verdict["checks"], case_key, title))
+        self.send(messages.Validity(verdict["verdict"], verdict["checks"], case_key, title))
 
     def _use(self, what: str, name: str) -> None:
         # The agent checks it again; an error raised here has the runner's own line in its traceback.

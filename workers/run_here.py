@@ -29,24 +29,12 @@ from pydantic import ValidationError
 from app.settings import Settings
 from app.specs import KINDS, SpecBase
 from flopwatch.text.markdown_tables import shortened
-from workers import uploaded
+from workers import messages, uploaded
 from workers.agent.spool import Spool
 from workers.agent.verdicts import TABLE
 from workers.jobs import runner_for
 from workers.jobs._base import Adaptive, Unit, parse_spec
 from workers.measure.errors import print_traceback
-from workers.messages import (
-    ArtifactMade,
-    CellFinished,
-    Environment,
-    Measured,
-    Message,
-    Progress,
-    TableMade,
-    Validity,
-    parse,
-    to_line,
-)
 from workers.outcome import (
     EXIT_CODES,
     WRONG,
@@ -80,23 +68,23 @@ class LocalResults:
         self._number = 1
         """The number in the names of all files of this run; 1 is not written."""
 
-    def take(self, message: Message) -> None:
+    def take(self, message: messages.Message) -> None:
         """Process one message of a unit, with the agent's checks."""
         leave_fork(self._process)
-        match parse(to_line(message)):
-            case Progress() as progress:
+        match messages.parse(messages.to_line(message)):
+            case messages.Progress() as progress:
                 sys.stderr.write(f"{progress.done}/{progress.total} {progress.message}\n")
-            case CellFinished() as cell:
+            case messages.CellFinished() as cell:
                 place = f"{cell.done}/{cell.total}"
                 sys.stderr.write(f"{place} {cell.title}: {cell.headline} ({cell.seconds:.2g} s)\n")
-            case ArtifactMade() as artifact:
+            case messages.ArtifactMade() as artifact:
                 self._move(artifact)
-            case Measured() | TableMade() | Environment() | Validity() as result:
+            case messages.Measured() | messages.TableMade() | messages.Environment() | messages.Validity() as result:
                 self.spool.add(result)
             case _:
                 pass  # no agent can resume the unit if this process dies, so its position is of no use
 
-    def _move(self, artifact: ArtifactMade) -> None:
+    def _move(self, artifact: messages.ArtifactMade) -> None:
         public_name = self.spool.name_artifact(artifact.name)
         self._output.mkdir(parents=True, exist_ok=True)
         file = {"name": public_name, "kind": artifact.kind, "media_type": artifact.media_type, "path": artifact.path}

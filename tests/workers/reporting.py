@@ -5,21 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from workers import messages
 from workers.jobs import runner_for
 from workers.jobs._base import Unit
-from workers.messages import (
-    ArtifactMade,
-    CellFinished,
-    Cursor,
-    Environment,
-    Measured,
-    Message,
-    Progress,
-    TableMade,
-    Validity,
-    parse,
-    to_line,
-)
 from workers.reporter import Reporter
 
 
@@ -49,28 +37,28 @@ class Report(Reporter):
         self.verdict: dict[str, Any] = {}
         """The unit's own, without a case."""
 
-    def _take(self, message: Message) -> None:
-        message = parse(to_line(message))
+    def _take(self, message: messages.Message) -> None:
+        message = messages.parse(messages.to_line(message))
         fields = asdict(message)
         del fields["type"]
         match message:
-            case Progress():
+            case messages.Progress():
                 self.steps.append((message.done, message.total, message.message))
-            case CellFinished():
+            case messages.CellFinished():
                 self.cells.append((message.done, message.total, message.title, message.outcome, message.headline))
-            case Cursor():
+            case messages.Cursor():
                 self.cursors.append(message.position)
-            case Measured():
+            case messages.Measured():
                 self.rows.append(fields)
-            case TableMade():
+            case messages.TableMade():
                 self.tables[message.name] = fields
-            case ArtifactMade():
+            case messages.ArtifactMade():
                 self.files[message.name] = Path(message.path)
-            case Environment():
+            case messages.Environment():
                 self.fingerprint = message.environment
-            case Validity(case_key=None):
+            case messages.Validity(case_key=None):
                 self.verdict = {"verdict": message.verdict, "checks": fields["checks"]}
-            case Validity(case_key=str(key)):
+            case messages.Validity(case_key=str(key)):
                 assert key not in self.verdicts, f"two verdicts on {message.title}"
                 self.verdicts[key] = {"verdict": message.verdict, "checks": fields["checks"]}
                 self.titles[key] = message.title

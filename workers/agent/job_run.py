@@ -31,7 +31,7 @@ from app.store.queue.transitions import Queue
 from app.store.records import Claim, Finish, NewEvent
 from flopwatch.text.times import current_time, duration
 from kernels.clock import now_s
-from workers import uploaded
+from workers import messages, uploaded
 from workers.agent.ahead import Ahead, units_at_a_time
 from workers.agent.fitness import Judge, Unfit, may_be_the_hosts, of_another_version
 from workers.agent.host_check import of_store
@@ -41,20 +41,6 @@ from workers.devices.locks import HeldDevices
 from workers.jobs import runner_for
 from workers.jobs._base import Adaptive, Collecting, Resumable, Runner, SoFar, Unit, Wrapping, parse_spec
 from workers.measure.table import TooLarge
-from workers.messages import (
-    ArtifactMade,
-    CellFinished,
-    Cursor,
-    Ended,
-    Environment,
-    Measured,
-    Message,
-    Progress,
-    Started,
-    TableMade,
-    Validity,
-    cut,
-)
 from workers.outcome import (
     Abandoned,
     Cancelled,
@@ -115,7 +101,7 @@ class _Process:
     task: Literal["run", "collect"] = "run"
     cursor: int | None = None
     """The step that the process works on, if it reports one."""
-    told: Progress | None = None
+    told: messages.Progress | None = None
     """The last progress that it has told."""
     told_s: float = 0.0
     """When that was, on the clock."""
@@ -515,7 +501,7 @@ class JobRun:
             return Failed("failed", describe_error(raised))
         if error is None:
             return outcome
-        return Failed("invalid_environment", cut(error))
+        return Failed("invalid_environment", messages.cut(error))
 
     def _next_scratch(self) -> Path:
         self._starts += 1
@@ -537,25 +523,25 @@ class JobRun:
             wrap=[word.replace("{scratch}", str(process.scratch)) for word in wrap],
         )
 
-    def _take(self, message: Message, process: _Process) -> None:
+    def _take(self, message: messages.Message, process: _Process) -> None:
         """Process one message from a unit, except its last one."""
         match message:
-            case Started():
+            case messages.Started():
                 self._begin(process)
-            case Progress() if process.task == "run":
+            case messages.Progress() if process.task == "run":
                 process.told, process.told_s = message, self._clock()
                 self._progress(*process.place(message.done, message.total), self._words(process, message.message))
-            case Progress():
+            case messages.Progress():
                 self._progress(process.index + 1, process.count, message.message)
-            case CellFinished():
+            case messages.CellFinished():
                 self._cell(process, message)
-            case Cursor():
+            case messages.Cursor():
                 process.cursor = message.position
-            case ArtifactMade():
+            case messages.ArtifactMade():
                 self._take_artifact(process, message)
-            case Measured() | TableMade() | Environment() | Validity():
+            case messages.Measured() | messages.TableMade() | messages.Environment() | messages.Validity():
                 self._spool.add(message)
-            case Ended():
+            case messages.Ended():
                 raise ValueError("the last message is not for the job")
 
     def _begin(self, process: _Process) -> None:
@@ -588,7 +574,7 @@ class JobRun:
         seconds = (self._clock() - self._second_began) / (process.index - 1) * (process.count - process.index)
         return f"; about {duration(seconds)} left"
 
-    def _take_artifact(self, process: _Process, artifact: ArtifactMade) -> None:
+    def _take_artifact(self, process: _Process, artifact: messages.ArtifactMade) -> None:
         """Move a unit's file to a folder of ours. Storing it, which reads all of it, waits until the unit has ended.
 
         A unit that still has the file open may write to it until then. That is harmless: the store hashes the content
@@ -685,10 +671,10 @@ class JobRun:
     def _progress(self, done: int, total: int, message: str) -> None:
         # Only the newest progress counts, since followers want to know the present state. Cells are results.
         self._events = [event for event in self._events if event.type != "progress" or "cell" in event.data]
-        content = {"done": done, "total": total, "message": cut(message)}
+        content = {"done": done, "total": total, "message": messages.cut(message)}
         self._events.append(NewEvent("progress", content))
 
-    def _cell(self, process: _Process, finished: CellFinished) -> None:
+    def _cell(self, process: _Process, finished: messages.CellFinished) -> None:
         """Report a finished cell as an event of its own, which a later progress does not replace."""
         self._cells += 1
         if self._cells > MAX_CELLS * process.count:  # this also bounds a unit that resumes after each crash
@@ -808,7 +794,7 @@ class JobRun:
         error: dict[str, Any] | None = None
         if isinstance(outcome, Failed):
             excerpts = {"log_head": spool.log.head(EXCERPT_BYTES), "log_tail": spool.log.tail(EXCERPT_BYTES)}
-            detail = cut(outcome.detail + outcome.where)
+            detail = messages.cut(outcome.detail + outcome.where)
             state, error = "failed", job_problem(outcome.code, detail, **outcome.extensions, **excerpts)
         elif isinstance(outcome, Cancelled):
             state = "cancelled"  # the queue words the error
