@@ -127,8 +127,7 @@ class Settings(BaseSettings):
         default=defaults.PORT, ge=0, le=65535, description="Port that the server listens on; 0 takes a free one."
     )
     allowed_hosts: Names = Field(
-        default=(),
-        description="Names of the server beside loopback and FLOPWATCH_HOST; others are refused (421).",
+        default=(), description="Names of the server beside loopback and FLOPWATCH_HOST; others are refused (421)."
     )
     api_token: Annotated[SecretStr, AfterValidator(_is_a_token)] | None = Field(
         default=None,

@@ -348,12 +348,7 @@ class Flopwatch(Connection):
         return name
 
     def with_code(
-        self,
-        spec: Answer,
-        *,
-        script: str | None = None,
-        swept: Iterable[str] = (),
-        **own_code: Unpack[OwnCodeOptions],
+        self, spec: Answer, *, script: str | None = None, swept: Iterable[str] = (), **own_code: Unpack[OwnCodeOptions]
     ) -> Answer:
         """Upload the files of code of one's own, and return the spec with it.
 
@@ -1037,13 +1032,7 @@ class Flopwatch(Connection):
             return answer
         return self._alternated(answer, judged, timeout_s, show)
 
-    def _alternated(
-        self,
-        answer: Answer,
-        judged: Question,
-        timeout_s: float | None,
-        show: Show | None,
-    ) -> Answer:
+    def _alternated(self, answer: Answer, judged: Question, timeout_s: float | None, show: Show | None) -> Answer:
         """Measure in turns what a check could not tell, and return the check's answer with that; see `check`."""
         comparisons: list[Answer] = []
         for comparison in answer["comparisons"]:

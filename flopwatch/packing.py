@@ -125,11 +125,7 @@ def _packed(files: Iterable[tuple[str, bytes]], file: str) -> bytes:
 def _tracked(root: Path) -> list[str]:
     """Return the files that git tracks, sorted; none if the folder is in no repository or git is not there."""
     try:
-        listed = subprocess.run(
-            ["git", "-C", str(root), "ls-files", "-z"],
-            capture_output=True,
-            check=True,
-        )
+        listed = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return []
     return sorted(name for name in os.fsdecode(listed.stdout).split("\0") if name and _is_plain(root / name))

@@ -239,9 +239,7 @@ def refuse_unknown(arguments: Mapping[str, Any], options: type) -> None:
 
 
 def comparison_query(
-    baseline: Thing | Sequence[Thing] | str,
-    candidate: Thing | Sequence[Thing] | None,
-    question: Question | None = None,
+    baseline: Thing | Sequence[Thing] | str, candidate: Thing | Sequence[Thing] | None, question: Question | None = None
 ) -> Answer:
     asked: Question = question or {}
     refuse_unknown(asked, Question)

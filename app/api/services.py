@@ -149,11 +149,7 @@ def _announce(database: Database, settings: Settings) -> None:
 
 
 async def _every(
-    note_error: NoteError,
-    seconds: Callable[[], float],
-    work: Callable[[], Any],
-    *,
-    first_after_s: float = 0.0,
+    note_error: NoteError, seconds: Callable[[], float], work: Callable[[], Any], *, first_after_s: float = 0.0
 ) -> None:
     await asyncio.sleep(first_after_s)
     unavailable = False

@@ -64,10 +64,7 @@ async def create_token(
 
 
 @router.get(
-    "",
-    responses={200: {"model": Page[Token]}},
-    dependencies=[NO_QUERY, ADMIN],
-    summary="List tokens, oldest first",
+    "", responses={200: {"model": Page[Token]}}, dependencies=[NO_QUERY, ADMIN], summary="List tokens, oldest first"
 )
 def list_tokens(services: CurrentServices) -> Response:
     """Returns the tokens without their secrets. `last_used_at` may be a minute late."""

@@ -114,11 +114,7 @@ class _Fields:
 
 
 def parse_spec(
-    kind: Any,
-    arguments: Iterable[str],
-    *,
-    preset: Mapping[str, Any] | None = None,
-    lists: Collection[str] = (),
+    kind: Any, arguments: Iterable[str], *, preset: Mapping[str, Any] | None = None, lists: Collection[str] = ()
 ) -> dict[str, Any]:
     """Make a job's spec from a kind and key=value arguments; the arguments replace the preset's, or a file's, fields.
 

@@ -138,8 +138,7 @@ Written = enum.StrEnum("Written", {"text": "text", "brief": "brief"})
 """How commands write that print no table."""
 TEXT = Written("text")
 AsText = Annotated[
-    Written,
-    typer.Option("--format", help="brief: at most 60 lines with stable keys, for programs; JSON with --json."),
+    Written, typer.Option("--format", help="brief: at most 60 lines with stable keys, for programs; JSON with --json.")
 ]
 BriefJson = Annotated[bool, typer.Option("--json", help="Print the document of --format brief as JSON.")]
 MetricOption = Annotated[
@@ -192,8 +191,7 @@ Preset = Annotated[
 Code = Annotated[
     Path | None,
     typer.Option(
-        metavar="FOLDER",
-        help="Folder uploaded with the file so that its imports work (files tracked by git).",
+        metavar="FOLDER", help="Folder uploaded with the file so that its imports work (files tracked by git)."
     ),
 ]
 Url = Annotated[str | None, typer.Option(metavar="URL", help="The server's address (FLOPWATCH_URL).")]

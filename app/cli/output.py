@@ -247,13 +247,7 @@ def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
     print_columns(
         ("kernel", "class", "ms per step", "share", "calls"),
         [
-            (
-                cut(name),
-                class_name,
-                total_ms,
-                f"{100 * total_ms / whole_ms:.1f} %",
-                calls,
-            )
+            (cut(name), class_name, total_ms, f"{100 * total_ms / whole_ms:.1f} %", calls)
             for (name, class_name), (total_ms, calls) in slowest
         ],
     )

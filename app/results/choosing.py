@@ -20,11 +20,7 @@ EVERY_METRIC = "all"
 
 
 def coordinates_of(
-    cases: Sequence[CaseOfJob],
-    requested: Sequence[str] | None,
-    *,
-    also: str | None = None,
-    swept: Collection[str] = (),
+    cases: Sequence[CaseOfJob], requested: Sequence[str] | None, *, also: str | None = None, swept: Collection[str] = ()
 ) -> list[str]:
     """Return the coordinates that the rows show: those asked for (None: the kind's own), and those that vary.
 

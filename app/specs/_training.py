@@ -335,8 +335,7 @@ class TrainingSpec(SpecBase):
         self.model.check_documents(self.context_length)
         if self.model.document_lengths is not None and self.mode == "generate":
             raise field_error(
-                "model/document_lengths",
-                "a prompt is one document: leave them out, or choose another mode",
+                "model/document_lengths", "a prompt is one document: leave them out, or choose another mode"
             )
         for field, name, default in (
             ("code", self.model.name, type(self.model).model_fields["name"].default),

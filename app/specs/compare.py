@@ -77,8 +77,7 @@ class CompareSpec(SpecBase):
             {before.device_type, after.device_type} - {"auto"}
         ) > 1:
             raise field_error(
-                "candidate",
-                f"needs {_named(after)}, the baseline {_named(before)}: both run on the same devices",
+                "candidate", f"needs {_named(after)}, the baseline {_named(before)}: both run on the same devices"
             )
         if self.convergence_steps is not None:
             self._check_convergence()

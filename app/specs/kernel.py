@@ -7,16 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from app.presets import BATCH_SIZE
-from app.specs._base import (
-    Cell,
-    Device,
-    Name,
-    Named,
-    Seed,
-    WarmupSteps,
-    check_number_of_cells,
-    field_error,
-)
+from app.specs._base import Cell, Device, Name, Named, Seed, WarmupSteps, check_number_of_cells, field_error
 from app.specs._code import Arguments, CodeSpec, ImplementationsSpec, Uploaded, coordinates, names
 from app.specs._identity import Scalar
 from app.specs._training import HYPER_PARAMETERS, Fp8Recipe, ModelSpec

@@ -67,11 +67,7 @@ class MixedPrecisionSpec(SpecBase):
     seed: Seed = 0
     """Seed of the weights and the random batches."""
 
-    axes: ClassVar[dict[str, str]] = {
-        "accumulations": "accumulation",
-        "audits": "audit",
-        "autocasts": "autocast",
-    }
+    axes: ClassVar[dict[str, str]] = {"accumulations": "accumulation", "audits": "audit", "autocasts": "autocast"}
     labels: ClassVar[dict[str, tuple[str, ...]]] = {
         "subject": (
             "audit",

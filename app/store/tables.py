@@ -91,11 +91,7 @@ class Job(SQLModel, table=True):
         Index("ix_job_kind_id", "kind", "id"),
         Index("ix_job_submitted_by_id", "submitted_by", "id"),
         Index(
-            "ix_job_unique_key",
-            "unique_key",
-            unique=True,
-            sqlite_where=HOLDS_ITS_KEY,
-            postgresql_where=HOLDS_ITS_KEY,
+            "ix_job_unique_key", "unique_key", unique=True, sqlite_where=HOLDS_ITS_KEY, postgresql_where=HOLDS_ITS_KEY
         ),
         Index("ix_job_deleting", "id", sqlite_where=IS_BEING_DELETED, postgresql_where=IS_BEING_DELETED),
         Index("ix_job_finished_at", "finished_at"),
@@ -317,10 +313,7 @@ class ResultTable(SQLModel, table=True):
 class Artifact(SQLModel, table=True):
     """A file of a job; the bytes lie content-addressed on disk."""
 
-    __table_args__: ClassVar[Any] = (
-        Index("ix_artifact_job_name", "job_id", "attempt", "name", unique=True),
-        _NO_REUSE,
-    )
+    __table_args__: ClassVar[Any] = (Index("ix_artifact_job_name", "job_id", "attempt", "name", unique=True), _NO_REUSE)
 
     id: int | None = Field(default=None, sa_column=_id())
     job_id: int = Field(sa_column=_job_id(index=False))

@@ -21,17 +21,7 @@ from tools.waiting import wait_until
 PROJECT = Path(__file__).resolve().parents[2]
 PLUGINS = PROJECT / "tests" / "plugins"
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
-TABLES = (
-    "sweep",
-    "job",
-    "job_label",
-    "attempt",
-    "measurement",
-    "artifact",
-    "event",
-    "worker",
-    "idempotency_key",
-)
+TABLES = ("sweep", "job", "job_label", "attempt", "measurement", "artifact", "event", "worker", "idempotency_key")
 
 Row = tuple[Any, ...]
 State = dict[str, list[Row]]

@@ -12,12 +12,7 @@ import psutil
 import pytest
 
 from tests.acceptance.conftest import Site, short_job
-from tests.acceptance.sabotage import (
-    attempt_states,
-    plain_job,
-    wait_for_start,
-    wait_until_gone,
-)
+from tests.acceptance.sabotage import attempt_states, plain_job, wait_for_start, wait_until_gone
 from tools.service import submit, wait_for_job
 
 pytestmark = pytest.mark.acceptance

@@ -15,10 +15,7 @@ SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 NAMED = {"gpt": "make_step", "accumulation": "make_step"}
 PHASES = {"gpt": ["step"], "accumulation": ["backward", "rest"]}
 BLOCK = 2 * 2 * 64 + 64 * 192 + 192 + 64 * 64 + 64 + 64 * 256 + 256 + 256 * 64 + 64
-PARAMETERS = {
-    "gpt": 65 * 64 + 64 * 64 + 2 * BLOCK + 2 * 64,
-    "accumulation": 32 * 128 + 128 + 2 * 128 + 128 + 1,
-}
+PARAMETERS = {"gpt": 65 * 64 + 64 * 64 + 2 * BLOCK + 2 * 64, "accumulation": 32 * 128 + 128 + 2 * 128 + 128 + 1}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 

@@ -23,15 +23,7 @@ from app.store.database.engine import Database, open_database
 from app.store.queue.transitions import Queue
 from app.store.records import Finish, NewEvent, NewJob, Offer
 from tests.acceptance.conftest import short_job
-from tests.acceptance.faults import (
-    PROJECT,
-    TINY,
-    State,
-    damage,
-    database_path,
-    state_of,
-    without,
-)
+from tests.acceptance.faults import PROJECT, TINY, State, damage, database_path, state_of, without
 from tests.builders import measurement
 from tests.disks import full, small_disk
 from tools.service import Service, wait_for_job

@@ -11,13 +11,7 @@ import pytest
 
 from flopwatch import Flopwatch
 from tests.acceptance.conftest import environment
-from tests.acceptance.sabotage import (
-    other_host,
-    plain_job,
-    wait_for_start,
-    wait_for_state,
-    wait_until_gone,
-)
+from tests.acceptance.sabotage import other_host, plain_job, wait_for_start, wait_for_state, wait_until_gone
 from tests.forked import ForkedService
 from tools.service import Service, submit
 from tools.waiting import wait_until
@@ -110,10 +104,7 @@ def test_jobs_start_in_a_fresh_copy_of_their_folder(flopwatch, site, started_ser
     assert len({found["here"] for found in told}) == (3 if ranks_share else 3 * processes)
     wait_until(lambda: [len(list(folder.iterdir())) for folder in scratch.iterdir()] == [0], "the folders to be gone")
     assert set(of_the_worker.iterdir()) == before
-    assert {file.name: file.read_text() for file in place.iterdir()} == {
-        "train.py": LITTERING,
-        "config.txt": "as sent",
-    }
+    assert {file.name: file.read_text() for file in place.iterdir()} == {"train.py": LITTERING, "config.txt": "as sent"}
 
 
 @pytest.fixture

@@ -7,15 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from app.summaries import (
-    MAX_METRICS,
-    NOT_MEASURED,
-    Summary,
-    add_process,
-    planned_processes,
-    summarise,
-    values_of_job,
-)
+from app.summaries import MAX_METRICS, NOT_MEASURED, Summary, add_process, planned_processes, summarise, values_of_job
 from flopwatch.intervals import median_interval
 from tests import builders
 

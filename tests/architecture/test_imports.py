@@ -14,10 +14,7 @@ CIRCLES = "no packages import each other in a circle"
 FORBIDDEN_IMPORTS = {
     "the service imports neither torch nor what runs on GPU hosts": ("app/settings.py", "import torch"),
     "the service is built in layers": ("app/store/reading/members.py", "import app.results.sheet"),
-    "the client needs little beside the standard library": (
-        "flopwatch/connection.py",
-        "import pydantic",
-    ),
+    "the client needs little beside the standard library": ("flopwatch/connection.py", "import pydantic"),
     "the client imports nothing of the service": ("flopwatch/connection.py", "import app.presets"),
     "only the command line is built on the client": ("app/web/forms.py", "import flopwatch.own_code"),
     "the service below its pages knows nothing of the client": ("app/specs/_code.py", "import flopwatch.spelling"),
@@ -27,10 +24,7 @@ FORBIDDEN_IMPORTS = {
     "parallel knows nothing of the others": ("parallel/__init__.py", "import kernels"),
     "the model and the measuring import nothing of the service": ("workers/model/__init__.py", "import app.presets"),
     "migrations use the tables and the engine only": ("migrations/env.py", "import app.main"),
-    "only the client uses pandas": (
-        "app/store/queue/transitions.py",
-        "import pandas",
-    ),
+    "only the client uses pandas": ("app/store/queue/transitions.py", "import pandas"),
 }
 """For each contract of pyproject.toml a file and a line that break it."""
 

@@ -66,13 +66,7 @@ def test_control_a_name_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "flopwatch.Flopwatch",
-        "kernels.flash_attention",
-        "kernels.attention.cpu.flash",
-        "parallel.launch",
-    ],
+    "name", ["flopwatch.Flopwatch", "kernels.flash_attention", "kernels.attention.cpu.flash", "parallel.launch"]
 )
 def test_names_that_no_page_has(name: str) -> None:
     assert callable(imported(name))

@@ -16,15 +16,7 @@ from app.settings import Settings
 from app.store.database.engine import open_database
 from app.store.database.sqlite import driver
 from app.store.queue.transitions import Queue
-from app.store.records import (
-    Finish,
-    Idempotency,
-    NewEvent,
-    NewJob,
-    Offer,
-    StoredArtifact,
-    UnitRecord,
-)
+from app.store.records import Finish, Idempotency, NewEvent, NewJob, Offer, StoredArtifact, UnitRecord
 from tests.builders import measurement
 from tests.chaos.evidence import Evidence, Ledger, StoredFile
 from tests.chaos.invariants import INVARIANTS, check
@@ -249,11 +241,7 @@ VIOLATIONS: list[tuple[str, str, Callable[[Found], None]]] = [
         "after the end",
         sql(LATER.format("'log', '{}'") + " WHERE job_id = 1 AND type = 'done'"),
     ),
-    (
-        "events_tell_what_happened",
-        "two ends",
-        sql(LATER.format("type, data") + " WHERE job_id = 1 AND type = 'done'"),
-    ),
+    ("events_tell_what_happened", "two ends", sql(LATER.format("type, data") + " WHERE job_id = 1 AND type = 'done'")),
     (
         "events_tell_what_happened",
         "a lost attempt talks",
@@ -303,8 +291,7 @@ VIOLATIONS: list[tuple[str, str, Callable[[Found], None]]] = [
 
 
 @pytest.mark.parametrize(
-    ("invariant", "change"),
-    [pytest.param(name, change, id=f"{name}: {what}") for name, what, change in VIOLATIONS],
+    ("invariant", "change"), [pytest.param(name, change, id=f"{name}: {what}") for name, what, change in VIOLATIONS]
 )
 def test_what_is_made_wrong_is_found(found: Found, invariant: str, change: Callable[[Found], None]) -> None:
     change(found)

@@ -129,11 +129,7 @@ def test_a_listener_hears_all(monkeypatch: pytest.MonkeyPatch) -> None:
     with flopwatch.phase("forward"):
         flopwatch.work(items=3)
     flopwatch.measure(lambda: None, measure_steps=2)
-    assert heard == [
-        "forward",
-        {"flops": None, "tokens": None, "items": 3},
-        {"warmup_steps": None, "measure_steps": 2},
-    ]
+    assert heard == ["forward", {"flops": None, "tokens": None, "items": 3}, {"warmup_steps": None, "measure_steps": 2}]
 
 
 @pytest.mark.parametrize(

@@ -86,10 +86,7 @@ def record(folder: Path) -> None:
         copy = Path(place) / "copy.sqlite3"
         with sqlite3.connect(service.data_dir / "flopwatch.sqlite3") as database:
             database.execute("VACUUM INTO ?", [str(copy)])
-        for name, content in (
-            ("database.sqlite3", copy.read_bytes()),
-            ("answers.json", json.dumps(found).encode()),
-        ):
+        for name, content in (("database.sqlite3", copy.read_bytes()), ("answers.json", json.dumps(found).encode())):
             (folder / f"{name}.gz").write_bytes(gzip.compress(content, mtime=0))
 
 

@@ -77,9 +77,7 @@ REWORDED = [
     ),
 ]
 """Patterns of texts that say the same in other words now, and those words."""
-OTHER_COLUMNS = {
-    "0.1.0": {"/tables?job=5&format=csv": "total_gib,replica_devices,mesh_device_gib,fewest_shards"},
-}
+OTHER_COLUMNS = {"0.1.0": {"/tables?job=5&format=csv": "total_gib,replica_devices,mesh_device_gib,fewest_shards"}}
 """The columns of tables that have others by default now; asked for them, later releases print the same."""
 
 

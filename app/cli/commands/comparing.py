@@ -123,8 +123,7 @@ def compare(
         int, typer.Option(min=1, max=100, help="With --alternate: fresh processes of each job's spec.")
     ] = 8,
     limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Profiles only: rows per table and phase, largest changes first."),
+        int | None, typer.Option(min=1, help="Profiles only: rows per table and phase, largest changes first.")
     ] = None,
     output_format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = MARKDOWN,
     as_json: BriefJson = False,
@@ -219,12 +218,7 @@ def _exit(comparison: ComparisonText, output_format: TableFormat, *, is_judged: 
 
 
 def _again_in_turns(
-    server: Flopwatch,
-    baseline: str | list[int],
-    candidate: list[int] | None,
-    replicates: int,
-    *,
-    show: Show | None,
+    server: Flopwatch, baseline: str | list[int], candidate: list[int] | None, replicates: int, *, show: Show | None
 ) -> list[int]:
     if isinstance(baseline, str) or candidate is None or len(baseline) != 1 or len(candidate) != 1:
         raise typer.BadParameter("needs one job as BASELINE and one as CANDIDATE", param_hint="--alternate")

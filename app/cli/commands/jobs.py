@@ -50,8 +50,7 @@ MAX_LOOKED_AT = 500
 
 JobIds = Annotated[list[int] | None, of_jobs("[ID…]", "The jobs' ids.")]
 AsItIs = Annotated[
-    bool,
-    typer.Option("--raw", help="Print control characters unescaped (unsafe for untrusted output)."),
+    bool, typer.Option("--raw", help="Print control characters unescaped (unsafe for untrusted output).")
 ]
 Source = Annotated[
     str,
@@ -140,12 +139,7 @@ def submit(
     kind, under, lists = chosen(server.specs(), source, preset)
     spec = arguments.parse_spec(kind, fields or [], preset=under, lists=lists)
     job = server.submit(
-        spec,
-        **options,
-        **vars(own_code),
-        unique_key=unique_key,
-        idempotency_key=idempotency_key,
-        dry_run=dry_run,
+        spec, **options, **vars(own_code), unique_key=unique_key, idempotency_key=idempotency_key, dry_run=dry_run
     )
     if dry_run:
         if not waiting.as_json:
@@ -189,14 +183,7 @@ def wait_for_answer(
         raise typer.Exit(code)
 
 
-def _go_on(
-    server: Flopwatch,
-    job: dict[str, Any],
-    waiting: Waiting,
-    *,
-    note: str = "",
-    follow: bool = False,
-) -> None:
+def _go_on(server: Flopwatch, job: dict[str, Any], waiting: Waiting, *, note: str = "", follow: bool = False) -> None:
     """Print the result of a submission and, if asked, wait for the job, and meanwhile print its output; exits with 1
     unless it succeeded, or with WRONG."""
     from app.cli.output import output_display, print_answer, print_answers, print_job, print_json, progress_display
@@ -475,12 +462,7 @@ def jobs(
 
 @command
 def show(
-    server: Flopwatch,
-    job_id: JobId,
-    *,
-    as_json: AsJson = False,
-    as_it_is: AsItIs = False,
-    output_format: AsText = TEXT,
+    server: Flopwatch, job_id: JobId, *, as_json: AsJson = False, as_it_is: AsItIs = False, output_format: AsText = TEXT
 ) -> None:
     """Show a job and its measurements."""
     from app.cli.output import print_answers, print_job, print_json, print_results

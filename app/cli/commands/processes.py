@@ -19,15 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from app.cli import completing
-from app.cli.common import (
-    DataDir,
-    Fields,
-    OwnCodeOptions,
-    Preset,
-    command,
-    use_data_dir,
-    warn_of_unknown_settings,
-)
+from app.cli.common import DataDir, Fields, OwnCodeOptions, Preset, command, use_data_dir, warn_of_unknown_settings
 from app.cli.terminal import echo, fail
 from app.importing import program, without_collector
 
@@ -40,8 +32,7 @@ Port = Annotated[
     int | None, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one (FLOPWATCH_PORT).")
 ]
 Insecure = Annotated[
-    bool,
-    typer.Option("--insecure", help="Serve other hosts even without a token (FLOPWATCH_INSECURE)."),
+    bool, typer.Option("--insecure", help="Serve other hosts even without a token (FLOPWATCH_INSECURE).")
 ]
 
 AllowCode = Annotated[

@@ -88,8 +88,7 @@ class TableChoice:
         ),
     ] = None
     rename: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN=NAME", help="Call this column otherwise; may be repeated."),
+        list[str] | None, typer.Option(metavar="COLUMN=NAME", help="Call this column otherwise; may be repeated.")
     ] = None
     separate: Annotated[
         bool,

@@ -145,10 +145,7 @@ class PostgreSQL:
 
     @contextmanager
     def _writing(self, timeout_s: float | None) -> Iterator[Connection]:
-        with (
-            self.write_lock(timeout_s),
-            self.engine.execution_options(begin="IMMEDIATE").begin() as connection,
-        ):
+        with self.write_lock(timeout_s), self.engine.execution_options(begin="IMMEDIATE").begin() as connection:
             yield connection
 
     def after_write(self) -> None:

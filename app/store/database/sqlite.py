@@ -23,15 +23,7 @@ from sqlalchemy import event as events
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import DBAPIError
 
-from app.errors import (
-    CannotRunHere,
-    DatabaseBusy,
-    DatabaseGone,
-    DiskFull,
-    FlopwatchError,
-    StorageFailed,
-    is_no_space,
-)
+from app.errors import CannotRunHere, DatabaseBusy, DatabaseGone, DiskFull, FlopwatchError, StorageFailed, is_no_space
 from app.store.database.file_systems import refuse_network_file_system
 from app.store.database.locking import WriteLock, hold
 from app.store.database.private import create_private, make_files_private
@@ -99,11 +91,7 @@ class SQLite:
             pool_size=POOL_SIZE,
             max_overflow=-1,
             # The driver opens no transaction by itself: the `begin` event below does, and chooses its kind.
-            connect_args={
-                "isolation_level": None,
-                "timeout": self._busy_timeout_s,
-                "check_same_thread": False,
-            },
+            connect_args={"isolation_level": None, "timeout": self._busy_timeout_s, "check_same_thread": False},
         )
         engine.dialect.statement_compiler = _Compiler
         events.listen(engine, "do_connect", lambda *_: self._check_file())

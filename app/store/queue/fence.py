@@ -66,9 +66,4 @@ def state_of(connection: Connection, claim: Claim) -> str | None:
 
 
 def _values(claim: Claim) -> dict[str, Any]:
-    return {
-        "attempt_id": claim.attempt_id,
-        "of_job": claim.job_id,
-        "of_number": claim.attempt,
-        "of_token": claim.token,
-    }
+    return {"attempt_id": claim.attempt_id, "of_job": claim.job_id, "of_number": claim.attempt, "of_token": claim.token}

@@ -54,11 +54,7 @@ class Watcher:
     """
 
     def __init__(
-        self,
-        queue: Queue,
-        registration: Registration,
-        lease_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        self, queue: Queue, registration: Registration, lease_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._queue = queue
         self._registration = registration

@@ -134,13 +134,7 @@ def insert_jobs(connection: Connection, rows: Sequence[dict[str, Any]]) -> list[
     connection.execute(
         insert(tables.event),
         [
-            {
-                "job_id": row["id"],
-                "attempt": 0,
-                "type": "state",
-                "data": QUEUED_EVENT,
-                "created_at": row["created_at"],
-            }
+            {"job_id": row["id"], "attempt": 0, "type": "state", "data": QUEUED_EVENT, "created_at": row["created_at"]}
             for row in inserted
         ],
     )

@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    RowMapping,
-    func,
-    nulls_last,
-    select,
-)
+from sqlalchemy import ColumnElement, Connection, RowMapping, func, nulls_last, select
 
 from app.errors import FieldError, InvalidRequest
 from app.metrics import column_name

@@ -536,12 +536,7 @@ def _artifacts(job_id: int, attempt: int | None) -> Select[Any]:
 
 
 def _page(
-    connection: Connection,
-    query: Select[Any],
-    id_column: Any,
-    large: Sequence[Any],
-    limit: int,
-    after: str | None,
+    connection: Connection, query: Select[Any], id_column: Any, large: Sequence[Any], limit: int, after: str | None
 ) -> tuple[Sequence[RowMapping], str | None]:
     """Return the rows of a page, newest first, and the cursor of the next one.
 

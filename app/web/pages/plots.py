@@ -305,12 +305,7 @@ def filters(values: Mapping[str, Sequence[Scalar]], only: Mapping[str, str]) -> 
 
 
 def maps(
-    points: Sequence[Point],
-    groups: Mapping[str, Sequence[Point]],
-    x: str,
-    y: str,
-    metric: str,
-    unit: str | None,
+    points: Sequence[Point], groups: Mapping[str, Sequence[Point]], x: str, y: str, metric: str, unit: str | None
 ) -> list[dict[str, Any]]:
     """Return a heat map for each of the first groups of points. `points`: those of all groups."""
     heat_maps = []

@@ -6,17 +6,7 @@ from itertools import chain
 from typing import Any
 
 from app.metrics import readable
-from app.web.plots.drawing import (
-    EMPTY,
-    LEGEND,
-    OTHER_OUTCOME,
-    OUTCOMES,
-    Figure,
-    Hover,
-    escaped,
-    label_of,
-    table_of,
-)
+from app.web.plots.drawing import EMPTY, LEGEND, OTHER_OUTCOME, OUTCOMES, Figure, Hover, escaped, label_of, table_of
 from app.web.plots.points import LOG_Y_RATIO, Point, is_wide, ranks_of, values_along
 from flopwatch.text.numbers import number
 

@@ -125,11 +125,7 @@ def test_the_page_changes_name_labels_and_note(fresh_site: Any) -> None:
     answer = fresh_site.http.post(f"/ui/jobs/{job['id']}/describe", data=form)
     assert answer.status_code == 303
     now = fresh_site.job(job["id"])
-    assert (now["name"], now["labels"], now["note"]) == (
-        "new",
-        {"kept": "a, b", "other": "c"},
-        "first\n<b>second</b>",
-    )
+    assert (now["name"], now["labels"], now["note"]) == ("new", {"kept": "a, b", "other": "c"}, "first\n<b>second</b>")
     text = page(fresh_site, f"/ui/jobs/{job['id']}").text
     assert "<b>second</b>" in text, "as text, not as a tag"
     wrong = fresh_site.http.post(f"/ui/jobs/{job['id']}/describe", data={"labels": "no pair"})

@@ -104,10 +104,7 @@ def test_a_grid_has_a_search_for_each_point(fresh_site: Any, measured: Any) -> N
 
 @pytest.mark.parametrize(
     ("step", "expected"),
-    [
-        (None, (304, 320, "Sought to 6 %; with `step` 1 (`--multiple-of 1`) it is exact.", 8)),
-        (1, (310, 311, None, 12)),
-    ],
+    [(None, (304, 320, "Sought to 6 %; with `step` 1 (`--multiple-of 1`) it is exact.", 8)), (1, (310, 311, None, 12))],
 )
 def test_without_a_step_a_search_ends_near_the_limit_and_says_so(fresh_site, measured, step, expected) -> None:
     sweep = submit(fresh_site, fit={"step": step})

@@ -148,10 +148,7 @@ def test_idempotency_key(site: Any) -> None:
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [
-        ("/jobs", {"spec": TINY | {"attention": "mine"}}),
-        ("/sweeps", {"base": TINY, "grid": {"attention": ["mine"]}}),
-    ],
+    [("/jobs", {"spec": TINY | {"attention": "mine"}}), ("/sweeps", {"base": TINY, "grid": {"attention": ["mine"]}})],
 )
 def test_a_repeated_request_is_not_judged_again(fresh_site: Any, path: str, body: Any) -> None:
     first = fresh_site.http.post(path, json=body, headers={"Idempotency-Key": "k"})

@@ -50,10 +50,7 @@ def test_downloads(stored: Any, url: str, content: bytes, monkeypatch: pytest.Mo
     assert whole.headers["content-disposition"] == "attachment; filename*=utf-8''trace%20%281%29.json.gz"
     assert (whole.headers["content-type"], whole.headers["content-length"]) == ("application/gzip", "10000")
     assert whole.headers["x-content-type-options"] == "nosniff"
-    for wanted, expected in [
-        ("bytes=9990-99999", content[9990:]),
-        ("bytes=2500-6500", content[2500:6501]),
-    ]:
+    for wanted, expected in [("bytes=9990-99999", content[9990:]), ("bytes=2500-6500", content[2500:6501])]:
         part = get(Range=wanted)
         assert (part.status_code, part.content) == (206, expected), wanted
         assert part.headers["content-range"].endswith("/10000")

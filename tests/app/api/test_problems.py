@@ -111,12 +111,7 @@ RAW: list[tuple[str, bytes, str, str]] = [
     ("byte order mark", b"\xef\xbb\xbf{}", "", "line 1"),
     ("nan", b'{"spec": {"kind": "benchmark"}, "timeout_s": NaN}', "", "NaN is no number there"),
     ("infinity", b'{"spec": {"kind": "benchmark"}, "timeout_s": -Infinity}', "", "-Infinity is no number there"),
-    (
-        "a key twice",
-        b'{"spec": {"kind": "benchmark", "seed": 1, "seed": 2}}',
-        "",
-        '"seed" stands in one object twice',
-    ),
+    ("a key twice", b'{"spec": {"kind": "benchmark", "seed": 1, "seed": 2}}', "", '"seed" stands in one object twice'),
     ("overflow", b'{"spec": {"kind": "benchmark"}, "timeout_s": 1e999}', "/timeout_s", "finite"),
     ("many digits", b'{"spec": {"kind": "benchmark"}, "priority": ' + b"9" * 100_000 + b"}", "", "number out of range"),
     ("lone surrogate", rb'{"spec": {"kind": "benchmark"}, "name": "\ud800"}', "", "line 1"),

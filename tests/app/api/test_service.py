@@ -184,13 +184,7 @@ class TestOpenapiForGenerators:
     @pytest.mark.parametrize("route", ["GET /tables", "GET /compare", "GET /jobs/{job_id}/tables/{name}"])
     def test_tables_have_every_media_type(self, schema: dict[str, Any], route: str) -> None:
         content = self.operations(schema)[route]["responses"]["200"]["content"]
-        assert content.keys() == {
-            "application/json",
-            "text/csv",
-            "text/markdown",
-            "application/x-latex",
-            "text/html",
-        }
+        assert content.keys() == {"application/json", "text/csv", "text/markdown", "application/x-latex", "text/html"}
         assert content["text/csv"] == {"schema": {"type": "string"}}
         assert "$ref" in content["application/json"]["schema"]
 

@@ -90,10 +90,7 @@ def ext4(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("has_inodes", [False, True])
 def test_without_inodes_for_files_it_is_not_ready(serve: Any, tmp_path: Path, *, has_inodes: bool) -> None:
     """Also where the database is on another disk."""
-    with (
-        serve(tmp_path / "data") as site,
-        small_disk(site.services.settings.artifacts_dir, "nr_inodes=50") as disk,
-    ):
+    with serve(tmp_path / "data") as site, small_disk(site.services.settings.artifacts_dir, "nr_inodes=50") as disk:
         if not has_inodes:
             with contextlib.suppress(OSError):
                 for number in range(50):

@@ -103,8 +103,7 @@ def test_only_what_is_better_is_kept(flopwatch, turns, factor, options, outcome,
 
 
 @pytest.mark.parametrize(
-    ("later", "outcome", "code"),
-    [([1.9, 1.8], "better", 0), ([1.95, 1.95], "wrong", 8), ([1.9, None], "missing", 6)],
+    ("later", "outcome", "code"), [([1.9, 1.8], "better", 0), ([1.95, 1.95], "wrong", 8), ([1.9, None], "missing", 6)]
 )
 def test_steps_after_the_first_ones_are_asked_for_too(flopwatch, turns, later, outcome, code) -> None:
     job = str(turns(0.01, later=later))

@@ -42,11 +42,7 @@ FALLING = [2.0 * 0.98**step for step in range(200)]
         ([*FALLING[:8], *[math.nan] * 192], "differ (loss, step 10: 1.6675 → nan)", "wrong"),
         ([FALLING[step // 2 if step < 190 else step] for step in range(200)], "step 150:", "wrong"),
         ([FALLING[step if step < 20 else 10 + step // 2] for step in range(200)], "differ by up to", "wrong"),
-        (
-            [*FALLING, *FALLING[-1:] * 700],
-            "in each step from 200 on, as if it computed nothing",
-            "inconclusive",
-        ),
+        ([*FALLING, *FALLING[-1:] * 700], "in each step from 200 on, as if it computed nothing", "inconclusive"),
         ([*FALLING[:150], *FALLING[150:151] * 50], "step 200: 0.0358938 → 0.096592", "wrong"),
     ],
 )
@@ -108,12 +104,7 @@ def test_a_number_that_hardly_moves_and_then_stands_still() -> None:
         (side([INF]), side([-INF]), "returned numbers differ (loss, step 1: inf → -inf)", "wrong"),
         (side([2.0, NAN]), side([2.0, NAN]), "both return nan (loss, step 2)", "passed"),
         (side([0.0]), side([0.0]), "are equal", "passed"),
-        (
-            side([2.0, 1.0]),
-            side([2.0]),
-            "(loss, the first step); only the baseline returns loss in step 2",
-            "missing",
-        ),
+        (side([2.0, 1.0]), side([2.0]), "(loss, the first step); only the baseline returns loss in step 2", "missing"),
         (side([2.0], [2.2]), side([2.1], [2.3]), "processes of one side alone differ by 9.1 %", "inconclusive"),
         (side([2.0], [NAN]), side([2.0], [2.0]), "one side alone differ in whether it is finite", "inconclusive"),
         (side([2.0], [2.2]), side([9.0], [9.3]), "differ by up to 78 %", "wrong"),

@@ -49,12 +49,7 @@ def test_it_needs_what_both_sides_need() -> None:
 
 @pytest.mark.parametrize(
     ("baseline", "candidate", "expected"),
-    [
-        ("auto", "auto", "auto"),
-        ("cpu", "cpu", "cpu"),
-        ("auto", "cuda", "cuda"),
-        ("cpu", "auto", "cpu"),
-    ],
+    [("auto", "auto", "auto"), ("cpu", "cpu", "cpu"), ("auto", "cuda", "cuda"), ("cpu", "auto", "cpu")],
 )
 def test_auto_is_the_device_of_the_other_side(baseline: str, candidate: str, expected: str) -> None:
     spec = compare({**TINY, "device": baseline}, {**TINY, "device": candidate})

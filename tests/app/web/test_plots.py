@@ -75,12 +75,7 @@ def test_points_have_coordinates_verdict_and_job() -> None:
     assert found[0] == Point(
         {"implementation": "eager", "sequence_length": 256}, 1.5, 0.1, 10, "ok", "valid", "/ui/jobs/7"
     )
-    assert (found[1].value, found[1].outcome, found[1].validity, found[1].url) == (
-        None,
-        "oom",
-        "suspect",
-        "/ui/jobs/8",
-    )
+    assert (found[1].value, found[1].outcome, found[1].validity, found[1].url) == (None, "oom", "suspect", "/ui/jobs/8")
     assert (found[2].outcome, found[2].url) == (None, None)
     with pytest.raises(KeyError, match="sequence_length"):
         points_of(sheet([]), "sequence_length")

@@ -85,10 +85,7 @@ class TestSweeps:
         text = filled.http.get(f"/ui/sweeps/1{query}").text
         assert [int(number) for number in re.findall(r'<tr id="job-(\d+)">', text)] == jobs
 
-    @pytest.mark.parametrize(
-        "query",
-        ["?sort=nothing", "?state=done", "?page=0"],
-    )
+    @pytest.mark.parametrize("query", ["?sort=nothing", "?state=done", "?page=0"])
     def test_bad_queries_are_refused(self, filled: Any, query: str) -> None:
         page(filled, f"/ui/sweeps/1{query}", 422)
 

@@ -83,14 +83,7 @@ def whole_artifacts() -> None:
 
 MECHANISMS = {
     mechanism.__name__: mechanism
-    for mechanism in (
-        transaction,
-        write_lock,
-        lock_deadline,
-        error_translation,
-        waking_of_streams,
-        whole_artifacts,
-    )
+    for mechanism in (transaction, write_lock, lock_deadline, error_translation, waking_of_streams, whole_artifacts)
 }
 
 for name in filter(None, os.environ.get("SABOTAGE", "").split(",")):

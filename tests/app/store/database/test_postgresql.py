@@ -18,14 +18,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import insert, select
 from sqlmodel import SQLModel
 
-from app.errors import (
-    STORE_UNAVAILABLE,
-    CannotRunHere,
-    DatabaseBusy,
-    DatabaseGone,
-    LeaseLost,
-    StorageFailed,
-)
+from app.errors import STORE_UNAVAILABLE, CannotRunHere, DatabaseBusy, DatabaseGone, LeaseLost, StorageFailed
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables

@@ -188,10 +188,7 @@ class TestWithoutDevices:
         assert [shop.claim().job_id for _ in ids] == [ids[index] for index in (1, 3, 2, 0)]
 
 
-LANES = {
-    "ix_job_deviceless": [claims.DEVICELESS],
-    "ix_job_claimable": [claims.ON_CPU_HOST, claims.ON_GPU_HOST],
-}
+LANES = {"ix_job_deviceless": [claims.DEVICELESS], "ix_job_claimable": [claims.ON_CPU_HOST, claims.ON_GPU_HOST]}
 
 
 @ON_SQLITE

@@ -124,8 +124,7 @@ def test_who_holds_the_devices_is_named(job, connected, running, reason) -> None
 
 
 @pytest.mark.parametrize(
-    ("ids", "named"),
-    [([8], FREE + ": job 8 runs"), ([7, 8], FREE + ": jobs 7, 8 run"), ([5, 6, 7, 8], FREE)],
+    ("ids", "named"), [([8], FREE + ": job 8 runs"), ([7, 8], FREE + ": jobs 7, 8 run"), ([5, 6, 7, 8], FREE)]
 )
 def test_the_jobs_that_it_waits_for_are_named(ids: list[int], named: str) -> None:
     running = {"a": [needs("cpu")]}

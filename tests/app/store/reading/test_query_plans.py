@@ -190,10 +190,7 @@ OTHERWISE = {"ix_job_sweep_id": "ix_job_sweep_point"}
 
 @pytest.mark.parametrize(
     ("index", "name"),
-    [
-        ("ix_measurement_job_id", "the beginning of a job's table"),
-        ("ix_job_sweep_id", "version of a sweep's page"),
-    ],
+    [("ix_measurement_job_id", "the beginning of a job's table"), ("ix_job_sweep_id", "version of a sweep's page")],
 )
 def test_control_of_the_plans(index: str, name: str, database: Database, sweep_job: int) -> None:
     """Without its index it looks at every row."""
