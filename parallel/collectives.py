@@ -307,12 +307,20 @@ class GradientUsage:
     momentum would change it.
     """
 
-    def __init__(self, used: Iterable[bool], device: torch.device, *groups: dist.ProcessGroup) -> None:
-        here = list(used)
-        if all(here):
+    def __init__(self, used: Iterable[bool], device: torch.device, *groups: dist.ProcessGroup, order: int = 0) -> None:
+        """Start the exchange.
+
+        Args:
+            used: Whether this rank has a gradient of each parameter.
+            order: A number of 31 bits that must be the same on every rank.
+        """
+        here = [False] * 8 + list(used)
+        if all(here[8:]):
             self._flags = torch.ones(len(here), dtype=torch.uint8, device=device)
         else:
             self._flags = torch.tensor(here, dtype=torch.uint8, device=device)
+        numbers = self._flags[:8].view(torch.int32)
+        numbers[0], numbers[1] = order, ~order  # of one number, the largest bytes of both are complements
         for group in groups[:-1]:
             start_all_reduce(self._flags, dist.ReduceOp.MAX, group).wait()
         self._work = start_all_reduce(self._flags, dist.ReduceOp.MAX, groups[-1])
@@ -323,7 +331,13 @@ class GradientUsage:
         if self._answer is None:
             self.wait()
             self._answer = self._flags.tolist()
-        return bool(self._answer[index])
+        return bool(self._answer[8 + index])
+
+    def is_one_order(self) -> bool:
+        """Return True if `order` was the same on every rank. The host waits."""
+        self.used_on_any_rank(0)
+        assert self._answer is not None
+        return all(sum(both) == 255 for both in zip(self._answer[:4], self._answer[4:8], strict=True))
 
     def wait(self) -> None:
         """Wait for the exchange; on a GPU the current stream waits, not the host."""

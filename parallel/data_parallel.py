@@ -47,7 +47,7 @@ from .collectives import (
     strides_of,
     view_like,
 )
-from .step_check import check_steps_of, refuse_wrapped
+from .step_check import check_steps_of, refuse_strangers, refuse_wrapped
 
 
 class DataParallel(nn.Module):
@@ -86,6 +86,7 @@ class DataParallel(nn.Module):
         broadcast_module(module, self.group)
         # named_parameters() names a tied parameter once.
         self.trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._known = set(map(id, self.trainable.values()))
         self.synchronizes = True
         self._ran = False
         """Whether a forward pass that builds a graph has run since the last synchronization. Without one, gradients can
@@ -113,8 +114,10 @@ class DataParallel(nn.Module):
         On a GPU the current stream waits, not the host.
 
         Raises:
-            RuntimeError: a gradient is sparse.
+            RuntimeError: a gradient is sparse, or a parameter was unfrozen, added or replaced since the model was
+                wrapped.
         """
+        refuse_strangers(self.module, self._known)
         if self.synchronizes and self.trainable:
             with torch.no_grad():
                 self._finish()
@@ -126,6 +129,10 @@ class DataParallel(nn.Module):
     def has_unfinished_gradients(self) -> bool:
         """Return True if gradients have come outside `no_sync` since the last synchronization."""
         return self.synchronizes and self._ran and self._any_arrived()
+
+    def has_sent_gradients(self) -> bool:
+        """Return True if there are gradients that `zero_grad` would not reach."""
+        return False
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
         return self.trainable.values()
@@ -441,6 +448,9 @@ class OverlappingDataParallel(DataParallel):
 
     def _any_arrived(self) -> bool:
         return any(bucket.arrived for bucket in self.buckets)
+
+    def has_sent_gradients(self) -> bool:
+        return self._sent > 0
 
     def send_full_buckets(self) -> None:
         """Send the buckets that are full, in order, up to the first one that is not."""

@@ -23,6 +23,7 @@ al., 2023, sections 3.2 and 3.3). All ranks start operations in the same order: 
 import functools
 import math
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -62,7 +63,7 @@ from .sharded_unit import (
     nodes_of,
     tensors_in,
 )
-from .step_check import check_steps_of, refuse_wrapped
+from .step_check import check_steps_of, refuse_strangers, refuse_wrapped
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -156,6 +157,7 @@ class FullyShardedDataParallel(nn.Module):
         self._replicated = {n: p for n, p in module.named_parameters() if p.requires_grad and id(p) not in held}
         """Parameters that every rank keeps whole and computes with directly."""
         self._trained = [(name, p, p.requires_grad) for name, p in module.named_parameters()]
+        self._known = {id(parameter) for _, parameter, _ in self._trained}
         """Whether each parameter needed a gradient when the model was wrapped."""
         self._forward = ForwardPass()
         self._previous_order: list[ShardedUnit] = []
@@ -173,6 +175,8 @@ class FullyShardedDataParallel(nn.Module):
         self._unused_here: list[tuple[UnitParameter, Tensor]] = []
         """Reduced gradients of parameters that this rank did not use, but that another rank may have used."""
         self._used: set[str] = set()
+        self._order, self._checked_order = 0, -1
+        """Checksums of the units' order since the last synchronization, and when the ranks' were last compared."""
         self._attach()
         check_steps_of(self)
         # torch's DistributedDataParallel, which would overwrite parts with the first rank's, finds nothing to train.
@@ -187,6 +191,11 @@ class FullyShardedDataParallel(nn.Module):
     def has_unfinished_gradients(self) -> bool:
         """Return True if gradients have come outside `no_sync` since the last synchronization."""
         return self.synchronizes and self._unfinished
+
+    def has_sent_gradients(self) -> bool:
+        """Return True if there are gradients that `zero_grad` would not reach. Those of a backward pass in which an
+        error was raised do not count: the next forward pass forgets them."""
+        return self._unfinished and not self._passes
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
         """Return the parameters that need a gradient."""
@@ -237,7 +246,7 @@ class FullyShardedDataParallel(nn.Module):
         """Forget the previous forward pass.
 
         Raises:
-            RuntimeError: a parameter has been frozen or unfrozen since the model was wrapped.
+            RuntimeError: a parameter has been frozen, unfrozen, added or replaced since the model was wrapped.
             TypeError: a parameter has a hook that would see a gradient before it is averaged.
         """
         if _in_backward():
@@ -261,6 +270,7 @@ class FullyShardedDataParallel(nn.Module):
             unit.free()
             unit.running.clear()
             self._hold(unit)
+        refuse_strangers(self.module, self._known)
         self._previous_order = [use.unit for use in self._forward.order] or self._previous_order
         self._forward = ForwardPass()
 
@@ -363,6 +373,8 @@ class FullyShardedDataParallel(nn.Module):
     def before_forward(self, unit: ShardedUnit) -> None:
         """Make a unit whole, and start gathering those that ran after it last time."""
         unit.running.append(self._forward.use(unit, again=_in_backward()))
+        if unit.sharded and not _in_backward():
+            self._order = zlib.crc32(unit.name.encode(), self._order) & 0x7FFF_FFFF
         unit.make_whole()
         unit.show_whole()
         ran = len(self._forward.order)
@@ -582,7 +594,7 @@ class FullyShardedDataParallel(nn.Module):
         All parameters are sharded again afterwards. On a GPU the current stream waits, not the host.
 
         Raises:
-            RuntimeError: a gradient is sparse.
+            RuntimeError: a gradient is sparse, or the ranks ran other units, or in another order.
         """
         if self.synchronizes:
             self._complete_reduction()
@@ -612,7 +624,12 @@ class FullyShardedDataParallel(nn.Module):
         sharded = [parameter for unit in self.units for parameter in unit.sharded if parameter.part.requires_grad]
         names = [*(parameter.name for parameter in sharded), *kept]
         if names:
-            usage = GradientUsage((name in self._used for name in names), self._device, *self._groups)
+            usage = GradientUsage(
+                (name in self._used for name in names), self._device, *self._groups, order=self._order
+            )
+            if self._order != self._checked_order and not usage.is_one_order():
+                raise RuntimeError(_OTHER_ORDER)
+            self._checked_order, self._order = self._order, 0
             self._average_kept(kept, usage, offset=len(sharded))
             while self._reducing:
                 self._take_reduced()
@@ -845,6 +862,11 @@ _PARTS_ONLY = (
 _COPY = (
     "this is a copy of a module in a FullyShardedDataParallel, and has parts of its parameters: build another model, "
     "and load what full_state_dict() returns"
+)
+_OTHER_ORDER = (
+    "the ranks ran the model's units in different orders, or other units, so that they exchanged parts of different "
+    "parameters: all ranks must call the same blocks in the same order, in equally many passes; BucketedDataParallel "
+    "takes any"
 )
 _NO_OUTPUTS = (
     "{unit} returns {kind}, in which no tensor is found, so that its backward pass would go unseen: return tensors, "

@@ -7,6 +7,7 @@ model, without an error.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,8 +28,9 @@ class ShardedGradient(Tensor):
     """This rank's part of a gradient, as a one-dimensional tensor.
 
     Norms (`torch.linalg.vector_norm`, `torch.norm`, `torch.linalg.norm`, `Tensor.norm`) are those of the whole
-    gradient, and GradScaler learns of infinities in any part. These communicate: every rank must call them. Everything
-    else computes on the part. Floating-point results of the part's own shape (`gradient / 2`, `gradient.detach()`) are
+    gradient, and GradScaler learns of infinities in any part. These communicate: every rank must call them. Other
+    numbers made of a gradient, such as its mean, would be those of a part: RuntimeError. Everything else computes on
+    the part. Floating-point results of the part's own shape (`gradient / 2`, `gradient.detach()`) are
     parts, too; other results, and copies by `copy` or `pickle`, are plain tensors.
     """
 
@@ -60,6 +62,8 @@ class ShardedGradient(Tensor):
             if function is torch._amp_foreach_non_finite_check_and_unscale_:
                 for group in {one.group for one in args[0] if isinstance(one, cls)}:
                     start_all_reduce(args[1], dist.ReduceOp.MAX, group).wait()
+            if function in _JOINING or (isinstance(result, Tensor) and not result.dim() and result.is_floating_point()):
+                raise RuntimeError(_PART_ONLY.format(name=function.__name__, what="gradient"))
             return result if function is Tensor.as_subclass else _parts_again(result, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
@@ -81,6 +85,12 @@ class ShardedPart(nn.Parameter):
     """None: a parameter that is not divided, or a copy, which belongs to no model."""
     whole: nn.Parameter | None = None
     """The full parameter, with which modules compute; None: this is a copy."""
+
+    def dim(self) -> int:
+        """Return the parameter's number of axes, by which groups of parameters are made; a part's own is 1."""
+        return super().dim() if self.whole is None else self.whole.dim()
+
+    ndim = property(dim)
 
     def register_hook(self, hook: Callable[[Tensor], Any]) -> Any:
         """Call a hook as data parallelism would: with this rank's full gradient, before it is averaged.
@@ -146,6 +156,11 @@ class ShardedPart(nn.Parameter):
         return nn.Parameter(self.data, self.requires_grad).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
+_PART_ONLY = (
+    "{name} of a {what} that FullyShardedDataParallel has divided would be of this rank's part only, and differ from "
+    "rank to rank: take a gradient's norm, which is over all parts, full_state_dict() for parameters, or "
+    ".as_subclass(torch.Tensor) for the part alone"
+)
 _NO_MULTI_GRAD = (
     "register_multi_grad_hook does not work on the parameters of a FullyShardedDataParallel, which are parts: read the "
     "gradients after finish_gradient_synchronization(), or call register_hook of each parameter"
@@ -226,6 +241,23 @@ def _parts_again(result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
 
 _NORMS = {torch.linalg.vector_norm, torch.linalg.norm, torch.norm, Tensor.norm}
+_JOINING = {torch.cat, torch.concat, torch.stack, torch.hstack}
+
+
+def _unless_part_only(name: str) -> Callable[..., Any]:
+    function = getattr(Tensor, name)
+
+    @functools.wraps(function)
+    def method(part: ShardedPart, *args: Any, **kwargs: Any) -> Any:
+        if part.group is not None and not _replacing:
+            raise RuntimeError(_PART_ONLY.format(name=name, what="parameter"))
+        return function(part, *args, **kwargs)
+
+    return method
+
+
+for _name in ("amax", "amin", "max", "mean", "min", "norm", "std", "var"):
+    setattr(ShardedPart, _name, _unless_part_only(_name))
 
 
 def _over_all_parts(gradients: Iterable[Tensor], norms: Iterable[Tensor], order: Any) -> list[Tensor]:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
@@ -54,6 +55,7 @@ class UnitParameter:
         values = self._values_of(original, device) if self.is_sharded else original.detach()
         self.part = ShardedPart(values, original.requires_grad)
         self.part.group = group if self.is_sharded else None
+        original.divided_into = weakref.ref(self.part)  # type: ignore[attr-defined]
         with torch.no_grad():
             memory = torch.empty(self.part_numel * ranks, dtype=dtype, device=device)
             self.whole = nn.Parameter(memory[: self.numel].view(self.shape), original.requires_grad)

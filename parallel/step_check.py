@@ -1,13 +1,18 @@
-"""Refuses what would train wrongly in silence: a step with gradients that are not averaged yet, and wrapping twice."""
+"""Refuses what would train wrongly in silence: a step with gradients that are not averaged yet or that are forgotten
+while they are averaged, parameters that nobody averages, optimizers that do not fit, and wrapping twice."""
 
 import functools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from .sharded_gradient import ShardedPart
 
@@ -18,11 +23,19 @@ class Wrapper(Protocol):
     def has_unfinished_gradients(self) -> bool:
         """Return True if gradients have come outside `no_sync` since the last synchronization."""
 
+    def has_sent_gradients(self) -> bool:
+        """Return True if there are gradients that `zero_grad` would not reach."""
+
     def trained_parameters(self) -> Iterable[nn.Parameter]:
         """Return the parameters that an optimizer would step."""
 
 
+WHOLE_ONLY = frozenset({"adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap"})
+"""Optimizers that need a parameter's shape, or norms or products over all of it."""
+
 _wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
+_fitting: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+"""Optimizers whose parameters have been looked at since the last model was wrapped."""
 
 
 def check_steps_of(wrapper: Wrapper) -> None:
@@ -30,6 +43,7 @@ def check_steps_of(wrapper: Wrapper) -> None:
     wrapper, while its gradients are unfinished."""
     _register()
     _wrappers.add(wrapper)
+    _fitting.clear()
 
 
 def refuse_wrapped(module: nn.Module) -> None:
@@ -61,19 +75,64 @@ def refuse_parts(named: Iterable[tuple[str, Any]]) -> None:
             )
 
 
+def refuse_strangers(module: nn.Module, known: Container[int]) -> None:
+    """Raise RuntimeError if a module has a parameter that needs a gradient and that its wrapper does not average.
+
+    Args:
+        known: Identities of those that it does.
+    """
+    modules = [module]
+    for one in modules:  # module.parameters() takes six times as long
+        modules += filter(None, one._modules.values())
+        for parameter in one._parameters.values():
+            if parameter is not None and parameter.requires_grad and id(parameter) not in known:
+                name = next(name for name, found in module.named_parameters() if found is parameter)
+                raise RuntimeError(
+                    f"{name} needs a gradient now, and was frozen or not there when the model was wrapped, so it would "
+                    "not be averaged: unfreeze, add and replace parameters first, and then wrap the model"
+                )
+
+
 @functools.cache
 def _register() -> None:
     register_optimizer_step_pre_hook(_check)
+    register_optimizer_step_post_hook(_check)  # a closure may have run a backward pass
+    zero_grad = Optimizer.zero_grad
+
+    @functools.wraps(zero_grad)
+    def checked(self: Optimizer, set_to_none: bool = True) -> None:
+        _refuse(self, (wrapper for wrapper in list(_wrappers) if wrapper.has_sent_gradients()), "zero_grad()")
+        zero_grad(self, set_to_none)
+
+    Optimizer.zero_grad = checked  # type: ignore[method-assign]
 
 
 def _check(optimizer: Optimizer, *_: Any) -> None:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not _wrappers:
         return
-    for wrapper in list(_wrappers):
-        if wrapper.has_unfinished_gradients():
-            stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            if not stepped.isdisjoint(map(id, wrapper.trained_parameters())):
-                raise RuntimeError(
-                    "gradients are not averaged yet: call finish_gradient_synchronization() after backward() and "
-                    "before the optimizer's step"
-                )
+    _refuse(optimizer, (wrapper for wrapper in list(_wrappers) if wrapper.has_unfinished_gradients()), "step()")
+    if optimizer in _fitting:
+        return
+    whole_only = type(optimizer).__name__.lower() in WHOLE_ONLY
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        if getattr(parameter, "divided_into", lambda: None)() is not None:
+            raise RuntimeError(
+                "FullyShardedDataParallel has divided this optimizer's parameters, which the model has no longer: make "
+                "the optimizer after it, of its parameters()"
+            )
+        if whole_only and isinstance(parameter, ShardedPart) and parameter.group is not None:
+            raise RuntimeError(
+                f"{type(optimizer).__name__} needs whole parameters, and full sharding gives it parts: take an "
+                "optimizer that updates each element by itself, such as AdamW, or BucketedDataParallel"
+            )
+    _fitting.add(optimizer)
+
+
+def _refuse(optimizer: Optimizer, unfinished: Iterable[Any], before: str) -> None:
+    for wrapper in unfinished:
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if not stepped.isdisjoint(map(id, wrapper.trained_parameters())):
+            raise RuntimeError(
+                "gradients are not averaged yet: call finish_gradient_synchronization() after backward() and before "
+                f"the optimizer's {before}, also in a closure, and if the step is left out"
+            )

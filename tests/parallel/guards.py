@@ -2,6 +2,7 @@
 sharding, that is either right or refused."""
 
 import copy
+import functools
 import io
 from collections.abc import Callable
 from typing import Any
@@ -158,6 +159,51 @@ def unfinished(wrapper: str) -> list[str]:
     errors = [error_of(optimizer.step), error_of(fused.step)]
     model.finish_gradient_synchronization()
     return [*errors, error_of(fused.step)]
+
+
+def misused(wrapper: str, way: str) -> str:
+    """Return the error of a step that would train wrongly."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(device())
+    module.forward = lambda x, order=(0, 1): functools.reduce(lambda x, place: module[place](x), order, x)
+    module[0].weight.requires_grad_(way != "unfreeze")
+    early = torch.optim.SGD(module.parameters(), lr=0.1)
+    model = (WRAPPERS | {"fully sharded": parallel.FullyShardedDataParallel})[wrapper](module)
+    optimizer = getattr(torch.optim, way, torch.optim.SGD)(model.parameters(), lr=0.1)
+    x = torch.ones(2, 4, device=device())
+    if way == "replace":
+        module[1] = nn.Linear(4, 4).to(device())
+
+    def backward(*order: int) -> float:
+        loss = model(x, order or (0, 1)).square().sum()
+        loss.backward()
+        return loss.item()
+
+    def run() -> object:
+        if way == "unfreeze":
+            module[0].weight.requires_grad_()
+        if way == "closure":
+            return optimizer.step(backward)
+        backward(*((1, 0) if way == "order" and dist.get_rank() else (0, 1)))
+        if way == "skip":
+            return optimizer.zero_grad()
+        model.finish_gradient_synchronization()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        if way == "gradients' sum":
+            return sum(gradient.square().sum() for gradient in gradients)
+        if way == "gradients as one":
+            return nn.utils.parameters_to_vector(gradients)
+        if way == "parameter's norm":
+            return module[0].weight.norm()
+        return (early if way == "early" else optimizer).step()
+
+    return error_of(run)
+
+
+def groups_by_axes() -> list[int]:
+    """Return how many parameters have each number of axes, as weight decay is chosen by."""
+    model = parallel.FullyShardedDataParallel(different_model())
+    assert "Parameter containing" in repr(next(model.parameters()))
+    return [sum(one.dim() == axes == one.ndim for one in model.parameters()) for axes in (1, 2)]
 
 
 def wrong_arguments() -> list[str]:

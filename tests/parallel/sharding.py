@@ -71,8 +71,8 @@ def bytes_of_a_step() -> dict[str, float]:
         sent[way] = sum(
             interval.size_bytes * traffic_factor(interval.operation, ranks) for interval in timeline.intervals()
         )
-        # One byte per weight says which ranks used it.
-        sent[way] -= len(weights) * traffic_factor("all_reduce", ranks)
+        # One byte per weight says which ranks used it, and eight the order of units.
+        sent[way] -= (8 + len(weights)) * traffic_factor("all_reduce", ranks)
     return sent
 
 

@@ -1,5 +1,7 @@
 """The data-parallel wrappers, over gloo with real processes."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from tests.parallel import guards, training
@@ -98,6 +100,29 @@ def test_a_forgotten_synchronization_is_noticed(two_ranks: Pool, wrapper: str) -
     for *forgotten, finished in two_ranks(guards.unfinished, wrapper):
         assert all("call finish_gradient_synchronization() after backward()" in error for error in forgotten)
         assert finished == "nothing was raised"
+
+
+@pytest.mark.parametrize(
+    ("way", "wrappers", "message"),
+    [
+        ("unfreeze", WRAPPERS, "0.weight needs a gradient now"),
+        ("unfreeze", ["fully sharded"], "requires_grad of 0.weight was False when the model was wrapped"),
+        ("replace", [*WRAPPERS, "fully sharded"], "1.weight needs a gradient now, and was frozen or not there"),
+        ("closure", [*WRAPPERS, "fully sharded"], "before the optimizer's step(), also in a closure"),
+        ("skip", ["overlapped", "bucketed", "fully sharded"], "before the optimizer's zero_grad()"),
+        ("early", ["fully sharded"], "make the optimizer after it"),
+        ("Adafactor", ["fully sharded"], "Adafactor needs whole parameters"),
+        ("LBFGS", ["fully sharded"], "LBFGS needs whole parameters"),
+        ("gradients' sum", ["fully sharded"], "sum of a gradient"),
+        ("gradients as one", ["fully sharded"], "cat of a gradient"),
+        ("parameter's norm", ["fully sharded"], "norm of a parameter"),
+        ("order", ["fully sharded"], "the ranks ran the model's units in different orders"),
+    ],
+)
+def test_a_step_that_would_train_wrongly(two_ranks: Pool, way: str, wrappers: Iterable[str], message: str) -> None:
+    for wrapper in wrappers:
+        for error in two_ranks(guards.misused, wrapper, way):
+            assert message in error, wrapper
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,11 @@ def test_clipping_by_the_norm_of_ones_own_parts_is_noticed(two_ranks: Pool) -> N
         two_ranks(training.clipped, "by parts", 2.0)
 
 
+def test_parts_have_their_parameters_number_of_axes(two_ranks: Pool) -> None:
+    for numbers in two_ranks(guards.groups_by_axes):
+        assert all(numbers)
+
+
 def test_clipping_before_the_synchronization_is_refused(two_ranks: Pool) -> None:
     for text in two_ranks(training.clipped_too_early):
         assert "call finish_gradient_synchronization() after backward()" in text

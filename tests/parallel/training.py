@@ -561,7 +561,7 @@ def same_gradients(model: Any, alone: nn.Module) -> None:
         if gradient is None:
             continue
         if gradient.dim() >= 2:
-            assert parameter.dim() == 1
+            assert len(parameter.shape) == 1
             assert parameter.numel() == -(-gradient.numel() // ranks), name
             gradient = gradient.reshape(-1)[rank * parameter.numel() : (rank + 1) * parameter.numel()]
             close(parameter.grad[: gradient.numel()], gradient, f"gradient of {name}")
@@ -593,7 +593,7 @@ def clipped(how: str, norm_type: float) -> list[float]:
         elif how == "torch's":
             norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type)
         else:  # as if parts were plain tensors
-            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            gradients = [p.grad.as_subclass(Tensor) for p in model.parameters() if p.grad is not None]
             norm = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients]), norm_type)
             torch._foreach_mul_(gradients, 0.1 / norm)
         norms.append(float(norm))
