@@ -83,8 +83,7 @@ def column_name(metric: str, phase: str | None) -> str:
 
 
 def metric_names(column: str) -> list[str]:
-    """Return the metrics that may have this column, the longest name first: `forward_tflops` is one by itself, or
-    `tflops` of phase forward."""
+    """Return the metrics that may have this column, the longest first: `forward_tflops`, or `tflops` of forward."""
     words = column.split("_")
     return ["_".join(words[start:]) for start in range(len(words))]
 

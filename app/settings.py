@@ -214,8 +214,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def from_environment(cls, **settings: Any) -> Self:
-        """Read the settings from the environment, except those given. Raises CannotRunHere, which names invalid
-        ones."""
+        """Read the environment's settings, except those given. Raises CannotRunHere, which names invalid ones."""
         try:
             return cls(**settings)
         except ValidationError as error:

@@ -1295,8 +1295,7 @@ def _frame(answer: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def _is_there(target: Path, sha256: str) -> bool:
-    """Return True if the file is there already. Raises DownloadFailed if another one is in its place, and
-    InvalidArgument if none can be."""
+    """Return True if the file is there. Raises DownloadFailed for another one, InvalidArgument if none can be."""
     try:
         with target.open("rb") as opened:
             same = hashlib.file_digest(opened, "sha256").hexdigest() == sha256

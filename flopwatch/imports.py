@@ -55,8 +55,7 @@ def _unconditional(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def clash_in(content: bytes, file: str) -> str | None:
-    """Return a sentence for people if a file imports a module of the folder that goes along whose name is TAKEN; None
-    if there is none."""
+    """Return a sentence for people if a file imports a module of the folder whose name is TAKEN; None if none is."""
     if not is_packed(content):
         return None
     taken = sorted(_followed(_sources(content), file) & TAKEN)

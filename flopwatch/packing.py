@@ -66,8 +66,7 @@ def check_name(name: str) -> None:
 
 
 def check_packed(content: bytes) -> None:
-    """Raise ValueError as check_name does for the files of a packed folder. Whether it is whole, its worker finds
-    out."""
+    """Raise ValueError as check_name does for the files of a packed folder; its worker finds out if it is whole."""
     with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(io.BytesIO(content)) as archive:
         for name in archive.namelist():
             check_name(name)

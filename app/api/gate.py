@@ -106,8 +106,7 @@ def address_of(scope: Scope) -> str:
 
 
 def identify(headers: Headers, guard: Guard, address: str) -> Access:
-    """Return who sends a request, by its token or else its session. Raises Unauthorized, and TooManyRequests after too
-    many wrong tokens."""
+    """Return who sends a request, by token or session. Raises Unauthorized; TooManyRequests after wrong tokens."""
     if guard.is_open:
         return Access("admin")
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
@@ -123,8 +122,7 @@ def identify(headers: Headers, guard: Guard, address: str) -> Access:
 
 
 async def stays(request: Request) -> bool:
-    """Return False once who sent a request would no longer be admitted: a token was revoked or has expired, or a
-    session has ended."""
+    """Return False once the sender would no longer be admitted: a token was revoked or expired, or a session ended."""
     guard: Guard = request.app.state.services.guard
     await guard.refresh()
     try:

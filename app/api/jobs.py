@@ -110,8 +110,7 @@ async def submit(
 
 
 async def submit_job(services: Services, body: JobBody, sender: Access, key: Idempotency | None = None) -> Submitted:
-    """Store a job of this sender, or raise InvalidRequest with pointers into the body, InsufficientScope or
-    QueueFull."""
+    """Store a job of this sender, or raise InvalidRequest with pointers into the body, InsufficientScope, QueueFull."""
 
     def store() -> Submitted:
         if first := services.queue.first_answer(key):
@@ -122,8 +121,7 @@ async def submit_job(services: Services, body: JobBody, sender: Access, key: Ide
 
 
 def new_job(services: Services, body: JobBody, sender: Access) -> NewJob:
-    """Return the job that this sender submits; raises InvalidRequest with pointers into the body, or
-    InsufficientScope."""
+    """Return the job that this sender submits. Raises InvalidRequest with pointers into the body, InsufficientScope."""
     check_names(body.spec, known_names(services), "/spec")
     check_notify_url(services, body.notify_url)
     new = replace(body.new_job(body.spec, timeout_without_one(services.settings, body)), submitted_by=sender.name)
@@ -133,8 +131,7 @@ def new_job(services: Services, body: JobBody, sender: Access) -> NewJob:
 
 
 async def _first_awaited(services: Services, key: Idempotency, job: dict[str, Any]) -> dict[str, Any]:
-    """Keep the job as the first answer to this key, unless another request with the key was faster; returns the first
-    answer."""
+    """Keep the job as the first answer to this key, unless another request was faster; returns the first answer."""
     try:
         return await services.writes.run(lambda: services.queue.keep_awaited_answer(key, job))
     except STORE_UNAVAILABLE:

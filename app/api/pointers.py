@@ -50,8 +50,7 @@ def field_errors(
 
 
 def sent_location(error: ErrorDetails, body: Any, union_at: Location | None) -> Location:
-    """Return an error's place in the body as sent: union tags, labels and dictionary-key marks removed, fields
-    added."""
+    """Return an error's place in the body as sent: without union tags, labels and marks of keys, with fields added."""
     location = list(error["loc"])
     if union_at is not None and error["loc"][: len(union_at)] == union_at:
         del location[len(union_at) : len(union_at) + 1]

@@ -56,8 +56,7 @@ def took(server: Flopwatch, kind: str, specs: Iterable[Mapping[str, Any]]) -> To
 
 
 def _alike(ran: Mapping[str, Any], asked: Iterable[Mapping[str, Any]], codes: Sequence[Any]) -> bool:
-    """Return True if a job ran one of these codes of the user's own or, if there are none, no such code and the size of
-    one of these models."""
+    """Return True if a job ran one of these codes; if there are none, no code, and a model of one of these sizes."""
     if codes:
         return _code(ran) in codes
     models = [spec["model"] for spec in asked if isinstance(spec.get("model"), dict)]

@@ -371,8 +371,7 @@ def _doubts(baseline: Found, candidate: Found, ranges: Mapping[Series, float]) -
 
 
 def _stopped(side: Found) -> dict[Series, tuple[int, float]]:
-    """Return the numbers that changed no more in the last STILL kept steps or longer: since which step, and which
-    value."""
+    """Return the numbers that stayed the same in the last STILL kept steps: since which step, and at which value."""
     found: dict[Series, tuple[int, float]] = {}
     by_step: dict[Series, dict[int, Sequence[float]]] = {}
     for place, values in side.items():

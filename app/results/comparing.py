@@ -157,8 +157,7 @@ class Comparison:
         ]
 
     def distributions(self) -> list[ComparedMetric]:
-        """Return the rows in which both sides have values of single processes: at most MAX_DISTRIBUTIONS, those of the
-        headline metric first."""
+        """Return the rows with single processes' values on both sides: at most MAX_DISTRIBUTIONS, headline first."""
         tested = [row for row in self.rows if row.judged.baseline and row.judged.candidate]
         return sorted(tested, key=lambda row: row.judged.metric != self.judgement.headline)[:MAX_DISTRIBUTIONS]
 
@@ -427,8 +426,7 @@ def _rows(pair: Pair, differing: Collection[str], requested: Sequence[str]) -> l
 
 
 def _matched(side: Side, apart: Collection[str]) -> dict[str, CaseOfJob]:
-    """Return the side's cases by the keys by which they are matched: those of `joins` or, without it, the coordinates
-    but `apart`."""
+    """Return the side's cases by the keys that match them: those of `joins`, else the coordinates but `apart`."""
     alike: dict[str, list[CaseOfJob]] = {}
     for case in side.cases:
         keys = [repr(sorted(_known(case, apart)))] if side.joins is None else joins_of(side, case)

@@ -116,8 +116,7 @@ class Row:
 
     @property
     def is_up(self) -> bool:
-        """True if the candidate's values are above the baseline's. Unlike a ratio, this is also known for values below
-        0."""
+        """True if the candidate's values are above the baseline's, also where values below 0 leave no ratio."""
         ratio = (self.estimate or NOTHING).ratio
         return ratio > 1 if ratio is not None else inference.is_above(self.baseline, self.candidate)
 

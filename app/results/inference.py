@@ -142,8 +142,7 @@ def _ratios(baseline: Sequence[float], candidate: Sequence[float]) -> list[float
 
 @functools.cache
 def _place_of_end(baseline: int, candidate: int) -> int:
-    """Return the largest k for which the interval from the k-th smallest to the k-th largest ratio has CONFIDENCE; 0 if
-    none has."""
+    """Return the largest k for which the k-th smallest to the k-th largest ratio has CONFIDENCE; 0 if none has."""
     import numpy as np
 
     pairs = baseline * candidate

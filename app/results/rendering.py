@@ -296,8 +296,7 @@ _TYPESET = re.compile(r"[ -~À-ÖØ-öø-ÿ–—‘’“”]")
 
 
 def _tex(text: str) -> str:
-    """Escape a text for LaTeX. What its own fonts lack becomes its name, as "[rocket]", or its number, as
-    "[U+4E2D]"."""
+    """Escape a text for LaTeX. What its fonts lack becomes its name, "[rocket]", or its number, "[U+4E2D]"."""
     return "".join(_TEX.get(character) or _typeset(character) for character in text)
 
 

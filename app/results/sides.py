@@ -259,8 +259,7 @@ def _matched_devices(kept: Collection[tuple[str, str]], places: Iterable[Place])
 
 
 def _with_planned(job: FinishedJob, cases: Sequence[CaseOfJob]) -> list[CaseOfJob]:
-    """Return the job's cases; for a job that measured nothing, those of its spec, with the reason why they have no
-    numbers."""
+    """Return the job's cases; of one that measured nothing, those of its spec, with the reason for no numbers."""
     of_job = [case for case in cases if case.job == job.id]
     if any(case.key is not None for case in of_job) or not of_job:
         return of_job

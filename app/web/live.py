@@ -81,8 +81,7 @@ def _version() -> str:
 
 
 def page_tag(*parts: str | None) -> ETag:
-    """Return the ETag of a page that depends on these texts and on this version of Flopwatch. Pages refresh every 2
-    s."""
+    """Return the ETag of a page that depends on these texts and this version of Flopwatch. Pages refresh every 2 s."""
     text = json.dumps([*parts, _version()])
     return ETag(hashlib.sha256(text.encode()).hexdigest()[:20], weak=True)
 
@@ -93,8 +92,7 @@ def clock(*, finished: bool) -> str:
 
 
 def unchanged(tag: ETag, *, plots: bool = False) -> Response:
-    """Return the answer to a browser that already has the page. It must include the page's policy, which it
-    replaces."""
+    """Return the answer to a browser that has the page already, with the page's policy, which it replaces."""
     policy = {"Content-Security-Policy": PLOT_POLICY} if plots else {}
     return Response(status_code=304, headers={"ETag": str(tag), **REVALIDATED, **policy})
 

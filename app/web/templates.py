@@ -105,8 +105,7 @@ def embedded(figure: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def asset(name: str) -> str:
-    """Return the address of a static file, which changes with its content, so that browsers may cache it without
-    limit."""
+    """Return the address of a static file, which changes with its content, so that browsers may keep it for ever."""
     digest = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()
     return f"/static/{name}?v={digest[:12]}"
 

@@ -402,8 +402,7 @@ def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> S
 
 
 def _check_address(host: str, port: int) -> None:
-    """Raise CannotRunHere if no server can listen there, which the server itself would notice only after its
-    start."""
+    """Raise CannotRunHere if no server can listen there, before the server itself has started."""
     from app.errors import CannotRunHere
 
     free = "choose another with --port (FLOPWATCH_PORT); 0 takes a free one"
@@ -462,8 +461,7 @@ def _start(module: str, *arguments: str, without: Sequence[str] = ()) -> subproc
 
 
 def _end_with_parent() -> None:
-    """Make the kernel terminate this process if `up` dies without stopping its children, for example by kill -9. Linux
-    only."""
+    """Let the kernel terminate this process if `up` dies without stopping its children, as by kill -9. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 

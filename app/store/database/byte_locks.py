@@ -15,8 +15,7 @@ _FLOCK = struct.Struct("hhqqi4x")
 
 
 def byte_of(name: str) -> int:
-    """Return the byte that stands for a name. Two names share a byte with the probability of a collision of 60-bit
-    hashes."""
+    """Return the byte that stands for a name. Two names share one as seldom as 60-bit hashes collide."""
     return int(hashlib.sha256(name.encode()).hexdigest()[:15], 16)
 
 

@@ -131,8 +131,7 @@ class Database:
             self._busy_since = None
 
     def busy_s(self) -> float:
-        """Return for how many seconds all writes of this process have been refused as busy; 0 if the last one could
-        begin."""
+        """Return for how many seconds all writes of this process were refused as busy; 0 if the last one began."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 

@@ -270,8 +270,7 @@ class ObjectFiles(OwnedFiles):
         return sorted(removed)
 
     def _remove_strays(self, database: Database, before: datetime) -> None:
-        """Delete the objects without a row: a row is there before its object is, so these arrived after their
-        removal."""
+        """Delete the objects without a row: their rows were there before, so these arrived after their removal."""
         for strays in self._strays(database, before):
             logger.info("%d objects without a row are deleted", len(strays))
             self._delete(strays)

@@ -126,8 +126,7 @@ class FileStore(Protocol):
         """Make the database the files' owner (see owner.py)."""
 
     def remove(self, sha256s: Iterable[str], database: Database) -> list[str]:
-        """Remove the contents that nothing refers to and nobody holds, if the database is their owner; returns the
-        removed ones."""
+        """Remove what nothing refers to and nobody holds, if the database is the owner; returns what was removed."""
 
     def remove_unreferenced(self, database: Database, older_than_s: float) -> list[str]:
         """Remove and return contents older than `older_than_s` seconds that no row refers to and nobody holds."""

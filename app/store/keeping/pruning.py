@@ -94,8 +94,7 @@ class Pruning:
         """Finish and id of the last job whose events were looked at: jobs end in this order."""
 
     def run(self) -> Pruned:
-        """Prune until nothing is left to delete, or until the slices are stopped; returns the numbers of deleted
-        rows."""
+        """Prune until nothing is left to delete, or the slices are stopped; returns the numbers of deleted rows."""
         now = self._clock()
         # The jobs first, so that their events are not looked at by themselves.
         completed = complete_deletions(self._slices)

@@ -63,8 +63,7 @@ def searches(connection: Connection, sweep: Mapping[Any, Any]) -> list[dict[str,
 
 
 def submit_next(connection: Connection, job: Mapping[Any, Any]) -> None:
-    """Submit the job that follows `job`, a row of the table `job` that has just succeeded, if it belongs to a
-    search."""
+    """Submit the job that follows `job`, a row of the table `job` that has just succeeded, if it is a search's."""
     is_search = (tables.sweep.c.id == job["sweep_id"]) & tables.sweep.c.fit.is_not(None)
     sweep = connection.execute(select(tables.sweep).where(is_search)).mappings().one_or_none()
     fit = None if sweep is None else fit_of(sweep)
@@ -125,8 +124,7 @@ def _submit_next_job(
 
 
 def _next_value(fit: Fit, tried: Sequence[TriedValue]) -> int | None:
-    """Return the value to try next; None at the end, while a job is queued or running, and if a job has left the search
-    open."""
+    """Return the value to try next; None at the end, while a job waits or runs, and if one has left it open."""
     if any(trial.outcome not in (FITS, TOO_LARGE) for trial in tried):
         return None
     return fit.next_value(*_fitting_and_too_large(tried))

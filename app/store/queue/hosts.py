@@ -132,8 +132,7 @@ def known_host(kinds: Iterable[str], capabilities: Iterable[str], devices: Itera
 
 
 def gpus_of_one_job(uuids: Collection[str]) -> int:
-    """Return how many of the GPUs with these UUIDs one job can use: a CUDA process sees one MIG instance and never
-    two."""
+    """Return how many of the GPUs with these UUIDs one job can use: a CUDA process sees one MIG instance at most."""
     whole = sum(not uuid.startswith("MIG-") for uuid in uuids)
     return max(whole, min(len(uuids), 1))
 

@@ -99,8 +99,7 @@ def announce_server(database: Database) -> None:
 
 
 def server(connection: Connection) -> dict[str, Any] | None:
-    """Return what the server is that started last, {"version", "schema_number", "fingerprint"}; None before release
-    0.2.0."""
+    """Return the last server's {"version", "schema_number", "fingerprint"}; None before release 0.2.0."""
     known: dict[str, Any] | None = service_settings.get(connection, service_settings.SERVER)
     return known
 

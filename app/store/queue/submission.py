@@ -108,8 +108,7 @@ def check_room(connection: Connection, submitter: str | None, most: int | None, 
 
 
 def check_key(connection: Connection, unique_key: str | None) -> None:
-    """Raise KeyTaken if a job with this key is queued or running. A unique index guarantees it as well, but with a less
-    helpful error."""
+    """Raise KeyTaken if a job with this key is queued or running; a unique index would say it with less help."""
     if unique_key is None:
         return
     holder = connection.execute(_KEY_HOLDER, {"unique_key": unique_key}).one_or_none()

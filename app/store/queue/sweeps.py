@@ -85,8 +85,7 @@ def last_job(connection: Connection) -> int:
 
 
 def repeat_unsuccessful(connection: Connection, sweep: Mapping[str, Any], now: datetime) -> int:
-    """Insert a new job for each point whose latest one failed or was cancelled, for `complete`; returns the number of
-    new jobs."""
+    """Insert a new job for each point whose latest one failed or was cancelled, for `complete`; returns how many."""
     assigned = {"labels": sweep["labels"], **sweep["options"], "sweep_id": sweep["id"], **submission.queued(now)}
     same = ("name", *submission.SPEC_COLUMNS)
     copied = [_job[column] for column in same]

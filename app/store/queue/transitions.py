@@ -435,8 +435,7 @@ class Queue:
         raise AssertionError("a cancel is never taken back")
 
     def _stage(self, claim: Claim, slices: Iterator[staging.Slice]) -> tuple[bool, staging.Slice]:
-        """Write all slices except the last, each in its own transaction. Returns whether there were any, and the last
-        slice."""
+        """Write all slices but the last, each in its own transaction. Returns whether there were any, and the last."""
         self._clear(claim)
         is_staged, last = False, next(slices)
         for following in slices:

@@ -59,8 +59,7 @@ def cases_beginning_with(snapshot: Snapshot, prefix: str) -> dict[str, Mapping[s
 
 
 def cases_of_job(snapshot: Snapshot, job_id: int) -> dict[str, Mapping[str, Any]]:
-    """Return the coordinates of the cases that a job measured, by key, in order. Raises NotFound if the job does not
-    exist."""
+    """Return the coordinates of the cases that a job measured, by key, in order. Raises NotFound for no such job."""
     JobChoice(jobs=[job_id]).check(snapshot)
     attempt = recorded_attempt(snapshot, job_id, None)
     first = select(func.min(_measurement.id)).where(_measurement.job_id == job_id, _measurement.attempt == attempt)
@@ -86,8 +85,7 @@ def _any_of(key: str, column: Any) -> Any:
 
 
 def metrics(snapshot: Snapshot, key: str) -> list[tuple[str, str | None]]:
-    """Return the metrics that were measured of the case with this key, each with its phase, in the order of the first
-    time."""
+    """Return the metrics that were measured of this case, each with its phase, in the order of the first time."""
     pair = (_measurement.metric, _measurement.phase)
     query = select(*pair).where(_measurement.case_key == key).group_by(*pair).order_by(func.min(_measurement.id))
     return [(metric, phase) for metric, phase in snapshot.execute(query)]

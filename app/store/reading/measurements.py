@@ -286,8 +286,7 @@ def measurements(
 def packed_samples(
     snapshot: Snapshot, jobs: Iterable[FinishedJob], metrics: Collection[tuple[str, str | None]]
 ) -> dict[Key, bytes]:
-    """Return the samples, as they are stored, of these metrics with their phases, of each job's last recorded
-    attempt."""
+    """Return the stored samples of these metrics with their phases, of each job's last recorded attempt."""
     recorded = _recorded(jobs)
     columns = [_measurement[name] for name in ("job_id", "attempt", "unit_index", "case_key", "device_key")]
     names = sorted({name for name, _ in metrics})

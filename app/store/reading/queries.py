@@ -196,8 +196,7 @@ class Reading:
         return self.log_so_far(job_id, attempt)[0]
 
     def log_so_far(self, job_id: int, attempt: int | None = None) -> tuple[str, int]:
-        """Return the output as `log` does, and the id of the job's last event; a client that follows events after it
-        misses no line."""
+        """Return the output as `log` does, and the id of the job's last event, from which a follower misses no line."""
         event = tables.event.c
         with self._database.read() as connection:
             _job(connection, job_id)

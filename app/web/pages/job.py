@@ -144,8 +144,7 @@ def _results(services: Services, job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sampled_cases(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, str]:
-    """Return the names of the cases with several samples of a time, by case key; a name has the coordinates that
-    differ."""
+    """Return names of the cases with several samples of a time, by case key: the coordinates that differ."""
     apart = [name for name in columns if name not in ("unit_title", "device_key")]
     return {
         row["case_key"]: case_text({name: row[name] for name in apart}) or "the case"

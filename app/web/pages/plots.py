@@ -105,8 +105,7 @@ def panel(request: Request, services: CurrentServices, query: Annotated[PlotsQue
 
 @functools.lru_cache(maxsize=8)
 def drawn(services: Services, version: str, query_json: str) -> dict[str, Any]:
-    """Return the content of the panel. It is cached until results change: thousands of points take tenths of a
-    second."""
+    """Return the content of the panel. It is cached until results change: many points take tenths of a second."""
     del version  # a part of the key
     query = PlotsQuery.model_validate_json(query_json)
     sweep = None if query.sweep is None else services.reading.sweep(query.sweep)
@@ -294,8 +293,7 @@ def chosen_values(query: PlotsQuery) -> dict[str, str]:
 
 
 def filters(values: Mapping[str, Sequence[Scalar]], only: Mapping[str, str]) -> list[tuple[str, list[str], str]]:
-    """Return the coordinates that can be filtered, with their values and the chosen one: those in use, then the
-    others."""
+    """Return the coordinates that can be filtered, with their values and the chosen one: those in use first."""
     offered = sorted(values, key=lambda name: name not in only)[:MAX_FILTERS]
     return [
         (name, [address_text(value) for value in choices[:MAX_VALUES]], only.get(name, ""))

@@ -260,8 +260,7 @@ def cloud(
 
 
 def roofs(limits: Mapping[str, Row], least: float, most: float) -> list[dict[str, Any]]:
-    """Return the lines of the rates that the device reaches, over the intensities of the points; none if they are
-    unknown."""
+    """Return the lines of the rates that the device reaches, over the points' intensities; none if unknown."""
     compute, copy, peak = (limits.get(name) for name in ("products", "copies", "vendor's peak"))
     lines: list[dict[str, Any]] = []
     left, right = least / 2, most * 2

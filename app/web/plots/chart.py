@@ -106,8 +106,7 @@ def _series(points: Sequence[Point], axes: Axes) -> dict[str, list[Point]]:
 
 
 def _name(point: Point, by: Sequence[str]) -> str:
-    """Return a series' name, made of its values. None and False are written with the coordinate's name: `not
-    compiled`."""
+    """Return a series' name, made of its values. None and False are written with the coordinate: `not compiled`."""
     words = []
     for name in by:
         value = point.place.get(name)
