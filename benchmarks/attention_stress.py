@@ -49,8 +49,6 @@ RESULTS = ("out", "dq", "dk", "dv")
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of one problem, and the problem."""
-
     batch: int
     queries: int
     keys: int
@@ -68,8 +66,6 @@ class Shape:
 
 
 class Verdict(NamedTuple):
-    """The result of the comparison of one shape."""
-
     shares: Mapping[str, float]
     """The largest errors of results, as parts of their limits: of the whole, of an element, of the slope; "lse"."""
     reason: str | None
@@ -208,8 +204,6 @@ def shares(shapes: Sequence[Shape], processes: int) -> list[list[int]]:
 
 
 class Worst(NamedTuple):
-    """One of the largest errors of a run."""
-
     share: float
     """As a part of its limit."""
     component: str
@@ -248,7 +242,6 @@ def print_table(worst: Sequence[Worst]) -> None:
 
 
 def main() -> None:
-    """Compare as many shapes as the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)

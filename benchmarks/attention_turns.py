@@ -123,7 +123,6 @@ def compare(row: Row, names: Sequence[str], turns: int, clock: DeviceClock | Non
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table, row by row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--implementations", nargs="+", default=["triton", "flash_attn_4", "sdpa_cudnn"])
     parser.add_argument("--turns", type=int, default=12)

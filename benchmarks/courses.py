@@ -86,7 +86,6 @@ def adapted(command: str, values: Mapping[str, Sequence[str]], gpus: int) -> lis
 
 
 def needed(command: str) -> int:
-    """Return how many GPUs a command's comment asks for."""
     needs = NEEDS.search(command)
     return int(needs[1]) if needs else 0
 
@@ -111,7 +110,6 @@ def numbered(command: str, work: Work, jobs: Sequence[int]) -> list[str]:
 
 
 def shown(words: Sequence[str], work: Work, folder: Path) -> str:
-    """Return what a command prints, or the picture that it draws."""
     if words[0] != "plot":
         return flopwatch(*words)[1].strip()
     picture = folder / f"{work.kind}-{work.number}-{Path(words[-1]).name}"
@@ -177,7 +175,6 @@ def report(arguments: argparse.Namespace, server: Flopwatch) -> Path:
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the choices of the command line."""
     parser = argparse.ArgumentParser(description="Write the report on an assignment.")
     parser.add_argument("course", choices=("cs336", "cs149"))
     parser.add_argument("values", nargs="*", metavar="field=values", help="take the place of the page's values")

@@ -46,7 +46,6 @@ NOISE: dict[str, Callable[[random.Random], float]] = {
 
 
 def main() -> None:
-    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=2026)
@@ -76,7 +75,6 @@ def main() -> None:
 
 
 def print_table(title: str, rows: Iterable[Mapping[str, str]]) -> None:
-    """Print a title and a Markdown table."""
     print(f"\n{title}\n\n{tabulate(list(rows), headers='keys', tablefmt='github', disable_numparse=True)}", flush=True)
 
 

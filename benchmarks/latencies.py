@@ -64,8 +64,6 @@ BATCH = 1000
 
 @dataclass(frozen=True)
 class Size:
-    """The numbers of jobs and measurements in the database."""
-
     finished: int = 100_000
     queued: int = 5_000
     side: int = 100
@@ -129,7 +127,6 @@ def spooled(cases: Iterable[Mapping[str, Any]], metrics: Sequence[str]) -> Spool
 
 
 def cells(number: int) -> Iterator[dict[str, Any]]:
-    """Yield the cases of a large grid."""
     return ({"implementation": "eager", "head_dim": 64, "sequence_length": cell} for cell in range(number))
 
 

@@ -32,7 +32,6 @@ def run(server: Flopwatch, name: str) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the files that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="+", choices=sorted(path.stem for path in SPECS.glob("*.json")))
     with Flopwatch() as server:

@@ -59,7 +59,6 @@ def run(tree: Path, job: str) -> Rows:
 
 
 def compared(name: str, old: Sequence[Rows], new: Sequence[Rows]) -> list[str]:
-    """Return the cells of a row that all turns have."""
     times = [[turn[name][0] for turn in turns] for turns in (old, new)]
     medians = [statistics.median(values) for values in times]
     spread = max(max(values) / min(values) - 1 if min(values) > 0 else math.inf for values in times)
@@ -69,7 +68,6 @@ def compared(name: str, old: Sequence[Rows], new: Sequence[Rows]) -> list[str]:
 
 
 def main() -> None:
-    """Take turns, and print a table for each job."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trees", nargs=2, type=Path, help="two checkouts: the old one, the new one")
     parser.add_argument("--rounds", type=int, default=2)

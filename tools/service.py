@@ -84,7 +84,6 @@ class Service:
         return self.client()
 
     def client(self, timeout_s: float = 90.0) -> httpx.Client:
-        """Return one more client of the server."""
         # Without TLS: to read its certificates takes longer than most requests.
         return self._clients.enter_context(httpx.Client(base_url=self.url, timeout=timeout_s, verify=False))
 
@@ -122,7 +121,6 @@ class Service:
                 process.wait()
 
     def logs(self) -> str:
-        """Return the output of all processes so far."""
         parts = [f"== {path.name}\n{path.read_text(errors='replace')}" for path in sorted(self.folder.glob("*.log"))]
         return "\n".join(parts)
 
@@ -144,12 +142,10 @@ class Service:
 
 
 def submit(client: httpx.Client, job: dict[str, Any]) -> int:
-    """Submit a job; returns its id."""
     return int(client.post("/jobs", json=job).raise_for_status().json()["id"])
 
 
 def wait_for_job(client: httpx.Client, job_id: int, *, timeout_s: float = 60.0) -> dict[str, Any]:
-    """Wait until the job has ended, and return it."""
 
     def final() -> dict[str, Any] | None:
         job: dict[str, Any] = client.get(f"/jobs/{job_id}").raise_for_status().json()

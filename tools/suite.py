@@ -57,7 +57,6 @@ def again(picked: Sequence[str], code: int) -> int:
 
 
 def run(arguments: Sequence[str], **environment: str) -> int:
-    """Run pytest once; returns its exit code."""
     return subprocess.run(command(arguments), env={**os.environ, **environment}, check=False).returncode
 
 
@@ -79,7 +78,6 @@ def run_slices(arguments: Sequence[str]) -> list[int]:
 
 
 def command(arguments: Sequence[str]) -> list[str]:
-    """Return the command that runs pytest in this interpreter."""
     return [sys.executable, "-m", "pytest", *arguments]
 
 

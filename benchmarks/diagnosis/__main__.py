@@ -120,8 +120,6 @@ CASES = (
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a job has said."""
-
     name: str
     number: int
     causes: Rows
@@ -226,7 +224,6 @@ def _negative(case: Case, said: Diagnosis, cures: Rows) -> dict[str, str]:
 
 
 def removes(change: str) -> bool:
-    """Return True if a change takes work away."""
     return change in CHANGES.names() and bool(CHANGES.load(change).removes)
 
 
@@ -295,12 +292,10 @@ def ledger(found: Iterable[Entry]) -> list[dict[str, str]]:
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, str]]) -> None:
-    """Print a title and a Markdown table."""
     print(f"\n{title}\n\n{tabulate(rows, headers='keys', tablefmt='github', disable_numparse=True)}")
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return what the command line asks for."""
     import torch
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -315,7 +310,6 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Submit the cases that the command line names, and tell what became of each."""
     given = options(arguments)
     of_kind = [case for case in CASES if case.of_ranks == (given.ranks > 1)]
     chosen = [case for case in of_kind if (case.name in given.only if given.only else given.device in case.devices)]
