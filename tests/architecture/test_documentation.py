@@ -35,10 +35,6 @@ def mentioned(text: str, pattern: str) -> set[str]:
     return {match for line in [*shell_lines(text), *inline] for match in re.findall(pattern, line)}
 
 
-def test_there_are_documents() -> None:
-    assert len(DOCUMENTS) > 10
-
-
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_make_targets_exist(document: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))

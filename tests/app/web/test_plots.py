@@ -281,9 +281,3 @@ def test_a_sweep_opens_on_the_metric_by_which_its_best_is_chosen() -> None:
         for kind, fit in (("ddp", None), ("benchmark", None), ("benchmark", {"axis": "batch_size"}))
     ]
     assert first == ["step_ms", "step_ms", "peak_memory_mib"]
-
-
-def test_twelve_series_have_colours_of_their_own() -> None:
-    points = [Point({"x": x, "by": f"s{index:02}"}, 1.0) for index in range(12) for x in (1, 2)]
-    colours = [trace["line"]["color"] for trace in draw_chart(points, Axes("x", ("by",)), "step_ms", "ms")["data"]]
-    assert len(set(colours)) == 12
