@@ -76,10 +76,6 @@ def test_labels_are_counted_together(fresh_site: Any) -> None:
     assert changed["labels"] == {**labels, "one": "more"}
 
 
-def test_an_unknown_job_is_not_described(site: Any) -> None:
-    assert site.http.patch("/jobs/999999", json={"note": "x"}).status_code == 404
-
-
 def test_a_job_that_is_being_deleted_stays_as_it_is(fresh_site: Any) -> None:
     job = fresh_site.submit()
     with fresh_site.services.database.write() as connection:

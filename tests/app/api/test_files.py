@@ -3,10 +3,7 @@
 import hashlib
 import io
 import zipfile
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,24 +105,12 @@ class TestUploading:
         assert sha256_of(b"pass\n") in answer.json()["detail"]
         assert site.http.get(f"/files/{'0' * 64}").status_code == 404
 
-    def test_a_path_that_is_no_hash_is_refused(self, site: Any) -> None:
-        assert site.http.put("/files/mine.py", content=SOURCE).status_code == 422
-
     def test_a_file_may_be_larger_than_other_bodies_up_to_a_limit(self, site, monkeypatch) -> None:
         limit = 2 * site.services.settings.max_body_bytes
         monkeypatch.setattr("app.api.files.MAX_BYTES", limit)
         for size, status in ((limit, 201), (limit + 1, 413)):
             content = b"#" * size
             assert site.http.put(f"/files/{sha256_of(content)}", content=content).status_code == status
-
-    def test_the_token_is_asked_for(self, serve: Callable[..., AbstractContextManager[Any]], tmp_path: Path) -> None:
-        with serve(tmp_path, api_token="secret") as site:
-            assert site.http.put(f"/files/{sha256_of(SOURCE)}", content=SOURCE).status_code == 401
-            assert site.http.get(f"/files/{sha256_of(SOURCE)}").status_code == 401
-
-    def test_the_file_is_its_owners_alone(self, site: Any) -> None:
-        stored = site.services.files.open_path(upload(site))
-        assert stored.stat().st_mode & 0o077 == 0
 
 
 class TestWhoMayRunIt:

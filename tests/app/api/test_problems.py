@@ -40,15 +40,9 @@ INVALID: list[tuple[Any, str, str]] = [
     ({"spec": {**TINY, "labels": "a:b"}}, "/spec/labels", "of the job: option --label"),
     ({"spec": {**TINY, "priority": 5}}, "/spec/priority", "of the job: option --priority"),
     ({"spec": {**TINY, "model": {"d_model": 33, "num_heads": 4}}}, "/spec/model/d_model", "d_model (33) must be"),
-    ({"spec": {**TINY, "context_length": True}}, "/spec/context_length", "integer"),
     ({"spec": {**TINY, "context_length": 0}}, "/spec/context_length", "greater than or equal to 1"),
     ({"spec": {**TINY, "context_length": HUGE}}, "/spec/context_length", "less than or equal"),
-    ({"spec": {**TINY, "precision": "fp4"}}, "/spec/precision", "'bf16'"),
-    ({"spec": {**TINY, "compile": 1}}, "/spec/compile", "boolean"),
-    ({"spec": {**TINY, "gradient_clip_norm": 0}}, "/spec/gradient_clip_norm", "greater than 0"),
     ({"spec": {**TINY, "kind": "memory", "cuda_graph": True}}, "/spec/cuda_graph", "leave it out"),
-    ({"spec": {**TINY, "device": "cpu", "precision": "tf32"}}, "/spec/precision", "tf32 is a GPU format"),
-    ({"spec": {**TINY, "model": {"size": "huge"}}}, "/spec/model/size", "'tiny'"),
     ({"spec": {**TINY, "model": {"size": "tiny", "num_heads": 3}}}, "/spec/model/num_heads", "d_model (128) must be"),
     ({"spec": {**TINY, "model": {"d_model": 64}}}, "/spec/model/d_ff", "give size, or all of"),
     ({"spec": {**TINY, "model": {"size": "tiny", "a/b~c": 1}}}, "/spec/model/a~1b~0c", "Unknown field"),
@@ -72,9 +66,7 @@ INVALID: list[tuple[Any, str, str]] = [
     ({"spec": TINY, "labels": {"a": "x" * 201}}, "/labels/a", "at most 200"),
     ({"spec": TINY, "labels": {str(n): "" for n in range(65)}}, "/labels", "at most 64"),
     ({"spec": TINY, "priority": HUGE}, "/priority", "1000"),
-    ({"spec": TINY, "timeout_s": 0}, "/timeout_s", "greater than 0"),
     ({"spec": TINY, "timeout_s": "60"}, "/timeout_s", 'got "60"'),
-    ({"spec": TINY, "max_attempts": 0}, "/max_attempts", "1"),
 ]  # fmt: skip
 
 
@@ -242,13 +234,3 @@ def test_an_unforeseen_error_is_a_problem_too(site: Any, monkeypatch: pytest.Mon
     assert problem["code"] == "internal_error"
     assert "secret" not in response.text
     assert response.headers["connection"] == "close", "the server ends it: no client may send its next request there"
-
-
-def test_locked_database(serve: Any, tmp_path: Any) -> None:
-    with serve(tmp_path, busy_timeout_s=1) as site:
-        with site.services.database.write():
-            response = site.http.post("/jobs", json={"spec": TINY})
-            assert checked(response, 503)["code"] == "database_busy"
-            assert int(response.headers["retry-after"]) >= 1
-            assert site.http.get("/jobs").status_code == 200, "reads go on"
-        assert site.http.post("/jobs", json={"spec": TINY}).status_code == 201

@@ -227,12 +227,6 @@ def test_docs_need_no_other_host(site: Any) -> None:
     assert "default-src 'none'" in page.headers["content-security-policy"]
 
 
-def test_root_leads_to_the_pages(site: Any) -> None:
-    response = site.http.get("/")
-    assert response.is_redirect
-    assert response.headers["location"] == "/ui"
-
-
 @pytest.fixture(scope="module")
 def guarded(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     with serve(tmp_path_factory.mktemp("guarded"), api_token="s3cret-ü") as site:
