@@ -606,6 +606,28 @@ class TestRetry:
                 read(job_id, 3)
         assert delete_job(database, job_id) == ["01" * 32, "02" * 32]
 
+    @pytest.mark.parametrize("write", STALE_WRITES.values(), ids=STALE_WRITES.keys())
+    def test_a_late_write_of_the_former_attempt_does_not_count(
+        self, write, shop, queue, reading, results, monkeypatch
+    ) -> None:
+        former = shop.running_job(max_attempts=1)
+        assert queue.recover(queue.running()[0]) == "failed"
+        queue.retry(former.job_id)
+
+        def refused() -> None:
+            before = everything(reading, former.job_id)
+            with pytest.raises(LeaseLost):
+                write(queue, former, results)
+            assert everything(reading, former.job_id) == before
+
+        refused()
+        shop.claim("w2")
+        refused()
+        before = everything(reading, former.job_id)
+        monkeypatch.setattr(fence, "check", lambda connection, claim: None)
+        write(queue, former, results)
+        assert everything(reading, former.job_id) != before, "without the fence it counts"
+
     def test_a_job_whose_point_was_resumed_is_not(self, queue: Queue, reading: Reading, swept: int) -> None:
         """Else two jobs would measure one point, and the sweep would show the other one."""
         (failed,) = [job for job in reading.jobs(sweep=swept)[0] if job["state"] == "failed"]
