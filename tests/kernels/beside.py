@@ -1,10 +1,7 @@
 """An operation beside its plain PyTorch in float64: the output, and the gradients of all inputs."""
 
-from collections.abc import Callable, Sequence
-
 import pytest
 import torch
-from torch import Tensor
 
 from kernels.tolerance import TOLERANCES, error, fixed_limits
 
@@ -16,9 +13,7 @@ HALF_AND_FULL = [torch.float32, torch.bfloat16, *([torch.float16, torch.float64]
 """Types of tensors; the interpreter runs the same code for all, so that two are enough there."""
 
 
-def assert_same(
-    function: Callable[..., Tensor], plain: Callable[..., Tensor], inputs: Sequence[Tensor], dtype: torch.dtype
-) -> None:
+def assert_same(function, plain, inputs, dtype) -> None:
     """Check a function of these inputs, of which all floating-point leaves get gradients, by dtype's tolerance."""
     with torch.no_grad():
         exact_inputs = [tensor.double() for tensor in inputs]

@@ -47,9 +47,7 @@ def draw(*shape: int, rng: random.Random, dtype: torch.dtype = torch.float32, de
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
-def draw_inputs(
-    shape: Shape, rng: random.Random, dtype: torch.dtype = torch.float32, device: str = "cpu"
-) -> tuple[Tensor, Tensor, Tensor]:
+def draw_inputs(shape, rng, dtype=torch.float32, device="cpu") -> tuple[Tensor, Tensor, Tensor]:
     q = draw(shape.batch, shape.heads, shape.queries, shape.head_dim, rng=rng, dtype=dtype, device=device)
     k, v = (
         draw(shape.batch, shape.key_heads, shape.keys, shape.head_dim, rng=rng, dtype=dtype, device=device)
@@ -58,17 +56,13 @@ def draw_inputs(
     return q, k, v
 
 
-def exact(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *gradients: Tensor | None, **options: Any
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+def exact(q, k, v, is_causal, *gradients, **options) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Output, log-sum-exp and gradients by the oracle in float64, for the gradients of these two outputs."""
     wide = [None if one is None else one.double() for one in (q, k, v, *gradients)]
     return plain(*wide[:3], is_causal, *wide[3:], **options)
 
 
-def plain(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *gradients: Tensor | None, **options: Any
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+def plain(q, k, v, is_causal, *gradients, **options) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """The same, computed in the inputs' dtype."""
     inputs = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
     outputs = attention(*inputs, is_causal, return_lse=True, **options)
@@ -88,16 +82,7 @@ def assert_right(name: str, out: Tensor, oracle: Tensor, limit: float | Error | 
     assert why is None, f"{name}: {why}"
 
 
-def check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_causal: bool,
-    rng: random.Random,
-    tolerance: float | None = None,
-    problem: AttentionProblem | None = None,
-    **options: bool,
-) -> None:
+def check(q, k, v, is_causal, rng, tolerance=None, problem=None, **options) -> None:
     """Output and all gradients: by this tolerance, or beside those of plain PyTorch in the same dtype."""
     problem = problem or AttentionProblem(is_causal=is_causal)
     inputs = [tensor.requires_grad_() for tensor in (q, k, v)]

@@ -31,5 +31,4 @@ class _Rounded(torch.autograd.Function):
 
 def rounded_flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     """Return attention; q, k and v have one length."""
-    out: Tensor = _Rounded.apply(q, k, v, is_causal)  # type: ignore[no-untyped-call]
-    return out
+    return _Rounded.apply(q, k, v, is_causal)

@@ -36,8 +36,7 @@ class Everything(nn.Module):
             x = block(x)
         x = x + self.frozen(x)
         x = x + self.wide(x.double()).to(x.dtype) * self.scale.sum()
-        out: Tensor = self.head(self.norm(x)) * self.scalar
-        return out
+        return self.head(self.norm(x)) * self.scalar
 
 
 class Block(nn.Module):
@@ -51,8 +50,7 @@ class Block(nn.Module):
         self.down.weight = nn.Parameter(self.down.weight.detach().t().contiguous().t())
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.down(functional.gelu(self.up(self.norm(x))))
-        return out
+        return x + self.down(functional.gelu(self.up(self.norm(x))))
 
 
 class UsedOutside(nn.Module):
@@ -98,8 +96,7 @@ class Fork(nn.Module):
         self.only = nn.ModuleList([Branches()])
 
     def forward(self, x: Tensor, chosen: list[int]) -> Tensor:
-        out: Tensor = self.only[0](x, chosen)
-        return out
+        return self.only[0](x, chosen)
 
 
 def batch(step: int, size: int = 12) -> tuple[Tensor, Tensor]:

@@ -36,11 +36,7 @@ class Unit(nn.Module):
 class Model(nn.Module):
     """Blocks whose returned objects `unpack` turns into the next one's input."""
 
-    def __init__(
-        self,
-        pack: Callable[[Any, Tensor, Tensor], Any] = lambda unit, x, y: y,
-        unpack: Callable[[Any], Tensor] = lambda returned: returned,
-    ) -> None:
+    def __init__(self, pack=lambda unit, x, y: y, unpack=lambda returned: returned) -> None:
         super().__init__()
         self.stem = nn.Linear(WIDTH, WIDTH)
         self.blocks = nn.ModuleList(Unit(pack) for _ in range(3))

@@ -37,8 +37,7 @@ class Block(nn.Module):
         return self._run(x)
 
     def _run(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(torch.tanh(self.up(x)))
-        return out
+        return self.down(torch.tanh(self.up(x)))
 
 
 class Repeated(nn.Module):
@@ -98,9 +97,7 @@ def inputs_of(kind: str, step: int, rank: int) -> list[Tensor]:
     return [x.requires_grad_(kind == "leaf") for x in made]
 
 
-def gradients_alone(
-    alone: nn.Module, kind: str, step: int, how: str, dtype: torch.dtype
-) -> tuple[dict[str, Tensor], list[Tensor | None]]:
+def gradients_alone(alone, kind, step, how, dtype) -> tuple[dict[str, Tensor], list[Tensor | None]]:
     """The average over all ranks' inputs of one process's gradients, in float32; and those of this rank's inputs."""
     ranks = dist.get_world_size()
     total: dict[str, Tensor] = {}
@@ -206,8 +203,7 @@ class Language(nn.Module):
         x = self.embedding(tokens)
         for block in self.blocks:
             x = x + block(x)[..., :8]
-        out: Tensor = self.head(self.norm(x))
-        return out
+        return self.head(self.norm(x))
 
 
 def operations(reshard: bool) -> list[str]:

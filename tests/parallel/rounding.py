@@ -8,7 +8,6 @@ norms' weights cast. Either may change a sign before the ReLU, and with it a who
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,8 +66,7 @@ class Toy(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.linear1(self.norm1(self.embedding(tokens)))
         self.before_relu = x.detach()
-        out: Tensor = self.lm_head(self.linear2(self.norm2(torch.relu(x))))
-        return out
+        return self.lm_head(self.linear2(self.norm2(torch.relu(x))))
 
 
 def same_weights(device: torch.device, *casts: torch.dtype | None) -> Toy:
@@ -86,9 +84,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits[:, -1].float(), labels)
 
 
-def trained(
-    model: nn.Module, step: Callable[[Tensor, Tensor], None], weights: Callable[[], dict[str, Tensor]]
-) -> list[dict[str, Tensor]]:
+def trained(model, step, weights) -> list[dict[str, Tensor]]:
     """Train with `step`, and return the weights after each step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     device = next(model.parameters()).device
@@ -101,9 +97,7 @@ def trained(
     return after
 
 
-def alone(
-    device: torch.device, cast: torch.dtype | None, *, pieces: int = 1, norms: torch.dtype | None = None
-) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
+def alone(device, cast, *, pieces=1, norms=None) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
     """One process with each batch in pieces; return also the signs before the ReLU, of each step."""
     model = same_weights(device, cast, norms)
     signs = []

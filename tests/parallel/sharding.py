@@ -125,8 +125,7 @@ class Plain(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = x + block(x)
-        out: Tensor = self.head(x)
-        return out
+        return self.head(x)
 
 
 def torchs_fully_sharded(module: Plain, param_dtype: Any, reduce_dtype: Any) -> nn.Module:
@@ -212,8 +211,7 @@ class Initialised(nn.Module):
         x = self.embedding(tokens)
         for block in self.blocks:
             x = x + block(x)
-        out: Tensor = self.head(self.norm(x))
-        return out
+        return self.head(self.norm(x))
 
 
 def from_meta(compute: str | None) -> dict[str, Any]:

@@ -160,9 +160,7 @@ def branches(wrapper: str, chosen: dict[int, list[int]]) -> None:
         same_as(model.module, alone)
 
 
-def orders(
-    wrapper: str, set_to_none: bool, steps: list[list[int]], checked: bool = True, alone_first: bool = False
-) -> dict[str, list[int]]:
+def orders(wrapper, set_to_none, steps, checked=True, alone_first=False) -> dict[str, list[int]]:
     """Train steps that use a model's branches in the orders given, each gradient compared with one process's.
 
     Args:

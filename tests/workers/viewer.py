@@ -20,8 +20,7 @@ VIEWER_OPCODES = {
 
 
 def read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = pickle.loads(path.read_bytes())
-    return found
+    return pickle.loads(path.read_bytes())
 
 
 def check_that_the_viewer_reads(path: Path) -> dict[str, Any]:

@@ -75,9 +75,7 @@ def launcher() -> IdleLauncher:
 
 
 @pytest.fixture
-def make_agent(
-    tmp_path: Path, database: Database, locks: DeviceLocks, launcher: IdleLauncher, clock: Clock
-) -> Iterator[Callable[..., Agent]]:
+def make_agent(tmp_path, database, locks, launcher, clock) -> Iterator[Callable[..., Agent]]:
     """Make an agent whose loop the test turns; its host has a CPU and locks of its own."""
     agents: list[Agent] = []
 

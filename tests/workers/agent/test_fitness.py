@@ -132,8 +132,7 @@ class Lab:
         self.agent.serve_queue()
         (worker,) = [one for one in self.reading.workers() if one["id"] == self.agent.id]
         assert (worker["state"] == "unfit") == (worker["unfit"] is not None)
-        unfit: dict[str, Any] | None = worker["unfit"]
-        return unfit
+        return worker["unfit"]
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from app.store.files.store import FileStore
 from app.store.files.uploads import Uploads
 from app.store.queue.transitions import CANCELLED_WHILE, Queue
 from app.store.reading.queries import Reading
-from app.store.records import Claim, NewJob, Offer
+from app.store.records import NewJob, Offer
 from flopwatch.connection import problem_text
 from kernels.clock import now_s
 from tests.clock import Clock
@@ -150,9 +150,7 @@ class Launcher:
 class RefusingQueue(Queue):
     """A queue that refuses the first calls of some methods, as many as `refusals` says, and then takes them."""
 
-    def __init__(
-        self, database: Database, error: Exception, refusals: dict[str, int], when_refused: Callable[[], object] = int
-    ) -> None:
+    def __init__(self, database, error, refusals, when_refused=int) -> None:
         super().__init__(database)
         self.error, self.refusals, self.when_refused = error, dict(refusals), when_refused
 
@@ -181,15 +179,11 @@ class WatchedFiles(ArtifactFiles):
     `looks`: False never asks between two parts whether storing may continue.
     """
 
-    def __init__(
-        self, folder: Path, before: Callable[[], object], read_part: Callable[[], object] = int, *, looks: bool = True
-    ) -> None:
+    def __init__(self, folder, before, read_part=int, *, looks=True) -> None:
         super().__init__(folder)
         self._before, self._read_part, self._looks = before, read_part, looks
 
-    def take(
-        self, path: Path, check: Callable[[int], None] = lambda _size: None, claim: Claim | None = None
-    ) -> tuple[str, int]:
+    def take(self, path, check=lambda _size: None, claim=None) -> tuple[str, int]:
         def checked(size: int) -> None:
             self._read_part()
             if self._looks:
@@ -376,9 +370,7 @@ def test_a_job_outlasts_an_unavailable_store(site: Site, error: type[FlopwatchEr
 class TestEndOfTheWorker:
     """The worker ends while a result waits for the store."""
 
-    def end_while(
-        self, site: Site, refusals: dict[str, int], *reasons: Any, refusal_s: float = 0.0, **options: Any
-    ) -> dict[str, Any]:
+    def end_while(self, site, refusals, *reasons, refusal_s=0.0, **options) -> dict[str, Any]:
         """Run a job to its success. The store refuses so many calls, each after `refusal_s`, and the worker ends when
         `finish` is refused."""
         clock = site.clock = Clock()
@@ -653,9 +645,7 @@ def test_a_unit_without_pipes_still_times_out(site: Site, order: bytes) -> None:
 
 
 @pytest.mark.parametrize("own_step", [True, False])
-def test_a_unit_that_hangs_is_told_where_and_since_when(
-    site: Site, monkeypatch: pytest.MonkeyPatch, own_step: bool
-) -> None:
+def test_a_unit_that_hangs_is_told_where_and_since_when(site, monkeypatch, own_step) -> None:
     monkeypatch.setattr(job_run, "LONG_S", 0.3)
 
     def play(unit: Unit) -> None:
@@ -990,9 +980,7 @@ class TestWrapped:
         seen: list[Any] = []
 
         class Knowing(Collector):
-            def wrapper_error(
-                self, spec: Any, unit: Planned, scratch: Path, output: str, *, succeeded: bool
-            ) -> str | None:
+            def wrapper_error(self, spec, unit, scratch, output, *, succeeded) -> str | None:
                 seen.append((spec.kind, unit.title, (scratch / "report").exists(), output, succeeded))
                 return words
 
@@ -1102,9 +1090,7 @@ class TestHugeArtifacts:
         assert f"artifact 'trace-{len(sizes) - 1}' has {sizes[-1]} bytes" in error["detail"]
         assert "keeps 1024 of a job (FLOPWATCH_MAX_ARTIFACT_BYTES)" in error["detail"]
 
-    def store_slowly(
-        self, site: Site, act: Callable[[JobRun, Clock], object], *, looks: bool = True, **options: Any
-    ) -> dict[str, Any]:
+    def store_slowly(self, site, act, *, looks=True, **options) -> dict[str, Any]:
         """Run a job with an artifact of five parts, each of which takes 0.1 s to store. Something happens to its run
         when it begins to store."""
         clock = site.clock = Clock()

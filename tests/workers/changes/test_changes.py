@@ -84,8 +84,7 @@ def losses(step: OwnStep, number: int = 4) -> list[float]:
 
 
 def load(name: str) -> Change:
-    change: Change = CHANGES.load(name)
-    return change
+    return CHANGES.load(name)
 
 
 def look(own: OwnStep | None = None, **fields: Any) -> Look:

@@ -1,7 +1,6 @@
 """Finding a host's devices, as NVML lists them."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,9 +38,7 @@ def test_cuda_visible_devices_is_obeyed(monkeypatch: pytest.MonkeyPatch, visible
     assert discover().gpus == tuple(GPUS[index] for index in indices)
 
 
-def discovered(
-    monkeypatch: pytest.MonkeyPatch, library: Any, visible: str | None = None, order: str | None = None
-) -> None:
+def discovered(monkeypatch, library, visible=None, order=None) -> None:
     """Let a host have this driver and these variables."""
     monkeypatch.setattr(discovery, "pynvml", library)
     for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("CUDA_DEVICE_ORDER", order)):
@@ -87,12 +84,7 @@ def test_a_gpu_in_mig_mode_cannot_be_named_itself(monkeypatch: pytest.MonkeyPatc
         discover()
 
 
-def driver(
-    *gpus: Gpu,
-    buses: Sequence[int] = (),
-    instances: Mapping[str, Sequence[Gpu]] | None = None,
-    lost: Collection[str] = (),
-) -> Any:
+def driver(*gpus, buses=(), instances=None, lost=()) -> Any:
     """NVML with these GPUs, in its own order; without any, as where there is no driver.
 
     buses: each GPU's place on the PCI bus. instances: by UUID, those of GPUs in MIG mode. lost: UUIDs of GPUs that

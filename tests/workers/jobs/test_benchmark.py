@@ -431,8 +431,7 @@ class Plain(torch.nn.Module):
         self.head = torch.nn.Linear(d_model, vocab_size)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.embedding(token_ids))
-        return logits
+        return self.head(self.embedding(token_ids))
 
 
 def test_a_users_model_needs_neither_flops_nor_a_cache(run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,9 +451,7 @@ def test_a_users_model_needs_neither_flops_nor_a_cache(run, monkeypatch: pytest.
 class Older(Plain):
     """A user's model, written before there were options: it takes what every model was given then."""
 
-    def __init__(
-        self, vocab_size: int, context_length: int, d_model: int, num_layers: int, num_heads: int, d_ff: int
-    ) -> None:
+    def __init__(self, vocab_size, context_length, d_model, num_layers, num_heads, d_ff) -> None:
         super().__init__(vocab_size, d_model)
 
 

@@ -63,9 +63,7 @@ def test_bf16_against_itself_shows_no_difference(bf16: list[list[float]]) -> Non
     assert needed[1] == needed[2]
 
 
-def test_fp8_trains_and_a_scale_that_stays_at_1_does_not(
-    bf16: list[list[float]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fp8_trains_and_a_scale_that_stays_at_1_does_not(bf16, monkeypatch) -> None:
     """Without scales, numbers below 2^-9 round to 0, and gradients are such numbers."""
     pytest.importorskip("torchao")
     fp8 = trained(FP8, 2)
@@ -127,9 +125,7 @@ def test_a_loss_that_is_not_finite_is_said_with_its_step() -> None:
         ({}, {48: math.inf}, ["the candidate's loss is not finite in some of the last 5 steps"]),
     ],
 )
-def test_the_last_steps_of_each_side_say_whether_it_trains(
-    baseline: dict[int, float], candidate: dict[int, float], words: list[str]
-) -> None:
+def test_the_last_steps_of_each_side_say_whether_it_trains(baseline, candidate, words) -> None:
     def side(broken: dict[int, float], more: float) -> list[list[float]]:
         one = [broken.get(step, loss) for step, loss in enumerate(falling(50, 0.05), start=1)]
         return [one, *(falling(50, 0.05, more * sign) for sign in (1, -1, 2, -2, 0))]

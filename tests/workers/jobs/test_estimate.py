@@ -262,9 +262,7 @@ def test_the_first_sentence_says_that_it_does_not_fit(run) -> None:
         assert "activation_checkpointing=true" in row["what_helps"]
 
 
-def test_the_answer_for_a_cpu_says_what_its_host_gives_and_one_key_has_one_value(
-    run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_answer_for_a_cpu_says_what_its_host_gives_and_one_key_has_one_value(run, monkeypatch) -> None:
     monkeypatch.setattr(_fits, "total_memory", lambda: 25_280_000_001)
     monkeypatch.setattr(_fits, "memory_of_a_job", lambda: 20_000_000_000)
     monkeypatch.setattr(estimate, "has_gpu", lambda: False)

@@ -438,9 +438,7 @@ def test_much_of_unknown_use_is_told_with_its_place() -> None:
     ("stuck", "expandable", "ok", "told"),
     [(110, True, False, False), (110, False, False, True), (90, False, True, False)],
 )
-def test_much_free_memory_at_the_peak_is_told_with_the_setting_that_helps(
-    stuck: int, expandable: bool, ok: bool, told: bool
-) -> None:
+def test_much_free_memory_at_the_peak_is_told_with_the_setting_that_helps(stuck, expandable, ok, told) -> None:
     stretch = replace(Ledger().follow("backward", [], {}), reserved_at_peak=1000 * MIB)
     counters = Counters(*(800 * MIB,) * 3, *(1000 * MIB,) * 2)
     kept = {"allocator_settings": {"expandable_segments": expandable}}

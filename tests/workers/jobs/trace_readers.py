@@ -59,8 +59,7 @@ def ranks_and_steps(readers: Path, trace: Path) -> tuple[list[int], list[int]]:
 
 def steps_of_plugin(readers: Path, trace: Path) -> list[int]:
     """Return the numbers of the steps that torch's TensorBoard plugin sees in a trace."""
-    steps: list[int] = _read(readers, "plugin", PLUGIN, trace)
-    return steps
+    return _read(readers, "plugin", PLUGIN, trace)
 
 
 def _read(readers: Path, name: str, code: str, trace: Path) -> Any:

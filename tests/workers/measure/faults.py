@@ -51,8 +51,7 @@ class _Scaled(torch.autograd.Function):
 
 def scaled_gradient(tensor: Tensor, factor: float) -> Tensor:
     """Return the tensor; its gradient will be multiplied by the factor."""
-    out: Tensor = _Scaled.apply(tensor, factor)  # type: ignore[no-untyped-call]
-    return out
+    return _Scaled.apply(tensor, factor)
 
 
 def right(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, **options: Any) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from kernels.attention.library import NO_KERNEL
 from kernels.attention.problem import AttentionProblem
-from kernels.registry import ATTENTION, KERNELS, Implementation
+from kernels.registry import ATTENTION, KERNELS
 from tests.workers.measure.faults import Fault
 from workers.measure.judging import Draw, Reference, judge
 from workers.measure.operations import Operation
@@ -55,9 +55,7 @@ def problem_of(fields: dict[str, Any], size: Size) -> AttentionProblem:
     return AttentionProblem(**fields)
 
 
-def attention_of(
-    fields: dict[str, Any], size: Size, head_dim: int, dtype: str, device: torch.device, backward: bool
-) -> tuple[AttentionProblem, Reference]:
+def attention_of(fields, size, head_dim, dtype, device, backward) -> tuple[AttentionProblem, Reference]:
     problem = problem_of(fields, size)
     queries = size.length - 1 if problem.bottom_right else size.length
     reference = attention_reference(
@@ -97,8 +95,7 @@ def noticed(fault: Fault, size: Size, device: torch.device) -> str | None:
 
 
 def _called(function: Any, is_causal: bool, options: dict[str, Any], *inputs: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = function(*inputs, is_causal, **options)
-    return out
+    return function(*inputs, is_causal, **options)
 
 
 def honest_attention(size: Size, device: torch.device, names: Sequence[str]) -> dict[str, list[str]]:
@@ -116,14 +113,7 @@ def honest_attention(size: Size, device: torch.device, names: Sequence[str]) -> 
     return found
 
 
-def _judge_one(
-    implementation: Implementation,
-    dtype: str,
-    problem: AttentionProblem,
-    reference: Reference,
-    wrong: list[str],
-    where: str,
-) -> None:
+def _judge_one(implementation, dtype, problem, reference, wrong, where) -> None:
     device = reference.inputs[0].device
     name = str(DTYPES[dtype]).removeprefix("torch.")
     if implementation.why_not(device.type, name, backward=False, problem=problem):

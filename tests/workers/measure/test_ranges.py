@@ -17,8 +17,7 @@ class Layer(nn.Module):
         self.norm = Norm()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.norm(x)
-        return out
+        return self.norm(x)
 
 
 class Model(nn.Module):
@@ -30,8 +29,7 @@ class Model(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             x = layer(x)
-        out: torch.Tensor = self.last(x)
-        return out
+        return self.last(x)
 
 
 def names(work) -> list[str]:

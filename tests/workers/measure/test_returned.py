@@ -106,9 +106,7 @@ def test_what_stays_infinite_or_nan_is_suspect_and_what_passes_a_note(value: str
         ("value", "inf", [], "suspect"),
     ],
 )
-def test_what_was_never_finite_may_be_meant_so_if_it_is_infinite_beside_a_loss(
-    name: str, value: str, others: list[str], severity: str
-) -> None:
+def test_what_was_never_finite_may_be_meant_so_if_it_is_infinite_beside_a_loss(name, value, others, severity) -> None:
     rows = [[RETURNED, step, one, 1.0, None] for step in (1, 2) for one in others]
     rows += [[RETURNED, step, name, None, value] for step in (1, 2)]
     assert [check.severity for check in check_finite(rows)] == [severity]

@@ -79,8 +79,7 @@ def test_a_gpu_took_what_is_played(head_dim: int) -> None:
 @pytest.mark.parametrize("limit", [10**6, 80 * 10**9])
 def test_the_first_length_beyond_a_device_is_the_first(attention: str, name: str, limit: int) -> None:
     def at(length: int) -> int:
-        total: int = call((8, 1, length, 64), attention=attention, on_gpu=True).moments()[name].total
-        return total
+        return call((8, 1, length, 64), attention=attention, on_gpu=True).moments()[name].total
 
     first = call((8, 1, 7, 64), attention=attention, on_gpu=True).first_beyond(limit, name)
     assert at(first - 1) <= limit < at(first)

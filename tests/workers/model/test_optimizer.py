@@ -183,9 +183,7 @@ TRITON_DEVICES = [
 ]
 
 
-def trained(
-    make: Callable[..., Optimizer], device: str, dtype: torch.dtype, state: dict[str, Any] | None = None
-) -> tuple[nn.Module, Optimizer]:
+def trained(make, device, dtype, state=None) -> tuple[nn.Module, Optimizer]:
     """A model after three steps, with two groups and one parameter without gradients; the first steps' rates differ."""
     model = model_with_gradients(1).to(device, dtype)
     first, second = model[0], model[2]
@@ -213,9 +211,7 @@ OURS = [
 """The optimizers that have master weights, and their devices."""
 
 
-def slowly_trained(
-    name: str, device: str, steps: int, dtype: torch.dtype = torch.bfloat16, state: Any = None, **options: Any
-) -> tuple[nn.Module, Optimizer]:
+def slowly_trained(name, device, steps, dtype=torch.bfloat16, state=None, **options) -> tuple[nn.Module, Optimizer]:
     """A model whose parameters begin with 1, and lose 10⁻³ in each step, as far as their dtype allows.
 
     It goes on from a state: with the gradients that come then, and parameters that are the rounded master weights.
@@ -354,9 +350,7 @@ WAYS = "sharded optimizer", "fully sharded", "torch's"
 or are DTensors."""
 
 
-def divided_by(
-    way: str, model: nn.Module, make: Callable[..., Optimizer], **options: Any
-) -> tuple[nn.Module, Optimizer]:
+def divided_by(way, model, make, **options) -> tuple[nn.Module, Optimizer]:
     if way == "sharded optimizer":
         return model, parallel.ShardedOptimizer(model.parameters(), make, **options)
     if way == "fully sharded":

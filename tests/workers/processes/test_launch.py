@@ -108,9 +108,7 @@ def start_server(folder: Path) -> subprocess.Popen[str]:
         )
 
 
-def run_script(
-    folder: Path, start: str, body: str, *, plugins: Sequence[Path] = (PLUGINS / "plain_kind", PLUGINS)
-) -> Any:
+def run_script(folder, start, body, *, plugins=(PLUGINS / "plain_kind", PLUGINS)) -> Any:
     """Run `body` in a process of its own, with units of the kind `plain`; returns what it prints as JSON."""
     whole = f"FOLDER = Path({str(folder)!r})\n{textwrap.dedent(body)}\nlauncher.close()\n"
     program, environment = script(folder, start, whole, kind="plain", plugins=plugins)
@@ -134,9 +132,7 @@ def launchers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[s
 
 
 @pytest.fixture
-def run_forked(
-    launchers: list[tuple[subprocess.Popen[str], Path]], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Run:
+def run_forked(launchers, tmp_path, tmp_path_factory) -> Run:
     """Runs a body whose units are forked in the process that the module shares; returns what it prints as JSON."""
 
     def run(body: str) -> Any:
@@ -509,9 +505,7 @@ def test_control_of_the_units_variables(tmp_path: Path, start: str) -> None:
     assert {"FLOPWATCH_API_TOKEN=hunter2", "AWS_SECRET_ACCESS_KEY=hunter2"} <= variables
 
 
-def ends_with_a_stopped_keeper(
-    folder: Path, start: str, stopped: str, sabotage: str = "", *, reason: str | None = None
-) -> Any:
+def ends_with_a_stopped_keeper(folder, start, stopped, sabotage="", *, reason=None) -> Any:
     """Stop a unit's keeper, or its warm parent too, and let the unit time out, or stop it; its outcome's type, and who
     lives on."""
     return run_script(

@@ -62,8 +62,7 @@ class WithKeyBias(nn.Module):
         x = self.embedding(tokens)
         q, k, scale = self.q(x), self.k(x).transpose(1, 2), 12**-0.5
         scores = (q * scale) @ k if self.rounds_otherwise else (q @ k) * scale
-        logits: Tensor = self.head(x + scores.softmax(-1) @ self.v(x))
-        return logits
+        return self.head(x + scores.softmax(-1) @ self.v(x))
 
 
 class WithNorms(nn.Module):
@@ -81,8 +80,7 @@ class WithNorms(nn.Module):
         x = self.embedding(tokens)
         for layer in self.layers:
             x = x + layer(x)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+        return self.head(self.norm(x))
 
 
 def parity(spec: dict[str, Any]) -> dict[str, Any] | None:
@@ -212,9 +210,7 @@ def forget_one(patch: pytest.MonkeyPatch, rank: Rank) -> None:
     around_synchronization(patch, around)
 
 
-def around_synchronization(
-    patch: pytest.MonkeyPatch, around: Callable[[Any, Callable[[], None]], tuple[Callable[[], None], ...]]
-) -> None:
+def around_synchronization(patch, around) -> None:
     """Let the strategy, among all ranks, finish by these calls in place of its own."""
     wrap = strategies.wrap
 

@@ -182,15 +182,7 @@ def run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Run the runner for one of the specs; its ranks are those that have measured already."""
     found, reports, _ = measured
 
-    def run(
-        name: str,
-        *,
-        why_no_profiler: str | None = None,
-        diagnosed: bool = False,
-        stage: str = "look",
-        rounds: Any = None,
-        **fields: Any,
-    ) -> Report:
+    def run(name, *, why_no_profiler=None, diagnosed=False, stage="look", rounds=None, **fields) -> Report:
         def already(function: Any, specs: Any, scratch: str, extent: str, *, reported: Any, **options: Any) -> None:
             assert function is run_rank
             assert options["world_size"] == 2
@@ -868,9 +860,7 @@ def test_a_rank_without_memory_is_a_result(failing: Any, capfd: pytest.CaptureFi
     assert "connection closed by peer" not in log, "a consequence"
 
 
-def test_a_rank_that_lost_a_wrong_one_leaves_no_trace_in_the_log(
-    failing: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_that_lost_a_wrong_one_leaves_no_trace_in_the_log(failing, capfd) -> None:
     told = (0, {"failed": "wrong", "detail": "attention is wrong"})
     report = failing(RanksFailed(1, "raised RuntimeError: connection closed by peer", trace="…"), STARTED, told)
     assert {(row["outcome"], row["median"]) for row in report.rows} == {("wrong", None)}
@@ -922,9 +912,7 @@ def test_tolerances_by_dtype(fields: dict[str, Any], gradient: float, parameter:
     ("asked", "first", "calls", "steady"),
     [(None, True, 6, True), (None, False, LATER_WARMUP, None), (2, True, 2, None), (2, False, 2, None)],
 )
-def test_later_turns_of_a_side_warm_up_for_a_few_steps(
-    monkeypatch: pytest.MonkeyPatch, asked: int | None, first: bool, calls: int, steady: bool | None
-) -> None:
+def test_later_turns_of_a_side_warm_up_for_a_few_steps(monkeypatch, asked, first, calls, steady) -> None:
     class Steady(WarmUp):
         def _judge(self) -> None:
             self._judged, self.steady = True, self.calls > 5

@@ -66,9 +66,7 @@ def test_each_cause_has_its_bound_and_its_line_and_the_first_of_a_kind_its_cure(
 
 
 @pytest.mark.parametrize(("processes", "step_ms"), [(1, None), (4, 10.0)])
-def test_the_time_with_all_changes_is_no_metric_if_too_few_processes_measured_it(
-    tmp_path: Path, processes: int, step_ms: float | None
-) -> None:
+def test_the_time_with_all_changes_is_no_metric_if_too_few_processes_measured_it(tmp_path, processes, step_ms) -> None:
     turns = {"": [100.0] * processes, JOINED.join(("threads", "gc_freeze")): [10.0] * processes}
     found = {"turns": turns, "joined": ["threads", "gc_freeze"], "device_key": "1x cpu", "busy_percent": None}
     found |= {
@@ -200,9 +198,7 @@ def test_one_process_on_a_busy_host_measures_no_bound_and_no_gain() -> None:
     ],
     ids=["far apart", "one is slow", "one alone", "one alone is noise", "one of the step as it is was as fast"],
 )
-def test_what_too_few_processes_show_clearly_is_told_as_uncertain_and_never_as_nothing(
-    plain: list[float], changed: list[float], told: str
-) -> None:
+def test_what_too_few_processes_show_clearly_is_told_as_uncertain_and_never_as_nothing(plain, changed, told) -> None:
     of = {"": plain, "loader_workers": changed}
     found = {"looked": [23.5], "screened": {}, "turns": of, "differences": {}, "busy_percent": None}
     known = {"change": "loader_workers", "cause": "input", "how": "", "removes": False}

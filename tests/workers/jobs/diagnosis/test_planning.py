@@ -321,9 +321,7 @@ def test_a_step_that_could_not_be_measured_ends_with_an_answer() -> None:
 
 
 @pytest.mark.parametrize(("again_ms", "seen_ms", "rough"), [(101.0, 101.0, False), (400.0, 340.0, True)])
-def test_a_look_while_the_host_was_busy_is_repeated_once_and_the_calmer_one_counts(
-    again_ms: float, seen_ms: float, rough: bool
-) -> None:
+def test_a_look_while_the_host_was_busy_is_repeated_once_and_the_calmer_one_counts(again_ms, seen_ms, rough) -> None:
     played = Played(looked_ms=(340.0, again_ms))
     assert [one.params["stage"] for one in played.units[:4]] == ["look", "screen", "screen", "look"]
     assert played.sides("look").total() == 2

@@ -375,8 +375,7 @@ def job_of(folder: Path, **fields: Any) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    job: dict[str, Any] = json.loads(done.stdout)
-    return job
+    return json.loads(done.stdout)
 
 
 @pytest.mark.long

@@ -36,8 +36,7 @@ class Block(nn.Module):
         self.register_buffer("scale", torch.ones(7))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.down(self.up(x).relu())
-        return out
+        return self.down(self.up(x).relu())
 
 
 class Model(nn.Module):
@@ -83,9 +82,7 @@ class Work:
         return owners_of(self.device, self.model, [one for one in (self.optimizer,) if one], None, inputs, losses)
 
 
-def recorded(
-    device: str, optimizer: Callable[..., torch.optim.Optimizer] | None, *, warmup: int = 1, max_entries: int = 100_000
-) -> dict[str, RecordedStretch]:
+def recorded(device, optimizer, *, warmup=1, max_entries=100000) -> dict[str, RecordedStretch]:
     """The stretches of a step by phase, with snapshots. As in jobs, recording starts before the model is made."""
     recording = make_recording(torch.device(device), max_entries)
     recording.begin({})
