@@ -166,15 +166,12 @@ def content(code: CodeSpec) -> bytes:
 
 
 def run_as_main(source: bytes, name: str, arguments: Sequence[str], file: Path | None = None) -> None:
-    """Run a script as `python NAME ARGUMENTS` would in its folder; it may end itself with exit code 0.
+    """Run a script as `python NAME ARGUMENTS` would in its folder; it may end itself with exit code 0. Raises
+    BrokenCode: it is not Python, or has ended itself with another exit code; Exception: whatever it raises.
 
     Args:
         name: its name for people; its last part is `sys.argv[0]`.
         file: where it is, for what lies beside it and for processes that it spawns; None: nowhere.
-
-    Raises:
-        BrokenCode: it is not Python, or has ended itself with another exit code.
-        Exception: whatever it raises.
     """
     module = ModuleType("__main__")
     before, sys.argv = sys.argv, [PurePosixPath(name).name, *arguments]

@@ -35,7 +35,8 @@ def profile_steps(
     trace: LineTrace | None = None,
     isolated: bool = True,
 ) -> tuple[Profile, list[float], dict[str, list[float]]]:
-    """Run steps under the profiler. Returns the profile, and the times of steps and phases in ms.
+    """Run steps under the profiler. Returns the profile, and the times of steps and phases in ms. Raises OutOfMemory:
+    the memory did not suffice; AnotherProfiler: the step uses torch's profiler itself.
 
     Args:
         python: Record Python's functions, too.
@@ -43,10 +44,6 @@ def profile_steps(
         shapes: Record the shapes of operators' inputs.
         trace: Follows the lines of the user's own code.
         isolated: Let each step begin on an idle device. False: they follow each other, and no times are returned.
-
-    Raises:
-        OutOfMemory: the memory did not suffice.
-        AnotherProfiler: the step uses torch's profiler itself.
     """
     from workers.measure.memory import translate_oom
     from workers.measure.profiling.recording import record

@@ -76,14 +76,12 @@ def whole_work(
     readers: int,
     between: bool,
 ) -> Workload:
-    """Return both passes of equal layers as a model has them: under autocast, and on a GPU compiled.
+    """Return both passes of equal layers as a model has them: under autocast, and on a GPU compiled. Raises NoFloat8:
+    torchao is missing.
 
     Args:
         readers: Layers, which read one input.
         between: Between two elementwise operations, with which the compiler fuses casts, as in a model.
-
-    Raises:
-        NoFloat8: torchao is missing.
     """
     with device:
         model = _Readers(readers, inner, columns, PARAMETER_DTYPES[parameter_dtype], between=between)

@@ -95,7 +95,8 @@ def time_passes(
     warmup: int | None,
     calls: int,
 ) -> dict[str, Timing]:
-    """Time the given passes: "forward", "backward" (after an untimed forward pass), "forward_backward".
+    """Time the given passes: "forward", "backward" (after an untimed forward pass), "forward_backward". Raises
+    OutOfMemory: the memory did not suffice; the error names the pass.
 
     Args:
         passes: The passes to time, in this order.
@@ -103,9 +104,6 @@ def time_passes(
         examine: Called with the results of some measured calls of each pass, outside of their times.
         warmup: Calls of each pass that leave no sample; None: until times are steady.
         calls: Samples of each pass.
-
-    Raises:
-        OutOfMemory: the memory did not suffice; the error names the pass.
     """
     times: dict[str, Timing] = {}
     for name in passes:

@@ -198,7 +198,8 @@ def time_steps(
 ) -> StepTimes:
     """Run warm-up steps, then measured ones, each `prepare` (untimed) and then the phases in order.
 
-    Memory grows by 8 bytes per sample.
+    Memory grows by 8 bytes per sample. Raises OutOfMemory: the memory did not suffice; the message says in which phase
+    of which step.
 
     Args:
         prepare: Runs before each step, outside its time.
@@ -209,9 +210,6 @@ def time_steps(
         measuring: Called once, before the first measured step, with their number.
         on_progress: Called between steps with (warm-up steps done, measured steps done), at most every half second,
             and after the last.
-
-    Raises:
-        OutOfMemory: the memory did not suffice; the message says in which phase of which step.
     """
     times, where = StepTimes(), StepPosition()
     warming = WarmUp(warmup_steps, window_s=window_s)
@@ -305,7 +303,8 @@ def time_loop(
     """Time steps that follow each other. The host waits for the device only every `loop_steps` steps.
 
     The first step after each such wait has no sample, since the device waits there until the host has issued its work.
-    The program must be warm.
+    The program must be warm. Raises OutOfMemory: the memory did not suffice; the message says in which phase of which
+    step.
 
     Args:
         prepare: Runs before each step, within its time, as in a training loop.
@@ -315,9 +314,6 @@ def time_loop(
 
     Returns:
         Milliseconds from the end of each step's predecessor to its own end.
-
-    Raises:
-        OutOfMemory: the memory did not suffice; the message says in which phase of which step.
     """
     times, where = array("d"), StepPosition()
     with translate_oom_in_step(where):

@@ -17,15 +17,13 @@ class NoBlocks(Exception):
 def compile_blocks(model: nn.Module, *, inside_hooks: bool = False) -> nn.Module:
     """Compile each block by itself, in place. Blocks of one class share their compiled code: it is made once.
 
-    An output layer that computes the loss itself compiles that, too, by its method `compile_loss`.
+    An output layer that computes the loss itself compiles that, too, by its method `compile_loss`. Raises NoBlocks: the
+    model has no list of blocks.
 
     Args:
         model: A model with a list of its blocks.
         inside_hooks: Compile only `forward`, and leave hooks on blocks uncompiled, such as those of sharding, which
             replace parameters.
-
-    Raises:
-        NoBlocks: the model has no list of blocks.
     """
     blocks = getattr(model, BLOCKS, None)
     if not isinstance(blocks, nn.ModuleList) or not len(blocks):

@@ -86,7 +86,8 @@ def intensity(rows: int, in_features: int, out_features: int) -> float:
 def linear_layers(
     model: nn.Module, rows: int, recipe: str, patterns: Sequence[str], *, model_has_loss: bool = False
 ) -> list[LinearLayer]:
-    """Choose the layers that compute in FP8.
+    """Choose the layers that compute in FP8. Raises NoFloat8: a chosen layer has a size that is no multiple of
+    FP8_MULTIPLE, or no layer has such a name.
 
     Args:
         rows: Tokens of a micro-batch.
@@ -94,9 +95,6 @@ def linear_layers(
         patterns: ["auto"]: the layers of blocks whose `intensity` reaches LEAST_INTENSITY. ["all"]: all. Else those
             whose names match one of the patterns, as file names do.
         model_has_loss: Whether the output layer computes the loss, too, which needs its weight as it is.
-
-    Raises:
-        NoFloat8: a chosen layer has a size that is no multiple of FP8_MULTIPLE, or no layer has such a name.
     """
     found = []
     for name, layer in candidates(model, model_has_loss=model_has_loss):

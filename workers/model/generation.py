@@ -97,7 +97,8 @@ def generate(
     use_cache: bool = True,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Continue each row of `prompt`.
+    """Continue each row of `prompt`. Raises ValueError: the prompt is empty, or prompt and new tokens exceed the
+    model's context length.
 
     Args:
         prompt: (batch, prompt length) or (prompt length,), at least one token.
@@ -107,9 +108,6 @@ def generate(
 
     Returns:
         Prompt and continuation, (batch, prompt length + new tokens), or without the batch axis as `prompt`.
-
-    Raises:
-        ValueError: the prompt is empty, or prompt and new tokens exceed the model's context length.
     """
     if prompt.dim() == 1:
         rows = generate(

@@ -290,7 +290,8 @@ class TransformerLM(nn.Module):
         last_only: bool = False,
         targets: Tensor | None = None,
     ) -> Tensor:
-        """Return the next-token logits or, with targets, the mean loss.
+        """Return the next-token logits or, with targets, the mean loss. Raises ValueError: more than context_length
+        tokens, several tokens on top of a filled cache, or sequences that the documents do not fill.
 
         Args:
             token_ids: (batch, sequence), integers below vocab_size.
@@ -302,10 +303,6 @@ class TransformerLM(nn.Module):
 
         Returns:
             (batch, sequence, vocab_size), or (batch, 1, vocab_size) with `last_only`; a scalar with `targets`.
-
-        Raises:
-            ValueError: more than context_length tokens, several tokens on top of a filled cache, or sequences that the
-                documents do not fill.
         """
         start = 0 if cache is None else cache.length
         end = start + token_ids.shape[-1]

@@ -40,15 +40,13 @@ seconds to settle at its power limit."""
 def measure(
     training: Training, monitor: Monitor, report: Reporter, pacing: Pacing = "step", *, most_s: float = math.inf
 ) -> tuple[Values, list[Check]]:
-    """Time the steps. Returns the values, and the checks of the samples' validity.
+    """Time the steps. Returns the values, and the checks of the samples' validity. Raises OutOfMemory: the memory did
+    not suffice in some phase.
 
     Args:
         pacing: `step`: phases and the whole step are timed in isolated steps. `loop`: phases are timed in isolated
             steps, and the whole step in a loop of as many steps that follows.
         most_s: Fewer steps are measured by default if they would take longer, but FEWEST_STEPS.
-
-    Raises:
-        OutOfMemory: the memory did not suffice in some phase.
     """
     from workers.measure.busy import measure_busy
     from workers.measure.own_step import KINDS

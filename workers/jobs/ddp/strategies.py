@@ -97,7 +97,8 @@ def build(
     *,
     warmed: bool = False,
 ) -> Trained:
-    """Build the model, wrap it as the strategy does, and make its step.
+    """Build the model, wrap it as the strategy does, and make its step. Raises OutOfMemory: it does not fit;
+    Unsupported: the model does not exist here, or does not support the spec's options.
 
     Args:
         strategy: The spec's; NO_COMMUNICATION; SILENT for the spec's over a silent group; or EAGER or EAGER_SILENT for
@@ -105,10 +106,6 @@ def build(
         group: The ranks that communicate; None: all of them.
         warmed: This process has trained the same model before, and has compiled its kernels: a step before the capture
             of a CUDA graph suffices, which makes the optimizer's state and shows hooks the order of the parameters.
-
-    Raises:
-        OutOfMemory: it does not fit.
-        Unsupported: the model does not exist here, or does not support the spec's options.
     """
     if strategy in (EAGER, EAGER_SILENT):
         spec = spec.model_copy(update={"cuda_graph": False})

@@ -62,15 +62,12 @@ class OverlapRecording:
 def record_overlap(
     work: Callable[[], None], steps: Sequence[str], phases: Sequence[str] = (), *, on_gpu: bool
 ) -> OverlapRecording:
-    """Run the work under torch's profiler.
+    """Run the work under torch's profiler. Raises RuntimeError: the profiler failed, or did not see every step.
 
     Args:
         work: Runs the steps, each in a range of its name that ends when the device has finished it.
         steps: Names of the ranges: "step_1", ….
         phases: Names of the steps' phases, whose work is returned.
-
-    Raises:
-        RuntimeError: the profiler failed, or did not see every step.
     """
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with warnings.catch_warnings():
