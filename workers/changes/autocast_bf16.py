@@ -1,19 +1,12 @@
 """Matrix products in bfloat16, by autocast."""
 
-from contextlib import AbstractContextManager
-
 import torch
 
 from workers.changes._base import Change, Look, no_fp32
-from workers.measure.own_step import OwnStep
 
 
 def _why_not(look: Look) -> str | None:
     return None if look.names["aten::convolution"] else no_fp32(look)
-
-
-def _autocast(step: OwnStep) -> AbstractContextManager[None]:
-    return step.inside(lambda: torch.autocast(step.device.type, torch.bfloat16))
 
 
 CHANGE = Change(
@@ -21,5 +14,5 @@ CHANGE = Change(
     how="with torch.autocast(device.type, torch.bfloat16): around the step",
     why_not=_why_not,
     fields=lambda _: {"precision": "bf16"},
-    after=_autocast,
+    after=lambda step: step.inside(lambda: torch.autocast(step.device.type, torch.bfloat16)),
 )

@@ -1,25 +1,17 @@
 """No search for NaN in each node of the backward pass, which somebody has forgotten."""
 
-from contextlib import AbstractContextManager
-from typing import Any
-
 import torch
 
 from workers.changes._base import Change, Elsewhere, Look, own_only
-from workers.measure.own_step import OwnStep
 
 
 def _why_not(look: Look) -> str | None:
     return own_only(look) or (None if torch.is_anomaly_enabled() else Elsewhere("it does not detect anomalies"))
 
 
-def _off(_step: OwnStep) -> AbstractContextManager[Any]:
-    return torch.autograd.set_detect_anomaly(False)
-
-
 CHANGE = Change(
     causes=("kernels", "host", "launches", "synchronisation"),
     how="leave out torch.autograd.set_detect_anomaly(True)",
     why_not=_why_not,
-    after=_off,
+    after=lambda _step: torch.autograd.set_detect_anomaly(False),
 )

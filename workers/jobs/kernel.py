@@ -90,11 +90,14 @@ class KernelRunner(OperationRunner):
         values: Values,
     ) -> None:
         """Set the GB/s of the tensors that each pass has to read and write, and their share of a copy's."""
+        import torch
+
         from workers.measure.ceilings import Ceilings
 
         kernel = kernel_of(spec)
-        read = sum(map(math.prod, kernel.shapes(cell.rows, cell.columns)))
-        written = math.prod(output_shape(kernel, cell))
+        shapes = kernel.shapes(cell.rows, cell.columns)
+        read = sum(map(math.prod, shapes))
+        written = kernel.plain(*(torch.empty(shape, device="meta") for shape in shapes)).numel()
         forward, backward = kernel.moved(read, written)
         whole = forward if spec.mode == "forward" else forward + backward
         numbers = {"forward": forward, "backward": backward, None: whole}
@@ -121,14 +124,6 @@ def implementation_of(spec: KernelSpec, cell: KernelCell) -> Implementation:
         return kernel_of(spec).implementation(cell.implementation)
     except UnknownName as error:
         raise Unsupported(str(error)) from error
-
-
-def output_shape(kernel: Kernel, cell: KernelCell) -> tuple[int, ...]:
-    """Return the shape of the operation's output, without computing it."""
-    import torch
-
-    shapes = kernel.shapes(cell.rows, cell.columns)
-    return tuple(kernel.plain(*(torch.empty(shape, device="meta") for shape in shapes)).shape)
 
 
 RUNNER = KernelRunner()

@@ -34,10 +34,6 @@ class Precision:
             return nullcontext()
         return torch.autocast(device_type, dtype=self.compute_dtype)
 
-    def gradient_scaler(self, device_type: str) -> torch.amp.GradScaler | None:
-        """Return a gradient scaler for fp16, whose gradients would underflow; the other precisions need none."""
-        return torch.amp.GradScaler(device_type) if self.compute_dtype == torch.float16 else None
-
 
 PRECISIONS = {
     precision.name: precision

@@ -100,7 +100,9 @@ class BackwardStep(ForwardStep):
         super().__init__(model, batches, precision, model_has_loss=model_has_loss)
         self.module = module
         self.micro_batches = micro_batches
-        self.scaler = precision.gradient_scaler(self.device_type)
+        # Gradients in fp16 would underflow.
+        scaled = precision.compute_dtype == torch.float16
+        self.scaler = torch.amp.GradScaler(self.device_type) if scaled else None
         self.phases = {"forward": self.forward, "backward": self.backward}
         if micro_batches > 1:
             self.phases = {ACCUMULATION: self.accumulate, **self.phases}

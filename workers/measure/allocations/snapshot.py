@@ -74,7 +74,10 @@ def annotated(
         for entry, kind, stage in zip(trace, kinds, stages, strict=True)
     ]
     if not any(entry["category"] == UNKNOWN_NAME for entry in head + entries):
-        entries.append(_closing_entry(trace[-1].get("time_us", 0) if trace else 0, phases[-1] if phases else BEFORE))
+        # An entry without effect, which gives the viewer the category "unknown" that it requires.
+        last_us, phase = trace[-1].get("time_us", 0) if trace else 0, phases[-1] if phases else BEFORE
+        what: Entry = {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": last_us, "frames": []}
+        entries.append({**what, "category": UNKNOWN_NAME, "user_metadata": phase})
     traces: list[list[Entry]] = [[] for _ in snapshot["device_traces"]]
     traces[device_index] = head + entries
     return {
@@ -84,12 +87,6 @@ def annotated(
         "external_annotations": _phase_marks(entries, device_index),
         "flopwatch": {**about, "categories": list(CATEGORIES), "entries_before_the_history": len(head)},
     }
-
-
-def _closing_entry(time_us: int, phase: str) -> Entry:
-    """Return an entry without effect, which gives the viewer the category "unknown" that it requires."""
-    what = {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": time_us, "frames": []}
-    return {**what, "category": UNKNOWN_NAME, "user_metadata": phase}
 
 
 def _older_allocations(
