@@ -1,4 +1,3 @@
-import gc
 import json
 import os
 import re
@@ -107,19 +106,3 @@ def test_a_unit_that_leaves_says_why(tmp_path, monkeypatch, capfd, error, detail
     assert len(message["detail"]) < 5000
     log = capfd.readouterr().err
     assert re.search(rf"raise self\.error\n(\S+\.)?{type(error).__name__}", log), "the log has the traceback"
-
-
-@pytest.mark.parametrize(
-    ("kind", "task", "imported"),
-    [("benchmark", "run", True), ("benchmark", "collect", False), ("estimate", "run", False)],
-)
-def test_a_unit_imports_torch_without_the_collector(tmp_path, monkeypatch, kind, task, imported) -> None:
-    (tmp_path / "torch.py").write_text("import gc; WAS_ENABLED = gc.isenabled()")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "torch", sys)  # whatever is there, the import below is undone
-    del sys.modules["torch"]
-    child._import_torch(Request(kind, {}, {}, "", task=task))
-    module = sys.modules.get("torch")
-    assert (module is not None) == imported
-    assert module is None or module.WAS_ENABLED is False
-    assert gc.isenabled()

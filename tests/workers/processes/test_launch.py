@@ -455,24 +455,6 @@ class TestWrapped:
         assert repr(command) in error
         assert "not installed" in error
 
-    def test_one_that_cannot_be_executed_ends_with_127(self, tmp_path: Path) -> None:
-        broken = tmp_path / "profiler"
-        broken.write_text("#!/no/such/interpreter\n")
-        broken.chmod(0o700)
-        printed = run_script(
-            tmp_path,
-            "exec",
-            f"""
-            process = launcher.start(request("counted", [{str(broken)!r}]), START, [])
-            messages, log = read(process.messages), read(process.log)
-            print(json.dumps([messages, log, vars(process.report())]))
-            """,
-        )
-        messages, log, report = printed
-        assert messages == ""
-        assert "cannot be started" in log
-        assert report == {"exit_code": 127, "signal": None}
-
 
 VARIABLES = """
 process = launcher.start(request("curious", WRAP, CUDA_VISIBLE_DEVICES=""), START, [])
