@@ -281,8 +281,7 @@ def _filled(service: Service, size: Size) -> dict[str, Any]:
     if not kept.exists():
         with closing(open_database(service.settings())) as database:
             kept.write_text(json.dumps(fill(database, service.client(), size)))
-    parameters: dict[str, Any] = json.loads(kept.read_text())
-    return parameters
+    return dict(json.loads(kept.read_text()))
 
 
 def main(only: str = "", rounds: int = 100, budget: float = 2.0, filled: Path | None = None) -> None:

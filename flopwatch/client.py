@@ -419,8 +419,7 @@ class Flopwatch(Connection):
             >>> "benchmark" in [spec["kind"] for spec in flopwatch.specs()]
             True
         """
-        specs: list[Answer] = self.get("/specs")["data"]
-        return specs
+        return list(self.get("/specs")["data"])
 
     def preset(self, kind: str, name: str) -> Answer:
         """Return the fields of one of a kind's presets. Raises ClientError, which names the known ones.
@@ -744,8 +743,7 @@ class Flopwatch(Connection):
 
     def list_tables(self, job: Thing) -> list[Answer]:
         """Return the names, columns and numbers of rows of the tables that a job's units reported."""
-        tables: list[Answer] = self.get(f"/jobs/{id_of(job)}/tables")["data"]
-        return tables
+        return list(self.get(f"/jobs/{id_of(job)}/tables")["data"])
 
     def job_table(self, job: Thing, name: str, **options: Unpack[RowOptions]) -> pd.DataFrame:
         """Return a table that a job's units reported, such as the kernels of a profile."""
@@ -784,8 +782,7 @@ class Flopwatch(Connection):
 
     def list_plots(self, job: Thing | None = None, *, sweep: Thing | None = None) -> list[Answer]:
         """Return the name and the title of every plot that the pages have of a job, or of a sweep."""
-        plots: list[Answer] = self.get(_plots_path(job, sweep))["data"]
-        return plots
+        return list(self.get(_plots_path(job, sweep))["data"])
 
     def plot(
         self,
@@ -1105,8 +1102,7 @@ class Flopwatch(Connection):
 
     def list_files(self, job: Thing) -> list[Answer]:
         """Return a job's files: name, kind, size in bytes, SHA-256."""
-        files: list[Answer] = self.get(f"/jobs/{id_of(job)}/artifacts")["data"]
-        return files
+        return list(self.get(f"/jobs/{id_of(job)}/artifacts")["data"])
 
     def download(self, job: Thing, name: str | None = None, *, to: str | os.PathLike[str] | None = None) -> list[Path]:
         """Download a job's files, or one of them, each checked against its SHA-256. No file is ever overwritten.

@@ -99,8 +99,7 @@ def _insertion(table: Table) -> Any:
 
 
 def _count(connection: Connection, table: Table) -> int:
-    number: int = connection.execute(select(func.count()).select_from(table)).scalar_one()
-    return number
+    return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
 
 
 def _continue_ids(old: Connection, new: Connection) -> None:

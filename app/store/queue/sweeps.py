@@ -80,8 +80,7 @@ def job_of_point(sweep: Mapping[str, Any], point: Point) -> NewJob:
 
 def last_job(connection: Connection) -> int:
     """Return the largest id of a job; 0 if there is none."""
-    last: int = connection.execute(select(func.coalesce(func.max(_job.id), 0))).scalar_one()
-    return last
+    return int(connection.execute(select(func.coalesce(func.max(_job.id), 0))).scalar_one())
 
 
 def repeat_unsuccessful(connection: Connection, sweep: Mapping[str, Any], now: datetime) -> int:

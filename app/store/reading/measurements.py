@@ -356,8 +356,7 @@ def _read(snapshot: Snapshot, query: Select[Any]) -> list[Measured]:
 def _number_of_units(snapshot: Snapshot, job_id: int, attempt: int) -> int:
     unit = tables.unit.c
     query = select(func.count()).where(unit.job_id == job_id, unit.attempt == attempt)
-    number: int = snapshot.execute(query).scalar_one()
-    return number
+    return int(snapshot.execute(query).scalar_one())
 
 
 def sides(snapshot: Snapshot, jobs: Iterable[FinishedJob]) -> dict[tuple[int, int, int], str]:

@@ -22,5 +22,4 @@ def unpack(samples: bytes | None) -> list[float | None] | None:
 
 def decoded(texts: Sequence[str | None]) -> list[Any]:
     """Decode JSON texts, which takes a third of the time that decoding each would; None is null."""
-    values: list[Any] = json.loads(f"[{','.join(text or 'null' for text in texts)}]")
-    return values
+    return list(json.loads(f"[{','.join(text or 'null' for text in texts)}]"))
