@@ -320,7 +320,8 @@ class GradientUsage:
         else:
             self._flags = torch.tensor(here, dtype=torch.uint8, device=device)
         numbers = self._flags[:8].view(torch.int32)
-        numbers[0], numbers[1] = order, ~order  # of one number, the largest bytes of both are complements
+        for at, number in enumerate((order, ~order)):  # of one number, the largest bytes of both are complements
+            numbers[at].fill_(number)  # an assignment would copy from the host, which no CUDA graph can hold
         for group in groups[:-1]:
             start_all_reduce(self._flags, dist.ReduceOp.MAX, group).wait()
         self._work = start_all_reduce(self._flags, dist.ReduceOp.MAX, groups[-1])
