@@ -1275,10 +1275,8 @@ def _set(spec: Answer, path: str, value: Any) -> None:
 
 
 def _frame(answer: Mapping[str, Any]) -> pd.DataFrame:
-    """Make a frame of columns with types, and rows keyed by column; what is null is missing in every type.
-
-    Its `attrs` have the columns' units, and what else the server says of the whole table.
-    """
+    """Make a frame of columns with types, and rows keyed by column; what is null is missing in every type. Its `attrs`
+    have the columns' units, and what else the server says of the whole table."""
     import pandas as pd
 
     columns = answer["columns"]

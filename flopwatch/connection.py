@@ -275,9 +275,7 @@ class Connection:
     @contextlib.contextmanager
     def _opened(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
         """Send a request and give the answer, whose body is still to be read. The token goes to this server only.
-
-        Raises Refused, and Unreachable for the answer of something else.
-        """
+        Raises Refused, and Unreachable for the answer of something else."""
         request = self._http.build_request(method, path, **options)
         here, there = self._http.base_url, request.url
         if (there.scheme, there.host, there.port) != (here.scheme, here.host, here.port):

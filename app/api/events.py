@@ -96,10 +96,8 @@ async def stream(
 
 
 def _look(services: Services, job_id: int, after: int) -> tuple[JobState, list[tuple[int, bytes]], int | None]:
-    """Return the job's state, the ids and frames of its next events, and the cursor of the following page.
-
-    The frame of a `done` that other events follow is empty: the job ran again.
-    """
+    """Return the job's state, the ids and frames of its next events, and the cursor of the following page. The frame of
+    a `done` that other events follow is empty: the job ran again."""
     state, events, following = services.reading.events_page(job_id, after, BATCH)
     last = events[-1]["id"] if events and following is None else None
     frames = [

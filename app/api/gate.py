@@ -164,10 +164,7 @@ class _HeadSent(Exception):  # not an error: it ends a route that would continue
 
 async def _head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer HEAD: the routes know GET only, so the GET route runs up to its first piece of body; a stream would never
-    end.
-
-    The server sends no body, since its own scope still says HEAD.
-    """
+    end. The server sends no body, since its own scope still says HEAD."""
     ended = False
 
     async def send_head(message: Message) -> None:

@@ -225,11 +225,9 @@ def cases_of(
 def _unreached(
     job: FinishedJob, measured: Collection[str], stored: StoredCases
 ) -> Iterable[tuple[str | None, Mapping[str, Scalar]]]:
-    """Return key and coordinates of the cases that a job did not reach.
-
-    For a job that measured nothing, this is an overview of all its cases, one entry per side. Nothing is known if the
-    spec is of another version and no longer valid.
-    """
+    """Return key and coordinates of the cases that a job did not reach. For a job that measured nothing, this is an
+    overview of all its cases, one entry per side. Nothing is known if the spec is of another version and no longer
+    valid."""
     if not measured:
         return [(None, overview) for overview in _planned(job, stored)]
     plan = _plan(job)
@@ -264,10 +262,8 @@ def _plan(job: FinishedJob) -> SpecBase | None:
 
 
 def _planned(job: FinishedJob, stored: StoredCases) -> list[dict[str, Scalar]]:
-    """Return the known coordinates of a job that measured nothing: its overview, one per side.
-
-    Nothing is known when the spec is of another version and no longer valid.
-    """
+    """Return the known coordinates of a job that measured nothing: its overview, one per side. Nothing is known when
+    the spec is of another version and no longer valid."""
     plan = _plan(job)
     if plan is None:
         return [{}]

@@ -52,11 +52,9 @@ def _without_value(cell: Cell) -> str:
 
 
 def _common(cells: Iterable[Any], unit: str | None) -> int | None:
-    """Return the number of decimals that suits all numbers of a column; None if each needs its own.
-
-    It shows three digits of the smallest number and four of the largest, one digit of the smallest standard deviation,
-    and at most two digits of every standard deviation, except to show one of the smallest number.
-    """
+    """Return the number of decimals that suits all numbers of a column; None if each needs its own. It shows three
+    digits of the smallest number and four of the largest, one digit of the smallest standard deviation, and at most two
+    digits of every standard deviation, except to show one of the smallest number."""
     known = [cell for cell in cells if cell.value is not None]
     sizes = [abs(cell.value) for cell in known if cell.value]
     if not sizes or min(sizes) < TOO_SMALL or max(sizes) > WIDE * min(sizes):

@@ -171,10 +171,8 @@ def _ways(ranks: tuple[int, ...], size: int) -> Any:
 def _end_in_turns(
     ratios: Sequence[float], baseline: Sequence[float], candidate: Sequence[float], blocks: Sequence[int]
 ) -> float:
-    """Return the end of the interval: the first of these ratios beyond which the test does not reject.
-
-    ratios: those of all pairs, from this end.
-    """
+    """Return the end of the interval: the first of these ratios beyond which the test does not reject. `ratios`: those
+    of all pairs, from this end."""
 
     def holds(place: int) -> bool:
         between = math.sqrt(ratios[place - 1]) * math.sqrt(ratios[place])

@@ -316,11 +316,9 @@ def _typeset(character: str) -> str:
 
 
 def _html(sheet: Sheet, base_url: str | None) -> str:
-    """Write a table element without styles.
-
-    Columns of numbers have the class "number" in head and cells; texts too long for one line the class "long"; a
-    row with a sign the class "marked". The best cell of a column stands in "strong".
-    """
+    """Write a table element without styles. Columns of numbers have the class "number" in head and cells; texts too
+    long for one line the class "long"; a row with a sign the class "marked". The best cell of a column stands in
+    "strong"."""
     texts = _Texts(sheet)
     site = SITE if base_url is None else base_url
 

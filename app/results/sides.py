@@ -240,11 +240,8 @@ def joins_of(side: Side, case: CaseOfJob) -> Sequence[str]:
 
 def _matched_devices(kept: Collection[tuple[str, str]], places: Iterable[Place]) -> dict[Place, list[str]]:
     """Return, for each case of the candidate, the baseline's devices with the same key whose results it is matched
-    with.
-
-    These are its own device or, without results there, all others. A case without a device, since nothing was measured,
-    gets the devices that no other case of its key is matched with.
-    """
+    with. These are its own device or, without results there, all others. A case without a device, since nothing was
+    measured, gets the devices that no other case of its key is matched with."""
     by_key: dict[str | None, list[str]] = {}
     for case_key, device_of_baseline in sorted(kept):
         by_key.setdefault(case_key, []).append(device_of_baseline)

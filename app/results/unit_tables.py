@@ -265,10 +265,8 @@ def _with_footnotes(sheet: Sheet) -> Sheet:
 
 
 def _rows(snapshot: Snapshot, parts: Sequence[TablePart], start: int, end: int | None) -> list[list[Scalar]]:
-    """Return rows number `start` to `end` of all these parts together, each with its unit's index first.
-
-    It reads one part after the other, and only parts that have such rows, so that a page of a large table is quick.
-    """
+    """Return rows number `start` to `end` of all these parts together, each with its unit's index first. It reads one
+    part after the other, and only parts that have such rows, so that a page of a large table is quick."""
     rows: list[list[Scalar]] = []
     before = 0
     for part in parts:

@@ -82,11 +82,9 @@ def _short(value: Any) -> str:
 def _choices(
     grid: Mapping[str, Sequence[Any]], positions: Mapping[str, Mapping[str, int]], exclude: Sequence[Mapping[str, Any]]
 ) -> Iterator[dict[str, int]]:
-    """Yield each combination that is not excluded, as the position of its value on each path.
-
-    Bit i of a value's mask says that partial point i matches it: the point names this value, or no value of the path.
-    So a combination whose masks have a bit in common is excluded, and a thousand partial points cost one operation.
-    """
+    """Yield each combination that is not excluded, as the position of its value on each path. Bit i of a value's mask
+    says that partial point i matches it: the point names this value, or no value of the path. So a combination whose
+    masks have a bit in common is excluded, and a thousand partial points cost one operation."""
     masks = {path: [0] * len(values) for path, values in grid.items()}
     for bit, partial in enumerate(exclude):
         for path, value in partial.items():

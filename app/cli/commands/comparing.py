@@ -186,11 +186,9 @@ def _has_reference(server: Flopwatch, baseline: str | list[int], candidate: list
 
 
 def _keep(compared: Mapping[str, Any]) -> tuple[str, str]:
-    """Answer `--keep-if better`: the outcome, and why.
-
-    It is "better" only if the headline metric is, measured in turns, no case is worse by more than the limit, missing,
-    invalid or wrong, and the steps return the same and do equal work.
-    """
+    """Answer `--keep-if better`: the outcome, and why. It is "better" only if the headline metric is, measured in
+    turns, no case is worse by more than the limit, missing, invalid or wrong, and the steps return the same and do
+    equal work."""
     gate, sentence = compared["gate"], compared["sentence"]
     if gate["outcome"] != "passed":
         return gate["outcome"], gate["sentence"]

@@ -630,10 +630,8 @@ def _chosen(job_ids: list[int] | None, state: str | None, filters: Filters) -> J
 
 
 def _check_kind(server: Flopwatch, kind: str | None) -> None:
-    """Raise ClientError if no job has this kind, and none can have it.
-
-    Jobs of a kind that this server's version does not know may be stored, so the server takes any kind as a filter.
-    """
+    """Raise ClientError if no job has this kind, and none can have it. Jobs of a kind that this server's version does
+    not know may be stored, so the server takes any kind as a filter."""
     if kind is None:
         return
     from flopwatch import ClientError

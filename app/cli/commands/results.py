@@ -308,11 +308,9 @@ def _shape(preset: dict[str, Any]) -> str:
 def _fields(
     schema: dict[str, Any], example: dict[str, Any], usual: dict[str, dict[str, Any]], prefix: str = ""
 ) -> list[tuple[str, str, str]]:
-    """Return (dotted path, default, description) of every field; nested models are flattened.
-
-    A default is written as `flopwatch submit` takes it. Of a spec inside another one the fields are shown whose values
-    differ from those that are `usual` for its kind.
-    """
+    """Return (dotted path, default, description) of every field; nested models are flattened. A default is written as
+    `flopwatch submit` takes it. Of a spec inside another one the fields are shown whose values differ from those that
+    are `usual` for its kind."""
     definitions = schema.get("$defs", {})
     rows = []
     for name, field in schema["properties"].items():

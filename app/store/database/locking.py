@@ -113,10 +113,8 @@ class TurnLock:
 
 
 class _Helper:
-    """A thread that waits in flock(2) on one descriptor for the threads of this process, one at a time.
-
-    Raises RuntimeError if the thread cannot start.
-    """
+    """A thread that waits in flock(2) on one descriptor for the threads of this process, one at a time. Raises
+    RuntimeError if the thread cannot start."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

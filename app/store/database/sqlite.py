@@ -142,10 +142,8 @@ class SQLite:
             self._lock.prepare()
 
     def _check_file(self) -> None:
-        """Raise DatabaseGone when the path no longer leads to the file that this process has open.
-
-        SQLite would continue to write to a file without a name, and closing the last connection would lose all of it.
-        """
+        """Raise DatabaseGone when the path no longer leads to the file that this process has open. SQLite would
+        continue to write to a file without a name, and closing the last connection would lose all of it."""
         try:
             there = _identity(self.path)
         except OSError as error:
@@ -328,8 +326,7 @@ _never_closed: list[object] = []
 
 class _Compiler(SQLiteCompiler):
     """SQLAlchemy's compiler, extended to write hints as INDEXED BY, for statements in which SQLite's planner chooses
-    wrongly.
-    """
+    wrongly."""
 
     def get_from_hint_text(self, table: FromClause, text: str | None) -> str | None:
         return text

@@ -263,8 +263,7 @@ def _cases(
     connection: Connection, jobs: Sequence[Row[Any]]
 ) -> tuple[list[tuple[dict[str, Any], str | None]], dict[int, int]]:
     """Return the rows of `baseline_case` for what these jobs measured, each with its verdict, or WRONG, and the attempt
-    of each job that counts.
-    """
+    of each job that counts."""
     kinds = {row.id: row.kind for row in jobs}
     attempts = recorded_attempts(connection, list(kinds))
     cases = [

@@ -91,11 +91,8 @@ def complete_deletions(slices: Slices) -> Deleted:
 
 
 def _delete_rows(connection: Connection, job_ids: Sequence[int], contents: set[str]) -> int:
-    """Mark the jobs, and delete their attempts and some hundred of their other rows.
-
-    Returns the number of the other rows, 0 if none is left. Adds the contents of artifacts that it deletes to
-    `contents`.
-    """
+    """Mark the jobs, and delete their attempts and some hundred of their other rows. Returns the number of the other
+    rows, 0 if none is left. Adds the contents of artifacts that it deletes to `contents`."""
     connection.execute(update(tables.job).where(_job.id.in_(job_ids), ~_job.deleting).values(deleting=True))
     connection.execute(delete(tables.attempt).where(tables.attempt.c.job_id.in_(job_ids)))
     for table in _LARGE:

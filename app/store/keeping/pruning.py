@@ -237,11 +237,8 @@ def _finished_batches(
 
 def _unneeded_events(job_ids: list[int]) -> Select[Any]:
     """Select the events of these finished jobs that nobody needs any more: progress, and logs that are stored
-    elsewhere.
-
-    If an attempt ended without recording its log, as that of a lost worker does, its events are the only log. Attempts
-    that were given back have the number of the next one, whose log is then the one that counts.
-    """
+    elsewhere. If an attempt ended without recording its log, as that of a lost worker does, its events are the only
+    log. Attempts that were given back have the number of the next one, whose log is then the one that counts."""
     of_jobs = _attempt.job_id.in_(job_ids)
     last = select(func.max(_attempt.id)).where(of_jobs).group_by(_attempt.job_id, _attempt.number)
     with_log = select(_attempt.job_id, _attempt.number).where(_attempt.id.in_(last), _attempt.log.is_not(None))

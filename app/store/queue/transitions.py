@@ -460,9 +460,7 @@ class Queue:
 
     def _end_with(self, claim: Claim, finish: Finish, last: staging.Slice, staged_as: bool | None) -> str | None:
         """End an attempt with its last slice; returns the job's state, or None when staged rows are marked wrongly.
-
-        staged_as: what staged rows say about being partial; None when there are none.
-        """
+        `staged_as`: what staged rows say about being partial; None when there are none."""
         values = _values(claim, finish, finish.state)
         with ends.logging_ends(self._database) as connection:
             fence.check(connection, claim)

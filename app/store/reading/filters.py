@@ -66,17 +66,14 @@ _submitted = tables.job.alias("submitted")
 
 
 def _outermost(end: Callable[[Any], Any], condition: ColumnElement[bool]) -> Any:
-    """Return the least or greatest id with this condition, as part of a statement.
-
-    For a plain min(id) or max(id), SQLite would walk the ids in order and look at every row before the first match.
-    """
+    """Return the least or greatest id with this condition, as part of a statement. For a plain min(id) or max(id),
+    SQLite would walk the ids in order and look at every row before the first match."""
     return select(end(_submitted.c.id + 0)).where(condition).scalar_subquery()
 
 
 def _mentions(text: str) -> ColumnElement[bool]:
     """Return the condition that a job's name, labels or case contain this text. These columns stand at the beginning of
-    a row, before its environment, so that searching a hundred thousand jobs takes a tenth of a second.
-    """
+    a row, before its environment, so that searching a hundred thousand jobs takes a tenth of a second."""
     job = tables.job.c
     words = [job.name, cast(job.labels, Text), cast(job.summary, Text)]
     # SQLite's LIKE ignores the case of letters, without a copy of each row in lower case.

@@ -331,9 +331,7 @@ def _recorded(jobs: Iterable[FinishedJob]) -> dict[int, int]:
 
 def _of_attempts(statistic: Statistic, attempts: Mapping[int, int]) -> Select[Any]:
     """Build a query for the measurements of these attempts, given by job id: job by job, in the order they were made.
-
-    Rows of other attempts of the jobs must not count towards a limit, so the statement itself leaves them out.
-    """
+    Rows of other attempts of the jobs must not count towards a limit, so the statement itself leaves them out."""
     facts = [_measurement[name] for name in _FACTS]
     beside = ("median_low", "median_high", "min", "max") if statistic == "median" else ()
     interval = [_measurement[name] for name in beside]

@@ -537,10 +537,8 @@ def _artifacts(job_id: int, attempt: int | None) -> Select[Any]:
 def _page(
     connection: Connection, query: Select[Any], id_column: Any, large: Sequence[Any], limit: int, after: str | None
 ) -> tuple[Sequence[RowMapping], str | None]:
-    """Return the rows of a page, newest first, and the cursor of the next one.
-
-    The page ends before its columns `large` have more than MAX_PAGE_BYTES together, so sizes are read before rows.
-    """
+    """Return the rows of a page, newest first, and the cursor of the next one. The page ends before its columns `large`
+    have more than MAX_PAGE_BYTES together, so sizes are read before rows."""
     limit = min(limit, MAX_PAGE)
     if after is not None:
         query = query.where(id_column < _cursor(after))

@@ -115,10 +115,8 @@ def _name(point: Point, by: Sequence[str]) -> str:
 
 
 def _styles(firsts: Sequence[Point], by: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the numbers of colour and dash of each series, given by its first point.
-
-    The last coordinate, if it has few values, makes the dash, so that the two precisions of one model have one colour.
-    """
+    """Return the numbers of colour and dash of each series, given by its first point. The last coordinate, if it has
+    few values, makes the dash, so that the two precisions of one model have one colour."""
     apart = [(index, index // len(PALETTE)) for index in range(len(firsts))]
     last = values_along(firsts, by[-1]) if len(by) > 1 else []
     if not 1 < len(last) <= len(DASHES):
