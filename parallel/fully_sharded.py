@@ -143,8 +143,7 @@ class FullyShardedDataParallel(nn.Module):
         is_meta = any(parameter.is_meta for parameter in module.parameters())
         if is_meta and device is None:
             raise ValueError("the module is on the meta device: pass device=, where its parts are to be made")
-        self.module = module
-        self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        self.module, self._device = module, next((p.device for p in module.parameters()), torch.device("cpu"))
         if is_meta:
             self._device = torch.empty(0, device=device).device
             materialise(module, self._device, lambda parameter: not self._is_sharded(parameter))
@@ -157,8 +156,8 @@ class FullyShardedDataParallel(nn.Module):
         self._replicated = {n: p for n, p in module.named_parameters() if p.requires_grad and id(p) not in held}
         """Parameters that every rank keeps whole and computes with directly."""
         self._trained = [(name, p, p.requires_grad) for name, p in module.named_parameters()]
-        self._known = {id(parameter) for _, parameter, _ in self._trained}
         """Whether each parameter needed a gradient when the model was wrapped."""
+        self._known = {id(parameter) for _, parameter, _ in self._trained}
         self._forward = ForwardPass()
         self._previous_order: list[ShardedUnit] = []
         """The units in the order in which they ran in the forward pass before."""
@@ -167,9 +166,8 @@ class FullyShardedDataParallel(nn.Module):
         self._begun: list[ShardedUnit] = []
         """Units whose gradients have begun to come, and are not sent yet."""
         self._reducing: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
-        self.synchronizes, self._unfinished = True, False
-        self.reads_parts = False
-        """Whether `state_dict` of the module gives parts, as it does to this wrapper only."""
+        self.synchronizes, self._unfinished, self.reads_parts = True, False, False
+        """`reads_parts`: whether `state_dict` of the module gives parts, as it does to this wrapper only."""
         self._replicating: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
         """Reduced gradients that are being averaged over replicas."""
         self._unused_here: list[tuple[UnitParameter, Tensor]] = []
