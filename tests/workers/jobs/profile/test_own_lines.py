@@ -124,9 +124,10 @@ Run = Callable[..., Report]
 
 
 @contextlib.contextmanager
-def runs(folder: Path) -> Iterator[Run]:
+def runs(folder: Path, samples: int = own_lines.SAMPLES) -> Iterator[Run]:
     """Run steps of the code above; their files are in the folder."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own_lines, "SAMPLES", samples)
 
         def run(function: str = "make_step", **fields: Any) -> Report:
             # A job's process is a fresh one: where something was compiled, no module is named.
@@ -154,7 +155,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    with runs(tmp_path_factory.mktemp("profiled")) as run:
+    with runs(tmp_path_factory.mktemp("profiled"), samples=300) as run:
         return run(measure_steps=5)
 
 
