@@ -110,10 +110,6 @@ class TestRows:
         measure(("step_ms", {"case": {"flag": True}}))
         assert table(database).column("flag") == [1, True]
 
-    def test_the_same_case_of_two_jobs_is_two_rows(self, database: Database, measure: Measure) -> None:
-        first, second = measure(("step_ms", {"median": 1.0})), measure(("step_ms", {"median": 3.0}))
-        assert [(row["job"], row["step_ms"]) for row in json_rows(table(database))] == [(first, 1.0), (second, 3.0)]
-
     def test_the_same_case_on_two_devices_is_two_rows(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {"device_key": "1x NVIDIA H200"}))
         measure(("step_ms", {"device_key": "1x NVIDIA B200"}))
@@ -247,10 +243,6 @@ class TestCells:
         )
         assert table(database).column("sequence_length") == ["128/256"]
 
-    def test_nothing_but_failures_is_a_table_too(self, database: Database, measure: Measure) -> None:
-        measure(finish=TIMEOUT)
-        assert "timeout" in render(table(database), "markdown")
-
     def test_a_stored_spec_of_another_version_is_no_error(self, database: Database, measure: Measure) -> None:
         job_id = measure(finish=TIMEOUT)
         with database.write() as connection:
@@ -324,11 +316,6 @@ class TestPartial:
     def test_keys_that_nobody_planned_leave_no_rows(self, database: Database, measure: Measure) -> None:
         measure(("forward_ms", {"case_key": "of another version"}), spec=self.SPEC, finish=TIMEOUT)
         assert len(table(database).rows) == 1
-
-    def test_a_cancelled_job(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {"median": 3.0}), finish=Finish("cancelled", error=job_problem("cancelled", "asked for")))
-        (row,) = json_rows(table(database))
-        assert (row["step_ms"], row["step_ms_outcome"], row["partial"]) == (3.0, "ok", True)
 
     def test_an_outcome_of_its_own_stays(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {"outcome": "oom"}), spec={"replicates": 3}, finish=TIMEOUT)

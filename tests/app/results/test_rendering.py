@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from app.errors import InvalidRequest
 from app.results import Cell, Column, Sheet, merged, renamed, render, rendering
 from app.results.digits import cell_text
 from app.results.sheet import NOT_MEASURED
@@ -179,11 +178,6 @@ class TestReported:
         assert rows == [[f"'{text.replace(start, start_in_csv)}", "-1.5", "-2"], ["a=b", "1e-07", ""]]
         assert json.loads(render(sheet, "json"))["rows"][0][f"{start}name"] == text
 
-    def test_latex(self) -> None:
-        text = render(REPORTED, "latex")
-        assert r"\begin{tabular}{rlrrrl}" in text
-        assert r"0 & gemm\textbar{}a & 1.235 & 2048 & 7 & true \\" in text
-
     @pytest.mark.parametrize(
         ("format_", "written"),
         [
@@ -194,11 +188,6 @@ class TestReported:
     )
     def test_a_command_in_a_note_is_code(self, format_: Format, written: str) -> None:
         assert written in render(replace(MEASURED, notes=["*see `flopwatch show a_b *`"]), format_)
-
-    def test_html(self) -> None:
-        text = render(REPORTED, "html")
-        total, peak, calls = (f'<td class="number">{value}</td>' for value in ("–", "0.1000", "1"))
-        assert f"<td>copy</td>{total}{peak}{calls}<td>–</td></tr>" in text
 
 
 @pytest.mark.parametrize("sheet", [Sheet([], [], missing=[]), merged([(0, COLUMNS, [])])])
@@ -317,11 +306,6 @@ class TestMarkdownRenderers:
 def test_booleans_in_csv_are_those_of_json() -> None:
     sheet = Sheet([Column("causal", "boolean")], [[True], [False], [None]])
     assert render(sheet, "csv") == 'causal\ntrue\nfalse\n""\n'
-
-
-def test_no_such_format() -> None:
-    with pytest.raises(InvalidRequest, match="markdown"):
-        render(MEASURED, "pdf")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
