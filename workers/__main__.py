@@ -62,9 +62,10 @@ def main(arguments: list[str]) -> int:
         case ["run", *rest]:
             check_dependencies()
             with without_collector():
+                from workers.processes.child import leave
                 from workers.run_here import run_here
 
-            return run_here(rest)
+            return leave(run_here(rest))
         case ["warm", descriptor]:
             from workers.processes import warm
 

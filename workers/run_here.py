@@ -230,13 +230,17 @@ def _run_units(spec: SpecBase, results: LocalResults, folder: Path) -> None:
 
 @contextmanager
 def _prints_to_stderr() -> Iterator[None]:
-    """Send the output of models and libraries to standard error meanwhile: standard output is for the result."""
+    """Send the output of models and libraries to standard error meanwhile: standard output is for the result, also if
+    the user's code puts something else in its place, as to silence prints."""
+    before = sys.stdout, sys.stderr
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         yield
     finally:
+        sys.stdout.flush()
+        sys.stdout, sys.stderr = before
         sys.stdout.flush()
         os.dup2(stdout, 1)
         os.close(stdout)

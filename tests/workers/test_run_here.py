@@ -49,10 +49,10 @@ def written(folder: Path, spec: Any) -> Path:
     return path
 
 
-def command(folder: Path, spec: Any, *options: str) -> subprocess.CompletedProcess[str]:
+def command(folder: Path, spec: Any, *options: str, program: str = "app.cli") -> subprocess.CompletedProcess[str]:
     """What a user's command says and returns; its locks are its own."""
     return subprocess.run(
-        [sys.executable, "-m", "app.cli", "run", str(written(folder, spec)), "--output", str(folder), *options],
+        [sys.executable, "-m", program, "run", str(written(folder, spec)), "--output", str(folder), *options],
         cwd=PROJECT,
         env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,
@@ -365,6 +365,14 @@ def test_signals_that_end_nothing_and_forks_are_left_alone(tmp_path: Path, run: 
     code, _, err = run(spec, *options)
     assert code == 0, err
     assert (os._exit, os.kill) == before
+
+
+def test_what_the_code_leaves_behind_hides_no_results_and_keeps_no_process(tmp_path: Path) -> None:
+    end = "sys.stdout = open(os.devnull, 'w'); threading.Thread(target=threading.Event().wait).start()"
+    spec, options = own(tmp_path, ENDS.format(end=end))
+    ended = command(tmp_path, spec, *options, program="workers")
+    assert ended.returncode == 0, ended.stderr
+    assert "| step_ms |" in re.sub(" +", " ", ended.stdout)
 
 
 def test_an_error_of_the_users_ends_with_its_words(tmp_path: Path, run: Run) -> None:

@@ -4,6 +4,7 @@ The step's observers see it as they see ours: phases follow each other and cover
 named ones is the phase REST; a step that names none is one phase, WHOLE.
 """
 
+import functools
 import gc
 import inspect
 import os
@@ -78,6 +79,8 @@ class OwnStep:
         self._names: dict[str, None] = {}
         self._of_every_step = dict.fromkeys(KINDS, 0.0)
         self._of_step = dict.fromkeys(KINDS, 0.0)
+        self._worked: list[dict[str, float]] = []
+        """The work of each step."""
         self._runs = 0
         self._process = os.getpid()
         self.takes = ""
@@ -203,6 +206,7 @@ class OwnStep:
             self._observers = None
         end_phase(self._outside, observers)
         position.step_ends()
+        self._worked.append(self._of_step)
         self._runs += 1
 
     def _stopped(self) -> str:
@@ -264,6 +268,15 @@ class OwnStep:
     def work_of_step(self, kind: str) -> float | None:
         """Return the FLOPs ("flops"), tokens or items of the last step; None if the code has not told them."""
         return self._of_step[kind] or self._of_every_step[kind] or None
+
+    def keep_work(self, steps: int) -> None:
+        """Forget the work of all steps but the last."""
+        self._worked = self._worked[-steps:]
+
+    def varying_work(self, kind: str, steps: int) -> list[float] | None:
+        """Return the work of so many steps from the kept ones on; None if they all did the same."""
+        works = [worked[kind] for worked in self._worked[:steps]]
+        return works if len(set(works)) > 1 and len(works) == steps else None
 
     @property
     def _outside(self) -> str:
@@ -365,11 +378,19 @@ def _has_not_run(returned: object) -> bool:
     """Return True if what a step returned is code that waits to run, and no expression that it has made."""
     if inspect.isgenerator(returned):
         return returned.gi_code.co_name != "<genexpr>"
-    return inspect.iscoroutine(returned) or inspect.isasyncgen(returned)
+    is_function = inspect.isroutine(returned) or isinstance(returned, functools.partial)
+    return is_function or _is_future(returned) or inspect.iscoroutine(returned) or inspect.isasyncgen(returned)
+
+
+def _is_future(returned: object) -> bool:
+    return all(callable(getattr(returned, name, None)) for name in ("done", "result", "add_done_callback"))
 
 
 def _unrun(returned: Any) -> NoStep:
-    """Return the error of a step that returned a generator or a coroutine, whose code has not run."""
+    """Return the error of a step that returned what has not run: a generator, a coroutine, a future or a function."""
+    if not any(hasattr(returned, name) for name in ("gi_code", "cr_code", "ag_code")):
+        cure = "return its .result()" if _is_future(returned) else "call it in the step"
+        return NoStep(f"a step returned a {type(returned).__name__}, whose work may not have been done: {cure}")
     kind = "yield" if inspect.isgenerator(returned) else "async"
     code = next(getattr(returned, name) for name in ("gi_code", "cr_code", "ag_code") if hasattr(returned, name))
     cure = "remove the yield, or" if kind == "yield" else "write def in place of async def, or"

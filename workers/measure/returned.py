@@ -8,6 +8,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -104,8 +105,9 @@ def numbers_in(returned: object) -> Iterator[tuple[str, float]]:
     """Yield the numbers that a step has returned, by name: a number, a tensor of one element, or what of these is in a
     mapping, a sequence or a dataclass, also nested. Waits for the device."""
     for name, one in _leaves(returned):
-        if (value := _number_of(one) if isinstance(one, torch.Tensor) else float(one)) is not None:
-            yield (name or "value")[:MAX_NAME], value
+        with suppress(OverflowError):  # of an integer that no float can hold
+            if (value := _number_of(one) if isinstance(one, torch.Tensor) else float(one)) is not None:
+                yield (name or "value")[:MAX_NAME], value
 
 
 def slim(returned: object) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def main_wrapped(file: Path) -> int:
     # The wrapper may have dropped these variables.
     os.environ.update(request.environment)
     last_words.keep(Path(request.scratch))
-    return _leave(run_request(request, _open_messages(request), new_interpreter=True))
+    return leave(run_request(request, _open_messages(request), new_interpreter=True))
 
 
 def _import_torch(request: Request) -> None:
@@ -132,7 +132,7 @@ def _open_messages(request: Request) -> int:
     return messages
 
 
-def _leave(code: int) -> int:
+def leave(code: int) -> int:
     """End this process after its exit handlers, which profilers need, even if the unit has left threads running."""
     if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
         # The interpreter would wait for those threads, maybe for ever.

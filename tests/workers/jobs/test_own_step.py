@@ -25,6 +25,9 @@ from workers.measure.returned import STEPS, ReturnedNumbers
 from workers.uploaded import BrokenCode
 
 SOURCE = """
+import itertools
+import time
+
 import torch
 
 import flopwatch
@@ -46,6 +49,16 @@ def make_step(device, batch_size=4, width=32):
         with flopwatch.phase("optimizer"):
             optimizer.step()
             optimizer.zero_grad()
+
+    return step
+
+
+def make_varying_step(device):
+    lengths = itertools.cycle([1, 9])
+
+    def step():
+        flopwatch.work(tokens=(length := next(lengths)))
+        time.sleep(1e-3 * length)
 
     return step
 
@@ -226,6 +239,12 @@ def test_a_benchmark_times_the_named_phases_and_the_rest(run: Run, device: str, 
         rows = list(csv.DictReader(file))
     assert len(rows) == 3
     assert {"forward_ms", "rest_ms", "step_ms"} <= set(rows[0])
+
+
+def test_steps_with_different_work_have_the_rate_of_all_together(run: Run) -> None:
+    """The last step's work and the median time would be 1800 tokens per second, or 200."""
+    numbers = medians(run("benchmark", "make_varying_step", measure_steps=10))
+    assert 700 < numbers["tokens_per_s"] <= 1000
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -5,6 +5,7 @@ import functools
 import gc
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -121,6 +122,20 @@ def test_work_adds_up_in_a_step_and_begins_anew_in_the_next() -> None:
         assert [own.work_of_step(kind) for kind in ("flops", "tokens", "items")] == [5, 7, None]
 
 
+def test_work_that_varies_is_that_of_all_measured_steps() -> None:
+    def body(own: OwnStep) -> None:
+        own.work(flops=3, tokens=next(tokens), items=None)
+
+    tokens = iter(range(9))
+    own = made(body)
+    for _ in range(5):
+        heard(own)
+    own.keep_work(3)
+    heard(own)
+    assert own.varying_work("tokens", 3) == [2, 3, 4]
+    assert own.varying_work("flops", 3) is None
+
+
 def test_what_is_no_step_is_said() -> None:
     with pytest.raises(NoStep, match="returned int"):
         OwnStep().make(lambda: 3)  # type: ignore[arg-type,return-value]
@@ -210,6 +225,12 @@ def test_an_asynchronous_generator_is_no_step_and_an_expression_is_a_result() ->
     with pytest.raises(NoStep, match="returned a async_generator: its code has not run"):
         heard(made(lambda _own: step()))
     heard(made(lambda _own: (value for value in (1.0, 2.0))))
+
+
+@pytest.mark.parametrize("returned", [lambda: 1, functools.partial(int), print, Future()])
+def test_a_step_that_returns_what_may_not_have_run_is_refused(returned: object) -> None:
+    with pytest.raises(NoStep, match=r"may not have been done: (call it|return its \.result)"):
+        heard(made(lambda _own: returned))
 
 
 def test_a_step_that_takes_an_argument_is_refused_with_its_place_and_cure() -> None:

@@ -39,6 +39,7 @@ class Output:
         (True, {}),
         ("2", {}),
         (torch.tensor(1j), {}),
+        ({"large": 10**400, "loss": 1}, {"loss": 1.0}),
         (torch.empty((), device="meta"), {}),
         ((torch.tensor(1.0), {"norm": 3.0}), {"0": 1.0, "1.norm": 3.0}),
         (Pair(1.0, 0.5), {"loss": 1.0, "accuracy": 0.5}),

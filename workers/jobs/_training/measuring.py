@@ -59,6 +59,8 @@ def measure(
     report.table(VALUES, COLUMNS, [*numbers.rows, *work])
     report_layers(training.linear_layers, report)
     step_ms = times.step if pacing == "step" else time_loops(training, times, monitor, report)
+    if training.own is not None:
+        training.own.keep_work(len(step_ms))
     values = Values(metrics_of(training.spec, pacing, training.phases))
     add_memory(values, training, monitor)
     busy: Busy | str = GPU_ONLY

@@ -134,16 +134,17 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
     from workers.measure.timing import run_step
 
     spec, device = training.spec, training.device
-    seconds = 1e-3 * statistics.median(values.samples("step_ms", "step") or ())
+    step_ms = values.samples("step_ms", "step") or ()
     for kind in ("tokens", "items"):
-        amount = work_of_step(training, kind)
-        values.set(f"{kind}_per_s", None, None if amount is None else [amount / seconds], not_told(kind))
+        per_s = _per_s(training, kind, step_ms)
+        values.set(f"{kind}_per_s", None, None if per_s is None else [per_s], not_told(kind))
     flops = work_of_step(training, "flops")
-    if flops is None:
+    flops_per_s = _per_s(training, "flops", step_ms)
+    if flops is None or flops_per_s is None:
         why = not_told("flops") if training.own else f"model {name_of(spec)!r} has no forward_flops()"
         values.set_missing("unknown", why)
         return []
-    rate = 1e-12 * flops / seconds
+    rate = 1e-12 * flops_per_s
     values.set("tflops", None, [rate])
     if training.own is None:
         shares = precisions_of(spec, training.linear_layers, flops)
@@ -151,6 +152,14 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
         training.step.prepare()
         shares = precisions_of_own(lambda: run_step(training.step.phases, ()), device)
     return add_shares(values, rate, shares, device, ceilings, recipe=spec.fp8_recipe)
+
+
+def _per_s(training: Training, kind: str, step_ms: Sequence[float]) -> float | None:
+    """Return the rate of the median step or, of steps of the user's own with different work, that of all together."""
+    if training.own is not None and (works := training.own.varying_work(kind, len(step_ms))) is not None:
+        return 1e3 * sum(works) / sum(step_ms)
+    amount = work_of_step(training, kind)
+    return None if amount is None else 1e3 * amount / statistics.median(step_ms)
 
 
 def precisions_of(spec: TrainingSpec, layers: Sequence[LinearLayer], flops: float) -> Shares:
