@@ -38,6 +38,14 @@ def ranks(three_ranks: Pool) -> Pool:
 
 
 @pytest.fixture(scope="session")
+def one_gpu() -> Iterator[Pool]:
+    """One rank over NCCL."""
+    pool = Pool(1, "nccl")
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
 def two_gpus() -> Iterator[Pool]:
     """Two ranks over NCCL, each with a GPU."""
     import torch

@@ -1,10 +1,10 @@
-"""Two GPUs over NCCL: the wrappers compute the same there, and communication runs beside computation."""
+"""One and two GPUs over NCCL: the wrappers compute the same there, and communication runs beside computation."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.parallel import outputs, overlap, passes, rounding, sharding, timing, training
+from tests.parallel import graphs, outputs, overlap, passes, rounding, sharding, timing, training
 from tests.parallel.pool import Pool
 from tests.parallel.test_data_parallel import WRAPPERS
 
@@ -17,6 +17,11 @@ def test_data_parallel(two_gpus: Pool, wrapper: str) -> None:
     two_gpus(training.accumulation, wrapper)
     two_gpus(training.branches, wrapper, {0: [0, 1], 1: [1, 0, 2]})
     two_gpus(training.no_gradient_at_all, wrapper)
+
+
+@pytest.mark.parametrize("wrapper", ["flat", "bucketed", "fully sharded"])
+def test_a_cuda_graph_holds_a_step(one_gpu: Pool, wrapper: str) -> None:
+    one_gpu(graphs.gradients_of_a_graph, wrapper)
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "AdamW, fused", "SGD"])
