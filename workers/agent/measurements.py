@@ -1,4 +1,4 @@
-"""Checks that a reported measurement agrees with its samples, and adds up the sizes of a job's measurements."""
+"""Checks that a reported measurement agrees with its samples."""
 
 from __future__ import annotations
 
@@ -8,41 +8,15 @@ import math
 import sys
 import zlib
 from array import array
-from typing import Any
 
 from app.store.records import MeasurementRecord
 from flopwatch.intervals import median_interval
 from workers.measure.measurement import STATISTICS
 from workers.measure.table import TooLarge
-from workers.messages import Measured, case_bytes
+from workers.messages import Measured
 
-MAX_MEASUREMENTS = 2_000_000
-MAX_MEASUREMENT_BYTES = 2 << 30
-"""Largest size in bytes of all measurements of one job: their texts, and eight bytes for each sample."""
 MAX_SAMPLES = 1_000_000
 """Most samples of one measurement."""
-
-
-class MeasurementSizes:
-    """The number and size of a job's measurements so far."""
-
-    def __init__(self) -> None:
-        self._count = self._bytes = 0
-        self._case: dict[str, Any] = {}
-        self._case_bytes = 0
-
-    def add(self, record: MeasurementRecord) -> None:
-        """Add a measurement. Raises TooLarge if the job's measurements together exceed a limit."""
-        texts = (record.case_key, record.device_key, record.metric, record.unit, record.outcome, record.phase)
-        if record.case != self._case:  # measurements of one case follow each other
-            self._case, self._case_bytes = record.case, case_bytes(record.case)
-        self._count += 1
-        self._bytes += self._case_bytes + 8 * (record.n or 0) + len("".join(filter(None, (*texts, record.reason))))
-        if self._count > MAX_MEASUREMENTS or self._bytes > MAX_MEASUREMENT_BYTES:
-            raise TooLarge(
-                f"this job has {self._count} measurements of {self._bytes} bytes; {MAX_MEASUREMENTS} measurements and"
-                f" {MAX_MEASUREMENT_BYTES} bytes of them are kept: split the job"
-            )
 
 
 def record_of(message: Measured, unit_index: int) -> MeasurementRecord:

@@ -8,21 +8,24 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from app.store.records import MeasurementRecord, StoredArtifact, TableRecord, UnitRecord
 from workers.agent.log import CappedLog
-from workers.agent.measurements import MeasurementSizes, record_of
-from workers.agent.packed import Changed, PackedMeasurements
+from workers.agent.measurements import record_of
 from workers.agent.replicates import Replicates
 from workers.agent.verdicts import TABLE, CaseVerdict, checks_table, summed_up
 from workers.measure.check import Check
 from workers.measure.table import MAX_BYTES, MAX_ROWS, UNIT_COLUMN, Column, Table, TooLarge
-from workers.messages import Environment, Measured, TableMade, Validity, cut
+from workers.messages import Environment, Measured, TableMade, Validity, case_bytes, cut
 from workers.outcome import Cancelled, Failed, Outcome, UnfitResult
 
+MAX_MEASUREMENTS = 200_000
+"""As many as one table of results shows."""
+MAX_MEASUREMENT_BYTES = 512 << 20
+"""Largest size in bytes of all measurements of one job: their texts, and eight bytes for each sample."""
 MAX_TABLES = 2000
 """Most tables of one job. Tables of one name in two units count as two."""
 MAX_TABLES_ROWS = 200_000
@@ -72,13 +75,12 @@ class Spool:
         self._tables: list[TableRecord] = []
         """Tables that units reported."""
         self.artifacts: list[StoredArtifact] = []
-        self._measurements = PackedMeasurements()
+        self._measurements: list[MeasurementRecord] = []
         self._units: list[_UnitResults] = []
         self._replicates = Replicates()
         self._columns: dict[str, tuple[str, list[Column]]] = {}
         """Columns of the tables so far, by table name, after the title of the first unit that reported one."""
-        self._table_bytes = self._table_rows = self._verdict_bytes = 0
-        self._sizes = MeasurementSizes()
+        self._table_bytes = self._table_rows = self._verdict_bytes = self._measurement_bytes = 0
         self._names: dict[str, tuple[int, str]] = {}
         """Public names of artifacts so far, with their units' titles and own names."""
 
@@ -151,7 +153,13 @@ class Spool:
 
     def _add_measurement(self, message: Measured) -> None:
         record = record_of(message, self._unit.index)
-        self._sizes.add(record)
+        self._measurement_bytes += case_bytes(record.case) + 8 * (record.n or 0) + len(record.reason or "")
+        count = len(self._measurements) + 1
+        if count > MAX_MEASUREMENTS or self._measurement_bytes > MAX_MEASUREMENT_BYTES:
+            raise TooLarge(
+                f"this job has {count} measurements of {self._measurement_bytes} bytes; {MAX_MEASUREMENTS} measurements"
+                f" and {MAX_MEASUREMENT_BYTES} bytes of them are kept: split the job"
+            )
         if (record.case_key, record.phase, record.metric) not in self._unit.kept:
             self._measurements.append(record)
             known, _ = self._unit.outcomes.get(record.case_key, ("", None))
@@ -240,17 +248,13 @@ class Spool:
         unit.verdicts[key] = verdict if earlier is None else earlier.joined(verdict)
 
     @property
-    def measurements(self) -> Collection[MeasurementRecord]:
-        """Return the measurements, each with the verdict on its case in its unit: the case's own, else the unit's.
-
-        They are unpacked as they are read; reading them again unpacks them again.
-        """
+    def measurements(self) -> list[MeasurementRecord]:
+        """Return the measurements, each with the verdict on its case in its unit: the case's own, else the unit's."""
         disagreements = self._disagreements()
         verdicts = {unit.index: _joined(unit, disagreements) for unit in self._units}
-        return Changed(
-            self._measurements,
-            lambda record: replace(record, validity=_verdict_on(verdicts[record.unit_index], record)),
-        )
+        return [
+            replace(record, validity=_verdict_on(verdicts[record.unit_index], record)) for record in self._measurements
+        ]
 
     @property
     def tables(self) -> list[TableRecord]:
@@ -320,7 +324,7 @@ class Spool:
 
     def forget_results(self) -> None:
         """Forget everything except the log."""
-        self._tables, self.artifacts, self._measurements, self._units = [], [], PackedMeasurements(), []
+        self._tables, self.artifacts, self._measurements, self._units = [], [], [], []
         self._replicates = Replicates()
 
 

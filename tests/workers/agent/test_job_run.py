@@ -465,7 +465,7 @@ class TestEndOfTheWorker:
 @pytest.mark.parametrize(
     ("limit", "reported", "code", "words"),
     [
-        ("workers.agent.measurements.MAX_MEASUREMENTS", [MEASURED] * 2, "too_large", "this job has 2 measurements"),
+        ("workers.agent.spool.MAX_MEASUREMENTS", [MEASURED] * 2, "too_large", "this job has 2 measurements"),
         ("workers.measure.table.MAX_ROWS", [MEASURED, TABLE], "too_large", "'kernels' has 2 rows; 1 are kept"),
         (None, [MEASURED, TABLE, TABLE], "failed", "unit 0 (small, context 256) reports two tables named 'kernels'"),
     ],

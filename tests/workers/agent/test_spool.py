@@ -13,8 +13,6 @@ import pytest
 
 from app.store.records import MeasurementRecord
 from workers import messages
-from workers.agent import measurements
-from workers.agent import packed as packing
 from workers.agent import spool as spooling
 from workers.agent.spool import Spool, public_name
 from workers.agent.verdicts import MAX_CHECKS
@@ -151,13 +149,13 @@ def test_a_zip_bomb_is_not_unpacked() -> None:
     assert peak < 40 << 20, "of 256 MiB"
 
 
-@pytest.mark.parametrize(("limit", "value"), [("MAX_MEASUREMENTS", 2), ("MAX_MEASUREMENT_BYTES", 160)])
+@pytest.mark.parametrize(("limit", "value"), [("MAX_MEASUREMENTS", 2), ("MAX_MEASUREMENT_BYTES", 100)])
 def test_a_jobs_measurements_have_a_largest_size(limit: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurements, limit, value)
+    monkeypatch.setattr(spooling, limit, value)
     spool = begun("first", "second")
     for _ in range(2):
         add_measurement(spool, measured())
-    with pytest.raises(TooLarge, match=rf"this job has 3 measurements of 2\d\d bytes; .*\b{value}\b"):
+    with pytest.raises(TooLarge, match=rf"this job has 3 measurements of 1\d\d bytes; .*\b{value}\b"):
         add_measurement(spool, measured())
     assert len(spool.measurements) == 2
 
@@ -524,27 +522,9 @@ def test_results_can_be_forgotten_and_the_log_kept() -> None:
     add(spool, "environment", environment={})
     add_validity(spool, verdict("valid"), None, "")
     spool.forget_results()
-    assert (list(spool.measurements), spool.tables, spool.artifacts, spool.units) == ([], [], [], [])
+    assert (spool.measurements, spool.tables, spool.artifacts, spool.units) == ([], [], [], [])
     assert (spool.environment, spool.validity) == (None, None)
     assert spool.log.text() == "hello\n"
-
-
-def test_many_measurements_take_little_memory_and_are_read_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As objects they take more than 600 bytes each."""
-    monkeypatch.setattr(packing, "PART_RECORDS", 100)
-    spool, count = begun(), 2500
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        for number in range(count):
-            wire = measured(samples=[float(number)]) | {"case": {**CASE, "sequence_length": number}}
-            add_measurement(spool, json.loads(json.dumps(wire)))
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert (after - before) / count < 400
-    for _ in range(2):
-        assert [record.median for record in spool.measurements] == list(map(float, range(count)))
 
 
 class TestReplicates:
