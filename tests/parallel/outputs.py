@@ -354,23 +354,17 @@ class UsesLater(Model):
         return x
 
 
-def used_later(compute: str | None, replaces: bool = True) -> list[str]:
+def used_later(compute: str | None) -> list[str]:
     """Use parameters outside their units for the first time after steps; return what differs from one process.
-
-    Args:
-        compute: The dtype of computation, or None.
-        replaces: False: parts stay parts.
-    """
+    `compute`: the dtype of computation, or None."""
     torch.manual_seed(0)
     alone = UsesLater().to(device())
     dtype = getattr(torch, compute) if compute else None
     model = parallel.FullyShardedDataParallel(copy.deepcopy(alone), dtype)
-    if not replaces:
-        model._whole_of = lambda part: part
     tolerance = 1e-4 if compute is None else 0.1
     part = model.module.blocks[2].up.weight
     wrong = []
-    for step in range(3 if replaces else 2):
+    for step in range(3):
         for one in (model.module, alone):
             one.steps = step
         for training in (False, True):

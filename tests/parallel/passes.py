@@ -244,14 +244,12 @@ def operations(reshard: bool) -> list[str]:
     return found
 
 
-def reductions_of_two_forward_passes(waits: bool) -> int:
-    """Return how many units one backward pass through two forward passes reduces; without waiting for gradients to be
-    complete, they are reduced after each."""
+def reductions_of_two_forward_passes() -> int:
+    """Return how many units one backward pass through two forward passes reduces."""
     model = parallel.FullyShardedDataParallel(Repeated("embedding").to(device()))
     model.module.order = [0, 1, 2]
     inputs = inputs_of("embedding", 0, dist.get_rank())
-    ready = mock.patch.object(sharded_unit.ShardedUnit, "has_all_gradients", return_value=True)
-    with contextlib.nullcontext() if waits else ready, collectives.recorded(device()) as timeline:
+    with collectives.recorded(device()) as timeline:
         for loss, _ in losses(model, "two forward passes", inputs, torch.float32):
             loss.backward()
         model.finish_gradient_synchronization()

@@ -44,9 +44,7 @@ def test_operations_of_a_plain_step(two_ranks: Pool) -> None:
 
 
 def test_a_unit_is_reduced_once_in_a_pass(two_ranks: Pool) -> None:
-    """With the control: units that do not wait for their gradients are reduced after each forward pass's part."""
-    assert two_ranks(passes.reductions_of_two_forward_passes, True) == [9, 9]
-    assert two_ranks(passes.reductions_of_two_forward_passes, False)[0] > 9
+    assert two_ranks(passes.reductions_of_two_forward_passes) == [9, 9]
 
 
 def test_units_may_return_anything(ranks: Pool) -> None:
@@ -102,6 +100,5 @@ def test_an_error_in_the_backward_pass_leaves_no_gradients(two_ranks: Pool) -> N
 
 
 def test_a_dropped_model_is_freed_without_the_garbage_collector(two_ranks: Pool) -> None:
-    """Else it outlives the process group. With the control: a hook that holds its module."""
-    assert two_ranks(training.freed_by_count, False) == [[], []]
-    assert two_ranks(training.freed_by_count, True) == [["module"], ["module"]]
+    """Else it outlives the process group."""
+    assert two_ranks(training.freed_by_count) == [[], []]

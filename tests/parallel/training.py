@@ -160,11 +160,10 @@ def branches(wrapper: str, chosen: dict[int, list[int]]) -> None:
         same_as(model.module, alone)
 
 
-def orders(wrapper, set_to_none, steps, checked=True, alone_first=False) -> dict[str, list[int]]:
+def orders(wrapper, set_to_none, steps, alone_first=False) -> dict[str, list[int]]:
     """Train steps that use a model's branches in the orders given, each gradient compared with one process's.
 
     Args:
-        checked: False: every bucket claims to be full.
         alone_first: Let a pass without synchronization, through all branches, go before each one.
 
     Returns:
@@ -177,28 +176,22 @@ def orders(wrapper, set_to_none, steps, checked=True, alone_first=False) -> dict
     world = dist.get_world_size()
     inputs = torch.randn(world, 4, device=device())
     counts: dict[str, list[int]] = {"sent": [], "operations": []}
-    full = parallel.data_parallel.Bucket.full
-    if not checked:
-        parallel.data_parallel.Bucket.full = property(lambda bucket: True)
-    try:
-        for chosen in steps:
-            model.zero_grad(set_to_none=set_to_none)
-            alone.zero_grad(set_to_none=set_to_none)
-            with collectives.recorded(device()) as timeline:
-                if alone_first:
-                    with model.no_sync():
-                        model(inputs[dist.get_rank()], [0, 1, 2, 3]).sum().backward()
-                model(inputs[dist.get_rank()], chosen).sum().backward()
-                counts["sent"].append(model._sent)
-                model.finish_gradient_synchronization()
-            counts["operations"].append(len(timeline.intervals()))
-            for rank in range(world):
-                if alone_first:
-                    (alone(inputs[rank], [0, 1, 2, 3]).sum() / world).backward()
-                (alone(inputs[rank], chosen).sum() / world).backward()
-            same_as(model.module, alone)
-    finally:
-        parallel.data_parallel.Bucket.full = full
+    for chosen in steps:
+        model.zero_grad(set_to_none=set_to_none)
+        alone.zero_grad(set_to_none=set_to_none)
+        with collectives.recorded(device()) as timeline:
+            if alone_first:
+                with model.no_sync():
+                    model(inputs[dist.get_rank()], [0, 1, 2, 3]).sum().backward()
+            model(inputs[dist.get_rank()], chosen).sum().backward()
+            counts["sent"].append(model._sent)
+            model.finish_gradient_synchronization()
+        counts["operations"].append(len(timeline.intervals()))
+        for rank in range(world):
+            if alone_first:
+                (alone(inputs[rank], [0, 1, 2, 3]).sum() / world).backward()
+            (alone(inputs[rank], chosen).sum() / world).backward()
+        same_as(model.module, alone)
     return counts
 
 
@@ -588,12 +581,8 @@ def clipped(how: str, norm_type: float) -> list[float]:
         assert expected > 0.2, "nothing is clipped"
         if how == "ours":
             norm = model.clip_grad_norm_(0.1, norm_type)
-        elif how == "torch's":
+        else:
             norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type)
-        else:  # as if parts were plain tensors
-            gradients = [p.grad.as_subclass(Tensor) for p in model.parameters() if p.grad is not None]
-            norm = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients]), norm_type)
-            torch._foreach_mul_(gradients, 0.1 / norm)
         norms.append(float(norm))
         close(norm, expected, "norm")
         same_gradients(model, alone)
@@ -1022,20 +1011,14 @@ def gone(wrapper: str) -> int:
     return len(left)
 
 
-def freed_by_count(cycle: bool) -> list[str]:
-    """Train a fully sharded model, drop it with the garbage collector off, and name what is left of it.
-
-    Args:
-        cycle: Let a hook of one of its modules hold the module, as a control.
-    """
+def freed_by_count() -> list[str]:
+    """Train a fully sharded model, drop it with the garbage collector off, and name what is left of it."""
     gc.collect()
     gc.disable()
     try:
         model = parallel.FullyShardedDataParallel(first_ranks_model())
         for _ in range(2):
             one_pass(model, 0)
-        if cycle:
-            model.module.register_forward_hook(functools.partial(lambda _held, *_: None, model.module))
         refs = {"wrapper": weakref.ref(model), "module": weakref.ref(model.module), "unit": weakref.ref(model.units[1])}
         del model
         return [name for name, ref in refs.items() if ref() is not None]

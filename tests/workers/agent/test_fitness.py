@@ -166,13 +166,6 @@ class TestSameFailures:
         assert lab.states == ["succeeded"] * 5
         assert lab.unfit is None
 
-    def test_control_of_the_blame(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(fitness, "SAME", 100)
-        for _ in range(5):
-            lab.submit(CRASH, max_attempts=1)
-        lab.serve()
-        assert lab.states == ["failed"] * 5
-
     def own_faults(self, lab: Lab, name: str) -> None:
         others = [Failed("crashed", f"the job's process was killed by {signal}") for signal in ("SIGSEGV", "SIGBUS")]
         of_code = Failed("failed", "ValueError: no such thing")
@@ -380,13 +373,6 @@ class TestCauses:
         job = lab.reading.job(job_id)[0]
         assert (job["state"], job["attempt"]) == ("queued", 0)
         mend[0]()
-
-    @pytest.mark.parametrize("failure", [CRASH, TIMEOUT], ids=lambda failure: failure.code)
-    def test_control_without_it_the_job_fails(self, lab, code, failure, monkeypatch) -> None:
-        CAUSES[code](lab, monkeypatch)()
-        lab.submit(failure, max_attempts=1)
-        lab.serve()
-        assert (lab.states, lab.unfit) == (["failed"], None)
 
 
 def test_a_store_that_is_away_keeps_results_and_takes_no_jobs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
