@@ -1,6 +1,5 @@
 """How every process of the service writes its log: one line a record, for people or as JSON, with the ids of the job
-and the attempt that it is about. Standard library only.
-"""
+and the attempt that it is about. Standard library only."""
 
 import json
 import logging

@@ -126,8 +126,7 @@ class Event:
 
 class Submitted(dict[str, Any]):
     """A new job or sweep, as the server answered. `replayed`: an earlier request with the same idempotency key has made
-    it, and this is the answer of then.
-    """
+    it, and this is the answer of then."""
 
     def __init__(self, answer: Mapping[str, Any], *, replayed: bool) -> None:
         super().__init__(answer)

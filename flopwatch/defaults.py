@@ -1,6 +1,5 @@
 """Where a server keeps its data and listens unless its settings say otherwise, and the headers between clients and it.
-Standard library only: clients read this, too.
-"""
+Standard library only: clients read this, too."""
 
 from pathlib import Path
 

@@ -117,8 +117,7 @@ def program() -> str:
 
 def command(environment: Mapping[str, str], *arguments: str) -> tuple[int, str]:
     """Show and run one command of flopwatch; returns its exit code and standard output. Progress goes to standard
-    error.
-    """
+    error."""
     print(f"$ {shlex.join(['flopwatch', *arguments])}", flush=True)
     result = subprocess.run(
         [sys.executable, "-m", "app.cli", *arguments], env=environment, stdout=subprocess.PIPE, text=True, check=False

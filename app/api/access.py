@@ -1,6 +1,5 @@
-"""Checks of a request's token beyond reading and submitting: the scopes `code` and `admin`, and that a job or
-sweep is the sender's own. The gate asks for `read` and `submit`.
-"""
+"""Checks of a request's token beyond reading and submitting: the scopes `code` and `admin`, and that a job or sweep is
+the sender's own. The gate asks for `read` and `submit`."""
 
 from collections.abc import Iterable
 from dataclasses import replace

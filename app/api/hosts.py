@@ -1,6 +1,5 @@
 """Checks the `Host` that a request names. Without this check another site could point its name at this server (DNS
-rebinding): its pages would then have our origin, and their scripts could do everything that a user may.
-"""
+rebinding): its pages would then have our origin, and their scripts could do everything that a user may."""
 
 import re
 from collections.abc import Iterable

@@ -1,6 +1,5 @@
 """The metrics of /metrics: the state of the database's jobs, workers and devices, which every server of the database
-tells alike, and the requests of this process.
-"""
+tells alike, and the requests of this process."""
 
 import re
 import secrets

@@ -40,8 +40,7 @@ def local(
     source: str, fields: list[str], preset: str | None, code: Mapping[str, str | None], folder: Path | None = None
 ) -> tuple[str, list[OwnCode]]:
     """Return a job's spec as JSON, checked without a server, and the files of the user's own code. If the spec is not
-    valid, print the server's message and exit with 2.
-    """
+    valid, print the server's message and exit with 2."""
     from pydantic import ValidationError
 
     from app.api.pointers import describe, pointer, sent_location

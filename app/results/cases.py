@@ -127,8 +127,7 @@ class MeasuredJobs:
 
 class StoredCases:
     """Reads the coordinates of cases. Each stored text is read once: all metrics of a case have the same, and so have
-    the jobs of a sweep that measured one case.
-    """
+    the jobs of a sweep that measured one case."""
 
     def __init__(self, metrics: Iterable[str]) -> None:
         self.taken = {*RESERVED, *(name + suffix for name in metrics for suffix in METRIC_SUFFIXES)}

@@ -569,8 +569,7 @@ def conclude(
 ) -> Judgement:
     """Sum a judged comparison up. `obstacles` are the reasons why the sides cannot be compared; `same` is the sentence
     to say where both sides are the same jobs, since findings about these mislead; `confirm` says how to confirm a
-    slowdown that was not measured in turns.
-    """
+    slowdown that was not measured in turns."""
     metrics = tuple(requested) or ((headline,) if headline is not None else ())
     chosen = [row for row in rows if row.metric in metrics]
     conclusion, sentence = _summed_up(chosen, obstacles)

@@ -32,8 +32,7 @@ JOINED = {
 """Tables that are compared, and the columns that identify a row."""
 LEVELS = ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3), (0, 1, 2), (0, 4))
 """By which columns of `work` rows are matched: all, then without the kernel's name, then without the shapes of the
-operator's inputs, and last by phase and name, for work whose range is named otherwise.
-"""
+operator's inputs, and last by phase and name, for work whose range is named otherwise."""
 RUNS = ("running", "copies", "communication")
 """The classes of `waits` in which a device works: the rows of `work` explain them."""
 ONE_EACH = (
@@ -108,8 +107,7 @@ class ComparedProfiles:
     @classmethod
     def read(cls, snapshot: Snapshot, pair: Pair) -> ComparedProfiles | None:
         """Read the tables of both sides; None if they have none in common, one of the jobs has not succeeded, or a side
-        has several.
-        """
+        has several."""
         if any(len(side.jobs) != 1 or side.jobs[0].state != "succeeded" for side in pair.both):
             return None
         tables: list[ComparedTable] = []

@@ -217,8 +217,7 @@ class SpecBase(StrictModel):
 
     def number_of_cells(self) -> int:
         """Return the length of `cells()`. A kind with a grid counts them without making any, since a short spec may
-        describe a hundred million.
-        """
+        describe a hundred million."""
         return len(self.cells())
 
     def case(self, cell: Any = None) -> Case:
@@ -265,8 +264,7 @@ class SpecBase(StrictModel):
     @classmethod
     def displayed(cls, coordinates: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Return the coordinates that people see of a job or a case: those of its table's rows, and others that are not
-        as by default, so that no two jobs look the same. A label replaces its coordinates.
-        """
+        as by default, so that no two jobs look the same. A label replaces its coordinates."""
         row = {name: coordinates[name] for name in cls.table_rows if name in coordinates}
         behind_labels = {name for label, names in cls.labels.items() if label in coordinates for name in names}
         defaults = cls._defaults()

@@ -42,8 +42,7 @@ class Case:
     @property
     def canonical(self) -> str:
         """Return the kind and the identity as JSON with sorted keys, without nulls and without coordinates at their
-        value in `added`.
-        """
+        value in `added`."""
         kept = {
             name: value
             for name, value in self.identity.items()

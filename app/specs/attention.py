@@ -229,8 +229,7 @@ class AttentionSpec(ImplementationsSpec):
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Set fields without effect to null: `code` for all implementations but that code, and fields of the problem at
-        which it is the same as without.
-        """
+        which it is the same as without."""
         name = identity.get("implementation")
         if identity.get("query_length") == identity.get("sequence_length"):
             identity = {**identity, "query_length": None}

@@ -1,6 +1,5 @@
 """`ceiling`: the rates that a device reaches when it copies memory and multiplies matrices; percentages in other jobs
-refer to them.
-"""
+refer to them."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self

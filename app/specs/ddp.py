@@ -18,8 +18,7 @@ WITH_BUCKETS = ("bucketed", "torch_ddp")
 class DdpSpec(TrainingSpec):
     """Time data-parallel training on several GPUs or, over gloo, in several processes of a CPU. Each rank is a process
     with `batch_size` sequences of its own. Two other steps take turns with it: the same over a group that moves
-    nothing, which shows the exposed communication, and that of one process alone, which shows the net cost.
-    """
+    nothing, which shows the exposed communication, and that of one process alone, which shows the net cost."""
 
     kind: Literal["ddp"] = "ddp"
     strategy: Literal["none", "naive", "flat", "overlapped", "bucketed", "fsdp", "torch_ddp", "torch_fsdp"] = "bucketed"

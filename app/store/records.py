@@ -14,9 +14,8 @@ MAX_LABELS = 64
 
 @dataclass(frozen=True)
 class NewJob:
-    """A job to submit; `timeout_s` is in seconds, None means no limit. The fields beside `spec` and
-    `notify_url` are columns of the table `job`.
-    """
+    """A job to submit; `timeout_s` is in seconds, None means no limit. The fields beside `spec` and `notify_url` are
+    columns of the table `job`."""
 
     spec: SpecBase
     name: str | None = None

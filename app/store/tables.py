@@ -401,8 +401,7 @@ class Setting(SQLModel, table=True):
 
 class KnownHost(SQLModel, table=True):
     """The kinds, names and devices of a worker's host at registration. The table `worker` has a row for each start of a
-    worker, but few of these hosts differ, so requests are checked against this table.
-    """
+    worker, but few of these hosts differ, so requests are checked against this table."""
 
     __tablename__ = "known_host"
 

@@ -17,8 +17,7 @@ UNKNOWN = "unknown"
 
 def figure(history: History) -> Figure:
     """Draw a metric with its intervals over time: a line for each device, stars for points in baselines, open markers
-    for points that are not valid, and crosses at the top for outcomes without a number.
-    """
+    for points that are not valid, and crosses at the top for outcomes without a number."""
     traces: list[dict[str, Any]] = []
     for index, device in enumerate(history.devices):
         own = [point for point in history.points if point.device_key == device]

@@ -16,8 +16,7 @@ RECENT_JOBS = 50
 
 def verdict(validity: Mapping[str, Any]) -> str:
     """Write the verdict of a job or a unit: its worst case's verdict, and the number of cases with each verdict if
-    there are several.
-    """
+    there are several."""
     counts = validity.get("counts") or {}
     text = str(validity.get("verdict", "unknown"))
     if sum(counts.values()) < 2:

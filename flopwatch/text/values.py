@@ -44,8 +44,7 @@ def _finite(digits: str) -> float:
 
 def value_text(value: Any) -> str:
     """Write a value as people type it: "fp32", "128", "true", "none". Of objects and lists the values are written, as
-    {"size": "tiny"} is "tiny".
-    """
+    {"size": "tiny"} is "tiny"."""
     if isinstance(value, dict | list):
         return "/".join(map(value_text, value.values() if isinstance(value, dict) else value))
     if isinstance(value, bool):

@@ -48,8 +48,7 @@ BROKEN_WORDS = """() => {
 
 def assert_fits(page: Page) -> None:
     """The page itself needs no sideways scrolling, once its plots have followed the window's width; its tables may
-    scroll inside. No word is broken. Its header leaves room for the page.
-    """
+    scroll inside. No word is broken. Its header leaves room for the page."""
     header = page.evaluate("() => document.querySelector('body > header')?.offsetHeight ?? 0")
     assert header <= MAX_HEADER, f"the header is {header} pixels high"
     width = page.viewport_size["width"] if page.viewport_size else 0

@@ -120,8 +120,7 @@ def attempts_follow_each_other(evidence: Evidence) -> Iterator[str]:
 
 def jobs_end_as_their_last_attempts(evidence: Evidence) -> Iterator[str]:
     """A job ended as its last attempt did; no other attempt ended the job, unless it was retried then, and none did
-    after its loss.
-    """
+    after its loss."""
     fits: dict[str, set[str | None]] = {
         "succeeded": {"succeeded"},
         "failed": {"failed", "lost"},
@@ -142,8 +141,7 @@ def jobs_end_as_their_last_attempts(evidence: Evidence) -> Iterator[str]:
 
 def events_tell_what_happened(evidence: Evidence) -> Iterator[str]:
     """States follow each other as they can; nothing is told by an attempt that does not run, or after the end, until a
-    retry.
-    """
+    retry."""
     events = defaultdict(list)
     asked = "SELECT job_id, attempt, type, json_extract(data, '$.state') FROM event ORDER BY id"
     for job_id, attempt, kind, told in evidence.ask(asked):
@@ -174,8 +172,7 @@ def events_tell_what_happened(evidence: Evidence) -> Iterator[str]:
 
 def results_are_of_attempts_that_ended_the_job(evidence: Evidence) -> Iterator[str]:
     """Only the attempt that ended the job has results, and those after which it was retried; they are partial unless
-    the attempt succeeded.
-    """
+    the attempt succeeded."""
     for table in ("measurement", "unit", "result_table", "artifact"):
         partial = "NULL" if table == "artifact" else "t.partial"
         rows = evidence.ask(

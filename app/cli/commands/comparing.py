@@ -129,8 +129,7 @@ def compare(
     as_json: BriefJson = False,
 ) -> None:
     """Compare finished jobs, or the sides of a job of kind `compare`: what the candidate gained or lost, and whether
-    that is more than chance.
-    """
+    that is more than chance."""
     compared = _sides(server, baseline, candidate, sweep_id or [])
     if alternate:
         quiet = as_json or output_format == BRIEF

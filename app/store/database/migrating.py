@@ -31,8 +31,7 @@ def revisions() -> list[str]:
 
 def is_current(connection: Connection) -> bool:
     """Return True if the database has this version's schema. Raises DatabaseNewer if a newer version wrote it, and
-    CannotRunHere if a development version wrote it or it is not Flopwatch's.
-    """
+    CannotRunHere if a development version wrote it or it is not Flopwatch's."""
     known = revisions()
     return _revision(connection, known) == known[-1]
 

@@ -30,8 +30,7 @@ class BulkCancelled:
 @dataclass(frozen=True)
 class BulkDeleted:
     """`deleted` counts the deleted jobs. Of the chosen jobs that stay, `unfinished` are queued or running, and
-    baselines need those `in_baselines`.
-    """
+    baselines need those `in_baselines`."""
 
     deleted: int
     unfinished: int

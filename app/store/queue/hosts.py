@@ -56,8 +56,7 @@ class Host:
 
     def has_devices_for(self, job: Needs) -> bool:
         """Return True if the host has the devices. Every host has a CPU; `auto` needs the requested number of GPUs if
-        the host has any.
-        """
+        the host has any."""
         if job.device_type in ("cpu", "none"):
             return True
         if job.device_type == "auto" and self.gpus == 0:

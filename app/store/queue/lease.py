@@ -24,8 +24,7 @@ from app.store.queue.transitions import Queue
 logger = logging.getLogger(__name__)
 
 LONGEST_SPAN = 0.5
-"""Fraction of a lease that a gap between two looks counts for at most; a watcher must look more than twice a lease.
-"""
+"""Fraction of a lease that a gap between two looks counts for at most; a watcher must look more than twice a lease."""
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -71,8 +71,7 @@ class Registration:
 
     def set_worker_state(self, worker_id: str, state: WorkerState) -> None:
         """Set a worker's state. active: it takes jobs; unfit: none for now; draining: no new ones; stopped: it ended in
-        order; lost: it is silent.
-        """
+        order; lost: it is silent."""
         with self._database.write() as connection:
             connection.execute(_CHANGE, {"worker_id": worker_id, "state": state, "last_seen_at": utc_now()})
 

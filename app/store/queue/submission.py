@@ -1,6 +1,5 @@
 """Makes rows of new jobs, and keeps the first answer to each request with an Idempotency-Key. The queue opens the
-transactions.
-"""
+transactions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -118,8 +117,7 @@ def check_key(connection: Connection, unique_key: str | None) -> None:
 
 def insert_jobs(connection: Connection, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Insert jobs with their labels and their first event; returns the rows with their ids. Raises Conflict if an
-    uploaded file that one of them names is gone.
-    """
+    uploaded file that one of them names is gone."""
     if not rows:
         return []
     ids = connection.execute(_INSERT_JOB, rows).scalars()

@@ -100,8 +100,7 @@ def repeat_unsuccessful(connection: Connection, sweep: Mapping[str, Any], now: d
 
 def complete(connection: Connection, sweep_id: int, labels: Mapping[str, str], after: int, now: datetime) -> None:
     """Add labels, first events and the use of uploaded code to the sweep's jobs with ids larger than `after`. Raises
-    Conflict if an uploaded file that one of them names is gone.
-    """
+    Conflict if an uploaded file that one of them names is gone."""
     new = (_job.sweep_id == sweep_id) & (_job.id > after)
     for key, value in labels.items():
         labelled = select(_job.id, literal(key, _label.key.type), literal(value, _label.value.type)).where(new)

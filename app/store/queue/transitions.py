@@ -549,8 +549,7 @@ class Queue:
 
     def cancel_some(self, job_ids: Sequence[int]) -> tuple[int, int]:
         """Cancel those of these jobs that are not finished; returns how many of them were queued, and so are cancelled,
-        and how many were running, and are asked to end for the first time.
-        """
+        and how many were running, and are asked to end for the first time."""
         some = _job.id.in_(job_ids)
         running = (_job.state == "running") & _job.cancel_requested_at.is_(None)
         with ends.logging_ends(self._database) as connection:

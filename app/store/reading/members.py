@@ -142,8 +142,7 @@ def metrics(
     database: Database, sweep_id: int | None, jobs: Sequence[int] = (), sample: int = RECENT
 ) -> dict[str, str | None]:
     """Return the columns of the metrics that these jobs measured, with their units, in the order of measurement; for a
-    sweep, those of its last `sample` jobs.
-    """
+    sweep, those of its last `sample` jobs."""
     of_sweep = select(_job.id).where(_job.sweep_id == sweep_id, _job.state == "succeeded").order_by(_job.id.desc())
     units: dict[str, str | None] = {}
     with database.read() as connection:

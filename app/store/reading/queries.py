@@ -342,8 +342,7 @@ class Reading:
 
     def units(self, job_id: int, attempt: int | None = None) -> list[dict[str, Any]]:
         """Return the units of an attempt, by default of the last recorded one, in the plan's order, each with the files
-        that it left.
-        """
+        that it left."""
         unit, chosen = tables.unit.c, attempt
         with self._database.read() as connection:
             _job(connection, job_id)
@@ -421,8 +420,7 @@ class Reading:
 
     def sweep(self, sweep_id: int) -> dict[str, Any]:
         """Return the public sweep, with the number of its points by the state of their latest job, and the standing of
-        its searches.
-        """
+        its searches."""
         with self._database.read() as connection:
             query = select(tables.sweep).where(tables.sweep.c.id == checked_id(sweep_id, "sweep"))
             row = connection.execute(query).mappings().one_or_none()

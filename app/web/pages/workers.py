@@ -56,8 +56,7 @@ def workers(request: Request, services: CurrentServices, query: Annotated[Worker
 
 def devices_of(worker: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return each device of a public worker, with its readings at the last heartbeat and the fraction of its memory in
-    use.
-    """
+    use."""
     reported: Sequence[Any] = (worker["readings"] or {}).get("devices") or ()
     readings = {(device.get("type"), device.get("uuid")): device for device in reported if isinstance(device, dict)}
     devices = []

@@ -1,6 +1,5 @@
 """Runs `hostile`. Each unit writes down in $CHAOS_FOLDER/marks that it begins and ends, with a random number, its
-nonce, and reports the nonce as a measurement and as a file: so everybody can tell whose results were stored.
-"""
+nonce, and reports the nonce as a measurement and as a file: so everybody can tell whose results were stored."""
 
 import json
 import os
