@@ -6,7 +6,6 @@ that is meant. Only agents started with --allow-code do so.
 """
 
 import builtins
-import errno
 import hashlib
 import importlib.util
 import inspect
@@ -38,8 +37,6 @@ from workers.outcome import InvalidEnvironment, RunnerError, describe_error
 FOLDER = "UPLOADED_CODE"
 """Variable: the folder of the job's uploaded files. It has no prefix of settings, which units do not inherit."""
 UNPACKING_ERRORS = (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError)  # a RuntimeError: it is encrypted
-IMPOSSIBLE = (errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EILSEQ)
-"""Errors of a disk that takes a file, but not by this name or beside these."""
 FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 """A line of faulthandler's."""
 STACK = re.compile(r"^Current thread 0x[0-9a-f]+.*\(most recent call first\):\n((?:  .*\n?)*)", re.MULTILINE)
@@ -77,24 +74,15 @@ def _unpack(content: bytes, folder: Path) -> None:
                 raise BrokenCode(f"the folder of code has more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB")
             for entry in entries:
                 _check_place(entry)
+                target = folder / entry.filename
+                target.parent.mkdir(parents=True, exist_ok=True)
                 # It reads no more than the size that was added up above, or raises.
-                _put(folder, entry.filename, archive.read(entry))
+                target.write_bytes(archive.read(entry))
     except UNPACKING_ERRORS as error:
         raise BrokenCode(f"the folder of code cannot be unpacked: {error}") from error
     if entry_file not in {entry.filename for entry in entries}:
         raise BrokenCode("the folder of code does not say which of its files is meant")
     (folder.parent / f"{_name(folder.name)}.py").symlink_to(folder / entry_file)
-
-
-def _put(folder: Path, name: str, content: bytes) -> None:
-    target = folder / name
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
-    except OSError as error:
-        if error.errno not in IMPOSSIBLE:
-            raise
-        raise BrokenCode(f"the folder of code cannot be unpacked: {name!r}: {error.strerror}") from None
 
 
 def _check_place(entry: zipfile.ZipInfo) -> None:
