@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
+import traceback
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager
@@ -30,7 +31,6 @@ from workers.agent.spool import Spool
 from workers.agent.verdicts import TABLE
 from workers.jobs import runner_for
 from workers.jobs._base import Adaptive, Unit, parse_spec
-from workers.measure.errors import print_traceback
 from workers.outcome import (
     EXIT_CODES,
     WRONG,
@@ -147,7 +147,7 @@ def run_here(arguments: list[str]) -> int:
             if isinstance(error, KeyboardInterrupt):  # mostly the terminal's: then shells want to see the signal
                 sys.stderr.write(f"flopwatch run: {why}: {uploaded.describe(error)}\n")
                 raise
-            print_traceback(error)
+            traceback.print_exception(error)
             sys.stderr.write(f"flopwatch run: {why}: {uploaded.describe(error)}\n")
             return EXIT_CODES[why]
     result = results.result()

@@ -31,7 +31,7 @@ from flopwatch.packing import MAX_BYTES, MAX_FILES, check_name, is_packed
 from kernels.registry import DEVICES, DTYPES, FEATURES, Implementation
 from workers import working_directory
 from workers.measure import position
-from workers.measure.errors import print_traceback, text_of
+from workers.measure.errors import text_of
 from workers.outcome import InvalidEnvironment, RunnerError, describe_error
 
 FOLDER = "UPLOADED_CODE"
@@ -362,7 +362,7 @@ def _module(code: CodeSpec) -> ModuleType:
         _execute(compiled, module)
     except Exception as error:
         del sys.modules[name]
-        print_traceback(error)
+        traceback.print_exception(error)
         broken = BrokenCode if _lacking(error) is None else InvalidEnvironment
         raise broken(f"{code.label()} cannot be imported: {_describe(error, shown)}") from error
     return module

@@ -3,6 +3,7 @@
 So a job that prints 100 MB fills neither memory nor database, and never waits for a full pipe.
 """
 
+import codecs
 from collections import deque
 
 HEAD_BYTES = 256 << 10
@@ -27,6 +28,7 @@ class CappedLog:
         self._tail_size = 0
         self._cut = 0
         self._live = bytearray()
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._not_live = 0
 
     def write(self, chunk: bytes) -> None:
@@ -59,10 +61,9 @@ class CappedLog:
         self._not_live = 0
 
     def drain(self) -> str:
-        """Return the output since the last call, for followers."""
-        end = _whole_characters(self._live)
-        text = _decode(self._live[:end])
-        del self._live[:end]
+        """Return the output since the last call, for followers: whole characters."""
+        text = _without_nul(self._decoder.decode(self._live))
+        self._live.clear()
         return text
 
     def head(self, size: int) -> str:
@@ -80,17 +81,8 @@ class CappedLog:
 
 
 def _decode(data: bytes | bytearray) -> str:
-    # NUL cannot be kept in PostgreSQL's text.
-    return data.decode(errors="replace").replace("\0", "\N{SYMBOL FOR NULL}")
+    return _without_nul(data.decode(errors="replace"))
 
 
-def _whole_characters(data: bytearray) -> int:
-    """Return the length of `data` without an unfinished UTF-8 sequence at its end."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte < 0x80:
-            break
-        if byte >= 0xC0:
-            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return len(data) - back if length > back else len(data)
-    return len(data)
+def _without_nul(text: str) -> str:
+    return text.replace("\0", "\N{SYMBOL FOR NULL}")  # NUL cannot be kept in PostgreSQL's text

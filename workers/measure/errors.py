@@ -1,8 +1,5 @@
 """What users' errors say, in words. Their own code makes these words, and may fail at it."""
 
-import sys
-import traceback
-
 LIMIT = 4000
 """Most characters of an error's text."""
 
@@ -27,11 +24,3 @@ def with_type(error: BaseException, text: str | None = None) -> str:
     """Return the error's type and its text (by default that of `text_of`), if it has one."""
     text = text_of(error) if text is None else text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def print_traceback(error: BaseException) -> None:
-    """Print the error's traceback to standard error."""
-    try:
-        traceback.print_exception(error)
-    except BaseException as failure:  # noqa: BLE001 - of an attribute of the user's error
-        sys.stderr.write(f"{with_type(error)} (its traceback cannot be printed: {type(failure).__name__})\n")

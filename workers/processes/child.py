@@ -8,6 +8,7 @@ import random
 import socket
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,7 +17,6 @@ from workers import uploaded
 from workers.jobs import RUNNERS, runner_for
 from workers.jobs._base import Collecting, Unit, parse_spec
 from workers.jobs._ranks import serve_node
-from workers.measure.errors import print_traceback
 from workers.messages import Ended, Message, Started, to_line
 from workers.outcome import EXIT_CODES, RunnerError, failure_code
 from workers.processes import last_words, probe
@@ -69,7 +69,7 @@ def run_request(request: Request, messages: int, *, new_interpreter: bool = Fals
         sys.stderr.write(f"{code}: {detail}\n")
     except BaseException as error:  # noqa: BLE001 - a runner and the user's model in it may raise anything
         code, detail = failure_code(error), uploaded.describe(error)
-        print_traceback(error)
+        traceback.print_exception(error)
     else:
         send(Ended(None, ""))
         return 0

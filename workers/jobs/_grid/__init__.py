@@ -11,6 +11,7 @@ import abc
 import contextlib
 import functools
 import gc
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from kernels.clock import now_s
 from workers.jobs._base import Unit
 from workers.jobs._values import FAULTS, Metric, Values
 from workers.measure.check import Check
-from workers.measure.errors import NotMeasured, print_traceback
+from workers.measure.errors import NotMeasured
 from workers.outcome import Failed, RunnerError, Unsupported
 from workers.reporter import Reporter
 from workers.torch_host import (
@@ -215,7 +216,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
             elif meaning := as_runner_error(error):
                 values.set_missing(meaning.code, str(meaning))
             else:
-                print_traceback(error)
+                traceback.print_exception(error)
                 values.set_missing("failed", describe(error, short_message(error)))
         self.check_devices_answer(context)
         checks = [check_measured(values), *trial.checks]
