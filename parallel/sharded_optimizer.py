@@ -52,6 +52,10 @@ class Chunk:
     memory: Tensor = field(default_factory=lambda: torch.empty(0))
     """All parameters' memory: ranks × piece elements."""
 
+    def holds_its_parameters(self) -> bool:
+        begin, end = self.memory.data_ptr(), self.memory.data_ptr() + self.memory.nbytes
+        return all(begin <= one.data_ptr() < end or not one.numel() for mine in self.parameters for one in mine)
+
 
 class ShardedOptimizer(Optimizer):
     """Divides an optimizer's state among the ranks; each rank updates its parameters and fetches the others'.
@@ -126,6 +130,7 @@ class ShardedOptimizer(Optimizer):
 
         Raises:
             ValueError: there is a closure.
+            RuntimeError: a parameter has other memory than before, of which the other ranks would see no update.
         """
         if closure is not None:
             raise ValueError(
@@ -133,6 +138,11 @@ class ShardedOptimizer(Optimizer):
                 "its gradients before the step"
             )
         assert self._local is not None
+        if not all(chunk.holds_its_parameters() for chunk in self._chunks):
+            raise RuntimeError(
+                "a parameter was given new memory after ShardedOptimizer had moved it, as by module.to(dtype): make "
+                "the optimizer after that"
+            )
         self._consolidated = None
         settings = [_hyperparameters(group) for group in self.param_groups]
         members = [group["params"] for group in self._local.param_groups]

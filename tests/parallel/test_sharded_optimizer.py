@@ -49,9 +49,10 @@ def test_parameters_that_another_thread_is_about_to_release_are_moved(two_ranks:
 
 
 def test_wrong_uses_are_refused(two_ranks: Pool) -> None:
-    for closure, rank, groups, empty, different in two_ranks(training.optimizer_refuses):
+    for closure, rank, groups, empty, different, moved in two_ranks(training.optimizer_refuses):
         assert "takes no closure" in closure
         assert "to must be a rank from 0 to 1, not 9" in rank
         assert "other parameter groups" in groups
         assert "empty parameter list" in empty
         assert "list of parameters differs from rank 0's" in different
+        assert "was given new memory" in moved

@@ -437,6 +437,7 @@ def optimizer_refuses() -> list[str]:
         lambda: optimizer.load_state_dict({"state": {}, "param_groups": []}),
         lambda: parallel.ShardedOptimizer([], torch.optim.SGD, lr=0.1),
         lambda: parallel.ShardedOptimizer([torch.ones(2 + dist.get_rank(), requires_grad=True)], torch.optim.SGD),
+        lambda: [layer.bfloat16(), layer.float(), optimizer.step()],
     ]
     return [error_of(use) for use in wrong]
 
