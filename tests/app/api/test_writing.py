@@ -54,7 +54,7 @@ WRITES = {
 SESSIONS = {"POST /ui/sign-in", "POST /ui/sign-out"}
 """They change what the server has in memory."""
 WRITERS = 60
-BUSY_TIMEOUT_S = 2.5
+BUSY_TIMEOUT_S = 2.0
 PROMPT_S = 1.5
 """How soon a read is answered meanwhile, and how much later than the timeout a write."""
 ATTEMPTS = 3
