@@ -25,6 +25,22 @@ def test_cross_entropy_is_stable_and_at_least_float32() -> None:
     assert cross_entropy(logits.bfloat16(), torch.tensor([2])).dtype == torch.float32
 
 
+@pytest.mark.parametrize(
+    ("returned", "named"),
+    [
+        ({"logits": torch.ones(2, 5, 11)}, "dict"),
+        ((torch.ones(2, 5, 11), None), "tuple"),
+        (torch.ones(()), r"torch.float32 \(\)"),
+        (torch.ones(10, 11), r"torch.float32 \(10, 11\)"),
+        (torch.ones(2, 6, 11), r"torch.float32 \(2, 6, 11\)"),  # whose first five rows gather would take
+        (torch.ones(2, 5, 11).long(), "torch.int64"),
+    ],
+)
+def test_what_is_no_logits_is_named_with_the_cure(returned: object, named: str) -> None:
+    with pytest.raises(ValueError, match=rf"returns {named}.* for tokens \(2, 5\): let forward return logits alone"):
+        cross_entropy(returned, torch.zeros(2, 5, dtype=torch.long))
+
+
 def test_the_schedule_rises_falls_and_stays() -> None:
     def at(step: int) -> float:
         return cosine_learning_rate(
