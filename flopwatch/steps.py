@@ -110,11 +110,15 @@ def measure(step: Callable[[], object], *, warmup_steps: int | None = None, meas
         measure_steps: Steps measured; None: 10, and in a job on a CPU as many as take about a second.
 
     Raises:
-        TypeError: `step` is no function.
+        TypeError: `step` is no function, or returns what has not run, such as a coroutine.
+        ValueError: a number of steps is not whole, below 0, or none is measured.
     """
     if not callable(step):
         given = type(step).__name__
         raise TypeError(f"measure takes a function that does one step, as in measure(step); this is of type {given}")
+    for name, steps, least in (("warmup_steps", warmup_steps, 0), ("measure_steps", measure_steps, 1)):
+        if steps is not None and not (isinstance(steps, numbers.Integral) and int(steps) >= least):
+            raise ValueError(f"measure takes {name} as a whole number from {least} on, not {_shown(steps)}")
     if _listener is not None:
         _listener.measure(step, warmup_steps=warmup_steps, measure_steps=measure_steps)
         return
@@ -129,7 +133,7 @@ def measure(step: Callable[[], object], *, warmup_steps: int | None = None, meas
         _synchronise()
         begin = _now_s()
         try:
-            step()
+            returned = step()
         except StopIteration as end:
             raise RuntimeError(
                 f"step {number} raised StopIteration: an iterator in it, such as a loader, has ended, and flopwatch."
@@ -139,10 +143,35 @@ def measure(step: Callable[[], object], *, warmup_steps: int | None = None, meas
         _synchronise()
         if number > warmup:
             times_ms.append(1e3 * (_now_s() - begin))
+        if number == 1 and (why := why_not_run(returned)) is not None:
+            raise TypeError(why)
+        del returned
     median = statistics.median(times_ms)
     low, high = median_interval(times_ms) or (min(times_ms), max(times_ms))
     spread = max(median - low, high - median)
     sys.stdout.write(f"step: {median:.4g} ± {spread:.2g} ms, the median of {measured}\n")
+
+
+def why_not_run(returned: Any) -> str | None:
+    """Return why what a step returned shows that its work may not have been done: it is a generator, a coroutine, a
+    future or a function. None of other values; an expression that makes values later is one."""
+    import inspect
+
+    if inspect.isgenerator(returned) and returned.gi_code.co_name == "<genexpr>":
+        return None
+    kind, how = type(returned).__name__, "return a function that runs it"
+    if inspect.isgenerator(returned):
+        return (
+            f"a step returned a {kind}: its code has not run, as it has a yield or is async; remove the yield, or {how}"
+        )
+    if inspect.iscoroutine(returned) or inspect.isasyncgen(returned):
+        cure = f"write def in place of async def, or {how}"
+        return f"a step returned a {kind}: its code has not run, as it has a yield or is async; {cure}"
+    is_future = all(callable(getattr(returned, name, None)) for name in ("done", "result", "add_done_callback"))
+    if is_future or inspect.isroutine(returned) or isinstance(returned, functools.partial):
+        cure = "return its .result()" if is_future else "call it in the step"
+        return f"a step returned a {kind}, whose work may not have been done: {cure}"
+    return None
 
 
 def steps_of_a_second(step_ms: float) -> int:

@@ -3,7 +3,8 @@
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
@@ -65,6 +66,23 @@ def test_what_is_no_step_is_refused(listens: bool, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(steps, "_listener", Heard() if listens else None)
     with pytest.raises(TypeError, match=r"as in measure\(step\); this is of type float"):
         flopwatch.measure(0.5)  # type: ignore[arg-type]
+    for name, value in (("warmup_steps", -1), ("measure_steps", 0), ("measure_steps", 2.5)):
+        with pytest.raises(ValueError, match=rf"{name} as a whole number from . on, not {value}"):
+            flopwatch.measure(lambda: None, **{name: value})  # type: ignore[arg-type]
+
+
+async def asynchronous() -> AsyncIterator[int]:
+    yield 1
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("step", [asynchronous, generator, lambda: print, Future])
+def test_a_script_alone_times_no_step_that_has_not_run(step: Callable[[], object]) -> None:
+    with pytest.raises(TypeError, match=r"its code has not run|may not have been done"):
+        flopwatch.measure(step)
 
 
 @pytest.mark.parametrize(

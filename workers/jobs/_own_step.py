@@ -30,7 +30,7 @@ def maker(code: CodeSpec, device: torch.device, arguments: Mapping[str, Any]) ->
     def make() -> OwnStep:
         from workers.measure.own_step import NoStep, OwnStep
 
-        step = OwnStep(device)
+        step = OwnStep(device, why_not_run=steps.why_not_run)
         steps.listen(Listener(step))
         make_step = uploaded.load(code)
         _check_arguments(make_step, code, device, arguments)

@@ -76,7 +76,7 @@ class Measuring:
         from workers.measure.own_step import OwnStep
 
         self._spec, self._device, self._report = spec, device, report
-        self._step = OwnStep()
+        self._step = OwnStep(why_not_run=steps.why_not_run)
         self._meter = memory_meter(device)
         self.monitor = monitor
         self.phase, self.work = self._step.phase, self._step.work

@@ -4,7 +4,6 @@ The step's observers see it as they see ours: phases follow each other and cover
 named ones is the phase REST; a step that names none is one phase, WHOLE.
 """
 
-import functools
 import gc
 import inspect
 import re
@@ -61,7 +60,13 @@ class OwnStep:
     `make` sets the function, and finds the modules and optimizers that came to be in it.
     """
 
-    def __init__(self, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device | None = None,
+        *,
+        why_not_run: Callable[[object], str | None] = lambda _returned: None,
+    ) -> None:
+        self._why_not_run = why_not_run
         self.device = torch.device("cpu") if device is None else device
         """The device of the job."""
         self._step: Callable[[], object] | None = None
@@ -186,8 +191,9 @@ class OwnStep:
         begin_phase(self._outside, observers)
         try:
             returned = self._step()
-            if not self._runs and _has_not_run(returned):
-                raise _unrun(returned)
+            if not self._runs and (why := self._why_not_run(returned)) is not None:
+                codes = (getattr(returned, name, None) for name in ("gi_code", "cr_code", "ag_code"))
+                raise NoStep(why, next(filter(None, codes), None))
             if self.keeps_returned:
                 self.returned = slim(returned)
             del returned
@@ -359,30 +365,3 @@ def _check_arguments(step: Callable[..., object]) -> None:
             "make them, too, such as next(batches) in the step",
             getattr(inspect.unwrap(step), "__code__", None),
         )
-
-
-def _has_not_run(returned: object) -> bool:
-    """Return True if what a step returned is code that waits to run, and no expression that it has made."""
-    if inspect.isgenerator(returned):
-        return returned.gi_code.co_name != "<genexpr>"
-    is_function = inspect.isroutine(returned) or isinstance(returned, functools.partial)
-    return is_function or _is_future(returned) or inspect.iscoroutine(returned) or inspect.isasyncgen(returned)
-
-
-def _is_future(returned: object) -> bool:
-    return all(callable(getattr(returned, name, None)) for name in ("done", "result", "add_done_callback"))
-
-
-def _unrun(returned: Any) -> NoStep:
-    """Return the error of a step that returned what has not run: a generator, a coroutine, a future or a function."""
-    if not any(hasattr(returned, name) for name in ("gi_code", "cr_code", "ag_code")):
-        cure = "return its .result()" if _is_future(returned) else "call it in the step"
-        return NoStep(f"a step returned a {type(returned).__name__}, whose work may not have been done: {cure}")
-    kind = "yield" if inspect.isgenerator(returned) else "async"
-    code = next(getattr(returned, name) for name in ("gi_code", "cr_code", "ag_code") if hasattr(returned, name))
-    cure = "remove the yield, or" if kind == "yield" else "write def in place of async def, or"
-    return NoStep(
-        f"a step returned a {type(returned).__name__}: its code has not run, as it has a yield or is async; {cure} "
-        "return a function that runs it",
-        code,
-    )

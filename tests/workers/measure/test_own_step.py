@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from flopwatch.steps import why_not_run
 from workers.measure.own_step import MAX_PHASES, NoStep, OwnStep, StepStopped, WrongPhase
 from workers.measure.timing import make_clock, run_step, time_steps
 
@@ -34,7 +35,7 @@ class Heard:
 
 
 def made(body: Callable[[OwnStep], object]) -> OwnStep:
-    own = OwnStep()
+    own = OwnStep(why_not_run=why_not_run)
     own.make(lambda: lambda: body(own))
     return own
 
