@@ -232,34 +232,21 @@ def _check_implementation(name: str, loaded: object) -> None:
         raise TypeError(f"expected a {__name__}.Implementation, not {type(loaded).__name__}")
     if loaded.name != name:
         raise TypeError(f"its name is {loaded.name!r}: results would carry that; name it as its entry point")
-    for attribute, may_be_none in (("function", False), ("forward_bytes", True)):
-        value = getattr(loaded, attribute)
-        if not (callable(value) or (may_be_none and value is None)):
-            raise TypeError(f"{attribute} must be a function, not {value!r}")
-    if not isinstance(loaded.has_backward, bool):
-        raise TypeError(f"has_backward must be True or False, not {loaded.has_backward!r}")
+    if not callable(loaded.function):
+        raise TypeError(f"function must be a function, not {loaded.function!r}")
     if not isinstance(loaded.features, Set) or not loaded.features <= FEATURES:
         raise TypeError(f"features must be a set of {', '.join(sorted(FEATURES))}, not {loaded.features!r}")
-    _check_dtypes(loaded.dtypes)
+    dtypes = loaded.dtypes
+    if not (isinstance(dtypes, Mapping) and dtypes and dtypes.keys() <= DEVICES
+            and all(isinstance(names, Set) and names <= DTYPES for names in dtypes.values())):  # fmt: skip
+        devices, known = (", ".join(sorted(names)) for names in (DEVICES, DTYPES))
+        raise TypeError(f"dtypes must map {devices} to sets of {known}, as {{'cpu': {{'float32'}}}}, not {dtypes!r}")
 
 
 def _cure(error: Exception) -> str:
     """Return what to write instead of an import by the name that this package has in its repository only."""
     missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     return f"; Flopwatch's is {_HERE}" if _HERE.endswith(f".{missing}") and missing else ""
-
-
-def _check_dtypes(dtypes: object) -> None:
-    if not isinstance(dtypes, Mapping) or not dtypes:
-        raise TypeError(f'dtypes must map types of devices to sets of data types, as {{"cpu": ...}}, not {dtypes!r}')
-    for device, names in dtypes.items():
-        if device not in DEVICES:
-            raise TypeError(f"dtypes: unknown type of device {device!r}; known are {', '.join(sorted(DEVICES))}")
-        if not isinstance(names, Set):
-            raise TypeError(f'dtypes of {device} must be a set of names, as {{"float32"}}, not {names!r}')
-        unknown = sorted(map(repr, names - DTYPES))
-        if unknown:
-            raise TypeError(f"dtypes of {device}: unknown {', '.join(unknown)}; known are {', '.join(sorted(DTYPES))}")
 
 
 ATTENTION = Registry(

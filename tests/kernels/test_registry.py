@@ -89,15 +89,8 @@ def implementation(name: str = "theirs", function: Any = max, dtypes: Any = None
         (implementation("ours"), "its name is 'ours'.* name it as its entry point"),
         (implementation(function=None), "function must be a function, not None"),
         (implementation(features={"windows"}), "features must be a set of bottom_right, .*, not {'windows'}"),
-        (implementation(forward_bytes=12), "forward_bytes must be a function, not 12"),
-        (implementation(has_backward="no"), "has_backward must be True or False, not 'no'"),
-        (implementation(dtypes={"float32"}), "dtypes must map types of devices to sets of data types"),
-        (implementation(dtypes={}), "dtypes must map types of devices"),
-        (implementation(dtypes={"gpu": {"float32"}}), "unknown type of device 'gpu'; known are cpu, cuda"),
-        (implementation(dtypes={"cpu": "float32"}), "dtypes of cpu must be a set of names.* not 'float32'"),
-        (implementation(dtypes={"cpu": ["float32"]}), r"dtypes of cpu must be a set of names.* not \['float32'\]"),
-        (implementation(dtypes={"cpu": {"fp32"}}), "dtypes of cpu: unknown 'fp32'; known are bfloat16, float16"),
-        (implementation(dtypes={"cpu": {torch.float32}}), "dtypes of cpu: unknown torch.float32; known are"),
+        *((implementation(dtypes=wrong), "dtypes must map cpu, cuda to sets of bfloat16, float16, float32, .*, not ")
+          for wrong in ({"float32"}, {}, {"gpu": {"float32"}}, {"cpu": ["float32"]}, {"cpu": {torch.float32}})),
     ],
 )  # fmt: skip
 def test_an_implementation_that_makes_no_sense_is_broken(install, monkeypatch, theirs, message) -> None:

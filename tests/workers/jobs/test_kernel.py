@@ -188,7 +188,7 @@ def test_what_an_operation_does_not_have_is_unsupported(tmp_path: Path) -> None:
         ({"plain": 7}, "plain must be a function"),
         ({"variations": {"large ones": 7}}, "variations must be functions"),
         ({"kernels": [7]}, "expected a kernels.registry.Implementation"),
-        ({"kernels": [Implementation("one", abs, {})]}, "dtypes must map types of devices"),
+        ({"kernels": [Implementation("one", abs, {})]}, "dtypes must map cpu, cuda to sets of"),
     ],
 )
 def test_an_installed_operation_is_checked(monkeypatch, changes, words) -> None:
