@@ -162,6 +162,19 @@ def test_one_ranks_failure_ends_all_and_is_reported(light, tmp_path, pids, how, 
     assert not alive(pids)
 
 
+def test_without_killing_the_others_would_live_on(light, tmp_path, pids, monkeypatch) -> None:
+    """The control of the tests above."""
+    monkeypatch.setattr(process_group._Ranks, "_kill", lambda self: None)
+    monkeypatch.setattr(process_group, "END_S", 0.3)
+    with pytest.raises(RanksFailed, match="rank 1 raised"):
+        run(ranks.fail, "raise", 1, str(tmp_path), folder=tmp_path, pids=pids)
+    left = alive(pids)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left
+    wait_until(lambda: not alive(pids), timeout_s=10)
+
+
 def rank_1_is_stopped(ranks: Any, is_stopped: Callable[[int], bool] = process_group._is_stopped) -> bool:
     return 1 in ranks._pids and is_stopped(ranks._pids[1])
 

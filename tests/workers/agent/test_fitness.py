@@ -374,6 +374,13 @@ class TestCauses:
         assert (job["state"], job["attempt"]) == ("queued", 0)
         mend[0]()
 
+    @pytest.mark.parametrize("failure", [CRASH, TIMEOUT], ids=lambda failure: failure.code)
+    def test_control_without_it_the_job_fails(self, lab, code, failure, monkeypatch) -> None:
+        CAUSES[code](lab, monkeypatch)()
+        lab.submit(failure, max_attempts=1)
+        lab.serve()
+        assert (lab.states, lab.unfit) == (["failed"], None)
+
 
 def test_a_store_that_is_away_keeps_results_and_takes_no_jobs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     away, waits = [True], threading.Event()

@@ -336,6 +336,15 @@ def test_another_users_exclusive_job_leaves_nothing_free(shared: Path, user: Cal
 
 
 @several_users
+def test_control_users_with_own_folders_share_a_device(shared: Path, user: Callable[..., User]) -> None:
+    anns, bobs = Worker(shared.with_name("anns")), Worker(shared.with_name("bobs"))
+    ann, bob = user(ANN, anns.take, anns.keep_one), user(BOB, bobs.take)
+    ann.next()
+    ann.next()
+    assert bob.next() == [True, ALL]
+
+
+@several_users
 def test_no_user_can_change_anothers_locks(shared: Path, user: Callable[..., User]) -> None:
     """Bob has made the folder, Ann the files."""
     anns = Worker(shared)

@@ -363,6 +363,28 @@ class TestWrapped:
         assert printed[2:] == [{"exit_code": 0, "signal": None}, True]
         assert (tmp_path / "report").read_text() == "the program ended with 0\n"
 
+    def test_control_of_what_a_wrapper_takes(self, tmp_path: Path) -> None:
+        reader, writer = os.pipe()
+        program = (
+            "import os, sys\n"
+            "try:\n    os.write(int(sys.argv[1]), b'x')\nexcept OSError as error:\n    print(error.strerror)\n"
+            "print(repr(sys.stdin.read()), os.environ.get('OF_THE_UNIT'), os.getsid(0) == int(sys.argv[2]))"
+        )
+        wrapped = [sys.executable, str(PLUGINS / "wrapper.py"), "--", sys.executable, "-c", program]
+        done = subprocess.run(
+            [*wrapped, str(writer), str(os.getsid(0))],
+            input="a request",
+            pass_fds=[writer],
+            env={**os.environ, "OF_THE_UNIT": "set"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        os.close(reader)
+        os.close(writer)
+        assert done.stdout.splitlines() == ["Bad file descriptor", "'' None False"]
+
     def test_variables_dropped_by_a_wrapper_are_set_again(self, tmp_path: Path) -> None:
         (tmp_path / "sitecustomize.py").write_text(
             "import atexit, os, runpy\n"
@@ -442,17 +464,30 @@ print(json.dumps(vars(process.report())))
 """
 
 
+def variables_of_a_unit(folder: Path, run: Run, body: str = "", wrap: str = "()") -> set[str]:
+    """What a unit finds, whose launcher has a token among its variables."""
+    run(body + VARIABLES.replace("WRAP", wrap))
+    return set(json.loads((folder / "variables").read_text()))
+
+
 @pytest.mark.parametrize(("start", "wrap"), [("fork", "()"), ("exec", "()"), ("exec", "[*WRAPPER, '--']")])
 def test_a_unit_has_every_variable_but_the_services_settings(run_forked, tmp_path, start, wrap) -> None:
     run = run_forked if start == "fork" else functools.partial(run_script, tmp_path, start)
-    run(VARIABLES.replace("WRAP", wrap))
-    variables = set(json.loads((tmp_path / "variables").read_text()))
+    variables = variables_of_a_unit(tmp_path, run, wrap=wrap)
     assert {"NCCL_DEBUG=WARN", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES="} <= variables
     assert "AZURE_STORAGE_ACCOUNT_NAME=not of this store" in variables
     assert not [text for text in variables if "FLOPWATCH_" in text or "hunter2" in text]
 
 
-def ends_with_a_stopped_keeper(folder, start, stopped, reason) -> Any:
+@starts
+def test_control_of_the_units_variables(tmp_path: Path, start: str) -> None:
+    inherit = "import workers.processes.launch; workers.processes.launch.units_environment = lambda *_: None"
+    run = functools.partial(run_script, tmp_path, start)
+    variables = variables_of_a_unit(tmp_path, run, inherit)
+    assert {"FLOPWATCH_API_TOKEN=hunter2", "AWS_SECRET_ACCESS_KEY=hunter2"} <= variables
+
+
+def ends_with_a_stopped_keeper(folder, start, stopped, sabotage="", *, reason=None) -> Any:
     """Stop a unit's keeper, or its warm parent too, and let the unit time out, or stop it; its outcome's type, and who
     lives on."""
     return run_script(
@@ -465,6 +500,7 @@ def ends_with_a_stopped_keeper(folder, start, stopped, reason) -> Any:
         from workers.agent.unit_run import Listener, StopSignal, Timeout, UnitRun
 
         unit_run.KEEPER_S = 0.2
+        {sabotage}
         # A shell in the unit's place costs no import of torch. It must not end, or its daemon would be the keeper's.
         shell = f"trap '' TERM; setsid sleep 3600 & echo $$ $! > {{FOLDER}}/started; while :; do sleep 3600; done"
         stubborn = request("stubborn") if START == "fork" else request("none", ["sh", "-c", shell])
@@ -482,7 +518,7 @@ def ends_with_a_stopped_keeper(folder, start, stopped, reason) -> Any:
         run = UnitRun(process, listener, stop, timeout=timeout, grace_s=0.05)
         thread = threading.Thread(target=lambda: outcome.append(type(run.run()).__name__), daemon=True)
         thread.start()
-        thread.join(60)
+        thread.join(2 if {bool(sabotage)} else 60)
         print(json.dumps([outcome, [is_alive(pid) for pid in [*pids, keepers[0]]]]))
         """,
     )
@@ -498,7 +534,13 @@ def ends_with_a_stopped_keeper(folder, start, stopped, reason) -> Any:
     ],
 )
 def test_a_stopped_keeper_keeps_nothing_alive(tmp_path, start, stopped, reason, outcome) -> None:
-    assert ends_with_a_stopped_keeper(tmp_path, start, stopped, reason) == [[outcome], [False] * 3]
+    assert ends_with_a_stopped_keeper(tmp_path, start, stopped, reason=reason) == [[outcome], [False] * 3]
+
+
+def test_control_of_the_stopped_keeper(tmp_path: Path) -> None:
+    """Without the agent's own kill, the unit lives on."""
+    leave = "Process.kill_with_keeper = lambda _self: None"
+    assert ends_with_a_stopped_keeper(tmp_path, "exec", "keeper", leave) == [[], [True] * 3]
 
 
 def test_a_unit_waits_at_its_gate(tmp_path: Path) -> None:

@@ -28,13 +28,14 @@ unit = {"title": "unit", "params": {}, "start": "exec", "environment": {}}
 process = launcher.start(Request("benchmark", {}, unit, folder, wrap=["sh", "-c", shell]), "exec", [])
 process.report()
 """
+PLAIN, WITHOUT_VARIABLES = "sleep 3600", "env -i sleep 3600"
 
 
 @contextmanager
-def agent_with_a_daemon(folder: Path) -> Iterator[tuple[psutil.Process, int]]:
+def agent_with_a_daemon(folder: Path, daemon: str) -> Iterator[tuple[psutil.Process, int]]:
     """An agent whose job has started a daemon in a session of its own, and the daemon's pid."""
     pids = folder / "pids"
-    shell = f"setsid sleep 3600 & echo $! > {pids}; while :; do sleep 3600; done"
+    shell = f"setsid {daemon} & echo $! > {pids}; while :; do sleep 3600; done"
     command = [sys.executable, "-c", AGENT, str(folder), shell]
     environment = {**os.environ, "TMPDIR": str(folder)}
     with subprocess.Popen(command, env=environment) as process:
@@ -68,7 +69,7 @@ def swept(folder: Path) -> Callable[[], bool]:
 
 
 def test_a_daemon_of_a_killed_agent_is_ended(tmp_path: Path) -> None:
-    with agent_with_a_daemon(tmp_path) as (agent, pid):
+    with agent_with_a_daemon(tmp_path, PLAIN) as (agent, pid):
         end_leftovers(mark_of(tmp_path))
         assert is_alive(pid), "its agent is alive"
         kill_together(agent)
@@ -77,6 +78,15 @@ def test_a_daemon_of_a_killed_agent_is_ended(tmp_path: Path) -> None:
         assert is_alive(pid), "this is for agents that share its devices"
         wait_until(swept(tmp_path), timeout_s=20, what="the end of what is left")
         wait_until(lambda: not is_alive(pid), timeout_s=20, what="the daemon's end")
+
+
+def test_control_of_the_mark(tmp_path: Path) -> None:
+    """Without the variable the daemon lives on beside the job's next attempt."""
+    with agent_with_a_daemon(tmp_path, WITHOUT_VARIABLES) as (agent, pid):
+        kill_together(agent)
+        agent.wait()
+        wait_until(swept(tmp_path), timeout_s=20, what="the end of what is left")
+        assert is_alive(pid)
 
 
 @pytest.mark.parametrize("mark", ["", "nonsense", "1-2-3", "0-1-1-{folder}", "{namespace}-x-1-{folder}"])

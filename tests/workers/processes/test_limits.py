@@ -56,15 +56,23 @@ def test_a_unit_is_limited() -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 300
 
 
+def oom_scores(prepare: Callable[[], None]) -> tuple[int, int]:
+    """The kernel's scores of a unit and of its agent, which is larger; it ends the process with the highest."""
+    unit = in_a_fork(lambda: (prepare(), int(Path("/proc/self/oom_score").read_text()))[1])
+    return unit, int(Path("/proc/self/oom_score").read_text())
+
+
 def test_out_of_memory_ends_the_unit_before_the_agent() -> None:
-    """By the kernel's scores: it ends the process with the highest. The agent's, which is larger, is else higher."""
-    unit = in_a_fork(lambda: (Limits().apply(), int(Path("/proc/self/oom_score").read_text()))[1])
-    assert unit > int(Path("/proc/self/oom_score").read_text())
+    unit, agent = oom_scores(Limits().apply)
+    assert unit > agent
 
 
-@pytest.mark.long
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user who has no process")
-def test_a_fork_bomb_leaves_threads_to_the_agent() -> None:
+def test_control_of_the_score() -> None:
+    unit, agent = oom_scores(lambda: None)
+    assert unit <= agent
+
+
+def agent_starts_a_thread_beside_a_fork_bomb(limit: Callable[[], None]) -> bool:
     """Let a unit of a user with few processes fork until it can no more."""
 
     def agent() -> bool:
@@ -76,7 +84,7 @@ def test_a_fork_bomb_leaves_threads_to_the_agent() -> None:
         reader, writer = os.pipe()
         unit = os.fork()
         if not unit:
-            Limits().apply()
+            limit()
             _fork_until_refused()
             os.write(writer, b"x")
             time.sleep(60)
@@ -87,7 +95,7 @@ def test_a_fork_bomb_leaves_threads_to_the_agent() -> None:
             return False
         return True
 
-    assert in_a_fork(agent)
+    return bool(in_a_fork(agent))
 
 
 def _fork_until_refused() -> None:
@@ -97,6 +105,18 @@ def _fork_until_refused() -> None:
                 time.sleep(60)
         except BlockingIOError:  # EAGAIN
             return
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user who has no process")
+def test_a_fork_bomb_leaves_threads_to_the_agent() -> None:
+    assert agent_starts_a_thread_beside_a_fork_bomb(Limits().apply)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user who has no process")
+def test_control_of_the_reserve() -> None:
+    assert not agent_starts_a_thread_beside_a_fork_bomb(lambda: None)
 
 
 @pytest.mark.parametrize(
