@@ -9,7 +9,6 @@ FUNCTION_LINES = 60
 LONGER: dict[str, str] = {
     "migrations/versions/0010_create_every_table.py::upgrade": "declares every table; a migration never changes",
     "kernels/attention/hopper/backward.py::consume_narrow_unit": "one order of instructions, which was timed",
-    "kernels/attention/hopper/backward.py::consume_unit": "one order of instructions, which was timed",
 }
 """Functions ("path::name") that may be longer, with the reason."""
 

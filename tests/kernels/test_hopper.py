@@ -68,9 +68,11 @@ def kind_of(*shape: int) -> Kind:
     return kind(torch.empty(shape, dtype=torch.bfloat16))
 
 
-def backward_launches(one: Kind, scale: float, bounded: rules.Bounded | None = None) -> plans.BackwardLaunches | None:
-    """Those of a causal backward pass all of whose tensors are of one kind."""
-    return plans.backward_launches(plans.BackwardProblem((one,) * 7, one.strides, False, True, scale, bounded))
+def backward_launches(
+    one: Kind, scale: float, bounded: rules.Bounded | None = None, is_causal: bool = True
+) -> plans.BackwardLaunches | None:
+    """Those of a backward pass all of whose tensors are of one kind."""
+    return plans.backward_launches(plans.BackwardProblem((one,) * 7, one.strides, False, is_causal, scale, bounded))
 
 
 @contextmanager
@@ -454,27 +456,27 @@ def test_columns_that_are_multiplied_hold_the_head(head_dim: int, rest: int) -> 
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(
-    ("head_dim", "columns", "halves"),
-    [
-        (40, 64, False), (56, 64, True), (64, 64, True), (72, 80, False), (80, 80, False), (88, 128, False),
-        (96, 128, False), (104, 128, False), (128, 128, False),
-    ],
-)  # fmt: skip
-def test_kernels_of_the_backward_pass_agree_on_the_sum_of_dq(head_dim: int, columns: int, halves: bool) -> None:
+    ("head_dim", "columns"),
+    [(40, 64), (56, 64), (64, 64), (72, 80), (80, 80), (88, 128), (96, 128), (104, 128), (128, 128)],
+)
+def test_kernels_of_the_backward_pass_agree_on_the_sum_of_dq(head_dim: int, columns: int, is_causal: bool) -> None:
     length = 100
-    launches = backward_launches(kind_of(2, 3, length, head_dim), 1.0)
+    launches = backward_launches(kind_of(2, 3, length, head_dim), 1.0, is_causal=is_causal)
     assert launches is not None
     padded = -(-length // ROW_TILE) * ROW_TILE
     counter = (2 + columns) * 2 * 3 * padded  # behind exponents, deltas and the sum
     assert launches.size > counter
     assert launches.rows._options["SUM"] == launches.queries._options["SUM"] == columns
-    assert launches.keys._options["HALVES"] == halves
     assert launches.keys._options["NARROW"] == (columns == 80)
     named = dict(zip(launches.keys._kernel.arg_names, launches.keys._in_order(), strict=True))
     cleared = dict(zip(launches.rows._kernel.arg_names, launches.rows._in_order(), strict=True))["counter"]
     assert named["counter"] == cleared == Address(4, counter)
     first, second = named["dq_sum"], named["dq_rest"]
+    assert (first == Address(4, 2 * 2 * 3 * padded)) == named["DIRECT"] == (is_causal and columns == 128)
+    if named["DIRECT"]:
+        return
     assert first.shape == second.shape == (2, 3, padded * columns // 256, 256)
     assert first.strides == second.strides
     assert math.prod(first.block) + math.prod(second.block) == named["M"] * columns

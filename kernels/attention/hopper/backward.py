@@ -5,9 +5,11 @@ the next unit of all as soon as it has fetched what one needs, so that the next 
 consumers of four warps take half of the keys each. Scores stand upright (keys × queries), so that weights P and their
 gradients dS feed the products for dV and dK from registers. dS also goes to shared memory, where both consumers read
 the whole of it: each multiplies a half of dQ, one tile of queries later, so that neither waits for the other's dS. One
-warp fetches tiles, another adds dQ to a float32 sum in memory, both by the copy engine.
+warp fetches tiles, another adds dQ to a float32 sum in memory, both by the copy engine; if DIRECT, consumers add dQ
+from registers.
 
-Three functions walk over the queries: `visit`, `visit_halves` (HALVES), and `consume_narrow_unit` (NARROW).
+Three functions walk over the queries: `visit`, `visit_halves` (STREAM), and `consume_narrow_unit` (NARROW). If STREAM,
+a unit's last dQ is multiplied with the first tile of the next unit.
 
 See kernels.attention.triton.kernels for the formulas, and for `exponents` and `deltas`.
 """
@@ -136,34 +138,24 @@ def first_scores(
 
 
 @gluon.jit
-def part_of_dq(ds, k, WHO: gl.constexpr, TAIL: gl.constexpr):
-    """A consumer's part of dQ, not waited for: half of the rows of a tile of 128 queries, else the first half of the
-    columns, or the TAIL columns behind it.
+def part_of_dq(ds, k, FROM: gl.constexpr, WIDTH: gl.constexpr):
+    """WIDTH columns of dQ from FROM on, not waited for.
 
     `ds` (keys × queries) and `k` (keys × D) are in shared memory.
     """
-    BY_ROWS: gl.constexpr = ds.shape[1] == 128
-    ROWS: gl.constexpr = ds.shape[1] // 2 if BY_ROWS else ds.shape[1]
-    HALF: gl.constexpr = k.shape[1] // 2
-    WIDTH: gl.constexpr = k.shape[1] if BY_ROWS else (TAIL if WHO == 1 else HALF)
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    ROWS: gl.constexpr = ds.shape[1]
     zeros = gl.zeros([ROWS, WIDTH], gl.float32, layout)
-    if BY_ROWS:
-        dq = warpgroup_mma(ds.slice(WHO * ROWS, ROWS, 1).permute((1, 0)), k, zeros, use_acc=False, is_async=True)
-    else:
-        dq = warpgroup_mma(ds.permute((1, 0)), k.slice(WHO * HALF, WIDTH, 1), zeros, use_acc=False, is_async=True)
-    return dq
+    return warpgroup_mma(ds.permute((1, 0)), k.slice(FROM, WIDTH, 1), zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def values_in_registers(
-    v_tiles, held, FROM: gl.constexpr, WIDTH: gl.constexpr, WHO: gl.constexpr, layout: gl.constexpr
-):
-    """Columns of a consumer's values, as the left factor of a product of this layout: dP then reads half as much of
-    shared memory, which is busier than the tensor cores."""
-    N: gl.constexpr = v_tiles.shape[3]
-    v = v_tiles.index(held).reshape([N, v_tiles.shape[4]]).slice(WHO * (N // 2), N // 2, 0)
-    return v.slice(FROM, WIDTH, 1).load(gl.DotOperandLayout(0, layout, 2))
+def in_registers(tiles, held, FROM: gl.constexpr, WIDTH: gl.constexpr, WHO: gl.constexpr, layout: gl.constexpr):
+    """Columns of a consumer's keys or values, as the left factor of a product of this layout, which then reads half as
+    much of shared memory: that is busier than the tensor cores."""
+    N: gl.constexpr = tiles.shape[3]
+    own = tiles.index(held).reshape([N, tiles.shape[4]]).slice(WHO * (N // 2), N // 2, 0)
+    return own.slice(FROM, WIDTH, 1).load(gl.DotOperandLayout(0, layout, 2))
 
 
 @gluon.jit
@@ -219,33 +211,39 @@ def by_thread(dq):
 
 
 @gluon.jit
-def hand_on_dq(dq, dq_tiles, dq_empty, count, token, WHO: gl.constexpr):
-    """Store a consumer's part of dQ for the warp that adds it up, once that has read the part before."""
-    ROOM: gl.constexpr = WHO if dq_tiles.shape[0] == 2 else 0
-    mbarrier.wait(dq_empty.index(WHO), (count & 1) ^ 1)
-    dq_tiles.index(ROOM).reshape([dq.shape[1] // 4, 256]).store(by_thread(dq))
-    fence_async_shared()
-    return arrive_at(token, 9 + WHO, 160)
+def hand_on_dq(dq, dq_sum, dq_empty, count, place, token, WHO: gl.constexpr, DIRECT: gl.constexpr):
+    """Store a consumer's part of dQ for the warp that adds it up, once that has read the part before. If DIRECT, add it
+    to the sum, as part of tile `place`, if that is not negative.
+    """
+    x = by_thread(dq)
+    if DIRECT:
+        if place >= 0:
+            rows = gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
+            columns = gl.arange(0, 256, gl.SliceLayout(0, x.type.layout))
+            start = dq_sum + (place.to(gl.int64) * 2 + WHO) * (x.shape[0] * 256)
+            gl.atomic_add(start + (rows[:, None] * 256 + columns[None, :]), x, sem="relaxed", scope="gpu")
+    else:
+        mbarrier.wait(dq_empty.index(WHO), (count & 1) ^ 1)
+        dq_sum.index(WHO if dq_sum.shape[0] == 2 else 0).reshape([x.shape[0], 256]).store(x)
+        fence_async_shared()
+        token = arrive_at(token, 9 + WHO, 160)
+    return token
 
 
 @gluon.jit
 def hand_on_last_dq(
-    k_tiles, v_tiles, ds_tiles, dq_tiles, dq_empty, kv_empty, held, turn, begin, count, token,
-    WHO: gl.constexpr, TAIL: gl.constexpr,
+    k_tiles, v_tiles, ds_tiles, dq_sum, dq_empty, kv_empty, held, turn, begin, count, place, token,
+    WHO: gl.constexpr, TAIL: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
-    """Multiply and hand on dQ of the unit's last tile, and wait until the other consumer has read all tiles.
-
-    The keys' slot is freed at once if it is the only one, and the next unit waits for it; else later, which is faster.
-    """
+    """Multiply and hand on dQ of the unit's last tile, and wait until the other consumer has read all tiles."""
     token = hear_other(token, count + 1, WHO)
     k_tile, _k, _v = own_keys(k_tiles, v_tiles, held, WHO)
-    dq = warpgroup_mma_wait(0, deps=[part_of_dq(ds_tiles.index((count + 1) & 1), k_tile, WHO, TAIL)])
-    if k_tiles.shape[0] == 1:
-        mbarrier.arrive(kv_empty.index(held), count=1)
-    token = hand_on_dq(dq, dq_tiles, dq_empty, count + turn, token, WHO)
+    LEFT: gl.constexpr = k_tiles.shape[4] // 2
+    dq = part_of_dq(ds_tiles.index((count + 1) & 1), k_tile, WHO * LEFT, TAIL if WHO == 1 else LEFT)
+    dq = warpgroup_mma_wait(0, deps=[dq])
+    mbarrier.arrive(kv_empty.index(held), count=1)
+    token = hand_on_dq(dq, dq_sum, dq_empty, count + turn, place, token, WHO, DIRECT)
     token = hear_other(tell_other(token, count, WHO), count, WHO)
-    if k_tiles.shape[0] > 1:
-        mbarrier.arrive(kv_empty.index(held), count=1)
     if count == begin:  # a unit that fetches nothing has not waited, and will write dK and dV
         token = after_the_kernel_before(token)
     return token
@@ -253,13 +251,13 @@ def hand_on_last_dq(
 
 @gluon.jit
 def visit(
-    begin, end, free, bound, held, turn, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles,
-    numbers, q_full, do_full, dq_empty, low, high, scale,
+    begin, end, free, bound, held, turn, base, place, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles,
+    ds_tiles, dq_sum, numbers, q_full, do_full, dq_empty, low, high, scale,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr,
-    REST: gl.constexpr,
+    REST: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
     """dK and dV after the tiles of queries from `begin` to `end`. For `free` and `bound` see `needs_mask`; with a plain
-    mask, MASKED tells.
+    mask, MASKED tells. Tile 0 of the head is tile `base` of all, and dQ of `place` is not multiplied yet.
     """
     HALF: gl.constexpr = N // 2
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
@@ -293,27 +291,28 @@ def visit(
         token = hear_other(token, count + 1, WHO)
         ds_tiles.index(stage).slice(WHO * HALF, HALF, 0).store(ds)
         fence_async_shared()
-        dq = part_of_dq(ds_tiles.index(1 - stage), k_tile, WHO, D // 2)
+        dq = part_of_dq(ds_tiles.index(1 - stage), k_tile, WHO * (D // 2), D // 2)
         dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q, dk, is_async=True)
         dq, dv = warpgroup_mma_wait(1, deps=[dq, dv])
         token = tell_other(token, count, WHO)
         token = free_gradients(token, stage)
-        token = hand_on_dq(dq, dq_tiles, dq_empty, count + turn, token, WHO)
+        token = hand_on_dq(dq, dq_sum, dq_empty, count + turn, place, token, WHO, DIRECT)
+        place = base + index
         dk = warpgroup_mma_wait(0, deps=[dk])
         token = free_queries(token, stage)
         count += 1
-    return count, token, dk, dv
+    return count, place, token, dk, dv
 
 
 @gluon.jit
 def leave_out(
-    begin, end, held, turn, count, token, k_tiles, v_tiles, ds_tiles, dq_tiles, q_full, do_full, dq_empty,
-    WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
+    begin, end, held, turn, base, place, count, token, k_tiles, v_tiles, ds_tiles, dq_sum, q_full, do_full, dq_empty,
+    WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
     """As `visit`, for tiles of queries that see none of this consumer's half of the keys: its dS is zero."""
     HALF: gl.constexpr = N // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
-    for _index in range(begin, end):
+    for index in range(begin, end):
         stage = count & 1
         phase = (count >> 1) & 1
         k_tile, _k, _v = own_keys(k_tiles, v_tiles, held, WHO)
@@ -323,22 +322,25 @@ def leave_out(
         token = hear_other(token, count + 1, WHO)
         ds_tiles.index(stage).slice(WHO * HALF, HALF, 0).store(gl.zeros([HALF, M], ds_tiles.dtype, layout))
         fence_async_shared()
-        dq = warpgroup_mma_wait(0, deps=[part_of_dq(ds_tiles.index(1 - stage), k_tile, WHO, D // 2)])
+        dq = part_of_dq(ds_tiles.index(1 - stage), k_tile, WHO * (D // 2), D // 2)
+        dq = warpgroup_mma_wait(0, deps=[dq])
         token = tell_other(token, count, WHO)
-        token = hand_on_dq(dq, dq_tiles, dq_empty, count + turn, token, WHO)
+        token = hand_on_dq(dq, dq_sum, dq_empty, count + turn, place, token, WHO, DIRECT)
+        place = base + index
         count += 1
-    return count, token
+    return count, place, token
 
 
 @gluon.jit
 def visit_half(
-    s, dp, dv, do, exponents, deltas, ds_room, count, token, index, free, bound, low, high, scale,
+    s, dp, dv, do, exponents, deltas, ds_tiles, count, token, index, free, bound, low, high, scale,
     FROM: gl.constexpr, WHO: gl.constexpr, CAUSAL: gl.constexpr, left_layout: gl.constexpr,
 ):  # fmt: skip
     """(token, dV, dS) after the half from query FROM on of tile `index`. One product is issued between dP and this dV.
 
     dV is issued before dP is awaited: otherwise ptxas moves 43 of 64 exponentials behind that wait.
     """
+    HALF: gl.constexpr = s.shape[0]
     PART: gl.constexpr = s.shape[1]
     column_layout: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     p = gl.exp2(s * scale - exponents.slice(FROM, PART, 0).load(column_layout)[None, :])
@@ -350,71 +352,71 @@ def visit_half(
     ds = (p * (dp - deltas.slice(FROM, PART, 0).load(column_layout)[None, :])).to(do.dtype)
     if FROM == 0:
         token = hear_other(token, count + 1, WHO)
-    ds_room.slice(FROM, PART, 1).store(ds)
+    ds_tiles.index(count & 1).slice(WHO * HALF, HALF, 0).store(ds)
     return token, dv, ds
 
 
 @gluon.jit
 def visit_halves(
-    first, free, bound, end, group, held, turn, begin, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
-    dq_tiles, numbers, q_full, do_full, dq_empty, low, high, scale,
+    first, free, bound, end, group, held, before, begin, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_first,
+    ds_second, dq_tiles, numbers, q_full, do_full, dq_empty, low, high, scale,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """dK and dV after the tiles of queries from `first` to `end` of a whole group. `free` and `bound` count halves of
-    tiles; see `needs_mask`.
+    """(slot of the last tile's keys, token, dK, dV) after the tiles of queries from `first` to `end` of a whole group.
+    `free` and `bound` count halves of tiles; see `needs_mask`. The tile before has its keys in slot `before`.
 
     It takes each tile in two halves, and multiplies the scores of a half during the half before: tensor cores have work
-    while the weights are computed. One loop for masked and other tiles needs no stack; two loops spill registers.
+    while the weights are computed. Registers suffice for one loop, and if dV is awaited before dQ is issued.
     """
     HALF: gl.constexpr = N // 2
     PART: gl.constexpr = M // 2
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART, 16])
-    d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    left_layout: gl.constexpr = gl.DotOperandLayout(0, d_layout, 2)
+    left_layout: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16]), 2)
     total = group * (end - first)
     s = first_scores(k_tiles, q_tiles, q_full, held, begin, total, WHO, PART, 0)
-    v = values_in_registers(v_tiles, held, 0, D, WHO, s_layout)
-    token = begin_unit(token, begin, WHO)
+    v = in_registers(v_tiles, held, 0, D, WHO, s_layout)
+    k = in_registers(k_tiles, held, 0, D, WHO, s_layout)
+    tma.store_wait(0)
+    token = tell_other(wait_at(token, 15, 256), begin + 1, WHO)  # both consumers have heard the other's last tile
     index = first
     for count in range(begin, begin + total):
         stage = count & 1
-        phase = (count >> 1) & 1
         q = q_tiles.index(stage).reshape([M, D])
         do = do_tiles.index(stage).reshape([M, D])
-        k_tile, k, _v = own_keys(k_tiles, v_tiles, held, WHO)
-        mine = ds_tiles.index(stage).slice(WHO * HALF, HALF, 0)
-        exponents = numbers.index(stage * 2)
-        deltas = numbers.index(stage * 2 + 1)
+        k_tile, _k, _v = own_keys(k_tiles, v_tiles, before, WHO)
+        exponents, deltas = numbers.index(stage * 2), numbers.index(stage * 2 + 1)
         zeros = gl.zeros([HALF, PART], gl.float32, s_layout)
-        mbarrier.wait(do_full.index(stage), phase)
+        mbarrier.wait(do_full.index(stage), (count >> 1) & 1)
         dp = along_rows(v, do.slice(0, PART, 0), zeros, 0)
         s_next = along_rows(k, q.slice(PART, PART, 0), zeros, 0)
         token, dv, ds = visit_half(
-            s, dp, dv, do, exponents, deltas, mine, count, token, index, free, bound, low, high, scale, 0,
+            s, dp, dv, do, exponents, deltas, ds_first, count, token, index, free, bound, low, high, scale, 0,
             WHO, CAUSAL, left_layout,
         )  # fmt: skip
         dp = along_rows(v, do.slice(PART, PART, 0), zeros, 0)
         dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q.slice(0, PART, 0), dk, is_async=True)
         s_next = warpgroup_mma_wait(3, deps=[s_next])
         token, dv, ds = visit_half(
-            s_next, dp, dv, do, exponents, deltas, mine, count, token, index, free, bound, low, high, scale,
+            s_next, dp, dv, do, exponents, deltas, ds_second, count, token, index, free, bound, low, high, scale,
             PART, WHO, CAUSAL, left_layout,
         )  # fmt: skip
         q_next = await_queries(q_tiles, q_full, count + 1, begin + total)
         s = along_rows(k, q_next.slice(0, PART, 0), zeros, 0)
-        fence_async_shared()
-        dq = part_of_dq(ds_tiles.index(1 - stage), k_tile, WHO, D // 2)
-        dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q.slice(PART, PART, 0), dk, is_async=True)
-        s, dq, dv = warpgroup_mma_wait(1, deps=[s, dq, dv])
-        token = tell_other(token, count, WHO)
+        dv = warpgroup_mma_wait(1, deps=[dv])
         token = free_gradients(token, stage)
-        token = hand_on_dq(dq, dq_tiles, dq_empty, count + turn, token, WHO)
+        fence_async_shared()
+        dq = part_of_dq((ds_first if WHO == 0 else ds_second).index(1 - stage), k_tile, 0, D)
+        dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q.slice(PART, PART, 0), dk, is_async=True)
+        s, dq = warpgroup_mma_wait(1, deps=[s, dq])
+        token = tell_other(token, count, WHO)
+        token = hand_on_dq(dq, dq_tiles, dq_empty, count, 0, token, WHO, False)
+        before = held
         dk = warpgroup_mma_wait(0, deps=[dk])
         token = free_queries(token, stage)
         index += 1
         if index == end:
             index = first
-    return token, dk, dv
+    return before, token, dk, dv
 
 
 @gluon.jit
@@ -444,104 +446,159 @@ def hear_unit(units, kv_full, turn, WARPS: gl.constexpr):
 
 @gluon.jit
 def consume(
-    dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, dk_rooms, numbers,
+    dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dk_rooms, dq_sum, numbers,
     units, kv_full, kv_empty, q_full, do_full, dq_empty,
-    tiles, planes, size, key_heads, group, queries, keys, band, scale, root,
+    tiles, planes, size, heads, key_heads, group, queries, keys, band, padded, scale, root,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
-    HALVES: gl.constexpr, NARROW: gl.constexpr,
+    STREAM: gl.constexpr, NARROW: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
-    """Take unit after unit. dV is copied out from dS's room, and dK, too, if there is room for it."""
+    """Take unit after unit. dV is copied out from dS's memory; dK from `dk_rooms`, which has dS of second halves if
+    STREAM."""
     HALF: gl.constexpr = N // 2
-    dv_room = ds_tiles._reinterpret(dv_out.dtype, [2 * N * M // (HALF * D), 1, 1, HALF, D], dv_out.layout).index(WHO)
-    dk_room = dk_rooms.index(dk_rooms.shape[0] - 2 + WHO)
+    dv_rooms = ds_tiles._reinterpret(dv_out.dtype, [ds_tiles.shape[2] * 4 // D, 1, 1, HALF, D], dv_out.layout)
+    if STREAM:
+        ds_second = dk_rooms
+        dk_rooms = ds_second._reinterpret(dv_out.dtype, [4, 1, 1, HALF, D], dv_out.layout)
     turn = 0
     count = 0
+    filled = 0  # if STREAM, units that have tiles of queries: only theirs are keys and values fetched
+    before = 0
     token = tiles
     unit, held = hear_unit(units, kv_full, turn, 4)
     while unit < tiles * planes:
         tile, batch, key_head = own_tile(unit, tiles, planes, key_heads, size, CAUSAL)
         start = tile * N
-        if NARROW:
-            count, token = consume_narrow_unit(
-                dk_room, dv_room, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers, q_full, do_full,
-                dq_empty, kv_empty, start, held, turn, count, token, group, queries, keys, band, scale, root,
-                WHO, M, N, D, CAUSAL, REST,
+        if STREAM:
+            mbarrier.arrive(kv_empty.index(held), count=1)
+            begin = count
+            count, before, token, dk, dv = consume_stream_unit(
+                k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, ds_second, dq_sum, numbers, q_full, do_full, dq_empty,
+                start, filled & 1, before, count, token, group, queries, keys, band, scale, WHO, M, N, D, CAUSAL,
             )  # fmt: skip
+            filled += (count > begin).to(gl.int32)
+            dk_room = dk_rooms.index(2 * (count & 1) + WHO)
+            dv_room = dv_rooms.index(2 * (count & 1) + WHO)
+            dk_room.reshape([HALF, D]).store((dk * root).to(q_tiles.dtype))
+            dv_room.reshape([HALF, D]).store(dv.to(q_tiles.dtype))
         else:
-            count, token = consume_unit(
-                dk_room, dv_room, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers, q_full, do_full,
-                dq_empty, kv_empty, start, held, turn, count, token, group, queries, keys, band, scale, root,
-                WHO, M, N, D, CAUSAL, REST, HALVES,
-            )  # fmt: skip
+            dk_room = dk_rooms.index(WHO)
+            dv_room = dv_rooms.index(WHO)
+            if NARROW:
+                count, token = consume_narrow_unit(
+                    dk_room, dv_room, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_sum, numbers, q_full, do_full,
+                    dq_empty, kv_empty, start, held, turn, count, token, group, queries, keys, band, scale, root,
+                    WHO, M, N, D, CAUSAL, REST,
+                )  # fmt: skip
+            else:
+                base = (batch * heads + key_head * group) * (padded // M)
+                count, token = consume_unit(
+                    dk_room, dv_room, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_sum, numbers, q_full, do_full,
+                    dq_empty, kv_empty, start, held, turn, base, count, token, group, queries, keys, band, padded,
+                    scale, root, WHO, M, N, D, CAUSAL, REST, DIRECT,
+                )  # fmt: skip
         fence_async_shared()
         tma.async_copy_shared_to_global(dk_out, [batch, key_head, start + WHO * HALF, 0], dk_room)
         tma.async_copy_shared_to_global(dv_out, [batch, key_head, start + WHO * HALF, 0], dv_room)
         turn += 1
         unit, held = hear_unit(units, kv_full, turn, 4)
+    if STREAM:
+        last_dq(k_tiles, v_tiles, ds_tiles if WHO == 0 else ds_second, dq_sum, dq_empty, before, count, token, WHO)
     tma.store_wait(0)
 
 
 @gluon.jit
-def consume_unit(
-    dk_room, dv_room, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers, q_full, do_full,
-    dq_empty, kv_empty, start, held, turn, count, token, group, queries, keys, band, scale, root,
-    WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
-    HALVES: gl.constexpr,
+def last_dq(k_tiles, v_tiles, ds_tiles, dq_tiles, dq_empty, before, count, token, WHO: gl.constexpr):
+    """Multiply and hand on dQ of a program's last tile, if it had any, of the keys in slot `before`."""
+    if count > 0:
+        k_tile, _k, _v = own_keys(k_tiles, v_tiles, before, WHO)
+        dq = part_of_dq(ds_tiles.index((count + 1) & 1), k_tile, 0, k_tiles.shape[4])
+        hand_on_dq(warpgroup_mma_wait(0, deps=[dq]), dq_tiles, dq_empty, count, 0, token, WHO, False)
+
+
+@gluon.jit
+def consume_stream_unit(
+    k_tiles, v_tiles, q_tiles, do_tiles, ds_first, ds_second, dq_tiles, numbers, q_full, do_full, dq_empty,
+    start, held, before, count, token, group, queries, keys, band, scale,
+    WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """(count, token) after a unit, whose dK and dV are stored in their rooms. `count` tiles of queries went before."""
+    """(count, slot of the last tile's keys, token, dK / root, dV) of a unit. `count` tiles of queries went before; dQ
+    of the last one, in slot `before`, is not multiplied yet, nor is this unit's last one at the end."""
     HALF: gl.constexpr = N // 2
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M // 2, 16])
     dk = gl.zeros([HALF, D], gl.float32, d_layout)
     dv = gl.zeros([HALF, D], gl.float32, d_layout)
     first, free, bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M // 2 if HALVES else M, 16])
+    low, high = own_spans(start + WHO * HALF, queries, keys, band, CAUSAL, s_layout, HALF)
+    if CAUSAL is None:
+        _first, free, bound, _end = query_tiles(start + WHO * HALF, queries, keys, band, M // 2, HALF, CAUSAL)
+    before, token, dk, dv = visit_halves(
+        first, free, bound, end, group, held, before, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles,
+        ds_first, ds_second, dq_tiles, numbers, q_full, do_full, dq_empty, low, high, scale, WHO, M, N, D, CAUSAL,
+    )  # fmt: skip
+    if first == end:  # a unit that fetches nothing has not waited for the kernel before, and will write dK and dV
+        token = after_the_kernel_before(token)
+    count += group * (end - first)
+    token = hear_other(token, count + 1, WHO)  # dK and dV go where dS of the tile before the last one was
+    return count, before, token, dk, dv
+
+
+@gluon.jit
+def consume_unit(
+    dk_room, dv_room, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_sum, numbers, q_full, do_full,
+    dq_empty, kv_empty, start, held, turn, base, count, token, group, queries, keys, band, padded, scale, root,
+    WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
+    DIRECT: gl.constexpr,
+):  # fmt: skip
+    """(count, token) after a unit, whose dK and dV are stored in their rooms. `count` tiles of queries went before, and
+    tile 0 of the first head is tile `base` of all."""
+    HALF: gl.constexpr = N // 2
+    d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
+    dk = gl.zeros([HALF, D], gl.float32, d_layout)
+    dv = gl.zeros([HALF, D], gl.float32, d_layout)
+    first, free, bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
     low, high = own_spans(start + WHO * HALF, queries, keys, band, CAUSAL, s_layout, HALF)
     begin = count
-    if HALVES:
-        if CAUSAL is None:
-            _first, free, bound, _end = query_tiles(start + WHO * HALF, queries, keys, band, M // 2, HALF, CAUSAL)
-        token, dk, dv = visit_halves(
-            first, free, bound, end, group, held, turn, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles,
-            ds_tiles, dq_tiles, numbers, q_full, do_full, dq_empty, low, high, scale, WHO, M, N, D, CAUSAL,
-        )  # fmt: skip
-        count += group * (end - first)
-    else:
-        token = begin_unit(token, count, WHO)
-        own_first = first
-        own_end = end
-        if CAUSAL is None or CAUSAL:
-            # The later the keys, the later are the queries that see them: the second consumer leaves out the first
-            # ones, and the first consumer the last ones.
-            own_first, free, bound, own_end = query_tiles(start + WHO * HALF, queries, keys, band, M, HALF, CAUSAL)
-            own_first = first if WHO == 0 else gl.minimum(own_first, end)
-            own_end = own_end if WHO == 0 else end
-        # Loops for tiles with and without a mask; one loop for all takes less code where tiles with a mask come twice.
-        for _member in range(group):
-            if WHO == 1 and (CAUSAL is None or CAUSAL):
-                count, token = leave_out(
-                    first, own_first, held, turn, count, token, k_tiles, v_tiles, ds_tiles, dq_tiles, q_full, do_full,
-                    dq_empty, WHO, M, N, D,
-                )  # fmt: skip
-            masked_end = own_end if CAUSAL is None else free
-            count, token, dk, dv = visit(
-                own_first, masked_end, free, bound, held, turn, count, token, dk, dv, k_tiles, v_tiles, q_tiles,
-                do_tiles, ds_tiles, dq_tiles, numbers, q_full, do_full, dq_empty, low, high, scale, WHO, M, N, D,
-                CAUSAL, True, REST,
+    token = begin_unit(token, count, WHO)
+    own_first = first
+    own_end = end
+    if CAUSAL is None or CAUSAL:
+        # The later the keys, the later are the queries that see them: the second consumer leaves out the first ones,
+        # and the first consumer the last ones.
+        own_first, free, bound, own_end = query_tiles(start + WHO * HALF, queries, keys, band, M, HALF, CAUSAL)
+        own_first = first if WHO == 0 else gl.minimum(own_first, end)
+        own_end = own_end if WHO == 0 else end
+    place = -1
+    # Loops for tiles with and without a mask; one loop for all takes less code where tiles with a mask come twice.
+    for _member in range(group):
+        if WHO == 1 and (CAUSAL is None or CAUSAL):
+            count, place, token = leave_out(
+                first, own_first, held, turn, base, place, count, token, k_tiles, v_tiles, ds_tiles, dq_sum, q_full,
+                do_full, dq_empty, WHO, M, N, D, DIRECT,
             )  # fmt: skip
-            if CAUSAL is not None:
-                count, token, dk, dv = visit(
-                    gl.maximum(own_first, free), end, free, bound, held, turn, count, token, dk, dv, k_tiles, v_tiles,
-                    q_tiles, do_tiles, ds_tiles, dq_tiles, numbers, q_full, do_full, dq_empty, low, high, scale, WHO, M,
-                    N, D, CAUSAL, False, REST,
-                )  # fmt: skip
-            elif WHO == 0:
-                count, token = leave_out(
-                    own_end, end, held, turn, count, token, k_tiles, v_tiles, ds_tiles, dq_tiles, q_full, do_full,
-                    dq_empty, WHO, M, N, D,
-                )  # fmt: skip
+        masked_end = own_end if CAUSAL is None else free
+        count, place, token, dk, dv = visit(
+            own_first, masked_end, free, bound, held, turn, base, place, count, token, dk, dv, k_tiles, v_tiles,
+            q_tiles, do_tiles, ds_tiles, dq_sum, numbers, q_full, do_full, dq_empty, low, high, scale, WHO, M, N, D,
+            CAUSAL, True, REST, DIRECT,
+        )  # fmt: skip
+        if CAUSAL is not None:
+            count, place, token, dk, dv = visit(
+                gl.maximum(own_first, free), end, free, bound, held, turn, base, place, count, token, dk, dv, k_tiles,
+                v_tiles, q_tiles, do_tiles, ds_tiles, dq_sum, numbers, q_full, do_full, dq_empty, low, high, scale, WHO,
+                M, N, D, CAUSAL, False, REST, DIRECT,
+            )  # fmt: skip
+        elif WHO == 0:
+            count, place, token = leave_out(
+                own_end, end, held, turn, base, place, count, token, k_tiles, v_tiles, ds_tiles, dq_sum, q_full,
+                do_full, dq_empty, WHO, M, N, D, DIRECT,
+            )  # fmt: skip
+        base += padded // M
     token = hand_on_last_dq(
-        k_tiles, v_tiles, ds_tiles, dq_tiles, dq_empty, kv_empty, held, turn, begin, count, token, WHO, D // 2
-    )
+        k_tiles, v_tiles, ds_tiles, dq_sum, dq_empty, kv_empty, held, turn, begin, count, place, token,
+        WHO, D // 2, DIRECT,
+    )  # fmt: skip
     dk_room.reshape([HALF, D]).store((dk * root).to(q_tiles.dtype))
     dv_room.reshape([HALF, D]).store(dv.to(q_tiles.dtype))
     return count, token
@@ -574,8 +631,8 @@ def consume_narrow_unit(
     free = gl.maximum(first, free)
     low, high = own_spans(start + WHO * HALF, queries, keys, band, CAUSAL, s_layout, HALF)
     total = group * (end - first)
-    v = values_in_registers(v_tiles, held, 0, LEFT, WHO, s_layout)
-    v_rest = values_in_registers(v_tiles, held, LEFT, REST, WHO, s_layout)
+    v = in_registers(v_tiles, held, 0, LEFT, WHO, s_layout)
+    v_rest = in_registers(v_tiles, held, LEFT, REST, WHO, s_layout)
     s = first_scores(k_tiles, q_tiles, q_full, held, begin, total, WHO, M, REST)
     token = begin_unit(token, begin, WHO)
     index = first
@@ -590,7 +647,7 @@ def consume_narrow_unit(
         dp = warpgroup_mma(v, do.slice(0, LEFT, 1).permute((1, 0)), zeros, use_acc=False, is_async=True)
         dp = warpgroup_mma(v_rest, do.slice(LEFT, REST, 1).permute((1, 0)), dp, is_async=True)
         token = hear_other(token, count + 1, WHO)
-        dq = part_of_dq(ds_tiles.index(1 - stage), k_tile, WHO, REST)
+        dq = part_of_dq(ds_tiles.index(1 - stage), k_tile, WHO * LEFT, REST if WHO == 1 else LEFT)
         exponent = numbers.index(stage * 2).load(column_layout)
         p = gl.exp2(s * scale - exponent[None, :])
         if needs_mask(index, free, bound, CAUSAL):
@@ -608,7 +665,7 @@ def consume_narrow_unit(
         fence_async_shared()
         dq = warpgroup_mma_wait(4, deps=[dq])
         token = tell_other(token, count, WHO)
-        token = hand_on_dq(dq, dq_tile, dq_empty, count + turn, token, WHO)
+        token = hand_on_dq(dq, dq_tile, dq_empty, count + turn, 0, token, WHO, False)
         dk = warpgroup_mma(gl.convert_layout(ds, left_operand), q.slice(0, LEFT, 1), dk, is_async=True)
         dk_rest = warpgroup_mma(gl.convert_layout(ds, rest_operand), q.slice(LEFT, REST, 1), dk_rest, is_async=True)
         s, dv, dv_rest = warpgroup_mma_wait(2, deps=[s, dv, dv_rest])
@@ -620,7 +677,7 @@ def consume_narrow_unit(
             index = first
     count = begin + total
     token = hand_on_last_dq(
-        k_tiles, v_tiles, ds_tiles, dq_tile, dq_empty, kv_empty, held, turn, begin, count, token, WHO, REST
+        k_tiles, v_tiles, ds_tiles, dq_tile, dq_empty, kv_empty, held, turn, begin, count, 0, token, WHO, REST, False
     )
     dk_room.reshape([HALF, D]).slice(0, LEFT, 1).store((dk * root).to(q_tiles.dtype))
     dk_room.reshape([HALF, D]).slice(LEFT, REST, 1).store((dk_rest * root).to(q_tiles.dtype))
@@ -630,30 +687,61 @@ def consume_narrow_unit(
 
 
 @gluon.jit
+def await_free_tiles(token, awaited, until):
+    """Wait until both consumers have read the tiles of queries, and of the output's gradient, before number `until`."""
+    while awaited < until:
+        token = await_free_gradients(token, awaited & 1)
+        token = await_free_queries(token, awaited & 1)
+        awaited += 1
+    return token, awaited
+
+
+@gluon.jit
+def fetch(rows, numbers, place, place_of_numbers, full, tile, tile_of_numbers):
+    """Fetch a tile of rows, and a number of each."""
+    mbarrier.expect(full, rows.block_type.nbytes + numbers.block_type.nbytes)
+    tma.async_copy_global_to_shared(rows, place, full, tile)
+    tma.async_copy_global_to_shared(numbers, place_of_numbers, full, tile_of_numbers)
+
+
+@gluon.jit
 def produce(
     q, k, v, do, numbers, k_tiles, v_tiles, q_tiles, do_tiles, number_tiles, units, counter, kv_full, kv_empty, q_full,
     do_full, tiles, planes, size, heads, key_heads, group, queries, keys, band, padded,
-    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr, LATE: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr, LATE: gl.constexpr, STREAM: gl.constexpr,
 ):  # fmt: skip
     """Fetch a unit's keys and values, then tiles of queries with their exponents, and of gradients with their deltas.
-
-    `counter` tells how many units were taken beside each program's first.
-    """
-    HELD: gl.constexpr = k_tiles.shape[0]
+    `counter` tells how many units were taken beside each program's first."""
+    HELD: gl.constexpr = units.shape[0]
     turn = 0
     count = 0
+    awaited = 0
+    filled = 0
+    begin = 0  # of the last unit with tiles of queries
     token = tiles
     unit = gl.program_id(0)
     while unit < tiles * planes:
         tile, batch, key_head = own_tile(unit, tiles, planes, key_heads, size, CAUSAL)
         start = tile * N
+        first, _free, _bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
         held = turn & (HELD - 1)
         mbarrier.wait(kv_empty.index(held), ((turn // HELD) & 1) ^ 1)
         tell_unit(units, held, unit)
-        mbarrier.expect(kv_full.index(held), 2 * k.block_type.nbytes)
-        tma.async_copy_global_to_shared(k, [batch, key_head, start, 0], kv_full.index(held), k_tiles.index(held))
-        tma.async_copy_global_to_shared(v, [batch, key_head, start, 0], kv_full.index(held), v_tiles.index(held))
-        first, _free, _bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
+        full = kv_full.index(held)
+        slot = held
+        if STREAM:
+            slot = filled & 1
+            if filled > 1:  # the unit before the last ends with the last one's first tile
+                token, awaited = await_free_tiles(token, awaited, begin + 1)
+            if first < end:
+                filled += 1
+                begin = count
+        fetched = first < end if STREAM else True
+        mbarrier.expect(full, 2 * k.block_type.nbytes, pred=fetched)
+        tma.async_copy_global_to_shared(k, [batch, key_head, start, 0], full, k_tiles.index(slot), pred=fetched)
+        tma.async_copy_global_to_shared(v, [batch, key_head, start, 0], full, v_tiles.index(slot), pred=fetched)
+        if STREAM and first == end:
+            mbarrier.arrive(full, count=1)
         head = key_head * group
         index = first
         if LATE and turn == 0:  # the kernel before writes the numbers, and clears the counter
@@ -661,18 +749,13 @@ def produce(
         for _each in range(group * (end - first)):
             stage = count & 1
             row = (batch * heads + head) * padded + index * M
-            if count >= 2:
-                token = await_free_queries(token, stage)
-            full = q_full.index(stage)
-            mbarrier.expect(full, q.block_type.nbytes + numbers.block_type.nbytes)
-            tma.async_copy_global_to_shared(q, [batch, head, index * M, 0], full, q_tiles.index(stage))
-            tma.async_copy_global_to_shared(numbers, [0, row], full, number_tiles.index(stage * 2))
-            if count >= 2:
-                token = await_free_gradients(token, stage)
-            full = do_full.index(stage)
-            mbarrier.expect(full, do.block_type.nbytes + numbers.block_type.nbytes)
-            tma.async_copy_global_to_shared(do, [batch, head, index * M, 0], full, do_tiles.index(stage))
-            tma.async_copy_global_to_shared(numbers, [1, row], full, number_tiles.index(stage * 2 + 1))
+            token, awaited = await_free_tiles(token, awaited, count - 1)
+            place = [batch, head, index * M, 0]
+            fetch(q, numbers, place, [0, row], q_full.index(stage), q_tiles.index(stage), number_tiles.index(2 * stage))
+            fetch(
+                do, numbers, place, [1, row], do_full.index(stage), do_tiles.index(stage),
+                number_tiles.index(2 * stage + 1),
+            )  # fmt: skip
             index, head = next_tile(index, head, first, end)
             count += 1
         turn += 1
@@ -681,61 +764,83 @@ def produce(
     mbarrier.wait(kv_empty.index(held), ((turn // HELD) & 1) ^ 1)
     tell_unit(units, held, unit)
     mbarrier.arrive(kv_full.index(held), count=1)
-    for last in range(gl.maximum(count - 2, 0), count):  # a program leaves no barrier half full
-        token = await_free_gradients(token, last & 1)
-        token = await_free_queries(token, last & 1)
+    token, awaited = await_free_tiles(token, awaited, count)  # a program leaves no barrier half full
+
+
+@gluon.jit
+def add_parts(dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, batch, head, index, token, NARROW: gl.constexpr):
+    """Add the consumers' parts of dQ of a tile to the sum; those of a negative index are of no tile.
+
+    If NARROW, the parts are of unequal width; the second consumer's, which has fewer products, is waited for first.
+    """
+    LINES: gl.constexpr = dq_sum.block_shape[2]
+    if NARROW:
+        line = index * (LINES + dq_rest.block_shape[2])
+        token = wait_at(token, 10, 160)
+        if index >= 0:
+            add_through_copy_engine(dq_rest, [batch, head, line + LINES, 0], rest_tiles.index(0))
+        token = wait_at(token, 9, 160)
+        if index >= 0:
+            add_through_copy_engine(dq_sum, [batch, head, line, 0], dq_tiles.index(0))
+    else:
+        for who in gl.static_range(2):
+            token = wait_at(token, 9 + who, 160)
+            if index >= 0:
+                add_through_copy_engine(dq_sum, [batch, head, (index * 2 + who) * LINES, 0], dq_tiles.index(who))
+    tma.store_wait(0)
+    mbarrier.arrive(dq_empty.index(0), count=1)
+    mbarrier.arrive(dq_empty.index(1), count=1)
+    return token
 
 
 @gluon.jit
 def add_up(
     dq_sum, dq_rest, dq_tiles, rest_tiles, units, kv_full, kv_empty, dq_empty,
     tiles, planes, size, key_heads, group, queries, keys, band,
-    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr, LATE: gl.constexpr, NARROW: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr, LATE: gl.constexpr, STREAM: gl.constexpr,
+    NARROW: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
-    """Add the consumers' parts of dQ to its sum. The first parts of a unit that they hand on are of no tile.
-
-    If NARROW, the parts are of unequal width; the second consumer's, which has fewer products, is waited for first.
-    """
-    LINES: gl.constexpr = dq_sum.block_shape[2]
-    token = after_the_kernel_before(tiles) if LATE else tiles  # which clears the sum
-    turn = 0
-    unit, held = hear_unit(units, kv_full, turn, 1)
-    while unit < tiles * planes:
-        mbarrier.arrive(kv_empty.index(held), count=1)
-        tile, batch, key_head = own_tile(unit, tiles, planes, key_heads, size, CAUSAL)
-        first, _free, _bound, end = query_tiles(tile * N, queries, keys, band, M, N, CAUSAL)
-        index = first - 1
-        head = key_head * group
-        for count in range(group * (end - first) + 1):
-            if NARROW:
-                line = index * (LINES + dq_rest.block_shape[2])
-                token = wait_at(token, 10, 160)
-                if count > 0:
-                    add_through_copy_engine(dq_rest, [batch, head, line + LINES, 0], rest_tiles.index(0))
-                token = wait_at(token, 9, 160)
-                if count > 0:
-                    add_through_copy_engine(dq_sum, [batch, head, line, 0], dq_tiles.index(0))
-            else:
-                for who in gl.static_range(2):
-                    token = wait_at(token, 9 + who, 160)
-                    if count > 0:
-                        line = (index * 2 + who) * LINES
-                        add_through_copy_engine(dq_sum, [batch, head, line, 0], dq_tiles.index(who))
-            tma.store_wait(0)
-            mbarrier.arrive(dq_empty.index(0), count=1)
-            mbarrier.arrive(dq_empty.index(1), count=1)
-            index, head = next_tile(index, head, first, end)
-        turn += 1
+    """Add dQ of tile after tile to its sum; consumers hand it on one tile late."""
+    if not DIRECT:
+        token = after_the_kernel_before(tiles) if LATE else tiles  # which clears the sum
+        turn = 0
+        at = -1
+        at_batch = 0
+        at_head = 0
         unit, held = hear_unit(units, kv_full, turn, 1)
+        while unit < tiles * planes:
+            mbarrier.arrive(kv_empty.index(held), count=1)
+            tile, batch, key_head = own_tile(unit, tiles, planes, key_heads, size, CAUSAL)
+            first, _free, _bound, end = query_tiles(tile * N, queries, keys, band, M, N, CAUSAL)
+            index = first
+            head = key_head * group
+            for _each in range(group * (end - first)):
+                token = add_parts(dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, at_batch, at_head, at, token, NARROW)
+                at = index
+                at_batch = batch
+                at_head = head
+                index, head = next_tile(index, head, first, end)
+            if not STREAM:
+                token = add_parts(dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, at_batch, at_head, at, token, NARROW)
+                at = -1
+            turn += 1
+            unit, held = hear_unit(units, kv_full, turn, 1)
+        if at >= 0:
+            add_parts(dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, at_batch, at_head, at, token, NARROW)
 
 
 @gluon.jit
-def allocate_dq(dq_sum, dq_rest, NARROW: gl.constexpr):
-    """Shared memory for both consumers' parts of dQ: one array of two, or two arrays of unequal width."""
-    dq_tiles = gl.allocate_shared_memory(
-        gl.float32, [1 if NARROW else 2, 1, 1, dq_sum.block_shape[2], dq_sum.block_shape[3]], dq_sum.layout
-    )
-    rest_tiles = dq_tiles
+def allocate_dq(dq_sum, dq_rest, NARROW: gl.constexpr, DIRECT: gl.constexpr):
+    """Shared memory for both consumers' parts of dQ: one array of two, or two arrays of unequal width. If DIRECT, the
+    sum itself."""
+    if DIRECT:
+        dq_tiles = dq_sum.to(gl.pointer_type(gl.float32), bitcast=True)
+        rest_tiles = dq_tiles
+    else:
+        dq_tiles = gl.allocate_shared_memory(
+            gl.float32, [1 if NARROW else 2, 1, 1, dq_sum.block_shape[2], dq_sum.block_shape[3]], dq_sum.layout
+        )
+        rest_tiles = dq_tiles
     if NARROW:
         rest_tiles = gl.allocate_shared_memory(
             gl.float32, [1, 1, 1, dq_rest.block_shape[2], dq_rest.block_shape[3]], dq_rest.layout
@@ -744,7 +849,7 @@ def allocate_dq(dq_sum, dq_rest, NARROW: gl.constexpr):
 
 
 @gluon.jit
-def set_up(HELD: gl.constexpr):
+def set_up(HELD: gl.constexpr, READERS: gl.constexpr):
     """The barriers kv_full, kv_empty, q_full, do_full and dq_empty. All are waited for: Triton gives the memory of one
     that is not to others, and such kernels hung now and then when several processes shared a GPU."""
     kv_full = gl.allocate_shared_memory(gl.int64, [HELD, 1], mbarrier.MBarrierLayout())
@@ -754,7 +859,7 @@ def set_up(HELD: gl.constexpr):
     dq_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for held in gl.static_range(HELD):
         mbarrier.init(kv_full.index(held), count=1)
-        mbarrier.init(kv_empty.index(held), count=3)  # both consumers, and `add_up`, which reads the unit only
+        mbarrier.init(kv_empty.index(held), count=READERS)
     for each in gl.static_range(2):
         mbarrier.init(q_full.index(each), count=1)
         mbarrier.init(do_full.index(each), count=1)
@@ -771,7 +876,7 @@ def backward_kernel(
     q, k, v, do, numbers, dq_sum, dq_rest, counter, dk_out, dv_out,
     heads, key_heads, group, queries, keys, planes, padded, size, scale, root, lower, upper, bounds,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
-    REST: gl.constexpr, HALVES: gl.constexpr, NARROW: gl.constexpr, HELD: gl.constexpr,
+    REST: gl.constexpr, STREAM: gl.constexpr, NARROW: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
     """dK and dV of tiles of keys, whose share of dQ / root goes to `dq_sum`: (batch, heads, padded, D) numbers, each
     64 rows in the order of `by_thread`, seen as lines of 256.
@@ -779,51 +884,51 @@ def backward_kernel(
     If NARROW, that sum has D/2 + REST columns: first D/2 of a tile, then REST in blocks of `dq_rest`, the same memory.
 
     `numbers` (2, batch · heads · padded) is exponents and deltas. `root` is the scores' scale, `scale` log2(e) · root.
-    `counter` is a number of 32 bits that is zero. HELD is how many tiles of keys, and of values, are in shared memory.
-
-    `lower`, `upper` and `bounds` tell, of keys, the queries that see them: see kernels.attention.hopper.visible. They
-    are None unless CAUSAL is.
+    `counter` is a zero of 32 bits. `lower`, `upper` and `bounds` tell, of keys, the queries that see them (see
+    kernels.attention.hopper.visible); they are None unless CAUSAL is.
     """
     band = lower, upper, bounds
     LATE: gl.constexpr = CAUSAL is None or CAUSAL  # wait for the kernel before behind the first fetches; else slower
+    HELD: gl.constexpr = 2 if STREAM else 1  # units whose keys and values are in shared memory
     tiles = (keys + N - 1) // N
     k_tiles = gl.allocate_shared_memory(q.dtype, [HELD, 1, 1, N, D], k.layout)
     v_tiles = gl.allocate_shared_memory(q.dtype, [HELD, 1, 1, N, D], v.layout)
     q_tiles = gl.allocate_shared_memory(q.dtype, [2, 1, 1, M, D], q.layout)
     do_tiles = gl.allocate_shared_memory(q.dtype, [2, 1, 1, M, D], do.layout)
-    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, M], q.dtype)
-    ds_tiles = gl.allocate_shared_memory(q.dtype, [2, N, M], ds_layout)
-    if M >= 2 * D:  # dS leaves room for dV and dK
-        dk_rooms = ds_tiles._reinterpret(q.dtype, [4, 1, 1, N // 2, D], dk_out.layout)
+    WIDE: gl.constexpr = M // 2 if STREAM else M
+    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, WIDE], q.dtype)
+    ds_tiles = gl.allocate_shared_memory(q.dtype, [2, N, WIDE], ds_layout)
+    if STREAM:  # dS of second halves: Gluon lets a consumer's threads wait for each other between accesses to one array
+        dk_rooms = gl.allocate_shared_memory(q.dtype, [2, N, WIDE], ds_layout)
     else:
         dk_rooms = gl.allocate_shared_memory(q.dtype, [2, 1, 1, N // 2, D], dk_out.layout)
-    dq_tiles, rest_tiles = allocate_dq(dq_sum, dq_rest, NARROW)
+    dq_tiles, rest_tiles = allocate_dq(dq_sum, dq_rest, NARROW, DIRECT)
     number_tiles = gl.allocate_shared_memory(gl.float32, [4, 1, M], numbers.layout)
     read_numbers = number_tiles._reinterpret(gl.float32, [4, M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     units = gl.allocate_shared_memory(gl.int32, [HELD, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    kv_full, kv_empty, q_full, do_full, dq_empty = set_up(HELD)
+    kv_full, kv_empty, q_full, do_full, dq_empty = set_up(HELD, 2 if DIRECT else 3)
     if not LATE:
         tiles = after_the_kernel_before(tiles)
     gl.warp_specialize([
         (consume, (
-            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, dk_rooms, read_numbers,
+            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dk_rooms, dq_tiles, read_numbers,
             units, kv_full, kv_empty, q_full, do_full, dq_empty,
-            tiles, planes, size, key_heads, group, queries, keys, band, scale, root,
-            0, M, N, D, CAUSAL, REST, HALVES, NARROW,
+            tiles, planes, size, heads, key_heads, group, queries, keys, band, padded, scale, root,
+            0, M, N, D, CAUSAL, REST, STREAM, NARROW, DIRECT,
         )),
         (consume, (
-            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, rest_tiles, dk_rooms, read_numbers,
+            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dk_rooms, rest_tiles, read_numbers,
             units, kv_full, kv_empty, q_full, do_full, dq_empty,
-            tiles, planes, size, key_heads, group, queries, keys, band, scale, root,
-            1, M, N, D, CAUSAL, REST, HALVES, NARROW,
+            tiles, planes, size, heads, key_heads, group, queries, keys, band, padded, scale, root,
+            1, M, N, D, CAUSAL, REST, STREAM, NARROW, DIRECT,
         )),
         (produce, (
             q, k, v, do, numbers, k_tiles, v_tiles, q_tiles, do_tiles, number_tiles, units,
             counter.to(gl.pointer_type(gl.int32), bitcast=True), kv_full, kv_empty, q_full, do_full,
-            tiles, planes, size, heads, key_heads, group, queries, keys, band, padded, M, N, CAUSAL, LATE,
+            tiles, planes, size, heads, key_heads, group, queries, keys, band, padded, M, N, CAUSAL, LATE, STREAM,
         )),
         (add_up, (
             dq_sum, dq_rest, dq_tiles, rest_tiles, units, kv_full, kv_empty, dq_empty,
-            tiles, planes, size, key_heads, group, queries, keys, band, M, N, CAUSAL, LATE, NARROW,
+            tiles, planes, size, key_heads, group, queries, keys, band, M, N, CAUSAL, LATE, STREAM, NARROW, DIRECT,
         )),
     ], [4, 1, 1], [REGISTERS, 24, 24])  # fmt: skip

@@ -226,6 +226,10 @@ def _keys_and_sum(problem: BackwardProblem, how: Backward, counter: Address) -> 
         Window.of(4, sizes, steps, (1, 1, math.prod(each) // 256, 256), _plain_layout(4), 2 * problem.numbers)
         for each in (block, (how.queries, depth) if narrow else block)
     )
+    # With a mask, programs are at different queries at a time: then adding from registers is faster.
+    direct = not (how.stream or narrow) and (problem.is_causal or problem.bounded is not None)
+    if direct:
+        dq_sum = Address(4, 2 * problem.numbers)
     planes, span = batches * key_heads, 1
     multiprocessors = torch.cuda.get_device_properties(problem.tensors[0].device).multi_processor_count
     if problem.is_causal and not problem.bounded:
@@ -241,7 +245,7 @@ def _keys_and_sum(problem: BackwardProblem, how: Backward, counter: Address) -> 
             _window(5, problem.tensors[4], how.keys // 2), _window(6, problem.tensors[5], how.keys // 2),
             *problem.sizes, planes, problem.padded, span, *problem.scales, *problem.bounds_of_keys(7),
         ),
-        {**problem.options(how), "HALVES": how.halves and depth == 0, "NARROW": narrow, "HELD": how.held},
+        {**problem.options(how), "STREAM": how.stream, "NARROW": narrow, "DIRECT": direct},
     )  # fmt: skip
 
 

@@ -60,11 +60,9 @@ class Backward:
     """Rows of a tile."""
     keys: int
     registers: int = 240
-    halves: bool = False
-    """True: consumers take each tile of 128 queries in two halves, and multiply the scores of a half in advance. It
-    holds where all columns of a tile are multiplied (`rest` is 0); elsewhere it was not timed."""
-    held: int = 1
-    """Tiles of keys, and of values, in shared memory, 1 or 2: with 2, the next unit's are fetched in advance."""
+    stream: bool = False
+    """True: consumers take each tile of 128 queries in two halves, and multiply the scores of a half in advance, and a
+    unit's last dQ with the next unit's first tile."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ CHOICES = {
     64: KernelChoice(
         Forward(2, 64, 128, query_stages=2, halves=True),
         Forward(3, 64, 128, query_stages=2, registers=160),
-        Backward(128, 128, halves=True, held=2),
+        Backward(128, 128, stream=True),
     ),
     128: KernelChoice(_128, _128, Backward(64, 128)),
     256: KernelChoice(_256, _256, TwoPasses(64, 64)),
