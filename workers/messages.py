@@ -18,7 +18,7 @@ from pydantic_core import from_json
 
 from app.states import Verdict
 from workers.measure.check import Check
-from workers.measure.table import MAX_COLUMNS, Column, TooLarge
+from workers.measure.table import Column, TooLarge
 from workers.outcome import EXIT_CODES
 
 MAX_NAME = 500
@@ -81,12 +81,6 @@ def _check_checks(checks: list[Check]) -> list[Check]:
     for check in checks:
         _check_name("a check's name", check.name)
     return [replace(check, detail=cut(check.detail)) for check in checks]
-
-
-def _check_number_of_columns(columns: Any) -> Any:
-    if isinstance(columns, list) and len(columns) > MAX_COLUMNS:
-        raise ValueError(f"a table has {len(columns)} columns, more than {MAX_COLUMNS}")
-    return columns
 
 
 def _check_columns(columns: list[Column]) -> list[Column]:
@@ -179,7 +173,7 @@ class TableMade:
     """A table. `workers.measure.table.Table` bounds its rows."""
 
     name: Name
-    columns: Annotated[list[Column], BeforeValidator(_check_number_of_columns), AfterValidator(_check_columns)]
+    columns: Annotated[list[Column], AfterValidator(_check_columns)]
     rows: Annotated[list[list[Any]], FailFast()]
     type: Literal["table"] = "table"
 

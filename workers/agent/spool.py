@@ -18,7 +18,7 @@ from workers.agent.measurements import record_of
 from workers.agent.replicates import Replicates
 from workers.agent.verdicts import TABLE, CaseVerdict, checks_table, summed_up
 from workers.measure.check import Check
-from workers.measure.table import MAX_BYTES, MAX_ROWS, UNIT_COLUMN, Column, Table, TooLarge
+from workers.measure.table import UNIT_COLUMN, Column, Table, TooLarge
 from workers.messages import Environment, Measured, TableMade, Validity, case_bytes, cut
 from workers.outcome import Cancelled, Failed, Outcome, UnfitResult
 
@@ -32,6 +32,8 @@ MAX_TABLES_ROWS = 200_000
 """Most rows of all tables of one job together: the server reads tables of one name into memory to sort and render."""
 MAX_TABLES_BYTES = 32 << 20
 """Most bytes of all tables of one job together, as JSON."""
+MAX_CHECK_ROWS = 20_000
+"""Most rows of a unit's table of checks: of 800 bytes each, they are within the bounds of a table."""
 ARTIFACT_NAME = re.compile(r"[\w-][\w.-]{0,199}", re.ASCII)
 MAX_ARTIFACTS = 10_000
 FAILURES = ("crashed", "failed", "invalid_environment")
@@ -260,10 +262,9 @@ class Spool:
     def tables(self) -> list[TableRecord]:
         """Return the tables that units reported, and a table of all checks for each unit with several cases."""
         # Each unit's checks get a share, so that tables of that name together stay within the job's bounds.
-        share = max(1, len(self._units))
-        rows, size = min(MAX_ROWS, MAX_TABLES_ROWS // share), min(MAX_BYTES, MAX_TABLES_BYTES // share)
+        rows = min(MAX_CHECK_ROWS, MAX_TABLES_ROWS // max(1, len(self._units)))
         verdicts = self._verdicts()
-        tables = [(unit, checks_table(verdicts[unit.index], max_rows=rows, max_bytes=size)) for unit in self._units]
+        tables = [(unit, checks_table(verdicts[unit.index], max_rows=rows)) for unit in self._units]
         checks = [_stored(table, table.to_json(), unit.index) for unit, table in tables if table is not None]
         return [*self._tables, *checks]
 

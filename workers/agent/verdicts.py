@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +9,7 @@ from typing import Any
 
 from app.states import VERDICTS, Verdict, worst
 from workers.measure.check import NOT_JUDGED, SEVERITIES, Check
-from workers.measure.table import MAX_BYTES, MAX_ROWS, Column, Scalar, Table
+from workers.measure.table import Column, Scalar, Table
 
 MAX_CHECKS = 100
 """Largest number of checks in the verdict of a job with several cases."""
@@ -86,44 +85,26 @@ def summed_up(verdicts: Sequence[CaseVerdict]) -> dict[str, Any] | None:
     }
 
 
-def checks_table(
-    verdicts: Sequence[CaseVerdict], *, max_rows: int = MAX_ROWS, max_bytes: int = MAX_BYTES
-) -> Table | None:
+def checks_table(verdicts: Sequence[CaseVerdict], *, max_rows: int) -> Table | None:
     """Make a table of all checks on all cases of one unit; return None for a unit with one case.
 
     The table leaves out checks that do not fit, passed ones and notes first; a last row gives their number.
-    `max_bytes`: most bytes of the table, as JSON.
     """
     if sum(verdict.cases for verdict in verdicts) < 2:
         return None
     judged = [(verdict, check) for verdict in verdicts for check in verdict.checks]
+    if (left_out := len(judged) - max_rows) > 0:
+        judged = sorted(judged, key=lambda each: _rank(each[1]))[: max_rows - 1]
     rows = [_row(*each) for each in judged]
-    sizes = [_size(row) for row in rows]
-    if len(rows) <= max_rows and sum(sizes) <= max_bytes:
-        return Table(TABLE, TABLE_COLUMNS, rows)
-    order = sorted(range(len(rows)), key=lambda index: _rank(judged[index][1]))
-    last = _left_out(len(rows))
-    room, kept = max_bytes - _size(last), list[list[Scalar]]()
-    for index in order[: max_rows - 1]:
-        room -= sizes[index]
-        if room < 0:
-            break
-        kept.append(rows[index])
-    return Table(TABLE, TABLE_COLUMNS, [*kept, _left_out(len(rows) - len(kept))])
+    if left_out > 0:
+        said = f"{left_out + 1} more checks are left out, since the table would be too large"
+        rows.append([None, None, "more", None, None, said])
+    return Table(TABLE, TABLE_COLUMNS, rows)
 
 
 def _row(verdict: CaseVerdict, check: Check) -> list[Scalar]:
     severity = None if check.ok and check.severity != NOT_JUDGED else check.severity
     return [verdict.case_key, verdict.title or None, check.name, check.ok, severity, check.detail]
-
-
-def _left_out(count: int) -> list[Scalar]:
-    return [None, None, "more", None, None, f"{count} more checks are left out, since the table would be too large"]
-
-
-def _size(row: Sequence[Scalar]) -> int:
-    """Return the bytes of a row within `Table.to_json`, including the characters between rows or around all."""
-    return len(json.dumps(row, ensure_ascii=False).encode(errors="replace")) + 2
 
 
 def _rank(check: Check) -> int:
