@@ -36,12 +36,6 @@ class Unit:
     The command must exit with 0 when its unit has succeeded. If it starts the unit more than once, only the first one
     reports."""
 
-    def __post_init__(self) -> None:
-        if isinstance(self.wrap, str):
-            raise TypeError(f"unit {self.title!r}: wrap is a sequence of words, not one string: {self.wrap!r}")
-        if self.wrap and self.start != "exec":
-            raise ValueError(f"unit {self.title!r} runs under {self.wrap[0]}, so it needs start='exec'")
-
 
 class Runner(Protocol):
     """Runs the jobs of one kind. Its module imports torch, models and kernels inside functions only: the agent imports

@@ -1019,17 +1019,6 @@ class TestWrapped:
         assert job["error"]["code"] == "invalid_environment"
         assert "did not start the unit within 300 s" in job["error"]["detail"]
 
-    @pytest.mark.parametrize(
-        ("unit", "error"),
-        [
-            ({"wrap": ("nsys",)}, "needs start='exec'"),
-            ({"wrap": "nsys profile", "start": "exec"}, "a sequence of words"),
-        ],
-    )
-    def test_a_useless_wrap_is_refused_at_planning(self, unit: dict[str, Any], error: str) -> None:
-        with pytest.raises((TypeError, ValueError), match=error):
-            Planned("unit", **unit)
-
 
 class TestLeftovers:
     """Processes of a killed agent's job, which may use the devices."""
