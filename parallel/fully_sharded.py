@@ -221,7 +221,7 @@ class FullyShardedDataParallel(nn.Module):
         unit.give(parameter, root)
         root.show_whole()
         if all(use.unit is not root for use in self._forward.order):
-            self._forward.order.insert(0, Use(root, 0, 0, self._forward.error))
+            self._forward.order.insert(0, Use(root, 0, 0, self._forward.error, {}))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -388,7 +388,7 @@ class FullyShardedDataParallel(nn.Module):
                 the model returns its own parameter, which will be freed.
         """
         # The root may have got its first parameter during this pass.
-        use = unit.running.pop() if unit.running else Use(unit, 0, 0, self._forward.error)
+        use = unit.running.pop() if unit.running else Use(unit, 0, 0, self._forward.error, {})
         tensors = tensors_in(outputs)
         raised = handled_error() != use.error
         is_trained = any(parameter.whole.requires_grad for parameter in unit.held)
@@ -419,11 +419,13 @@ class FullyShardedDataParallel(nn.Module):
         run; all uses that began at a higher number are over.
 
         Raises:
-            RuntimeError: the backward pass is itself differentiated.
+            RuntimeError: the backward pass is itself differentiated, or a part was changed since the forward pass.
         """
         if torch.is_grad_enabled():
             raise RuntimeError(_DIFFERENTIATED)
         unit, state = use.unit, use.unit.backward
+        if not unit.is_whole:
+            use.refuse_changes()
         self._begin(unit)
         state.since, state.first = min(state.since, use.start), min(state.first, use.first)
         task = torch._C._current_graph_task_id()

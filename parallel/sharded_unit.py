@@ -7,7 +7,7 @@ import functools
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
@@ -64,6 +64,8 @@ class UnitParameter:
         self.memory = memory.data
         self.storage = memory.untyped_storage()._cdata
         self._bytes = memory.untyped_storage().nbytes()
+        self.filled_version = 0
+        """The full parameter's version when its memory was filled last."""
         self.free()
         change_versions([self], 1)
         self.show(self.part)
@@ -75,6 +77,11 @@ class UnitParameter:
         if not original.is_meta:
             self.copy_part(values, original.detach())
         return values
+
+    @property
+    def part_version(self) -> int:
+        with torch._C.DisableTorchFunction():  # in the forward pass parts stand for full parameters
+            return self.part._version
 
     def take_memory(self) -> None:
         self.memory.untyped_storage().resize_(self._bytes)
@@ -231,18 +238,30 @@ class ShardedUnit:
             self._gathering = None
             self.is_whole = True
             change_versions(self.held, -1)
+            for parameter in self.held:
+                parameter.filled_version = parameter.whole._version
 
     def free(self) -> None:
-        """Free the full parameters' memory; modules have the parts."""
+        """Free the full parameters' memory; modules have the parts.
+
+        Raises:
+            RuntimeError: a module has changed its parameter, and the change is lost.
+        """
         if self._gathering is not None:
             self.make_whole()
         self.show_parts()
         self.backward.since = LATER
         if self.is_whole:
             self.is_whole = False
+            changed = [one.name for one in self.held if one.whole._version != one.filled_version]
             change_versions(self.held, 1)
             for parameter in self.held:
                 parameter.free()
+            if changed:
+                raise RuntimeError(
+                    f"{self} has changed its parameter {changed[0]} in place in its forward pass, which full sharding "
+                    "would lose: change parameters between steps, where they are parts"
+                )
 
     def parameters_in(self, tensors: list[Tensor]) -> list[UnitParameter]:
         """Return the parameters in whose memory the tensors are."""
@@ -265,6 +284,17 @@ class Use:
     """The same of the unit's first call in this forward pass."""
     error: int
     """Which error was being handled at its beginning, as `handled_error` says."""
+    versions: Mapping[UnitParameter, int]
+    """The versions of the unit's parts at its beginning."""
+
+    def refuse_changes(self) -> None:
+        """Raise RuntimeError if a part was changed since: the backward pass would gather other values."""
+        for parameter in self.unit.held:
+            if self.versions.get(parameter, parameter.part_version) != parameter.part_version:
+                raise RuntimeError(
+                    f"{parameter.name} was changed in place, as by an optimizer's step, between the forward and the "
+                    "backward pass of the model"
+                )
 
 
 def handled_error() -> int:
@@ -285,9 +315,10 @@ class ForwardPass:
     def use(self, unit: ShardedUnit, *, again: bool) -> Use:
         """Note that a unit's module is called, or in the backward pass called again, for what it had not kept."""
         start = torch._C._autograd._get_sequence_nr()
+        versions = {parameter: parameter.part_version for parameter in unit.held}
         if again:
-            return Use(unit, start, start, handled_error())
-        self.order.append(Use(unit, start, self._first.setdefault(unit, start), handled_error()))
+            return Use(unit, start, start, handled_error(), versions)
+        self.order.append(Use(unit, start, self._first.setdefault(unit, start), handled_error(), versions))
         return self.order[-1]
 
     def before(self, use: Use, number: int) -> list[ShardedUnit]:

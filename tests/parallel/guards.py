@@ -170,11 +170,15 @@ def misused(wrapper: str, way: str) -> str:
     model = (WRAPPERS | {"fully sharded": parallel.FullyShardedDataParallel})[wrapper](module)
     optimizer = getattr(torch.optim, way, torch.optim.SGD)(model.parameters(), lr=0.1)
     x = torch.ones(2, 4, device=device())
+    if way == "change in the forward pass":
+        module[0].register_forward_pre_hook(lambda layer, _: [layer.weight.detach().mul_(2)].clear())
     if way == "replace":
         module[1] = nn.Linear(4, 4).to(device())
 
     def backward(*order: int) -> float:
         loss = model(x, order or (0, 1)).square().sum()
+        if way == "change between the passes":
+            module[0].weight.detach().mul_(2)
         loss.backward()
         return loss.item()
 

@@ -108,6 +108,8 @@ def test_a_forgotten_synchronization_is_noticed(two_ranks: Pool, wrapper: str) -
         ("gradients' sum", ["fully sharded"], "sum of a gradient"),
         ("gradients as one", ["fully sharded"], "cat of a gradient"),
         ("parameter's norm", ["fully sharded"], "norm of a parameter"),
+        ("change in the forward pass", ["fully sharded"], "'0' (Linear) has changed its parameter 0.weight in place"),
+        ("change between the passes", ["fully sharded"], "0.weight was changed in place, as by an optimizer's step"),
         ("order", ["fully sharded"], "the ranks ran the model's units in different orders"),
     ],
 )
