@@ -7,6 +7,7 @@ named ones is the phase REST; a step that names none is one phase, WHOLE.
 import gc
 import inspect
 import re
+import statistics
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -261,6 +262,11 @@ class OwnStep:
     def work_of_step(self, kind: str) -> float | None:
         """Return the FLOPs ("flops"), tokens or items of the last step; None if the code has not told them."""
         return self._of_step[kind] or self._of_every_step[kind] or None
+
+    def mean_work(self, kind: str) -> float | None:
+        """Return the mean work of the steps; None if the code has not told it."""
+        works = [worked[kind] for worked in self._worked]
+        return statistics.fmean(works) if any(works) else self.work_of_step(kind)
 
     def keep_work(self, steps: int) -> None:
         """Forget the work of all steps but the last."""

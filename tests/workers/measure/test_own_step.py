@@ -130,6 +130,7 @@ def test_work_that_varies_is_that_of_all_measured_steps() -> None:
     own = made(body)
     for _ in range(5):
         heard(own)
+    assert [own.mean_work(kind) for kind in ("flops", "tokens", "items")] == [3, 2, None]
     own.keep_work(3)
     heard(own)
     assert own.varying_work("tokens", 3) == [2, 3, 4]

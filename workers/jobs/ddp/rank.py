@@ -249,8 +249,8 @@ class RankRun:
         spec, own = self.context.spec, trained.own
         return {
             "parameters": sum(size.numel for size in trained.sizes),
-            "flops": metrics.step_flops(spec, trained.model) if own is None else own.work_of_step("flops"),
-            "work": None if own is None else {kind: own.work_of_step(kind) for kind in KINDS},
+            "flops": metrics.step_flops(spec, trained.model) if own is None else own.mean_work("flops"),
+            "work": None if own is None else {kind: own.mean_work(kind) for kind in KINDS},
             "phases": None if own is None else own.phase_names,
             "groups": 0 if own is None else len(distributed_c10d._world.pg_map) - self.groups,
             "communication": strategies.communication(spec, trained.sizes),
