@@ -90,6 +90,11 @@ def _remembered_mask(
 def _compiled_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, **options: Any) -> Any:
     if torch.compiler.is_compiling():
         return attention(q, k, v, is_causal, **options)
+    # In a compiled function errors are Dynamo's, and the values of documents unknown.
+    check_inputs(q, k, v, any_width=True)
+    check_options(*(options.get(name) for name in ("scale", "window", "softcap")))
+    if (document_ends := options.get("document_ends")) is not None:
+        check_documents(q.shape[-2], k.shape[-2], q.device, document_ends)
     with each_size_compiled():
         return compiling.compiled(attention)(q, k, v, is_causal, **options)
 

@@ -10,7 +10,6 @@ from torch.nn import functional
 pytest.importorskip("triton")
 
 import kernels
-from kernels.attention.reference import attention
 from kernels.registry import ATTENTION
 from tests.kernels.beside import DEVICES
 from tests.kernels.test_derivatives import INPUTS, ROWS, Function, walked
@@ -156,8 +155,10 @@ def test_without_a_gpu_errors_name_the_cure(monkeypatch: pytest.MonkeyPatch) -> 
         assert "TRITON_INTERPRET=1" in str(error.value)
 
 
-def test_documents_that_go_back() -> None:
+@pytest.mark.parametrize("name", ["compiled", "eager", "flex", "tiled", "triton"])
+def test_documents_that_go_back(name: str) -> None:
+    attend = ATTENTION.load(name).function
     q = torch.ones(1, 1, 6, 16)
     for ends in ([4, 2, 6], [-1, 6], [3, 7]):
         with pytest.raises(ValueError, match=rf"grow from 0 to at most 6 tokens, not \[{ends[0]}"):
-            attention(q, q, q, document_ends=torch.tensor(ends, dtype=torch.int32))
+            attend(q, q, q, False, document_ends=torch.tensor(ends, dtype=torch.int32))
