@@ -222,6 +222,7 @@ def _keys_and_sum(problem: BackwardProblem, how: Backward, counter: Address) -> 
     block = (how.queries // 2, width) if how.queries == 128 else (how.queries, width // 2)
     plane *= sum_columns(head_dim)
     sizes, steps = (batches, heads, plane // 256, 256), (heads * plane, plane, 256, 1)
+    dq_sum: Window | Address
     dq_sum, dq_rest = (
         Window.of(4, sizes, steps, (1, 1, math.prod(each) // 256, 256), _plain_layout(4), 2 * problem.numbers)
         for each in (block, (how.queries, depth) if narrow else block)
