@@ -100,7 +100,6 @@ Name = Annotated[str, Field(max_length=MAX_NAME)]
 Text = Annotated[str, AfterValidator(cut)]
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
 Seconds = Annotated[float, Field(strict=True, ge=0, le=MAX_COUNT, allow_inf_nan=False)]
-Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -153,18 +152,8 @@ class Measured:
     unit: Name
     outcome: Name
     reason: Text | None
-    n: Count | None
-    mean: Finite | None
-    std: Finite | None
-    median: Finite | None
-    min: Finite | None
-    max: Finite | None
-    p05: Finite | None
-    p25: Finite | None
-    p75: Finite | None
-    p95: Finite | None
     samples: str | None
-    """Base64 of zlib of little-endian float64; the spool checks it, which also needs the statistics."""
+    """Base64 of zlib of little-endian float64; the spool checks it."""
     type: Literal["measurement"] = "measurement"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from workers import messages
+from workers.agent.measurements import record_of
 from workers.jobs import runner_for
 from workers.jobs._base import Unit
 from workers.reporter import Reporter
@@ -49,7 +50,7 @@ class Report(Reporter):
             case messages.Cursor():
                 self.cursors.append(message.position)
             case messages.Measured():
-                self.rows.append(fields)
+                self.rows.append({**vars(record_of(message, 0)), "samples": message.samples})
             case messages.TableMade():
                 self.tables[message.name] = fields
             case messages.ArtifactMade():

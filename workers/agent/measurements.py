@@ -1,36 +1,42 @@
-"""Checks that a reported measurement agrees with its samples."""
+"""Makes the stored measurement of a reported one: its samples, and their statistics."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import math
 import sys
 import zlib
 from array import array
+from dataclasses import fields as fields_of
+from typing import Any
 
 from app.store.records import MeasurementRecord
 from flopwatch.intervals import median_interval
-from workers.measure.measurement import STATISTICS
+from workers.measure.statistics import Summary, summarize
 from workers.measure.table import TooLarge
 from workers.messages import Measured
 
+STATISTICS = tuple(field.name for field in fields_of(Summary))
 MAX_SAMPLES = 1_000_000
 """Most samples of one measurement."""
 
 
 def record_of(message: Measured, unit_index: int) -> MeasurementRecord:
-    """Return the measurement of a message, as it is stored. Raises ValueError: samples, statistics and outcome do not
-    agree; the error says why; TooLarge: it has too many samples."""
+    """Return the measurement of a message, as it is stored, with the statistics of its samples. Raises ValueError:
+    samples and outcome do not agree, or they are none; the error says why; TooLarge: it has too many samples."""
     fields = dict(vars(message))
     del fields["type"]
-    what = f"{message.metric} ({message.phase})"
-    samples = None
+    what = f"{message.metric} ({message.phase}) with outcome {message.outcome!r}"
+    if (message.outcome == "ok") != (message.samples is not None):
+        raise ValueError(f"{what} has {'no ' if message.samples is None else ''}samples")
+    known: dict[str, Any] = dict.fromkeys(STATISTICS)
     if message.samples is not None:
         samples, fields["samples"] = _unpack(message.samples, what)
-    _check_statistics(message, samples, what)
-    low, high = median_interval(samples or ()) or (None, None)
-    return MeasurementRecord(**fields, unit_index=unit_index, validity=None, median_low=low, median_high=high)
+        low, high = median_interval(samples) or (None, None)
+        known = {**vars(summarize(samples)), "median_low": low, "median_high": high}
+    elif not message.reason:
+        raise ValueError(f"{what} has no reason")
+    return MeasurementRecord(**fields, **known, unit_index=unit_index, validity=None)
 
 
 def _unpack(text: str, what: str) -> tuple[array[float], bytes]:
@@ -53,23 +59,4 @@ def _unpack(text: str, what: str) -> tuple[array[float], bytes]:
     values = array("d", plain)
     if sys.byteorder == "big":
         values.byteswap()
-    if not all(map(math.isfinite, values)):
-        raise ValueError(f"a sample of {what} is not finite")
     return values, packed
-
-
-def _check_statistics(message: Measured, samples: array[float] | None, what: str) -> None:
-    known = sum(getattr(message, name) is not None for name in STATISTICS)
-    if samples is None:
-        if message.outcome == "ok" or known or not message.reason:
-            raise ValueError(f"{what} with outcome {message.outcome!r} has no samples: so no statistics, but a reason")
-        return
-    if message.outcome != "ok":
-        raise ValueError(f"{what} with outcome {message.outcome!r} has samples")
-    if message.n != len(samples):
-        raise ValueError(f"{what} has {len(samples)} samples and says {message.n}")
-    # One sample has no standard deviation.
-    if known < len(STATISTICS) - (message.std is None):
-        raise ValueError(f"a statistic of {what} is missing")
-    if (message.min, message.max) != (min(samples), max(samples)):
-        raise ValueError(f"{what} says samples from {message.min} to {message.max}, which they are not")

@@ -6,8 +6,8 @@ A median of processes of 550, 635, 15.5 and 18.5 ms is 284 ms, a time that none 
 import statistics
 
 from app.metrics import TIMES, column_name, headline
+from app.store.records import MeasurementRecord
 from workers.measure.check import Check
-from workers.messages import Measured
 
 MOST, MOST_ON_GPU = 2.0, 1.1
 """Largest ratio of two processes' medians. A GPU works alone; on a CPU others' work lengthens some processes by half
@@ -22,10 +22,10 @@ class Replicates:
     def __init__(self) -> None:
         self._medians: dict[tuple[str, str, str | None], dict[str, dict[int, float]]] = {}
 
-    def add(self, message: Measured, unit: int, side: str | None) -> None:
-        if message.unit in TIMES and message.median is not None:
-            of_case = self._medians.setdefault((message.case_key, message.device_key, side), {})
-            of_case.setdefault(column_name(message.metric, message.phase), {})[unit] = message.median
+    def add(self, record: MeasurementRecord, side: str | None) -> None:
+        if record.unit in TIMES and record.median is not None:
+            of_case = self._medians.setdefault((record.case_key, record.device_key, side), {})
+            of_case.setdefault(column_name(record.metric, record.phase), {})[record.unit_index] = record.median
 
     def so_far(self) -> str:
         """Say what both sides of a comparison of one case took so far, as medians of the processes' medians: "so far

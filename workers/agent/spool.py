@@ -167,7 +167,7 @@ class Spool:
             known, _ = self._unit.outcomes.get(record.case_key, ("", None))
             if _weight(record.outcome) > _weight(known):
                 self._unit.outcomes[record.case_key] = record.outcome, record.reason
-            self._replicates.add(message, self._unit.index, self._unit.side)
+            self._replicates.add(record, self._unit.side)
 
     def _add_table(self, message: TableMade) -> None:
         table = Table(message.name, message.columns, message.rows)

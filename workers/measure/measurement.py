@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import base64
+import math
 import sys
 import zlib
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from workers.measure.statistics import Summary, summarize
 from workers.measure.table import Scalar
-
-STATISTICS = tuple(field.name for field in fields(Summary))
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,8 @@ class Measurement:
     why; a missing value is never 0.
 
     Raises:
-        ValueError: outcome "ok" without samples, another outcome with samples or without a reason.
+        ValueError: outcome "ok" without samples, another outcome with samples or without a reason; a sample that is not
+            finite.
     """
 
     case: Mapping[str, Scalar]
@@ -44,10 +43,12 @@ class Measurement:
             raise ValueError(f"{self.metric}: outcome {self.outcome!r} with {len(self.samples or ())} samples")
         if self.outcome != "ok" and not self.reason:
             raise ValueError(f"{self.metric}: outcome {self.outcome!r} needs a reason")
+        if not all(map(math.isfinite, self.samples or ())):
+            raise ValueError(f"{self.metric}: a sample is not finite")
 
     def to_wire(self) -> dict[str, Any]:
-        """Return fields, statistics and samples, JSON-ready; samples are base64 of zlib of little-endian float64."""
-        wire: dict[str, Any] = {
+        """Return the fields, JSON-ready; samples are base64 of zlib of little-endian float64."""
+        return {
             "case": dict(self.case),
             "case_key": self.case_key,
             "device_key": self.device_key,
@@ -56,10 +57,8 @@ class Measurement:
             "unit": self.unit,
             "outcome": self.outcome,
             "reason": self.reason,
+            "samples": base64.b64encode(pack(self.samples)).decode() if self.samples else None,
         }
-        if not self.samples:
-            return wire | dict.fromkeys((*STATISTICS, "samples"))
-        return wire | asdict(summarize(self.samples)) | {"samples": base64.b64encode(pack(self.samples)).decode()}
 
 
 def pack(samples: Sequence[float]) -> bytes:
