@@ -834,7 +834,7 @@ def allocate_dq(dq_sum, dq_rest, NARROW: gl.constexpr, DIRECT: gl.constexpr):
     """Shared memory for both consumers' parts of dQ: one array of two, or two arrays of unequal width. If DIRECT, the
     sum itself."""
     if DIRECT:
-        dq_tiles = dq_sum.to(gl.pointer_type(gl.float32), bitcast=True)
+        dq_tiles = dq_sum
         rest_tiles = dq_tiles
     else:
         dq_tiles = gl.allocate_shared_memory(
@@ -849,9 +849,9 @@ def allocate_dq(dq_sum, dq_rest, NARROW: gl.constexpr, DIRECT: gl.constexpr):
 
 
 @gluon.jit
-def set_up(HELD: gl.constexpr, READERS: gl.constexpr):
-    """The barriers kv_full, kv_empty, q_full, do_full and dq_empty. All are waited for: Triton gives the memory of one
-    that is not to others, and such kernels hung now and then when several processes shared a GPU."""
+def set_up(HELD: gl.constexpr, DIRECT: gl.constexpr):
+    """The barriers kv_full, kv_empty, q_full, do_full and dq_empty. All that are set up are waited for: Triton gives
+    the memory of one that is not to others, and such kernels hung now and then when several processes shared a GPU."""
     kv_full = gl.allocate_shared_memory(gl.int64, [HELD, 1], mbarrier.MBarrierLayout())
     kv_empty = gl.allocate_shared_memory(gl.int64, [HELD, 1], mbarrier.MBarrierLayout())
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -859,11 +859,12 @@ def set_up(HELD: gl.constexpr, READERS: gl.constexpr):
     dq_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for held in gl.static_range(HELD):
         mbarrier.init(kv_full.index(held), count=1)
-        mbarrier.init(kv_empty.index(held), count=READERS)
+        mbarrier.init(kv_empty.index(held), count=2 if DIRECT else 3)
     for each in gl.static_range(2):
         mbarrier.init(q_full.index(each), count=1)
         mbarrier.init(do_full.index(each), count=1)
-        mbarrier.init(dq_empty.index(each), count=1)
+        if not DIRECT:
+            mbarrier.init(dq_empty.index(each), count=1)
     fence_async_shared()
     return kv_full, kv_empty, q_full, do_full, dq_empty
 
@@ -906,7 +907,7 @@ def backward_kernel(
     number_tiles = gl.allocate_shared_memory(gl.float32, [4, 1, M], numbers.layout)
     read_numbers = number_tiles._reinterpret(gl.float32, [4, M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     units = gl.allocate_shared_memory(gl.int32, [HELD, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    kv_full, kv_empty, q_full, do_full, dq_empty = set_up(HELD, 2 if DIRECT else 3)
+    kv_full, kv_empty, q_full, do_full, dq_empty = set_up(HELD, DIRECT)
     if not LATE:
         tiles = after_the_kernel_before(tiles)
     gl.warp_specialize([
