@@ -1,6 +1,10 @@
 """The outcomes of units and jobs, as values, with their exit codes."""
 
 import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +66,24 @@ def is_exhausted(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in _EXHAUSTED
     return isinstance(error, HostExhausted | MemoryError)
+
+
+@contextmanager
+def ending_forks() -> Iterator[None]:
+    """End a fork of this process that comes back from the user's code, whether or not by an error."""
+    process = os.getpid()
+    try:
+        yield
+    finally:
+        leave_fork(process)
+
+
+def leave_fork(process: int) -> None:
+    """End this process if it is not the given one, but a fork of it which came back from the user's code."""
+    if os.getpid() != process:
+        sys.stderr.write("a fork of the job's process has come back from the user's code: it ends here, unmeasured\n")
+        sys.stderr.flush()
+        os._exit(EXIT_CODES["crashed"])
 
 
 def failure_code(error: BaseException) -> str:

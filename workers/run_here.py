@@ -37,7 +37,9 @@ from workers.outcome import (
     RunnerError,
     Succeeded,
     Unsupported,
+    ending_forks,
     failure_code,
+    leave_fork,
 )
 from workers.reporter import Reporter
 from workers.torch_host import reset_process, trim_free_memory
@@ -54,11 +56,13 @@ class LocalResults:
         self.spool = Spool()
         self.artifacts: list[dict[str, Any]] = []
         self._output = output
+        self._process = os.getpid()
         self._number = 1
         """The number in the names of all files of this run; 1 is not written."""
 
     def take(self, message: messages.Message) -> None:
         """Process one message of a unit, with the agent's checks."""
+        leave_fork(self._process)
         match messages.parse(messages.to_line(message)):
             case messages.Progress() as progress:
                 sys.stderr.write(f"{progress.done}/{progress.total} {progress.message}\n")
@@ -137,7 +141,7 @@ def run_here(arguments: list[str]) -> int:
         try:
             if code:
                 os.environ.update(uploaded.write(Path(folder) / "code", code))
-            with _prints_to_stderr():
+            with ending_forks(), _prints_to_stderr():
                 _run_units(spec, results, Path(folder))
         except RunnerError as error:
             sys.stderr.write(f"flopwatch run: {error.code}: {error}\n")

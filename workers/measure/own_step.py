@@ -6,6 +6,7 @@ named ones is the phase REST; a step that names none is one phase, WHOLE.
 
 import gc
 import inspect
+import os
 import re
 import statistics
 import sys
@@ -55,6 +56,10 @@ class StepStopped(RuntimeError):
     """The user's step has raised StopIteration: an iterator in it, such as a loader, has ended."""
 
 
+class ForkReturned(RuntimeError):
+    """This process is a fork that the user's code has made, and that has come back from it."""
+
+
 class OwnStep:
     """A user's step; also what `flopwatch.phase` and `flopwatch.work` in it talk to.
 
@@ -83,6 +88,7 @@ class OwnStep:
         self._worked: list[dict[str, float]] = []
         """The work of each step."""
         self._runs = 0
+        self._process = os.getpid()
         self.takes = ""
         """How many steps the job takes, in words, once it is known."""
         self.keeps_returned = False
@@ -105,6 +111,7 @@ class OwnStep:
     def make(self, make_step: Callable[[], object]) -> None:
         """Let the user's function make the step. Raises NoStep if it returns something that cannot be called."""
         step = make_step()
+        self._check_process()
         if not callable(step):
             raise NoStep(f"it returned {type(step).__name__}, and not a function that does one step")
         _check_arguments(step)
@@ -198,6 +205,7 @@ class OwnStep:
             if self.keeps_returned:
                 self.returned = slim(returned)
             del returned
+            self._check_process()
             self._end_left()
         except StopIteration as end:
             raise StepStopped(self._stopped()) from end
@@ -214,6 +222,11 @@ class OwnStep:
             f"StopIteration: an iterator in the step, such as a loader, has ended{takes}. "
             "Let it begin again when it ends, or set fewer warmup_steps and measure_steps"
         )
+
+    def _check_process(self) -> None:
+        """Raises ForkReturned in a fork, which would measure beside this process, and fork again in its next step."""
+        if os.getpid() != self._process:
+            raise ForkReturned("a fork of the job's process must end in the step (os._exit), and not return from it")
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

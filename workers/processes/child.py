@@ -18,7 +18,7 @@ from workers.jobs import RUNNERS, runner_for
 from workers.jobs._base import Collecting, Unit, parse_spec
 from workers.jobs._ranks import serve_node
 from workers.messages import Ended, Message, Started, to_line
-from workers.outcome import EXIT_CODES, RunnerError, failure_code
+from workers.outcome import EXIT_CODES, RunnerError, ending_forks, failure_code
 from workers.processes import last_words, probe
 from workers.processes.keeper import READY, Request
 from workers.reporter import Reporter
@@ -51,19 +51,20 @@ def run_request(request: Request, messages: int, *, new_interpreter: bool = Fals
     if new_interpreter:
         _import_torch(request)
     try:
-        enter_empty(reporter.scratch)
-        sys.argv = sys.argv[:1]  # the user's code may parse it
-        if request.task == "node":
-            serve_node(int(request.unit["params"]["node"]), reporter.scratch)
-        if request.task == "probe":
-            probe.run()
-            send(Ended(None, ""))
-            return 0
-        runner, spec, unit = runner_for(request.kind), parse_spec(request.spec), Unit(**request.unit)
-        if request.task == "run":
-            runner.run(spec, unit, reporter)
-        elif isinstance(runner, Collecting):
-            runner.collect(spec, unit, reporter.scratch, reporter)
+        with ending_forks():
+            enter_empty(reporter.scratch)
+            sys.argv = sys.argv[:1]  # the user's code may parse it
+            if request.task == "node":
+                serve_node(int(request.unit["params"]["node"]), reporter.scratch)
+            if request.task == "probe":
+                probe.run()
+                send(Ended(None, ""))
+                return 0
+            runner, spec, unit = runner_for(request.kind), parse_spec(request.spec), Unit(**request.unit)
+            if request.task == "run":
+                runner.run(spec, unit, reporter)
+            elif isinstance(runner, Collecting):
+                runner.collect(spec, unit, reporter.scratch, reporter)
     except RunnerError as error:
         code, detail = error.code, str(error)
         sys.stderr.write(f"{code}: {detail}\n")

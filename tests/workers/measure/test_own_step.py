@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from flopwatch.steps import why_not_run
-from workers.measure.own_step import MAX_PHASES, NoStep, OwnStep, StepStopped, WrongPhase
+from workers.measure.own_step import MAX_PHASES, ForkReturned, NoStep, OwnStep, StepStopped, WrongPhase
 from workers.measure.timing import make_clock, run_step, time_steps
 
 
@@ -254,3 +255,31 @@ def test_a_loader_that_ends_is_named() -> None:
         heard(own)
     with pytest.raises(StepStopped, match=r"^StopIteration: "):  # also under a profiler, whose generators would hide it
         heard(own)
+
+
+@pytest.mark.parametrize("where", ["making", "step"])
+def test_a_fork_that_comes_back_goes_no_further(where: str) -> None:
+    """Each of its steps would fork again, and measure beside the job."""
+    children: list[int] = []
+
+    def fork() -> None:
+        if not children:
+            children.append(os.fork())
+
+    def make() -> Callable[[], None]:
+        if where == "making":
+            fork()
+        return fork
+
+    try:
+        own = OwnStep()
+        own.make(make)
+        heard(own)
+    except ForkReturned:
+        os._exit(17)
+    finally:
+        if children == [0]:
+            os._exit(1)
+    _, status = os.waitpid(children[0], 0)
+    assert os.waitstatus_to_exitcode(status) == 17
+    heard(own)
