@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flopwatch import steps
 from tests.workers.conftest import UNFREEZE
@@ -218,6 +220,22 @@ def test_no_file_is_overwritten(tmp_path: Path, output: Path) -> None:
     }, "nothing is left of the names that were tried"  # fmt: skip
 
 
+def test_a_name_is_taken_before_the_file_is_moved(tmp_path, output, monkeypatch) -> None:
+    """Another run that writes meanwhile gets another name. A name that was only looked up would be both runs'."""
+    one, other = (Writer(tmp_path / name, output) for name in ("one", "other"))
+    move = shutil.move
+
+    def moved(source: str, target: Path) -> None:
+        monkeypatch.undo()
+        other.unit("samples.csv.gz")
+        move(source, target)
+
+    monkeypatch.setattr(run_here_module.shutil, "move", moved)
+    one.unit("samples.csv.gz")
+    assert one.files() == {"samples.csv.gz": "one, 0, samples.csv.gz"}
+    assert other.files() == {"samples-2.csv.gz": "other, 0, samples.csv.gz"}
+
+
 @pytest.mark.parametrize(
     ("spec", "code", "message"),
     [
@@ -287,7 +305,7 @@ def test_the_job_runs_in_the_process_that_was_started(tmp_path: Path) -> None:
 
 
 ENDS = """
-import os, sys, threading
+import os, posix, signal, sys, threading
 
 def make(device):
     def step():
@@ -303,6 +321,50 @@ def own(folder: Path, source: str) -> tuple[dict[str, Any], list[str]]:
     code = {"sha256": hashlib.sha256(source.encode()).hexdigest(), "function": "make", "file": "step.py"}
     spec = {"kind": "benchmark", "step_code": code, "warmup_steps": 1, "measure_steps": 2, "device": "cpu"}
     return spec, ["--code", str(file)]
+
+
+@pytest.mark.parametrize(
+    ("end", "called"),
+    [
+        ("posix._exit(8)", "_exit"),
+        pytest.param(
+            "threading.Thread(target=os._exit, args=(0,)).start(); threading.Event().wait(9)",
+            "_exit",
+            marks=pytest.mark.long,
+        ),
+        pytest.param("os.fork() and os._exit(0)", "_exit", marks=pytest.mark.long),
+        ("os.execlp('true', 'true')", "execv"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", "kill"),
+    ],
+)
+def test_a_step_that_ends_the_process_is_a_failure(tmp_path: Path, end: str, called: str) -> None:
+    """In a fork of this process, which has torch already."""
+    spec, options = own(tmp_path, ENDS.format(end=end))
+    forked = os.fork()
+    if not forked:
+        sys.stderr = (tmp_path / "err").open("w")
+        torch.set_num_threads(1)  # the threads of the pool are not in a fork
+        code = 0
+        try:
+            code = run_here([str(written(tmp_path, spec)), "--output", str(tmp_path), *options])
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(forked, 0)
+    told = (tmp_path / "err").read_text()
+    assert os.waitstatus_to_exitcode(status) == 70, told
+    assert f"flopwatch run: crashed: the code called os.{called} before the job's work was done" in told
+
+
+def test_signals_that_end_nothing_and_forks_are_left_alone(tmp_path: Path, run: Run) -> None:
+    end = (
+        "signal.signal(signal.SIGUSR1, lambda *_: None); os.kill(os.getpid(), signal.SIGUSR1); os.kill(os.getpid(), 0)"
+        "; (pid := os.fork()) or os._exit(5); assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5"
+    )
+    before = os._exit, os.kill
+    spec, options = own(tmp_path, ENDS.format(end=end))
+    code, _, err = run(spec, *options)
+    assert code == 0, err
+    assert (os._exit, os.kill) == before
 
 
 def test_what_the_code_leaves_behind_hides_no_results_and_keeps_no_process(tmp_path: Path) -> None:
