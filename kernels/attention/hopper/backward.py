@@ -126,7 +126,7 @@ def await_queries(q_tiles, q_full, count, total):
 def first_scores(
     k_tiles, q_tiles, q_full, held, count, total, WHO: gl.constexpr, QUERIES: gl.constexpr, REST: gl.constexpr
 ):
-    """Scores of a consumer's keys and the first QUERIES queries."""
+    """Scores of a consumer's keys and the first QUERIES queries; of whatever is there, and unused, if `total` is 0."""
     HALF: gl.constexpr = k_tiles.shape[3] // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, QUERIES, 16])
     stage = count & 1
@@ -212,8 +212,8 @@ def by_thread(dq):
 
 @gluon.jit
 def hand_on_dq(dq, dq_sum, dq_empty, count, place, token, WHO: gl.constexpr, DIRECT: gl.constexpr):
-    """Store a consumer's part of dQ for the warp that adds it up, once that has read the part before. If DIRECT, add it
-    to the sum, as part of tile `place`, if that is not negative.
+    """Store a consumer's part of dQ in `dq_sum`, for the warp that adds it up, once that has read the part before. If
+    DIRECT, `dq_sum` is the sum: add the part there, as one of tile `place`, if that is not negative.
     """
     x = by_thread(dq)
     if DIRECT:
@@ -363,7 +363,8 @@ def visit_halves(
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """(slot of the last tile's keys, token, dK, dV) after the tiles of queries from `first` to `end` of a whole group.
-    `free` and `bound` count halves of tiles; see `needs_mask`. The tile before has its keys in slot `before`.
+    For `free` and `bound` see `needs_mask`; they count halves of tiles if CAUSAL is None. The tile before has its keys
+    in slot `before`.
 
     It takes each tile in two halves, and multiplies the scores of a half during the half before: tensor cores have work
     while the weights are computed. Registers suffice for one loop, and if dV is awaited before dQ is issued.
@@ -377,7 +378,8 @@ def visit_halves(
     v = in_registers(v_tiles, held, 0, D, WHO, s_layout)
     k = in_registers(k_tiles, held, 0, D, WHO, s_layout)
     tma.store_wait(0)
-    token = tell_other(wait_at(token, 15, 256), begin + 1, WHO)  # both consumers have heard the other's last tile
+    token = wait_at(token, 15, 256)  # both have heard the last tile at the barrier that is used next
+    token = tell_other(token, begin + 1, WHO)
     index = first
     for count in range(begin, begin + total):
         stage = count & 1
@@ -432,13 +434,13 @@ def own_tile(unit, tiles, planes, key_heads, size, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def tell_unit(units, held, unit):
-    """Write which unit slot `held` is of; `kv_full` tells the others."""
+    """Write a unit in slot `held` of `units`; `kv_full` tells the others."""
     units.index(held).store(gl.full([1], unit, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
 
 
 @gluon.jit
 def hear_unit(units, kv_full, turn, WARPS: gl.constexpr):
-    """(unit, slot) of a program's turn, when its keys and values are there."""
+    """(unit, its slot of `units`) of a program's turn, when its keys and values are there."""
     held = turn & (units.shape[0] - 1)
     mbarrier.wait(kv_full.index(held), (turn // units.shape[0]) & 1)
     return gl.max(units.index(held).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0), held
@@ -462,14 +464,14 @@ def consume(
     turn = 0
     count = 0
     filled = 0  # if STREAM, units that have tiles of queries: only theirs are keys and values fetched
-    before = 0
+    before = 0  # if STREAM, the slot of the last tile's keys
     token = tiles
     unit, held = hear_unit(units, kv_full, turn, 4)
     while unit < tiles * planes:
         tile, batch, key_head = own_tile(unit, tiles, planes, key_heads, size, CAUSAL)
         start = tile * N
         if STREAM:
-            mbarrier.arrive(kv_empty.index(held), count=1)
+            mbarrier.arrive(kv_empty.index(held), count=1)  # behind Gluon's barrier: all threads have read `unit`
             begin = count
             count, before, token, dk, dv = consume_stream_unit(
                 k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, ds_second, dq_sum, numbers, q_full, do_full, dq_empty,
@@ -716,8 +718,8 @@ def produce(
     turn = 0
     count = 0
     awaited = 0
-    filled = 0
-    begin = 0  # of the last unit with tiles of queries
+    filled = 0  # as in `consume`
+    begin = 0  # the first tile of the last unit that has tiles of queries
     token = tiles
     unit = gl.program_id(0)
     while unit < tiles * planes:
@@ -731,7 +733,7 @@ def produce(
         slot = held
         if STREAM:
             slot = filled & 1
-            if filled > 1:  # the unit before the last ends with the last one's first tile
+            if filled > 1:  # this slot's keys are read until the first tile of the unit in the other slot
                 token, awaited = await_free_tiles(token, awaited, begin + 1)
             if first < end:
                 filled += 1
@@ -804,7 +806,7 @@ def add_up(
     if not DIRECT:
         token = after_the_kernel_before(tiles) if LATE else tiles  # which clears the sum
         turn = 0
-        at = -1
+        at = -1  # the tile whose parts come next: none yet
         at_batch = 0
         at_head = 0
         unit, held = hear_unit(units, kv_full, turn, 1)
@@ -880,7 +882,7 @@ def backward_kernel(
     REST: gl.constexpr, STREAM: gl.constexpr, NARROW: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
     """dK and dV of tiles of keys, whose share of dQ / root goes to `dq_sum`: (batch, heads, padded, D) numbers, each
-    64 rows in the order of `by_thread`, seen as lines of 256.
+    64 rows in the order of `by_thread`, seen as lines of 256; if DIRECT, its address.
 
     If NARROW, that sum has D/2 + REST columns: first D/2 of a tile, then REST in blocks of `dq_rest`, the same memory.
 
@@ -890,7 +892,7 @@ def backward_kernel(
     """
     band = lower, upper, bounds
     LATE: gl.constexpr = CAUSAL is None or CAUSAL  # wait for the kernel before behind the first fetches; else slower
-    HELD: gl.constexpr = 2 if STREAM else 1  # units whose keys and values are in shared memory
+    HELD: gl.constexpr = 2 if STREAM else 1  # slots for units, and for their keys and values
     tiles = (keys + N - 1) // N
     k_tiles = gl.allocate_shared_memory(q.dtype, [HELD, 1, 1, N, D], k.layout)
     v_tiles = gl.allocate_shared_memory(q.dtype, [HELD, 1, 1, N, D], v.layout)

@@ -2,8 +2,8 @@
 
 Triton has barriers 0 and 1, and those up to 4 for three partitions. Forward: 9 to 11 are turns of the consumers (128
 threads wait, 128 arrive), and nobody waits at 12 and 13. Backward: 5 to 8 are what a consumer tells the other (128
-wait, 128 arrive), 9 and 10 hand dQ on (a consumer's 128 threads and the adder's 32), and 11 to 14 free tiles (256 and
-the producer's 32).
+wait, 128 arrive), 9 and 10 hand dQ on (a consumer's 128 threads and the adder's 32), 11 to 14 free tiles (256 and the
+producer's 32), and at 15 both consumers wait.
 """
 
 from typing import Any
