@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import _foreach_supported_types as _in_optimizers
 from torch.utils._foreach_utils import _foreach_supported_types as _in_clipping
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .collectives import start_all_reduce
 
@@ -75,6 +76,10 @@ class ShardedGradient(Tensor):
 
 
 _stored_gradient: Any = Tensor.grad  # the attribute's descriptor, in C
+
+
+DIVIDED: Any = WeakIdKeyDictionary()
+"""A weak reference to the part that each parameter has become. As its attribute, it could not be pickled."""
 
 
 class ShardedPart(nn.Parameter):

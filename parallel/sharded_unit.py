@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .collectives import StartedTogether, start_all_gather, start_together, strides_of
 from .data_parallel import dense_gradient
-from .sharded_gradient import ShardedPart
+from .sharded_gradient import DIVIDED, ShardedPart
 
 Owner = tuple[nn.Module, str]
 """A module that uses a parameter, and the parameter's name in the module."""
@@ -55,7 +55,7 @@ class UnitParameter:
         values = self._values_of(original, device) if self.is_sharded else original.detach()
         self.part = ShardedPart(values, original.requires_grad)
         self.part.group = group if self.is_sharded else None
-        original.divided_into = weakref.ref(self.part)  # type: ignore[attr-defined]
+        DIVIDED[original] = weakref.ref(self.part)
         with torch.no_grad():
             memory = torch.empty(self.part_numel * ranks, dtype=dtype, device=device)
             self.whole = nn.Parameter(memory[: self.numel].view(self.shape), original.requires_grad)

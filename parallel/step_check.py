@@ -14,7 +14,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from .sharded_gradient import ShardedPart
+from .sharded_gradient import DIVIDED, ShardedPart
 
 
 class Wrapper(Protocol):
@@ -115,7 +115,7 @@ def _check(optimizer: Optimizer, *_: Any) -> None:
         return
     whole_only = type(optimizer).__name__.lower() in WHOLE_ONLY
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-        if getattr(parameter, "divided_into", lambda: None)() is not None:
+        if DIVIDED.get(parameter, lambda: None)() is not None:
             raise RuntimeError(
                 "FullyShardedDataParallel has divided this optimizer's parameters, which the model has no longer: make "
                 "the optimizer after it, of its parameters()"
