@@ -137,6 +137,10 @@ def test_gradients_are_clipped_by_the_norm_of_all_parts(ranks: Pool, how: str, n
     assert all(one == norms[0] for one in norms)
 
 
+def test_the_order_of_units_is_compared_when_it_has_changed(two_ranks: Pool) -> None:
+    assert two_ranks(guards.looks_at_the_order) == [1, 1]
+
+
 def test_parts_have_their_parameters_number_of_axes(two_ranks: Pool) -> None:
     for numbers in two_ranks(guards.groups_by_axes):
         assert all(numbers)
