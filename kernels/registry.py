@@ -232,8 +232,12 @@ def _check_implementation(name: str, loaded: object) -> None:
         raise TypeError(f"expected a {__name__}.Implementation, not {type(loaded).__name__}")
     if loaded.name != name:
         raise TypeError(f"its name is {loaded.name!r}: results would carry that; name it as its entry point")
-    if not callable(loaded.function):
-        raise TypeError(f"function must be a function, not {loaded.function!r}")
+    for attribute, may_be_none in (("function", False), ("forward_bytes", True)):
+        value = getattr(loaded, attribute)
+        if not (callable(value) or (may_be_none and value is None)):
+            raise TypeError(f"{attribute} must be a function, not {value!r}")
+    if not isinstance(loaded.has_backward, bool):
+        raise TypeError(f"has_backward must be True or False, not {loaded.has_backward!r}")
     if not isinstance(loaded.features, Set) or not loaded.features <= FEATURES:
         raise TypeError(f"features must be a set of {', '.join(sorted(FEATURES))}, not {loaded.features!r}")
     dtypes = loaded.dtypes

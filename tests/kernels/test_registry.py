@@ -89,6 +89,8 @@ def implementation(name: str = "theirs", function: Any = max, dtypes: Any = None
         (implementation("ours"), "its name is 'ours'.* name it as its entry point"),
         (implementation(function=None), "function must be a function, not None"),
         (implementation(features={"windows"}), "features must be a set of bottom_right, .*, not {'windows'}"),
+        (implementation(forward_bytes=12), "forward_bytes must be a function, not 12"),
+        (implementation(has_backward="no"), "has_backward must be True or False, not 'no'"),
         *((implementation(dtypes=wrong), "dtypes must map cpu, cuda to sets of bfloat16, float16, float32, .*, not ")
           for wrong in ({"float32"}, {}, {"gpu": {"float32"}}, {"cpu": ["float32"]}, {"cpu": {torch.float32}})),
     ],
