@@ -9,7 +9,7 @@ from typing import Any
 
 from app.states import VERDICTS, Verdict, worst
 from workers.measure.check import NOT_JUDGED, SEVERITIES, Check
-from workers.measure.table import Column, Scalar, Table
+from workers.measure.table import Column, Scalar, Table, TooLarge
 
 MAX_CHECKS = 100
 """Largest number of checks in the verdict of a job with several cases."""
@@ -99,7 +99,10 @@ def checks_table(verdicts: Sequence[CaseVerdict], *, max_rows: int) -> Table | N
     if left_out > 0:
         said = f"{left_out + 1} more checks are left out, since the table would be too large"
         rows.append([None, None, "more", None, None, said])
-    return Table(TABLE, TABLE_COLUMNS, rows)
+    try:
+        return Table(TABLE, TABLE_COLUMNS, rows)
+    except TooLarge:  # details are longer than usual
+        return checks_table(verdicts, max_rows=min(len(judged), max_rows) // 2)
 
 
 def _row(verdict: CaseVerdict, check: Check) -> list[Scalar]:

@@ -388,6 +388,12 @@ class TestChecks:
         assert (last[2], table.row_count) == ("more", 4)
         assert last[5].startswith("3 more checks are left out")
 
+    def test_long_details_leave_room_for_fewer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        (whole,) = self.judged(3).tables
+        monkeypatch.setattr("workers.measure.table.MAX_BYTES", len(zlib.decompress(whole.rows)) - 1)
+        (table,) = self.judged(3).tables
+        assert json.loads(zlib.decompress(table.rows))[-1][5].startswith("4 more checks are left out")
+
     def test_its_name_is_reserved(self) -> None:
         with pytest.raises(UnfitResult, match="'checks': that name is reserved"):
             add(begun(), "table", **Table("checks", KERNELS, []).to_wire())
