@@ -20,7 +20,7 @@ import tempfile
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +238,8 @@ def _prints_to_stderr() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stdout.flush()
+        with suppress(AttributeError, ValueError):  # the code may have left None there, or closed it
+            sys.stdout.flush()
         sys.stdout, sys.stderr = before
         sys.stdout.flush()
         os.dup2(stdout, 1)

@@ -80,6 +80,8 @@ def _unpack(content: bytes, folder: Path) -> None:
                 target.write_bytes(archive.read(entry))
     except UNPACKING_ERRORS as error:
         raise BrokenCode(f"the folder of code cannot be unpacked: {error}") from error
+    except (FileExistsError, IsADirectoryError, NotADirectoryError):
+        raise BrokenCode("the folder of code has a file and a folder of one name") from None
     if entry_file not in {entry.filename for entry in entries}:
         raise BrokenCode("the folder of code does not say which of its files is meant")
     (folder.parent / f"{_name(folder.name)}.py").symlink_to(folder / entry_file)

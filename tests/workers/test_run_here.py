@@ -367,8 +367,9 @@ def test_signals_that_end_nothing_and_forks_are_left_alone(tmp_path: Path, run: 
     assert (os._exit, os.kill) == before
 
 
-def test_what_the_code_leaves_behind_hides_no_results_and_keeps_no_process(tmp_path: Path) -> None:
-    end = "sys.stdout = open(os.devnull, 'w'); threading.Thread(target=threading.Event().wait).start()"
+@pytest.mark.parametrize("closed", ["", "sys.stdout.close()"])
+def test_what_the_code_leaves_behind_hides_no_results_and_keeps_no_process(tmp_path: Path, closed: str) -> None:
+    end = "sys.stdout = open(os.devnull, 'w'); threading.Thread(target=threading.Event().wait).start(); " + closed
     spec, options = own(tmp_path, ENDS.format(end=end))
     ended = command(tmp_path, spec, *options, program="workers")
     assert ended.returncode == 0, ended.stderr
