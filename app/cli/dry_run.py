@@ -62,7 +62,9 @@ def _alike(ran: Mapping[str, Any], asked: Iterable[Mapping[str, Any]], codes: Se
     models = [spec["model"] for spec in asked if isinstance(spec.get("model"), dict)]
     had = ran.get("model")
     return _code(ran) is None and (
-        not models or not isinstance(had, dict) or any(had.items() >= model.items() for model in models)
+        not models
+        or not isinstance(had, dict)
+        or any(all(had.get(name) == value for name, value in model.items()) for model in models)
     )
 
 

@@ -578,9 +578,7 @@ def _columns(causes: Sequence[Sequence[Scalar]], results: Sequence[Result] = ())
             str(place),
             str(row[1]),
             f"{float(row[4] or 0.0):.1f} %",
-            OWN
-            if row[1] in (PLAIN, "attention") and row[6] == "ceiling" and SMALL not in str(row[2] or "")
-            else _bound(str(row[1]), row[5], str(row[6]), results),
+            OWN if _is_own(row) else _bound(str(row[1]), row[5], str(row[6]), results),
         )
         for place, row in enumerate(causes, start=1)
     ]
@@ -596,6 +594,11 @@ HEAD = ("#", "lost to", "share", "step without it")
 OWN = "own work"
 """In the place of the step without what it is for."""
 BOUND = {"measured": "{}, timed", CURE: "at most {}", "ceiling": "about {}"}
+
+
+def _is_own(row: Sequence[Scalar]) -> bool:
+    """Return True if a row of `causes` is what the step is for: no change takes all of it away."""
+    return row[1] in (PLAIN, "attention") and row[6] == "ceiling" and SMALL not in str(row[2] or "")
 
 
 def _bound(cause: str, bound: Scalar, how: str, results: Sequence[Result]) -> str:
