@@ -104,3 +104,9 @@ def test_inputs_that_do_not_fit_are_refused(x: Tensor, weight: Tensor, words: st
 def test_a_result_is_floating_point() -> None:
     with pytest.raises(ValueError, match=r"floating-point out_dtype of 16 bits or more, not torch\.int32"):
         kernels.rms_norm(torch.ones(2, 3), torch.ones(3), out_dtype=torch.int32)
+
+
+@pytest.mark.gpu
+def test_the_longest_rows(rng: random.Random) -> None:
+    inputs = [draw(*shape, rng=rng, dtype=torch.bfloat16, device="cuda") for shape in ((5, 65_536), (65_536,))]
+    assert_same(kernels.rms_norm, plain, inputs, torch.bfloat16)

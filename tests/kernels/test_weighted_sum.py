@@ -101,3 +101,13 @@ def test_operations_pass_opcheck(device: str, rng: random.Random) -> None:
 def test_inputs_that_do_not_fit_are_refused(x: Tensor, weight: Tensor) -> None:
     with pytest.raises(ValueError, match="expected"):
         kernels.weighted_sum(x, weight)
+
+
+@pytest.mark.gpu
+def test_very_many_columns(rng: random.Random) -> None:
+    """More tiles of them than the second axis of a grid may have."""
+    columns = 65_536 * 128 + 1
+    x = draw(1, columns, rng=rng, dtype=torch.float32, device="cuda").requires_grad_()
+    weight = torch.ones(columns, device="cuda", requires_grad=True)
+    kernels.weighted_sum(x, weight).backward(torch.ones(1, device="cuda"))
+    assert torch.equal(weight.grad, x[0])

@@ -15,7 +15,7 @@ from sqlalchemy import select
 from app.errors import DatabaseBusy, StoreUnreachable
 from app.settings import Settings
 from app.specs import spec_adapter
-from app.specs._schema import SCHEMA, name_of
+from app.specs._schema import RELEASED, SCHEMA, fingerprint, name_of
 from app.store import service_settings, tables
 from app.store.checking import examine
 from app.store.database.engine import Database, open_database
@@ -524,3 +524,9 @@ class TestVersions:
             connection.exec_driver_sql("UPDATE worker SET schema_number = NULL WHERE id = 'old'")
         (old,) = [one for one in lab.reading.workers() if one["id"] == "old"]
         assert (old["state"], old["unfit"]["code"]) == ("unfit", "too_old")
+
+    def test_another_schema_has_another_number(self) -> None:
+        """Raise SCHEMA when this fails: workers of the last release cannot read these specs. A release adds its own
+        number and fingerprint to RELEASED."""
+        assert (max(RELEASED) < SCHEMA) == (fingerprint() not in RELEASED.values())
+        assert name_of(1).startswith("nodes:"), "for workers of release 0.1.0"

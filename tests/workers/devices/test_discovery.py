@@ -51,6 +51,11 @@ def discovered(monkeypatch, library, visible=None, order=None) -> None:
 OLD, NEW = Gpu("GPU-old", "NVIDIA T400", 4096), Gpu("GPU-new", "NVIDIA H200", 143_771)
 
 
+def test_an_index_follows_the_bus_where_cuda_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    discovered(monkeypatch, driver(NEW, OLD, buses=(9, 3)), "0", "PCI_BUS_ID")
+    assert discover().gpus == (OLD,)
+
+
 @pytest.mark.parametrize("order", [None, "FASTEST_FIRST"])
 def test_an_index_among_mixed_gpus_is_refused(monkeypatch: pytest.MonkeyPatch, order: str | None) -> None:
     discovered(monkeypatch, driver(OLD, NEW), "0", order)
@@ -82,6 +87,11 @@ def test_a_gpu_in_mig_mode_cannot_be_named_itself(monkeypatch: pytest.MonkeyPatc
     discovered(monkeypatch, driver(NEW, instances={NEW.uuid: SLICES}), visible)
     with pytest.raises(CannotRunHere, match="in MIG mode"):
         discover()
+
+
+def test_mig_mode_without_instances_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    discovered(monkeypatch, driver(NEW, instances={NEW.uuid: ()}))
+    assert discover().gpus == ()
 
 
 def driver(*gpus, buses=(), instances=None, lost=()) -> Any:

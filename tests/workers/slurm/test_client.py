@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.slurm.client import CommandFailed, NoAnswer, SlurmClient
+from workers.slurm.client import CommandFailed, Listed, NoAnswer, SlurmClient
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +16,11 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def play(commands: Path, name: str, script: str) -> None:
     (commands / name).write_text(f"#!/bin/bash\n{script}\n")
     (commands / name).chmod(0o755)
+
+
+def test_only_our_allocations_count_whatever_others_are_called(commands: Path) -> None:
+    play(commands, "squeue", "printf '%s\\n' '7|RUNNING|None|flopwatch-1-1|a|b' '8|PENDING|x|other|c' 'a line' '9|x'")
+    assert SlurmClient(10).allocations() == [Listed("7", "RUNNING", "None", "flopwatch-1-1", "a|b")]
 
 
 def test_an_id_may_come_with_its_cluster(commands: Path) -> None:
