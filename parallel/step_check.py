@@ -85,7 +85,7 @@ def refuse_strangers(module: nn.Module, known: Container[int]) -> None:
     for one in modules:  # module.parameters() takes six times as long
         modules += filter(None, one._modules.values())
         for parameter in one._parameters.values():
-            if parameter is not None and parameter.requires_grad and id(parameter) not in known:
+            if id(parameter) not in known and parameter is not None and parameter.requires_grad:
                 name = next(name for name, found in module.named_parameters() if found is parameter)
                 raise RuntimeError(
                     f"{name} needs a gradient now, and was frozen or not there when the model was wrapped, so it would "
