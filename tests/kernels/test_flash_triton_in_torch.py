@@ -1,6 +1,8 @@
 """FlashAttention-2 in Triton as a part of torch: autograd, compiling, modes, determinism, threads, devices, memory."""
 
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -309,3 +311,27 @@ def test_checkpointed_and_in_inference(device: str, rng: random.Random) -> None:
         assert torch.equal(given, right)
     with torch.inference_mode():
         assert torch.equal(flash_attention(*inputs, True), out)
+
+
+ALLOW_TF32 = (
+    "torch.set_float32_matmul_precision('high')",
+    "torch.backends.cuda.matmul.allow_tf32 = True",
+    "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+)
+AFRESH = """
+import os, sys, torch
+from kernels.attention.triton.inputs import tf32_is_allowed
+
+for way in sys.argv[1:]:
+    if os.fork() == 0:
+        exec(way)
+        print(tf32_is_allowed(), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_any_way_of_allowing_tf32_is_followed() -> None:
+    """torch does not take several in one process: these are forks of one."""
+    done = subprocess.run([sys.executable, "-c", AFRESH, "", *ALLOW_TF32], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "True", "True", "True"]

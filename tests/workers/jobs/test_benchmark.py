@@ -33,7 +33,7 @@ from workers.model.generation import generate
 from workers.model.registry import MODELS
 from workers.model.steps import ForwardStep
 from workers.outcome import InvalidEnvironment, Unsupported
-from workers.torch_host import as_runner_error
+from workers.torch_host import as_runner_error, set_precision
 
 MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
 PARAMETERS = 2 * 61 * 16 + 2 * (4 * 16**2 + 3 * 16 * 24 + 2 * 16) + 16
@@ -625,3 +625,9 @@ def test_fp8_without_torchao_says_how_to_get_it(run, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     with pytest.raises(Unsupported, match=r'pip install "flopwatch\[fp8\]"'):
         run(**FP8, fp8_filter=["all"])
+
+
+def test_an_environment_that_forbids_tf32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    with pytest.raises(InvalidEnvironment, match="NVIDIA_TF32_OVERRIDE"):
+        set_precision("tf32")

@@ -20,6 +20,7 @@ from workers.jobs.memory.results import (
     EACH_PHASE,
     WHOLE,
     add_fragmentation,
+    check_accounted,
     check_fragmentation,
     check_growth,
     check_unknown,
@@ -422,6 +423,14 @@ def test_of_a_peak_that_the_history_lost_nothing_is_said(tmp_path: Path) -> None
     assert "backward" not in {row["at_peak_of"] for row in report.table_rows("allocations")}
     (history,) = [check for check in checks if check.name == "history"]
     assert "of backward the beginning was not seen" in history.detail
+
+
+@pytest.mark.parametrize(("counted", "ok"), [(1000, True), (1100, False)])
+def test_a_history_unlike_the_allocators_is_suspect(counted: int, ok: bool) -> None:
+    stretch = Ledger([Allocation(0, 1000, None)]).follow("forward", [], {})
+    (check,) = check_accounted([RecordedStretch(stretch, Counters(0, 0, counted, 0, 0))])
+    assert (check.ok, check.severity) == (ok, "suspect")
+    assert check_accounted([RecordedStretch(stretch)]) == []
 
 
 def test_much_of_unknown_use_is_told_with_its_place() -> None:

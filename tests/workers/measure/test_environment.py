@@ -155,3 +155,11 @@ def test_the_fingerprint_of_a_gpu() -> None:
     if gpu is not None:
         assert facts["device"]["power_limit_w"] > 0
         assert gpu.read().sm_clock_mhz
+
+
+def test_only_variables_that_matter_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("OMP_NUM_THREADS", "3"), ("NCCL_DEBUG", "WARN"), ("SECRET_TOKEN", "hunter2")):
+        monkeypatch.setenv(name, value)
+    recorded = environment.variables()
+    assert (recorded["OMP_NUM_THREADS"], recorded["NCCL_DEBUG"]) == ("3", "WARN")
+    assert "SECRET_TOKEN" not in recorded

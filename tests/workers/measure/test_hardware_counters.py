@@ -1,6 +1,8 @@
 """Counts of the kernel's own events, which every Linux host has, and the reasons for those that it has not."""
 
 import mmap
+import os
+import struct
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -65,3 +67,14 @@ def test_a_refusal_says_what_would_allow_it() -> None:
 
     assert "perf_event_paranoid is" in hardware_counters._why(errno.EACCES)
     assert "virtual machine" in hardware_counters._why(errno.ENOENT)
+
+
+@pytest.mark.parametrize(
+    ("read", "count"), [((30, 100, 50), 60), ((30, 100, 100), 30), ((0, 100, 0), None), ((0, 0, 0), 0)]
+)
+def test_a_count_is_scaled_to_the_whole_time(read: tuple[int, ...], count: float | None) -> None:
+    out, into = os.pipe()
+    os.write(into, struct.pack("=QQQ", *read))
+    os.close(into)
+    assert hardware_counters._read(out) == count
+    os.close(out)

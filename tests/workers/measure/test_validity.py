@@ -244,6 +244,11 @@ def test_checks_of_several_gpus_name_who_failed() -> None:
     assert [check.detail for check in check_gpus([hot], {7})] == [check.detail for check in check_gpu(hot, {7})]
 
 
+def test_in_a_container_one_unknown_process_is_ours() -> None:
+    assert outcome(check_gpu([reading(processes={4711})], {7}))["other_processes"] is True
+    assert outcome(check_gpu([reading(processes={4711, 4712})], {7}))["other_processes"] is False
+
+
 def test_a_gpu_that_tells_nothing_is_suspect() -> None:
     assert set(outcome(check_gpu([], {1})).values()) == {False}
     assert set(outcome(check_gpu([reading(None, None, None)], {1})).values()) == {False}
