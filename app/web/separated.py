@@ -6,6 +6,7 @@ A double quote inside quotes is written twice, as in CSV. Blanks count only insi
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 _PART = re.compile(r'\s*(?:"((?:[^"]|"")*)"\s*(?:,|$)|([^,]*)(?:,|$))')
@@ -30,7 +31,7 @@ def pairs(text: str) -> list[tuple[str, str]]:
         if not equals:
             raise ValueError(f"{part!r} must be written key=value")
         named.append((key.strip(), value if is_exact else value.strip()))
-    if twice := [key for at, (key, _) in enumerate(named) if key in dict(named[:at])]:
+    if twice := [key for key, count in Counter(key for key, _ in named).items() if count > 1]:
         raise ValueError(f"the key {twice[0]!r} is there twice: leave one of them out")
     return named
 

@@ -75,6 +75,15 @@ def test_titles_tell_cells_apart() -> None:
     assert len({cell.title for cell in cells}) == len(cells) == 7 * 2 * 2 * 2 * 2
 
 
+def test_flash_benchmarking() -> None:
+    preset = spec(**AttentionSpec.presets["flash_benchmarking"])
+    cells = preset.cells()
+    assert sorted({cell.sequence_length for cell in cells}) == [2**power for power in range(7, 17)]
+    assert {cell.head_dim for cell in cells} == {16, 32, 64, 128}
+    assert ({cell.dtype for cell in cells}, {cell.causal for cell in cells}) == ({"bf16", "fp32"}, {True})
+    assert preset.batch_size == 1
+
+
 def test_the_leaderboard() -> None:
     leaderboard = spec(**AttentionSpec.presets["leaderboard"])
     (size,) = {(cell.sequence_length, cell.head_dim, cell.dtype, cell.causal) for cell in leaderboard.cells()}
