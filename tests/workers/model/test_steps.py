@@ -197,3 +197,14 @@ def test_on_a_gpu_fp32_is_fp32_and_tf32_is_not() -> None:
         torch.set_float32_matmul_precision(before)
     assert errors["fp32"] < 1e-6
     assert 1e-5 < errors["tf32"] < 1e-3
+
+
+@pytest.mark.parametrize(("name", "setting"), [("fp32", "highest"), ("tf32", "high"), ("bf16", "highest")])
+def test_a_precision_sets_what_float32_products_may_do(name: str, setting: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        PRECISIONS[name].apply()
+        assert torch.get_float32_matmul_precision() == setting
+    finally:
+        torch.set_float32_matmul_precision(before)

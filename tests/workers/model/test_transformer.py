@@ -178,6 +178,23 @@ def test_shared_key_heads_are_those_of_torchs_attention(num_kv_heads: int) -> No
     torch.testing.assert_close(model(tokens()), theirs(tokens()))
 
 
+def test_packed_documents_are_those_computed_alone() -> None:
+    packed, alone = small_model(document_lengths=(5, 7)), small_model()
+    alone.load_state_dict(packed.state_dict())
+    ids = tokens()
+    torch.testing.assert_close(packed(ids), torch.cat((alone(ids[:, :5]), alone(ids[:, 5:])), dim=1))
+    with pytest.raises(ValueError, match="packed documents cannot be continued"):
+        packed.new_cache(1, 4)
+    for length in (11, 13):
+        with pytest.raises(ValueError, match=f"documents of 12 tokens do not fill sequences of {length}"):
+            packed(tokens(length=length))
+
+
+def test_more_tokens_than_the_context_length_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"33 tokens are more than the context length \(32\)"):
+        small_model()(tokens(1, 33))
+
+
 def test_a_token_sees_its_window_and_document_only() -> None:
     ids = tokens(1, 12)
     changed = ids.clone()

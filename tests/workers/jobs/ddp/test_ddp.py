@@ -43,7 +43,15 @@ from workers.jobs._values import Values
 from workers.jobs.ddp import RUNNER, choose_devices, strategies, timing
 from workers.jobs.ddp.buckets import bucket_rows, report_buckets
 from workers.jobs.ddp.memory import Memory, MemoryMarks, live_bytes, memory_now
-from workers.jobs.ddp.parity import SMALL_SHARE, ParityCheck, capture_untrained, gradient_errors, small_gradients
+from workers.jobs.ddp.parity import (
+    SMALL_SHARE,
+    ParityCheck,
+    capture_untrained,
+    gradient_errors,
+    largest_error,
+    relative_error,
+    small_gradients,
+)
 from workers.jobs.ddp.rank import rounds_of, run_rank
 from workers.jobs.ddp.strategies import Trained
 from workers.jobs.ddp.timelines import WAITING, ranks_of
@@ -1146,3 +1154,13 @@ def test_one_gpu(strategy: str, tmp_path: Path) -> None:
     rows = values(report)
     for metric in ("step_ms", "computation_step_ms", "exposed_communication_ms", "net_cost_ms"):
         assert rows[metric]["outcome"] == "ok", rows[metric]
+
+
+def test_errors_that_are_no_numbers() -> None:
+    """No comparison with a limit may take them for small."""
+    one, zero = torch.ones(3), torch.zeros(3)
+    assert relative_error(one * 3, one * 2, start=one) == pytest.approx(1.0)
+    for wrong in (None, one * float("nan")):
+        assert relative_error(wrong, one) == float("inf")
+    assert (relative_error(one, zero), relative_error(zero, zero)) == (float("inf"), 0.0)
+    assert largest_error({"a": 0.5, "b": float("nan"), "c": float("inf")})[1] == "b"
