@@ -83,7 +83,7 @@ def refuse_strangers(module: nn.Module, known: Container[int]) -> None:
     """
     modules = [module]
     for one in modules:  # module.parameters() takes six times as long
-        modules += filter(None, one._modules.values())
+        modules += [child for child in one._modules.values() if child is not None]
         for parameter in one._parameters.values():
             if id(parameter) not in known and parameter is not None and parameter.requires_grad:
                 name = next(name for name, found in module.named_parameters() if found is parameter)
