@@ -173,9 +173,8 @@ class FullyShardedDataParallel(nn.Module):
         self._unused_here: list[tuple[UnitParameter, Tensor]] = []
         """Reduced gradients of parameters that this rank did not use, but that another rank may have used."""
         self._used: set[str] = set()
-        self._order, self._checked_order, self._pass_counts = 0, -1, False
-        """Checksums of the units' order since the last synchronization, and when the ranks' were last compared; and
-        whether the running pass counts: without gradients, replicas may run different numbers of passes."""
+        self._order, self._checked_order = 0, -1
+        """Checksums of the units' order since the last synchronization, and when the ranks' were last compared."""
         self._attach()
         check_steps_of(self)
         # torch's DistributedDataParallel, which would overwrite parts with the first rank's, finds nothing to train.
@@ -271,7 +270,7 @@ class FullyShardedDataParallel(nn.Module):
             self._hold(unit)
         refuse_strangers(self.module, self._known)
         self._previous_order = [use.unit for use in self._forward.order] or self._previous_order
-        self._forward, self._pass_counts = ForwardPass(), torch.is_grad_enabled()
+        self._forward = ForwardPass()
 
     # Construction
 
@@ -372,7 +371,7 @@ class FullyShardedDataParallel(nn.Module):
     def before_forward(self, unit: ShardedUnit) -> None:
         """Make a unit whole, and start gathering those that ran after it last time."""
         unit.running.append(self._forward.use(unit, again=_in_backward()))
-        if self._pass_counts and unit.sharded and not _in_backward():
+        if self._forward.has_gradients and unit.sharded and not _in_backward():
             self._order = zlib.crc32(unit.name.encode(), self._order) & 0x7FFF_FFFF
         unit.make_whole()
         unit.show_whole()

@@ -310,6 +310,8 @@ class ForwardPass:
         self.order: list[Use] = []
         self.error = handled_error()
         """As in Use."""
+        self.has_gradients = torch.is_grad_enabled()
+        """False: its units' order counts for nothing, since replicas may run different numbers of such passes."""
         self._first: dict[ShardedUnit, int] = {}
 
     def use(self, unit: ShardedUnit, *, again: bool) -> Use:

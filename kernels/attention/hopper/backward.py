@@ -364,11 +364,9 @@ def visit_halves(
 ):  # fmt: skip
     """(slot of the last tile's keys, token, dK, dV) after the tiles of queries from `first` to `end` of a whole group.
     For `free` and `bound` see `needs_mask`; they count halves of tiles if CAUSAL is None. The tile before has its keys
-    in slot `before`.
-
-    It takes each tile in two halves, and multiplies the scores of a half during the half before: tensor cores have work
-    while the weights are computed. Registers suffice for one loop, and if dV is awaited before dQ is issued.
-    """
+    in slot `before`. It takes each tile in two halves, and multiplies the scores of a half during the half before:
+    tensor cores have work while the weights are computed. Registers suffice for one loop, and if dV is awaited before
+    dQ is issued."""
     HALF: gl.constexpr = N // 2
     PART: gl.constexpr = M // 2
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART, 16])
