@@ -307,21 +307,24 @@ class GradientUsage:
     momentum would change it.
     """
 
-    def __init__(self, used: Iterable[bool], device: torch.device, *groups: dist.ProcessGroup, order: int = 0) -> None:
+    def __init__(
+        self, used: Iterable[bool], device: torch.device, *groups: dist.ProcessGroup, order: int | None = None
+    ) -> None:
         """Start the exchange.
 
         Args:
             used: Whether this rank has a gradient of each parameter.
-            order: A number of 31 bits that must be the same on every rank.
+            order: A number of 31 bits that must be the same on every rank, if any.
         """
         here = [False] * 8 + list(used)
         if all(here[8:]):
             self._flags = torch.ones(len(here), dtype=torch.uint8, device=device)
         else:
             self._flags = torch.tensor(here, dtype=torch.uint8, device=device)
-        numbers = self._flags[:8].view(torch.int32)
-        for at, number in enumerate((order, ~order)):  # of one number, the largest bytes of both are complements
-            numbers[at].fill_(number)  # an assignment would copy from the host, which no CUDA graph can hold
+        if order is not None:
+            numbers = self._flags[:8].view(torch.int32)
+            for at, number in enumerate((order, ~order)):  # of one number, the largest bytes of both are complements
+                numbers[at].fill_(number)  # an assignment would copy from the host, which no CUDA graph can hold
         for group in groups[:-1]:
             start_all_reduce(self._flags, dist.ReduceOp.MAX, group).wait()
         self._work = start_all_reduce(self._flags, dist.ReduceOp.MAX, groups[-1])
