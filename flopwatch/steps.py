@@ -157,16 +157,15 @@ def why_not_run(returned: Any) -> str | None:
     future or a function. None of other values; an expression that makes values later is one."""
     import inspect
 
-    if inspect.isgenerator(returned) and returned.gi_code.co_name == "<genexpr>":
+    is_generator, kind = inspect.isgenerator(returned), type(returned).__name__
+    if is_generator and returned.gi_code.co_name == "<genexpr>":
         return None
-    kind, how = type(returned).__name__, "return a function that runs it"
-    if inspect.isgenerator(returned):
+    if is_generator or inspect.iscoroutine(returned) or inspect.isasyncgen(returned):
+        cure = "remove the yield" if is_generator else "write def in place of async def"
         return (
-            f"a step returned a {kind}: its code has not run, as it has a yield or is async; remove the yield, or {how}"
+            f"a step returned a {kind}: its code has not run, as it has a yield or is async; {cure}, or return a "
+            "function that runs it"
         )
-    if inspect.iscoroutine(returned) or inspect.isasyncgen(returned):
-        cure = f"write def in place of async def, or {how}"
-        return f"a step returned a {kind}: its code has not run, as it has a yield or is async; {cure}"
     is_future = all(callable(getattr(returned, name, None)) for name in ("done", "result", "add_done_callback"))
     if is_future or inspect.isroutine(returned) or isinstance(returned, functools.partial):
         cure = "return its .result()" if is_future else "call it in the step"
