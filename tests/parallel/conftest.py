@@ -46,12 +46,12 @@ def one_gpu() -> Iterator[Pool]:
 
 
 @pytest.fixture(scope="session")
-def two_gpus() -> Iterator[Pool]:
-    """Two ranks over NCCL, each with a GPU."""
+def gpus() -> Iterator[Pool]:
+    """Ranks over NCCL, as many as there are GPUs."""
     import torch
 
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs two GPUs; there are {torch.cuda.device_count()}")
-    pool = Pool(2, "nccl")
+    pool = Pool(torch.cuda.device_count(), "nccl")
     yield pool
     pool.close()

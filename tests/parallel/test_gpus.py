@@ -1,4 +1,4 @@
-"""One and two GPUs over NCCL: the wrappers compute the same there, and communication runs beside computation."""
+"""One GPU, and all of a host, over NCCL: the wrappers compute the same, and communication runs beside computation."""
 
 from pathlib import Path
 
@@ -11,12 +11,17 @@ from tests.parallel.test_data_parallel import WRAPPERS
 pytestmark = pytest.mark.gpu
 
 
+def branches_of(gpus: Pool) -> dict[int, list[int]]:
+    """Each rank's branches: not the same ones, nor in the same order."""
+    return {rank: [1, 0, 2] if rank % 2 else [0, 1] for rank in range(gpus.world_size)}
+
+
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_data_parallel(two_gpus: Pool, wrapper: str) -> None:
-    two_gpus(training.parity, wrapper)
-    two_gpus(training.accumulation, wrapper)
-    two_gpus(training.branches, wrapper, {0: [0, 1], 1: [1, 0, 2]})
-    two_gpus(training.no_gradient_at_all, wrapper)
+def test_data_parallel(gpus: Pool, wrapper: str) -> None:
+    gpus(training.parity, wrapper)
+    gpus(training.accumulation, wrapper)
+    gpus(training.branches, wrapper, branches_of(gpus))
+    gpus(training.no_gradient_at_all, wrapper)
 
 
 @pytest.mark.parametrize("wrapper", ["flat", "bucketed", "fully sharded"])
@@ -25,34 +30,34 @@ def test_a_cuda_graph_holds_a_step(one_gpu: Pool, wrapper: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "AdamW, fused", "SGD"])
-def test_sharded_optimizer(two_gpus: Pool, kind: str) -> None:
-    two_gpus(training.optimizer_parity, kind)
+def test_sharded_optimizer(gpus: Pool, kind: str) -> None:
+    gpus(training.optimizer_parity, kind)
 
 
-def test_sharded_optimizers_state(two_gpus: Pool) -> None:
-    two_gpus(training.optimizer_groups)
-    two_gpus(training.optimizer_state, 0)
-    two_gpus(training.optimizer_state, 1)
-    two_gpus(training.optimizer_alone_in_memory)
+def test_sharded_optimizers_state(gpus: Pool) -> None:
+    gpus(training.optimizer_groups)
+    gpus(training.optimizer_state, 0)
+    gpus(training.optimizer_state, 1)
+    gpus(training.optimizer_alone_in_memory)
 
 
 @pytest.mark.parametrize("checkpoint", ["", "outside non-reentrant", "inside reentrant"])
-def test_fully_sharded(two_gpus: Pool, checkpoint: str) -> None:
-    two_gpus(training.fully_sharded_parity, checkpoint)
+def test_fully_sharded(gpus: Pool, checkpoint: str) -> None:
+    gpus(training.fully_sharded_parity, checkpoint)
 
 
-def test_fully_sharded_in_every_kind_of_pass(two_gpus: Pool) -> None:
-    assert two_gpus(passes.some, None) == [[], []]
-    assert two_gpus(passes.experts) == [[], []]
-    assert two_gpus(outputs.returned) == [{}, {}]
-    assert two_gpus(outputs.used_later, None) == [[], []]
+def test_fully_sharded_in_every_kind_of_pass(gpus: Pool) -> None:
+    assert gpus(passes.some, None) == [[]] * gpus.world_size
+    assert gpus(passes.experts) == [[]] * gpus.world_size
+    assert gpus(outputs.returned) == [{}] * gpus.world_size
+    assert gpus(outputs.used_later, None) == [[]] * gpus.world_size
 
 
-def test_fully_sharded_otherwise(two_gpus: Pool) -> None:
-    two_gpus(training.fully_sharded_parity, "", 2)
-    two_gpus(training.fully_sharded_branches, {0: [0, 1], 1: [1, 0, 2]})
-    two_gpus(training.fully_sharded_after_evaluation)
-    for report in two_gpus(training.fully_sharded_compute_dtype):
+def test_fully_sharded_otherwise(gpus: Pool) -> None:
+    gpus(training.fully_sharded_parity, "", 2)
+    gpus(training.fully_sharded_branches, branches_of(gpus))
+    gpus(training.fully_sharded_after_evaluation)
+    for report in gpus(training.fully_sharded_compute_dtype):
         assert report["computed"] == ["torch.bfloat16"]
         for ours, theirs in report["losses"]:
             assert ours == pytest.approx(theirs, rel=0.03)
@@ -60,56 +65,56 @@ def test_fully_sharded_otherwise(two_gpus: Pool) -> None:
 
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
 @pytest.mark.parametrize("how", ["ours", "torch's"])
-def test_clipping(two_gpus: Pool, how: str, norm_type: float) -> None:
-    norms = two_gpus(training.clipped, how, norm_type)
-    assert norms[0] == norms[1]
+def test_clipping(gpus: Pool, how: str, norm_type: float) -> None:
+    norms = gpus(training.clipped, how, norm_type)
+    assert norms == [norms[0]] * gpus.world_size
 
 
-def test_refusals(two_gpus: Pool) -> None:
-    for names, shape, groups in two_gpus(training.wrong_states):
+def test_refusals(gpus: Pool) -> None:
+    for names, shape, groups in gpus(training.wrong_states):
         assert "unknown are ['other']" in names
         assert "norm.weight has the shape (3,)" in shape
         assert "other parameter groups" in groups
-    for steps, text in two_gpus(training.uneven, [4, 2]):
+    for steps, text in gpus(training.uneven, [4, 2, *[4] * (gpus.world_size - 2)]):
         assert steps == 2
         assert "rank 1 has no more batches after 2 steps" in text
 
 
 @pytest.mark.parametrize("kind", ["fully sharded", "sharded optimizer"])
-def test_scaled_losses(two_gpus: Pool, kind: str) -> None:
+def test_scaled_losses(gpus: Pool, kind: str) -> None:
     for optimizer in ("SGD", "AdamW, fused"):
-        for scales in two_gpus(training.scaled, kind, optimizer):
+        for scales in gpus(training.scaled, kind, optimizer):
             assert scales == [64.0, 32.0, 32.0, 32.0]
 
 
 @pytest.mark.parametrize("kind", ["fully sharded", "sharded optimizer", "bucketed"])
-def test_going_on_from_a_file(two_gpus: Pool, tmp_path: Path, kind: str) -> None:
+def test_going_on_from_a_file(gpus: Pool, tmp_path: Path, kind: str) -> None:
     for optimizer in ("AdamW, fused", "SGD"):
-        two_gpus(training.resumed_exactly, kind, optimizer, str(tmp_path / optimizer))
-        two_gpus(training.load_and_go_on, kind, optimizer, str(tmp_path / optimizer))
+        gpus(training.resumed_exactly, kind, optimizer, str(tmp_path / optimizer))
+        gpus(training.load_and_go_on, kind, optimizer, str(tmp_path / optimizer))
 
 
-def test_saving_gathers_one_tensor_at_a_time(two_gpus: Pool) -> None:
-    for rank, report in enumerate(two_gpus(training.peak_of_saving, 1024)):
+def test_saving_gathers_one_tensor_at_a_time(gpus: Pool) -> None:
+    for rank, report in enumerate(gpus(training.peak_of_saving, 1024)):
         assert 1 <= report["peak"] < 2.5
         assert report["kept"] == pytest.approx(0 if rank else 12, rel=0.01)
 
 
 @pytest.mark.parametrize("passes", ["1", "0 1 finished"])
-def test_accumulating_without_sending(two_gpus: Pool, passes: str) -> None:
-    two_gpus(training.accumulating, passes)
+def test_accumulating_without_sending(gpus: Pool, passes: str) -> None:
+    gpus(training.accumulating, passes)
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_parameters_used_outside_their_modules(two_gpus: Pool, checkpoint: bool) -> None:
-    for report in two_gpus(training.fully_sharded_used_outside, True, checkpoint):
+def test_parameters_used_outside_their_modules(gpus: Pool, checkpoint: bool) -> None:
+    for report in gpus(training.fully_sharded_used_outside, True, checkpoint):
         assert "embedding.weight" in report["root"]
 
 
 @pytest.mark.parametrize("compute", [None, "bfloat16", "float16"])
-def test_a_courses_test(two_gpus: Pool, compute: str | None) -> None:
+def test_a_courses_test(gpus: Pool, compute: str | None) -> None:
     """Ours is off by no more than the course allows, or torch's is as much; the figures say whose rounding it is."""
-    (found, *_) = two_gpus(rounding.course, compute)
+    (found, *_) = gpus(rounding.course, compute)
     print(f"\ncompute in {compute or 'float32'}")
     for name, value in found.items():
         print(f"  {name}: {value}")
@@ -118,54 +123,54 @@ def test_a_courses_test(two_gpus: Pool, compute: str | None) -> None:
 
 
 @pytest.mark.parametrize("compute", [None, "bfloat16", "float16"])
-def test_training_beside_torchs(two_gpus: Pool, compute: str | None) -> None:
-    for difference in two_gpus(sharding.beside_torchs, compute, None, True):
+def test_training_beside_torchs(gpus: Pool, compute: str | None) -> None:
+    for difference in gpus(sharding.beside_torchs, compute, None, True):
         if compute is None:
             assert max(difference.values()) < 1e-5
         assert difference["ours and alone"] < 2 * difference["torch's and alone"] + 1e-4
 
 
-def test_fully_shardeds_options(two_gpus: Pool) -> None:
-    for sent in two_gpus(sharding.not_resharded, "inside non-reentrant"):
+def test_fully_shardeds_options(gpus: Pool) -> None:
+    for sent in gpus(sharding.not_resharded, "inside non-reentrant"):
         assert sent["all_gather whole"] < sent["all_gather parts"]
-    for sent in two_gpus(sharding.bytes_of_a_step):
+    for sent in gpus(sharding.bytes_of_a_step):
         assert sent["gathered once"] == pytest.approx(2 * sent["P"])
         assert sent["fully sharded"] == pytest.approx(3 * sent["P"])
-    for error in two_gpus(sharding.accumulated):
+    for error in gpus(sharding.accumulated):
         assert error["float32 2"] < 1e-6 < 1e-4 < error["bfloat16 2"]
-    for report in (*two_gpus(sharding.from_meta, None), *two_gpus(sharding.from_meta, "bfloat16")):
+    for report in (*gpus(sharding.from_meta, None), *gpus(sharding.from_meta, "bfloat16")):
         assert report["existing"] < 0.9 * report["all"]
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_gradients_may_travel_in_bfloat16(two_gpus: Pool, wrapper: str) -> None:
-    for report in two_gpus(training.reduced_in_bfloat16, wrapper):
+def test_gradients_may_travel_in_bfloat16(gpus: Pool, wrapper: str) -> None:
+    for report in gpus(training.reduced_in_bfloat16, wrapper):
         assert report["sent"]["torch.bfloat16"] < 0.6 * report["sent"]["None"]
         assert report["errors"]["torch.bfloat16"] < 2**-6
 
 
-def test_fully_sharded_with_an_opaque_operation(two_gpus: Pool) -> None:
+def test_fully_sharded_with_an_opaque_operation(gpus: Pool) -> None:
     """Triton's attention is a single operation for autograd."""
-    two_gpus(training.fully_sharded_opaque)
+    gpus(training.fully_sharded_opaque)
 
 
 @pytest.mark.parametrize("strategy", ["bucketed", "overlapped"])
-def test_communication_runs_beside_computation(two_gpus: Pool, strategy: str) -> None:
+def test_communication_runs_beside_computation(gpus: Pool, strategy: str) -> None:
     """Of the time that NCCL works in a step, at most half lies after the last kernel of the backward pass."""
-    for report in two_gpus(overlap.shares, strategy):
+    for report in gpus(overlap.shares, strategy):
         assert report["communication_ms"] > 0
         assert report["beside_computation"] > 0.5, report
 
 
-def test_naive_communication_does_not(two_gpus: Pool) -> None:
+def test_naive_communication_does_not(gpus: Pool) -> None:
     """The control of the test above."""
-    for report in two_gpus(overlap.shares, "naive"):
+    for report in gpus(overlap.shares, "naive"):
         assert report["beside_computation"] < 0.1, report
 
 
 @pytest.mark.parametrize("wrapper", ["bucketed", "fully sharded"])
-def test_a_step_can_be_recorded(two_gpus: Pool, wrapper: str) -> None:
-    for report in two_gpus(timing.timeline, wrapper):
+def test_a_step_can_be_recorded(gpus: Pool, wrapper: str) -> None:
+    for report in gpus(timing.timeline, wrapper):
         intervals = report["intervals"]
         assert report["after"] == len(intervals) > 3
         assert all(0 <= start <= end for _, _, start, end in intervals)
@@ -173,9 +178,9 @@ def test_a_step_can_be_recorded(two_gpus: Pool, wrapper: str) -> None:
         assert ends == sorted(ends)
 
 
-def test_memory_beyond_the_gradients(two_gpus: Pool) -> None:
+def test_memory_beyond_the_gradients(gpus: Pool) -> None:
     """Buckets add one or two layers' gradients (of eight) for a moment; sharding halves parameters and gradients."""
-    for peak_bytes in two_gpus(overlap.peaks):
+    for peak_bytes in gpus(overlap.peaks):
         parameters = peak_bytes["parameters"]
         assert peak_bytes["alone"] == pytest.approx(2 * parameters, rel=0.1)
         assert peak_bytes["bucketed"] < 2.4 * parameters

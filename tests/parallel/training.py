@@ -818,7 +818,7 @@ def fully_sharded_opaque() -> None:
     alone = Opaque().to(device())
     ours, theirs = (torch.optim.AdamW(m.parameters(), lr=0.01) for m in (model, alone))
     for step in range(3):
-        inputs = torch.randn(6, 5, 6, generator=torch.Generator().manual_seed(step))
+        inputs = torch.randn(24, 5, 6, generator=torch.Generator().manual_seed(step))
         model(part(inputs)).square().mean().backward()
         model.finish_gradient_synchronization()
         alone(inputs.to(device())).square().mean().backward()
