@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
-from app.results.findings import SIDES, Gate, GateOutcome, Judgement, percent
+from app.results.findings import SIDES, Gate, GateOutcome, Judgement, beyond, percent
 from app.results.sides import Pair, Side
 from app.results.unit_tables import UNIT_INDEX, table_of, tables_of
 from app.specs import Scalar
@@ -87,11 +87,11 @@ class Number(NamedTuple):
     def outcome(self, tolerance: float) -> GateOutcome:
         """Judge whether both sides return the same."""
         tolerance = max(tolerance, self.grown)
-        if self.apart > max(tolerance, self.within):
+        if beyond(self.apart, max(tolerance, self.within)):
             return "wrong"
-        if self.within > tolerance:
+        if beyond(self.within, tolerance):
             return "inconclusive"
-        return "wrong" if self.difference > tolerance else "passed"
+        return "wrong" if beyond(self.difference, tolerance) else "passed"
 
 
 @dataclass(frozen=True)

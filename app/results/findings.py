@@ -208,7 +208,7 @@ class Row:
     def may_lose(self, limit: float) -> list[str]:
         """Return the witnesses by which the candidate may be worse by more than this fraction, the worst first."""
         told = sorted(self.testimonies, key=lambda told: -self._worst(told[1]))
-        return [name for name, its in told if self._worst(its) > limit]
+        return [name for name, its in told if beyond(self._worst(its), limit)]
 
     def _worst(self, estimate: Estimate) -> float:
         """Return the largest loss in the interval, or the largest difference of a metric without a direction."""
@@ -351,7 +351,7 @@ class Row:
         """Say which other statistic of the samples may hide a loss beyond the limit; None if none does, or if that by
         which the processes count may itself."""
         own = max(self._worst(self.estimate or NOTHING), self.drift)
-        if self.bound is None or own > limit or not (names := self.may_lose(limit)):
+        if self.bound is None or beyond(own, limit) or not (names := self.may_lose(limit)):
             return None
         name, by = names[0], STATISTICS[self.statistic] if self.statistic else "these values"
         return (
@@ -431,7 +431,7 @@ class Row:
                 return "differs"
             return self._which()
         relevant = RELEVANT_PERCENT / 100
-        is_small = self.bound is not None and self.bound <= relevant and not self.may_lose(relevant)
+        is_small = self.bound is not None and not beyond(self.bound, relevant) and not self.may_lose(relevant)
         if (
             is_small
             and self.contradicted is None
@@ -480,6 +480,11 @@ def percent(part: float) -> str:
     """Write a fraction in percent, with two digits: "0.6 %", "12 %"."""
     value = 100 * part
     return f"{value:.0f} %" if value >= 9.95 else f"{value:.1f} %" if value >= 0.095 else f"{value:.2g} %"
+
+
+def beyond(part: float, limit: float) -> bool:
+    """Return True if a fraction is larger than a limit, by more than rounding: 105 / 100 - 1 is not beyond 0.05."""
+    return part > limit and not math.isclose(part, limit, rel_tol=1e-9, abs_tol=1e-15)
 
 
 def headline_of(rows: Sequence[Row], columns: Sequence[str]) -> str | None:
@@ -748,14 +753,14 @@ def _gate_outcome(row: Row, limit: float) -> GateOutcome | None:
     if row.invalid_sides:
         return "invalid"
     loss = row.loss()
-    if row.finding == "worse" and (loss is None or loss[0] > limit):
+    if row.finding == "worse" and (loss is None or beyond(loss[0], limit)):
         return "slower"
     if row.contradicted is not None or row.unequal is not None or row.may_lose(limit):
         return "inconclusive"  # "better" by the fastest of its steps may still be worse in most of them
     is_enough = row.is_exact or min(len(row.baseline), len(row.candidate)) >= FEWEST
-    if loss is not None and is_enough and max(loss[2], row.drift) <= limit:
+    if loss is not None and is_enough and not beyond(max(loss[2], row.drift), limit):
         return "passed"
-    is_same = row.finding == "no_difference" and (row.bound or 0.0) <= limit  # of 0, or without a direction
+    is_same = row.finding == "no_difference" and not beyond(row.bound or 0.0, limit)  # of 0, or without a direction
     return "passed" if row.finding == "better" or is_same else "inconclusive"
 
 

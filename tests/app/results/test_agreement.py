@@ -132,6 +132,11 @@ def test_what_is_said_and_judged(ones: Any, others: Any, words: str, outcome: st
     TypeAdapter(schemas.Agreement).validate_python(found.as_json(1e-4))
 
 
+def test_a_difference_of_the_tolerance_is_within_it() -> None:
+    assert compare(side([1.0]), side([0.95])).outcome(0.05) == "passed", "1 - 0.95 is above 0.05 in floating point"
+    assert compare(side([1.0]), side([0.949])).outcome(0.05) == "wrong"
+
+
 def test_a_number_that_varies_hides_no_other() -> None:
     loss, elapsed = {(None, 0, 1, "loss"): [2.0, 2.0]}, {(None, 0, 1, "elapsed"): [1.0, 9.0]}
     wrong = {(None, 0, 1, "loss"): [1.0, 1.0]}
