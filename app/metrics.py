@@ -142,10 +142,11 @@ def is_size(metric: str, unit: str | None) -> bool:
 def gain(reference: float, value: float, direction: Direction | None) -> float | None:
     """Return how many times better `value` is than `reference`: 2.0 for half the time or twice the rate.
 
-    Without a direction it is value / reference. None where that is a division by zero.
+    Without a direction it is value / reference. None where that is a division by zero, or a number is negative, as
+    the difference of two times may be.
     """
     above, below = (reference, value) if direction == "less" else (value, reference)
-    return above / below if below else None
+    return above / below if above >= 0 < below else None
 
 
 def gain_name(metric: str, unit: str | None) -> str:

@@ -16,6 +16,8 @@ WORKER_STATES: Final[tuple[WorkerState, ...]] = get_args(WorkerState)
 Verdict = Literal["valid", "suspect", "invalid", "wrong"]
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 """Verdicts on measurements, from the best to the worst."""
+UNFIT: Final[tuple[Verdict, ...]] = ("wrong", "invalid")
+"""Of results against which nothing can be judged: wrong ones, and those of other work than was asked for."""
 
 FIRST_IN_QUEUE = (
     "It starts as soon as a worker has its devices free. Jobs of another Flopwatch on the same host may hold them."

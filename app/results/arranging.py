@@ -17,6 +17,7 @@ from app.metrics import Direction, better, gain, gain_name
 from app.results.footnotes import Doubt
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.specs import Scalar
+from app.states import UNFIT
 from flopwatch.text.cases import in_use
 from flopwatch.text.values import value_text
 
@@ -77,7 +78,8 @@ def relate(
     """Add to each line how many times better it is than its counterpart, the line with the reference's coordinates.
 
     The interval of a ratio combines those of both medians on a log scale (MOVER: Zou & Donner, Statistics in Medicine
-    27, 2008). A line without a value, or of a job that ended early beside one that did not, is no reference.
+    27, 2008). A line without a value, one that is invalid or wrong, or one of a job that ended early beside one that did
+    not, is no reference.
 
     Args:
         relative_to: the reference's coordinates, as people type them: {"precision": "fp32"}.
@@ -100,7 +102,8 @@ def relate(
         alike = references.get(line.values(matched), [])
         for name, metric in names.items():
             measured = [reference for reference in alike if reference.cells[metric].value is not None]
-            counterparts = [reference for reference in measured if not reference.partial] or measured
+            fit = [reference for reference in measured if reference.validity not in UNFIT]
+            counterparts = [reference for reference in fit if not reference.partial] or fit or measured
             own = [reference for reference in counterparts if reference.job == line.job]
             if _is_reference(line, relative_to):
                 itself = line.cells[metric]
@@ -112,6 +115,8 @@ def relate(
                 line.cells[name] = Cell(None, None, None, NO_COUNTERPART, line.job)
             elif len(counterparts) > 1 and len(own) != 1:
                 line.cells[name] = Cell(None, None, None, SEVERAL, line.job)
+            elif not fit:
+                line.cells[name] = Cell(None, None, None, f"reference {counterparts[0].validity}", line.job)
             else:
                 base = (own or counterparts)[0].cells[metric]
                 line.cells[name] = _gain(base, line.cells[metric], better(metric, units.get(metric)), line.job)
@@ -139,9 +144,11 @@ def _on_gains(
 
 def _gain(base: Cell, cell: Cell, direction: Direction | None, job: int | None) -> Cell:
     """Return how many times better a cell is than its reference, with the interval if both have one."""
-    ratio = None if cell.value is None or base.value is None else gain(base.value, cell.value, direction)
-    if ratio is None:
+    if cell.value is None or base.value is None:
         return NOT_MEASURED
+    ratio = gain(base.value, cell.value, direction)
+    if ratio is None:
+        return Cell(None, None, None, "unknown", job)
     ends = (base.low, base.value, base.high, cell.low, cell.value, cell.high)
     if any(end is None or end <= 0 for end in ends):
         return Cell(ratio, None, None, "ok", job)
@@ -375,7 +382,7 @@ def mark_best(sheet: Sheet, *, along_rows: bool) -> None:
                 row[index]
                 for row, index in cells
                 if row[index].value is not None
-                and (row[index].validity if verdict is None else row[verdict]) != "invalid"
+                and (row[index].validity if verdict is None else row[verdict]) not in UNFIT
             ]
             if len(valid) < 2:
                 continue

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from app.metrics import gain
 from app.results.inference import FEWEST, interval
 from app.results.sheet import Column, Sheet
 from app.results.sides import SIDES
@@ -116,10 +117,10 @@ def added(times: Sequence[Spent]) -> Spent:
 
 
 def change_and_ratio(baseline: float | None, candidate: float | None) -> tuple[float | None, float | None]:
-    """Return candidate - baseline and candidate / baseline, each None if unknown."""
+    """Return candidate - baseline and candidate / baseline, each None if unknown; negative numbers have no ratio."""
     if baseline is None or candidate is None:
         return None, None
-    return candidate - baseline, candidate / baseline if baseline else None
+    return candidate - baseline, gain(baseline, candidate, None)
 
 
 def by_key(

@@ -55,6 +55,7 @@ def test_gain_is_above_one_for_what_is_better() -> None:
     assert gain(2.0, 1.0, None) == 0.5
     assert gain(0.0, 1.0, "more") is None
     assert gain(1.0, 0.0, "less") is None
+    assert gain(-1.0, -2.0, "less") is None
 
 
 def test_headline() -> None:

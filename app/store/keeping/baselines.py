@@ -23,7 +23,7 @@ from sqlalchemy import case as sql_case
 
 from app.errors import Conflict, FieldError, InvalidRequest, NotFound
 from app.specs import KINDS
-from app.states import FINISHED_STATES, VERDICTS, worst
+from app.states import FINISHED_STATES, UNFIT, VERDICTS, worst
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.public import checked_id, rfc3339
@@ -35,7 +35,6 @@ from flopwatch.text.cases import case_text
 MAX_TITLE = 200
 WRONG = "wrong"
 """Outcome of a case whose result is not that of the reference."""
-UNFIT = (WRONG, "invalid")
 MAX_NAMED = 5
 """Most baselines that the error for an unknown one names."""
 

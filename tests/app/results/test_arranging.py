@@ -159,6 +159,25 @@ class TestRelative:
         assert other.outcome is None
         assert (reference.value, reference.outcome) == (None, "oom"), "it is no 1× of a time that nobody has"
 
+    def test_negative_numbers_have_no_ratio(self, database: Database, measure: Measure) -> None:
+        """What communication adds to a step is a difference of two times."""
+        for strategy, added in (("naive", 1.0), ("flat", -0.5), ("fsdp", 0.0), ("bucketed", 2.0)):
+            measure(("exposed_communication_ms", {"median": added, "case": {"strategy": strategy}}))
+        for reference, expected in (("naive", [1.0, None, None, 0.5]), ("flat", [None, 1.0, None, None])):
+            sheet = table(database, relative_to={"strategy": reference}, columns=["exposed_communication_ms"])
+            assert values(sheet, "exposed_communication_ms_speedup") == expected
+        assert "unknown" in [cell.outcome for cell in sheet.column("exposed_communication_ms_speedup")]
+
+    @pytest.mark.parametrize("verdict", ["invalid", "wrong"])
+    def test_nothing_is_related_to_an_unfit_result(self, database: Database, measure: Measure, verdict: str) -> None:
+        measure(("step_ms", {"median": 10.0, "validity": verdict}), spec={"precision": "fp32"})
+        measure(("step_ms", {"median": 5.0}), spec={"precision": "bf16"})
+        cells = table(database, relative_to={"precision": "fp32"}).column("step_ms_speedup")
+        assert [cell.outcome for cell in cells] == ["reference", f"reference {verdict}"]
+        measure(("step_ms", {"median": 20.0}), spec={"precision": "fp32"})
+        cells = table(database, relative_to={"precision": "fp32"}).column("step_ms_speedup")
+        assert [cell.value for cell in cells] == [None, 4.0, 1.0]
+
     def test_a_cancelled_row_is_no_reference(self, database: Database, measure: Measure) -> None:
         measure(spec={"precision": "fp32"}, finish=CANCELLED)
         measure(("step_ms", {"median": 10.0}), spec={"precision": "fp32"})
@@ -218,12 +237,13 @@ class TestBest:
             assert f"**{fp32}**" not in text
         assert text.count("**") == 2 * 4, "both metrics, at both lengths"
 
-    def test_no_invalid_number_is_the_best(self, database: Database, measure: Measure) -> None:
+    def test_no_unfit_number_is_the_best(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {"median": 1.0, "validity": "invalid"}), spec={"batch_size": 1})
-        measure(("step_ms", {"median": 2.0}), spec={"batch_size": 2})
-        measure(("step_ms", {"median": 3.0}), spec={"batch_size": 4})
+        measure(("step_ms", {"median": 1.0, "validity": "wrong"}), spec={"batch_size": 2})
+        measure(("step_ms", {"median": 2.0}), spec={"batch_size": 4})
+        measure(("step_ms", {"median": 3.0}), spec={"batch_size": 8})
         sheet = table(database, best=True)
-        assert [cell.best for cell in sheet.column("step_ms")] == [False, True, False]
+        assert [cell.best for cell in sheet.column("step_ms")] == [False, False, True, False]
 
     def test_what_cannot_be_told_from_the_best_is_marked_too(self, database: Database, measure: Measure) -> None:
         """A rate has no samples of its own: it is known as well as its time."""
