@@ -117,6 +117,10 @@ class Table(Measurements):
     notes: list[str]
 
 
+class SweepTable(Measurements):
+    missing: list[str]
+
+
 class ComparedSide(TypedDict):
     name: str | None
     job: int | None

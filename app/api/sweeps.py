@@ -32,7 +32,7 @@ from app.api.parameters import (
 )
 from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
 from app.api.results import MAX_ROWS, RowsQuery, answer_table
-from app.api.schemas import DryRun, Measurements, Page, Sweep
+from app.api.schemas import DryRun, Page, Sweep, SweepTable
 from app.api.services import CurrentServices, Services
 from app.api.tables import in_every_format
 from app.errors import FieldError, InvalidRequest
@@ -277,7 +277,7 @@ class SweepTableQuery(RowsQuery):
 
 @router.get(
     "/{sweep_id}/tables/{name:path}",
-    responses={200: in_every_format(Measurements)},
+    responses={200: in_every_format(SweepTable)},
     summary="One of the own tables of a sweep's jobs",
 )
 async def get_sweep_table(

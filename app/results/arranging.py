@@ -78,7 +78,7 @@ def relate(
     """Add to each line how many times better it is than its counterpart, the line with the reference's coordinates.
 
     The interval of a ratio combines those of both medians on a log scale (MOVER: Zou & Donner, Statistics in Medicine
-    27, 2008). A line without a value, one that is invalid or wrong, or one of a job that ended early beside one that did
+    27, 2008). A line without a value, one that is invalid or wrong, or of a job that ended early beside one that did
     not, is no reference.
 
     Args:

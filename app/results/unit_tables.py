@@ -8,7 +8,7 @@ only its own parts.
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +20,7 @@ from app.results.sheet import Column, Sheet
 from app.specs import KINDS, Scalar
 from app.store.database.engine import Database, Snapshot
 from app.store.public import of_attempt
-from app.store.reading.measurements import JobChoice, choose_jobs
+from app.store.reading.measurements import FinishedJob, JobChoice, choose_jobs
 from app.store.reading.unit_tables import TablePart, part_rows, table_parts
 
 UNIT_INDEX = "unit_index"
@@ -164,30 +164,36 @@ def sweep_table(database: Database, sweep: Mapping[str, Any], name: str, excerpt
             )
             raise InvalidRequest(detail)
         sheets = {}
+        known: dict[str, None] = {}
         for job in jobs:
-            kind, known = table_parts(snapshot, job.id, None)
-            if name in {part.name for part in known}:
+            kind, parts = table_parts(snapshot, job.id, None)
+            known |= dict.fromkeys(part.name for part in parts)
+            if name in {part.name for part in parts}:
                 sheets[job.id] = table_of(snapshot, job.id, name, of_job)
     if not sheets:
-        names = ", ".join(dict.fromkeys(part.name for part in known)) if jobs else ""
-        raise NotFound(f"No finished job of sweep {sweep['id']} has a table {name!r}; one has: {names or 'none'}.")
+        names = ", ".join(known) or "none"
+        raise NotFound(f"No finished job of sweep {sweep['id']} has a table {name!r}; they have: {names}.")
     paths = [*sweep["grid"], *([sweep["fit"]["axis"]] if sweep["fit"] else [])]
     points = {job.id: [_scalar_at(job.spec, path) for path in paths] for job in jobs if job.id in sheets}
-    own = list({column.name: column for sheet in sheets.values() for column in sheet.columns}.values())
+    own = {column.name: column for sheet in sheets.values() for column in sheet.columns}
+    named = free_names(own, ["job", *paths], "table")
     places = zip(paths, zip(*points.values(), strict=True), strict=True)
     columns = [
         Column("job", "integer", role="coordinate", links=True),
         *(Column(path, type_of(values), role="coordinate") for path, values in places),
-        *own,
+        *(replace(column, name=named[name]) for name, column in own.items()),
     ]
     rows = []
     for job_id, sheet in sheets.items():
         at = {column.name: index for index, column in enumerate(sheet.columns)}
-        order = [at.get(column.name) for column in own]
+        order = [at.get(name) for name in own]
         rows += [
             [job_id, *points[job_id], *(None if index is None else row[index] for index in order)] for row in sheet.rows
         ]
-    whole = ordered(chosen_rows(Sheet(columns=columns, rows=rows), excerpt.where), excerpt.sort)
+    missing = _without([job for job in jobs if job.id not in sheets], sweep["counts"])
+    notes = [f"Without rows here: {'; '.join(missing)}."] if missing else []
+    whole = Sheet(columns=columns, rows=rows, notes=notes, about={"missing": missing})
+    whole = ordered(chosen_rows(whole, excerpt.where), excerpt.sort)
     if excerpt.limit_per_job is not None:
         numbers: Counter[Scalar] = Counter()
         whole = replace(whole, rows=[row for row in whole.rows if _counted(numbers, row[0]) <= excerpt.limit_per_job])
@@ -196,7 +202,16 @@ def sweep_table(database: Database, sweep: Mapping[str, Any], name: str, excerpt
     if excerpt.columns is not None:
         return _chosen(sheet, list(dict.fromkeys([*coordinates, *excerpt.columns])))
     first = KINDS[kind].columns_first(name) if kind in KINDS else None
-    return for_people(sheet, first and [*coordinates, *first])
+    return for_people(sheet, first and [*coordinates, *(named.get(column, column) for column in first)])
+
+
+def _without(jobs: Iterable[FinishedJob], counts: Mapping[str, int]) -> list[str]:
+    """Say which finished jobs have no such table, and how many of the sweep's have not finished."""
+    why: dict[str, list[str]] = {}
+    for job in jobs:
+        why.setdefault(job.stopped or "no such table", []).append(str(job.id))
+    of_jobs = [f"job{'s' if len(ids) > 1 else ''} {', '.join(ids)}: {reason}" for reason, ids in why.items()]
+    return of_jobs + [f"{counts[state]} {state}" for state in ("queued", "running") if counts[state]]
 
 
 def _counted(numbers: Counter[Scalar], job: Scalar) -> int:

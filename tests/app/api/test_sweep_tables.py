@@ -75,10 +75,27 @@ def test_a_remark_that_rows_share_stands_below(fresh_site: Any, swept: str, repo
     assert "- [1] slow." in text
 
 
+def test_jobs_without_the_table_are_named(fresh_site: Any, swept: str) -> None:
+    http, worker = fresh_site.http, fresh_site.worker
+    assert http.get(f"{swept}/kernels").json()["missing"] == ["1 queued"]
+    worker.finish(worker.claim(), "failed")
+    assert http.get(f"{swept}/kernels").json()["missing"] == ["job 3: failed"]
+    assert "- Without rows here: job 3: failed." in http.get(f"{swept}/kernels?format=markdown").text
+
+
+def test_a_column_may_be_named_as_a_path_of_the_grid(fresh_site: Any, swept: str, reported: Any) -> None:
+    site = fresh_site
+    site.worker.finish(
+        site.worker.claim(), tables=[reported("ranks", [[7, 0]], context_length="integer", job="integer")]
+    )
+    (row,) = site.http.get(f"{swept}/ranks").json()["rows"]
+    assert row | {"table.context_length": 7, "context_length": 64, "job": 3, "table.job": 0} == row
+
+
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [
-        ("/kernel", 404, "No finished job of sweep 1 has a table 'kernel'; one has: kernels."),
+        ("/kernel", 404, "No finished job of sweep 1 has a table 'kernel'; they have: kernels."),
         ("/kernels?sort=nose", 422, "no column 'nose' to sort by"),
         ("/kernels?columns=nose", 422, "There is no column 'nose'"),
         ("/kernels?attempt=1", 422, "'attempt'"),
