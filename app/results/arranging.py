@@ -6,7 +6,9 @@ A *line* is a case with the cells of its metrics, before rows are made of it.
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -215,7 +217,8 @@ def _with_values(items: Sequence[T], values: Sequence[Mapping[str, Any]], where:
 
 
 def _is_wanted(text: str, wanted: Collection[str]) -> bool:
-    return text in wanted or any(fnmatchcase(text, one) for one in wanted if "*" in one or "?" in one)
+    patterns = (one.replace("[", "[[]") for one in wanted if "*" in one or "?" in one)  # a bracket is none
+    return text in wanted or any(fnmatchcase(text, one) for one in patterns)
 
 
 def _no_such_row(rows: Sequence[Mapping[str, Any]], wanted: Pairs, option: str) -> InvalidRequest:
@@ -306,7 +309,12 @@ def pivot(
             runs.append(free := {})
         free[type(value), value] = line
     repeated = any(len(runs) > 1 for runs in rows.values())
-    columns = [_spread(column, coordinate, value) for column in metrics for _, value in values]
+    heads = _heads(coordinate, [value for _, value in values])
+    columns = [
+        replace(column, name=f"{column.name}, {head}", group=column.name, head=head)
+        for column in metrics
+        for head in heads
+    ]
     pivoted = []
     for runs in rows.values():
         for number, run in enumerate(runs, start=1):
@@ -343,9 +351,12 @@ def _in_order(values: Iterable[tuple[type, Scalar]]) -> list[tuple[type, Scalar]
     return sorted(pairs, key=lambda pair: pair[1]) if numbers else pairs  # type: ignore[arg-type, return-value]
 
 
-def _spread(column: Column, coordinate: str, value: Scalar) -> Column:
-    head = f"{coordinate}={value_text(value)}"
-    return replace(column, name=f"{column.name}, {head}", group=column.name, head=head)
+def _heads(coordinate: str, values: Sequence[Scalar]) -> list[str]:
+    """Return the name of each value's column. Where two have one text, as null and the text "none", it is JSON."""
+    texts = Counter(map(value_text, values))
+    return [
+        f"{coordinate}={value_text(value) if texts[value_text(value)] == 1 else json.dumps(value)}" for value in values
+    ]
 
 
 def is_size(coordinate: str, values: Iterable[Scalar]) -> bool:

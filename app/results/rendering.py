@@ -6,7 +6,7 @@ import io
 import json
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -210,10 +210,7 @@ def _latex(sheet: Sheet, base_url: str | None) -> str:
         mark = texts.mark(row, at)
         return written + (rf"\textsuperscript{{{_tex(mark)}}}" if mark else "")
 
-    body = [
-        f"{' & '.join(cell(row, at, text) for at, text in enumerate(cells))} \\\\"
-        for row, cells in enumerate(texts.rows)
-    ]
+    body = [_latex_row([cell(row, at, text) for at, text in enumerate(cells)]) for row, cells in enumerate(texts.rows)]
     layout = "".join("r" if texts.is_right(column) else "l" for column in texts.columns)
     lines = [
         f"% Needs \\usepackage{{booktabs,graphicx{',hyperref' if linked else ''}}}",
@@ -244,7 +241,7 @@ def _latex_heads(texts: _Texts) -> list[str]:
             coordinate, _, value = column.head.partition("=")
             heads.append(_tex(f"{_for_print(column, coordinate)} = {value}"))
     if not texts.groups:
-        return [f"{' & '.join(heads)} \\\\"]
+        return [_latex_row(heads)]
     above, rules, at = [], [], 0
     while at < len(texts.columns):
         column, start = texts.columns[at], at
@@ -256,7 +253,13 @@ def _latex_heads(texts: _Texts) -> list[str]:
             continue
         above.append(rf"\multicolumn{{{at - start}}}{{c}}{{{_tex(_for_print(column, column.group, column.unit))}}}")
         rules.append(rf"\cmidrule(lr){{{start + 1}-{at}}}")
-    return [f"{' & '.join(above)} \\\\", "".join(rules), f"{' & '.join(heads)} \\\\"]
+    return [_latex_row(above), "".join(rules), _latex_row(heads)]
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    """Write a row, whose first cell must not look like an option of the end of the row before: `\\*` or `\\[2pt]`."""
+    row = f"{' & '.join(cells)} \\\\"
+    return "{}" + row if row.startswith(("[", "*")) else row
 
 
 def _for_print(column: Column, name: str, unit: str | None = None) -> str:

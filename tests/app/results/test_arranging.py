@@ -96,6 +96,19 @@ class TestPivot:
             table(database, pivot="nose")
         assert caught.value.errors[0].pointer == "/pivot"
 
+    def test_values_with_one_text_have_columns_of_their_own(self, database: Database, measure: Measure) -> None:
+        """As a benchmark, which has no strategy, beside the strategy `none` of `ddp`."""
+        for number, strategy in enumerate((None, "none", "naive")):
+            measure(("step_ms", {"median": float(number), "case": {"strategy": strategy}}))
+        (row,) = rows_of(table(database, pivot="strategy"))
+        assert [row[f"step_ms, strategy={name}"] for name in ("null", '"none"', "naive")] == [0.0, 1.0, 2.0]
+
+
+def test_a_bracket_in_a_pattern_is_a_bracket(database: Database, measure: Measure) -> None:
+    for shape in ("[4, 128]", "4", "[8, 128]"):
+        measure(("step_ms", {"case": {"shape": shape}}))
+    assert table(database, where=[("shape", "[4, *]")]).column("shape") == ["[4, 128]"]
+
 
 class TestFieldsOfSweeps:
     """A swept field's own name stands for the coordinate that shows it."""

@@ -132,10 +132,12 @@ class TestLatex:
             ("4 × 3 µs → ≤ 2", r"4 $\times$ 3 $\mu$s $\rightarrow$ $\leq$ 2"),
             ("$x$", r"\$x\$"),
             ("α = 中 🚀, Müller’s ð", r"$\alpha$ = [U+4E2D] [rocket], Müller’s [U+00F0]"),
+            ("[4, 128]", "{}[4, 128]"),
+            ("*", "{}*"),
         ],
     )
     def test_what_is_no_markup_does_not_become_one(self, text: str, written: str) -> None:
-        assert f"{written} \\\\\n" in render(Sheet([Column("a", "string")], [[text]]), "latex")
+        assert f"\n{written} \\\\\n" in render(Sheet([Column("a", "string")], [[text]]), "latex")
 
     @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex")
     def test_pdflatex_typesets_it(self, tmp_path: Path) -> None:
