@@ -110,6 +110,7 @@ def sides_of_jobs(snapshot: Snapshot, baseline: Sequence[int], candidate: Sequen
     ones, others = (_finished(snapshot, jobs) for jobs in (baseline, candidate))
     _check_kinds(ones, others)
     pair = Pair(_side(snapshot, "baseline", ones), _side(snapshot, "candidate", others))
+    _check_apart(pair)
     _check_releases(pair)
     return _with_unequal_samples(snapshot, pair)
 
@@ -167,17 +168,24 @@ def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -
             join = json.dumps([key, device, other])
             joins["candidate"].setdefault((key, device), []).append(join)
             joins["baseline"].setdefault((key, other), []).append(join)
-    return _with_unequal_samples(
-        snapshot,
-        Pair(
-            replace(whole, cases=cases, baseline=name, joins=joins["baseline"]),
-            replace(side, joins=joins["candidate"]),
-            other_devices=[
-                (other, device) for (_, device), devices in matched.items() for other in devices if device != other
-            ],
-            notes=notes,
-        ),
+    pair = Pair(
+        replace(whole, cases=cases, baseline=name, joins=joins["baseline"]),
+        replace(side, joins=joins["candidate"]),
+        other_devices=[
+            (other, device) for (_, device), devices in matched.items() for other in devices if device != other
+        ],
+        notes=notes,
     )
+    _check_apart(pair)
+    return _with_unequal_samples(snapshot, pair)
+
+
+def _check_apart(pair: Pair) -> None:
+    """Raise InvalidRequest if a job is on both sides among others: a difference would be halved, and seem certain."""
+    ones, others = ({job.id for job in side.jobs} for side in pair.both)
+    if ones != others and (shared := ones & others):
+        detail = f"Job {min(shared)} is on both sides, and no difference from itself: leave it out of one."
+        raise InvalidRequest(detail, errors=(FieldError("/candidate", detail),))
 
 
 def _check_releases(pair: Pair) -> None:

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import update
 
 from app import results
+from app.errors import InvalidRequest
 from app.results import Question, Sheet, comparing, render, sheet_of
 from app.results.comparing import PLAIN
 from app.results.environments import Setup, environment_differences
@@ -123,17 +124,19 @@ class TestMetrics:
         assert text.startswith(f"{sentence}.\n")
         assert "one after the other" not in text
 
-    def test_jobs_that_only_share_one_are_compared(self, database: Database, measure: Measure) -> None:
+    def test_a_job_on_both_sides_among_others_is_refused(self, database: Database, measure: Measure) -> None:
         one, other = (measure(("step_ms", {})) for _ in range(2))
-        assert "nothing to compare" not in render(compare(database, [one, other], one), "markdown")
+        with pytest.raises(InvalidRequest, match=f"Job {one} is on both sides"):
+            compare(database, [one, other], one)
 
     def test_a_coordinate_may_be_named_as_a_column(self, database: Database, measure: Measure) -> None:
         jobs = [measure(*(("step_ms", {"case": {"metric": number}}) for number in (1, 2))) for _ in range(2)]
         found = rows(compare(database, *jobs))
         assert [(row["case.metric"], row["metric"]) for row in found] == [(1, "step_ms"), (2, "step_ms")]
 
-    def test_zero_has_no_ratio(self, database: Database, measure: Measure) -> None:
-        jobs = [measure(("step_ms", {"median": median})) for median in (0.0, 1.0)]
+    @pytest.mark.parametrize("values", [(0.0, 1.0), (-2.0, -1.0)])
+    def test_zero_and_negative_numbers_have_no_ratio(self, database: Database, measure: Measure, values: Any) -> None:
+        jobs = [measure(("step_ms", {"median": median})) for median in values]
         (row,) = rows(compare(database, *jobs))
         assert (row["change"], row["ratio"]) == (1.0, None)
 
