@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import kernels
 from kernels.registry import ATTENTION
 from tests.kernels.beside import DEVICES
-from tests.kernels.test_derivatives import INPUTS, ROWS, Function, walked
+from tests.kernels.test_derivatives import INPUTS, ROWS, Function, dtype_of, walked
 
 pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter")
 REFUSALS = (ValueError, TypeError, IndexError)
@@ -65,7 +65,7 @@ def test_a_tensor_that_torch_has_negated_by_a_mark(device: str) -> None:
     """As `z.conj().imag` is; its memory has the numbers' opposites."""
     for name, shapes, function, _ in walked(device):
         generator = torch.Generator().manual_seed(0)
-        inputs = [torch.randn(shape, generator=generator).to(device) for shape in shapes]
+        inputs = [torch.randn(shape, generator=generator).to(device, dtype_of(name, device)) for shape in shapes]
         marked = function(*map(torch._neg_view, inputs))
         assert torch.equal(marked, function(*(-one for one in inputs))), name
 

@@ -664,6 +664,12 @@ def test_a_graphed_step_launches_nothing(head_dim: int, rng: random.Random) -> N
         assert not seen, "Triton launched a kernel in what should have been a replay"
 
 
+def forget_all() -> None:
+    """Forget the kinds of calls that tests before have made."""
+    if native._loaded is not None:
+        native._loaded.forget()
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("h200")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, importing Inductor
@@ -680,6 +686,7 @@ def test_the_second_call_of_a_kind_goes_without_python(head_dim, compiled, rng, 
         out = function(*inputs, True)
         return out, *torch.autograd.grad(out, inputs, gradient)
 
+    forget_all()
     first = step()
     assert native._loaded is not None
     assert native._loaded.known() == (1, 1)
@@ -710,6 +717,7 @@ def test_the_second_call_of_a_kind_goes_without_python(head_dim, compiled, rng, 
 def test_a_device_that_is_not_the_current_one(rng: random.Random) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
+    forget_all()
     for _ in range(3):
         inputs = draw_inputs(Shape(1, 2, 2, 300, 300, 64), rng, torch.bfloat16, "cuda:1")
         check(*inputs, True, rng, only_hopper=True)

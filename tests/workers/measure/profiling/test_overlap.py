@@ -101,10 +101,10 @@ def test_what_a_hook_waits_for_is_no_computation() -> None:
 @pytest.mark.gpu
 def test_what_is_no_collective_is_computation() -> None:
     def work() -> None:
-        with record_ranges(), named("step_1"):
+        with record_ranges(), named("step_1"), named("forward"):
             torch.ones(4096, 4096, device="cuda") @ torch.ones(4096, 4096, device="cuda")
             torch.cuda.synchronize()
 
-    (step,) = overlap.record_overlap(work, ["step_1"], on_gpu=True).steps
+    (step,) = overlap.record_overlap(work, ["step_1"], ["forward"], on_gpu=True).steps
     assert total_ms(step.compute) > 0.1
     assert step.communication == []
