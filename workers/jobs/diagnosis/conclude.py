@@ -46,9 +46,9 @@ LARGE_PERCENT = 5.0
 """Of a smaller cause it is not told why a change against it was refused. Smaller ones come after all larger ones."""
 BROAD = ("kernels", "host", "launches")
 """Causes against which so many changes may help that a refused one says little."""
-VECTORISE = f"{SMALL}: let one take all rows at once, or use torch.compile"
+VECTORISE = f"{SMALL}: let one take all rounds at once or, where a round needs the one before, use torch.compile"
 """What to do about a loop over such operators."""
-READ_AT_ONCE = f"{SMALL}{ITEM}: one operator over all rows may do it; on a GPU .tolist() reads all at once"
+READ_AT_ONCE = f"{SMALL}{ITEM}: one operator over all rounds may do it; on a GPU .tolist() reads all at once"
 """Likewise, if it reads numbers."""
 OTHERS_WAIT = "(the others wait for it"
 """In the place of a cause that a late rank has, by how much longer than the others'."""

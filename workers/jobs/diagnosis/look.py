@@ -9,7 +9,7 @@ import json
 import statistics
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ from workers.measure.profiling.idle import (
     unprofiled,
     without_waiting_ms,
 )
-from workers.measure.profiling.lines import Launched, LineTrace, OwnCode, Place
+from workers.measure.profiling.lines import Launched, LineTrace, Loop, OwnCode, Place, Stack, stack_of
 from workers.measure.profiling.products import Product
 from workers.measure.profiling.recording import AnotherProfiler, HostEvent, Profile, Recording
 from workers.measure.profiling.sampling import Samples
@@ -206,20 +206,55 @@ class Places:
         # The user's code may name a range so, too, inside of ours.
         begun = min(event.begin_ns for event in profile.recording.host if event.name == "step_1")
         self.own, self.profile, self._trace = own, profile, trace
-        self.launched: Mapping[Place | None, Launched] = trace.launched(profile.recording, begun)
         self._stack_at = trace.stacks(begun)
+        self.launched: Mapping[Place | None, Launched] = trace.launched(profile.recording, begun)
+        self._idle = {place for place, did in self.launched.items() if not did.operators}
+        self._loops: Mapping[Place, Loop] = {}
+        found: dict[Place, Loop] = {}
+
+        def first_lines(stack: Stack) -> list[Place]:
+            found.update(of_it := dict(self._of_loops(stack)))
+            return list(of_it)
+
+        of_loops, self._loops = trace.launched(profile.recording, begun, first_lines), found
+        self._loops = {place: loop for place, loop in found.items() if self._are_small(place, of_loops[place])}
+        if self._loops:
+            self.launched = trace.launched(profile.recording, begun, lambda stack: [self.unit(stack)])
+
+    def _of_loops(self, stack: Stack) -> Iterator[tuple[Place, Loop]]:
+        """Yield the first lines of the loops of many rounds that a stack is in, the outermost first. To one whose
+        rounds need each other belong its own lines only: what they call may be a layer."""
+        for place in filter(None, stack):
+            for loop in self.own.loops(place):
+                if self.runs(place._replace(line=loop.body)) >= LOOP and (place == stack[-1] or not loop.carries):
+                    yield place._replace(line=loop.first), loop
+
+    def unit(self, stack: Stack) -> Place | None:
+        """Return the line to which the time of a stack counts: that of the outermost loop over small operators or, if
+        it is in none, or Python alone, the innermost one."""
+        if stack[-1] in self._idle and len(stack) > 1:
+            return stack[-1]
+        return next((first for first, _ in self._of_loops(stack) if first in self._loops), stack[-1])
+
+    def loop(self, place: Place) -> Loop:
+        """Return the loop over small operators that begins in a line; else one of this line alone."""
+        return self._loops.get(place, Loop(place.line, place.line, place.line, carries=False))
 
     def runs(self, place: Place) -> int:
         """Return how often a step runs a line, or the rounds of a loop in it; 0 if it is not known."""
+        place = place._replace(line=self.loop(place).body)
         if not self._trace.complete:
             return 0
         return max(self.own.calls(place, self._trace.calls[place]), self._trace.rounds[place])
 
     def is_small(self, place: Place) -> bool:
         """Return True if a line is a loop over operators that take hardly longer than it takes to call them."""
-        did, runs = self.launched.get(place), self.runs(place)
+        return place in self._loops or (place in self.launched and self._are_small(place, self.launched[place]))
+
+    def _are_small(self, place: Place, did: Launched) -> bool:
+        runs = self.runs(place)
         entries = self._trace.entries[place.file, place.function] or runs
-        if did is None or min(did.operators, runs) < (LOOP if runs >= LOOP * entries else MANY):
+        if min(did.operators, runs) < (LOOP if runs >= LOOP * entries else MANY):
             return False
         if self.profile.recording.device:
             return did.device_self_ns < SMALL_ON_GPU_NS * did.operators
@@ -234,8 +269,8 @@ class Places:
         return not self._trace.complete or inspect.unwrap(function).__code__ in self._trace.called
 
     def at(self, time_ns: int) -> Place | None:
-        """Return the line in which the traced step was at a moment of the profiler's clock."""
-        return self._stack_at(time_ns)[-1]
+        """Return the line to which a moment of the traced step counts, by the profiler's clock."""
+        return self.unit(self._stack_at(time_ns))
 
     def due(self, time_ns: int) -> Place | None:
         """Return the line that a moment is due to: in a backward pass, that of the forward pass which made the node
@@ -275,7 +310,7 @@ class Places:
         to the one after it, whose first factor is as large as what the softmax returns."""
         found: dict[tuple[str, str], list[tuple[HostEvent, int]]] = defaultdict(list)
         for one in self.profile.recording.host:
-            if one.name in (PRODUCT, SOFTMAX) and (place := self.at(one.begin_ns)) is not None:
+            if one.name in (PRODUCT, SOFTMAX) and (place := self._stack_at(one.begin_ns)[-1]) is not None:
                 found[place.file, place.function].append((one, place.line))
         return {
             of: (min(line for _, line in calls), max(line for _, line in calls))
@@ -375,10 +410,10 @@ def _where(
 def _with_calls(
     lost: Mapping[tuple[str, Place | None], float], places: Places
 ) -> Mapping[tuple[str, Place | None], float]:
-    """Join the host's time in loops over small operators to that of the operators: they have one cure."""
+    """Join all of loops over small operators, with the host's time in them: they have one cure."""
     found: dict[tuple[str, Place | None], float] = defaultdict(float)
     for (cause, place), ms in lost.items():
-        calls = cause == "host" and place is not None and places.is_small(place)
+        calls = cause in ("host", "attention") and place is not None and places.is_small(place)
         found["kernels" if calls else cause, place] += ms
     return found
 
@@ -389,13 +424,13 @@ def _shown(breaks: Set[tuple[str, int]]) -> list[str]:
 
 def _named(ms: Mapping[Place, float], place: Place, places: Places) -> str:
     lines = ms or {place: 1.0}
-    first, last = min(one.line for one in lines), max(one.line for one in lines)
+    first, last = min(one.line for one in lines), max(places.loop(one).last for one in lines)
     span = str(first) if first == last else f"{first}-{last}"
     most = max(lines, key=lambda one: lines[one])
     runs = places.runs(most)
-    share = [f"{100 * lines[most] / sum(lines.values()):.0f} % of it"] if first < last else []
+    share = [f"{100 * lines[most] / sum(lines.values()):.0f} % of it"] if len(lines) > 1 else []
     known = [*share, *([f"{runs} {REPEATED}"] if runs >= MANY or places.is_small(most) else [])]
-    notes = [f"line {most.line}: {', '.join(known)}"] if known else []
+    notes = [f"line {places.loop(most).body}: {', '.join(known)}"] if known else []
     broken = any((one.file, one.line) in places.breaks for one in (*lines, place))
     return _noted(f"{place.file}:{span} {place.function}", [*notes, *(["graph break"] if broken else [])])
 
@@ -420,8 +455,9 @@ def _on_cpu(training: Training, samples: Samples, places: Places, step_ms: float
     wall: Counter[tuple[str, Place | None]] = Counter()
     of_line: dict[Place | None, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for (phase, frames), sample in samples.stacks.items():
-        at = next((found for frame in reversed(frames) if (found := places.own.place(*frame)) is not None), None)
-        wall[_cause_of(phase, frames, optimizers), at] += sample.wall_ns
+        stack, cause = stack_of(places.own.place(*frame) for frame in frames), _cause_of(phase, frames, optimizers)
+        at = stack[-1] if cause else places.unit(stack)
+        wall[cause, at] += sample.wall_ns
         of_line[at] = of_line[at][0] + sample.wall_ns, of_line[at][1] + sample.processor_ns
     # Others on a busy host keep all lines from the processor.
     all_taken, all_used = (sum(each) for each in zip(*of_line.values(), strict=True)) if of_line else (0, 0)
@@ -477,12 +513,13 @@ def _torch_folder() -> str:
 
 def _collected(lost: Lost, ms: float, places: Places) -> None:
     """Name the garbage collector's part of the host's time, so much in a step; a sample has it in the line in which it
-    began to run."""
+    began to run or, where it came late, in one after it, whatever that does."""
     of_host = {key: time for key, time in lost.items() if key[0] == "host"}
-    ms = min(ms, total := sum(of_host.values()))
+    taken = of_host if ms <= sum(of_host.values()) else dict(lost)
+    ms = min(ms, total := sum(taken.values()))
     if ms <= 0:
         return
-    for key, time in of_host.items():
+    for key, time in taken.items():
         lost[key] = time * (1 - ms / total)
     lost["host", places.collecting] += ms
 

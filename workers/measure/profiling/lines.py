@@ -6,14 +6,14 @@ that it calls; its total, also the user's own functions that it calls, once howe
 
 import ast
 import bisect
+import functools
 import re
-import statistics
 import sys
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -48,6 +48,10 @@ class Place(NamedTuple):
     function: str
 
 
+Stack = Sequence[Place | None]
+"""Open lines, the outermost first; or None alone."""
+
+
 @dataclass
 class Use:
     """What a line takes in one step; times in ms. Without a GPU, the device's are None."""
@@ -78,7 +82,8 @@ class Launched:
     operators: int = 0
     operators_ns: int = 0
     typical_ns: float = 0.0
-    """The median time of one of these operators."""
+    """Half of `operators_ns` is of operators that take no longer; the few longest, which others on the host may have
+    interrupted, do not count."""
     double_ns: int = 0
     """Of `operators_ns`, the time of operators whose inputs are in float64."""
     attention_ns: int = 0
@@ -91,6 +96,16 @@ class Launched:
     device_total_ns: int = 0
 
 
+class Loop(NamedTuple):
+    """A loop, or a statement with a comprehension: its first line, the first and last of what is repeated, and whether
+    a round needs what the one before has computed."""
+
+    first: int
+    body: int
+    last: int
+    carries: bool
+
+
 @dataclass
 class _File:
     shown: str
@@ -98,6 +113,8 @@ class _File:
     """The first line of the statement that a line belongs to."""
     withs: Set[int]
     """The first lines of `with` statements, which run again at their ends."""
+    loops: Mapping[int, Sequence[Loop]]
+    """The loops that a statement is in, the outermost first, by its first line."""
     text: Sequence[str]
 
 
@@ -139,11 +156,16 @@ class OwnCode:
         file = self._file_of(place)
         return (runs + 1) // 2 if file is not None and place.line in file.withs else runs
 
+    def loops(self, place: Place) -> Sequence[Loop]:
+        """Return the loops of its function that a statement is in, the outermost first."""
+        file = self._file_of(place)
+        return () if file is None else file.loops.get(place.line, ())
+
     def _file(self, name: str) -> _File | None:
         if name not in self._files:
             shown = None if INSTALLED & set(Path(name).parts) else self.name_of(name)
             text = [] if shown is None else self.text_of(name)
-            self._files[name] = None if shown is None else _File(shown, *first_lines(text), text)
+            self._files[name] = None if shown is None else _File(shown, *first_lines(text), loops(text), text)
         return self._files[name]
 
     def _file_of(self, place: Place) -> _File | None:
@@ -181,6 +203,61 @@ def first_lines(text: Sequence[str]) -> tuple[dict[int, int], set[int]]:
             last = min(last, max(node.lineno, getattr(body[0], "lineno", node.lineno) - 1))
         first |= dict.fromkeys(range(node.lineno, last + 1), node.lineno)
     return first, withs
+
+
+def loops(text: Sequence[str]) -> dict[int, list[Loop]]:
+    """Return the loops that each statement of a function is in, the outermost first, by its first line."""
+    try:
+        tree = ast.parse("".join(text))
+    except (SyntaxError, ValueError):
+        return {}
+    found: dict[int, list[Loop]] = {}
+
+    def visit(node: ast.AST, outer: list[Loop]) -> None:
+        for child in ast.iter_child_nodes(node):
+            inside = outer
+            if isinstance(child, ast.For | ast.AsyncFor | ast.While):
+                inside = [
+                    *outer,
+                    Loop(child.lineno, child.body[0].lineno, child.end_lineno or child.lineno, _carries(child)),
+                ]
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                inside = []
+            elif isinstance(child, ast.stmt) and not hasattr(child, "body") and _comprehends(child):
+                inside = [*outer, Loop(child.lineno, child.lineno, child.end_lineno or child.lineno, False)]
+            if isinstance(child, ast.stmt) and inside:
+                found[child.lineno] = inside
+            visit(child, inside)
+
+    visit(tree, [])
+    return found
+
+
+def _comprehends(statement: ast.stmt) -> bool:
+    return any(isinstance(part, ast.comprehension) for part in ast.walk(statement))
+
+
+def _carries(loop: ast.For | ast.AsyncFor | ast.While) -> bool:
+    """Return True if a round reads a variable before it sets it anew, other than to add to it."""
+    is_set: set[str] = set()
+    read: set[str] = set()
+    for statement in (one for part in loop.body for one in ast.walk(part) if isinstance(one, ast.stmt)):
+        own = [one for one in ast.walk(statement) if isinstance(one, ast.Name | ast.Attribute)]
+        stored = {ast.unparse(one) for one in own if isinstance(one.ctx, ast.Store)}
+        value = getattr(statement, "value", None)
+        while isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub):
+            own = [one for one in own if one not in (value.left, value.right) or ast.unparse(one) not in stored]
+            value = value.left
+        if not hasattr(statement, "body"):
+            read |= {ast.unparse(one) for one in own if isinstance(one.ctx, ast.Load)} - is_set
+            is_set |= stored
+    return bool(read & is_set)
+
+
+def typical(times_ns: Sequence[int]) -> float:
+    """Return the time up to which operators take half of the time of all, without the longest of every 64."""
+    kept = sorted(times_ns)[: len(times_ns) - len(times_ns) // 64]
+    return kept[bisect.bisect_left(list(accumulate(kept)), sum(kept) / 2)] if kept else 0.0
 
 
 class LineTrace:
@@ -273,39 +350,48 @@ class LineTrace:
         self._times.append(unix_ns())
         self._stacks.append(tuple(self._open))
 
-    def launched(self, recording: Recording, begun_ns: int) -> dict[Place | None, Launched]:
-        """Return the operators and the device's work of the step by the line that launched them. `begun_ns`: when the
-        step began by the profiler's clock."""
+    def launched(
+        self, recording: Recording, begun_ns: int, lines: Callable[[Stack], Stack] = lambda stack: stack[-1:]
+    ) -> dict[Place | None, Launched]:
+        """Return the operators and the device's work of the step by the line that launched them.
+
+        Args:
+            begun_ns: When the step began by the profiler's clock.
+            lines: Tells for which of the open lines something counts.
+        """
         stack_at, shift = self.stacks(begun_ns), self._shift(begun_ns)
 
         def moved(event: HostEvent) -> bool:
             """Return True if own lines ran in it, as in an autograd.Function: they take its time."""
             return self._index(event.begin_ns - shift) != self._index(event.end_ns - shift)
 
+        lines = functools.cache(lines)
         found: dict[Place | None, Launched] = defaultdict(Launched)
         for number, (begin, end) in enumerate(pairwise(self._times)):
-            found[_stack(self._stacks[number])[-1]].wall_ns += end - begin
+            for place in lines(tuple(stack_of(self._stacks[number]))):
+                found[place].wall_ns += end - begin
         times_ns: dict[Place | None, list[int]] = defaultdict(list)
         for event in outermost(recording.host, begun_ns, lambda one: not (one.kind == "backward" and moved(one))):
-            place = stack_at(event.begin_ns)[-1]
-            line = found[place]
-            line.operators += event.kind == "operator"
-            line.reads += event.name in READS
-            line.operators_ns += event.end_ns - event.begin_ns
-            times_ns[place].append(event.end_ns - event.begin_ns)
+            for place in lines(tuple(stack_at(event.begin_ns))):
+                line = found[place]
+                line.operators += event.kind == "operator"
+                line.reads += event.name in READS
+                line.operators_ns += event.end_ns - event.begin_ns
+                times_ns[place].append(event.end_ns - event.begin_ns)
         for place, each in times_ns.items():
-            found[place].typical_ns = statistics.median(each)
+            found[place].typical_ns = typical(each)
         for event in outermost(recording.host, begun_ns, lambda one: one.double or ATTENTION in one.name):
-            line = found[stack_at(event.begin_ns)[-1]]
-            if event.double:
-                line.double_ns += event.end_ns - event.begin_ns
-            else:
-                line.attention_ns += event.end_ns - event.begin_ns
+            for place in lines(tuple(stack_at(event.begin_ns))):
+                if event.double:
+                    found[place].double_ns += event.end_ns - event.begin_ns
+                else:
+                    found[place].attention_ns += event.end_ns - event.begin_ns
         launches = {event.id: event.begin_ns for event in recording.host if event.kind == "launch"}
         for work in recording.device:
             stack = stack_at(launches.get(work.launch, work.begin_ns))
             taken = work.end_ns - work.begin_ns
-            found[stack[-1]].device_self_ns += taken
+            for place in lines(tuple(stack)):
+                found[place].device_self_ns += taken
             for place in dict.fromkeys(stack):
                 found[place].device_total_ns += taken
         return found
@@ -317,7 +403,7 @@ class LineTrace:
 
         def stack_at(time_ns: int) -> list[Place | None]:
             index = self._index(time_ns - shift)
-            return _stack(self._stacks[index] if index >= 0 else ())
+            return stack_of(self._stacks[index] if index >= 0 else ())
 
         return stack_at
 
@@ -330,7 +416,7 @@ class LineTrace:
         return bisect.bisect_right(self._times, time_ns) - 1
 
 
-def _stack(places: Iterable[Place | None]) -> list[Place | None]:
+def stack_of(places: Iterable[Place | None]) -> list[Place | None]:
     """Return the user's own lines among these, or None alone."""
     return [place for place in places if place is not None] or [None]
 
@@ -384,7 +470,7 @@ def uses(
     """
     wall, processor, total = Counter[Place | None](), Counter[Place | None](), Counter[Place | None]()
     for (_phase, frames), sample in samples.stacks.items():
-        places = _stack(own.place(*frame) for frame in frames)
+        places = stack_of(own.place(*frame) for frame in frames)
         wall[places[-1]] += sample.wall_ns
         processor[places[-1]] += sample.processor_ns
         total.update(dict.fromkeys(places, sample.wall_ns))

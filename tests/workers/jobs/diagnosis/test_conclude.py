@@ -217,22 +217,22 @@ def test_under_a_loop_over_small_operators_stands_what_to_do() -> None:
     causes = [[1, "kernels", where, 80.0, 80.0, 20.0, "ceiling"], [2, "kernels", where, 4.0, 4.0, 96.0, "ceiling"]]
     lines = conclude.answer("step 100 ms", causes, [], NOTHING)
     assert lines[3:5] == [
-        "   line 8: 640 times a step; small operators: let one take all rows at once, or",
-        "   use torch.compile",
+        "   line 8: 640 times a step; small operators: let one take all rounds at once",
+        "   or, where a round needs the one before, use torch.compile",
     ]
     assert "   line 8: 640 times a step; small operators" in lines[5:], "of a small cause not"
     before = [[at, "host", f"train.py:{at} {'f' * 60}", 9.0, 9.0, 91.0, "ceiling"] for at in range(1, 6)]
     after = [[at, "host", f"train.py:{at} {'f' * 60}", 9.0, 9.0, 91.0, "ceiling"] for at in range(7, 9)]
     many = [result(f"change_{at}", verdict, 0.99) for verdict in ("inconclusive", "worse") for at in range(9)]
     lines = conclude.answer("step 100 ms", [*before, [6, *causes[0][1:]], *after], many, NOTHING)
-    assert any("let one take all rows" in line for line in lines), "whatever else is to be said"
+    assert any("let one take all rounds" in line for line in lines), "whatever else is to be said"
     reads = [
         [*causes[0][:2], "train.py:8 count (line 8: 320 times a step; small operators with .item())", *causes[0][3:]]
     ]
     lines = conclude.answer("step 100 ms", reads, [], NOTHING)
     assert lines[3:5] == [
         "   line 8: 320 times a step; small operators with .item(): one operator over all",
-        "   rows may do it; on a GPU .tolist() reads all at once",
+        "   rounds may do it; on a GPU .tolist() reads all at once",
     ]
 
 

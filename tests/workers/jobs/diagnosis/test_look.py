@@ -126,6 +126,14 @@ class Exact(torch.autograd.Function):
         return wide.float()
 
 
+def shrunk(x):
+    return 0.1 * x
+
+
+def layer(x):
+    return 0.1 * x
+
+
 def make_step(device, slow):
     torch.set_num_threads(1)  # others use the host's cores
     middle = {"precision": Wide, "attention": Attention, "gram": Gram}.get(slow, nn.ReLU)()
@@ -151,7 +159,10 @@ def make_step(device, slow):
         if slow == "rounds":
             decayed = sum(torch.zeros(4, 16) for one in (1, 2))
             for number in range(LOOP):
-                decayed = 0.9 * decayed + 0.1 * x
+                decayed = decayed + 0.9 * x
+                decayed -= shrunk(x)
+            for number in range(LOOP):
+                decayed = 0.9 * layer(decayed)
             loss = loss + decayed.sum()
         if slow == "reads":
             for row in rows:
@@ -263,9 +274,12 @@ def test_what_is_planted_is_named_first_with_its_function(look, uneven, slow, wh
     ("slow", "note"),
     [("rounds", "64 times a step; small operators)"), ("reads", "500 times a step; small operators with .item())")],
 )
-def test_a_loop_over_small_operators_is_known_by_its_rounds_and_by_what_it_reads(look, slow, note) -> None:
+def test_a_loop_over_small_operators_is_one_cause_with_all_its_lines_and_what_they_call(look, slow, note) -> None:
     rows = look(arguments={"slow": slow}).tables["seen"]["rows"]
-    assert [cause for cause, at, _ in rows if at.endswith(note)] == ["kernels"], rows
+    loops = [(cause, at) for cause, at, _ in rows if at.endswith(note)]
+    assert [cause for cause, _ in loops] == ["kernels"], rows
+    called = {at.split(" ")[1] for cause, at, _ in rows if cause == "kernels" and " " in at}
+    assert called & {"shrunk", "layer"} == ({"layer"} if slow == "rounds" else set()), "rounds need each other there"
 
 
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,10 +317,19 @@ def test_a_second_look_measures_no_case_again_and_says_how_long_its_steps_took(l
     assert 0.5 * turn["step_ms"] < turn["profiled_ms"]
 
 
+def test_garbage_collection_has_the_time_that_was_measured_also_where_samples_came_late() -> None:
+    lost = defaultdict(float, {("host", "x.py:1"): 30.0, ("optimizer", "x.py:2"): 60.0, ("kernels", "x.py:3"): 10.0})
+    stage._collected(lost, 80.0, SimpleNamespace(collecting="garbage"))
+    assert lost["host", "garbage"] == 80
+    assert sum(lost.values()) == pytest.approx(100)
+    assert max(lost, key=lambda one: lost[one]) == ("host", "garbage")
+
+
 def test_of_several_lines_the_one_that_takes_most_is_named() -> None:
     places: Any = SimpleNamespace(
-        runs=lambda place: 200 if place.line == 7 else 0, breaks=set(), is_small=lambda place: False
-    )
+        runs=lambda place: 200 if place.line == 7 else 0, breaks=set(), is_small=lambda place: False,
+        loop=lambda place: lines.Loop(place.line, place.line, place.line, False),
+    )  # fmt: skip
     one, other = (Place("train.py", line, "step") for line in (5, 7))
     of_both = "line 7: 75 % of it, 200 times a step"
     assert stage._named({one: 1.0, other: 3.0}, one, places) == f"train.py:5-7 step ({of_both})"

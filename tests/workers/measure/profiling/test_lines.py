@@ -13,7 +13,7 @@ import torch
 
 from kernels.ranges import record_ranges
 from workers.measure.profiling import lines, sampling
-from workers.measure.profiling.lines import LineTrace, OwnCode, Place, Use, first_lines, uses
+from workers.measure.profiling.lines import LineTrace, OwnCode, Place, Use, first_lines, loops, typical, uses
 from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording, record
 from workers.measure.profiling.sampling import Sampler
 from workers.measure.ranges import Ranges
@@ -334,3 +334,37 @@ def test_the_statement_of_each_line() -> None:
     assert [first.get(line) for line in range(2, 14)] == [2, 2, 2, 5, 5, 5, 8, 8, 10, 11, None, 13]
     assert withs == {10}
     assert first_lines(["this is\n", "no Python\n"]) == ({}, set())
+
+
+def test_the_loops_that_a_line_is_in_and_whether_their_rounds_need_each_other() -> None:
+    text = """
+for x in xs:
+    loss = loss + f(x); h = 0
+    for t in x:
+        h = g(t, h)
+        hs.append(h)
+    def later():
+        return 1
+while i < n:
+    i, self.h = i + 1, g(self.h)
+for x in xs:
+    y = f(x)
+    total -= y
+z = stack([f(x)
+           for x in xs])
+"""
+    found = loops(text.splitlines(keepends=True))
+    outer, inner = (2, 3, 8, False), (4, 5, 6, True)
+    assert found[3] == [outer]
+    assert found[4] == found[6] == [outer, inner]
+    assert 8 not in found, "it runs later"
+    assert found[10] == [(9, 10, 10, True)]
+    assert found[13] == [(11, 12, 13, False)]
+    assert found[14] == [(14, 14, 15, False)]
+    assert loops(["no Python\n"]) == {}
+
+
+def test_small_operators_are_those_that_take_half_of_the_time_and_one_that_was_interrupted_does_not_count() -> None:
+    assert typical([5] * 127 + [10_000]) == 5
+    assert typical([5] * 100 + [1000] * 12) == 1000, "views around a few products"
+    assert typical([]) == 0
