@@ -2,9 +2,11 @@
 
 import functools
 import gc
+import json
 import math
 import multiprocessing
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -41,8 +43,6 @@ PROFILED = (
 )
 """Specs whose steps run under the profiler, too, which takes longer than all else."""
 
-IN_BLOCKS = "in blocks"
-"""Where `run_all` returns what `dtypes_in_blocks` did, beside the results by spec."""
 EXTENTS: dict[str, Extent] = {"only times": "times", "a look": "look"}
 """What is measured, by the first part of a spec's name; all of others."""
 
@@ -94,6 +94,31 @@ def parity(spec: dict[str, Any]) -> dict[str, Any] | None:
         return parity_module.ParityCheck(RankContext(rank, parsed)).run()
 
 
+class Kept:
+    """In place of a rank's connection to the process that launched it: keeps what the rank reports."""
+
+    def __init__(self) -> None:
+        self.reports: list[Any] = []
+
+    def send_bytes(self, message: bytes) -> None:
+        kind, _, content = json.loads(message)
+        if kind == "report":
+            self.reports.append(content)
+
+
+def run_one(
+    name: str, spec: dict[str, Any], folder: str, variables: dict[str, str]
+) -> tuple[dict[str, Any], list[Any]]:
+    """Measure one spec in a process group that exists; return the result as a launch would, and what was reported."""
+    kept: Any = Kept()
+    rank = Rank(dist.get_rank(), dist.get_world_size(), "gloo", torch.device("cpu"), kept)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("default")  # torch's compiler warns of itself
+        for variable, value in variables.items():
+            patch.setenv(variable, value)
+        return json.loads(json.dumps(run_all(rank, {name: spec}, folder)[name])), kept.reports
+
+
 def dtypes_in_blocks(spec: dict[str, Any]) -> list[list[str]]:
     """Train a step in a process group that exists; return the dtypes of the blocks' inputs by their position."""
     parsed, seen = parse_spec(spec), [set[str]() for _ in range(3)]
@@ -115,9 +140,8 @@ def dtypes_in_blocks(spec: dict[str, Any]) -> list[list[str]]:
     return [sorted(dtypes) for dtypes in seen]
 
 
-def run_all(rank: Rank, specs: dict[str, Any], rotated: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Measure one spec after the other; the first part of a name may say what to break. Then look into the blocks of
-    the steps of `rotated`."""
+def run_all(rank: Rank, specs: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Measure one spec after the other; the first part of a name may say what to break."""
     found: dict[str, Any] = {}
     # Measuring collects garbage: it need not look through all that was imported.
     gc.freeze()
@@ -135,7 +159,6 @@ def run_all(rank: Rank, specs: dict[str, Any], rotated: dict[str, Any], folder: 
             optimizers = record_optimizers(patch)
             extent = EXTENTS.get(name.split(", ")[0], "all")
             found[name] = {**measure_rank(rank, spec, folder, extent=extent), "optimizers": optimizers}
-    found[IN_BLOCKS] = {name: dtypes_in_blocks(spec) for name, spec in rotated.items()}
     return found
 
 

@@ -10,7 +10,7 @@ import math
 import pickle
 import shutil
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +31,16 @@ from parallel.bucket_size import fit
 from parallel.process_group import RanksFailed, RanksTimedOut, launch
 from tests.parallel.pool import Pool
 from tests.workers.jobs.ddp.planted_steps import LATE_S, MORE
-from tests.workers.jobs.ddp.ranks import BEGINS_LATE_S, FORGOTTEN, IN_BLOCKS, PROFILED, SLOWER_MS, parity, run_all
+from tests.workers.jobs.ddp.ranks import (
+    BEGINS_LATE_S,
+    FORGOTTEN,
+    PROFILED,
+    SLOWER_MS,
+    dtypes_in_blocks,
+    parity,
+    run_all,
+    run_one,
+)
 from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report
 from workers import uploaded
@@ -150,11 +159,6 @@ SPECS: dict[str, dict[str, Any]] = {
     "one process does not fit, flat": {"strategy": "flat"},
     "no host memory, flat": {"strategy": "flat"},
 }
-ROTATED = {
-    strategy: {"strategy": strategy, "precision": "bf16", "parameter_dtype": "bf16", "activation_checkpointing": True}
-    for strategy in ("fsdp", "torch_fsdp")
-}
-"""Steps of which the dtypes in blocks are looked at."""
 LACKING = () if find_spec("torchao") else ("fsdp, fp8", "torch_ddp, fp8")
 RIGHT = [
     pytest.param(name, marks=pytest.mark.skipif(name in LACKING, reason="torchao is not installed"))
@@ -170,18 +174,27 @@ def parsed(**fields: Any) -> DdpSpec:
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], list[Any], Path]:
+def two_ranks() -> Iterator[Pool]:
+    """Two ranks of this module's own, since measuring leaves hooks and code in them. They are forks of a process that
+    has imported torch and its compiler; tests/acceptance has jobs whose ranks `launch` starts."""
+    pool = Pool(2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def measured(two_ranks: Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], list[Any], Path]:
     """What two ranks return for each spec, what they reported meanwhile, and their folder."""
     folder = tmp_path_factory.mktemp("ranks")
-    specs = {name: parsed(**fields).model_dump(mode="json") for name, fields in SPECS.items() if name not in LACKING}
+    variables = uploaded.write(folder / "code", [STEPS])
+    found: list[dict[str, Any]] = [{}, {}]
     reports: list[Any] = []
-    options: dict[str, Any] = {"world_size": 2, "backend": "gloo", "folder": folder}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in uploaded.write(folder / "code", [STEPS]).items():
-            patch.setenv(name, value)
-        rotated = {name: parsed(**fields).model_dump(mode="json") for name, fields in ROTATED.items()}
-        reported = lambda rank, message: reports.append(message)  # noqa: E731
-        found = launch(run_all, specs, rotated, str(folder), reported=reported, **options)
+    for name, fields in SPECS.items():
+        if name not in LACKING:
+            answers = two_ranks(run_one, name, parsed(**fields).model_dump(mode="json"), str(folder), variables)
+            for rank, (result, reported) in zip(found, answers, strict=True):
+                rank[name] = result
+                reports += reported
     return found, reports, folder
 
 
@@ -379,10 +392,11 @@ def test_three_ranks_average_as_one_process_does() -> None:
     assert found["parameter_error"] < 1e-2
 
 
-@pytest.mark.parametrize("strategy", ROTATED)
-def test_rotary_angles_are_float32_in_blocks_and_in_their_recomputation(measured: Any, strategy: str) -> None:
-    for rank in measured[0]:
-        assert rank[IN_BLOCKS][strategy] == [["torch.bfloat16"], ["torch.float32"], ["torch.float32"]]
+@pytest.mark.parametrize("strategy", ["fsdp", "torch_fsdp"])
+def test_rotary_angles_are_float32_in_blocks_and_in_their_recomputation(two_ranks: Pool, strategy: str) -> None:
+    fields = {"precision": "bf16", "parameter_dtype": "bf16", "activation_checkpointing": True}
+    spec = parsed(strategy=strategy, **fields).model_dump(mode="json")
+    assert two_ranks(dtypes_in_blocks, spec) == [[["torch.bfloat16"], ["torch.float32"], ["torch.float32"]]] * 2
 
 
 def test_a_strategy_that_is_wrong_has_no_speed(run: Any) -> None:
