@@ -1,4 +1,4 @@
-"""The application: routes, pages, error handlers, lifespan. Nothing is built at import."""
+"""The application: routes, pages, error handlers, lifespan. Only routes are built at import."""
 
 import contextlib
 import json
@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import RedirectResponse
 from pydantic.json_schema import models_json_schema
@@ -53,6 +53,14 @@ ROUTERS = (
     *(notifications, workers, usage, tokens, health),
     *(pages, docs),
 )
+ROUTES = APIRouter(
+    generate_unique_id_function=lambda route: route.name,
+    responses={"default": problems.DOCUMENTED},
+    dependencies=[Depends(no_repeats)],
+)
+"""Applications share these, since FastAPI builds anew what each one includes."""
+for _module in ROUTERS:
+    ROUTES.include_router(_module.router)
 
 SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An access token; none if the server has none."},
@@ -77,23 +85,19 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        generate_unique_id_function=lambda route: route.name,
-        responses={"default": problems.DOCUMENTED},
-        dependencies=[Depends(no_repeats)],
     )
     problems.install(app, pages.error_page)
     app.add_middleware(Compression)
     app.add_middleware(Gate, hosts=AllowedHosts(settings.host, settings.allowed_hosts), error_page=pages.error_page)
     app.state.requests, app.state.refreshes = Requests(), Refreshes()
     app.add_middleware(Counted, requests=app.state.requests)
-    for module in ROUTERS:
-        app.include_router(module.router)
+    app.routes.extend(ROUTES.routes)
     app.mount("/static", docs.static_files(), name="static")
-    app.get("/", include_in_schema=False)(_to_pages)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
 
+@ROUTES.get("/", include_in_schema=False)
 async def _to_pages() -> RedirectResponse:
     return RedirectResponse("/ui")
 

@@ -14,6 +14,7 @@ ends with the process that started it. ROOM is blank: forks show their own comma
 the forkserver, and forks.py has what workers' forks do otherwise than users' workers.
 """
 
+import contextlib
 import gc
 import importlib
 import json
@@ -31,6 +32,7 @@ from typing import Any, NoReturn
 import forks
 import naps
 import second_folder
+from starlette.routing import NoMatchFound
 
 from flopwatch import start
 
@@ -57,6 +59,8 @@ def main(descriptor: int) -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     naps.shorten()
+    with contextlib.suppress(NoMatchFound):  # FastAPI builds routes when somebody looks for one
+        importlib.import_module("flopwatch.app.main").ROUTES.url_path_for("nothing")
     importlib.import_module("flopwatch.workers.processes.warm").preload()
     gc.disable()
     assert threading.active_count() == 1, "a fork of several threads may deadlock"
