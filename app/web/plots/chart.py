@@ -54,8 +54,9 @@ def draw_chart(
 ) -> Figure:
     """Draw a metric along one coordinate, with the 95 % interval of each median as error bars.
 
-    Numbers along x make lines, everything else bars. `log_x` and `log_y` set the axes; None: logarithmic where values
-    span a wide range. Marks at the top show cases with an outcome but no number.
+    Numbers along x make lines, everything else bars, or dots where a series has several values at a place. `log_x` and
+    `log_y` set the axes; None: logarithmic where values span a wide range. Marks at the top show cases with an outcome
+    but no number.
     """
     series = _series(points, axes)
     places = values_along(points, axes.x)
@@ -165,13 +166,14 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
             "width": 4,
             "color": "var(--text)",
         }
-    if not lines:
+    is_one_each = len(set(places)) == len(places)
+    if not lines and is_one_each:  # of bars at one place the tallest would hide the others
         shape = BAR_PATTERNS[dash % len(BAR_PATTERNS)]
         pattern = {"shape": ["x" if doubt else shape for doubt in doubtful]}
         return {**trace, "type": "bar", "marker": {"color": color, "pattern": pattern}}
     symbol = SYMBOLS[index % len(SYMBOLS)]
     # Two values at one place, as of two jobs with the same case, have no line through them.
-    mode = "lines+markers" if len(set(places)) == len(places) else "markers"
+    mode = "lines+markers" if is_one_each else "markers"
     return {
         **trace,
         "type": "scatter",

@@ -19,7 +19,7 @@ MAX_TEXTS = 400
 def draw_heat_map(
     points: Sequence[Point], x: str, y: str, metric: str, unit: str | None, among: Sequence[Point] | None = None
 ) -> Figure:
-    """Draw a metric over two coordinates. Where several points share a place, the last one counts.
+    """Draw a metric over two coordinates. Where several points share a place, the last one counts, and `note` says so.
 
     `among`: all points of the maps beside this one, so that one colour means one value in all of them.
 
@@ -29,7 +29,10 @@ def draw_heat_map(
     grid: list[list[Point | None]] = [[None] * len(columns) for _ in rows]
     for row, column, point in zip(ranks_of(points, y, rows), ranks_of(points, x, columns), points, strict=True):
         grid[row][column] = point
-    table = table_of((x, y), [point for row in grid for point in row if point is not None])
+    placed = [point for row in grid for point in row if point is not None]
+    hidden = len(points) - len(placed)
+    note = f"Not drawn: {hidden} of {len(points)} cases, whose place a later one has" if hidden else ""
+    table = table_of((x, y), placed)
     texts = len(columns) * len(rows) <= MAX_TEXTS
     names = {"x": [label_of(value) for value in columns], "y": [label_of(value) for value in rows]}
     values = [[None if point is None else point.value for point in row] for row in grid]
@@ -66,7 +69,7 @@ def draw_heat_map(
         **LEGEND,
     }
     traces = [measured, *_outcome_cells(grid, names, texts=texts)] if points else []
-    return {"data": traces, "layout": layout, "table": table, "empty": EMPTY}
+    return {"data": traces, "layout": layout, "table": table, "note": note, "empty": EMPTY}
 
 
 def _outcome_cells(

@@ -154,6 +154,12 @@ def test_texts_make_bars_that_start_at_zero() -> None:
     assert drawn(figure)["unsupported"]["x"] == ["fp16"]
 
 
+def test_no_bar_hides_another() -> None:
+    points = [Point({"precision": name}, value) for name, value in (("fp32", 90.0), ("bf16", 60.0), ("bf16", 70.0))]
+    dots = draw_chart(points, axes_of(points), "step_ms", "ms")["data"][0]
+    assert (dots["mode"], dots["x"], dots["y"]) == ("markers", ["fp32", "bf16", "bf16"], [90.0, 60.0, 70.0])
+
+
 def test_doubtful_points_are_open() -> None:
     points = [
         Point({"length": 1}, 1.0, validity="valid"),
@@ -200,6 +206,13 @@ def test_heat_map_with_outcomes_in_their_own_colours() -> None:
     assert cells["oom"]["text"][0][3] == "oom"
     assert cells["oom"]["colorscale"][0][1] == OUTCOMES["oom"]
     assert cells["wrong"]["z"][1][0] == 1
+
+
+def test_a_heat_map_says_how_many_cases_it_hides() -> None:
+    points = [*grid(), *grid()[:2]]
+    figure = draw_heat_map(points, "sequence_length", "implementation", "forward_ms", "ms")
+    assert figure["note"] == "Not drawn: 2 of 10 cases, whose place a later one has"
+    assert draw_heat_map(grid(), "sequence_length", "implementation", "forward_ms", "ms")["note"] == ""
 
 
 def test_colours_of_a_wide_range_are_logarithmic() -> None:
