@@ -766,7 +766,7 @@ class Flopwatch(Connection):
 
     def sweep_table(self, sweep: Thing, name: str, **options: Unpack[RowOptions]) -> pd.DataFrame:
         """Return the table of this name of all finished jobs of a sweep, such as their profiles' kernels, as one frame,
-        each row with its `job` and the job's values of the grid."""
+        each row with its `job` and the job's values of the grid. `attrs["missing"]` has the jobs that lack it."""
         query = row_query(options)
         return _frame(self.all_rows(_sweep_table_path(sweep, name), query, query.pop("limit", None)))
 

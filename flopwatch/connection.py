@@ -355,7 +355,7 @@ class Connection:
             rows += page["rows"]
             after = page["next"]
             if after is None or (limit is not None and len(rows) >= limit):
-                return {"columns": list(columns.values()), "rows": rows}
+                return {**page, "columns": list(columns.values()), "rows": rows}
 
     def download_file(self, file: Mapping[str, Any], target: Path) -> None:
         """Download one file, checked against its SHA-256; it is written whole or not at all."""

@@ -10,12 +10,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import typer
 
 from flopwatch.text.characters import in_json, one_line, shown
 from flopwatch.text.markdown_tables import CUT_NOTE, cut, is_right, parsed, unescaped
+
+T = TypeVar("T")
 
 HANG = 3
 """How far the continuation of an answer's line is indented."""
@@ -75,6 +77,14 @@ def echo_table(markdown: str) -> None:
         echo(layout.table(plain[0], plain[1:], {at for at, rule in enumerate(rules) if is_right(rule)}))
     if is_cut:
         echo(layout.wrapped(f"\n{CUT_NOTE}"))
+
+
+def first_of(listed: list[T], limit: int) -> list[T]:
+    """Return the first entries of a list, of which one more than `limit` was asked for; on standard error say that
+    there are more."""
+    if len(listed) > limit:
+        echo(f"showing the first {limit}; use --limit for more", err=True)
+    return listed[:limit]
 
 
 def echo_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -27,7 +27,7 @@ from app.cli.common import (
     of_sweep,
     with_server,
 )
-from app.cli.terminal import echo, echo_line
+from app.cli.terminal import echo, echo_line, first_of
 from flopwatch.text.numbers import NOTHING
 
 if TYPE_CHECKING:
@@ -373,7 +373,7 @@ def list_(
     from app.cli.output import print_columns, print_json
     from flopwatch.text.times import age
 
-    baselines = server.list_baselines(limit)
+    baselines = first_of(server.list_baselines(limit + 1), limit)
     if as_json:
         print_json(baselines)
         return

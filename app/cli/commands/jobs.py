@@ -38,7 +38,7 @@ from app.cli.common import (
     of_jobs,
     of_sweep,
 )
-from app.cli.terminal import echo, echo_line, echo_table, raw
+from app.cli.terminal import echo, echo_line, echo_table, first_of, raw
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
@@ -450,8 +450,9 @@ def jobs(
         submitted_by=submitted_by,
         mine=mine,
         since=since,
-        limit=limit,
+        limit=limit + 1,
     )
+    listed = first_of(listed, limit)
     if not listed:
         _check_kind(server, kind)
     if as_json:

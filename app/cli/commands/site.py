@@ -9,7 +9,7 @@ import typer
 
 from app.cli import completing
 from app.cli.common import AsJson, command
-from app.cli.terminal import cell, echo, echo_line
+from app.cli.terminal import cell, echo, echo_line, first_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ def sweeps(
         sweep = server.sweep_state(sweep_id)
         print_json(sweep) if as_json else print_sweep(sweep)
         return
-    listed = server.list_sweeps(limit)
+    listed = first_of(server.list_sweeps(limit + 1), limit)
     if as_json:
         print_json(listed)
         return

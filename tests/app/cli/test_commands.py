@@ -513,8 +513,10 @@ def test_jobs(site: Any, flopwatch: Any) -> None:
     assert [int(line.split()[0]) for line in lines[1:4]] == ids[::-1]
     found = json.loads(ended(flopwatch("jobs", "--label", "list=1", "--json")))
     assert [job["id"] for job in found] == [ids[1]]
-    limited = json.loads(ended(flopwatch("jobs", "--state", "queued", "--limit", "1", "--json")))
-    assert [job["id"] for job in limited] == [ids[2]]
+    limited = flopwatch("jobs", "--state", "queued", "--limit", "1", "--json")
+    assert [job["id"] for job in json.loads(limited.stdout)] == [ids[2]]
+    assert limited.stderr == "showing the first 1; use --limit for more\n"
+    assert flopwatch("jobs", "--label", "list=1", "--limit", "1").stderr == ""
     since = ("jobs", "--label", "list=1", "--json", "--since")
     assert [job["id"] for job in json.loads(ended(flopwatch(*since, "1h")))] == [ids[1]]
     assert json.loads(ended(flopwatch(*since, "2999-01-01"))) == []
@@ -682,9 +684,9 @@ def test_options_choose_the_server(site: Any, flopwatch: Any, tmp_path: Path) ->
 
 
 def test_an_unknown_setting_is_named(site: Any, flopwatch: Any) -> None:
-    jobs = flopwatch("jobs", FLOPWATCH_DATADIR="/tmp", FLOPWATCH_ZEBRA="1", flopwatch_port="80")
-    assert jobs.returncode == 0
-    assert jobs.stderr.splitlines() == [
+    specs = flopwatch("specs", FLOPWATCH_DATADIR="/tmp", FLOPWATCH_ZEBRA="1", flopwatch_port="80")
+    assert specs.returncode == 0
+    assert specs.stderr.splitlines() == [
         "warning: FLOPWATCH_DATADIR is no setting, and nothing reads it: did you mean FLOPWATCH_DATA_DIR?",
         "warning: FLOPWATCH_ZEBRA is no setting, and nothing reads it",
     ]
