@@ -236,8 +236,9 @@ def _compared(pair: Pair, tables: ComparedTables | None, agreed: Agreement | Non
         if judgement.conclusion == "inconclusive":  # what was found comes first
             sentences.reverse()
         judgement = replace(judgement, sentence=". ".join(sentences))
+    judgement = judgement.completed(pair.unmatched)
     agreed = agreed and agreed.under(judgement)
-    notes = [*_notes(pair, _unlabelled(differences, kind), of_environments), *pair.notes, *lacking]
+    notes = [*_notes(pair, _unlabelled(differences, kind), of_environments), *lacking]
     how = None
     if tables is None and any(cell.value is not None for row in judged for cell in row.cells):
         how = FASTEST if pair.takes_fastest else MEDIANS

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from app.metrics import Direction, better, headline, is_count, is_error, is_size, is_speed
 from app.results import inference
@@ -559,6 +559,11 @@ class Judgement:
     conclusion: Conclusion
     headline: str | None
     gate: Gate | None
+
+    def completed(self, sentences: Sequence[str]) -> Self:
+        """Return the judgement with further sentences, in that of the gate as well."""
+        gate = self.gate and replace(self.gate, sentence="; ".join([self.gate.sentence, *sentences]))
+        return replace(self, sentence="; ".join([self.sentence, *sentences]), gate=gate)
 
 
 def conclude(

@@ -15,7 +15,7 @@ from app.results.inference import FEWEST
 from app.specs import Scalar, spec_adapter
 from app.states import VERDICTS, worst
 from app.store.database.engine import Snapshot
-from app.store.keeping.baselines import cases_of_baseline
+from app.store.keeping.baselines import BaselineCase, cases_of_baseline
 from app.store.reading import measurements
 from app.store.reading.measurements import FinishedJob, JobChoice
 
@@ -86,7 +86,8 @@ class Pair:
     """True if fresh processes of one job measured both sides in turns."""
     other_devices: Sequence[tuple[Scalar, Scalar]] = ()
     """Pairs of different devices of matched cases, which cannot be compared."""
-    notes: Sequence[str] = ()
+    unmatched: Sequence[str] = ()
+    """What has no counterpart in a baseline, or in the candidate, in words."""
 
     @property
     def both(self) -> tuple[Side, Side]:
@@ -158,10 +159,12 @@ def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -
     of_baseline = {(kept_case.job_id, kept_case.case_key, kept_case.device_key) for kept_case in kept}
     cases = [case for case in whole.cases if (case.job, *_place_of(case)) in of_baseline and _place_of(case) in chosen]
     keys, known = {key for key, _ in places}, {case.key for case in cases}
-    notes = []
+    unmatched = []
     if new := keys - known:
-        notes.append(f"{len(new)} of {len(keys)} cases are not in the baseline {name}, and have nothing to meet.")
+        unmatched.append(f"{len(new)} of {len(keys)} cases are not in the baseline {name}, and have nothing to meet")
         side = replace(side, cases=[case for case in side.cases if case.key in known])
+    if lacking := _lacking(kept, {job.id for job in ones}, keys):
+        unmatched.append(lacking)
     joins: dict[SideName, dict[Place, list[str]]] = {name: {} for name in SIDES}
     for (key, device), devices in matched.items():
         for other in devices:
@@ -174,10 +177,18 @@ def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -
         other_devices=[
             (other, device) for (_, device), devices in matched.items() for other in devices if device != other
         ],
-        notes=notes,
+        unmatched=unmatched,
     )
     _check_apart(pair)
     return _with_unequal_samples(snapshot, pair)
+
+
+def _lacking(kept: Sequence[BaselineCase], jobs: Collection[int], keys: Collection[str | None]) -> str | None:
+    """Say how many cases of these jobs of the baseline, and of the other jobs of their sweeps, have other keys."""
+    sweeps = {case.sweep_id for case in kept if case.job_id in jobs} - {None}
+    of_jobs = {case.case_key for case in kept if case.job_id in jobs or case.sweep_id in sweeps}
+    lacking = of_jobs.difference(keys)
+    return f"{len(lacking)} of {len(of_jobs)} cases of the baseline were not measured" if lacking else None
 
 
 def _check_apart(pair: Pair) -> None:

@@ -62,6 +62,7 @@ class BaselineCase:
     case_key: str
     device_key: str
     job_id: int
+    sweep_id: int | None
 
 
 class Baselines:
@@ -162,8 +163,9 @@ def baselines_of(connection: Connection, job_id: int) -> dict[str, str | None]:
 def cases_of_baseline(connection: Connection, name: str) -> list[BaselineCase]:
     """Return the cases of a baseline, with their jobs, oldest job first. Raises NotFound."""
     find_baseline(connection, name)
-    query = select(_case.case_key, _case.device_key, _case.job_id).where(_case.baseline == name)
-    return [BaselineCase(*row) for row in connection.execute(query.order_by(_case.job_id, _case.case_key))]
+    query = select(_case.case_key, _case.device_key, _case.job_id, _job.sweep_id).where(_case.baseline == name)
+    query = query.join(tables.job, _job.id == _case.job_id).order_by(_case.job_id, _case.case_key)
+    return [BaselineCase(*row) for row in connection.execute(query)]
 
 
 def find_baseline(connection: Connection, name: str) -> Row[Any]:

@@ -233,6 +233,21 @@ class TestWithABaseline:
         assert [(row["baseline"], row["ratio"]) for row in rows(sheet)] == [(pytest.approx(0.1001, abs=1e-4), 1.0)]
         assert about(sheet, "conclusion") == "no_difference"
 
+    def test_the_sentences_say_how_many_cases_only_one_side_has(self, database, measure, keep) -> None:
+        def grid(*lengths: int) -> int:
+            cases = ({"case": {"length": length}, "unit_index": unit} for length in lengths for unit in range(4))
+            return measure(*(("step_ms", case) for case in cases))
+
+        keep(grid(1, 2, 3))
+        sheet = compare_with_baseline(database, "main", grid(1, 4), Question(fail_above_percent=5))
+        said = (
+            "; 1 of 2 cases are not in the baseline main, and have nothing to meet"
+            "; 2 of 3 cases of the baseline were not measured"
+        )
+        assert about(sheet, "sentence").endswith(said)
+        assert (about(sheet, "gate")["outcome"], about(sheet, "gate")["sentence"][-len(said) :]) == ("passed", said)
+        assert "not measured" not in about(compare_with_baseline(database, "main", grid(1, 2, 3)), "sentence")
+
     @pytest.mark.parametrize("recorded", [True, False])
     def test_another_device_is_not_comparable(self, database, run, keep, recorded) -> None:
         keep(run("cpu 0", recorded=recorded, asks_for="cpu"))
