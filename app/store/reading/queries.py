@@ -306,9 +306,10 @@ class Reading:
     def first_values(
         self, job_ids: Collection[int], metrics: Collection[str], limit: int = 200
     ) -> dict[int, list[dict[str, Any]]]:
-        """Return the values of these metrics of each job, by job id: metric, unit, outcome, median, case_key.
+        """Return the values of these metrics of each job, by job id: metric, unit, outcome, median, case_key, is_cut.
 
-        Of each job, it looks at the first `limit` measurements of the last attempt that recorded any.
+        Of each job, it looks at the first `limit` measurements of the last attempt that recorded any; `is_cut` is true
+        if there are more.
         """
         job, measurement, other = tables.job.c, tables.measurement.c, tables.measurement.alias().c
         recorded = last_recorded(job.id).label("attempt")
@@ -317,7 +318,8 @@ class Reading:
         beyond = beyond.order_by(other.id).limit(1).offset(limit)
         bounds = select(chosen, beyond.scalar_subquery().label("beyond")).cte().prefix_with("MATERIALIZED")
         names = ("job_id", "case_key", "metric", "unit", "outcome", "median")
-        query = select(*(measurement[name] for name in names)).where(
+        is_cut = bounds.c.beyond.is_not(None).label("is_cut")
+        query = select(*(measurement[name] for name in names), is_cut).where(
             measurement.job_id == bounds.c.id,
             measurement.attempt == bounds.c.attempt,
             measurement.id < func.coalesce(bounds.c.beyond, MAX_ID),

@@ -162,7 +162,8 @@ def headline_of(kind: str, values: Iterable[Mapping[str, Any]]) -> tuple[str, st
 
     A job without any value has the outcomes of its cells instead, under the name "", as has one all of whose cases lack
     memory or support for it, whatever they measured before; one with a wrong result has that: the other
-    implementations' times are not its answer. None: nothing is measured.
+    implementations' times are not its answer. None: nothing is measured. Where the values are not all of the job's, it
+    says so.
     """
     rows = list(values)
     if not rows or kind not in KINDS:
@@ -171,15 +172,16 @@ def headline_of(kind: str, values: Iterable[Mapping[str, Any]]) -> tuple[str, st
     metric = headline([name for name in KINDS[kind].table_columns if name in measured])
     if any(row["outcome"] == "wrong" for row in rows):
         return "", "wrong"
+    first = "first " if any(row["is_cut"] for row in rows) else ""
     if metric is None:
-        outcomes = [row["outcome"] for row in rows if row["outcome"] not in ("ok", "unknown")]
-        return ("", ", ".join(dict.fromkeys(outcomes))) if outcomes else None
+        outcomes = dict.fromkeys(row["outcome"] for row in rows if row["outcome"] not in ("ok", "unknown"))
+        return ("", f"{', '.join(outcomes)}{' in the first cases' if first else ''}") if outcomes else None
     lacking = {
         row["case_key"]: row["outcome"]
         for row in rows
         if row["outcome"] == "oom" or (row["outcome"] == "unsupported" and row["metric"] == metric)
     }
-    if len(lacking) == len({row["case_key"] for row in rows}):
+    if len(lacking) == len({row["case_key"] for row in rows}) and not first:
         return "", ", ".join(dict.fromkeys(lacking.values()))
     own = [row for row in rows if row["metric"] == metric and row["median"] is not None]
     cases = len({row["case_key"] for row in own})
@@ -189,7 +191,8 @@ def headline_of(kind: str, values: Iterable[Mapping[str, Any]]) -> tuple[str, st
     text = number(least) if number(least) == number(most) else f"{number(least)} – {number(most)}"
     unit = own[0]["unit"] if own[0]["unit"] not in (None, "1", "fraction") else ""
     without = "".join(f", {count} {outcome}" for outcome, count in Counter(lacking.values()).items())
-    return metric, f"{text} {unit}".strip() + (f", {cases} cases" if cases > 1 else "") + without
+    of = f", {first}{cases} cases" if cases > 1 else f", {first}processes" if first else ""
+    return metric, f"{text} {unit}".strip() + of + without
 
 
 def _alive(workers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -352,4 +352,11 @@ def test_first_values_are_those_of_the_last_attempt_that_recorded_any(database, 
     with database.write() as connection:
         connection.execute(insert(tables.measurement), staged)
     (value,) = reading.first_values([claim.job_id], ["step_ms"])[claim.job_id]
-    assert value["median"] == 1.0
+    assert (value["median"], value["is_cut"]) == (1.0, False)
+
+
+def test_first_values_tell_that_there_are_more(reading, shop, record) -> None:
+    claim = shop.running_job()
+    shop.queue.finish(claim, Finish("succeeded", measurements=[record(), record("forward_ms")]))
+    (value,) = reading.first_values([claim.job_id], ["step_ms", "forward_ms"], limit=1)[claim.job_id]
+    assert (value["metric"], value["is_cut"]) == ("step_ms", True)
