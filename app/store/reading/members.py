@@ -139,10 +139,10 @@ def out_of_memory(connection: Connection, rows: Iterable[RowMapping]) -> set[int
 
 
 def metrics(
-    database: Database, sweep_id: int | None, jobs: Sequence[int] = (), sample: int = RECENT
+    database: Database, sweep_id: int | None, jobs: Sequence[int] = (), sample: int | None = RECENT
 ) -> dict[str, str | None]:
     """Return the columns of the metrics that these jobs measured, with their units, in the order of measurement; for a
-    sweep, those of its last `sample` jobs."""
+    sweep, those of its last `sample` jobs; None: of all."""
     of_sweep = select(_job.id).where(_job.sweep_id == sweep_id, _job.state == "succeeded").order_by(_job.id.desc())
     units: dict[str, str | None] = {}
     with database.read() as connection:

@@ -110,6 +110,8 @@ def drawn(services: Services, version: str, query_json: str) -> dict[str, Any]:
     query = PlotsQuery.model_validate_json(query_json)
     sweep = None if query.sweep is None else services.reading.sweep(query.sweep)
     units = members.metrics(services.database, query.sweep, query.job)
+    if query.metric not in (None, *units):  # earlier jobs may have measured it
+        units |= members.metrics(services.database, query.sweep, query.job, sample=None)
     metric = query.metric or first_metric(sweep, list(units))
     if metric is None:
         return NO_PLOTS

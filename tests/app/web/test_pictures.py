@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from app.store.reading import members
 from app.store.records import StoredArtifact
 from flopwatch import Flopwatch
 from tests.app.web.panels.test_panels import finished
@@ -29,8 +30,10 @@ def swept(site: Any, measured: Callable[..., Any]) -> Any:
             found = replace(measured("step_ms", length * factor, **case), n=10)
             if (length, precision) == (64, "fp32"):
                 found = replace(found, outcome="oom", median=None, mean=None)
-            more = measured("forward_ms", 1.0, **case)
-            site.worker.finish(site.worker.claim(), measurements=[found, more])
+            more = [measured("forward_ms", 1.0, **case)]
+            if length == 16:
+                more.append(measured("backward_ms", 2.0, **case))
+            site.worker.finish(site.worker.claim(), measurements=[found, *more])
     return site
 
 
@@ -73,6 +76,11 @@ def test_axes_series_and_cases_are_chosen(swept: Any) -> None:
     heat = get(swept, "/sweeps/1/plots/heat-map?metric=step_ms&x=precisions&y=context_lengths").json()
     assert heat["data"][0]["z"] == [[32, 16], [64, 32], [None, 64]]
     assert get(swept, "/sweeps/1/plots/chart?metric=forward_ms").json()["title"] == "Forward (ms) along context length"
+
+
+def test_a_metric_that_only_the_first_jobs_measured(swept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members.metrics, "__defaults__", ((), 1))
+    assert lines(get(swept, "/sweeps/1/plots/chart?metric=backward_ms").json()) == {"": [2, 2]}
 
 
 @pytest.mark.parametrize(
