@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.metrics import Direction, better, column_name, headline, is_rate
@@ -131,9 +130,9 @@ def history(
 
 
 def cases_of_job(database: Database, job_id: int) -> dict[str, Mapping[str, Scalar]]:
-    """Return the coordinates of the cases that a job measured, by key: the first MAX_CASES."""
+    """Return the coordinates of the cases that a job measured, by key."""
     with database.read() as snapshot:
-        return dict(islice(stored.cases_of_job(snapshot, job_id).items(), stored.MAX_CASES))
+        return stored.cases_of_job(snapshot, job_id)
 
 
 def _the_case(snapshot: Snapshot, choice: CaseChoice) -> tuple[str, Mapping[str, Scalar]]:

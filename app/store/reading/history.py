@@ -18,7 +18,7 @@ from app.store.reading.measurements import FinishedJob, JobChoice, last_recorded
 MAX_ROWS = 50_000
 """Most measurements of a history: those of the newest jobs are read."""
 MAX_CASES = 200
-"""Most cases of a job, or with a prefix, among which people choose."""
+"""Most cases with a prefix, among which people choose."""
 
 _measurement = tables.measurement.c
 

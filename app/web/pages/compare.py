@@ -202,13 +202,15 @@ def distributions(comparisons: Sequence[Mapping[str, Any]], metric: str) -> dict
             case = case_text(row.place) or "the case"
             for name, processes in zip(shown["sides"], (row.judged.baseline, row.judged.candidate), strict=True):
                 medians.setdefault((name, case), Processes(name, case, processes))
-    cases = list(dict.fromkeys(case for _, case in medians))[:DRAWN_CASES]
+    every = list(dict.fromkeys(case for _, case in medians))
+    cases = every[:DRAWN_CASES]
+    note = f"Drawn: {len(cases)} of {len(every)} cases" if len(cases) < len(every) else ""
     chosen = [group for (_, case), group in medians.items() if case in cases]
     if all(len(group.values) < 2 for group in chosen):
         return None
     names = short_names(cases)  # long ones along x would leave no room above
     groups = [replace(group, case=names[group.case]) for group in chosen]
-    return {"by": by, **embedded(draw_distributions(groups, metric, unit))}
+    return {"by": by, **embedded({**draw_distributions(groups, metric, unit), "note": note})}
 
 
 def _by(row: Row) -> str:
@@ -247,4 +249,5 @@ def ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
             direction = better(row["metric"], row.get("unit"))
             ends = (row["ratio_low"], row["ratio_high"])
             drawn.append(Ratio(label, row["ratio"], *ends, row["finding"], direction))
-    return embedded(draw_ratios(drawn[:DRAWN_CASES])) if drawn else None
+    note = f"Drawn: the first {DRAWN_CASES} ratios" if len(drawn) > DRAWN_CASES else ""
+    return embedded({**draw_ratios(drawn[:DRAWN_CASES]), "note": note}) if drawn else None

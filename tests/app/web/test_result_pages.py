@@ -12,7 +12,7 @@ from app.specs import spec_adapter
 from app.store.reading import members
 from app.store.records import Offer
 from app.web.pages import plots as plots_page
-from app.web.pages.compare import MAX_JOBS
+from app.web.pages.compare import DRAWN_CASES, MAX_JOBS, ratios
 from tests.app.conftest import CAPABILITIES
 from tests.app.web.checker import page
 
@@ -95,6 +95,22 @@ class TestSweeps:
         assert again.status_code == 304
         assert again.headers["content-security-policy"] == first.headers["content-security-policy"]
         assert filled.http.get("/ui/sweeps/1?sort=-job", headers={"If-None-Match": first.headers["etag"]}).text
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_plot_of_ratios_says_that_there_are_more(more: int) -> None:
+    plain = {
+        "metric": "step_ms",
+        "unit": "ms",
+        "ratio": 1.0,
+        "ratio_low": None,
+        "ratio_high": None,
+        "finding": "better",
+    }
+    rows = [{**plain, "case": f"length={length}"} for length in range(DRAWN_CASES + more)]
+    drawn = ratios([{"rows": rows, "sides": ("job 1", "job 2")}])
+    assert drawn is not None
+    assert json.loads(drawn["json"])["note"] == ("Drawn: the first 24 ratios" if more else "")
 
 
 def test_a_sweep_that_has_lost_a_job_can_be_resumed(fresh_site: Any) -> None:
