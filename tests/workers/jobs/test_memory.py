@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -395,6 +396,15 @@ def test_on_a_gpu_the_peaks_are_the_allocators(run) -> None:
                 assert value(report, "fragmentation_mib", phase)["outcome"] == "ok"
                 reserved = value(report, "memory_reserved_mib", phase)["median"]
                 assert reserved >= value(report, "peak_memory_mib", phase)["median"]
+
+
+def test_what_a_step_of_ones_own_trains_outside_of_modules_is_a_parameter() -> None:
+    own: Any = SimpleNamespace(plain_optimizers=list)
+    training: Any = SimpleNamespace(step=own, own=own, device=torch.device("cpu"), modules=torch.nn.Module())
+    bare, leaf, kept = torch.nn.Parameter(torch.ones(2)), torch.ones(3, requires_grad=True), torch.ones(5)
+    owners = recording.owners_in(training)()
+    found = [CATEGORIES[owners[one.untyped_storage().data_ptr()].category] for one in (bare, leaf, kept)]
+    assert found == ["parameter", "parameter", "input"]
 
 
 def test_of_a_peak_that_the_history_lost_nothing_is_said(tmp_path: Path) -> None:

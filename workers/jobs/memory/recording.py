@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from torch.nn import Parameter
 
 from app.specs.memory import DEFAULT_WARMUP_STEPS, MemorySpec
 from workers.jobs import _reference
@@ -121,14 +122,17 @@ def warmup_steps(spec: MemorySpec) -> int:
 def owners_in(training: Training) -> Callable[[], Owners]:
     """Return a function that returns the present owners of storages.
 
-    Tensors that a step of the user's own has now, before it runs, and that nothing else owns are its input.
+    Tensors that a step of the user's own has now, before it runs, and that nothing else owns are its input or, if they
+    require gradients, parameters.
     """
 
     step: Any = training.step
-    found = [] if training.own is None else [one for one in gc.get_objects() if type(one) is torch.Tensor]
-    # Of a tensor that requires gradients the purpose is another, and is not known.
-    kept = [weakref.ref(one) for one in found if one.layout is torch.strided and not one.requires_grad]
-    del found
+    made = [] if training.own is None else [one for one in gc.get_objects() if type(one) in (torch.Tensor, Parameter)]
+    found = [one for one in made if one.layout is torch.strided]
+    kept = [weakref.ref(one) for one in found if not one.requires_grad]
+    bare = [weakref.ref(one) for one in found if one.requires_grad and one.is_leaf]
+    states = [] if training.own is None else training.own.plain_optimizers()
+    del made, found
 
     def owners() -> Owners:
         present = [getattr(step, name, None) for name in ("inputs", "targets", "loss")]
@@ -140,6 +144,8 @@ def owners_in(training: Training) -> Callable[[], Owners]:
             getattr(step, "scaler", None),
             [tensor for tensor in inputs if tensor is not None],
             [loss for loss in losses if loss is not None],
+            [parameter for one in bare if (parameter := one()) is not None],
+            states,
         )
         still = ((KEPT, tensor) for one in kept if (tensor := one()) is not None)
         add(known, training.device, "input", still)
@@ -187,7 +193,9 @@ def record_steps(
             with nullcontext() if spec.compile or own else stream.of(training.model):
                 run_step(step.phases, [where, stream, marks])
             report.progress(number + 1, total, "recording" if number >= warmup else "warming up")
-    session.parameters = sum(one.numel() for one in training.modules.parameters() if one.requires_grad)
+    groups = [group["params"] for optimizer in getattr(step, "optimizers", ()) for group in optimizer.param_groups]
+    trained = {id(one): one for part in (training.modules.parameters(), *groups) for one in part if one.requires_grad}
+    session.parameters = sum(one.numel() for one in trained.values()) or None
     session.steps = [*recorded, recording.end()][-spec.measure_steps :]
     for phase in session.phases():
         save_snapshot(session, phase.stretch.phase, phase, report)

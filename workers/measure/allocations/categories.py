@@ -58,13 +58,27 @@ def owners_of(
     scaler: torch.amp.GradScaler | None = None,
     inputs: Iterable[Tensor] = (),
     losses: Iterable[Tensor] = (),
+    bare: Iterable[Tensor] = (),
+    states: Iterable[object] = (),
 ) -> Owners:
-    """Return the present owners of the storages on `device`. The first of several tensors with one storage owns it."""
+    """Return the present owners of the storages on `device`. The first of several tensors with one storage owns it.
+
+    Args:
+        bare: Parameters that may be in no module.
+        states: Objects that hold the state of optimizers that torch does not know.
+    """
     owners: Owners = {}
+    optimizers = list(optimizers)
     named = list(model.named_parameters())
+    of_groups = (one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"])
+    in_modules = {id(one) for _, one in named}
+    more = {id(one): one for one in (*bare, *of_groups) if id(one) not in in_modules}
+    named += [("parameter in no module", one) for one in more.values()]
     add(owners, device, "parameter", named)
     add(owners, device, "gradient", ((name, one.grad) for name, one in named if one.grad is not None))
     add(owners, device, "optimizer_state", _state(named, optimizers, scaler))
+    of_objects = ((type(one).__name__, tensor) for one in states for tensor in _tensors_in(vars(one)))
+    add(owners, device, "optimizer_state", of_objects)
     add(owners, device, "input", (("batch", one) for one in inputs))
     add(owners, device, "input", model.named_buffers())
     add(owners, device, "activation", (("loss", one) for one in losses))
@@ -77,9 +91,10 @@ def add(owners: Owners, device: torch.device, category: str, tensors: Iterable[t
     for name, tensor in tensors:
         if tensor.device.type != device.type:
             continue
-        storage = tensor.untyped_storage()
-        if storage.nbytes():
-            owners.setdefault(storage.data_ptr(), Owner(index, name, storage.nbytes()))
+        for part in (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else (tensor,):
+            storage = part.untyped_storage()
+            if storage.nbytes():
+                owners.setdefault(storage.data_ptr(), Owner(index, name, storage.nbytes()))
 
 
 def _state(
@@ -88,12 +103,19 @@ def _state(
     """Yield the tensors that live from one optimizer step to the next."""
     for optimizer in optimizers:
         for name, parameter in named:
-            for value in optimizer.state.get(parameter, {}).values():
-                if isinstance(value, Tensor):
-                    yield name, value
+            yield from ((name, value) for value in _tensors_in(optimizer.state.get(parameter, {})))
         for group in optimizer.param_groups:
             yield from (("learning rate", value) for value in group.values() if isinstance(value, Tensor))
     for attribute in ("_scale", "_growth_tracker"):
         value = getattr(scaler, attribute, None)
         if isinstance(value, Tensor):
             yield "gradient scale", value
+
+
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    """Yield the tensors in containers."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(one)

@@ -1,7 +1,9 @@
 """Recordings of a model whose sizes are known: on the CPU, on a GPU, and of a fake allocator with a short history."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,6 +102,21 @@ def recorded(device, optimizer, *, warmup=1, max_entries=100000) -> dict[str, Re
 
 def usage(point: Point) -> dict[str, int]:
     return {category: size for category, size in zip(CATEGORIES, point.usage, strict=True) if size}
+
+
+def test_parameters_in_no_module_sparse_gradients_and_nested_state_have_owners() -> None:
+    table, weight, other = nn.Embedding(4, 2, sparse=True), nn.Parameter(torch.ones(8)), torch.ones(16).requires_grad_()
+    (table(torch.tensor([1, 3])).sum() + weight.sum()).backward()
+    optimizer = torch.optim.LBFGS([weight], max_iter=2)
+    optimizer.step(lambda: weight.square().sum())
+    mine = SimpleNamespace(moments={other: [torch.ones(32)]})
+    sizes: Counter[str] = Counter()
+    owners = owners_of(torch.device("cpu"), table, [optimizer], bare=[other], states=[mine])
+    for one in owners.values():
+        sizes[CATEGORIES[one.category]] += one.size
+    assert sizes["parameter"] == 4 * (8 + 8 + 16)
+    assert sizes["gradient"] == 2 * 8 + 4 * 4 + 4 * 8, "indices and rows of the table's"
+    assert sizes["optimizer_state"] >= 4 * 32 + 4 * 8, "a list of directions, too"
 
 
 @pytest.mark.parametrize("device", DEVICES)
