@@ -4,16 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from workers.changes._base import Change, Look
+from workers.changes._compile import why_not_compiled
 from workers.measure.own_step import OwnStep
 
 
 def _why_not(look: Look) -> str | None:
-    if look.own is None:
-        if look.spec.mode == "generate":
-            return "the cache grows with each token, and each length would be compiled anew"
-        return "it is compiled already" if look.spec.compile else None
-    if look.compiled:
-        return "it is compiled already, at least in part"
+    if (reason := why_not_compiled(look)) is not None or look.own is None:
+        return reason
     return None if any(True for _ in look.own.model.parameters()) else "the code makes no model with parameters"
 
 

@@ -1,12 +1,10 @@
 """Parameters that are gathered, and gradients that are reduced, in bfloat16."""
 
 from workers.changes._base import Change, Look
-from workers.changes._sharding import why_not_sharded
+from workers.changes._ranks import sharded
 
 
-def _why_not(look: Look) -> str | None:
-    if (reason := why_not_sharded(look)) is not None:
-        return reason
+def _casts(look: Look) -> str | None:
     if look.spec.precision not in ("bf16", "fp8"):
         return f"it computes in {look.spec.precision}"
     return "they travel in bfloat16 already" if look.spec.casts else None  # type: ignore[attr-defined]
@@ -15,6 +13,6 @@ def _why_not(look: Look) -> str | None:
 CHANGE = Change(
     causes=("communication",),
     how="cast_before_communication=true",
-    why_not=_why_not,
+    why_not=sharded(_casts),
     fields=lambda _: {"cast_before_communication": True},
 )

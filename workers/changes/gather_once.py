@@ -1,17 +1,16 @@
 """Parameters that stay gathered from the forward to the backward pass."""
 
 from workers.changes._base import Change, Look
-from workers.changes._sharding import why_not_sharded
+from workers.changes._ranks import sharded
 
 
-def _why_not(look: Look) -> str | None:
-    once = "they are gathered once already"
-    return why_not_sharded(look) or (None if look.spec.reshard_after_forward else once)  # type: ignore[attr-defined]
+def _once(look: Look) -> str | None:
+    return None if look.spec.reshard_after_forward else "they are gathered once already"  # type: ignore[attr-defined]
 
 
 CHANGE = Change(
     causes=("communication",),
     how="reshard_after_forward=false",
-    why_not=_why_not,
+    why_not=sharded(_once),
     fields=lambda _: {"reshard_after_forward": False},
 )

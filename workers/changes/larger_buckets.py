@@ -1,12 +1,10 @@
 """Gradients in larger buckets, of which there are fewer."""
 
 from workers.changes._base import Change, Look
-from workers.changes._buckets import rounded, size_mb, why_no_buckets
+from workers.changes._ranks import rounded, size_mb, with_buckets
 
 
-def _why_not(look: Look) -> str | None:
-    if (reason := why_no_buckets(look)) is not None:
-        return reason
+def _one(look: Look) -> str | None:
     assert look.shared is not None
     return "one bucket holds all gradients" if size_mb(look) == look.shared.gradients_mb else None
 
@@ -14,6 +12,6 @@ def _why_not(look: Look) -> str | None:
 CHANGE = Change(
     causes=("communication", "launches", "host"),
     how="a larger bucket_size_mb",
-    why_not=_why_not,
+    why_not=with_buckets(_one),
     fields=lambda look: {"bucket_size_mb": rounded(2 * size_mb(look))},
 )

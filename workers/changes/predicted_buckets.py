@@ -3,12 +3,10 @@
 from typing import Any
 
 from workers.changes._base import Change, Look
-from workers.changes._buckets import rounded, size_mb, why_no_buckets
+from workers.changes._ranks import rounded, size_mb, with_buckets
 
 
-def _why_not(look: Look) -> str | None:
-    if (reason := why_no_buckets(look)) is not None:
-        return reason
+def _has_it(look: Look) -> str | None:
     assert look.shared is not None
     if look.shared.best_bucket_mb is None:
         return "the times of all-reduces suggest no size"
@@ -20,4 +18,4 @@ def _fields(look: Look) -> dict[str, Any]:
     return {"bucket_size_mb": rounded(look.shared.best_bucket_mb or 0.0)}
 
 
-CHANGE = Change(causes=("communication",), how="the best bucket_size_mb", why_not=_why_not, fields=_fields)
+CHANGE = Change(causes=("communication",), how="the best bucket_size_mb", why_not=with_buckets(_has_it), fields=_fields)

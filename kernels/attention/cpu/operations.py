@@ -5,6 +5,7 @@ a call allocates.
 """
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,28 +131,23 @@ def _contiguous(*tensors: Tensor) -> list[Tensor]:
     return [tensor.contiguous() for tensor in tensors]
 
 
-@torch.library.custom_op("flopwatch::cpu_naive", mutates_args=(), device_types="cpu")
-def _naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    q, k, v = _contiguous(q, k, v)
-    out = torch.empty_like(q)
-    _run("naive", q, k, v, out, is_causal=is_causal)
-    return out
+def _forward_only(name: str) -> Callable[..., Tensor]:
+    """Make the operation of an implementation without a backward pass."""
+
+    @torch.library.custom_op(f"flopwatch::cpu_{name}", mutates_args=(), device_types="cpu")
+    def operation(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, block: int = 1) -> Tensor:
+        q, k, v = _contiguous(q, k, v)
+        out = torch.empty_like(q)
+        _run(name, q, k, v, out, is_causal=is_causal, br=block, bc=block)
+        return out
+
+    # torch.compile takes the result's shape from it, without running the operation.
+    operation.register_fake(lambda q, *_others: q.new_empty(q.shape))
+    register(operation, f"cpu.{name}", f"cpu.flash, or {DIFFERENTIABLE},", missing="backward pass")
+    return operation
 
 
-@torch.library.custom_op("flopwatch::cpu_blocked", mutates_args=(), device_types="cpu")
-def _blocked(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, block: int) -> Tensor:
-    q, k, v = _contiguous(q, k, v)
-    out = torch.empty_like(q)
-    _run("blocked", q, k, v, out, is_causal=is_causal, br=block, bc=block)
-    return out
-
-
-@torch.library.custom_op("flopwatch::cpu_fused", mutates_args=(), device_types="cpu")
-def _fused(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    q, k, v = _contiguous(q, k, v)
-    out = torch.empty_like(q)
-    _run("fused", q, k, v, out, is_causal=is_causal)
-    return out
+_naive, _blocked, _fused = map(_forward_only, ("naive", "blocked", "fused"))
 
 
 @torch.library.custom_op("flopwatch::cpu_flash", mutates_args=(), device_types="cpu")
@@ -170,16 +166,6 @@ def _flash_backward(
     grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     _run("flash_backward", q, k, v, out, logsumexp, grad, *grads, is_causal=is_causal, br=br, bc=bc)
     return grads
-
-
-# torch.compile takes the results' shapes from these, without running the operations.
-
-
-@_naive.register_fake
-@_blocked.register_fake
-@_fused.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *options: object) -> Tensor:
-    return q.new_empty(q.shape)
 
 
 @_flash.register_fake
@@ -202,7 +188,5 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, 
     return (*_flash_backward(*ctx.saved_tensors, grad, *ctx.options), None, None, None)
 
 
-for _name, _operation in {"naive": _naive, "blocked": _blocked, "fused": _fused}.items():
-    register(_operation, f"cpu.{_name}", f"cpu.flash, or {DIFFERENTIABLE},", missing="backward pass")
 register(_flash, "cpu.flash", DIFFERENTIABLE, _backward, _save)
 register(_flash_backward, "cpu.flash", DIFFERENTIABLE)

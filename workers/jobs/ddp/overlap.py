@@ -18,8 +18,9 @@ from workers.jobs.ddp.timing import StepTimer
 from workers.measure.allocations import snapshot
 from workers.measure.memory import short_message
 from workers.measure.profiling import tables, usage
-from workers.measure.profiling.overlap import OverlapRecording, StepOverlap, at_most, record_overlap, total_ms
+from workers.measure.profiling.overlap import OverlapRecording, StepOverlap, record_overlap
 from workers.measure.ranges import Ranges, named_layers
+from workers.measure.spans import at_most, total_ms
 
 PROFILED_STEPS, MANY = 2, 6
 SHORT_MS = 300.0

@@ -294,7 +294,7 @@ def add_overlap(values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]
 def add_operations(values: Values, found: Sequence[Mapping[str, Any]], step_ms: float, why_no_profiler: str) -> None:
     """Set the time of communication without a profiler, for our own strategies, which record when each operation
     ran."""
-    from workers.measure.profiling.overlap import merged, total_ms
+    from workers.measure.spans import merged, total_ms
 
     values.set("uncovered_communication_ms", None, None, why_no_profiler)
     spans = [[(round(1e6 * row[2]), round(1e6 * row[3])) for row in rank["operations"]] for rank in found]

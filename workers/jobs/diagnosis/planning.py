@@ -11,7 +11,7 @@ import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -153,14 +153,16 @@ class _Progress:
         """The changes with which the step was faster than in the slowest of its own runs, the best one first: one run
         each tells little on a busy host, and the turns decide."""
         before = max(self._before(), default=0.0) or 1.0
-        removing = {row["change"] for row in self.candidates if row["removes"]}
-        gains = {
-            names: value / before
-            for row in self.rows
-            if row["stage"] == "screen" and (names := _names(row)) and (value := self.value(row)) is not None
-            if names[0] not in removing
-        }
+        gains = {names: value / before for names, value in self._screened()}
         return sorted((names for names, ratio in gains.items() if ratio < 1 - GAIN), key=lambda names: gains[names])
+
+    def _screened(self) -> Iterator[tuple[Names, float]]:
+        """Yield the changes that were screened and remove no work, each with what the step took."""
+        removing = {row["change"] for row in self.candidates if row["removes"]}
+        for row in self.rows:
+            names, value = _names(row), self.value(row)
+            if row["stage"] == "screen" and names and names[0] not in removing and value is not None:
+                yield names, value
 
     def joined(self) -> tuple[Names, Names | None]:
         """Return the changes that help together, as far as it is known, and those that are to be tried next."""
@@ -266,13 +268,8 @@ class _Progress:
     def _losers(self) -> list[Names]:
         """Return the changes with which the step was about as fast, the closest first."""
         before = statistics.median(self._before() or [1.0])
-        removing = {row["change"] for row in self.candidates if row["removes"]}
-        off = {
-            names: abs(value / before - 1)
-            for row in self.rows
-            if row["stage"] == "screen" and (names := _names(row)) and (value := self.value(row)) is not None
-            if names not in self.winners and names[0] not in removing
-        }
+        winners = self.winners
+        off = {names: abs(value / before - 1) for names, value in self._screened() if names not in winners}
         return sorted((names for names, one in off.items() if one < CLOSE), key=lambda names: off[names])
 
     def _seconds(self) -> list[float]:

@@ -15,6 +15,7 @@ from workers.measure.allocations.categories import CATEGORIES, UNKNOWN
 from workers.measure.allocations.ledger import Allocation, Entry, rewind
 from workers.measure.allocations.stacks import from_the_step_on
 from workers.measure.paths import without_folders
+from workers.measure.spans import merged
 
 PROTOCOL = 4
 """The newest pickle protocol that the viewer reads."""
@@ -148,24 +149,13 @@ def from_history(trace: Sequence[Entry], alive: Mapping[int, Allocation]) -> Sna
     living = sorted(alive.values(), key=lambda one: one.address)
     segments = []
     position = 0
-    for begin, end in _merged(ranges):
+    for begin, end in merged(ranges, GAP):
         inside = []
         while position < len(living) and living[position].address < end:
             inside.append(living[position])
             position += 1
         segments.append(_segment(begin, end, inside))
     return {"segments": segments, "device_traces": [list(trace)], "allocator_settings": {}}
-
-
-def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join ranges that overlap or are close to each other."""
-    joined: list[tuple[int, int]] = []
-    for begin, end in sorted(ranges):
-        if joined and begin <= joined[-1][1] + GAP:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-        else:
-            joined.append((begin, end))
-    return joined
 
 
 def _segment(begin: int, end: int, living: Iterable[Allocation]) -> dict[str, Any]:

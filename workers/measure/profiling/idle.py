@@ -30,6 +30,7 @@ from workers.measure.profiling.attribution import Interval, own_steps, parents
 from workers.measure.profiling.classes import COMMUNICATION, class_of_kernel
 from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording
 from workers.measure.profiling.replay import Replay
+from workers.measure.spans import merged
 
 RUNNING = "running"
 """The class of time in which a kernel runs that is no collective."""
@@ -134,7 +135,7 @@ def host_reads(recording: Recording) -> list[tuple[int, int]]:
         reads = one.kind != "launch" and READING.fullmatch(one.name) and _any_in(calls, one)
         if reads and (one.name == READS or not _any_in(others, one)):
             found.append((one.begin_ns, one.end_ns))
-    return _merged(iter(found))
+    return merged(found)
 
 
 def inside(intervals: Sequence[tuple[int, int]]) -> Callable[[int], bool]:
@@ -162,11 +163,11 @@ def without_waiting_ms(recording: Recording, steps: Sequence[Interval], step_ms:
         step_ms: The time of a step without a profiler.
         cause: "input" or "synchronisation".
     """
-    waiting = _merged((one.begin_ns, one.end_ns) for one in synchronisations(recording))
+    waiting = merged((one.begin_ns, one.end_ns) for one in synchronisations(recording))
     # What a call that waits launches itself, such as a copy, is not left out.
     calls = ((begin + 1, end) for begin, end in waiting)
     loads = loading(recording)
-    skippable = loads if cause == "input" else _merged(iter([*host_reads(recording), *calls]))
+    skippable = loads if cause == "input" else merged([*host_reads(recording), *calls])
     replay = Replay(recording, steps, waiting, skippable, loads)
     scale = replay.scale_for(1e6 * step_ms)
     return step_ms * min(1.0, replay.length_ns(scale, whole=False) / (replay.length_ns(scale) or 1.0))
@@ -178,7 +179,7 @@ def loading(recording: Recording) -> list[tuple[int, int]]:
     events = [one for one in recording.host if one.kind == "range"]
     above = parents(events)
     steps = own_steps(events, above)
-    return _merged(
+    return merged(
         (one.begin_ns, one.end_ns)
         for one, parent in zip(events, above, strict=True)
         if LOADER.match(one.name) or (parent in steps and one.name in INPUT_PHASES)
@@ -325,12 +326,12 @@ class _Host:
         events = recording.host
         self.loading = loading(recording)
         calls = [(one.begin_ns, one.end_ns) for one in synchronisations(recording)]
-        self.waiting = _merged(iter([*calls, *host_reads(recording)]))
+        self.waiting = merged([*calls, *host_reads(recording)])
         self._calls = sorted(begin for begin, _ in calls)
-        self.updating = _merged((one.begin_ns, one.end_ns) for one in events if UPDATES.match(one.name))
+        self.updating = merged((one.begin_ns, one.end_ns) for one in events if UPDATES.match(one.name))
         self.updates = inside(self.updating)
-        self.collecting = _merged((one.begin_ns, one.end_ns) for one in events if one.name == COLLECTS)
-        self.issuing = _merged((one.begin_ns, one.end_ns) for one in events if one.kind not in ("range", "python"))
+        self.collecting = merged((one.begin_ns, one.end_ns) for one in events if one.name == COLLECTS)
+        self.issuing = merged((one.begin_ns, one.end_ns) for one in events if one.kind not in ("range", "python"))
 
     def call_at(self, moment_ns: int) -> int:
         """Return when the call began that waits in the read or call of this moment."""
@@ -420,14 +421,3 @@ def _cut(begin: int, end: int, intervals: Sequence[tuple[int, int]]) -> Iterator
         yield at, True
     if at < end:
         yield end, False
-
-
-def _merged(intervals: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the union of intervals as disjoint ones, in order."""
-    merged: list[tuple[int, int]] = []
-    for begin, end in sorted(intervals):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((begin, end))
-    return merged

@@ -8,7 +8,6 @@ wrappers and for torch's alike. A collective kernel that waits for other ranks c
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ from workers.measure.profiling.attribution import Attribution, Interval, Recorde
 from workers.measure.profiling.classes import COMMUNICATION, class_of_kernel
 from workers.measure.profiling.idle import RUNNING, Stretch, loading, stretches
 from workers.measure.profiling.recording import NODE, Recording, device_events, host_events
+from workers.measure.spans import Span, merged, without
 
-Span = tuple[int, int]
-"""When something began and ended, in ns."""
 GLOO = "gloo:"
 """Head of the names of gloo's operations."""
 OPERATORS = ("operator", "backward")
@@ -147,46 +145,3 @@ def overlap_of(spans: Iterable[tuple[Span, bool]], step: Span) -> StepOverlap:
         if first < end and last > begin:
             kinds[communicates].append((max(first, begin) - begin, min(last, end) - begin))
     return StepOverlap(end - begin, merged(kinds[False]), merged(kinds[True]))
-
-
-def merged(spans: Iterable[Span], gap_ns: int = 0) -> list[Span]:
-    """Return the union of spans, in order; spans that are at most `gap_ns` apart become one."""
-    union: list[Span] = []
-    for first, last in sorted(spans):
-        if union and first <= union[-1][1] + gap_ns:
-            union[-1] = (union[-1][0], max(union[-1][1], last))
-        else:
-            union.append((first, last))
-    return union
-
-
-def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """Return the parts of the spans that are in none of the others; both are in order and without overlaps."""
-    remaining: list[Span] = []
-    index = 0
-    for first, last in spans:
-        at = first
-        while index < len(others) and others[index][1] <= at:
-            index += 1
-        place = index
-        while place < len(others) and others[place][0] < last:
-            if others[place][0] > at:
-                remaining.append((at, others[place][0]))
-            at = max(at, others[place][1])
-            place += 1
-        if at < last:
-            remaining.append((at, last))
-    return remaining
-
-
-def total_ms(spans: Iterable[Span]) -> float:
-    """Return the length of spans that do not overlap, in ms."""
-    return 1e-6 * sum(last - first for first, last in spans)
-
-
-def at_most(spans: Sequence[Span], most: int) -> list[Span]:
-    """Return at most `most` spans: those with the smallest gaps between them become one. For pictures only."""
-    if len(spans) <= most:
-        return list(spans)
-    gaps = sorted(after[0] - before[1] for before, after in pairwise(spans))
-    return merged(spans, gaps[len(spans) - most - 1])

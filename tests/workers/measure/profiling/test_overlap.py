@@ -12,15 +12,8 @@ import torch
 from kernels.ranges import named, record_ranges
 from workers.measure.profiling import overlap
 from workers.measure.profiling.classes import COMMUNICATION, class_of_kernel
-from workers.measure.profiling.overlap import (
-    StepOverlap,
-    at_most,
-    gloo_spans,
-    overlap_of,
-    record_overlap,
-    total_ms,
-    without,
-)
+from workers.measure.profiling.overlap import StepOverlap, gloo_spans, overlap_of, record_overlap
+from workers.measure.spans import at_most, total_ms, without
 
 
 @pytest.mark.parametrize(
