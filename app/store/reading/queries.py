@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, get_args
 
-from sqlalchemy import ColumnElement, Connection, Row, RowMapping, Select, Text, cast, func, select, tuple_
+from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, select, tuple_
 
 from app.columns import free_names, type_of
 from app.errors import FieldError, InvalidRequest, NotFound
@@ -415,7 +415,10 @@ class Reading:
 
     def worker_counts(self) -> dict[str, int]:
         """Return the number of workers in each state."""
-        return self._numbers(tables.worker.c.state, WORKER_STATES)
+        worker = tables.worker.c
+        with self._database.read() as connection:
+            rows = connection.execute(select(worker.state, func.count()).group_by(worker.state)).all()
+        return {state: dict(map(tuple, rows)).get(state, 0) for state in WORKER_STATES}
 
     def sweep(self, sweep_id: int) -> dict[str, Any]:
         """Return the public sweep, with the number of its points by the state of their latest job, and the standing of
@@ -460,12 +463,10 @@ class Reading:
 
     def counts(self) -> dict[str, int]:
         """Return the number of jobs in each state."""
-        return self._numbers(tables.job.c.state, JOB_STATES)
-
-    def _numbers(self, column: ColumnElement[str], states: Sequence[str]) -> dict[str, int]:
+        job = tables.job.c
         with self._database.read() as connection:
-            found = dict(connection.execute(select(column, func.count()).group_by(column)).tuples().all())
-        return {state: found.get(state, 0) for state in states}
+            rows = connection.execute(select(job.state, func.count()).group_by(job.state)).all()
+        return {state: dict(map(tuple, rows)).get(state, 0) for state in JOB_STATES}
 
     def known_names(self) -> dict[str, set[str]]:
         """Return the kinds and the capabilities that registered workers have; both empty if none ever registered."""
