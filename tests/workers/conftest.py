@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +47,15 @@ def _elsewhere(work: Callable[..., Any]) -> Callable[..., Any]:
         return work(*arguments, **named)
 
     return do
+
+
+@pytest.fixture
+def upload(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Uploads a source, and returns what a spec says of a function in it."""
+    from tests.workers.reporting import uploading
+
+    with uploading(tmp_path / "code") as upload:
+        yield upload
 
 
 @pytest.fixture

@@ -1,11 +1,17 @@
-"""A reporter that keeps all messages, as the agent reads them."""
+"""A reporter that keeps all messages, as the agent reads them, and code of the user's own."""
 
-from collections.abc import Mapping
+import hashlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from workers import messages
+import pytest
+
+from flopwatch import steps
+from workers import messages, uploaded
 from workers.agent.measurements import record_of
 from workers.jobs import runner_for
 from workers.jobs._base import Unit
@@ -99,3 +105,20 @@ def reported(spec: Any, folder: Path, unit: Unit | None = None) -> Report:
     report, runner = Report(folder), runner_for(spec.kind)
     runner.run(spec, unit or runner.plan(spec)[0], report)
     return report
+
+
+@contextmanager
+def uploading(folder: Path) -> Iterator[Callable[..., dict[str, Any]]]:
+    """A function that uploads a source, and returns what a spec says of a function in it; nothing of it stays."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [*sys.path])
+
+        def upload(source: str, function: str, file: str | None = "mine.py") -> dict[str, Any]:
+            for name, value in uploaded.write(folder, [source.encode()]).items():
+                patch.setenv(name, value)
+            return {"sha256": hashlib.sha256(source.encode()).hexdigest(), "function": function, "file": file}
+
+        yield upload
+    steps.listen(None)
+    for name in [name for name in sys.modules if name.startswith("uploaded_")]:
+        del sys.modules[name]

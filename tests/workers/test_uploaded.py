@@ -12,7 +12,7 @@ import stat
 import sys
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,9 @@ Put = Callable[..., CodeSpec]
 
 
 @pytest.fixture
-def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
+def put(upload) -> Put:
     """Upload a source, and name a function in it."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-    def put(source: str, function: str = "attention") -> CodeSpec:
-        for name, value in uploaded.write(tmp_path, [source.encode()]).items():
-            monkeypatch.setenv(name, value)
-        return CodeSpec(sha256=hashlib.sha256(source.encode()).hexdigest(), function=function, file="mine.py")
-
-    yield put
-    for name in [name for name in sys.modules if name.startswith("uploaded_")]:
-        del sys.modules[name]
+    return lambda source, function="attention": CodeSpec(**upload(source, function))
 
 
 @pytest.mark.parametrize(
@@ -249,7 +240,7 @@ def test_a_missing_or_changed_file_is_not_the_codes_fault(put: Put, tmp_path: Pa
     code = put("def attention():\n    pass\n")
     with pytest.raises(InvalidEnvironment, match="its file is not here"):
         uploaded.load(CodeSpec(sha256="0" * 64, function="attention"))
-    (tmp_path / f"uploaded_{code.sha256}.py").write_text("def attention():\n    return 1\n")
+    (tmp_path / "code" / f"uploaded_{code.sha256}.py").write_text("def attention():\n    return 1\n")
     with pytest.raises(InvalidEnvironment, match="has changed"):
         uploaded.load(code)
 
@@ -258,7 +249,7 @@ def test_the_bytes_that_were_hashed_are_those_that_run(put: Put, tmp_path: Path)
     """The file is a pipe that hands out the upload once, and other code to whoever reads it a second time."""
     source = "def attention():\n    return 'uploaded'\n"
     code = put(source)
-    path = tmp_path / f"uploaded_{code.sha256}.py"
+    path = tmp_path / "code" / f"uploaded_{code.sha256}.py"
     path.unlink()
     os.mkfifo(path)
 

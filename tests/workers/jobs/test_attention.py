@@ -1,6 +1,5 @@
 """The runner of `attention` in this process: right, wrong and failing implementations beside each other."""
 
-import hashlib
 import inspect
 import os
 import subprocess
@@ -621,11 +620,8 @@ class Mine(torch.autograd.Function):
 """
 
 
-def test_own_code_gets_its_arguments(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in uploaded.write(tmp_path / "files", [ARGUMENTS.encode()]).items():
-        monkeypatch.setenv(name, value)
-    code = {"sha256": hashlib.sha256(ARGUMENTS.encode()).hexdigest(), "function": "mine", "file": "mine.py"}
-    fields = {"code": code, "device": "cpu", "mode": "forward"}
+def test_own_code_gets_its_arguments(run, upload) -> None:
+    fields = {"code": upload(ARGUMENTS, "mine"), "device": "cpu", "mode": "forward"}
     report = run(arguments={"block": 16, "name": "x"}, **fields)
     own, other = report.cell(implementation="mine@mine.py"), report.cell(implementation="eager")
     assert {cell["forward_ms", "forward"]["outcome"] for cell in (own, other)} == {"ok"}
@@ -636,7 +632,7 @@ def test_own_code_gets_its_arguments(run, tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(uploaded.BrokenCode, match=r"is_causal, blocks=\): missing a required.*'block'"):
         run(arguments={"blocks": 16}, **fields)
     with pytest.raises(uploaded.BrokenCode, match="takes no arguments by name"):
-        run(arguments={"block": 1}, **{**fields, "code": {**code, "function": "Mine"}})
+        run(arguments={"block": 1}, **{**fields, "code": upload(ARGUMENTS, "Mine")})
 
 
 def test_each_cell_is_profiled_and_the_accessors_are_checked(run) -> None:

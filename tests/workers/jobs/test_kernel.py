@@ -1,6 +1,5 @@
 """The runner of `kernel` in this process."""
 
-import hashlib
 import sys
 from array import array
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from pydantic import ValidationError
 from app.specs.kernel import KernelSpec
 from kernels.registry import KERNELS, BrokenEntryPoint, Implementation, Kernel
 from tests.workers.reporting import Report
-from workers import uploaded
 from workers.jobs._linear_plan import Times, sentences
 from workers.jobs.kernel import RUNNER
 from workers.measure.ceilings import Ceilings
@@ -42,14 +40,11 @@ def run(folder: Path, **fields: Any) -> Report:
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
+def own(tmp_path: Path, upload) -> Callable[..., Report]:
     """Run a job with a function of one's own, given by its source."""
 
     def own(source: str, function: str = "mine", field: str = "code", **fields: Any) -> Report:
-        for name, value in uploaded.write(tmp_path / "files", [source.encode()]).items():
-            monkeypatch.setenv(name, value)
-        code = {"sha256": hashlib.sha256(source.encode()).hexdigest(), "function": function, "file": "mine.py"}
-        return run(tmp_path, device="cpu", **{field: code}, **fields)
+        return run(tmp_path, device="cpu", **{field: upload(source, function)}, **fields)
 
     return own
 

@@ -2,10 +2,8 @@
 
 import csv
 import gzip
-import hashlib
-import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,7 @@ import torch
 
 from app.results import agreement
 from app.specs import KINDS
-from flopwatch import steps
 from tests.workers.reporting import Report
-from workers import uploaded
 from workers.jobs import runner_for
 from workers.jobs._training.building import Training
 from workers.measure.ceilings import Ceilings
@@ -194,11 +190,9 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def run(tmp_path: Path, upload) -> Run:
     def run(kind: str, function: str = "make_step", **fields: Any) -> Report:
-        for name, value in uploaded.write(tmp_path / "code", [SOURCE.encode()]).items():
-            monkeypatch.setenv(name, value)
-        code = {"sha256": hashlib.sha256(SOURCE.encode()).hexdigest(), "function": function}
+        code = upload(SOURCE, function, None)
         spec = KINDS[kind](**{"step_code": code, "device": "cpu", "warmup_steps": 1, "measure_steps": 3, **fields})
         report, runner = Report(tmp_path), runner_for(kind)
         if kind == "profile":  # it measures ceilings that nobody has recorded, for seconds each time
@@ -206,10 +200,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         runner.run(spec, runner.plan(spec)[0], report)
         return report
 
-    yield run
-    steps.listen(None)
-    for name in [name for name in sys.modules if name.startswith("uploaded_")]:
-        del sys.modules[name]
+    return run
 
 
 def medians(report: Report) -> dict[str, float | None]:

@@ -1,11 +1,9 @@
 """What a model takes in place of plain PyTorch is checked before anything is timed, in every kind with a model."""
 
 import functools
-import hashlib
 import json
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from kernels.attention.reference import attention as right
 from kernels.registry import ATTENTION, Implementation
 from parallel import process_group
 from tests.workers.reporting import Report, reported
-from workers import uploaded
 from workers.jobs import RUNNERS, _ranks, _reference
 from workers.jobs.profile import torch_profiler
 from workers.measure.errors import NotMeasured
@@ -70,19 +67,9 @@ WRONG = {
 
 
 @pytest.fixture
-def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], dict[str, str]]]:
+def put(upload) -> Callable[[str], dict[str, Any]]:
     """Upload the body of an attention; returns the spec's `attention_code`."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-    def put(body: str) -> dict[str, str]:
-        source = f"{HEAD}\ndef attention(q, k, v, is_causal):\n    {body}\n"
-        for name, value in uploaded.write(tmp_path / "uploaded", [source.encode()]).items():
-            monkeypatch.setenv(name, value)
-        return {"sha256": hashlib.sha256(source.encode()).hexdigest(), "function": "attention", "file": "mine.py"}
-
-    yield put
-    for name in [name for name in sys.modules if name.startswith("uploaded_")]:
-        del sys.modules[name]
+    return lambda body: upload(f"{HEAD}\ndef attention(q, k, v, is_causal):\n    {body}\n", "attention")
 
 
 def parsed(kind: str, **fields: Any) -> Any:

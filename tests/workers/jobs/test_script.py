@@ -1,17 +1,14 @@
 """The runner of `script`: scripts that measure their step, and scripts that do not."""
 
-import hashlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.specs.script import ScriptSpec
-from flopwatch import steps
 from tests.workers.reporting import Report, reported
-from workers import uploaded
 from workers.jobs.script import RUNNER
 from workers.outcome import RunnerError
 
@@ -44,20 +41,13 @@ Run = Callable[..., Report]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
+def run(tmp_path: Path, upload) -> Run:
     def run(source: str | None, **fields: Any) -> Report:
-        code = None
-        if source is not None:
-            for name, value in uploaded.write(tmp_path / "code", [source.encode()]).items():
-                monkeypatch.setenv(name, value)
-            code = {"sha256": hashlib.sha256(source.encode()).hexdigest(), "function": "__main__"}
+        code = None if source is None else upload(source, "__main__", None)
         spec = ScriptSpec(**{"script_code": code, "device": "cpu", **fields})
         return reported(spec, tmp_path, *RUNNER.plan(spec))  # of one unit
 
-    yield run
-    steps.listen(None)
+    return run
 
 
 def test_the_step_is_measured_with_its_phases(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

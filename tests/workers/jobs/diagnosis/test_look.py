@@ -1,7 +1,6 @@
 """What a look at a step finds, on slownesses that are planted in it."""
 
 import gc
-import hashlib
 import signal
 import subprocess
 import sys
@@ -16,9 +15,7 @@ import pytest
 import torch
 
 from app.specs import KINDS
-from flopwatch import steps
 from tests.workers.reporting import Report
-from workers import uploaded
 from workers.jobs._base import Unit
 from workers.jobs._training import measuring
 from workers.jobs.diagnosis import RUNNER
@@ -183,11 +180,9 @@ def make_step(device, slow):
 
 
 @pytest.fixture
-def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Report]]:
+def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upload) -> Iterator[Callable[..., Report]]:
     def look(*, again: bool = False, **fields: Any) -> Report:
-        for name, value in uploaded.write(tmp_path / "code", [SOURCE.encode()]).items():
-            monkeypatch.setenv(name, value)
-        code = {"sha256": hashlib.sha256(SOURCE.encode()).hexdigest(), "function": "make_step", "file": "train.py"}
+        code = upload(SOURCE, "make_step", "train.py")
         step = {"kind": "benchmark", "step_code": code, "device": "cpu", "warmup_steps": 1, "measure_steps": 5}
         spec = KINDS["diagnosis"].model_validate({"step": {**step, **fields}})
         monkeypatch.setattr(own_lines, "SAMPLES", 200)  # what is planted takes most of them
@@ -200,9 +195,6 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     threads = torch.get_num_threads()
     yield look
     torch.set_num_threads(threads)
-    steps.listen(None)
-    for name in [name for name in sys.modules if name.startswith("uploaded_")]:
-        del sys.modules[name]
 
 
 @pytest.fixture

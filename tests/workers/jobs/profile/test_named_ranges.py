@@ -1,8 +1,6 @@
 """Ranges that people write in their attention, by any of three means and with any name, and kernels by range."""
 
-import hashlib
 import json
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +8,7 @@ import pytest
 import torch
 
 from app.specs import spec_adapter
-from tests.workers.reporting import Report
-from workers import uploaded
+from tests.workers.reporting import Report, uploading
 from workers.jobs.profile import RUNNER
 from workers.measure.ceilings import Ceilings
 
@@ -65,11 +62,8 @@ ALL = (OUTER, "computing attention scores", "softmax", "final matmul", "forward"
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
     folder = tmp_path_factory.mktemp("ranges")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [*sys.path])
-        for name, value in uploaded.write(folder / "code", [SOURCE.encode()]).items():
-            patch.setenv(name, value)
-        code = {"sha256": hashlib.sha256(SOURCE.encode()).hexdigest(), "function": "attention", "file": "mine.py"}
+    with uploading(folder / "code") as upload:
+        code = upload(SOURCE, "attention")
         model = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 31}
         fields: dict[str, Any] = {"model": model, "batch_size": 2, "context_length": 12, "device": "cpu"}
         fields |= {"mode": "forward_backward", "warmup_steps": 1, "measure_steps": 3, "profile_steps": 2}

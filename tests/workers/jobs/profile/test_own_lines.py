@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from app.specs.profile import ProfileSpec
-from flopwatch import steps
 from flopwatch.packing import pack
-from tests.workers.reporting import Report
+from tests.workers.reporting import Report, uploading
 from workers import uploaded
 from workers.jobs.profile import RUNNER, own_lines
 from workers.measure.ceilings import Ceilings
@@ -126,15 +125,13 @@ Run = Callable[..., Report]
 @contextlib.contextmanager
 def runs(folder: Path, samples: int = own_lines.SAMPLES) -> Iterator[Run]:
     """Run steps of the code above; their files are in the folder."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, uploading(folder / "code") as upload:
         patch.setattr(own_lines, "SAMPLES", samples)
 
         def run(function: str = "make_step", **fields: Any) -> Report:
             # A job's process is a fresh one: where something was compiled, no module is named.
             torch._dynamo.utils.counters.clear()
-            for name, value in uploaded.write(folder / "code", [SOURCE.encode()]).items():
-                patch.setenv(name, value)
-            code = {"sha256": hashlib.sha256(SOURCE.encode()).hexdigest(), "function": function, "file": "train.py"}
+            code = upload(SOURCE, function, "train.py")
             fields = {"device": "cpu", "warmup_steps": 1, "measure_steps": 3, "profile_steps": 2, **fields}
             spec, report = ProfileSpec(**{"step_code": code, **fields}), Report(folder)
             Ceilings(report.ceilings).record(torch.device("cpu"), {"fp32": 100.0}, 1e5)
@@ -142,9 +139,6 @@ def runs(folder: Path, samples: int = own_lines.SAMPLES) -> Iterator[Run]:
             return report
 
         yield run
-    steps.listen(None)
-    for name in [name for name in sys.modules if name.startswith("uploaded_")]:
-        del sys.modules[name]
 
 
 @pytest.fixture
