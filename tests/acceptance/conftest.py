@@ -62,6 +62,15 @@ def service(tmp_path: Path, misbehave_folder: Path) -> Iterator[Service]:
             print(running.logs()[-20_000:])
 
 
+@pytest.fixture
+def own_service(tmp_path: Path, misbehave_folder: Path) -> Iterator[Service]:
+    """The same with the kind of tests/plugins/plain_kind: its workers import no torch."""
+    assert misbehave_folder.parent == tmp_path
+    with ForkedService(tmp_path / "service", environment(tmp_path, "plain_kind")) as running:
+        yield running
+        print(running.logs()[-20_000:])
+
+
 @dataclass(frozen=True)
 class Site:
     """A server and one worker that run; `folder` is where the models of tests/plugins tell what they did."""

@@ -5,7 +5,6 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import pytest
 
 from app.errors import DatabaseBusy
 from app.store.database.engine import Database
-from tests.acceptance.conftest import environment
 from tests.acceptance.sabotage import (
     POLL_S,
     attempt_states,
@@ -31,7 +29,6 @@ from tests.acceptance.sabotage import (
     wait_until_gone,
     worker_id,
 )
-from tests.forked import ForkedService
 from tools.service import Service, submit
 from tools.waiting import wait_until
 
@@ -45,14 +42,6 @@ GONE_S = 5.0
 """How soon the processes of a killed agent's job are gone, on a busy machine; a tenth of a second is usual."""
 CONTROL_S = 2.0 * LEASE_S
 """How long a control waits for what must not happen."""
-
-
-@pytest.fixture
-def own_service(tmp_path: Path, misbehave_folder: Path) -> Iterator[Service]:
-    """For controls that take something out of the server, too."""
-    with ForkedService(tmp_path / "service", environment(tmp_path, "plain_kind")) as running:
-        yield running
-        print(running.logs()[-20_000:])
 
 
 def survives_a_killed_worker(

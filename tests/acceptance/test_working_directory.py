@@ -2,7 +2,6 @@
 folder; and that nothing of it stays, whoever is killed."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,7 @@ import psutil
 import pytest
 
 from flopwatch import Flopwatch
-from tests.acceptance.conftest import environment
 from tests.acceptance.sabotage import other_host, plain_job, wait_for_start, wait_for_state, wait_until_gone
-from tests.forked import ForkedService
 from tools.service import Service, submit
 from tools.waiting import wait_until
 
@@ -107,16 +104,8 @@ def test_jobs_start_in_a_fresh_copy_of_their_folder(flopwatch, site, started_ser
     assert {file.name: file.read_text() for file in place.iterdir()} == {"train.py": LITTERING, "config.txt": "as sent"}
 
 
-@pytest.fixture
-def own_service(tmp_path: Path, misbehave_folder: Path) -> Iterator[Service]:
-    assert misbehave_folder.parent == tmp_path
-    with ForkedService(tmp_path / "service", environment(tmp_path, "plain_kind")) as running:
-        running.start_server()
-        yield running
-        print(running.logs()[-20_000:])
-
-
 def test_nothing_stays_when_keeper_or_agent_is_killed(own_service: Service, misbehave_folder: Path) -> None:
+    own_service.start_server()
     client, scratch = own_service.client(), own_service.data_dir / "scratch"
     worker = own_service.start_worker()
 
