@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from app.results.sheet import Cell, Sheet
+from app.states import UNFIT
 from app.web.panels._bars import bars_of
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults, Row
@@ -92,7 +93,8 @@ def parts_of_steps(sheet: Sheet) -> dict[str, dict[str, float]]:
 
 
 def cells_of_steps(sheet: Sheet) -> dict[str, tuple[Cell, Cell]]:
-    """Return for each case in words the step and the exposed communication, where both are known."""
+    """Return for each case in words the step and the exposed communication, where both are known. Wrong and invalid
+    cases say so."""
     if not {STEP, EXPOSED_MS} <= set(sheet.names("metric")):
         return {}
     names, found = sheet.names(), dict[str, tuple[Cell, Cell]]()
@@ -100,8 +102,10 @@ def cells_of_steps(sheet: Sheet) -> dict[str, tuple[Cell, Cell]]:
     for row in sheet.rows:
         step, exposed = (row[names.index(name)] for name in (STEP, EXPOSED_MS))
         if all(isinstance(cell, Cell) and cell.value is not None for cell in (step, exposed)):
-            place = {name: in_use(row[names.index(name)]) for name in coordinates}
-            found[unique_name(case_text(place) or "case", found)] = step, exposed
+            case = case_text({name: in_use(row[names.index(name)]) for name in coordinates}) or "case"
+            if (verdict := row[names.index("validity")]) in UNFIT:
+                case = f"{case}: {verdict}"
+            found[unique_name(case, found)] = step, exposed
     return found
 
 

@@ -17,9 +17,11 @@ def sheet(*rows: tuple[str, float | None, float | None]) -> Sheet:
         Column("strategy", "string", role="coordinate"),
         Column("step_ms", "number", "ms", role="metric"),
         Column("exposed_communication_ms", "number", "ms", role="metric"),
+        Column("validity", "string"),
     ]
     cells = [
-        [name, *(Cell(value, None, 1, "ok" if value is not None else "oom") for value in of)] for name, *of in rows
+        [name, *(Cell(value, None, 1, "ok" if value is not None else "oom") for value in of), "valid"]
+        for name, *of in rows
     ]
     return Sheet(columns=columns, rows=cells)
 
@@ -68,6 +70,9 @@ def test_a_bar_for_each_strategy_with_its_exposed_share() -> None:
         "fsdp": {"computation": 8.0, "exposed communication": 0.0},
         "naive (2)": {"computation": 6.0, "exposed communication": 3.0},
     }
+    wrong = sheet(("flat", 8.0, 1.0))
+    wrong.rows[0][-1] = "wrong"  # type: ignore[index]
+    assert list(parts_of_steps(wrong)) == ["flat: wrong"]
     figure = draw_exposed(found)
     assert [row[-1] for row in figure["table"]["rows"]] == [pytest.approx(40.0), 0.0, pytest.approx(100 / 3)]
 
@@ -75,7 +80,7 @@ def test_a_bar_for_each_strategy_with_its_exposed_share() -> None:
 def test_strategies_whose_steps_overlap_have_no_fastest() -> None:
     found = sheet(("naive", 10.0, 4.0), ("fsdp", 8.0, 1.0), ("flat", 8.2, 1.0))
     assert tied(found) == "", "single values, which differ"
-    for (_, step, _), (low, high) in zip(found.rows, ((9.0, 11.0), (7.8, 8.3), (8.1, 8.4)), strict=True):
+    for (_, step, *_), (low, high) in zip(found.rows, ((9.0, 11.0), (7.8, 8.3), (8.1, 8.4)), strict=True):
         step.low, step.high = low, high
     assert tied(found) == "The step of flat cannot be told from the shortest, fsdp: the intervals overlap"
     assert draw_exposed(parts_of_steps(found), tied(found))["note"] == tied(found)
