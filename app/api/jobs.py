@@ -163,6 +163,8 @@ def list_jobs(services: CurrentServices, sender: Sender, query: Annotated[JobsQu
         since=query.since,  # type: ignore[arg-type]  # a time, once validated
         submitted_by=own_name(sender, query.submitted_by) if query.mine else query.submitted_by,
     )
+    if not jobs and query.sweep is not None:
+        services.reading.sweep(query.sweep)  # an unknown one is an error
     return Json({"data": linked_jobs(jobs), "next": following})
 
 

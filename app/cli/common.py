@@ -364,3 +364,15 @@ def warn_of_unknown_settings() -> None:
 def _given(name: str, value: Any) -> Any:
     """Return an option's value as given after the command, or else before it: `flopwatch --url … jobs`."""
     return before_command.get().get(name) if value is None else value
+
+
+def check_kind(server: Flopwatch, kind: str | None) -> None:
+    """Raise ClientError if no job has this kind, and none can have it. Jobs of a kind that this server's version does
+    not know may be stored, so the server takes any kind as a filter."""
+    if kind is None:
+        return
+    from flopwatch import ClientError
+
+    known = [spec["kind"] for spec in server.specs()]
+    if kind not in known and not server.list_jobs(kind=kind, limit=1):
+        raise ClientError(f"--kind {kind}: no job is of this kind; known kinds: {', '.join(known)}")

@@ -178,7 +178,7 @@ def _is_reference(line: Line, relative_to: Mapping[str, str]) -> bool:
 def _check_reference(lines: Sequence[Line], relative_to: Mapping[str, str]) -> None:
     if not lines or any(_is_reference(line, relative_to) for line in lines):
         return
-    raise _no_such_row([line.coordinates for line in lines], list(relative_to.items()), "relative_to")
+    raise no_such_row([line.coordinates for line in lines], list(relative_to.items()), "relative_to")
 
 
 Pairs = Sequence[tuple[str, str]]
@@ -212,7 +212,7 @@ def _with_values(items: Sequence[T], values: Sequence[Mapping[str, Any]], where:
         if all(_is_wanted(value_text(own.get(name)), texts) for name, texts in wanted.items())
     ]
     if not chosen and items:
-        raise _no_such_row(values, where, "where")
+        raise no_such_row(values, where, "where")
     return chosen
 
 
@@ -221,11 +221,12 @@ def _is_wanted(text: str, wanted: Collection[str]) -> bool:
     return text in wanted or any(fnmatchcase(text, one) for one in patterns)
 
 
-def _no_such_row(rows: Sequence[Mapping[str, Any]], wanted: Pairs, option: str) -> InvalidRequest:
+def no_such_row(rows: Sequence[Mapping[str, Any]], wanted: Pairs, option: str) -> InvalidRequest:
+    """Return the error for rows of which none has the values that an option asks for: it names what there is."""
     known = list(dict.fromkeys(name for row in rows for name in row))
     for name, value in wanted:
         if name not in known:
-            noun = "coordinate" if option == "relative_to" else "column"
+            noun = "column" if option == "where" else "coordinate"
             detail = f"These results have no {noun} {name!r}; there is {', '.join(known)}."
             break
         values = list(dict.fromkeys(value_text(row.get(name)) for row in rows))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.metrics import Direction, better, column_name, headline, is_rate
+from app.results.arranging import no_such_row
 from app.results.versions import commit_of, revision_of, revision_text, short_version, version_of
 from app.specs import KINDS, Scalar
 from app.states import worst
@@ -136,20 +137,21 @@ def cases_of_job(database: Database, job_id: int) -> dict[str, Mapping[str, Scal
 
 
 def _the_case(snapshot: Snapshot, choice: CaseChoice) -> tuple[str, Mapping[str, Scalar]]:
+    key = choice.key or ""
     if choice.job is None:
-        known = stored.cases_beginning_with(snapshot, choice.key or "")
+        known = stored.cases_beginning_with(snapshot, key)
     else:
         known = stored.cases_of_job(snapshot, choice.job)
-    matching = [
-        key for key, case in known.items() if key.startswith(choice.key or "") and _has(case, choice.coordinates)
-    ]
-    if not matching:
-        what = "no such case" if choice.coordinates or choice.key else "no case"
+    of_key = {known_key: case for known_key, case in known.items() if known_key.startswith(key)}
+    if not of_key:
         whose = f"Job {choice.job} has measured" if choice.job is not None else "There is"
-        raise NotFound(f"{whose} {what}.")
+        raise NotFound(f"{whose} {'no such case' if key else 'no case'}.")
+    matching = {known_key: case for known_key, case in of_key.items() if _has(case, choice.coordinates)}
+    if not matching:
+        raise no_such_row(list(of_key.values()), choice.coordinates, "coordinate")
     if len(matching) > 1:
-        raise _ambiguous({key: known[key] for key in matching}, "/case" if choice.key else "/job")
-    return matching[0], known[matching[0]]
+        raise _ambiguous(matching, "/case" if key else "/job")
+    return next(iter(matching.items()))
 
 
 def _has(case: Mapping[str, Scalar], wanted: Sequence[tuple[str, str]]) -> bool:

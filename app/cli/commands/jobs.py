@@ -33,6 +33,7 @@ from app.cli.common import (
     TimeLimit,
     WaitAtMost,
     Waiting,
+    check_kind,
     command,
     of_fields,
     of_jobs,
@@ -454,7 +455,7 @@ def jobs(
     )
     listed = first_of(listed, limit)
     if not listed:
-        _check_kind(server, kind)
+        check_kind(server, kind)
     if as_json:
         print_json(listed)
     else:
@@ -550,7 +551,7 @@ def cancel(
     """
     chosen = _chosen(job_ids, state, filters)
     if chosen is not None:
-        _check_kind(server, filters.kind)
+        check_kind(server, filters.kind)
         done = server.cancel_jobs(**chosen)
         echo(f"jobs cancelled: {done['cancelled']}; being cancelled: {done['requested']}")
         return
@@ -576,7 +577,7 @@ def delete(
     """
     chosen = _chosen(job_ids, state, filters)
     if chosen is not None:
-        _check_kind(server, filters.kind)
+        check_kind(server, filters.kind)
         done = server.delete_jobs(**chosen)
         not_deleted = f"; queued or running, so not deleted: {done['unfinished']}" if done["unfinished"] else ""
         needed = f"; in baselines, so not deleted: {done['in_baselines']}" if done["in_baselines"] else ""
@@ -628,18 +629,6 @@ def _chosen(job_ids: list[int] | None, state: str | None, filters: Filters) -> J
         "submitted_by": filters.submitted_by,
         "mine": filters.mine,
     }
-
-
-def _check_kind(server: Flopwatch, kind: str | None) -> None:
-    """Raise ClientError if no job has this kind, and none can have it. Jobs of a kind that this server's version does
-    not know may be stored, so the server takes any kind as a filter."""
-    if kind is None:
-        return
-    from flopwatch import ClientError
-
-    known = [spec["kind"] for spec in server.specs()]
-    if kind not in known and not server.list_jobs(kind=kind, limit=1):
-        raise ClientError(f"--kind {kind}: no job is of this kind; known kinds: {', '.join(known)}")
 
 
 def _each(job_ids: list[int], act: Callable[[int], str]) -> None:

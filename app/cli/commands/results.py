@@ -13,7 +13,7 @@ import typer
 from app.cli import completing
 from app.cli.arguments import parse_labels, parse_pairs, split_pair
 from app.cli.brief import answer, of_table
-from app.cli.common import AsJson, JobId, Label, TableStatistic, command
+from app.cli.common import AsJson, JobId, Label, TableStatistic, check_kind, command
 from app.cli.terminal import echo, echo_json, echo_table, fail
 from flopwatch.spelling import argument, arguments, fields
 from flopwatch.table_options import FORMATS, Format
@@ -154,6 +154,8 @@ def table(server: Flopwatch, *, chosen: TableChoice) -> None:
         print_table(_own_table(server, chosen.name, chosen.sweep, chosen.job, written, own), chosen.output_format)
         return
     _refuse({"unit": chosen.unit}, "goes with --name, which prints a table that a job's units made")
+    for kind in chosen.kind or ():
+        check_kind(server, kind)
     text = server.table_text(written, sweep=chosen.sweep, job=chosen.job, **of_measurements, **both)
     notes, is_empty = _what_is_missing(server, chosen.sweep or [], chosen.output_format)
     if not is_empty or chosen.job or chosen.output_format.value not in ("markdown", "latex"):

@@ -63,7 +63,8 @@ def test_list_is_filtered_and_paged(fresh_site: Any) -> None:
     assert listed(since="2999-01-01") == []
     refused = site.http.get("/jobs", params={"since": "yesterday"})
     assert (refused.status_code, "must be a span such as" in refused.json()["detail"]) == (422, True)
-    assert listed(sweep=1) == []
+    refused = site.http.get("/jobs", params={"sweep": 99})
+    assert (refused.status_code, refused.json()["detail"]) == (404, "There is no sweep 99.")
     assert listed(kind="unheard-of") == []
 
 

@@ -524,7 +524,7 @@ def test_jobs(site: Any, flopwatch: Any) -> None:
     assert "job 1 " not in ended(flopwatch("cancel", *map(str, ids[1:])))
 
 
-@pytest.mark.parametrize("command", ["jobs", "cancel", "delete"])
+@pytest.mark.parametrize("command", ["jobs", "table", "cancel", "delete"])
 def test_an_unknown_kind_is_refused(site: Any, flopwatch: Any, command: str) -> None:
     error = ended(flopwatch(command, "--kind", "benchmak"), 1)
     assert error == f"error: --kind benchmak: no job is of this kind; known kinds: {', '.join(sorted(KINDS))}\n"

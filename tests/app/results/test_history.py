@@ -135,6 +135,10 @@ def test_one_of_several_cases_is_chosen(database: Database, measure: Measure) ->
     ):
         assert [point.value for point in results.history(database, choice).points] == [1.0]
     assert list(results.cases_of_job(database, job)) == ["key-fp32", "key-bf16"]
+    with pytest.raises(InvalidRequest, match="No row has precision=int4; there is fp32, bf16"):
+        results.history(database, CaseChoice(job=job, coordinates=[("precision", "int4")]))
+    with pytest.raises(InvalidRequest, match="no coordinate 'precison'; there is "):
+        results.history(database, CaseChoice(job=job, coordinates=[("precison", "fp32")]))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +146,6 @@ def test_one_of_several_cases_is_chosen(database: Database, measure: Measure) ->
     [
         (CaseChoice(key="none such"), NotFound),
         (CaseChoice(job=99), NotFound),
-        (CaseChoice(key=KEY, coordinates=[("precision", "int4")]), NotFound),
     ],
 )
 def test_what_is_not_there_is_said(database, measure, choice, error) -> None:
