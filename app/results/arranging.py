@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.errors import FieldError, InvalidRequest
-from app.metrics import Direction, better, gain, gain_name
+from app.metrics import Direction, better, gain, gain_name, is_rate
 from app.results.footnotes import Doubt
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.specs import Scalar
@@ -368,22 +368,28 @@ def is_size(coordinate: str, values: Iterable[Scalar]) -> bool:
     )
 
 
-WORK = ("model", "mode", "context_length", "sequence_length", "head_dim", "causal", "operation", "size_mb", "kernel")
-"""Coordinates that say what is done. Rows that do other things have no best one among them."""
+WORK = (
+    *("model", "mode", "context_length", "new_tokens", "sequence_length", "query_length", "head_dim", "num_heads"),
+    *("num_kv_heads", "causal", "bottom_right", "window", "document_lengths", "softcap", "operation", "size_mb"),
+    *("world_size", "nodes", "kernel", "rows", "columns"),
+)
+"""Coordinates that, with those of a model, say what is done. Rows that do other things have no best one among them."""
+OF_A_STEP = ("batch_size", "accumulation_steps")
+"""How much of it a step does, which a time depends on; a rate is the best whatever it takes."""
 
 
 def mark_best(sheet: Sheet, *, along_rows: bool) -> None:
     """Mark the best valid cell of each column, where the metric has a direction, and those that cannot be told from
-    it, because their intervals overlap, among the rows with the same WORK; or, `along_rows` of a pivoted table, those
-    of each row's cells of a metric."""
-    work = [index for index, column in enumerate(sheet.columns) if column.name in WORK and column.role == "coordinate"]
+    it, because their intervals overlap, among the rows that do the same; or, `along_rows` of a pivoted table, those of
+    each row's cells of a metric."""
     verdict = sheet.names().index("validity") if not sheet.traces and "validity" in sheet.names() else None
     metrics: dict[str, list[int]] = {}
     for index, column in enumerate(sheet.columns):
         if _direction(column) is not None:
             metrics.setdefault(column.group or column.name, []).append(index)
-    for places in metrics.values():
+    for metric, places in metrics.items():
         direction = _direction(sheet.columns[places[0]])
+        work = _work(sheet, rate=is_rate(metric, sheet.columns[places[0]].unit))
         groups: dict[tuple[Any, ...], list[Any]] = {}
         for number, row in enumerate(sheet.rows):
             key = (number,) if along_rows else tuple(row[index] for index in work)
@@ -401,6 +407,16 @@ def mark_best(sheet: Sheet, *, along_rows: bool) -> None:
             best = (min if direction == "less" else max)(valid, key=lambda cell: cell.value)
             for cell in valid:
                 cell.best = cell.overlaps(best)
+
+
+def _work(sheet: Sheet, *, rate: bool) -> list[int]:
+    """Return the places of the coordinates in which rows that do the same agree."""
+    return [
+        index
+        for index, column in enumerate(sheet.columns)
+        if column.role == "coordinate"
+        and (column.name in WORK or column.name.startswith("model.") or (column.name in OF_A_STEP and not rate))
+    ]
 
 
 def _direction(column: Column) -> str | None:

@@ -251,10 +251,8 @@ class TestBest:
         assert text.count("**") == 2 * 4, "both metrics, at both lengths"
 
     def test_no_unfit_number_is_the_best(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {"median": 1.0, "validity": "invalid"}), spec={"batch_size": 1})
-        measure(("step_ms", {"median": 1.0, "validity": "wrong"}), spec={"batch_size": 2})
-        measure(("step_ms", {"median": 2.0}), spec={"batch_size": 4})
-        measure(("step_ms", {"median": 3.0}), spec={"batch_size": 8})
+        for number, (ms, verdict) in enumerate(((1.0, "invalid"), (1.0, "wrong"), (2.0, None), (3.0, None))):
+            measure(("step_ms", {"median": ms, "validity": verdict, "case": {"tile": number}}))
         sheet = table(database, best=True)
         assert [cell.best for cell in sheet.column("step_ms")] == [False, False, True, False]
 
@@ -263,11 +261,25 @@ class TestBest:
         for size, ms in ((1, 5.0), (2, 5.1), (4, 6.0)):
             step = ("step_ms", {"median": ms, "median_low": ms - 0.1, "median_high": ms + 0.1})
             rate = ("tokens_per_s", {"median": 1000 / ms, "n": 1, "unit": "tokens/s"})
-            measure(step, rate, spec={"batch_size": size})
+            measure(*((metric, {**values, "case": {"tile": size}}) for metric, values in (step, rate)))
         sheet = table(database, best=True)
         assert [cell.best for cell in sheet.column("step_ms")] == [True, True, False]
         assert [cell.best for cell in sheet.column("tokens_per_s")] == [True, True, False]
         assert any("all whose intervals overlap with it. The interval of one process" in note for note in sheet.notes)
+
+    def test_a_batch_may_have_the_best_rate_but_no_best_time(self, database: Database, measure: Measure) -> None:
+        for size, ms in ((1, 5.0), (2, 6.0)):
+            rate = ("tokens_per_s", {"median": 1000 * size / ms, "unit": "tokens/s"})
+            measure(("step_ms", {"median": ms}), rate, spec={"batch_size": size})
+        sheet = table(database, best=True)
+        assert [cell.best for cell in sheet.column("step_ms")] == [False, False]
+        assert [cell.best for cell in sheet.column("tokens_per_s")] == [False, True]
+
+    @pytest.mark.parametrize("work", ["rows", "model.vocab_size", "query_length"])
+    def test_nobody_is_the_best_of_other_work(self, database: Database, measure: Measure, work: str) -> None:
+        for number in (1, 2):
+            measure(("step_ms", {"median": float(number), "case": {work: number}}))
+        assert [cell.best for cell in table(database, best=True).column("step_ms")] == [False, False]
 
     def test_nobody_is_the_best_of_one(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {}))
