@@ -252,7 +252,7 @@ class Row:
         low, high = estimate.low or estimate.ratio, estimate.high or estimate.ratio
         ends = (low, high) if up else (1 / high, 1 / low)
         factor = estimate.ratio if up else 1 / estimate.ratio
-        digits = 2 if factor >= 1.1 else 3
+        digits = decimals(factor)
         interval = "" if self.is_exact else f", 95 % CI {ends[0]:.{digits}f}–{ends[1]:.{digits}f}"
         return f"{factor:.{digits}f}× {self.word(up=up)}{interval}"
 
@@ -482,6 +482,13 @@ def percent(part: float) -> str:
     return f"{value:.0f} %" if value >= 9.95 else f"{value:.1f} %" if value >= 0.095 else f"{value:.2g} %"
 
 
+def decimals(factor: float) -> int:
+    """Return how many decimals of a factor, at least 1, show by how much it differs from 1."""
+    if factor >= 1.1:
+        return 2
+    return min(9, 1 - math.floor(math.log10(factor - 1))) if factor > 1 else 3
+
+
 def beyond(part: float, limit: float) -> bool:
     """Return True if a fraction is larger than a limit, by more than rounding: 105 / 100 - 1 is not beyond 0.05."""
     return part > limit and not math.isclose(part, limit, rel_tol=1e-9, abs_tol=1e-15)
@@ -675,7 +682,8 @@ def _of_many(with_values: Sequence[Row], rows: Sequence[Row]) -> tuple[Conclusio
     for finding in ("better", "worse", "changed"):
         if matching := of.get(finding):
             most = max(matching, key=_how_far)
-            factor = f", {_how_far(most):.2f}×" if _how_far(most) > 1 else ""
+            far = _how_far(most)
+            factor = f", {far:.{decimals(far)}f}×" if far > 1 else ""
             parts.append(f"{finding} in {len(matching)} (most in {_where(most, rows)}: {most.word()}{factor})")
     if matching := of.get("no_difference"):
         parts.append(f"no difference larger than {percent(max(row.bound or 0 for row in matching))} in {len(matching)}")

@@ -197,6 +197,7 @@ def test_counts_are_equal_or_differ_without_any_chance(processes: int) -> None:
     [
         (10.0, "no_difference", "passed", "no difference: the same"),
         (10.5, "worse", "passed", "candidate is 1.050× larger; 1 process each"),
+        (10.0004, "worse", "passed", "candidate is 1.000040× larger; 1 process each"),
         (10.51, "worse", "slower", "candidate is 1.051× larger; 1 process each"),
         (20.0, "worse", "slower", "candidate is 2.00× larger; 1 process each"),
         (5.0, "better", "passed", "candidate is 2.00× smaller; 1 process each"),
