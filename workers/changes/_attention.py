@@ -12,5 +12,5 @@ def why_not(look: Look) -> str | None:
     if look.names[OPERATOR] or look.compiled:
         return None
     if look.names["aten::_softmax"]:
-        return "its attention is written out: call torch.nn.functional.scaled_dot_product_attention in its place"
+        return "its attention is written out"
     return "the step calls no scaled_dot_product_attention"

@@ -43,6 +43,8 @@ class Done(str):
     __slots__ = ()
 
 
+LOADER_ANEW = "each step makes its DataLoader anew: make it once, before the steps"
+OPTIMIZER_ANEW = "each step makes its optimizer anew, without its state: make it once, before the steps"
 ONE_RANK = Elsewhere("the step has one rank, which shares no gradients")
 
 
@@ -83,6 +85,12 @@ class Look:
     """Whether an operator of a step has an input in float64 with dimensions."""
     checkpoints: bool = False
     """Whether a step calls torch.utils.checkpoint, as far as that is known."""
+    detects_anomalies: bool = False
+    """Whether a step turns torch's detection of anomalies on, or it is on."""
+    makes_loader: bool = False
+    """Whether a step makes a torch.utils.data.DataLoader anew."""
+    makes_optimizer: bool = False
+    """Likewise, a torch.optim.Optimizer."""
 
     @property
     def on_gpu(self) -> bool:

@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from workers.changes._base import Change, Look, own_only, replaced
+from workers.changes._base import LOADER_ANEW, Change, Look, own_only, replaced
 
 KEPT = 2
 """Batches of a loader that are kept. The warm-up makes them."""
 
 
 def _why_not(look: Look) -> str | None:
+    if look.makes_loader:
+        return LOADER_ANEW
     return None if look.loaders else own_only(look) or "the step reads no torch.utils.data.DataLoader"
 
 

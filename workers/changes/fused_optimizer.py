@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.optim
 
-from workers.changes._base import Change, Done, Look, replaced
+from workers.changes._base import OPTIMIZER_ANEW, Change, Done, Look, replaced
 
 FUSED = ("Adagrad", "Adam", "AdamW", "SGD")
 """Optimizers of torch.optim that take `fused`."""
@@ -18,6 +18,8 @@ def _why_not(look: Look) -> str | None:
         if look.spec.mode != "train_step":
             return f"mode {look.spec.mode} has no optimizer"
         return Done("it is fused already") if look.spec.optimizer in ("torch_fused_adamw", "triton_adamw") else None
+    if look.makes_optimizer:
+        return OPTIMIZER_ANEW
     plain = [one for one in look.own.optimizers if type(one).__module__.startswith("torch.optim")]
     takes = [one for one in plain if type(one).__name__ in FUSED]
     if not takes:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from workers.changes._base import Change, Look, own_only, replaced
+from workers.changes._base import LOADER_ANEW, Change, Look, own_only, replaced
 from workers.changes.loader_workers import workers
 
 FACTOR = 4
@@ -14,6 +14,8 @@ WITHOUT = "its loaders have no worker processes: loader_workers adds them"
 
 
 def _why_not(look: Look) -> str | None:
+    if look.makes_loader:
+        return LOADER_ANEW
     return own_only(look) or (None if any(look.loaders) else WITHOUT)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from workers.changes._base import Change, Look, cores, own_only, replaced
+from workers.changes._base import LOADER_ANEW, Change, Look, cores, own_only, replaced
 from workers.outcome import Unsupported
 
 MOST = 4
@@ -19,6 +19,8 @@ def workers() -> int:
 
 
 def _why_not(look: Look) -> str | None:
+    if look.makes_loader:
+        return LOADER_ANEW
     if not look.loaders:
         return own_only(look) or "the step reads no torch.utils.data.DataLoader"
     if all(look.loaders):

@@ -3,13 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from workers.changes._base import Change, Look
+from workers.changes._base import OPTIMIZER_ANEW, Change, Look
 from workers.measure.own_step import OwnStep
 
 
 def _why_not(look: Look) -> str | None:
     if look.own is None:
         return None if look.spec.mode == "train_step" else f"mode {look.spec.mode} has no optimizer"
+    if look.makes_optimizer:
+        return OPTIMIZER_ANEW
     made = look.own.optimizers or look.own.plain_optimizers()
     return None if made else "the code makes no torch.optim.Optimizer, and no object with step() that holds parameters"
 

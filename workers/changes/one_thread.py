@@ -12,7 +12,7 @@ from workers.measure.own_step import OwnStep
 def _why_not(look: Look) -> str | None:
     if look.on_gpu:
         return Elsewhere("the step runs on a GPU")
-    return own_only(look) or ("it has one thread already" if torch.get_num_threads() == 1 else None)
+    return own_only(look) or (Elsewhere("it has one thread already") if torch.get_num_threads() == 1 else None)
 
 
 @contextmanager

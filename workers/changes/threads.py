@@ -15,7 +15,7 @@ def _why_not(look: Look) -> str | None:
     if look.own is None:
         return Elsewhere("our model's step has a thread for each core already")
     if torch.get_num_threads() == cores():
-        return f"it has {cores()} threads already, one for each core"
+        return Elsewhere(f"it has {cores()} threads already, one for each core")
     return None
 
 

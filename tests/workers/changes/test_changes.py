@@ -428,6 +428,7 @@ def chosen_otherwise(see: Callable[[], object]) -> OwnStep:
         own.loaders_made = [DataLoader(Numbers()), DataLoader(Numbers(), num_workers=1)]  # type: ignore[attr-defined]
 
         def one() -> torch.Tensor:
+            torch.autograd.set_detect_anomaly(True)
             see()
             return next(model.parameters()).sum() * len(optimizer.param_groups)
 

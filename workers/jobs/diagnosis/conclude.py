@@ -11,7 +11,7 @@ from typing import Any
 
 from app.results.agreement import FIRST
 from app.results.inference import interval
-from app.specs.diagnosis import ITEM, SMALL, DiagnosisSpec
+from app.specs.diagnosis import ITEM, SMALL, WRITTEN, DiagnosisSpec
 from flopwatch.intervals import median_interval
 from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
@@ -30,7 +30,7 @@ CHANGES = Column.parse(
     "loss_difference: number, how"
 )
 ANSWER = Column.parse("answer")
-DECIDED = ("better", "no_difference", "worse")
+DECIDED, UNTRIED = ("better", "no_difference", "worse"), ("not_tried", "inconclusive")
 NONE_JOINED = "no two changes were measured together"
 TOGETHER, STEP_MS = "together", "answer_step_ms"
 MOST_CAUSES = 30
@@ -50,6 +50,8 @@ VECTORISE = f"{SMALL}: let one take all rounds at once or, where a round needs t
 """What to do about a loop over such operators."""
 READ_AT_ONCE = f"{SMALL}{ITEM}: one operator over all rounds may do it; on a GPU .tolist() reads all at once"
 """Likewise, if it reads numbers."""
+IN_ONE = f"{WRITTEN}: torch.nn.functional.scaled_dot_product_attention is one operator"
+"""What to do about attention in several."""
 OTHERS_WAIT = "(the others wait for it"
 """In the place of a cause that a late rank has, by how much longer than the others'."""
 PLAIN = "kernels"
@@ -377,9 +379,9 @@ def _worth(
     to shorten a large one, and by how many ms.
 
     Time that the device waits is worth itself, or what a step without it or a change was measured to gain. Work is what
-    a step is made of: it is worth what a change gains. Attention and float64 are often slower than they need be, so
-    they are worth their time until a change has been tried; and so is a loop. A ceiling counts for less than what was
-    measured.
+    a step is made of: it is worth what a change gains. Attention that is written out, or for which there is a change,
+    and float64 are often slower than they need be, so they are worth their time until a change has been tried; and so
+    is a loop. A ceiling counts for less than what was measured.
 
     Args:
         row: A row of `causes`.
@@ -404,8 +406,10 @@ def _worth(
     elif cause in WORK and gain_ms > GAIN * share * step_ms and SMALL not in where:
         worth = gain_ms
     elif cause in WORK:
+        untried = any(one.cause == cause and one.verdict in UNTRIED for one in results)
+        slow = cause == "precision" or WRITTEN in where or (cause != PLAIN and untried)
         known, worth = (
-            REPEATED in where or (cause != PLAIN and not tried),
+            REPEATED in where or (slow and not tried),
             0.0 if cause in _in_vain(results) else lost_ms,
         )
     elif cause == OPTIMIZER and gain_ms == 0:
@@ -548,6 +552,8 @@ def _of_causes(
         often = often.removesuffix(")")
         if advised:
             often = often.replace(*((SMALL + ITEM, READ_AT_ONCE) if ITEM in often else (SMALL, VECTORISE)))
+        elif percent >= LARGE_PERCENT:
+            often = often.replace(WRITTEN, IN_ONE)
         known = list(filter(None, [*map(str.strip, others), often]))
         below = "; ".join([*known, why_not] if why_not else known)
         if len(_wrapped(below, INDENT)) > MOST_BELOW:  # the table of changes has the reason

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from app.specs._training import TrainingSpec
 from app.specs.benchmark import BenchmarkSpec
-from app.specs.diagnosis import ITEM, SMALL, DiagnosisSpec
+from app.specs.diagnosis import ITEM, SMALL, WRITTEN, DiagnosisSpec
 from workers.changes import CHANGES
 from workers.changes._base import Change, Done, Elsewhere, Look
 from workers.jobs import _reference
@@ -95,6 +95,8 @@ ANSWERS = "answers"
 """Work of the device for the numbers that the host reads."""
 OF_LIBRARIES = (("utils/data/", INPUT), ("optim/", OPTIMIZER), ("distributed/", "communication"))
 """Folders of torch in a stack, with the cause that they stand for."""
+NO_UPDATES = ("optim/lr_scheduler.py", "optim/swa_utils.py")
+"""Files there that stand for none: a step without its optimizer has their work, too."""
 COLLECTED = "garbage collection"
 BETWEEN_NODES_NS = 100_000
 """Two nodes of a backward pass follow each other within this time."""
@@ -266,7 +268,11 @@ class Places:
 
     def calls(self, function: Callable[..., object]) -> bool:
         """Return True if the traced step called a function in Python, or may have where it was not followed."""
-        return not self._trace.complete or inspect.unwrap(function).__code__ in self._trace.called
+        return not self._trace.complete or self.surely_calls(function)
+
+    def surely_calls(self, function: Callable[..., object]) -> bool:
+        """Return True if the traced step is known to have called a function in Python."""
+        return inspect.unwrap(function).__code__ in self._trace.called
 
     def at(self, time_ns: int) -> Place | None:
         """Return the line to which a moment of the traced step counts, by the profiler's clock."""
@@ -297,10 +303,10 @@ class Places:
     @functools.cached_property
     def collecting(self) -> str:
         """Where garbage was collected in the traced step, for people."""
-        found: Counter[Place | None] = Counter()
+        found: Counter[Place] = Counter()
         for one in self.profile.recording.host:
-            if one.name == COLLECTED:
-                found[self.at(one.begin_ns)] += one.end_ns - one.begin_ns
+            if one.name == COLLECTED and (at := self.at(one.begin_ns)) is not None:
+                found[at] += one.end_ns - one.begin_ns
         place = max(found, key=lambda one: found[one], default=None)
         return COLLECTED if place is None else f"{_named({}, place, self)}: {COLLECTED}"
 
@@ -386,6 +392,8 @@ def _where(
     def notes(cause: str, place: Place | None) -> list[str]:
         if place is not None and cause in WORK and places.is_small(place):
             return [f"{SMALL}{ITEM}" if places.reads(place) else SMALL]
+        if cause == "attention" and places.writes_attention(place):
+            return [WRITTEN]
         return [WAITS] if cause in ("host", INPUT) and place in waiting and place is not None else []
 
     def key(cause: str, place: Place) -> tuple[str, str, str, Sequence[str], bool]:
@@ -501,7 +509,7 @@ def _cause_of(phase: str, frames: Sequence[tuple[str, str, int]], optimizers: se
         if function in optimizers:
             return OPTIMIZER
         for folder, cause in OF_LIBRARIES:
-            if file.startswith(f"{_torch_folder()}/{folder}"):
+            if file.startswith(f"{_torch_folder()}/{folder}") and not file.endswith(NO_UPDATES):
                 return cause
     return OPTIMIZER if phase == OPTIMIZER else ""
 
@@ -703,6 +711,11 @@ def _candidates(
         uneven,
         checkpoints=compiled or places.calls(checkpoint),  # a compiled step calls it no more
         doubles=any(event.double for event in traced.host),
+        detects_anomalies=torch.is_anomaly_enabled()
+        or places.surely_calls(torch.autograd.detect_anomaly.__init__)
+        or places.surely_calls(torch.autograd.set_detect_anomaly.__init__),
+        makes_loader=places.surely_calls(torch.utils.data.DataLoader.__init__),
+        makes_optimizer=places.surely_calls(torch.optim.Optimizer.__init__),
     )
     return candidates(spec, look, lost)
 

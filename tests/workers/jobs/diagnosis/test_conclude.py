@@ -255,9 +255,18 @@ def ranked(results: list[Result], **ms: float) -> list[str]:
 
 def test_what_a_step_waits_for_comes_before_its_own_work_unless_a_change_shortens_that() -> None:
     times = {"kernels": 80.0, "attention": 8.0, "synchronisation": 10.0, "host": 2.0}
-    assert ranked([], **times) == ["synchronisation", "attention", "kernels", "host"], "2 % are little"
+    late = [result("attention_cudnn", "not_tried", cause="attention")]
+    assert ranked(late, **times) == ["synchronisation", "attention", "kernels", "host"], "2 % are little"
+    assert ranked([], **times) == ["synchronisation", "kernels", "attention", "host"], "nothing would shorten it"
+    written = [
+        {"cause": "kernels", "where": "", "lost_ms": 80.0},
+        {"cause": "attention", "where": "x.py:1 f (written out)", "lost_ms": 20.0},
+    ]
+    rows = conclude._causes(written, [], 100.0)
+    assert [row[1] for row in rows] == ["attention", "kernels"]
+    assert "scaled_dot_product_attention" in " ".join(conclude.answer("step 100 ms", rows, [], NOTHING))
     tf32 = result("tf32", "better", 0.3, cause="kernels")
-    assert ranked([tf32], **times) == ["kernels", "synchronisation", "attention", "host"]
+    assert ranked([tf32, *late], **times) == ["kernels", "synchronisation", "attention", "host"]
     maybe = result("tf32", "inconclusive", 0.3, cause="kernels")
     assert ranked([maybe], **times) == ranked([], **times), "what is not certain proves nothing"
     useless = [result("tf32", "no_difference", 0.995, cause=cause) for cause in ("kernels", "attention")]

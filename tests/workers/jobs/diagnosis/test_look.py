@@ -165,6 +165,9 @@ def make_step(device, slow):
             for row in rows:
                 gained = row[0].item()
         if slow == "checkpoint":
+            torch.optim.SGD(model.parameters())
+            for _ in DataLoader([1]):
+                torch.autograd.set_detect_anomaly(True)
             loss = loss + checkpoint(model, data, use_reentrant=False).sum()
         if slow == "host":
             sum(range(2_000_000))
@@ -274,20 +277,26 @@ def test_a_loop_over_small_operators_is_one_cause_with_all_its_lines_and_what_th
     assert called & {"shrunk", "layer"} == ({"layer"} if slow == "rounds" else set()), "rounds need each other there"
 
 
-def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def with_kernels(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str], float]:
     """Let kernels have a share of the step, whatever a busy host leaves to them."""
     known = stage.candidates
     lost = {("kernels", "train.py:1"): 1e3}
     monkeypatch.setattr(stage, "candidates", lambda spec, seen, of: known(spec, seen, {**of, **lost}))
+    return lost
 
 
 @pytest.mark.parametrize("slow", ["checkpoint", "loop"])
 def test_a_step_that_checkpoints_nothing_is_not_tried_without_it(look, slow, monkeypatch) -> None:
-    with_kernels(monkeypatch)
+    lost = with_kernels(monkeypatch)
     # Other tests of this process have compiled; a job's process has not.
     monkeypatch.setattr(stage, "compilation", lambda: SimpleNamespace(graphs=0))
-    names = [row[0] for row in look(arguments={"slow": slow}).tables["candidates"]["rows"]]
-    assert ("no_checkpointing" in names) == (slow == "checkpoint")
+    lost.update({("optimizer", "train.py:1"): 1e3, ("input", "train.py:1"): 1e3})
+    candidates = {row[0]: row[2] for row in look(arguments={"slow": slow}).tables["candidates"]["rows"]}
+    torch.set_anomaly_enabled(False)
+    for name in ("no_checkpointing", "no_anomaly_detection"):
+        assert (name in candidates) == (slow == "checkpoint")
+    for name in ("loader_workers", "loader_prefetch", "batches_from_memory", "fused_optimizer", "no_optimizer"):
+        assert (": make it once" in str(candidates.get(name))) == (slow == "checkpoint"), name
 
 
 def test_a_step_that_is_not_followed_to_its_end_may_checkpoint_there(look, monkeypatch) -> None:
@@ -307,6 +316,15 @@ def test_a_second_look_measures_no_case_again_and_says_how_long_its_steps_took(l
     turn = dict(zip((column.name for column in stage.turn.COLUMNS), row, strict=True))
     assert turn["stage"] == "look"
     assert 0.5 * turn["step_ms"] < turn["profiled_ms"]
+
+
+def test_a_learning_rates_schedule_is_no_update_of_parameters() -> None:
+    step, schedule, wrapper = (
+        (f"{stage._torch_folder()}/optim/{file}.py", function, 1)
+        for file, function in [("adamw", "AdamW.step"), ("lr_scheduler", "LRScheduler.step"), ("lr_scheduler", "wrap")]
+    )
+    assert stage._cause_of("", [wrapper, step], set()) == "optimizer"
+    assert stage._cause_of("", [schedule, ("train.py", "rate", 1)], set()) == "", "a step without the optimizer has it"
 
 
 def test_garbage_collection_has_the_time_that_was_measured_also_where_samples_came_late() -> None:
