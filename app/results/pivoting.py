@@ -391,7 +391,19 @@ def _on_statistics(
         of = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         what = "repetitions in one process, which are no independent samples," if one_process else "processes"
         times = f", and of {of} {what} the {name} of these"
-    return [f"Cells: {name} of the samples of one process{times}{spreads.get(layout.statistic, '')}."]
+    sentences = [f"Cells: {name} of the samples of one process{times}{spreads.get(layout.statistic, '')}."]
+    if layout.statistic != DEFAULT_STATISTIC and (rates := _rates(cases, metrics)):
+        sentences.append(f"{', '.join(rates)}: by the median time of each process, whatever the statistic.")
+    return sentences
+
+
+def _rates(cases: Sequence[CaseOfJob], metrics: Sequence[str]) -> list[str]:
+    """Return the metrics of single values that were derived from the median time."""
+    return [
+        metric
+        for metric in metrics
+        if any(row.n == 1 and is_rate(metric, row.unit) for case in cases for row in case.processes.get(metric, ())[:1])
+    ]
 
 
 def _interval_of_rate(case: CaseOfJob, metric: str, cell: Cell, statistic: Statistic) -> tuple[float, float] | None:

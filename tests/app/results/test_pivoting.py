@@ -213,6 +213,12 @@ class TestCells:
         assert "step_ms_std" not in json_rows(sheet)[0], "a deviation stands beside a mean only"
         assert "±" not in render(sheet, "markdown").partition("Cells:")[0]
 
+    @pytest.mark.parametrize(("statistic", "is_said"), [("min", True), ("mean", True), ("median", False)])
+    def test_rates_are_of_medians_whatever_the_statistic(self, database, measure, statistic, is_said) -> None:
+        measure(("step_ms", {}), ("tokens_per_s", {"unit": "tokens/s", "n": 1}), ("parameters", {"n": 1, "unit": "1"}))
+        notes = table(database, statistic=statistic, columns=["all"]).notes
+        assert ("tokens_per_s: by the median time of each process, whatever the statistic." in notes) is is_said
+
     def test_a_unit_counts_once(self, database: Database, measure: Measure) -> None:
         """It was killed when its results were sent, and a fresh process called the same cell crashed; or told twice."""
         crashed = {"outcome": "crashed", "reason": "SIGKILL"}
