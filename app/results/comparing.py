@@ -221,6 +221,7 @@ def _compared(pair: Pair, tables: ComparedTables | None, agreed: Agreement | Non
         environments.obstacles(of_environments, pair.other_devices),
         alternated=pair.alternated,
         same=None if pair.alternated else _same_jobs(baseline, candidate),
+        hosts=environments.hosts(of_environments),
         requested=question.metrics,
         fail_above_percent=question.fail_above_percent,
         confirm=_how_to_confirm(pair, is_same_work=not differences),

@@ -27,6 +27,7 @@ DECISIVE = {
     "threads.intra_op": "threads",
 }
 """Facts that two results must share to be compared, and how a sentence names them. The others are listed only."""
+HOST = "host.hostname"
 CHANGING = ("device.at_start.", "neighbours")
 """Prefixes of the facts that differ from process to process."""
 OF_THE_DEVICE = ("device.", "software.cuda", "software.cudnn", "software.nccl", "threads.")
@@ -119,6 +120,13 @@ def obstacles(
             f"device {_shown(device)} against {_shown(other)}" for device, other in elsewhere if other is not None
         ]
     return list(dict.fromkeys(texts))
+
+
+def hosts(differences: Iterable[EnvironmentDifference]) -> str | None:
+    """Return the hosts of both sides, "a against b"; None if they are the same, or unknown."""
+    return next(
+        (f"{_shown(its.baseline)} against {_shown(its.candidate)}" for its in differences if its.name == HOST), None
+    )
 
 
 def _devices_are_chosen(one: Setup, other: Setup) -> bool:

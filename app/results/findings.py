@@ -580,13 +580,14 @@ def conclude(
     *,
     alternated: bool,
     same: str | None = None,
+    hosts: str | None = None,
     requested: Sequence[str] = (),
     fail_above_percent: float | None = None,
     confirm: str = IN_TURNS,
 ) -> Judgement:
     """Sum a judged comparison up. `obstacles` are the reasons why the sides cannot be compared; `same` is the sentence
-    to say where both sides are the same jobs, since findings about these mislead; `confirm` says how to confirm a
-    slowdown that was not measured in turns."""
+    to say where both sides are the same jobs, since findings about these mislead; `hosts` names those of both sides if
+    they are not the same; `confirm` says how to confirm a slowdown that was not measured in turns."""
     metrics = tuple(requested) or ((headline,) if headline is not None else ())
     chosen = [row for row in rows if row.metric in metrics]
     conclusion, sentence = _summed_up(chosen, obstacles)
@@ -597,7 +598,8 @@ def conclude(
         and not all(row.is_computed or row.is_counted for row in chosen)
         and conclusion in ("better", "worse", "changed", "mixed", "no_difference")
     ):
-        sentence += "; not alternated, so changes of the host count as well"
+        on = f" and on other hosts ({hosts})" if hosts else ""
+        sentence += f"; not alternated{on}, so changes of the host count as well"
     gate = None
     if fail_above_percent is not None:
         unconfirmed = None if alternated else confirm

@@ -188,7 +188,13 @@ class TestWithABaseline:
         """Run a job of 8 processes on a device; its environment names it, unless none is recorded."""
 
         def run(
-            device: str, factor: float = 1.0, *, recorded: bool = True, asks_for: str = "auto", fails: bool = False
+            device: str,
+            factor: float = 1.0,
+            *,
+            recorded: bool = True,
+            asks_for: str = "auto",
+            fails: bool = False,
+            host: str = "a",
         ) -> int:
             claim = run_job()
             spec = {**claim.spec, "device": asks_for}  # nobody here could claim it
@@ -198,7 +204,8 @@ class TestWithABaseline:
                 record("step_ms", case_key=self.KEY, device_key=device, unit_index=at, median=factor * time)
                 for at, time in enumerate(() if fails else self.TIMES)
             ]
-            environment = {"device": {"name": device, "type": device[:3]}} if recorded else None
+            facts = {"device": {"name": device, "type": device[:3]}, "host": {"hostname": host}}
+            environment = facts if recorded else None
             units = [UnitRecord(at, f"unit {at}", "succeeded", environment=environment) for at in range(8)]
             ending = Finish("failed", error={"code": "timeout"}) if fails else Finish("succeeded")
             queue.finish(claim, replace(ending, measurements=found, units=units))
@@ -260,6 +267,12 @@ class TestWithABaseline:
     def test_specs_that_name_devices_need_no_baseline(self, database: Database, run: Callable[..., int]) -> None:
         sheet = compare(database, run("cpu 0", asks_for="cpu"), run("gpu 0", asks_for="cuda"))
         assert about(sheet, "conclusion") == "no_difference"
+
+    def test_the_sentence_names_other_hosts(self, database: Database, run: Callable[..., int]) -> None:
+        sheet = compare(database, run("cpu 0", host="a"), run("cpu 0", host="b"), Question(fail_above_percent=5))
+        said = "not alternated and on other hosts (a against b), so changes of the host count as well"
+        assert about(sheet, "sentence").endswith(said)
+        assert about(sheet, "gate")["sentence"].endswith(said)
 
     def test_a_job_without_measurements_lacks_a_device(self, database, run, keep) -> None:
         keep(run("cpu 0"), run("gpu 0"))
