@@ -12,6 +12,7 @@ from app.errors import Conflict, FieldError, InvalidRequest
 from app.results.cases import CaseOfJob, cases_of
 from app.results.environments import Setup
 from app.results.inference import FEWEST
+from app.results.versions import VERSION
 from app.specs import Scalar, spec_adapter
 from app.states import VERDICTS, worst
 from app.store.database.engine import Snapshot
@@ -111,7 +112,7 @@ def sides_of_jobs(snapshot: Snapshot, baseline: Sequence[int], candidate: Sequen
     ones, others = (_finished(snapshot, jobs) for jobs in (baseline, candidate))
     _check_kinds(ones, others)
     pair = Pair(_side(snapshot, "baseline", ones), _side(snapshot, "candidate", others))
-    _check_apart(pair)
+    _check_jobs(pair)
     _check_releases(pair)
     return _with_unequal_samples(snapshot, pair)
 
@@ -179,7 +180,7 @@ def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -
         ],
         unmatched=unmatched,
     )
-    _check_apart(pair)
+    _check_jobs(pair)
     return _with_unequal_samples(snapshot, pair)
 
 
@@ -191,12 +192,23 @@ def _lacking(kept: Sequence[BaselineCase], jobs: Collection[int], keys: Collecti
     return f"{len(lacking)} of {len(of_jobs)} cases of the baseline were not measured" if lacking else None
 
 
-def _check_apart(pair: Pair) -> None:
-    """Raise InvalidRequest if a job is on both sides among others: a difference would be halved, and seem certain."""
+def _check_jobs(pair: Pair) -> None:
+    """Raise InvalidRequest if a job is on both sides among others, where a difference would be halved and seem certain;
+    or if a side has several versions of one's code, whose numbers are no samples of one."""
     ones, others = ({job.id for job in side.jobs} for side in pair.both)
     if ones != others and (shared := ones & others):
         detail = f"Job {min(shared)} is on both sides, and no difference from itself: leave it out of one."
         raise InvalidRequest(detail, errors=(FieldError("/candidate", detail),))
+    for side in pair.both:
+        first: dict[Place, CaseOfJob] = {}
+        for case in side.cases:
+            other = first.setdefault(_place_of(case), case)
+            if other.coordinates.get(VERSION) != case.coordinates.get(VERSION):
+                detail = (
+                    f"Jobs {other.job} and {case.job} of the {side.name} ran other versions of the same code: compare "
+                    "one with the other, or name jobs of one version."
+                )
+                raise InvalidRequest(detail, errors=(FieldError(f"/{side.name}", detail),))
 
 
 def _check_releases(pair: Pair) -> None:

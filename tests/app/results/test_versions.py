@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from app.errors import InvalidRequest
 from app.results import compare
 from app.specs import spec_adapter
 from app.store.database.engine import Database
@@ -48,3 +51,7 @@ def test_versions_of_one_case_meet(database: Database, measure: Measure) -> None
     Baselines(database).put("kept", job=jobs[0])
     checked = compare(database, "kept", jobs[1:])
     assert [row.case_key for row in checked.rows] == [key_of(one)]
+    again = measure(("step_ms", {"case_key": key_of(one), "median": 2.0}), spec=one)
+    with pytest.raises(InvalidRequest, match="Jobs 1 and 2 of the baseline ran other versions"):
+        compare(database, jobs, [again])
+    assert compare(database, [jobs[0], again], [jobs[1]]).rows
