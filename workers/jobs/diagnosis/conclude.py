@@ -11,7 +11,7 @@ from typing import Any
 
 from app.results.agreement import FIRST
 from app.results.inference import interval
-from app.specs.diagnosis import ITEM, SMALL, WRITTEN, DiagnosisSpec
+from app.specs.diagnosis import ITEM, RARE, SMALL, WRITTEN, DiagnosisSpec
 from flopwatch.intervals import median_interval
 from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
@@ -409,7 +409,7 @@ def _worth(
         untried = any(one.cause == cause and one.verdict in UNTRIED for one in results)
         slow = cause == "precision" or WRITTEN in where or (cause != PLAIN and untried)
         known, worth = (
-            REPEATED in where or (slow and not tried),
+            REPEATED in where or RARE in where or (slow and not tried),
             0.0 if cause in _in_vain(results) else lost_ms,
         )
     elif cause == OPTIMIZER and gain_ms == 0:
@@ -604,7 +604,8 @@ BOUND = {"measured": "{}, timed", CURE: "at most {}", "ceiling": "about {}"}
 
 def _is_own(row: Sequence[Scalar]) -> bool:
     """Return True if a row of `causes` is what the step is for: no change takes all of it away."""
-    return row[1] in (PLAIN, "attention") and row[6] == "ceiling" and SMALL not in str(row[2] or "")
+    removable = any(note in str(row[2] or "") for note in (SMALL, RARE))
+    return row[1] in (PLAIN, "attention") and row[6] == "ceiling" and not removable
 
 
 def _bound(cause: str, bound: Scalar, how: str, results: Sequence[Result]) -> str:

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from app.specs._training import TrainingSpec
 from app.specs.benchmark import BenchmarkSpec
-from app.specs.diagnosis import ITEM, SMALL, WRITTEN, DiagnosisSpec
+from app.specs.diagnosis import ITEM, RARE, SMALL, WRITTEN, DiagnosisSpec
 from workers.changes import CHANGES
 from workers.changes._base import Change, Done, Elsewhere, Look
 from workers.jobs import _reference
@@ -242,6 +242,13 @@ class Places:
         """Return the loop over small operators that begins in a line; else one of this line alone."""
         return self._loops.get(place, Loop(place.line, place.line, place.line, carries=False))
 
+    def rare(self, stack: Stack) -> Place | None:
+        """Return the outermost line of a stack that the traced step did not run, as one that evaluates or saves in one
+        of many steps; None if it ran all, or it is not known."""
+        if not self._trace.complete:
+            return None
+        return next((one for one in stack if one is not None and one not in self._trace.ran), None)
+
     def runs(self, place: Place) -> int:
         """Return how often a step runs a line, or the rounds of a loop in it; 0 if it is not known."""
         place = place._replace(line=self.loop(place).body)
@@ -390,6 +397,8 @@ def _where(
     functions: dict[tuple[str, str, str, Sequence[str], bool], dict[Place, float]] = defaultdict(dict)
 
     def notes(cause: str, place: Place | None) -> list[str]:
+        if cause in ("host", *WORK) and places.rare([place]):
+            return [RARE]
         if place is not None and cause in WORK and places.is_small(place):
             return [f"{SMALL}{ITEM}" if places.reads(place) else SMALL]
         if cause == "attention" and places.writes_attention(place):
@@ -418,11 +427,14 @@ def _where(
 def _with_calls(
     lost: Mapping[tuple[str, Place | None], float], places: Places
 ) -> Mapping[tuple[str, Place | None], float]:
-    """Join all of loops over small operators, with the host's time in them: they have one cure."""
+    """Join all of loops over small operators, with the host's time in them, and all of a line that not every step
+    runs: each has one cure."""
     found: dict[tuple[str, Place | None], float] = defaultdict(float)
-    for (cause, place), ms in lost.items():
+    rare = {place for _, place in lost if places.rare([place])}
+    for (cause, place), ms in sorted(lost.items(), key=lambda one: -one[1]):
+        of_rare = next((of for of, at in found if at == place and of in ("host", *WORK)), cause)
         calls = cause in ("host", "attention") and place is not None and places.is_small(place)
-        found["kernels" if calls else cause, place] += ms
+        found["kernels" if calls else of_rare if place in rare and cause in ("host", *WORK) else cause, place] += ms
     return found
 
 
@@ -460,12 +472,15 @@ def _on_cpu(training: Training, samples: Samples, places: Places, step_ms: float
     optimizers = {f"{type(one).__qualname__}.step" for one in own.optimizers} if own is not None else set()
     steps = [type(one).step for one in own.plain_optimizers()] if own is not None else []
     optimizers |= {inspect.unwrap(one).__code__.co_qualname for one in steps}
-    wall: Counter[tuple[str, Place | None]] = Counter()
+    wall: Counter[tuple[str, Place | None, Place | None]] = Counter()
+    ran_ns: Counter[Place | None] = Counter()
     of_line: dict[Place | None, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for (phase, frames), sample in samples.stacks.items():
         stack, cause = stack_of(places.own.place(*frame) for frame in frames), _cause_of(phase, frames, optimizers)
-        at = stack[-1] if cause else places.unit(stack)
-        wall[cause, at] += sample.wall_ns
+        ran = stack[-1] if cause else places.unit(stack)
+        at = ran if cause else places.rare(stack) or ran
+        wall[cause, ran, at] += sample.wall_ns
+        ran_ns[ran] += sample.wall_ns
         of_line[at] = of_line[at][0] + sample.wall_ns, of_line[at][1] + sample.processor_ns
     # Others on a busy host keep all lines from the processor.
     all_taken, all_used = (sum(each) for each in zip(*of_line.values(), strict=True)) if of_line else (0, 0)
@@ -473,13 +488,13 @@ def _on_cpu(training: Training, samples: Samples, places: Places, step_ms: float
         at for at, (taken, used) in of_line.items() if used * (all_taken - taken) < IDLE * taken * (all_used - used)
     }
     scale = step_ms / (wall.total() or 1)
-    for (cause, at), ns in wall.items():
+    for (cause, ran, at), ns in wall.items():
         if cause:
             double = _parts(places.launched.get(at), 1e6 * scale * ns).get("precision", 0.0) * (cause == OPTIMIZER)
             lost[cause, at] += scale * ns * (1 - double)
             lost[OF_OPTIMIZER, at] += scale * ns * double
             continue
-        for part, share in _parts(places.launched.get(at), 1e6 * scale * ns).items():
+        for part, share in _parts(places.launched.get(ran), 1e6 * scale * ran_ns[ran]).items():
             if part == "kernels" and places.writes_attention(at):
                 part = "attention"
             made = (places.between if part == "host" else places.made).get(at, {at: 1.0})

@@ -274,6 +274,8 @@ class LineTrace:
         """How often each line jumped back within itself: the rounds of a loop or comprehension that is one line."""
         self.entries = Counter[tuple[str, str]]()
         """How often each of the user's own functions began, by file and name."""
+        self.ran = set[Place]()
+        """The lines that ran, and those with which a function began or went on."""
         self.called = set[CodeType]()
         """The functions in Python that ran, whoever wrote them."""
         self.complete = True
@@ -315,6 +317,8 @@ class LineTrace:
         head = self._own.place(code.co_filename, code.co_qualname, frame.f_lineno)
         last = None if begins else head
         line = 0
+        if head is not None:
+            self.ran.add(head)
         if head is not None and not counts:
             self.rounds[head] += 1
         elif head is not None and begins:
@@ -333,8 +337,9 @@ class LineTrace:
                 place = self._own.place(code.co_filename, code.co_qualname, frame.f_lineno)
                 if place != last:
                     last = self._open[-1] = place
-                    if counts and place is not None:
-                        self.calls[place] += 1
+                    if place is not None:
+                        self.ran.add(place)
+                        self.calls[place] += counts
                     self._note()
                 elif place is not None and frame.f_lineno <= line:
                     self.rounds[place] += 1

@@ -29,6 +29,7 @@ from workers.outcome import Failed
 SOURCE = """
 import gc
 import itertools
+import sys
 import time
 
 import torch
@@ -123,6 +124,10 @@ class Exact(torch.autograd.Function):
         return wide.float()
 
 
+def evaluate(model, data):
+    return [model(data) for _ in range(100)]
+
+
 def shrunk(x):
     return 0.1 * x
 
@@ -169,6 +174,8 @@ def make_step(device, slow):
             for _ in DataLoader([1]):
                 torch.autograd.set_detect_anomaly(True)
             loss = loss + checkpoint(model, data, use_reentrant=False).sum()
+        if slow == "rare" and sys.gettrace() is None:  # the traced step is none of those that evaluate
+            evaluate(model, data)
         if slow == "host":
             sum(range(2_000_000))
         if kept:
@@ -226,6 +233,7 @@ def uneven(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         ("waits", "make_step.step (", None),
         ("attention", "Attention.forward", None),
         ("collections", "make_step.step: garbage collection", "gc_freeze"),
+        ("rare", "make_step.step (not in every step)", None),
     ],
 )
 def test_what_is_planted_is_named_first_with_its_function(look, uneven, slow, where, change) -> None:
@@ -235,6 +243,7 @@ def test_what_is_planted_is_named_first_with_its_function(look, uneven, slow, wh
     assert cause == {
         "collections": "host",
         "waits": "host",
+        "rare": "host",
         "plain": "optimizer",
         "double": "precision",
         "gram": "precision",
@@ -253,6 +262,7 @@ def test_what_is_planted_is_named_first_with_its_function(look, uneven, slow, wh
     assert ("precision" in by_cause) == (slow in ("precision", "double", "gram", "backward")), "0.01 * gradient is none"
     assert ("in the optimizer" in at) == (slow == "double")
     assert ("attention" in by_cause) == (slow == "attention"), "a product over channels weighs no values"
+    assert sum("not in every step" in at for _, at, _ in report.tables["seen"]["rows"]) == (slow == "rare"), "one row"
     loops = {cause for cause, at, _ in report.tables["seen"]["rows"] if "small operators" in at}
     assert loops == ({"kernels"} if slow == "loop" else set()), "with the time between them"
     if slow in ("optimizer", "plain"):
