@@ -27,6 +27,8 @@ MOST_TENSOR = 2**16
 """As many as `mesh.tensor` allows."""
 SHARDED = ("fully_sharded", "sharded_activations", "mesh")
 """Strategies that shard parameters, gradients and optimizer state."""
+OTHERWISE = "another strategy, or a smaller model"
+"""What helps where no field does."""
 SPLIT_BY_TENSOR = ("tensor", "mesh")
 """Strategies that split the model's heads and d_ff."""
 
@@ -107,7 +109,7 @@ class Question:
         if names and (batch := together.smaller_batch(strategy)) is not None:
             return f"{names} with batch_size={batch}"
         if strategy not in SHARDED:
-            return "another strategy, or a smaller model"
+            return OTHERWISE
         fewest = together.fewest_shards(strategy)
         return "a smaller model" if fewest is None else f"{names or 'nothing else'} with mesh.fsdp={fewest}"
 
@@ -313,6 +315,12 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str
         lines.append("One device suffices." if mesh.devices == 1 else enough)
     else:
         lines.append("As it is, no number of devices suffices.")
+    if is_alone and verdict.helps == OTHERWISE:
+        other = next((fit for fit in known if fit.helps and not fit.helps.endswith("a smaller model")), None)
+        helps = (
+            ": take a smaller model" if other is None else f"; on {other.devices}, with {other.strategy}: {other.helps}"
+        )
+        return [*first, f"No field makes it fit on one {noun}{helps}.", *lines]
     if is_alone:
         return [*first, *([f"To fit on one {noun}: {verdict.helps}."] if verdict.helps else []), *lines]
     helped = dict.fromkeys(fit.helps for fit in known if fit.helps)

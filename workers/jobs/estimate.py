@@ -24,6 +24,7 @@ from workers.jobs._attention_memory import estimate_attention
 from workers.jobs._base import Unit
 from workers.jobs._fits import (
     MOST_DEVICES,
+    OTHERWISE,
     SPLIT_BY_TENSOR,
     Fit,
     Mesh,
@@ -263,7 +264,7 @@ def add_devices(values: Values, sheet: Sheet, spec: EstimateSpec, report: Report
         helps = None
         if fits is False:
             axes = [] if fewest is None else [f"mesh.{axis}={n}" for axis, n in fewest._asdict().items() if n > 1]
-            helps = " with ".join(axes) or "another strategy, or a smaller model"
+            helps = " with ".join(axes) or OTHERWISE
         found.append(Fit(strategy, number_of, size, fits, helps, fewest, reason))
     set_fewest_shards(values, shards, why_none, asked(spec, found))
     report_devices(rows, report)

@@ -210,7 +210,8 @@ def _status(sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[Tr
     if not too_large:
         return _Status("done", f"Every value up to {fit.upto} that was tried fits.")
     if not fitted:
-        return _Status("done", f"Not even the smallest value, {fit.lowest}, fits.")
+        job = min(tried, key=lambda trial: trial.value).job
+        return _Status("done", f"Not even the smallest value, {fit.lowest}, fits: job {job} says what it lacks.")
     known = []
     if max(fitted) > min(too_large):
         known.append(

@@ -133,7 +133,8 @@ def test_nothing_fits(fresh_site: Any, measured: Any) -> None:
     finish(fresh_site, measured, {"tiny": 0})
     (search,) = sweep_of(fresh_site, sweep)["searches"]
     assert (search["state"], search["largest"], search["too_large"]) == ("done", None, 50)
-    assert search["reason"] == "Not even the smallest value, 50, fits."
+    says = f"job {search['too_large_job']} says what it lacks"
+    assert search["reason"] == f"Not even the smallest value, 50, fits: {says}."
 
 
 def test_a_failed_job_stops_the_search_until_it_is_resumed(fresh_site: Any, measured: Any) -> None:

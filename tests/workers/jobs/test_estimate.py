@@ -249,6 +249,15 @@ def test_the_first_sentence_names_the_step(run, fields: dict[str, Any], text: st
     assert re.search(r"on one GPU of 80 GB \(74\.51 GiB\): [\d.]+ GiB\.$", first), "nobody has asked about a mesh"
 
 
+def test_where_nothing_makes_it_fit_on_one_device_another_strategy_is_named_with_what_it_takes(run) -> None:
+    sentences, _ = answer_of(run(model={"size": "8b"}, batch_size=1, context_length=8192, device="cuda", device_gb=24))
+    assert "No field makes it fit on one GPU; on 16, with fully_sharded: attention=fused with" in sentences
+    sentences, _ = answer_of(
+        run(model={"size": "8b"}, batch_size=1, context_length=8192, device="cuda", device_gb=0.01)
+    )
+    assert "No field makes it fit on one GPU: take a smaller model." in sentences
+
+
 def test_the_first_sentence_says_that_it_does_not_fit(run) -> None:
     sentences, fits = answer_of(run(**XL, mesh={"fsdp": 9}))
     first = sentences.splitlines()[0]
