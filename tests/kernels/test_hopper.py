@@ -447,6 +447,15 @@ def test_every_choice_can_be_launched(width: int) -> None:
                 assert named.get("root", 0.5) == 0.5
 
 
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(("has_documents", "heads"), [(True, 32), (False, 2)])
+def test_with_documents_all_heads_are_in_one_group(has_documents: bool, heads: int) -> None:
+    """Others are in groups whose keys fit the L2 cache."""
+    launch = plans.forward_launch(*[kind_of(2, 16, 16384, 128)] * 4, False, 0.5, rules.Bounded(-9, 0, has_documents))
+    assert launch is not None
+    assert dict(zip(launch._kernel.arg_names, launch._in_order(), strict=True))["size"] == heads
+
+
 @pytest.mark.parametrize(
     ("head_dim", "rest"), [(40, 16), (56, 0), (64, 0), (72, 16), (80, 16), (96, 32), (104, 0), (160, 32), (256, 0)]
 )

@@ -85,6 +85,8 @@ def forward_launch(
     head_bytes = 2 * keys * head_dim * q.dtype.itemsize * key_heads / heads
     planes, lengths = batches * heads, rules.key_tiles(how, queries, keys, is_causal)
     programs, span = rules.order_of_work(lengths, planes, head_bytes, multiprocessors, is_causal)
+    if bounded and bounded.has_documents:  # the same tile of all heads takes equally long, which balances the programs
+        span = planes
     rows = how.queries, how.keys, how.keys, how.queries
     return Launch(
         forward_kernel,
