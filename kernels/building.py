@@ -1,7 +1,7 @@
 """Builds C++ libraries on first use, with torch's own machinery, and keeps them in a cache.
 
 A library's name in the cache is a hash of everything that determines its content, so a host builds each version once,
-in one process at a time. A host with a filled cache needs no compiler.
+in one process at a time.
 """
 
 import fcntl
@@ -30,7 +30,7 @@ class BuildError(RuntimeError):
 
 
 class CompilerMissing(BuildError):
-    """There is no C++ compiler, and no library in the cache."""
+    """There is no C++ compiler."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,8 @@ class Library:
 
     def _built(self, cache: Path) -> Path:
         """Return the library's file in the cache; a build moves it there when it is complete."""
-        compiler = self._compiler()
-        if compiler is None:
-            return self._built_by_any_compiler(cache)
-        folder = cache / f"{self.name}-{self._digest()}-{hashlib.sha256(compiler.encode()).hexdigest()[:8]}"
+        compiler = hashlib.sha256(self._compiler().encode()).hexdigest()[:8]
+        folder = cache / f"{self.name}-{self._digest()}-{compiler}"
         file = folder / f"{self.name}.so"
         if file.exists():
             return file
@@ -85,23 +83,14 @@ class Library:
                     shutil.rmtree(scratch)
         return file
 
-    def _built_by_any_compiler(self, cache: Path) -> Path:
-        """Return the newest library in the cache that differs only in its compiler. Raises CompilerMissing: there is
-        none, and no compiler to build one."""
-        files = cache.glob(f"{self.name}-{self._digest()}-*/{self.name}.so")
-        newest = max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
-        if newest is None:
+    def _compiler(self) -> str:
+        """Return the compiler's version text, since another version builds another library. Raises CompilerMissing;
+        BuildError: the compiler does not answer."""
+        if shutil.which(_compiler_name()) is None:
             raise CompilerMissing(
                 f"{self.what} are C++ and there is no compiler {_compiler_name()!r} on this host: "
                 "install one (Debian: g++), or name it in CXX"
             )
-        return newest
-
-    def _compiler(self) -> str | None:
-        """Return the compiler's version text, since another version builds another library. None without a compiler.
-        Raises BuildError: the compiler does not answer."""
-        if shutil.which(_compiler_name()) is None:
-            return None
         command = [_compiler_name(), "--version"]
         try:
             return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout

@@ -61,7 +61,6 @@ for count in (2, 1):
     for pid in [start() for _ in range(count)]:
         os.waitpid(pid, 0)
     print([file.stat().st_mtime_ns for file in cache_folder().glob("*/*.so")], flush=True)
-    os.environ |= {"PATH": os.devnull, "CXX": ""}  # no compiler, and no ninja either
 """
 
 
@@ -72,7 +71,7 @@ exec c++ "$@"
 """A compiler that counts the libraries it makes."""
 
 
-def test_it_is_built_once_and_then_needs_no_compiler(library: Library, cache: Path, tmp_path: Path) -> None:
+def test_it_is_built_once(library: Library, cache: Path, tmp_path: Path) -> None:
     compiler, log = tmp_path / "counted-c++", tmp_path / "log"
     compiler.write_text(COUNTED.format(log=log))
     compiler.chmod(0o755)
@@ -89,8 +88,8 @@ def test_it_is_built_once_and_then_needs_no_compiler(library: Library, cache: Pa
         text=True,
         timeout=200,
     )
-    *racing, built, without_compiler, same = done.stdout.splitlines()
-    assert [*racing, without_compiler] == ["42"] * 3
+    *racing, built, later, same = done.stdout.splitlines()
+    assert [*racing, later] == ["42"] * 3
     assert len(json.loads(built)) == 1
     assert same == built
     assert log.read_text().splitlines() == ["linked"], "the one that waited takes what the other built"
@@ -181,10 +180,6 @@ def test_another_version_of_the_compiler_builds_anew(library, cache, tmp_path, m
         files.append(library.file())
     assert files[0] == files[1] != files[2]
     assert [file.read_text() for file in files] == ["library 1", "library 1", "library 2"]
-    compiler.unlink()
-    assert library.file() == files[2], "without a compiler the newest one does"
-    with pytest.raises(CompilerMissing):
-        replace(library, compiler_flags=(*library.compiler_flags, "-g")).file()
 
 
 @pytest.mark.usefixtures("cache")
