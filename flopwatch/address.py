@@ -9,16 +9,13 @@ import json
 import os
 from pathlib import Path
 
-from flopwatch.process_start import start_of
-
 FILE = "server.json"
 
 
 def leave(folder: Path, url: str) -> None:
     """Record that this process's server listens at `url`; a later server replaces the record."""
     partial = folder / f"{FILE}.{os.getpid()}"
-    record = {"url": url, "pid": os.getpid(), "started": start_of(os.getpid())}
-    partial.write_text(json.dumps(record), encoding="utf-8")
+    partial.write_text(json.dumps({"url": url, "pid": os.getpid()}), encoding="utf-8")
     partial.replace(folder / FILE)
 
 
@@ -26,22 +23,6 @@ def read(folder: Path) -> str | None:
     """Return the address that the last server of this folder left; None if there is none, or it cannot be read."""
     url = _record(folder).get("url")
     return url if isinstance(url, str) and url.startswith("http") else None
-
-
-def is_stale(folder: Path) -> bool:
-    """Return True if the server that left its address was killed: its process is gone, but its address is still there.
-
-    A process of another container or host is not visible here; its address may still be right.
-    """
-    record = _record(folder)
-    pid, start = record.get("pid"), record.get("started")
-    if not isinstance(pid, int):
-        return False
-    try:
-        now = start_of(pid)
-    except OSError:
-        return False
-    return now is None or (start is not None and now != start)
 
 
 def remove(folder: Path) -> None:

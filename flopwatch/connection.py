@@ -532,9 +532,7 @@ def _server_url(data_dir: str | os.PathLike[str] | None) -> tuple[str, str]:
     named = data_dir or os.environ.get("FLOPWATCH_DATA_DIR")
     folder = Path(named or defaults.data_dir())
     if url := address.read(folder):
-        # It is used all the same: the process of a server in another container is not visible here.
-        gone = ", left by a server whose process is gone" if address.is_stale(folder) else ""
-        return url.rstrip("/"), f" (from {folder / address.FILE}{gone})"
+        return url.rstrip("/"), f" (from {folder / address.FILE})"
     host, port = os.environ.get("FLOPWATCH_HOST", defaults.HOST), os.environ.get("FLOPWATCH_PORT", str(defaults.PORT))
     if not port.isdecimal():
         raise ClientError(f"FLOPWATCH_PORT: {port!r} is no number of a port")

@@ -476,17 +476,6 @@ class TestAddress:
         self.url(url)
         assert given == [loaded]
 
-    def test_the_error_says_that_the_server_of_an_address_was_killed(self, tmp_path: Path) -> None:
-        with subprocess.Popen([sys.executable, "-c", "pass"]) as killed:
-            pass
-        address.leave(tmp_path, "http://127.0.0.1:1")
-        said = json.loads((tmp_path / address.FILE).read_text())
-        assert not address.is_stale(tmp_path)
-        for change in ({"pid": killed.pid}, {"started": "1"}):  # gone; or another process has its number now
-            (tmp_path / address.FILE).write_text(json.dumps({**said, **change}))
-            with pytest.raises(Unreachable, match="left by a server whose process is gone"), Flopwatch() as nobody:
-                nobody.specs()
-
     def test_an_address_without_a_server_names_its_file(self, tmp_path: Path) -> None:
         address.leave(tmp_path, "http://127.0.0.1:1")
         with pytest.raises(Unreachable, match=re.escape(str(tmp_path / "server.json"))), Flopwatch() as nobody:

@@ -16,10 +16,9 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from flopwatch.process_start import PROC, start_of
-
 logger = logging.getLogger(__name__)
 
+PROC = Path("/proc")
 VARIABLE = "FLOPWATCHED_BY"
 
 
@@ -79,3 +78,13 @@ def _is_of_dead_agent(other: str, mark: str) -> bool:
             except OSError:
                 return False
     return False
+
+
+def start_of(pid: int) -> str | None:
+    """Return when a process started, in ticks since the boot, which tells it from a later one with its pid; None if it
+    is dead. Raises OSError: /proc cannot be read, such as when no file descriptor is left."""
+    try:
+        state, *fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if state in ("Z", "X") else fields[18]

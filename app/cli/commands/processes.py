@@ -279,12 +279,11 @@ def move(
 ) -> None:
     """Copy the database of a data folder to PostgreSQL, while no server and no worker runs, or its files to an object
     store; the folder keeps its rows and files. No process uses a database that has moved."""
-    from app.errors import Conflict
+    from app.server.access import refuse_second_server
     from app.settings import OBJECT_STORES
     from app.store.database.engine import open_database, open_existing
     from app.store.database.moving import copy_everything
     from app.store.files.opening import open_files
-    from flopwatch import address
 
     use_data_dir(data_dir)
     settings = _settings()
@@ -299,8 +298,7 @@ def move(
     if settings.database_url == to:  # set already for server and workers; what moves is the folder's
         settings = settings.model_copy(update={"database_url": None})
     with _refused(), closing(open_existing(settings)) as source:
-        if (url := address.read(settings.data_dir)) and not address.is_stale(settings.data_dir):
-            raise Conflict(f"The server {url} runs: stop it first.")
+        refuse_second_server(settings)
         _refuse_living_workers(source)
         there = settings.model_copy(update={"database_url": to})
         with closing(open_database(there)) as target:

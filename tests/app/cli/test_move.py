@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from app.cli.commands import cli
 from app.errors import CannotRunHere
 from app.results.pivoting import table
+from app.server.access import lock_folder
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
@@ -35,7 +36,6 @@ from app.store.queue.transitions import Queue
 from app.store.reading.measurements import JobChoice
 from app.store.reading.queries import Reading
 from app.store.records import Finish, Idempotency, NewEvent, NewJob, Offer, StoredArtifact, UnitRecord
-from flopwatch import address
 from tests.builders import measured
 from tests.object_stores import Bucket
 from tests.postgres import Server
@@ -212,10 +212,11 @@ def test_no_transaction_of_postgresql_waits_while_sqlite_counts(folder, url, mon
 
 
 def test_a_running_server_or_worker_is_stopped_first(folder: Path, url: str) -> None:
-    address.leave(folder, "http://127.0.0.1:1")
+    lock = lock_folder(Settings(data_dir=folder))
+    assert lock is not None
     refused = move(folder, url)
-    assert (refused.exit_code, "http://127.0.0.1:1 runs" in refused.stderr) == (1, True)
-    address.remove(folder)
+    assert (refused.exit_code, "A server runs on" in refused.stderr) == (1, True)
+    os.close(lock)
     with closing(open_database(Settings(data_dir=folder))) as source:
         Registration(source).register_worker("here", socket.gethostname(), os.getpid(), [], [], [], {})
     refused = move(folder, url)
