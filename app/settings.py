@@ -96,12 +96,6 @@ Days = Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)]
 
 
 PREFIX = "FLOPWATCH_"
-OF_THE_DATABASE = (
-    "max_running_devices",
-    "fair_share_half_life_h",
-    *(f"keep_{what}_days" for what in ("events", "jobs")),
-)
-"""Settings of one server that act on the jobs of all."""
 READ_ELSEWHERE = ("FLOPWATCH_URL",)
 """Variables with the prefix that are read, but are not fields of Settings."""
 SECRETS = ("FLOPWATCH_API_TOKEN", "FLOPWATCH_NOTIFY_SECRET")

@@ -20,21 +20,11 @@ def comparisons(
     after = {_work(job["spec"]): job["spec"] for job in candidate}
     pairs = []
     for work, spec in after.items():
-        same = next((one for one in (_as_now(one, spec) for one in before) if _work(one) == work), spec)
+        # A release's specs lack the fields that came later.
+        same = next((one for one in ({**spec, **former} for former in before) if _work(one) == work), spec)
         if versions(same) != versions(spec):
             pairs.append({"kind": "compare", "baseline": of_side(same), "candidate": of_side(spec)})
     return pairs, len(pairs) == len(after)
-
-
-def _as_now(former: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a former spec with what an earlier release did not record: fields that came later, and the names of files,
-    both as in the present spec."""
-    codes = {
-        name: {"file": spec[name].get("file"), **value}
-        for name, value in former.items()
-        if _is_code(value) and _is_code(spec.get(name))
-    }
-    return {**spec, **former, **codes}
 
 
 def replicates(comparison: Mapping[str, Any], percent: float, most: int | None = None) -> int:

@@ -220,8 +220,6 @@ class Flopwatch(Connection):
         own_code: Any = {name: rest.pop(name, None) for name in ("implementation", "model", "step", "code")}
         chosen = self.with_code(self._with_preset(spec, rest.pop("preset", None)), swept=swept, **own_code)
         once = {"idempotency_key": rest.pop("idempotency_key", None), "dry_run": rest.pop("dry_run", False)}
-        if rest.get("notify_url") is None:
-            rest.pop("notify_url", None)  # a server of before notifications would refuse a null
         return chosen, {**rest, "labels": dict(rest.get("labels") or {})}, once
 
     def versus(

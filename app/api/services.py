@@ -17,8 +17,7 @@ from app.api.guard import Guard
 from app.api.notifying import Notifier
 from app.api.writing import Writes
 from app.errors import STORE_UNAVAILABLE, FlopwatchError
-from app.settings import OF_THE_DATABASE, PREFIX, Settings
-from app.store import service_settings
+from app.settings import Settings
 from app.store.database.engine import Database, open_database
 from app.store.database.slices import Slices
 from app.store.files.opening import open_files
@@ -141,9 +140,7 @@ async def running(settings: Settings, note_error: NoteError = lambda _: None) ->
 
 
 def _announce(database: Database, settings: Settings) -> None:
-    """Store what workers need to know of the server, and say what it changes for all."""
-    limits = {f"{PREFIX}{name.upper()}": getattr(settings, name) for name in OF_THE_DATABASE}
-    service_settings.announce(database, limits)
+    """Store what workers need to know of the server."""
     announce_server(database)
     agree(database, Policy(settings.fair_share_half_life_h * 3600, settings.max_running_devices))
 

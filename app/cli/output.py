@@ -105,8 +105,7 @@ def print_job_list(jobs: Sequence[dict[str, Any]], places: Mapping[int, int]) ->
             {
                 "id": job["id"],
                 "kind": job["kind"],
-                # A server before this version does not tell the outcome.
-                "state": job.get("outcome") or job["state"],
+                "state": job["outcome"] or job["state"],
                 "case": case_text(job["summary"]),
                 "verdict": (job["validity"] or {}).get("verdict"),
                 "age": age(job["created_at"]),
@@ -153,7 +152,7 @@ def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
 def print_answers(server: Flopwatch, job: Mapping[str, Any]) -> None:
     """Print the tables that answer the kind's question; a table with one column is printed as sentences."""
     for table in server.list_tables(job):
-        if table.get("answers"):  # a server before this version does not tell
+        if table["answers"]:
             rows = server.job_table_rows(job["id"], table["name"])
             # Of one unit, its number says nothing.
             left_out = {"unit_index"} if len(table["units"]) == 1 else set()

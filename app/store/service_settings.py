@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
@@ -13,8 +12,6 @@ from app.store import tables
 if TYPE_CHECKING:
     from app.store.database.engine import Database
 
-logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 LEASE_S = "lease_s"
@@ -23,7 +20,6 @@ SERVER = "server"
 """Name of {"version", "schema_number", "fingerprint"} of the server that started last, which workers compare (see
 app/specs/_schema.py)."""
 
-_LIMITS = "limits"
 
 _setting = tables.setting.c
 _GET = select(_setting.value).where(_setting.name == bindparam("of_name"))
@@ -63,17 +59,3 @@ def agreed(database: Database, name: str, read: Callable[[Connection], T | None]
                 found = proposed
                 put(connection, name, found)
     return found
-
-
-def announce(database: Database, limits: Mapping[str, Any]) -> None:
-    """Store settings by which one server acts on everybody's jobs, by the names of their variables. The log says which
-    ones the server that started last had otherwise."""
-    with database.read() as connection:
-        stored = get(connection, _LIMITS) or {}
-    for name, new in limits.items():
-        if (old := stored.get(name, new)) != new:
-            old, new = ("unset" if value is None else value for value in (old, new))
-            logger.warning("%s was %s and is %s now, for all servers and workers of this database", name, old, new)
-    if stored != limits:
-        with database.write() as connection:
-            put(connection, _LIMITS, dict(limits))

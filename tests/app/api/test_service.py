@@ -297,18 +297,3 @@ def test_requests_that_another_site_sends(site: Any, headers: dict[str, str], *,
 def test_nothing_is_built_before_the_start(tmp_path: Any) -> None:
     create_app(Settings(data_dir=tmp_path / "data"))
     assert not (tmp_path / "data").exists()
-
-
-def test_a_server_says_which_limits_of_all_it_changes(serve, tmp_path, caplog) -> None:
-    def said(**settings: Any) -> list[str]:
-        caplog.clear()
-        with serve(tmp_path, **settings):
-            return [record.getMessage() for record in caplog.records if "for all servers" in record.getMessage()]
-
-    assert said(max_running_devices=4) == [], "there was no other"
-    assert said(max_running_devices=4) == []
-    changed = said(keep_jobs_days=30.0)
-    assert [text.partition(" now,")[0] for text in changed] == [
-        "FLOPWATCH_MAX_RUNNING_DEVICES was 4 and is unset",
-        "FLOPWATCH_KEEP_JOBS_DAYS was unset and is 30.0",
-    ]
