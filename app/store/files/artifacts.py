@@ -1,7 +1,7 @@
 """Artifact files, named after their content: `ab/cdef…` under one folder, written whole or not at all.
 
-A content is written to a temporary file, or is a file on the same disk that nobody writes to any more. It is synced,
-linked to its name, and the folder is synced; only then may a row of the table `artifact` or `code_file` refer to it.
+A content is written to a temporary file, which is synced and linked to its name, and the folder is synced; only then
+may a row of the table `artifact` or `code_file` refer to it.
 Between the two, the content is *held*: put() or take() keeps a shared lock on a byte of its own, in one lock file for
 all contents, until release(), or until the process ends in any way. So a process holds any number of contents with one
 descriptor.
@@ -81,41 +81,11 @@ class ArtifactFiles(OwnedFiles):
         return sha256, size
 
     def take(self, path: Path, check: Check = accept, claim: Claim | None = None) -> tuple[str, int]:
-        """Store the file `path` itself and hold it, so that `path` no longer exists; returns what put() does.
-
-        The caller sees to it that nobody writes to the file any more. The file is copied only if it lies on another
-        disk, belongs to another user, or has a second name by which somebody might change the stored content. It gets
-        the same permissions as a file that put() stores.
-
-        Raises DiskFull, or what `check` raises; then the file stays where it is.
-        """
+        """As put(), and remove the file `path`. If it raises, the file stays where it is."""
         del claim  # a lock holds the content, whoever has it
-        with self._space_errors():
-            stored = self._linked(path, check) if path.lstat().st_nlink == 1 else None
-        if stored is None:
-            stored = self.put(path, check)
+        stored = self.put(path, check)
         path.unlink()
         return stored
-
-    def _linked(self, path: Path, check: Check) -> tuple[str, int] | None:
-        """Link the file to its content's name; return None if it lies on another disk or belongs to another user."""
-        self._make_folder(self._folder)
-        try:
-            with opened(path) as file:
-                status = os.fstat(file.fileno())
-                if status.st_dev != self._folder.stat().st_dev:
-                    return None
-                check(status.st_size)
-                os.fchmod(file.fileno(), 0o600)
-                sha256, size = _digest(file, check)
-                os.fsync(file.fileno())
-            self._link(path, sha256)
-        except OSError as error:
-            # The file lies across a bind mount or belongs to somebody else, or this disk has no hard links.
-            if error.errno in (errno.EXDEV, errno.EPERM, errno.EMLINK):
-                return None
-            raise
-        return sha256, size
 
     def _link(self, temporary: Path, sha256: str) -> None:
         target = self._path(sha256)

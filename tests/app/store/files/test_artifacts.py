@@ -1,4 +1,3 @@
-import errno
 import hashlib
 import os
 import subprocess
@@ -104,55 +103,21 @@ def test_everything_is_synced_before_it_has_its_name(files, trace, store, monkey
     assert order == ["file", "folder", "link", "folder"]
 
 
-class TestTake:
-    """The file itself becomes the content, where that is possible."""
-
-    def test_the_file_is_the_content_and_is_gone_from_its_place(self, files, folder, trace) -> None:
-        inode = trace.stat().st_ino
-        assert files.take(trace) == (SHA256, 5)
-        assert not trace.exists()
-        assert files.open_path(SHA256).stat().st_ino == inode
-        assert stored(folder) == [files.open_path(SHA256)]
-
-    @pytest.mark.parametrize("mode", [0o600, 0o400, 0o4777])
-    def test_nobody_else_may_read_it(self, files, folder, trace, tmp_path, mode) -> None:
-        former = os.umask(0)
-        try:
-            other = tmp_path / "other"
-            other.write_bytes(b"another content")
-            put, _ = files.put(other)
-            trace.chmod(mode)
-            inode = trace.stat().st_ino
-            files.take(trace)
-        finally:
-            os.umask(former)
-        assert files.open_path(SHA256).stat().st_ino == inode
-        assert {path.stat().st_mode & 0o7777 for path in stored(folder)} == {0o600}
-        folders = [folder, files.open_path(put).parent, files.open_path(SHA256).parent, folder / "incoming"]
-        assert {path.stat().st_mode & 0o7777 for path in folders} == {0o700}
-
-    @pytest.mark.parametrize("why", ["another name", "another disk", "no links"])
-    def test_a_file_that_cannot_be_linked_is_copied(self, files, folder, trace, why, monkeypatch) -> None:
-        other = trace.with_name("other")
-        if why == "another name":
-            other.hardlink_to(trace)
-        else:
-            link = Path.hardlink_to
-
-            def hardlink_to(path: Path, target: Path) -> None:
-                if target == trace:
-                    raise OSError(errno.EXDEV if why == "another disk" else errno.EPERM, "not here")
-                link(path, target)
-
-            monkeypatch.setattr(Path, "hardlink_to", hardlink_to)
-        inode = trace.stat().st_ino
-        assert files.take(trace) == (SHA256, 5)
-        assert not trace.exists()
-        if why == "another name":
-            other.write_text("changed by that name")
-        assert files.open_path(SHA256).read_bytes() == b"trace"
-        assert files.open_path(SHA256).stat().st_ino != inode
-        assert stored(folder) == [files.open_path(SHA256)]
+def test_a_stored_file_is_its_owners_and_nobody_can_change_it(files, folder, trace) -> None:
+    trace.chmod(0o4777)
+    former = os.umask(0)
+    try:
+        with trace.open("r+b") as of_a_process_that_lives_on:
+            assert files.take(trace) == (SHA256, 5)
+            of_a_process_that_lives_on.write(b"other")
+    finally:
+        os.umask(former)
+    assert not trace.exists()
+    (content,) = stored(folder)
+    assert (content, content.read_bytes()) == (files.open_path(SHA256), b"trace")
+    assert content.stat().st_mode & 0o7777 == 0o600
+    folders = [folder, content.parent, folder / "incoming"]
+    assert {path.stat().st_mode & 0o7777 for path in folders} == {0o700}
 
 
 def stopping_after(size: int) -> Callable[[int], None]:
