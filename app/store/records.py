@@ -172,7 +172,7 @@ class TableRecord:
 
 @dataclass(frozen=True)
 class StoredArtifact:
-    """A file that FileStore.take has stored; `size` in bytes."""
+    """A file that FileStore.put has stored; `size` in bytes."""
 
     unit_index: int
     name: str

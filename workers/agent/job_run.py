@@ -610,10 +610,11 @@ class JobRun:
             for file in received:
                 self._artifact_bytes -= file.size  # it may have grown since
                 check = partial(self._check_storing, file.public_name)
-                take = partial(self._artifacts.take, file.path, check, self.claim)
-                sha256, size = self._patiently(take, check)
+                put = partial(self._artifacts.put, file.path, check, self.claim)
+                sha256, size = self._patiently(put, check)
                 self._artifact_bytes += size
                 self._held.append(sha256)
+                file.path.unlink(missing_ok=True)
                 self._spool.add_artifact(file.public_name, file.kind, file.media_type, size, sha256)
         except (OSError, TooLarge, _Interrupted, *STORE_UNAVAILABLE) as error:
             if isinstance(error, _Interrupted) and isinstance(error.outcome, GivenBack | Abandoned):

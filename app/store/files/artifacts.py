@@ -2,7 +2,7 @@
 
 A content is written to a temporary file, which is synced and linked to its name, and the folder is synced; only then
 may a row of the table `artifact` or `code_file` refer to it.
-Between the two, the content is *held*: put() or take() keeps a shared lock on a byte of its own, in one lock file for
+Between the two, the content is *held*: put() keeps a shared lock on a byte of its own, in one lock file for
 all contents, until release(), or until the process ends in any way. So a process holds any number of contents with one
 descriptor.
 Nobody removes a content that is referred to or held: removal looks for references inside the database's write lock, so
@@ -56,11 +56,9 @@ class ArtifactFiles(OwnedFiles):
         self._held: Counter[str] = Counter()
         self._descriptor: int | None = None
 
-    def put(self, path: Path, check: Check = accept) -> tuple[str, int]:
-        """Store a copy of the file `path` and hold it; returns its SHA-256 and its size in bytes.
-
-        Raises DiskFull, or what `check` raises, and then leaves nothing behind.
-        """
+    def put(self, path: Path, check: Check = accept, claim: Claim | None = None) -> tuple[str, int]:
+        """See FileStore.put."""
+        del claim  # a lock holds the content, whoever has it
         with self._space_errors(), opened(path) as file:
             check(os.fstat(file.fileno()).st_size)
             return self._stored(file, check)
@@ -79,13 +77,6 @@ class ArtifactFiles(OwnedFiles):
         finally:
             temporary.unlink(missing_ok=True)
         return sha256, size
-
-    def take(self, path: Path, check: Check = accept, claim: Claim | None = None) -> tuple[str, int]:
-        """As put(), and remove the file `path`. If it raises, the file stays where it is."""
-        del claim  # a lock holds the content, whoever has it
-        stored = self.put(path, check)
-        path.unlink()
-        return stored
 
     def _link(self, temporary: Path, sha256: str) -> None:
         target = self._path(sha256)
@@ -121,7 +112,7 @@ class ArtifactFiles(OwnedFiles):
             self._held[sha256] += 1
 
     def release(self, sha256s: Iterable[str]) -> None:
-        """End the hold of one put() or take() of each content: its row is committed, or will never be."""
+        """End the hold of one put() of each content: its row is committed, or will never be."""
         with self._guard:
             for sha256 in sha256s:
                 self._held[sha256] -= 1

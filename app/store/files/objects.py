@@ -133,14 +133,8 @@ class ObjectFiles(OwnedFiles):
         self._clock = clock
         self._list_after = self._remove_after = clock()
 
-    def take(self, path: Path, check: Check = accept, claim: Claim | None = None) -> tuple[str, int]:
-        """Store the file `path` for the claim, and remove it there; see FileStore.take."""
-        stored = self.put(path, check, claim)
-        path.unlink()
-        return stored
-
     def put(self, path: Path, check: Check = accept, claim: Claim | None = None) -> tuple[str, int]:
-        """Store a copy of the file `path`; else as take()."""
+        """See FileStore.put."""
         with opened(path) as file:
             expected = os.fstat(file.fileno()).st_size
             check(expected)

@@ -96,19 +96,15 @@ Content = FolderContent | RemoteContent
 class FileStore(Protocol):
     """The contents of one database, by their SHA-256. Threads and processes may share a store."""
 
-    def take(self, path: Path, check: Check = accept, claim: Claim | None = None) -> tuple[str, int]:
-        """Store the file `path` for the claim, and hold its content; returns its SHA-256 and its size in bytes.
-
-        `path` no longer exists then; the caller sees to it that nobody writes to it any more.
-
-        Raises DiskFull, StoreUnreachable, LeaseLost, or what `check` raises; then the file stays where it is.
-        """
+    def put(self, path: Path, check: Check = accept, claim: Claim | None = None) -> tuple[str, int]:
+        """Store a copy of the file `path` for the claim, and hold its content; returns its SHA-256 and its size in
+        bytes. Raises DiskFull, StoreUnreachable, LeaseLost, or what `check` raises, and then leaves nothing behind."""
 
     def put_bytes(self, content: bytes) -> tuple[str, int]:
-        """Store a content that is in memory, and hold it; else as take()."""
+        """Store a content that is in memory, and hold it; else as put()."""
 
     def release(self, sha256s: Iterable[str]) -> None:
-        """End the hold of one take() or put_bytes() of each content: its row is committed, or will never be."""
+        """End the hold of one put() or put_bytes() of each content: its row is committed, or will never be."""
 
     def check_kept(self, connection: Connection, sha256: str) -> None:
         """Raise StorageFailed if a content that was put is gone. `connection` commits the row that refers to it."""

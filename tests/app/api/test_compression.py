@@ -37,7 +37,7 @@ def test_files_with_ranges_are_sent_as_they_are_stored(site: Any) -> None:
     job_id = site.submit(priority=50)["id"]
     source = Path(site.services.settings.data_dir) / "source"
     source.write_bytes(text)
-    site.services.files.take(source)
+    site.services.files.put(source)
     artifact = StoredArtifact(0, "trace.json", "trace", "application/json", len(text), sha256)
     site.worker.finish(site.worker.claim_job(job_id), artifacts=[artifact])
     for wanted, status, content in (("", 200, text), ("bytes=3-5", 206, b"345")):

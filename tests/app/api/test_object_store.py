@@ -31,7 +31,7 @@ def url(stored: Any, content: bytes, tmp_path: Path) -> str:
     (tmp_path / "trace").write_bytes(content)
     job_id = stored.submit()["id"]
     claim = stored.worker.claim_job(job_id)
-    sha256, size = stored.services.files.take(tmp_path / "trace", claim=claim)
+    sha256, size = stored.services.files.put(tmp_path / "trace", claim=claim)
     stored.worker.finish(
         claim, artifacts=[StoredArtifact(0, "trace (1).json.gz", "trace", "application/gzip", size, sha256)]
     )

@@ -180,13 +180,13 @@ class WatchedFiles(ArtifactFiles):
         super().__init__(folder)
         self._before, self._read_part = before, read_part
 
-    def take(self, path, check=lambda _size: None, claim=None) -> tuple[str, int]:
+    def put(self, path, check=lambda _size: None, claim=None) -> tuple[str, int]:
         def checked(size: int) -> None:
             self._read_part()
             check(size)
 
         self._before()
-        return super().take(path, checked, claim)
+        return super().put(path, checked, claim)
 
 
 @dataclass

@@ -28,9 +28,7 @@ def use(folder: Path) -> None:
     database = open_database(settings)
     with database.write() as connection:
         connection.exec_driver_sql("PRAGMA user_version = 1")
-    content = folder.parent / "content"
-    content.write_text("content")
-    ArtifactFiles(settings.artifacts_dir).take(content)
+    ArtifactFiles(settings.artifacts_dir).put_bytes(b"content")
     database.backup(folder / "backup")
     assert {path.name for path in folder.iterdir()} >= {"flopwatch.sqlite3-wal", "artifacts.lock"}
     check(folder)
@@ -158,8 +156,7 @@ def test_a_folder_of_artifacts_elsewhere_is_private(tmp_path: Path, mode: int) -
     elsewhere.chmod(mode)
     settings = Settings(data_dir=tmp_path / "data", artifacts_url=str(elsewhere))
     database = open_database(settings)
-    (tmp_path / "content").write_text("content")
-    open_files(settings, database).take(tmp_path / "content")
+    open_files(settings, database).put_bytes(b"content")
     database.close()
     check(elsewhere)
     check(settings.data_dir)

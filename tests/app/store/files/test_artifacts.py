@@ -53,17 +53,12 @@ def finish_with(queue: Queue, shop: Any, sha256: str) -> int:
     return int(claim.job_id)
 
 
-STORES = pytest.mark.parametrize("store", [ArtifactFiles.put, ArtifactFiles.take])
-
-
-@STORES
-def test_the_same_content_is_stored_once(files: ArtifactFiles, folder: Path, trace: Path, store: Any) -> None:
+def test_the_same_content_is_stored_once(files: ArtifactFiles, folder: Path, trace: Path) -> None:
     files.put(trace)
     inode = files.open_path(SHA256).stat().st_ino
-    assert store(files, trace) == (SHA256, 5)
+    assert files.put(trace) == (SHA256, 5)
     assert files.open_path(SHA256).stat().st_ino == inode
     assert len(stored(folder)) == 1
-    assert trace.exists() == (store is ArtifactFiles.put)
 
 
 def test_what_is_no_content_is_not_found(files: ArtifactFiles) -> None:
@@ -96,10 +91,9 @@ def steps_in_order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return order
 
 
-@STORES
-def test_everything_is_synced_before_it_has_its_name(files, trace, store, monkeypatch) -> None:
+def test_everything_is_synced_before_it_has_its_name(files, trace, monkeypatch) -> None:
     order = steps_in_order(monkeypatch)
-    store(files, trace)
+    files.put(trace)
     assert order == ["file", "folder", "link", "folder"]
 
 
@@ -108,11 +102,10 @@ def test_a_stored_file_is_its_owners_and_nobody_can_change_it(files, folder, tra
     former = os.umask(0)
     try:
         with trace.open("r+b") as of_a_process_that_lives_on:
-            assert files.take(trace) == (SHA256, 5)
+            assert files.put(trace) == (SHA256, 5)
             of_a_process_that_lives_on.write(b"other")
     finally:
         os.umask(former)
-    assert not trace.exists()
     (content,) = stored(folder)
     assert (content, content.read_bytes()) == (files.open_path(SHA256), b"trace")
     assert content.stat().st_mode & 0o7777 == 0o600
@@ -128,19 +121,18 @@ def stopping_after(size: int) -> Callable[[int], None]:
     return check
 
 
-@STORES
 class TestCheck:
     """A caller can stop a file of any size before it is read, and at each chunk."""
 
-    def test_a_huge_file_is_refused_unread(self, files, folder, trace, store, monkeypatch) -> None:
+    def test_a_huge_file_is_refused_unread(self, files, folder, trace, monkeypatch) -> None:
         os.truncate(trace, 100 << 30)  # sparse
         monkeypatch.setattr(artifacts, "_digest", None)
         with pytest.raises(InterruptedError, match=f"{100 << 30} bytes"):
-            store(files, trace, stopping_after(1 << 30))
+            files.put(trace, stopping_after(1 << 30))
         assert trace.exists()
         assert stored(folder) == []
 
-    def test_one_that_grows_is_left_at_a_chunk(self, files, folder, trace, store, monkeypatch) -> None:
+    def test_one_that_grows_is_left_at_a_chunk(self, files, folder, trace, monkeypatch) -> None:
         monkeypatch.setattr(artifacts, "CHUNK_BYTES", 1)
         sizes = []
 
@@ -151,20 +143,20 @@ class TestCheck:
             stopping_after(50)(size)
 
         with pytest.raises(InterruptedError):
-            store(files, trace, check)
+            files.put(trace, check)
         assert sizes == [5, *range(1, 52)]
         assert trace.exists()
         assert stored(folder) == []
 
     @pytest.mark.parametrize("kind", ["link", "pipe"])
-    def test_what_is_no_file_is_refused(self, files, folder, trace, store, kind) -> None:
+    def test_what_is_no_file_is_refused(self, files, folder, trace, kind) -> None:
         other = trace.with_name("other")
         if kind == "link":
             other.symlink_to(trace)
         else:
             os.mkfifo(other)
         with pytest.raises(OSError, match="symbolic links" if kind == "link" else "not a regular file"):
-            store(files, other)
+            files.put(other)
         assert stored(folder) == []
 
 
@@ -174,7 +166,7 @@ def test_many_held_files_take_one_descriptor(files: ArtifactFiles, tmp_path: Pat
     for number in range(30):
         path = tmp_path / "file"
         path.write_text(str(number))
-        contents.append(files.take(path)[0])
+        contents.append(files.put(path)[0])
     assert len(list(Path("/proc/self/fd").iterdir())) == before + 1
     files.release(contents[:10])
     assert sorted(files.remove(contents, database)) == sorted(contents[:10])
@@ -183,7 +175,7 @@ def test_many_held_files_take_one_descriptor(files: ArtifactFiles, tmp_path: Pat
 class TestRemove:
     def test_held_files_stay_until_each_hold_ends(self, files, folder, trace, database) -> None:
         files.put(trace)
-        files.take(trace)
+        files.put(trace)
         for _ in range(2):
             assert ArtifactFiles(folder).remove([SHA256], database) == []
             files.release([SHA256])

@@ -66,9 +66,9 @@ def all_of(content: Any, start: int = 0, stop: int | None = None) -> bytes:
 def test_a_file_is_stored_and_read_again(files, bucket, database, queue, shop, tmp_path, size) -> None:
     content, path, claim = os.urandom(size), tmp_path / "file", shop.running_job()
     path.write_bytes(content)
-    sha256, stored = files.take(path, claim=claim)
+    sha256, stored = files.put(path, claim=claim)
     finish(queue, claim, (sha256, stored))
-    assert (sha256, stored, path.exists()) == (hashlib.sha256(content).hexdigest(), size, False)
+    assert (sha256, stored) == (hashlib.sha256(content).hexdigest(), size)
     assert rows(database) == dict.fromkeys(names(bucket), sha256)
     kept = ObjectFiles(bucket.url, database).open(sha256)
     asyncio.run(kept.check(size))
@@ -96,7 +96,7 @@ def test_one_that_is_stopped_leaves_the_file_and_no_content(files, bucket, tmp_p
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        files.take(path, check, shop.running_job())
+        files.put(path, check, shop.running_job())
     assert (path.stat().st_size, bucket.names()) == (LARGE, set())
     assert "<Upload>" not in bucket.request("GET", "?uploads")
     assert set(rows(database).values()) == {None}
@@ -106,7 +106,7 @@ def test_one_that_is_stopped_leaves_the_file_and_no_content(files, bucket, tmp_p
 @pytest.mark.parametrize("what", ["another content", "another size", "nothing"])
 def test_what_the_store_has_changed_is_an_error(files, bucket, trace, shop, queue, what) -> None:
     claim = shop.running_job()
-    sha256, size = files.take(trace, claim=claim)
+    sha256, size = files.put(trace, claim=claim)
     finish(queue, claim, (sha256, size))
     [name] = bucket.names()
     content = files.open(sha256)
@@ -131,7 +131,7 @@ class TestLostAnswers:
         bucket.network.lost_answers = lost
         while True:
             try:
-                return files.take(trace, claim=claim)
+                return files.put(trace, claim=claim)
             except StoreUnreachable:
                 assert trace.exists()
 
@@ -162,10 +162,10 @@ class TestCutNetwork:
         path.write_bytes(content)
         bucket.network.cut_after = 5.5 * (1 << 20)
         with pytest.raises(StoreUnreachable):
-            files.take(path, claim=claim)
+            files.put(path, claim=claim)
         assert (path.exists(), bucket.names()) == (True, set())
         bucket.network.mend()
-        stored = files.take(path, claim=claim)
+        stored = files.put(path, claim=claim)
         finish(queue, claim, stored)
         files.remove_unreferenced(database, 0)
         assert set(rows(database)) == names(bucket)
@@ -174,7 +174,7 @@ class TestCutNetwork:
     @pytest.mark.parametrize("by", ["the next removal", "the server's upkeep"])
     def test_a_removal_is_completed_later(self, files, bucket, trace, shop, queue, database, clock, by) -> None:
         claim = shop.running_job()
-        stored = files.take(trace, claim=claim)
+        stored = files.put(trace, claim=claim)
         finish(queue, claim, stored)
         contents = delete_job(database, claim.job_id)
         bucket.network.cut()
@@ -214,7 +214,7 @@ class TestRemoval:
     def race(self, files: ObjectFiles, trace: Path, queue: Queue, shop: Any, database: Database, *, late: bool) -> str:
         """Store a content again while the object that has it is deleted, or before the delete arrives; its SHA-256."""
         first = shop.running_job()
-        sha256, size = files.take(trace, claim=first)
+        sha256, size = files.put(trace, claim=first)
         finish(queue, first, (sha256, size))
         contents = delete_job(database, first.job_id)
         delayed: list[list[str]] = []
@@ -223,7 +223,7 @@ class TestRemoval:
         def again() -> None:
             trace.write_bytes(b"trace")
             claim = shop.running_job()
-            finish(queue, claim, files.take(trace, claim=claim))
+            finish(queue, claim, files.put(trace, claim=claim))
 
         def delete(gone: list[str]) -> None:
             delayed.append(gone)
@@ -268,7 +268,7 @@ class TestRemoval:
 
     def test_a_running_attempt_holds_what_it_has_stored(self, files, bucket, trace, queue, shop, database) -> None:
         claim = shop.running_job()
-        sha256, _ = files.take(trace, claim=claim)
+        sha256, _ = files.put(trace, claim=claim)
         other = ObjectFiles(bucket.url, database)
         assert other.remove([sha256], database) == other.remove_unreferenced(database, -60) == []
         queue.recover(queue.running()[0])
@@ -283,7 +283,7 @@ class TestRemoval:
         stored = []
         for number in range(7):
             trace.write_text(str(number))
-            stored.append(files.take(trace, claim=lost if number else kept))
+            stored.append(files.put(trace, claim=lost if number else kept))
         finish(queue, kept, stored[0])
         queue.recover(queue.running()[0])
         assert set(files.remove_unreferenced(database, 3600)) == {sha256 for sha256, _ in stored[1:]}
@@ -295,7 +295,7 @@ class TestLease:
         claim = shop.running_job()
         queue.recover(queue.running()[0])
         with pytest.raises(LeaseLost):
-            files.take(trace, claim=claim)
+            files.put(trace, claim=claim)
         assert (trace.exists(), rows(database), bucket.names()) == (True, {}, set())
 
     def test_who_loses_it_while_uploading_leaves_nothing_that_counts(
@@ -309,7 +309,7 @@ class TestLease:
 
         bucket.network.on_request = lost
         with pytest.raises(LeaseLost):
-            files.take(trace, claim=claim)
+            files.put(trace, claim=claim)
         files.remove_unreferenced(database, 3600)
         assert (rows(database), bucket.names()) == ({}, set())
 

@@ -47,7 +47,7 @@ class World:
         shop = Shop(Queue(self.database), Registration(self.database))
         claim = shop.running_job()
         self.stray.write_bytes(content)
-        sha256, size = self.files.take(self.stray, claim=claim)
+        sha256, size = self.files.put(self.stray, claim=claim)
         file = StoredArtifact(0, "t", "trace", "text/plain", size, sha256)
         shop.queue.finish(claim, Finish("succeeded", artifacts=[file]))
         self.files.release([sha256])
@@ -146,7 +146,7 @@ def test_a_folder_that_moves_as_a_whole_keeps_its_files(tmp_path: Path) -> None:
     with closing(open_database(moved)) as database:
         files = open_files(moved, database)
         world.stray.write_bytes(b"stray")
-        stray, _ = files.take(world.stray)
+        stray, _ = files.put(world.stray)
         files.release([stray])
         assert files.remove_unreferenced(database, -60) == [stray]
         assert files.read(sha256) == b"its own"
@@ -196,7 +196,7 @@ def test_a_note_that_the_disk_refuses_stops_removals_only(tmp_path, monkeypatch,
     with closing(world.database) as database, caplog.at_level(logging.WARNING):
         files: Any = open_files(world.settings, database)
         world.stray.write_bytes(b"stray")
-        stray, _ = files.take(world.stray)
+        stray, _ = files.put(world.stray)
         files.release([stray])
         upkeep(files, database, 0)
         upkeep(files, database, 0)
@@ -244,7 +244,7 @@ def test_a_database_that_moved_to_a_server_leaves_its_files_alone(tmp_path, post
         with closing(open_database(there)) as server:
             files: Any = open_files(there, server, claim=True)
             world.stray.write_bytes(b"the server's")
-            sha256, _ = files.take(world.stray)
+            sha256, _ = files.put(world.stray)
             files.release([sha256])
             upkeep(unaware(world.settings, world.database, monkeypatch), world.database, 0)
             assert files.read(sha256) == b"the server's"

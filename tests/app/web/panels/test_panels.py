@@ -70,7 +70,7 @@ def keep(site: Site, content: bytes, sha256: str) -> None:
     folder = Path(site.services.settings.data_dir) / "artifacts"
     source = folder.parent / "source"
     source.write_bytes(content)
-    site.services.files.take(source)
+    site.services.files.put(source)
     assert site.services.files.open_path(sha256).read_bytes() == content
 
 
