@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,16 @@ class Site:
     misbehave: Path
     """Where the jobs tell what they did."""
 
-    def start_worker(self, *, path: str | None = None, sabotage: str = "", **settings: Any) -> subprocess.Popen[bytes]:
-        """Start the worker with settings of the cluster; `path` comes before PATH, `sabotage` is for the agents."""
+    def start_worker(
+        self,
+        *,
+        path: str | None = None,
+        sabotage: str = "",
+        command: Sequence[str] = ("workers", "slurm"),
+        **settings: Any,
+    ) -> subprocess.Popen[bytes]:
+        """Start the worker with settings of the cluster; `path` comes before PATH, `sabotage` is for the agents. The
+        command that users type becomes a new interpreter, which takes a second of a core."""
         # Each node has device locks of its own, as if it were a host.
         setup = [f"export TMPDIR={self.folder}/$SLURMD_NODENAME SABOTAGE={sabotage}", "mkdir -p $TMPDIR"]
         values = {
@@ -73,8 +81,7 @@ class Site:
         file = self.folder / "slurm.toml"
         file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
         changed = {"PATH": f"{path}:{self.cluster.environment['PATH']}"} if path else {}
-        command = ["app.cli", "worker", "--executor", "slurm", "--slurm-settings", str(file)]
-        worker, log = self.service.start_process("worker", command, **changed)
+        worker, log = self.service.start_process("worker", [*command, str(file)], **changed)
         wait_until(lambda: b"ready" in log.read_bytes() or worker.poll() is not None, what="the worker")
         assert worker.poll() is None, log.read_text()
         return worker
@@ -122,7 +129,7 @@ def ends(site: Site, job_id: int) -> dict[str, Any]:
 
 
 def test_a_job_runs_in_an_allocation(site: Site) -> None:
-    worker = site.start_worker()
+    worker = site.start_worker(command=("app.cli", "worker", "--executor", "slurm", "--slurm-settings"))
     job_id = submit(site.client, plain_job("gated"))
     wait_for_start(site.misbehave)
     (name,) = site.cluster.allocations()

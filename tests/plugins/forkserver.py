@@ -46,6 +46,7 @@ PRELOADED = (
     "sqlalchemy.dialects.sqlite",
     "torch.distributed.launcher.api",
     "flopwatch.workers.agent.agent",
+    "flopwatch.workers.slurm.worker",
 )
 
 

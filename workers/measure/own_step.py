@@ -13,6 +13,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import compress
 from types import CodeType
 from typing import Any
 
@@ -95,7 +96,7 @@ class OwnStep:
         """Whether the numbers that a step returns are kept until the next one; all else is dropped in the step."""
         self.returned: object = None
         # In a unit's process hardly any exist before the user's code runs, and those live on.
-        self._before = {id(one): weakref.ref(one) for kind in MADE for one in _instances(kind)}
+        self._before = {id(one): weakref.ref(one) for found in _instances(*MADE) for one in found}
         self._made: dict[type, dict[int, Any]] = {kind: {} for kind in MADE}
         self._container = nn.Module()
         self.model = self._container
@@ -311,25 +312,35 @@ class OwnStep:
 
     def _look(self) -> None:
         """Add what was made since the last look. Objects that `gc.freeze` hides were seen before it."""
-        for kind, known in self._made.items():
-            known |= {
-                id(one): one for one in _instances(kind) if not self._was_before(one) and one is not self._container
-            }
+        for known, found in zip(self._made.values(), _instances(*self._made), strict=True):
+            known |= {id(one): one for one in found if not self._was_before(one) and one is not self._container}
         roots = _roots([*self._made[nn.Module].values()])
         if len(roots) != 1:
             self._container = nn.ModuleDict(_named(roots))
         self.roots, self.model = roots, roots[0] if len(roots) == 1 else self._container
         self.optimizers = [*self._made[Optimizer].values()]
         if (loading := sys.modules.get("torch.utils.data.dataloader")) is not None:
-            reading = [one._num_workers for one in _instances(loading._BaseDataLoaderIter)]
+            readers, loaders = _instances(loading._BaseDataLoaderIter, loading.DataLoader)
             # A step that begins a loader anew has read it, and nothing is left of that.
-            self.loaders = reading or self.loaders or [one.num_workers for one in _instances(loading.DataLoader)]
+            self.loaders = [one._num_workers for one in readers] or self.loaders or [one.num_workers for one in loaders]
         self.scaler = next(iter(self._made[torch.amp.GradScaler].values()), None)
 
 
-def _instances(kind: type) -> list[Any]:
-    # By type: `isinstance` would ask objects that stand for others, which may import modules or warn.
-    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+def _instances(*kinds: type) -> list[list[Any]]:
+    """Return all objects of each of these types."""
+    # By type: `isinstance` would ask objects that stand for others, which may import modules or warn. By its number,
+    # without a loop in Python: there are hundreds of thousands of objects.
+    numbers = {id(one) for kind in kinds for one in _with_subclasses(kind)}
+    objects = gc.get_objects()
+    found = [*compress(objects, map(numbers.__contains__, map(id, map(type, objects))))]
+    return [[one for one in found if issubclass(type(one), kind)] for kind in kinds]
+
+
+def _with_subclasses(kind: type) -> Iterator[type]:
+    yield kind
+    below: list[type] = type.__subclasses__(kind)
+    for one in below:
+        yield from _with_subclasses(one)
 
 
 def _is_optimizer(kind: type) -> bool:
