@@ -166,9 +166,9 @@ class OwnStep:
     def plain_optimizers(self) -> list[Any]:
         """Return the objects that the code made which update parameters and are no torch.optim.Optimizer: those with a
         method `step`, and a method `zero_grad` or a list of parameters, whose class does no backward pass."""
-        kinds = {id(type(one)): type(one) for one in gc.get_objects()}
-        updating = {number for number, kind in kinds.items() if _is_optimizer(kind)}
-        found = (one for one in gc.get_objects() if id(type(one)) in updating)
+        objects = gc.get_objects()
+        kinds = dict(zip(map(id, map(type, objects)), map(type, objects), strict=True))
+        found = _of_types({number for number, kind in kinds.items() if _is_optimizer(kind)}, objects)
         return [one for one in found if hasattr(type(one), "zero_grad") or _holds_parameters(one)]
 
     @contextmanager
@@ -312,15 +312,18 @@ class OwnStep:
 
     def _look(self) -> None:
         """Add what was made since the last look. Objects that `gc.freeze` hides were seen before it."""
-        for known, found in zip(self._made.values(), _instances(*self._made), strict=True):
+        loading = sys.modules.get("torch.utils.data.dataloader")
+        of_loading = [] if loading is None else [loading._BaseDataLoaderIter, loading.DataLoader]
+        instances = _instances(*self._made, *of_loading)
+        for known, found in zip(self._made.values(), instances, strict=False):
             known |= {id(one): one for one in found if not self._was_before(one) and one is not self._container}
         roots = _roots([*self._made[nn.Module].values()])
         if len(roots) != 1:
             self._container = nn.ModuleDict(_named(roots))
         self.roots, self.model = roots, roots[0] if len(roots) == 1 else self._container
         self.optimizers = [*self._made[Optimizer].values()]
-        if (loading := sys.modules.get("torch.utils.data.dataloader")) is not None:
-            readers, loaders = _instances(loading._BaseDataLoaderIter, loading.DataLoader)
+        if of_loading:
+            readers, loaders = instances[-2:]
             # A step that begins a loader anew has read it, and nothing is left of that.
             self.loaders = [one._num_workers for one in readers] or self.loaders or [one.num_workers for one in loaders]
         self.scaler = next(iter(self._made[torch.amp.GradScaler].values()), None)
@@ -328,12 +331,16 @@ class OwnStep:
 
 def _instances(*kinds: type) -> list[list[Any]]:
     """Return all objects of each of these types."""
-    # By type: `isinstance` would ask objects that stand for others, which may import modules or warn. By its number,
-    # without a loop in Python: there are hundreds of thousands of objects.
     numbers = {id(one) for kind in kinds for one in _with_subclasses(kind)}
-    objects = gc.get_objects()
-    found = [*compress(objects, map(numbers.__contains__, map(id, map(type, objects))))]
+    found = [*_of_types(numbers, gc.get_objects())]
     return [[one for one in found if issubclass(type(one), kind)] for kind in kinds]
+
+
+def _of_types(numbers: set[int], objects: list[Any]) -> Iterator[Any]:
+    """Yield the objects whose types have these ids."""
+    # By type: `isinstance` would ask objects that stand for others, which may import modules or warn. Without a loop in
+    # Python: there are hundreds of thousands of objects.
+    return compress(objects, map(numbers.__contains__, map(id, map(type, objects))))
 
 
 def _with_subclasses(kind: type) -> Iterator[type]:
