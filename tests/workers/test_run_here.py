@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from flopwatch import steps
+from tests.forked import forkserver
 from tests.workers.conftest import UNFREEZE
 from workers import run_here as run_here_module
 from workers.jobs import RUNNERS
@@ -49,10 +50,10 @@ def written(folder: Path, spec: Any) -> Path:
     return path
 
 
-def command(folder: Path, spec: Any, *options: str, program: str = "app.cli") -> subprocess.CompletedProcess[str]:
+def command(folder: Path, spec: Any, *options: str) -> subprocess.CompletedProcess[str]:
     """What a user's command says and returns; its locks are its own."""
     return subprocess.run(
-        [sys.executable, "-m", program, "run", str(written(folder, spec)), "--output", str(folder), *options],
+        [sys.executable, "-m", "app.cli", "run", str(written(folder, spec)), "--output", str(folder), *options],
         cwd=PROJECT,
         env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,
@@ -371,9 +372,11 @@ def test_signals_that_end_nothing_and_forks_are_left_alone(tmp_path: Path, run: 
 def test_what_the_code_leaves_behind_hides_no_results_and_keeps_no_process(tmp_path: Path, closed: str) -> None:
     end = "sys.stdout = open(os.devnull, 'w'); threading.Thread(target=threading.Event().wait).start(); " + closed
     spec, options = own(tmp_path, ENDS.format(end=end))
-    ended = command(tmp_path, spec, *options, program="workers")
-    assert ended.returncode == 0, ended.stderr
-    assert "| step_ms |" in re.sub(" +", " ", ended.stdout)
+    arguments = ["-m", "workers", "run", str(written(tmp_path, spec)), "--output", str(tmp_path), *options]
+    variables = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(PROJECT)}
+    out, err = tmp_path / "out", tmp_path / "err"
+    assert forkserver().start(arguments, variables, out, errors=err).wait(120) == 0, err.read_text()
+    assert "| step_ms |" in re.sub(" +", " ", out.read_text())
 
 
 def test_an_error_of_the_users_ends_with_its_words(tmp_path: Path, run: Run) -> None:

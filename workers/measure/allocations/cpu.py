@@ -121,7 +121,8 @@ def history(events: Iterable[Any]) -> list[list[Entry]]:
 
     parts: list[list[Entry]] = [[]]
     stacks: dict[Any, list[dict[str, Any]]] = {}
-    for event in sorted(_all(events), key=lambda one: one.start_time_ns):
+    seen = (one for one in _all(events) if one.tag in (_EventType.TorchOp, _EventType.Allocation))
+    for event in sorted(seen, key=lambda one: one.start_time_ns):
         if event.tag == _EventType.TorchOp and event.name.startswith(MARK):
             parts[-1].append(_marked(event.start_time_ns // 1000))
             parts.append([])

@@ -142,7 +142,7 @@ def make_step(device, slow):
     width = {"precision": 512, "double": 4096}.get(slow, 128)
     rows = torch.randn(500, 8)
     model = nn.Sequential(nn.Linear(16, width), middle, nn.Linear(width, 4))
-    kept = [[number] for number in range(100_000)] if slow == "collections" else []  # for the collector to scan
+    kept = [[number] for number in range(30_000)] if slow == "collections" else []  # for the collector to scan
     optimizers = {"optimizer": Rows, "plain": Plain, "double": Double}
     optimizer = optimizers.get(slow, torch.optim.SGD)(model.parameters())
     batches = iter(DataLoader(Slow(), batch_size=4)) if slow == "input" else None
@@ -177,7 +177,7 @@ def make_step(device, slow):
         if slow == "rare" and sys.gettrace() is None:  # the traced step is none of those that evaluate
             evaluate(model, data)
         if slow == "host":
-            sum(range(2_000_000))
+            sum(range(500_000))
         if kept:
             gc.collect()
         if slow == "waits":
