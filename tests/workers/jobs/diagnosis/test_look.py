@@ -1,8 +1,8 @@
 """What a look at a step finds, on slownesses that are planted in it."""
 
 import gc
+import os
 import signal
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from app.specs import KINDS
+from tests.forked import PROJECT, forkserver
 from tests.workers.reporting import Report
 from workers.jobs._base import Unit
 from workers.jobs._training import measuring
@@ -385,9 +386,9 @@ RUNNER.run(spec, Unit("x", {**params, "limit_s": 0.2}), Report(Path(".")))
 """
 
 
-def test_a_changed_step_that_hangs_is_ended_and_refused() -> None:
-    ended = subprocess.run([sys.executable, "-c", HANGS, "threads"], check=False, timeout=50)
-    assert ended.returncode == -signal.SIGALRM
+def test_a_changed_step_that_hangs_is_ended_and_refused(tmp_path: Path) -> None:
+    variables = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    assert forkserver().start(["-c", HANGS, "threads"], variables, tmp_path / "log").wait(50) == -signal.SIGALRM
     unit = Unit("x", {"stage": "screen", "changes": ["threads"], "limit_s": 75.0})
     rest = RUNNER.resume(KINDS["diagnosis"].example(), unit, 0, Failed("crashed", "was killed by SIGALRM"))
     assert rest is not None
