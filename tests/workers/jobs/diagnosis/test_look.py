@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
