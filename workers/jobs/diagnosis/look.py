@@ -95,6 +95,8 @@ ANSWERS = "answers"
 """Work of the device for the numbers that the host reads."""
 OF_LIBRARIES = (("utils/data/", INPUT), ("optim/", OPTIMIZER), ("distributed/", "communication"))
 """Folders of torch in a stack, with the cause that they stand for."""
+COMPUTES = ("nn/modules/", "autograd/__init__.py")
+"""Files that a step of the optimizer runs only where it is given a closure."""
 NO_UPDATES = ("optim/lr_scheduler.py", "optim/swa_utils.py")
 """Files there that stand for none: a step without its optimizer has their work, too."""
 COLLECTED = "garbage collection"
@@ -270,8 +272,9 @@ class Places:
         return did.typical_ns < SMALL_NS
 
     def reads(self, place: Place) -> bool:
-        """Return True if the host reads a number most times that a line runs."""
-        return 2 * self.launched[place].reads > self.runs(place)
+        """Return True if the host reads a number most times that a line runs, and does little else there."""
+        did = self.launched[place]
+        return 2 * did.reads > self.runs(place) and 4 * did.reads >= did.operators
 
     def calls(self, function: Callable[..., object]) -> bool:
         """Return True if the traced step called a function in Python, or may have where it was not followed."""
@@ -520,13 +523,15 @@ def _cause_of(phase: str, frames: Sequence[tuple[str, str, int]], optimizers: se
     """Return the cause that a stack itself tells; "" if it is the code's own work."""
     if phase in INPUT_PHASES:
         return INPUT
+    own = any(file.startswith(f"{_torch_folder()}/{folder}") for file, *_ in frames for folder in COMPUTES)
     for file, function, _ in frames:
-        if function in optimizers:
+        if function in optimizers and not own:
             return OPTIMIZER
         for folder, cause in OF_LIBRARIES:
-            if file.startswith(f"{_torch_folder()}/{folder}") and not file.endswith(NO_UPDATES):
+            is_of = file.startswith(f"{_torch_folder()}/{folder}") and not file.endswith(NO_UPDATES)
+            if is_of and not (own and cause == OPTIMIZER):
                 return cause
-    return OPTIMIZER if phase == OPTIMIZER else ""
+    return OPTIMIZER if phase == OPTIMIZER and not own else ""
 
 
 @functools.cache

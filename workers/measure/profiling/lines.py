@@ -242,7 +242,9 @@ def _carries(loop: ast.For | ast.AsyncFor | ast.While) -> bool:
     is_set: set[str] = set()
     read: set[str] = set()
     for statement in (one for part in loop.body for one in ast.walk(part) if isinstance(one, ast.stmt)):
-        own = [one for one in ast.walk(statement) if isinstance(one, ast.Name | ast.Attribute)]
+        parts = [*ast.walk(statement)]
+        local = {ast.unparse(one.target) for one in parts if isinstance(one, ast.comprehension)}
+        own = [one for one in parts if isinstance(one, ast.Name | ast.Attribute) and ast.unparse(one) not in local]
         stored = {ast.unparse(one) for one in own if isinstance(one.ctx, ast.Store)}
         value = getattr(statement, "value", None)
         while isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub):

@@ -163,6 +163,7 @@ def make_step(device, slow):
             for number in range(LOOP):
                 decayed = decayed + 0.9 * x
                 decayed -= shrunk(x)
+                gained = x[0, 0].item()
             for number in range(LOOP):
                 decayed = 0.9 * layer(decayed)
             loss = loss + decayed.sum()
@@ -328,12 +329,14 @@ def test_a_second_look_measures_no_case_again_and_says_how_long_its_steps_took(l
     assert 0.5 * turn["step_ms"] < turn["profiled_ms"]
 
 
-def test_a_learning_rates_schedule_is_no_update_of_parameters() -> None:
+def test_neither_a_learning_rates_schedule_nor_a_closure_is_an_update_of_parameters() -> None:
     step, schedule, wrapper = (
         (f"{stage._torch_folder()}/optim/{file}.py", function, 1)
         for file, function in [("adamw", "AdamW.step"), ("lr_scheduler", "LRScheduler.step"), ("lr_scheduler", "wrap")]
     )
     assert stage._cause_of("", [wrapper, step], set()) == "optimizer"
+    model = (f"{stage._torch_folder()}/nn/modules/module.py", "Module._call_impl", 1)
+    assert stage._cause_of("", [wrapper, step, ("train.py", "closure", 1), model], {"AdamW.step"}) == "", "a closure's"
     assert stage._cause_of("", [schedule, ("train.py", "rate", 1)], set()) == "", "a step without the optimizer has it"
 
 

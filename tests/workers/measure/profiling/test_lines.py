@@ -348,7 +348,7 @@ for x in xs:
 while i < n:
     i, self.h = i + 1, g(self.h)
 for x in xs:
-    y = f(x)
+    y = [one * one for one in f(x)]
     total -= y
 z = stack([f(x)
            for x in xs])
