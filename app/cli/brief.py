@@ -157,9 +157,9 @@ def _in_use(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "unit_index"} for row in measured_first[:MOST_ROWS]]
 
 
-def of_table(table: Mapping[str, Any], notes: Sequence[str] = ()) -> Brief:
+def of_table(table: Mapping[str, Any]) -> Brief:
     """Return the document of a table as the server writes it in JSON."""
-    more = [*notes, *(table.get("missing") or ()), *(["further rows: --limit"] if table.get("next") else [])]
+    more = [*(table.get("missing") or ()), *(["further rows: --limit"] if table.get("next") else [])]
     return Brief("ok", None, 0, {"rows": len(table["rows"])}, _of_table(table["rows"]), more)
 
 

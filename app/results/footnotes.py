@@ -124,7 +124,7 @@ class Footnotes:
                 "differences."
             )
         if self.stopped:
-            codes = "; ".join(code + _named(jobs) for code, jobs in self.stopped.items())
+            codes = "; ".join(code + named(jobs) for code, jobs in self.stopped.items())
             notes.append(f"{PARTIAL} partial: measured before the job ended without success: {codes}.")
         return notes
 
@@ -151,7 +151,8 @@ def _short(text: str) -> str:
     return f"{(cut.rpartition(' ')[0] or cut).rstrip(',;:')} …"
 
 
-def _named(jobs: Iterable[int]) -> str:
+def named(jobs: Iterable[int]) -> str:
+    """Write jobs in brackets: " (jobs 7, 8)"; nothing if there are none."""
     numbers = sorted(jobs)
     if not numbers:
         return ""

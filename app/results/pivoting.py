@@ -35,7 +35,7 @@ from app.results.choosing import (
     table_rows_of,
     varies,
 )
-from app.results.footnotes import MAX_NOISE, NOISY, Doubt, Footnotes, doubts_of, doubts_text
+from app.results.footnotes import MAX_NOISE, NOISY, Doubt, Footnotes, doubts_of, doubts_text, named
 from app.results.process_values import time_of
 from app.results.reasons import Gap, reasons
 from app.results.sheet import Cell, Column, Sheet
@@ -132,6 +132,7 @@ def table(
         if first is not None:
             chosen, measured, is_cut = measurements.first_measurements(snapshot, chosen, layout.statistic)
         swept = measurements.swept_fields(snapshot, choice)
+        unfinished = measurements.unfinished_jobs(snapshot, choice)
         read = MeasuredJobs.read(snapshot, chosen, layout.statistic, measured)
     cases, units = read.cases()
     if first is not None:
@@ -140,7 +141,10 @@ def table(
     def part(sheet: Sheet) -> Sheet:
         return page(ordered(sheet, sort), limit, after)
 
-    return replace(_sheet(cases, units, layout, read.why, swept=swept, part=part), is_cut=is_cut)
+    sheet = _sheet(cases, units, layout, read.why, swept=swept, part=part)
+    states = [f"{state}{named(jobs)}" for state, jobs in unfinished.items()]
+    notes = [f"Not finished, and not in the table: {'; '.join(states)}."] if states else []
+    return replace(sheet, is_cut=is_cut, missing=[*(sheet.missing or ()), *states], notes=[*sheet.notes, *notes])
 
 
 def metric_table(database: Database, choice: JobChoice, metrics: Sequence[str]) -> Sheet:

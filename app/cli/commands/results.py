@@ -157,9 +157,9 @@ def table(server: Flopwatch, *, chosen: TableChoice) -> None:
     for kind in chosen.kind or ():
         check_kind(server, kind)
     text = server.table_text(written, sweep=chosen.sweep, job=chosen.job, **of_measurements, **both)
-    notes, is_empty = _what_is_missing(server, chosen.sweep or [], chosen.output_format)
-    if not is_empty or chosen.job or chosen.output_format.value not in ("markdown", "latex"):
-        print_table(text, chosen.output_format, notes)
+    print_table(text, chosen.output_format)
+    if chosen.output_format.value == "csv":  # the only format that cannot say it
+        _warn_of_unfinished(server, chosen.sweep or [])
 
 
 def _own_table(
@@ -187,19 +187,11 @@ def values_of(words: Sequence[str] | None) -> dict[str, list[str]] | None:
     return values or None
 
 
-def _what_is_missing(server: Flopwatch, sweeps: Sequence[int], output_format: TableFormat) -> tuple[list[str], bool]:
-    """Return how many jobs of each sweep have not finished, and whether none of any has; also say it on standard error,
-    unless a document for programs will have it."""
-    counts = {sweep: server.get(f"/sweeps/{sweep}")["counts"] for sweep in sweeps}
-    notes = []
-    for sweep, its in counts.items():
-        if unfinished := [f"{its[state]} {state}" for state in ("queued", "running") if its[state]]:
-            notes.append(f"jobs of sweep {sweep} that the table lacks: {', '.join(unfinished)}")
-    if output_format != BRIEF:
-        for note in notes:
-            echo(note, err=True)
-    is_empty = all(its["queued"] + its["running"] == sum(its.values()) for its in counts.values())
-    return notes, bool(counts) and is_empty
+def _warn_of_unfinished(server: Flopwatch, sweeps: Sequence[int]) -> None:
+    for sweep in sweeps:
+        counts = server.get(f"/sweeps/{sweep}")["counts"]
+        if unfinished := [f"{counts[state]} {state}" for state in ("queued", "running") if counts[state]]:
+            echo(f"jobs of sweep {sweep} that the table lacks: {', '.join(unfinished)}", err=True)
 
 
 def format_of(chosen: TableFormat) -> Format:
@@ -207,10 +199,10 @@ def format_of(chosen: TableFormat) -> Format:
     return next((name for name in FORMATS if name == chosen.value), "json")
 
 
-def print_table(text: str, output_format: TableFormat, notes: Sequence[str] = ()) -> None:
-    """Print a table as the server wrote it; with `--format brief` the document made of it, with these notes."""
+def print_table(text: str, output_format: TableFormat) -> None:
+    """Print a table as the server wrote it; with `--format brief` the document made of it."""
     if output_format == BRIEF:
-        answer(of_table(json.loads(text), notes))
+        answer(of_table(json.loads(text)))
     if output_format.value == "json":
         echo_json(text)
     elif output_format.value == "markdown":

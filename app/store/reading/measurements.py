@@ -129,7 +129,22 @@ class JobChoice:
     def conditions(self) -> list[ColumnElement[bool]]:
         """Return the conditions for `where(…)` on the table `job`."""
         job = tables.job.c
-        conditions = [job.state.in_(FINISHED_STATES), *JobFilter(labels=self.labels).conditions]
+        conditions = [job.state.in_(FINISHED_STATES), *self._of_any_state]
+        if self.since is not None:
+            conditions.append(job.finished_at >= self.since)
+        if self.until is not None:
+            conditions.append(job.finished_at < self.until)
+        return conditions
+
+    @property
+    def unfinished(self) -> list[ColumnElement[bool]]:
+        """Return the same for jobs that have not finished yet."""
+        return [tables.job.c.state.not_in(FINISHED_STATES), *self._of_any_state]
+
+    @property
+    def _of_any_state(self) -> list[ColumnElement[bool]]:
+        job = tables.job.c
+        conditions = JobFilter(labels=self.labels).conditions
         if self.kind is not None:
             conditions.append(job.kind.in_([self.kind] if isinstance(self.kind, str) else self.kind))
         parts: list[Select[Any]] = []
@@ -139,10 +154,6 @@ class JobChoice:
             parts.append(select(job.id).where(job.id.in_(self.jobs)))
         if parts:
             conditions.append(job.id.in_(parts[0] if len(parts) == 1 else union_all(*parts)))
-        if self.since is not None:
-            conditions.append(job.finished_at >= self.since)
-        if self.until is not None:
-            conditions.append(job.finished_at < self.until)
         return conditions
 
     def check(self, snapshot: Snapshot) -> None:
@@ -170,6 +181,16 @@ def choose_jobs(snapshot: Snapshot, choice: JobChoice, first: int | None = None)
         )
     tried = _tried(snapshot, choice.sweeps)
     return sorted((FinishedJob(*row) for row in rows), key=lambda job: tried.get(job.id, (job.id,)))
+
+
+def unfinished_jobs(snapshot: Snapshot, choice: JobChoice) -> dict[str, list[int]]:
+    """Return the jobs that a choice names, or whose sweeps it names, and that have not finished, by their state."""
+    found: dict[str, list[int]] = {}
+    if choice.jobs or choice.sweeps:
+        query = select(tables.job.c.state, tables.job.c.id).where(*choice.unfinished)
+        for state, job_id in snapshot.execute(query.order_by(tables.job.c.id)):
+            found.setdefault(state, []).append(job_id)
+    return found
 
 
 def swept_fields(snapshot: Snapshot, choice: JobChoice) -> list[str]:

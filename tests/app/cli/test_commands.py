@@ -272,12 +272,14 @@ def test_a_command_that_is_none_names_the_one_that_was_meant(flopwatch: Any, wor
 
 def test_a_table_of_an_unfinished_sweep_says_so(flopwatch: Any, site: Any) -> None:
     made = site.http.post("/sweeps", json={"base": {"kind": "benchmark"}, "grid": {"seed": [1, 2]}}).json()
-    done = flopwatch("table", "--sweep", str(made["id"]))
-    ended(done)
-    assert f"jobs of sweep {made['id']} that the table lacks: 2 queued" in done.stderr
-    assert done.stdout == ""
-    assert flopwatch("table", "--sweep", str(made["id"]), "--format", "latex").stdout == ""
-    assert json.loads(flopwatch("table", "--sweep", str(made["id"]), "--format", "json").stdout)["rows"] == []
+    table = ("table", "--sweep", str(made["id"]))
+    jobs = sorted(job["id"] for job in site.http.get("/jobs", params={"sweep": made["id"]}).json()["data"])
+    queued = f"queued (jobs {jobs[0]}, {jobs[1]})"
+    assert f"Not finished, and not in the table: {queued}." in ended(flopwatch(*table))
+    assert json.loads(flopwatch(*table, "--format", "json").stdout)["missing"] == [queued]
+    assert f"note: {queued}" in flopwatch(*table, "--format", "brief").stdout
+    assert f"jobs of sweep {made['id']} that the table lacks: 2 queued" in flopwatch(*table, "--format", "csv").stderr
+    assert f"job {jobs[0]}" in ended(flopwatch("table", "--job", str(jobs[0])))
 
 
 def test_words_that_are_no_fields_stay_mistakes(flopwatch: Any) -> None:
