@@ -8,6 +8,7 @@ colours of the light theme in place of the page's variables. `flopwatch.drawing`
 import functools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ from app.metrics import in_a_sentence, readable
 from app.specs import KINDS
 from app.specs._base import flat
 from app.states import FINISHED_STATES, VERDICTS
+from app.store.reading import members
 from app.web import facts, history_plot
 from app.web.pages import compare as compare_page
 from app.web.pages import plots as panel
@@ -177,9 +179,9 @@ async def of_sweep(
     def make() -> Response:
         sweep, whose = services.reading.sweep(sweep_id), f"Sweep {sweep_id}"
         plot = _named(drawn_panel(services, query.of(sweep=sweep_id)), name, whose)
-        jobs, _ = services.reading.jobs(sweep=sweep_id, limit=MOST_POINTS)
+        jobs, _ = members.page(services.database, sweep, members.MemberQuery(), limit=MOST_POINTS)
         base = ", ".join(f"{one.field}={value_text(one.value)}" for one in facts.differences(sweep["base"]))
-        words = [f"{whose} ({sweep['base'].get('kind')}), {_jobs([job['id'] for job in jobs][::-1])}", base]
+        words = [f"{whose} ({sweep['base'].get('kind')}), {_jobs([job['id'] for job in jobs])}", base]
         return _answer(request, query, plot, _caption(words, jobs), f"sweep-{sweep_id}")
 
     query.check(name)
@@ -338,12 +340,8 @@ def _caption(words: Sequence[str], jobs: Sequence[Mapping[str, Any]]) -> str:
     if len(jobs) == 1 and doubts:
         validity = jobs[0]["validity"]
         doubts = [": ".join(filter(None, [verdict(validity), why(validity)]))]
-    unfinished = sum(job["state"] != "succeeded" for job in jobs)
-    states = (
-        [f"{unfinished} of {len(jobs)} jobs did not succeed" if len(jobs) > 1 else jobs[0]["state"]]
-        if unfinished
-        else []
-    )
+    counts = Counter(job["state"] for job in jobs if job["state"] != "succeeded")
+    states = [f"{count} of {len(jobs)} jobs {state}" if len(jobs) > 1 else state for state, count in counts.items()]
     named = dict.fromkeys(str(device) for device in devices if device)
     return "; ".join(filter(None, [*words, *named, *doubts, *states])) + "."
 

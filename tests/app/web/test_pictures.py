@@ -55,6 +55,21 @@ def test_a_sweep_has_a_chart_and_a_heat_map(swept: Any) -> None:
     assert figure["data"][0]["line"]["color"] == "#1d5fa8"
 
 
+def test_a_caption_tells_the_latest_jobs_and_their_states(fresh_site: Any, measured: Callable[..., Any]) -> None:
+    http, worker = fresh_site.http, fresh_site.worker
+    worker.register()
+    base = {"kind": "benchmark", "model": {"size": "tiny"}}
+    http.post("/sweeps", json={"base": base, "grid": {"context_length": [16, 32, 64]}})
+    worker.finish(worker.claim(), measurements=[measured("step_ms", 1.0, context_length=16)])
+    worker.finish(worker.claim(), "failed")
+    caption = http.get("/sweeps/1/plots/chart").json()["caption"]
+    assert caption.endswith("1 of 3 jobs failed; 1 of 3 jobs queued.")
+    http.post("/sweeps/1/resume")
+    caption = http.get("/sweeps/1/plots/chart").json()["caption"]
+    assert caption.startswith("Sweep 1 (benchmark), jobs 1, 3, 4; ")
+    assert caption.endswith("; 2 of 3 jobs queued.")
+
+
 def test_axes_series_and_cases_are_chosen(swept: Any) -> None:
     chart = "/sweeps/1/plots/chart?metric=step_ms"
     along = get(
