@@ -48,9 +48,10 @@ METRICS = {
         MetricProperties("free_gib", "more"),
         MetricProperties("saved_by_16_bits_gib", "more"),
         MetricProperties("saved_by_sharding_gib", "more"),
-        MetricProperties("error", "less", is_error=True),
-        MetricProperties("rounding_error", "less", is_error=True),
-        MetricProperties("adding_error", "less", is_error=True),
+        # Errors with a sign, of which the smallest is no better than one near 0.
+        MetricProperties("error", None, is_error=True),
+        MetricProperties("rounding_error", None, is_error=True),
+        MetricProperties("adding_error", None, is_error=True),
         MetricProperties("output_error", "less", is_error=True),
         MetricProperties("gradient_error", "less", is_error=True),
         MetricProperties("parameter_error", "less", is_error=True),

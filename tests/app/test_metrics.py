@@ -17,7 +17,7 @@ from app.metrics import better, gain, gain_name, headline, in_a_sentence, readab
         ("gpu_busy_percent", "%", "more"),
         ("profiler_overhead_percent", "%", "less"),
         ("gradient_error", "fraction", "less"),
-        ("error", "1", "less"),
+        ("error", "1", None),
         ("parameter_error", "relative error", "less"),
         ("exposed_communication_error_ms", "ms", "less"),
         ("exposed_communication_percent", "%", "less"),

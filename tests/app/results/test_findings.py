@@ -57,7 +57,7 @@ def judged(
         ("peak_memory_mib", "MiB", 0.8, "better", "candidate is 1.25× smaller"),
         ("mfu", "fraction", 1.25, "better", "candidate is 1.25× higher"),
         ("output_error", "fraction", 1.25, "worse", "candidate is 1.25× higher"),
-        ("error", "1", 0.8, "better", "candidate is 1.25× lower"),
+        ("error", "1", 0.8, "changed", "candidate is 1.25× lower"),
         ("exposed_communication_error_ms", "ms", 1.25, "worse", "candidate is 1.25× higher"),
         ("saved_by_sharding_gib", "GiB", 1.25, "better", "candidate is 1.25× larger"),
         ("profiler_overhead_percent", "%", 0.8, "better", "candidate is 1.25× lower"),
