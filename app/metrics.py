@@ -65,6 +65,7 @@ METRICS = {
         MetricProperties("tensor_mib", None),
         MetricProperties("snapshot_mib", None),
         MetricProperties("rounding_mib", None),
+        MetricProperties("largest_free_mib", None),
         MetricProperties("residual_stream_seen_mib", None),
     )
 }

@@ -25,6 +25,7 @@ from app.metrics import better, gain, gain_name, headline, in_a_sentence, readab
         ("matmul_share_percent", "%", None),
         ("parameters", "parameters", None),
         ("tensor_mib", "MiB", None),
+        ("forward_largest_free_mib", "MiB", None),
         ("saved_by_sharding_gib", "GiB", "more"),
         ("forward_backward_ms", None, "less"),
         ("tokens_per_s", None, "more"),
