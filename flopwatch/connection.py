@@ -565,12 +565,7 @@ def _sentence(error: Exception) -> str:
 def _move(partial: Path, target: Path) -> None:
     """Rename a file to its final name, unless another file has taken that name meanwhile."""
     try:
-        try:
-            os.link(partial, target)
-        except FileExistsError:
-            raise
-        except OSError:  # some file systems have no links
-            target.touch(exist_ok=False)
-            partial.replace(target)
+        target.touch(exist_ok=False)
+        partial.replace(target)
     except FileExistsError:
         raise DownloadFailed(f"{target} exists by now, and is not overwritten: choose another folder.") from None

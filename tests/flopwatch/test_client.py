@@ -414,13 +414,7 @@ class TestDownloads:
         with pytest.raises(DownloadFailed, match=r"^/proc/a: "):
             flopwatch.download(job, "a", to="/proc")
 
-    @pytest.mark.parametrize("links", [True, False], ids=["links", "no-links"])
-    def test_a_file_that_comes_up_meanwhile(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
-        def refuse(*_: Any) -> None:
-            raise PermissionError("this file system has no links")
-
-        if not links:
-            monkeypatch.setattr(os, "link", refuse)
+    def test_a_file_that_comes_up_meanwhile(self, tmp_path: Path) -> None:
         partial, target = tmp_path / "partial", tmp_path / "target"
         partial.touch()
         target.write_text("mine")

@@ -53,10 +53,6 @@ class Backend(Protocol):
         """Take this process's place among the writers. Raises DatabaseBusy."""
         ...
 
-    def after_write(self) -> None:
-        """Do what a commit makes due; called inside `write_lock`."""
-        ...
-
     def migration(self, timeout_s: float) -> AbstractContextManager[Connection]:
         """Begin a write transaction in which the schema may change."""
         ...

@@ -74,11 +74,9 @@ class Database:
 
         Raises DatabaseBusy when other writers took too long, DiskFull when the disk is full; reads still work.
         """
-        with self._noting_busy(), self._translated(), self.backend.write_lock():
-            with self._writer.begin() as connection:
-                self._busy_since = None
-                yield connection
-            self.backend.after_write()
+        with self._noting_busy(), self._translated(), self.backend.write_lock(), self._writer.begin() as connection:
+            self._busy_since = None
+            yield connection
 
     @contextmanager
     def migration(self) -> Iterator[Connection]:

@@ -148,9 +148,6 @@ class PostgreSQL:
         with self.write_lock(timeout_s), self.engine.execution_options(begin="IMMEDIATE").begin() as connection:
             yield connection
 
-    def after_write(self) -> None:
-        """Do nothing: PostgreSQL manages its own log."""
-
     def migration(self, timeout_s: float) -> Any:
         return self._writing(timeout_s)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -33,8 +32,7 @@ logger = logging.getLogger(__name__)
 SAFE_VERSION = (3, 51, 3)
 """Older versions can corrupt a WAL database that several processes write and checkpoint."""
 WAL_LIMIT_BYTES = 64 << 20
-"""A write that leaves a longer log truncates it."""
-WAL_RETRY_S = 10.0
+"""Most bytes of the log's file that stay when the log starts over."""
 FREE_FRACTION = 0.05
 """Fraction of the pages that stays free for new rows; without it the file would shrink and grow all the time."""
 PAGES_AT_ONCE = 100
@@ -79,7 +77,6 @@ class SQLite:
         self._busy_timeout_s = busy_timeout_s
         self._lock = WriteLock(self.path.with_name(self.path.name + ".lock"))
         self._wal = self.path.with_name(self.path.name + "-wal")
-        self._truncate_after = 0.0
         self._identity: tuple[int, int] | None = None
         self.engine = self._create_engine(url)
 
@@ -174,27 +171,9 @@ class SQLite:
             (version,) = cursor.execute("PRAGMA user_version").fetchone()
             cursor.execute(f"PRAGMA user_version = {version}")  # a transaction of its own, of one page
 
-    def after_write(self) -> None:
-        """Truncate a log that has grown long; called with the write lock held, after the commit.
-
-        SQLite's automatic checkpoints start the log over but do not shorten it, and a long read keeps them from it.
-        This method does not wait for readers: when one is in the way, a later write tries again. An error here, such as
-        a disk too full for the database file to grow, is not raised: the write is committed, and must not seem to have
-        failed.
-        """
-        now = time.monotonic()
-        if now < self._truncate_after or _size(self._wal) <= WAL_LIMIT_BYTES:
-            return
-        try:
-            self.checkpoint(wait_s=0.0)
-        except driver().Error as error:
-            logger.warning("the write-ahead log cannot be truncated now: %s", error)
-        if _size(self._wal) > WAL_LIMIT_BYTES:
-            self._truncate_after = now + WAL_RETRY_S
-
-    def checkpoint(self, wait_s: float | None = None) -> None:
-        """Move the log into the database file and truncate it, as far as readers allow within `wait_s` seconds."""
-        with self._cursor_with_timeout(self._busy_timeout_s if wait_s is None else wait_s) as cursor:
+    def checkpoint(self) -> None:
+        """Move the log into the database file and truncate it, as far as readers allow."""
+        with self._cursor_with_timeout(self._busy_timeout_s) as cursor:
             cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def spare_pages(self, connection: Connection) -> int:

@@ -142,43 +142,6 @@ def test_a_watch_sees_commits_of_this_process_and_of_others(database, settings, 
     assert not watch.changed()
 
 
-def test_a_long_log_is_truncated_by_the_write_that_finds_it(database, settings, monkeypatch) -> None:
-    monkeypatch.setattr(sqlite, "WAL_LIMIT_BYTES", 50_000)
-    wal = settings.data_dir / "flopwatch.sqlite3-wal"
-    sizes = []
-    for number in range(40):
-        with database.write() as connection:
-            add(connection, f"worker {number}")
-        sizes.append(wal.stat().st_size)
-    assert max(sizes) < 60_000
-    assert 0 in sizes
-
-
-def test_a_reader_in_the_way_of_a_truncation_delays_no_write(settings, monkeypatch) -> None:
-    monkeypatch.setattr(sqlite, "WAL_LIMIT_BYTES", 50_000)
-    with closing(open_database(settings.model_copy(update={"busy_timeout_s": 60.0}))) as database:
-        with database.read() as reader:
-            reader.execute(text("SELECT count(*) FROM worker")).scalar_one()
-            started = time.monotonic()
-            for number in range(40):
-                with database.write() as connection:
-                    add(connection, f"worker {number}")
-            assert time.monotonic() - started < 50  # and not the busy timeout: to sync a busy disk takes a while, too
-        assert count(database) == 40
-
-
-def test_an_error_of_the_truncation_is_none_of_the_write(database, monkeypatch, caplog) -> None:
-    def full(_backend: sqlite.SQLite, wait_s: float | None = None) -> None:
-        raise sqlite.driver().OperationalError("database or disk is full")
-
-    monkeypatch.setattr(sqlite, "WAL_LIMIT_BYTES", 0)
-    monkeypatch.setattr(sqlite.SQLite, "checkpoint", full)
-    with database.write() as connection:
-        add(connection, "committed")
-    assert count(database) == 1
-    assert "disk is full" in caplog.text
-
-
 def test_a_watch_that_cannot_look_says_changed(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = database.watch()
     watch.changed()
