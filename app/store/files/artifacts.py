@@ -1,10 +1,9 @@
 """Artifact files, named after their content: `ab/cdef…` under one folder, written whole or not at all.
 
-A content is written to a temporary file, which is synced and linked to its name, and the folder is synced; only then
-may a row of the table `artifact` or `code_file` refer to it.
-Between the two, the content is *held*: put() keeps a shared lock on a byte of its own, in one lock file for
-all contents, until release(), or until the process ends in any way. So a process holds any number of contents with one
-descriptor.
+A content is written to a temporary file, which is synced and gets its name, and the folder is synced; only then may a
+row of the table `artifact` or `code_file` refer to it. Between the two, the content is *held*: put() keeps a shared
+lock on a byte of its own, in one lock file for all contents, until release(), or until the process ends in any way. So
+a process holds any number of contents with one descriptor.
 Nobody removes a content that is referred to or held: removal looks for references inside the database's write lock, so
 that none can appear meanwhile, and it finds holds by trying for the exclusive lock. A file that nobody
 refers to in the end, for example since its writer was killed, stays until remove_unreferenced.
@@ -13,14 +12,13 @@ refers to in the end, for example since its writer was killed, stays until remov
 import errno
 import hashlib
 import io
-import logging
 import os
 import re
 import stat
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -35,8 +33,6 @@ from app.store.database.moved import NOTE
 from app.store.files.owner import OwnedFiles, Owner, owner_of
 from app.store.files.store import Check, FolderContent, accept, batches, referenced
 from app.store.records import Claim
-
-logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20
 PROBE_BYTES = 1 << 20
@@ -73,34 +69,23 @@ class ArtifactFiles(OwnedFiles):
         self._make_folder(self._incoming)
         try:
             sha256, size = _copy(reader, temporary, check)
-            self._link(temporary, sha256)
+            self._name(temporary, sha256)
         finally:
             temporary.unlink(missing_ok=True)
         return sha256, size
 
-    def _link(self, temporary: Path, sha256: str) -> None:
+    def _name(self, temporary: Path, sha256: str) -> None:
         target = self._path(sha256)
         if not target.parent.is_dir():
             self._make_folder(target.parent)
             _sync_folder(self._folder)
         self._hold(sha256)
         try:
-            try:
-                target.hardlink_to(temporary)
-            except FileExistsError:  # the same content came before: it stays, unless the disk has changed it
-                if not _has_content(target, sha256):
-                    self._replace(target, temporary)
+            temporary.replace(target)  # maybe of the same content, unless the disk has changed that
             _sync_folder(target.parent)
         except BaseException:
             self.release([sha256])
             raise
-
-    def _replace(self, target: Path, whole: Path) -> None:
-        logger.warning("%s is damaged, and is replaced", target)
-        second_name = self._incoming / uuid.uuid4().hex
-        self._make_folder(self._incoming)
-        second_name.hardlink_to(whole)
-        second_name.replace(target)
 
     def _hold(self, sha256: str) -> None:
         """Hold a content, which need not be there yet; wait while somebody removes it."""
@@ -256,14 +241,6 @@ class ArtifactFiles(OwnedFiles):
             raise DiskFull(f"The artifact does not fit on the disk of {self._folder}: {error.strerror}.") from error
 
 
-def _has_content(path: Path, sha256: str) -> bool:
-    try:
-        with opened(path) as file:
-            return _digest(file, accept)[0] == sha256
-    except OSError:  # a failing disk
-        return False
-
-
 def opened(path: Path) -> BinaryIO:
     """Open a regular file. Its maker may have put a link or a pipe in its place: OSError, and no waiting."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -273,33 +250,22 @@ def opened(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def _digest(reader: BinaryIO, check: Check, write: Callable[[bytes], object] = len) -> tuple[str, int]:
-    digest, size = hashlib.sha256(), 0
-    while chunk := reader.read(CHUNK_BYTES):
-        size += len(chunk)
-        check(size)
-        digest.update(chunk)
-        write(chunk)
-    return digest.hexdigest(), size
-
-
 def _copy(reader: BinaryIO, target: Path, check: Check) -> tuple[str, int]:
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as writer:
-        unsynced = 0
-
-        def write(chunk: bytes) -> None:
-            nonlocal unsynced
+        digest, size, unsynced = hashlib.sha256(), 0, 0
+        while chunk := reader.read(CHUNK_BYTES):
+            size += len(chunk)
+            check(size)
+            digest.update(chunk)
             writer.write(chunk)
             unsynced += len(chunk)
             if unsynced >= SYNC_BYTES:
                 os.fdatasync(descriptor)
                 unsynced = 0
-
-        stored = _digest(reader, check, write)
         writer.flush()
         os.fsync(descriptor)
-    return stored
+    return digest.hexdigest(), size
 
 
 def _sync_folder(folder: Path) -> None:
