@@ -43,8 +43,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 def chunks(items: Sequence[pytest.Item], processes: int) -> Iterator[tuple[int, int]]:
     """Yield the parts, from and to, that the processes take in turn.
 
-    The later ones are smaller, so that all end together (guided self-scheduling, Polychronopoulos and Kuck 1987). No
-    fixture of a module or class is made in two of them.
+    The later ones are smaller, so that all end together (guided self-scheduling, Polychronopoulos and Kuck 1987), but
+    for those in which tests share a fixture: none of a package, module or class is made in two of them.
     """
     last = {fixture: index for index, item in enumerate(items) for fixture in shared_fixtures(item)}
     start = stop = 0
@@ -58,9 +58,10 @@ def chunks(items: Sequence[pytest.Item], processes: int) -> Iterator[tuple[int, 
 
 
 def shared_fixtures(item: pytest.Item) -> set[tuple[Path, str]]:
-    """Return the fixtures of a test that other tests of its file may share."""
+    """Return the fixtures of a test that other tests of its file, or folder, may share."""
     known = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
-    return {(item.path, name) for name, found in known.items() if found[-1].scope in ("class", "module")}
+    where = {"class": item.path, "module": item.path, "package": item.path.parent}
+    return {(where[found[-1].scope], name) for name, found in known.items() if found[-1].scope in where}
 
 
 def is_alone(item: pytest.Item) -> bool:
@@ -78,7 +79,8 @@ class Run:
         together = [item for item in session.items if not is_alone(item)]
         self._together = len(together)
         self._chunks, filled = os.pipe()  # a process takes a part by reading it
-        os.write(filled, b"".join(itertools.starmap(CHUNK.pack, chunks(together, count))))
+        parts = sorted(chunks(together, count), key=lambda part: part[0] - part[1])
+        os.write(filled, b"".join(itertools.starmap(CHUNK.pack, parts)))
         os.close(filled)
         self._temporary: Path = self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         self._parts: dict[Connection, tuple[BaseProcess, deque[int]]] = {}

@@ -1,4 +1,4 @@
-"""One pool of ranks per world size for all tests."""
+"""One pool of ranks per world size for all tests of this folder, which one process runs: each would start its own."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import pytest
 from tests.parallel.pool import Pool
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def two_ranks() -> Iterator[Pool]:
     """Two ranks over gloo."""
     pool = Pool(2)
@@ -15,7 +15,7 @@ def two_ranks() -> Iterator[Pool]:
     pool.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def three_ranks() -> Iterator[Pool]:
     """Three ranks over gloo."""
     pool = Pool(3)
@@ -23,7 +23,7 @@ def three_ranks() -> Iterator[Pool]:
     pool.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def four_ranks() -> Iterator[Pool]:
     """Four ranks over gloo: the fewest for hybrid sharding."""
     pool = Pool(4)
@@ -37,7 +37,7 @@ def ranks(three_ranks: Pool) -> Pool:
     return three_ranks
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def one_gpu() -> Iterator[Pool]:
     """One rank over NCCL."""
     pool = Pool(1, "nccl")
@@ -45,7 +45,7 @@ def one_gpu() -> Iterator[Pool]:
     pool.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def gpus() -> Iterator[Pool]:
     """Ranks over NCCL, as many as there are GPUs."""
     import torch
