@@ -203,8 +203,6 @@ class Settings(BaseSettings):
     )
     log_format: LogFormat = Field(default="console", description="How server and workers write their log.")
     log_level: LogLevel = Field(default="INFO", description="What a worker logs; a server logs warnings and worse.")
-    job_core_bytes: int = Field(default=0, ge=0, description="Largest core dump of a job's process, bytes.")
-    job_open_files: int = Field(default=65_536, ge=256, description="Most open files of a job's process.")
 
     @classmethod
     def from_environment(cls, **settings: Any) -> Self:

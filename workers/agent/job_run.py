@@ -59,7 +59,6 @@ from workers.outcome import (
 from workers.processes import last_words
 from workers.processes.keeper import Request
 from workers.processes.launch import Launcher, Process
-from workers.processes.limits import Limits
 from workers.working_directory import bytes_below, remove
 
 logger = logging.getLogger(__name__)
@@ -169,7 +168,6 @@ class JobRun:
         self._allow_code = settings.allow_code
         self._code: list[bytes] = []
         """The uploaded files that the spec names."""
-        self._limits = Limits(settings.job_core_bytes, settings.job_open_files)
         self._on_end = on_end
         self._starts = 0
         self._spool = Spool(neighbours)
@@ -519,7 +517,6 @@ class JobRun:
             environment={"CUDA_VISIBLE_DEVICES": visible, **self._environment, **code, **process.unit.environment},
             ceilings=str(self._ceilings),
             task=process.task,
-            limits=asdict(self._limits),
             wrap=[word.replace("{scratch}", str(process.scratch)) for word in wrap],
         )
 

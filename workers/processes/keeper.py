@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.importing import program
-from workers.processes.limits import Limits
+from workers.processes.limits import limit_unit
 from workers.processes.linux import adopt_orphans, ask_for_stacks, die_with_parent, kill_all, reap, signal_all
 
 TERMINATE = b"T"
@@ -65,8 +65,6 @@ class Request:
     probe the GPUs."""
     wrap: list[str] = field(default_factory=list)
     """The command that the unit runs under; empty if there is none."""
-    limits: dict[str, int] = field(default_factory=dict)
-    """Fields of the unit's Limits."""
 
     @property
     def file(self) -> Path:
@@ -166,7 +164,7 @@ def fork_child(run: Callable[[Request], int], close: Sequence[int]) -> Callable[
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setpgid(0, 0)
-            Limits(**request.limits).apply()
+            limit_unit()
             for descriptor in close:
                 os.close(descriptor)
             os.environ.update(request.environment)
@@ -189,7 +187,7 @@ def exec_child(messages: int, log: int, gate: int | None) -> Callable[[Request],
 
         def prepare() -> None:
             die_with_parent(keeper)
-            Limits(**request.limits).apply()
+            limit_unit()
 
         try:
             with tempfile.TemporaryFile() as stdin:

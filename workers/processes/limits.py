@@ -2,33 +2,26 @@
 
 import resource
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 OOM_SCORE_ADJ = 1000
 """The highest value: when memory runs out, the kernel ends a job's process before any other."""
+OPEN_FILES = 65_536
+"""Most open files of a job's process."""
 RESERVED_PROCESSES = 512
 """Processes and threads of the user that jobs leave for the agent."""
 THREADS_MAX = Path("/proc/sys/kernel/threads-max")
 VMSTAT = Path("/proc/vmstat")
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The limits of one process of a unit. A limit that is already lower stays."""
-
-    core_bytes: int = 0
-    """Largest core dump in bytes. That of a measuring process would have gigabytes."""
-    open_files: int = 65_536
-    """Largest number of open files."""
-
-    def apply(self) -> None:
-        """Limit this process. Raises nothing: a unit that cannot be limited runs as the agent does."""
-        with suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
-        _lower(resource.RLIMIT_CORE, self.core_bytes)
-        _lower(resource.RLIMIT_NOFILE, self.open_files)
-        _lower(resource.RLIMIT_NPROC, _processes_of_jobs())
+def limit_unit() -> None:
+    """Limit this process, which is a unit's. A limit that is already lower stays; a process that cannot be limited runs
+    as the agent does."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
+    _lower(resource.RLIMIT_CORE, 0)  # that of a measuring process would have gigabytes
+    _lower(resource.RLIMIT_NOFILE, OPEN_FILES)
+    _lower(resource.RLIMIT_NPROC, _processes_of_jobs())
 
 
 def _processes_of_jobs() -> int:

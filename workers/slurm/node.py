@@ -26,7 +26,6 @@ from workers.jobs._base import Unit
 from workers.jobs._ranks import VARIABLE
 from workers.processes.keeper import Request
 from workers.processes.launch import Launcher, Process
-from workers.processes.limits import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +52,6 @@ class Node:
 
     def __init__(self, settings: Settings, nodes: Nodes, index: int) -> None:
         self._nodes, self._index = nodes, index
-        self._limits = Limits(settings.job_core_bytes, settings.job_open_files)
         self._host = discover()
         self._locks = DeviceLocks(self._host)
         self._scratch = Scratch(settings.data_dir / "scratch")
@@ -97,7 +95,6 @@ class Node:
             scratch=str(self._scratch.path),
             environment={"CUDA_VISIBLE_DEVICES": visible, VARIABLE: self._nodes.to_json()},
             task="node",
-            limits=asdict(self._limits),
         )
 
     def _drain(self, process: Process) -> None:

@@ -16,7 +16,7 @@ from workers.agent.unit_run import _crash
 from workers.processes import limits
 from workers.processes.keeper import Request, fork_child
 from workers.processes.launch import Report
-from workers.processes.limits import Limits
+from workers.processes.limits import limit_unit
 
 
 def in_a_fork(work: Callable[[], Any]) -> Any:
@@ -40,7 +40,9 @@ def in_a_fork(work: Callable[[], Any]) -> Any:
     return json.loads(line)
 
 
-def test_a_unit_is_limited() -> None:
+def test_a_unit_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "OPEN_FILES", 300)
+
     def tell(_request: Request) -> int:
         names = (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE)
         os.write(writer, json.dumps([resource.getrlimit(name) for name in names]).encode())
@@ -48,7 +50,7 @@ def test_a_unit_is_limited() -> None:
 
     reader, writer = os.pipe()
     start = fork_child(tell, close=[])
-    pid = in_a_fork(lambda: os.waitpid(start(Request("", {}, {}, "", limits={"open_files": 300})) or 0, 0)[1])
+    pid = in_a_fork(lambda: os.waitpid(start(Request("", {}, {}, "")) or 0, 0)[1])
     assert pid == 0
     assert json.loads(os.read(reader, 100)) == [[0, 0], [300, 300]]
     os.close(reader)
@@ -63,7 +65,7 @@ def oom_scores(prepare: Callable[[], None]) -> tuple[int, int]:
 
 
 def test_out_of_memory_ends_the_unit_before_the_agent() -> None:
-    unit, agent = oom_scores(Limits().apply)
+    unit, agent = oom_scores(limit_unit)
     assert unit > agent
 
 
@@ -110,7 +112,7 @@ def _fork_until_refused() -> None:
 @pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user who has no process")
 def test_a_fork_bomb_leaves_threads_to_the_agent() -> None:
-    assert agent_starts_a_thread_beside_a_fork_bomb(Limits().apply)
+    assert agent_starts_a_thread_beside_a_fork_bomb(limit_unit)
 
 
 @pytest.mark.long
