@@ -1,5 +1,6 @@
 """Writes cases in words, from their coordinates. Standard library only: the command line reads it too."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,6 +8,8 @@ ARROW = " → "
 """Arrow between the baseline's and the candidate's value, in the summary of a comparison."""
 MAX_LISTED = 4
 """Largest number of values of a coordinate that a summary lists; for more values it gives their number."""
+_VALUES = re.compile(r"[^/@]+@.+?\.py(?=/|$)|[^/]+")
+"""The values that a text joins by slashes. A function in a file of one's own, "step@src/train.py", is one."""
 
 
 def in_use(value: Any) -> Any:
@@ -38,9 +41,9 @@ def _coordinate(name: str, value: Any) -> str:
         return name
     if isinstance(value, str) and ARROW in value:
         return f"{name}={ARROW.join(map(_part, value.split(ARROW)))}"
-    if name == "arguments":  # of a script: what a shell reads, with slashes in its paths
+    if name in ("arguments", "script") or name.endswith(".file"):  # paths, whose slashes join no values
         return str(value)
-    parts = [_part(part) for part in (value.split("/") if isinstance(value, str) else [value])]
+    parts = [_part(part) for part in (_VALUES.findall(value) if isinstance(value, str) else [value])]
     if len(parts) > MAX_LISTED:
         return f"{len(parts)} {name.replace('_', ' ')}s"
     text = "/".join(parts)

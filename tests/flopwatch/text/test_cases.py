@@ -26,6 +26,9 @@ from flopwatch.text.cases import case_text
         ({"model": "make_step@train.py", "version": "a4a1c496"}, "make_step@train.py, version=a4a1c496"),
         ({"batch_size": 1, "parameter_dtype": "bf16"}, "batch_size=1, parameter_dtype=bf16"),
         ({"script": "train.py", "arguments": "--data /a/b/c/d/e"}, "train.py, --data /a/b/c/d/e"),
+        ({"script": "a/b/c/d/train.py", "code.file": "a/b/c/d/e/f.py"}, "a/b/c/d/train.py, a/b/c/d/e/f.py"),
+        ({"model": "make_step@a/b/c/None/train.py"}, "make_step@a/b/c/None/train.py"),
+        ({"implementation": "eager/mine@a/b/c/d/e.py/tiled"}, "eager/mine@a/b/c/d/e.py/tiled"),
         ({}, ""),
     ],
 )
