@@ -59,6 +59,7 @@ TAKEN_BY: Mapping[str, Sequence[str]] = {
     "relative_to": (CHART, HEAT_MAP),
 }
 """The plots that each parameter is for."""
+BARS = "Error bars: the 95 % interval (of a median of fewer than six values: from the smallest to the largest)."
 MOST_POINTS = 500
 """Largest number of points of a history, and of jobs of a sweep that a caption speaks of."""
 MOST_JOBS = 9
@@ -318,6 +319,8 @@ def _listed(plots: Sequence[Plot], path: str) -> Response:
 
 def _answer(request: Request, query: PictureQuery, plot: Plot, caption: str, of: str) -> Response:
     figure = plot.draw()
+    if plot.name == CHART and any("error_y" in trace for trace in figure["data"]):
+        caption = f"{caption} {BARS}"
     if query.format == "json":
         note = figure.get("note") or ""
         return Json(
