@@ -189,25 +189,6 @@ def backup(
 
 
 @command
-def lease(
-    seconds: Annotated[float | None, typer.Argument(min=0.1, max=86_400, help="The new lease, in seconds.")] = None,
-    data_dir: DataDir = None,
-) -> None:
-    """Print the lease of the database, or change it while no worker runs: a worker silent for longer loses its jobs."""
-    from app.store.database.engine import open_existing
-    from app.store.queue.lease import change_lease
-    from app.store.queue.transitions import Queue
-
-    use_data_dir(data_dir)
-    settings = _settings()
-    with _refused(), closing(open_existing(settings)) as database:
-        if seconds is not None:
-            change_lease(database, seconds)
-        lease_s = Queue(database).lease_s()
-    echo(f"{lease_s:g} seconds" if lease_s is not None else "none yet: the server or worker that starts first decides")
-
-
-@command
 def prune(
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted.")] = False,

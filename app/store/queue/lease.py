@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, TypeVar
 
-from app.errors import STORE_UNAVAILABLE, CannotRunHere, Conflict
+from app.errors import STORE_UNAVAILABLE, CannotRunHere
 from app.logs import about
 from app.settings import Settings
 from app.store import service_settings
@@ -113,30 +113,24 @@ class Watcher:
 
 
 def with_agreed_lease(database: Database, settings: Settings) -> Settings:
-    """Return the settings with the lease of this database, which the first process that opens it decides.
+    """Return the settings with the lease of this database, which the first process that opens it decides. One that
+    starts with another FLOPWATCH_LEASE_S changes it, while no worker runs.
 
-    Raises CannotRunHere when FLOPWATCH_LEASE_S says something else: with two leases, a worker that renews its
-    claims by the longer one loses healthy jobs by the shorter.
+    Raises CannotRunHere while one does: with two leases, a worker that renews its claims by the longer one loses
+    healthy jobs by the shorter.
     """
     lease_s = service_settings.agreed(database, service_settings.LEASE_S, service_settings.lease_s, settings.lease_s)
-    if "lease_s" in settings.model_fields_set and settings.lease_s != lease_s:
-        raise CannotRunHere(
-            f"FLOPWATCH_LEASE_S is {settings.lease_s:g}, but the lease of this database is {lease_s:g} seconds, for "
-            f"server and workers alike: unset FLOPWATCH_LEASE_S or set it to {lease_s:g}; or stop all workers and run "
-            f"`flopwatch lease {settings.lease_s:g}`."
-        )
-    return settings.model_copy(update={"lease_s": lease_s})
-
-
-def change_lease(database: Database, lease_s: float) -> None:
-    """Give the database another lease, in seconds. Raises Conflict while a worker is alive, since it has the old
-    lease."""
+    if "lease_s" not in settings.model_fields_set or settings.lease_s == lease_s:
+        return settings.model_copy(update={"lease_s": lease_s})
     with database.write() as connection:
-        living = living_workers(connection)
-        if living:
+        if living := living_workers(connection):
             more = f" and {len(living) - 3} more" if len(living) > 3 else ""
-            raise Conflict(
-                f"The lease cannot change while workers run: stop {', '.join(living[:3])}{more} first. A worker that "
-                "was killed on another host counts until it was silent for a whole lease."
+            raise CannotRunHere(
+                f"FLOPWATCH_LEASE_S is {settings.lease_s:g}, but the lease of this database is {lease_s:g} seconds, "
+                f"for server and workers alike: unset FLOPWATCH_LEASE_S or set it to {lease_s:g}; or stop "
+                f"{', '.join(living[:3])}{more} first. A worker that was killed on another host counts until it was "
+                "silent for a whole lease."
             )
-        service_settings.put(connection, service_settings.LEASE_S, lease_s)
+        service_settings.put(connection, service_settings.LEASE_S, settings.lease_s)
+    logger.warning("the lease of %s is %g s now, and was %g", database.backend.place, settings.lease_s, lease_s)
+    return settings

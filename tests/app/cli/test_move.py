@@ -126,10 +126,10 @@ def flopwatch(*arguments: str, **environment: str) -> subprocess.CompletedProces
 
 @pytest.mark.parametrize(
     "entrance",
-    ["serve", "worker", *(pytest.param(one, marks=pytest.mark.long) for one in ("prune", "lease", "move", "backup"))],
+    ["serve", "worker", *(pytest.param(one, marks=pytest.mark.long) for one in ("prune", "move", "backup"))],
 )
 def test_no_process_uses_a_database_that_has_moved(folder: Path, url: str, entrance: str) -> None:
-    arguments = {"lease": ["lease", "20"], "move": ["move", "--to", url], "serve": ["serve", "--port", "0"]}
+    arguments = {"move": ["move", "--to", url], "serve": ["serve", "--port", "0"]}
     arguments["backup"] = ["backup", str(folder / "copy")]
     assert move(folder, url).exit_code == 0
     done = flopwatch(*arguments.get(entrance, [entrance]), FLOPWATCH_DATA_DIR=str(folder))
