@@ -97,8 +97,8 @@ class Launched:
 
 
 class Loop(NamedTuple):
-    """A loop, or a statement with a comprehension: its first line, the first and last of what is repeated, and whether
-    a round needs what the one before has computed."""
+    """A loop, or a statement with a comprehension: its first line, the first and last of what is repeated (of loops in
+    loops, by the innermost), and whether a round needs what the one before has computed."""
 
     first: int
     body: int
@@ -217,9 +217,12 @@ def loops(text: Sequence[str]) -> dict[int, list[Loop]]:
         for child in ast.iter_child_nodes(node):
             inside = outer
             if isinstance(child, ast.For | ast.AsyncFor | ast.While):
+                repeated = child.body[0]
+                while isinstance(repeated, ast.For | ast.AsyncFor | ast.While):
+                    repeated = repeated.body[0]
                 inside = [
                     *outer,
-                    Loop(child.lineno, child.body[0].lineno, child.end_lineno or child.lineno, _carries(child)),
+                    Loop(child.lineno, repeated.lineno, child.end_lineno or child.lineno, _carries(child)),
                 ]
             elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 inside = []
