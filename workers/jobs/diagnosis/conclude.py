@@ -15,7 +15,7 @@ from app.specs.diagnosis import ITEM, RARE, SMALL, WRITTEN, DiagnosisSpec
 from flopwatch.intervals import median_interval
 from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
-from workers.jobs.diagnosis.look import OF_OPTIMIZER, OPTIMIZER, REPEATED
+from workers.jobs.diagnosis.look import LARGE, OF_OPTIMIZER, OPTIMIZER, REPEATED
 from workers.jobs.diagnosis.planning import CLEAR, DISTURBED, GAIN, is_better
 from workers.jobs.diagnosis.turn import JOINED
 from workers.measure.check import Check
@@ -42,7 +42,7 @@ INDENT, TIED = "   ", "\N{NO-BREAK SPACE}"
 TOLD_CAUSES, SURE_CAUSES, FIRST_CAUSES = 7, 5, 3
 """How many are told at most, and however much there is to say of changes; those of the first ranks, and the largest of
 the others."""
-LARGE_PERCENT = 5.0
+LARGE_PERCENT = 100 * LARGE
 """Of a smaller cause it is not told why a change against it was refused. Smaller ones come after all larger ones."""
 BROAD = ("kernels", "host", "launches")
 """Causes against which so many changes may help that a refused one says little."""

@@ -74,6 +74,8 @@ MEASURED_S = 4.0
 """How long the measured steps take, at least a few of them: what slow steps take, turns tell."""
 LEAST = 0.01
 """A smaller share of the step is no cause: nobody gains from it."""
+LARGE = 0.05
+"""What takes more comes before the step's work in the answer, and so do its changes: time may not suffice for all."""
 TOLD_BREAKS = 3
 """Most lines in which torch.compile breaks graphs that are named with launches."""
 MANY = 100
@@ -741,15 +743,16 @@ def _candidates(
 
 
 def candidates(spec: DiagnosisSpec, look: Look, lost: Lost) -> list[list[Scalar]]:
-    """Return the changes that are tried, those against the largest cause first, cures before bounds, those against few
-    causes before those against many, and slow ones last, and those that cannot be, each with the reason."""
+    """Return the changes that are tried, those against the largest cause first, but all work behind what the answer
+    tells before it; cures before bounds, those against few causes before those against many, and slow ones last; and
+    those that cannot be, each with the reason."""
     total = sum(lost.values())
     of_cause: dict[str, float] = defaultdict(float)
     double_ms = 0.0
     for (cause, where), ms in lost.items():
         of_cause[cause] += ms
         double_ms += ms * (cause == "precision" and OF_OPTIMIZER in where)
-    found: list[tuple[bool, float, bool, int, list[Scalar]]] = []
+    found: list[tuple[bool, bool, float, bool, int, list[Scalar]]] = []
     for name in spec.changes or CHANGES.names():
         change: Change = CHANGES.load(name)
         cause = max(change.causes, key=lambda one: of_cause[one])
@@ -765,8 +768,9 @@ def candidates(spec: DiagnosisSpec, look: Look, lost: Lost) -> list[list[Scalar]
         how = change.how if change.removes or not fields else ", ".join(f"{one}={_text(fields[one])}" for one in fields)
         done = isinstance(why_not, Done)
         row: list[Scalar] = [name, cause, why_not, change.removes, done, how, change.way, json.dumps(fields)]
-        found.append((change.slow, -of_cause[cause], change.removes, len(change.causes), row))
-    return [row for *_, row in sorted(found, key=lambda one: one[:4])]
+        late = cause in ("kernels", "attention") or of_cause[cause] < LARGE * total
+        found.append((change.slow, late, -of_cause[cause], change.removes, len(change.causes), row))
+    return [row for *_, row in sorted(found, key=lambda one: one[:5])]
 
 
 def _fields(change: Change, look: Look) -> tuple[str | None, dict[str, Any]]:

@@ -329,6 +329,15 @@ def test_a_second_look_measures_no_case_again_and_says_how_long_its_steps_took(l
     assert 0.5 * turn["step_ms"] < turn["profiled_ms"]
 
 
+@pytest.mark.parametrize(("ms", "first"), [(6.0, "fused_optimizer"), (4.0, "autocast_bf16")])
+def test_changes_are_tried_in_the_order_of_the_answer(ms: float, first: str) -> None:
+    step = {"kind": "benchmark", "model": {"size": "tiny"}, "precision": "fp32", "device": "cpu"}
+    spec = KINDS["diagnosis"].model_validate({"step": step})
+    known = stage.Look(spec.step, torch.device("cpu"), None)
+    lost = defaultdict(float, {("kernels", "x.py:1"): 100.0 - ms, ("optimizer", "x.py:2"): ms})
+    assert next(name for name, _, why_not, *_ in stage.candidates(spec, known, lost) if why_not is None) == first
+
+
 def test_neither_a_learning_rates_schedule_nor_a_closure_is_an_update_of_parameters() -> None:
     step, schedule, wrapper = (
         (f"{stage._torch_folder()}/optim/{file}.py", function, 1)
