@@ -38,7 +38,7 @@ def _fields(_look: Look) -> dict[str, Any]:
 
 
 CHANGE = Change(
-    causes=("kernels", "attention", "launches"),
+    causes=("kernels", "launches"),
     how="no activation checkpointing, where the memory suffices",
     why_not=_why_not,
     fields=_fields,
