@@ -53,7 +53,7 @@ class GraphedStep:
     def __init__(
         self, step: GraphableStep, stream: torch.cuda.Stream | None = None, warmup_steps: int = WARMUP_STEPS
     ) -> None:
-        self._step, self._stream, self._warmup_steps = step, stream, warmup_steps
+        self.step, self._stream, self._warmup_steps = step, stream, warmup_steps
         self.forget()
         self.phases: dict[str, Callable[[], None]] = {"graph": self.run}
         self.inner_phases = tuple(step.phases)
@@ -71,15 +71,15 @@ class GraphedStep:
     @property
     def loss(self) -> Tensor | None:
         """The last step's loss, in memory that the next one writes again."""
-        return getattr(self._step, "loss", None)
+        return getattr(self.step, "loss", None)
 
     def prepare(self) -> None:
         if self._graph is None:
-            self._step.prepare()
+            self.step.prepare()
             return
-        inputs, targets = self._step.next_batch()
-        self._step.inputs.copy_(inputs)
-        self._step.targets.copy_(targets)
+        inputs, targets = self.step.next_batch()
+        self.step.inputs.copy_(inputs)
+        self.step.targets.copy_(targets)
 
     def run(self) -> None:
         """Replay the step; the first call captures it before. Raises CannotCapture: a part of the step cannot be
@@ -100,7 +100,7 @@ class GraphedStep:
         return dict(zip(self.inner_phases, times, strict=False))
 
     def _captured(self) -> torch.cuda.CUDAGraph:
-        step, stream = self._step, self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        step, stream = self.step, self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         # The buffers that each batch is copied into.
         step.inputs, step.targets = step.inputs.clone(), step.targets.clone()
         stream.wait_stream(torch.cuda.current_stream())

@@ -103,6 +103,8 @@ class BackwardStep(ForwardStep):
         # Gradients in fp16 would underflow.
         scaled = precision.compute_dtype == torch.float16
         self.scaler = torch.amp.GradScaler(self.device_type) if scaled else None
+        self.without_gradient: list[str] | None = None
+        """Names of the trainable parameters to which the first backward pass gave none."""
         self.phases = {"forward": self.forward, "backward": self.backward}
         if micro_batches > 1:
             self.phases = {ACCUMULATION: self.accumulate, **self.phases}
@@ -127,9 +129,14 @@ class BackwardStep(ForwardStep):
 
     def backward(self) -> None:
         loss = self.loss if self.micro_batches == 1 else self.loss / self.micro_batches
+        if not loss.requires_grad:
+            raise ValueError("the loss has no gradient: the model detaches its output, or computes it under no_grad")
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
+        if self.without_gradient is None:
+            named = self.module.named_parameters()
+            self.without_gradient = [name for name, one in named if one.requires_grad and one.grad is None]
 
 
 class TrainStep(BackwardStep):

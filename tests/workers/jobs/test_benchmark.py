@@ -280,6 +280,20 @@ def test_the_same_seed_gives_the_same_weights_and_batches(run, monkeypatch: pyte
     assert losses[0:4] != losses[8:12]
 
 
+def test_parameters_that_get_no_gradient_make_a_result_suspect(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "gradients" not in {check["name"] for check in run(mode="train_step").verdict_on()["checks"]}
+    build_step = building.build_step
+
+    def with_one_more(spec, device, model, *others):
+        model.register_parameter("unused", torch.nn.Parameter(torch.zeros(1)))
+        return build_step(spec, device, model, *others)
+
+    monkeypatch.setattr(building, "build_step", with_one_more)
+    check = run(mode="train_step").check("gradients")
+    assert (check["ok"], check["severity"]) == (False, "suspect")
+    assert check["detail"].startswith("1 trainable parameters got none, unused first")
+
+
 COMPILER = ("recompiles", "eager_fallback", "graph_breaks", "compile_cache")
 
 

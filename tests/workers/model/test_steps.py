@@ -53,6 +53,18 @@ def test_backward_leaves_one_batchs_gradients() -> None:
         torch.testing.assert_close(mine.grad, theirs.grad)
 
 
+def test_what_gets_no_gradient_is_named_and_a_loss_without_any_is_refused() -> None:
+    model = small_model()
+    model.register_parameter("unused", nn.Parameter(torch.zeros(2)))
+    model.register_parameter("frozen", nn.Parameter(torch.zeros(2), requires_grad=False))
+    step = train_step(model)
+    run(step, times=2)
+    assert step.without_gradient == ["unused"]
+    detached = BackwardStep(lambda tokens: model(tokens).detach(), batches(), PRECISIONS["fp32"], model)
+    with pytest.raises(ValueError, match="the loss has no gradient: the model detaches its output"):
+        run(detached)
+
+
 @pytest.mark.parametrize("micro_batches", [2, 4])
 def test_micro_batches_add_up_to_the_whole_batch(micro_batches: int) -> None:
     whole, split = small_model(), small_model()

@@ -177,6 +177,12 @@ def check_times(
         check_steady(times.steady, times.warmup, too_slow=times.too_slow, hidden=times.hidden),
         *check_stability(step_ms, on_gpu=device.type == "cuda", metric="step_ms"),
     ]
+    inner = training.step if training.graphed is None else training.graphed.step
+    if missing := getattr(inner, "without_gradient", None):
+        why = "the model detaches them, or does not use them"
+        checks.append(
+            Check("gradients", False, f"{len(missing)} trainable parameters got none, {missing[0]} first: {why}")
+        )
     if spec.compile or (spec.step_code is not None and compilation().graphs):
         checks += monitor.compilation_checks(warmup_steps=times.warmup)
     host_us = statistics.median(times.host_us) if times.host_us else None
