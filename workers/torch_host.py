@@ -34,14 +34,11 @@ NOT_BUILT = {"BuildError", "CompilerMissing"}
 
 def seed_everything(seed: int) -> None:
     """Seed what code may draw from: `torch`, on every device, `random`, and NumPy's global generator."""
+    import numpy as np
     import torch
 
     random.seed(seed)
     torch.manual_seed(seed)
-    try:
-        import numpy as np
-    except ImportError:
-        return
     np.random.seed(seed % 2**32)
 
 

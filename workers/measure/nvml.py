@@ -136,10 +136,8 @@ class Gpu:
 
 @functools.cache
 def _library() -> Any | None:
-    try:
-        import pynvml
-    except ImportError:
-        return None
+    import pynvml
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

@@ -5,10 +5,7 @@ All code that depends on SQLite is here, as postgresql.py has all that depends o
 
 from __future__ import annotations
 
-import logging
 import os
-import sqlite3
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -27,8 +24,6 @@ from app.store.database.file_systems import refuse_network_file_system
 from app.store.database.locking import WriteLock, hold
 from app.store.database.private import create_private, make_files_private
 
-logger = logging.getLogger(__name__)
-
 SAFE_VERSION = (3, 51, 3)
 """Older versions can corrupt a WAL database that several processes write and checkpoint."""
 WAL_LIMIT_BYTES = 64 << 20
@@ -44,21 +39,9 @@ PROBE_BYTES = 1 << 20
 
 @cache
 def driver() -> ModuleType:
-    """Return the DBAPI module: pysqlite3, which brings its own SQLite; without a wheel of it, Python's sqlite3.
+    """Return the DBAPI module: pysqlite3, which brings its own SQLite. Raises CannotRunHere if that is too old."""
+    from pysqlite3 import dbapi2
 
-    Logs one warning if the fallback's SQLite is older than SAFE_VERSION; raises CannotRunHere if pysqlite3's is.
-    """
-    try:
-        from pysqlite3 import dbapi2
-    except ImportError:
-        if sqlite3.sqlite_version_info < SAFE_VERSION:
-            message = (
-                f"pysqlite3 is not installed and Python's own SQLite is {sqlite3.sqlite_version}: before "
-                f"{'.'.join(map(str, SAFE_VERSION))} a database that several processes write can be corrupted."
-            )
-            logger.warning(message)
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
-        return sqlite3
     module: ModuleType = dbapi2
     if dbapi2.sqlite_version_info < SAFE_VERSION:
         raise CannotRunHere(

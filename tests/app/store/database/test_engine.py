@@ -1,8 +1,5 @@
-import logging
 import os
 import re
-import sqlite3
-import sys
 import threading
 import time
 import warnings
@@ -45,39 +42,14 @@ def test_connections_are_set_up_as_the_measurements_asked(database: Database) ->
     assert tuple(map(int, version.split("."))) >= sqlite.SAFE_VERSION
 
 
-def test_a_missing_wheel_is_warned_of_loudly_once(monkeypatch, caplog) -> None:
-    monkeypatch.setitem(sys.modules, "pysqlite3", None)
-    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 40, 1))
-    sqlite.driver.cache_clear()
-    try:
-        with caplog.at_level(logging.WARNING), pytest.warns(RuntimeWarning, match="can be corrupted"):
-            assert sqlite.driver() is sqlite3
-        assert "can be corrupted" in caplog.text
-        with warnings.catch_warnings(record=True) as again:
-            sqlite.driver()
-        assert not again
-    finally:
-        sqlite.driver.cache_clear()
-
-
 def test_an_old_pysqlite3_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    dbapi2 = pytest.importorskip("pysqlite3").dbapi2
-    monkeypatch.setattr(dbapi2, "sqlite_version_info", (3, 51, 2))
+    monkeypatch.setattr("pysqlite3.dbapi2.sqlite_version_info", (3, 51, 2))
     sqlite.driver.cache_clear()
     try:
         with pytest.raises(CannotRunHere, match=r"at least 3\.51\.3"):
             sqlite.driver()
     finally:
         sqlite.driver.cache_clear()
-
-
-def test_the_store_works_on_pythons_own_sqlite(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "driver", lambda: sqlite3)
-    database = open_database(settings)
-    with database.write() as connection:
-        add(connection, "one")
-    assert count(database) == 1
-    database.close()
 
 
 def test_a_read_is_one_snapshot(database: Database) -> None:
