@@ -70,7 +70,8 @@ class Difference:
             ratio = None
         elif self.baseline and self.candidate and min(len(side.values) for side in sides if side) >= FEWEST:
             found = interval(self.baseline.values, self.candidate.values)
-            low, high = found.low, found.high
+            if found.low is not None:  # that of the means may lie outside
+                ratio, low, high = found.ratio, found.low, found.high
         calls = [None if side is None else side.calls for side in sides]
         return [baseline, candidate, self.change if known else change, ratio, low, high, *calls]
 
@@ -180,8 +181,8 @@ def amount(value: float) -> str:
 
 
 def columns(unit: str, calls: str) -> list[Column]:
-    """Return the columns of `Difference.numbers`; `ratio` is candidate / baseline. Null: that side has no such row, or
-    could not determine the value."""
+    """Return the columns of `Difference.numbers`; `ratio` is candidate / baseline or, with an interval, the median of
+    that of all pairs of processes. Null: that side has no such row, or could not determine the value."""
     values = [Column(f"{name}_{unit.lower()}", "number", unit) for name in ("baseline", "candidate", "change")]
     ratios = [Column(name, "number") for name in ("ratio", "ratio_low", "ratio_high")]
     return [*values, *ratios, *(Column(f"{side}_{calls}", "number", calls) for side in SIDES)]

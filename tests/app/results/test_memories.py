@@ -9,7 +9,7 @@ import pytest
 
 from app import results
 from app.results import render, sheet_of
-from app.results.matching import amount
+from app.results.matching import Difference, Spent, amount
 from app.results.memories import NOT_LISTED, ROUNDING
 from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
@@ -215,3 +215,11 @@ def test_a_limit_says_what_it_leaves_out(database: Database, memory: Callable[..
     _, rows, notes = compared(database, memory(SCORES, WEIGHT, COPY), memory((*WEIGHT[:-1], 1.0)), limit=2)
     assert list(changes(rows, "allocations", "backward").values()) == [-400, -99]
     assert "Shown are the 2 allocations that changed most of 3 of backward." in notes
+
+
+def test_a_ratio_lies_within_its_interval() -> None:
+    """One process among eight that took 100 times as long moves the mean, and hardly the ranks."""
+    one, other = Spent((*[1.0] * 7, 100.0), None), Spent((1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 1.01, 0.99), None)
+    baseline, candidate, change, ratio, low, high, *_ = Difference(("a",), one, other).numbers(known=True)
+    assert candidate - baseline == change
+    assert low <= ratio <= high
