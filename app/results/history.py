@@ -43,6 +43,7 @@ class HistoryPoint:
     side: str | None
     finished_at: Time | None
     device_key: str
+    host: str | None
     value: float | None
     low: float | None
     """The interval of the median, to `high`."""
@@ -75,6 +76,8 @@ class History:
     """All metrics of the case."""
     devices: Sequence[str]
     """The devices of the points."""
+    hosts: Sequence[str]
+    """Their hosts, as far as they are known."""
     is_cut: bool
     """True if older points are left out."""
     case: str
@@ -124,6 +127,7 @@ def history(
         better=better(name, rows[-1].unit),
         metrics=list(known),
         devices=sorted({point.device_key for point in points}),
+        hosts=sorted({point.host for point in points if point.host is not None}),
         is_cut=is_cut or len(points) > limit,
         case=case_text(KINDS[kind].displayed(coordinates) if kind in KINDS else coordinates),
         points=points[-limit:],
@@ -218,6 +222,7 @@ def _points(
                 side=side,
                 finished_at=rfc3339(job.finished_at),
                 device_key=device,
+                host=((job.environment or {}).get("host") or {}).get("hostname"),
                 value=summary.value,
                 low=summary.low,
                 high=summary.high,

@@ -138,7 +138,7 @@ def _text(point: HistoryPoint, unit: str | None) -> str:
     baseline = f"baseline {', '.join(point.baselines)}" if point.baselines else None
     lines = [
         value,
-        f"job {point.job}{side}",
+        f"job {point.job}{side}" + (f" on {point.host}" if point.host else ""),
         f"version {point.short_version or UNKNOWN}",
         moment(point.finished_at),
         baseline,

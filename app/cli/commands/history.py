@@ -58,13 +58,16 @@ def history(
         return
     echo(f"{shown['kind']}: {shown['case']} (case {shown['case_key']})")
     several = len(shown["devices"]) > 1
+    several_hosts = len(shown["hosts"]) > 1
     echo(readable(shown["metric"], shown["unit"]) + ("" if several else f" on {shown['devices'][0]}"))
-    head = ("finished", "job", *(["device"] if several else []), "median", "low", "high", "n", "verdict", "version")
+    places = [*(["device"] if several else []), *(["host"] if several_hosts else [])]
+    head = ("finished", "job", *places, "median", "low", "high", "n", "verdict", "version")
     rows = [
         (
             moment(point["finished_at"]),
             f"{point['job']} {point['side']}" if point["side"] else point["job"],
             *([point["device_key"]] if several else []),
+            *([point["host"]] if several_hosts else []),
             point["outcome"] if point["value"] is None else point["value"],
             *(point[name] for name in ("low", "high", "n", "validity")),
             " ".join(filter(None, (point["short_version"], point.get("revision")))) or None,

@@ -16,7 +16,7 @@ def test_history(site: Any, flopwatch: Any, measured: Any) -> None:
         site.worker.finish(
             site.worker.claim_job(job),
             measurements=[row, replace(row, metric="forward_ms", phase="forward")],
-            environment={"software": commit},
+            environment={"software": commit, "host": {"hostname": f"host-{job}"}},
         )
         jobs.append(job)
     site.http.put("/baselines/before", json={"job": jobs[0]})
@@ -26,9 +26,9 @@ def test_history(site: Any, flopwatch: Any, measured: Any) -> None:
     title, metric, head, newest, oldest, link = shown.stdout.splitlines()
     assert (title, metric) == (f"benchmark: tiny (case {KEY})", "Step (ms) on 1x test CPU")
     assert head.split() == [
-        "finished", "job", "median", "low", "high", "n", "verdict", "version", "baselines",
+        "finished", "job", "host", "median", "low", "high", "n", "verdict", "version", "baselines",
     ]  # fmt: skip
-    assert newest.split()[3:5] == [str(jobs[1]), "34"]
+    assert newest.split()[3:6] == [str(jobs[1]), f"host-{jobs[1]}", "34"]
     assert "00000000-dirty" in newest
     assert oldest.endswith("before")
     assert site.http.get(link.removeprefix(site.url)).status_code == 200
