@@ -84,6 +84,8 @@ LOOP = 32
 """Rounds of a loop in one call of its function: so many small operators are worth one large one."""
 REPEATED = "times a step"
 """The end of a note on such a line."""
+CALLS = 4.0
+"""How many times longer than small operators the host may take between them and only call them."""
 SMALL_NS, SMALL_ON_GPU_NS = 20_000, 5_000
 """An operator that takes less under the profiler, or on average less of a GPU, takes hardly longer than to call it."""
 WAITS, IDLE = "it waits", 0.2
@@ -236,9 +238,9 @@ class Places:
                     yield place._replace(line=loop.first), loop
 
     def unit(self, stack: Stack) -> Place | None:
-        """Return the line to which the time of a stack counts: that of the outermost loop over small operators or, if
-        it is in none, or Python alone, the innermost one."""
-        if stack[-1] in self._idle and len(stack) > 1:
+        """Return the line to which the time of a stack counts: that of the outermost loop over small operators; if it
+        is in none, or its line runs no operator, the innermost one."""
+        if stack[-1] in self._idle:
             return stack[-1]
         return next((first for first, _ in self._of_loops(stack) if first in self._loops), stack[-1])
 
@@ -436,9 +438,13 @@ def _with_calls(
     runs: each has one cure."""
     found: dict[tuple[str, Place | None], float] = defaultdict(float)
     rare = {place for _, place in lost if places.rare([place])}
+    of_work: dict[Place | None, float] = defaultdict(float)
+    for (cause, place), ms in lost.items():
+        of_work[place] += ms * (cause in WORK)
     for (cause, place), ms in sorted(lost.items(), key=lambda one: -one[1]):
         of_rare = next((of for of, at in found if at == place and of in ("host", *WORK)), cause)
-        calls = cause in ("host", "attention") and place is not None and places.is_small(place)
+        is_call = cause == "attention" or (cause == "host" and ms < CALLS * of_work[place])
+        calls = is_call and place is not None and places.is_small(place)
         found["kernels" if calls else of_rare if place in rare and cause in ("host", *WORK) else cause, place] += ms
     return found
 
