@@ -242,21 +242,29 @@ def _comprehends(statement: ast.stmt) -> bool:
 
 def _carries(loop: ast.For | ast.AsyncFor | ast.While) -> bool:
     """Return True if a round reads a variable before it sets it anew, other than to add to it."""
-    is_set: set[str] = set()
+    is_set = set() if isinstance(loop, ast.While) else {ast.unparse(one) for one in _variables([loop.target])}
     read: set[str] = set()
-    for statement in (one for part in loop.body for one in ast.walk(part) if isinstance(one, ast.stmt)):
-        parts = [*ast.walk(statement)]
-        local = {ast.unparse(one.target) for one in parts if isinstance(one, ast.comprehension)}
-        own = [one for one in parts if isinstance(one, ast.Name | ast.Attribute) and ast.unparse(one) not in local]
+    statements = (one for part in loop.body for one in ast.walk(part) if isinstance(one, ast.stmt))
+    for statement in sorted(statements, key=lambda one: (one.lineno, one.col_offset)):
+        parts = [one for one in ast.iter_child_nodes(statement) if isinstance(one, ast.expr | ast.withitem)]
+        inside = [one for part in parts for one in ast.walk(part)]
+        targets = [one.target for one in inside if isinstance(one, ast.comprehension)]
+        arguments = [one for one in inside if isinstance(one, ast.arg)]
+        local = {ast.unparse(one) for one in (*arguments, *_variables(targets))}
+        own = [one for one in _variables(parts) if ast.unparse(one) not in local]
         stored = {ast.unparse(one) for one in own if isinstance(one.ctx, ast.Store)}
         value = getattr(statement, "value", None)
         while isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub):
             own = [one for one in own if one not in (value.left, value.right) or ast.unparse(one) not in stored]
             value = value.left
-        if not hasattr(statement, "body"):
-            read |= {ast.unparse(one) for one in own if isinstance(one.ctx, ast.Load)} - is_set
-            is_set |= stored
+        scales = isinstance(statement, ast.AugAssign) and not isinstance(statement.op, ast.Add | ast.Sub)
+        read |= {ast.unparse(one) for one in own if scales or isinstance(one.ctx, ast.Load)} - is_set
+        is_set |= stored
     return bool(read & is_set)
+
+
+def _variables(parts: Sequence[ast.AST]) -> list[ast.Name | ast.Attribute]:
+    return [one for part in parts for one in ast.walk(part) if isinstance(one, ast.Name | ast.Attribute)]
 
 
 def typical(times_ns: Sequence[int]) -> float:

@@ -348,8 +348,8 @@ for x in xs:
 while i < n:
     i, self.h = i + 1, g(self.h)
 for x in xs:
-    y = [one * one for one in f(x)]
-    total -= y
+    y = [one * two for one, (two, _) in f(x, lambda y: y)]
+    x = g(x); total -= y
 z = stack([f(x)
            for x in xs])
 for x in xs:
