@@ -208,6 +208,8 @@ def _check_jobs(pair: Pair) -> None:
                     f"Jobs {other.job} and {case.job} of the {side.name} ran other versions of the same code: compare "
                     "one with the other, or name jobs of one version."
                 )
+                if other.job == case.job:  # of kind `compare`
+                    detail = f"Job {case.job} ran two versions of the code: flopwatch compare {case.job} compares them."
                 raise InvalidRequest(detail, errors=(FieldError(f"/{side.name}", detail),))
 
 

@@ -10,6 +10,7 @@ from app.results import compare
 from app.specs import spec_adapter
 from app.store.database.engine import Database
 from app.store.keeping.baselines import Baselines
+from app.store.records import Finish, UnitRecord
 from tests.app.results.conftest import table
 
 Measure = Callable[..., int]
@@ -55,3 +56,14 @@ def test_versions_of_one_case_meet(database: Database, measure: Measure) -> None
     with pytest.raises(InvalidRequest, match="Jobs 1 and 2 of the baseline ran other versions"):
         compare(database, jobs, [again])
     assert compare(database, [jobs[0], again], [jobs[1]]).rows
+
+
+def test_versions_that_one_job_measured_are_no_samples_of_one(database: Database, measure: Measure) -> None:
+    upload(database)
+    spec = {"kind": "compare", "baseline": spec_of(OLD), "candidate": spec_of(NEW)}
+    step = {"case_key": key_of(spec_of(OLD)), "case": {"attention_code.function": "mine"}}
+    units = [UnitRecord(at, "", "succeeded", side=side) for at, side in enumerate(("baseline", "candidate"))]
+    times = [("step_ms", {**step, "unit_index": unit.unit_index}) for unit in units]
+    jobs = [measure(*times, spec=spec, finish=Finish("succeeded", units=units)) for _ in range(2)]
+    with pytest.raises(InvalidRequest, match="Job 1 ran two versions of the code: flopwatch compare 1 compares them"):
+        compare(database, jobs[:1], jobs[1:])
