@@ -37,6 +37,7 @@ from app.store.reading.measurements import JobChoice
 from app.store.reading.queries import Reading
 from app.store.records import Finish, Idempotency, NewEvent, NewJob, Offer, StoredArtifact, UnitRecord
 from tests.builders import measured
+from tests.databases import put_database
 from tests.object_stores import Bucket
 from tests.postgres import Server
 
@@ -50,6 +51,7 @@ def move(folder: Path, url: str) -> Any:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Something in nearly every table; the newest job was deleted."""
+    put_database(tmp_path)
     with closing(open_database(Settings(data_dir=tmp_path))) as database:
         queue = Queue(database)
         open_files(Settings(data_dir=tmp_path), database)

@@ -18,6 +18,7 @@ from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import Finish, Idempotency, NewJob, Offer
 from app.store.tables import utc_now
+from tests.databases import put_database
 
 
 def prune(folder: Path, *options: str, **settings: str) -> Any:
@@ -27,6 +28,7 @@ def prune(folder: Path, *options: str, **settings: str) -> Any:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A database with a finished job of last year, and its key."""
+    put_database(tmp_path)
     database = open_database(Settings(data_dir=tmp_path))
     queue = Queue(database)
     queue.submit(NewJob(BenchmarkSpec()), Idempotency("key", "POST /jobs", "digest"))

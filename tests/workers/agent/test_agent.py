@@ -19,6 +19,7 @@ from app.store.database.engine import Database, open_database
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import Claim, NewJob
+from tests.databases import put_database
 from tests.forked import PLUGINS, PROJECT, forkserver
 from tests.plugins.plain_kind.specs.plain import PlainSpec
 from tools.waiting import wait_until
@@ -31,7 +32,7 @@ BUSY_TIMEOUT_S = 0.3
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return Settings(data_dir=tmp_path / "data")
+    return Settings(data_dir=put_database(tmp_path / "data").parent)
 
 
 @pytest.fixture
