@@ -132,11 +132,8 @@ def _driver() -> Iterator[Finding]:
         yield absent("driver", f"no NVIDIA GPU can be seen ({error}): jobs run on the CPU")
         return
     version, cuda = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion_v2()
-    names = []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))
-        names.append(name.decode() if isinstance(name, bytes) else str(name))
-    version = version.decode() if isinstance(version, bytes) else version
+    handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
     gpus = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names)) or "no GPU"
     yield works("driver", f"{version}, for CUDA up to {cuda // 1000}.{cuda % 1000 // 10}: {gpus}")
 

@@ -98,21 +98,22 @@ class Gpu:
         persistence = self.ask("DeviceGetPersistenceMode")
         pci = self.ask("DeviceGetPciInfo")
         return {
-            "driver": _text(ask(nvml, "SystemGetDriverVersion")),
+            "driver": ask(nvml, "SystemGetDriverVersion"),
             "power_limit_w": None if limit_mw is None else limit_mw / 1000,
             "max_sm_clock_mhz": self.ask("DeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
             "max_memory_clock_mhz": self.ask("DeviceGetMaxClockInfo", nvml.NVML_CLOCK_MEM),
             "persistence_mode": None if persistence is None else bool(persistence),
-            "pci_bus_id": None if pci is None else _text(pci.busId),
+            "pci_bus_id": None if pci is None else pci.busId,
             "pcie_generation": self.ask("DeviceGetCurrPcieLinkGeneration"),
             "pcie_width": self.ask("DeviceGetCurrPcieLinkWidth"),
-            "vbios": _text(self.ask("DeviceGetVbiosVersion")),
+            "vbios": self.ask("DeviceGetVbiosVersion"),
         }
 
     @property
     def uuid(self) -> str | None:
         """Return the UUID as NVML writes it, with "GPU-" or "MIG-" before it."""
-        return _text(self.ask("DeviceGetUUID"))
+        uuid: str | None = self.ask("DeviceGetUUID")
+        return uuid
 
     def neighbours(self) -> list[Gpu]:
         """Return the host's other GPUs."""
@@ -192,7 +193,3 @@ def ask(nvml: Any, function: str, *arguments: Any) -> Any:
         return call(*arguments)
     except nvml.NVMLError:
         return None
-
-
-def _text(value: str | bytes | None) -> str | None:
-    return value.decode() if isinstance(value, bytes) else value

@@ -60,7 +60,7 @@ NVML = SimpleNamespace(
     nvmlDeviceGetUtilizationRates=lambda handle: told(SimpleNamespace(gpu=93, memory=40), handle == 0),
     nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=80 << 30, used=12 << 30),
     nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: 0x04 | 0x40 | 0x01,
-    nvmlSystemGetDriverVersion=lambda: b"580.1",
+    nvmlSystemGetDriverVersion=lambda: "580.1",
     nvmlDeviceGetNvLinkState=lambda _, link: told(1, link != 4),
 )
 """Two GPUs; the second knows nothing but its UUID."""
