@@ -153,11 +153,13 @@ def _torch() -> Iterator[Finding]:
         return
     import torch
 
+    from workers.devices.discovery import has_gpu
+
     built_for = torch.version.cuda
     if torch.cuda.is_available():
         capability = "{}.{}".format(*torch.cuda.get_device_capability())
         yield works("cuda", f"torch {torch.__version__} for CUDA {built_for}; compute capability {capability}")
-    elif _has_gpu():
+    elif has_gpu():
         if built_for is None:
             found, cure = f"torch {torch.__version__} is a CPU build, and here is a GPU", "install torch for CUDA"
         else:
@@ -177,16 +179,6 @@ def _torch() -> Iterator[Finding]:
     yield from _triton(torch)
     yield from _torchao()
     yield from _attention(torch)
-
-
-def _has_gpu() -> bool:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return bool(pynvml.nvmlDeviceGetCount())
-    except pynvml.NVMLError:
-        return False
 
 
 def _triton(torch: Any) -> Iterator[Finding]:
