@@ -133,6 +133,7 @@ def table(
             chosen, measured, is_cut = measurements.first_measurements(snapshot, chosen, layout.statistic)
         swept = measurements.swept_fields(snapshot, choice)
         unfinished = measurements.unfinished_jobs(snapshot, choice)
+        hosts = measurements.hosts(snapshot, chosen) if layout.relative_to or layout.best else []
         read = MeasuredJobs.read(snapshot, chosen, layout.statistic, measured)
     cases, units = read.cases()
     if first is not None:
@@ -144,6 +145,8 @@ def table(
     sheet = _sheet(cases, units, layout, read.why, swept=swept, part=part)
     states = [f"{state}{named(jobs)}" for state, jobs in unfinished.items()]
     notes = [f"Not finished, and not in the table: {'; '.join(states)}."] if states else []
+    if len(hosts) > 1:
+        notes.append(f"Different hosts measured these jobs: {', '.join(hosts)}.")
     return replace(sheet, is_cut=is_cut, missing=[*(sheet.missing or ()), *states], notes=[*sheet.notes, *notes])
 
 

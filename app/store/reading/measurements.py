@@ -193,6 +193,18 @@ def unfinished_jobs(snapshot: Snapshot, choice: JobChoice) -> dict[str, list[int
     return found
 
 
+def hosts(snapshot: Snapshot, jobs: Iterable[FinishedJob]) -> list[str]:
+    """Return the names of the hosts on which these jobs ran, as far as they are known, in order."""
+    job = tables.job.c
+    found = {
+        (environment.get("host") or {}).get("hostname")
+        for part in _parts([each.id for each in jobs])
+        for environment in snapshot.execute(select(job.environment).where(job.id.in_(part)).distinct()).scalars()
+        if environment
+    }
+    return sorted(host for host in found if host is not None)
+
+
 def swept_fields(snapshot: Snapshot, choice: JobChoice) -> list[str]:
     """Return the fields of which the sweeps of a choice try several values."""
     sweep = tables.sweep.c

@@ -172,6 +172,15 @@ class TestRelative:
         assert other.outcome is None
         assert (reference.value, reference.outcome) == (None, "oom"), "it is no 1× of a time that nobody has"
 
+    def test_a_note_names_different_hosts(self, database: Database, measure: Measure) -> None:
+        for precision, host in (("fp32", "b"), ("bf16", "a"), ("fp16", None)):
+            environment = {"host": {"hostname": host}} if host else None
+            measure(("step_ms", {}), spec={"precision": precision}, finish=Finish("succeeded", environment=environment))
+        note = "Different hosts measured these jobs: a, b."
+        assert note in table(database, relative_to={"precision": "fp32"}).notes
+        assert note not in table(database, relative_to={"precision": "fp32"}, jobs=[1, 3]).notes
+        assert note not in table(database).notes, "nothing is compared"
+
     def test_negative_numbers_have_no_ratio(self, database: Database, measure: Measure) -> None:
         """What communication adds to a step is a difference of two times."""
         for strategy, added in (("naive", 1.0), ("flat", -0.5), ("fsdp", 0.0), ("bucketed", 2.0)):
