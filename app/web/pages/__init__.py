@@ -6,7 +6,6 @@ else knows the list. Modules whose names begin with an underscore are not pages.
 
 import importlib
 import pkgutil
-from types import ModuleType
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -17,19 +16,8 @@ from app.web.templates import Entry, render, set_navigation
 PREFIX = "/ui"
 
 
-def _walk() -> list[ModuleType]:
-    modules = []
-    for module_info in pkgutil.iter_modules(__path__):
-        if module_info.name.startswith("_"):
-            continue
-        module = importlib.import_module(f"{__name__}.{module_info.name}")
-        if getattr(module, "router", None) is None:
-            raise RuntimeError(f"{module.__name__} must define `router`, an APIRouter")
-        modules.append(module)
-    return modules
-
-
-MODULES = _walk()
+_names = (info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_"))
+MODULES = [importlib.import_module(f"{__name__}.{name}") for name in _names]
 router = APIRouter(include_in_schema=False)
 for _module in MODULES:
     router.include_router(_module.router, prefix=PREFIX)
