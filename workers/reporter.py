@@ -21,7 +21,6 @@ class Reporter:
         self.send = send
         self.scratch = scratch
         self.ceilings = ceilings
-        self._names: set[tuple[str, str]] = set()
 
     def progress(self, done: int, total: int, message: str) -> None:
         """Report that `done` of `total` steps of this unit are done."""
@@ -45,17 +44,15 @@ class Reporter:
         self.send(messages.Measured(**measurement.to_wire()))
 
     def table(self, name: str, columns: Sequence[Column], rows: Sequence[Sequence[Scalar]]) -> None:
-        """Report a finished table. Several units may report tables of one name, if their columns are the same. Raises
-        ValueError: it is not a valid table, is too large (workers.measure.table.TooLarge), or its name was already
-        used."""
+        """Report a finished table, whose name is new in this unit. Several units may report tables of one name, if
+        their columns are the same. Raises ValueError: it is not a valid table, or is too large
+        (workers.measure.table.TooLarge)."""
         table = Table(name, columns, rows)
-        self._use("table", name)
         self.send(messages.TableMade(table.name, list(table.columns), [list(row) for row in table.rows]))
 
     def artifact(self, path: Path, *, name: str, kind: str, media_type: str) -> None:
         """Report a finished file below `scratch`; the agent moves it into the store under `name`, which is new in this
-        unit. Raises ValueError: the name was already used."""
-        self._use("artifact", name)
+        unit."""
         self.send(messages.ArtifactMade(str(path.absolute()), name, kind, media_type))
 
     def environment(self, fingerprint: Mapping[str, Any]) -> None:
@@ -70,9 +67,3 @@ class Reporter:
             title: the case, for people.
         """
         self.send(messages.Validity(verdict["verdict"], verdict["checks"], case_key, title))
-
-    def _use(self, what: str, name: str) -> None:
-        # The agent checks it again; an error raised here has the runner's own line in its traceback.
-        if (what, name) in self._names:
-            raise ValueError(f"this unit has reported the {what} {name!r} already: each needs a name of its own")
-        self._names.add((what, name))

@@ -1,6 +1,5 @@
 """Plain frozen values that go into the queue and come out of it."""
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -209,15 +208,6 @@ class Finish:
             raise ValueError("a failed attempt has an error")
         if self.state == "succeeded" and self.error is not None:
             raise ValueError("an attempt with an error has not succeeded")
-        _check_unique("units have the index", [unit.unit_index for unit in self.units])
-        _check_unique("tables are named", [(table.name, f"unit {table.unit_index}") for table in self.tables])
-        _check_unique("artifacts are named", [artifact.name for artifact in self.artifacts])
-
-
-def _check_unique(what: str, names: Sequence[object]) -> None:
-    twice = next((name for name, count in Counter(names).items() if count > 1), None)
-    if twice is not None:
-        raise ValueError(f"two {what} {twice!r}")
 
 
 @dataclass(frozen=True)

@@ -334,19 +334,6 @@ class TestRunning:
             for table in ("unit", "result_table"):
                 assert connection.exec_driver_sql(f"SELECT partial FROM {table}").all() == [(1,)]
 
-    @pytest.mark.parametrize(
-        "twice",
-        [
-            {"units": [UnitRecord(0, "a", "succeeded"), UnitRecord(0, "b", "succeeded")]},
-            {"tables": [TableRecord(1, "t", [], 0, b"")] * 2},
-            {"artifacts": [StoredArtifact(index, "t", "trace", "text/plain", 1, "ab" * 32) for index in (0, 1)]},
-        ],
-        ids=str,
-    )
-    def test_what_could_not_be_told_apart_is_refused(self, twice: dict[str, Any]) -> None:
-        with pytest.raises(ValueError, match=r"two (units|tables|artifacts)"):
-            Finish("succeeded", **twice)
-
     @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "without transactions"])
     def test_a_finish_that_breaks_off_leaves_nothing(
         self,
