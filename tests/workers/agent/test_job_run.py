@@ -799,7 +799,10 @@ class TestUnits:
     def test_results_are_stamped_with_their_unit(self, site: Site, planned: Callable[[Runner], None]) -> None:
         planned(Runner(Planned("first", side="baseline"), Planned("second", side="candidate")))
 
+        kept: list[Path] = []
+
         def play(unit: Unit) -> None:
+            kept.extend((site.settings.data_dir / "scratch").rglob("taken/*"))
             title = unit.request.unit["title"]
             unit.say({"type": "environment", "environment": {"of": title}})
             unit.say(MEASURED, TABLE)
@@ -809,6 +812,7 @@ class TestUnits:
 
         job = site.run(play)
         assert (job["state"], job["error"]) == ("succeeded", None)
+        assert kept == [], "a file that is stored takes no space beside it"
         reading = Reading(site.database)
         rows = reading.measurements(job["id"])["rows"]
         assert [(row["unit_index"], row["validity"]) for row in rows] == [(0, "valid"), (1, "suspect")]
