@@ -43,10 +43,14 @@ def test_an_outage_is_logged_once(serve, tmp_path, monkeypatch, caplog) -> None:
     ] * 2
 
 
-def test_unreferenced_files_are_removed_again_and_again(serve, tmp_path, monkeypatch) -> None:
+def test_the_log_is_shortened_and_unreferenced_files_are_removed_again_and_again(serve, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("app.api.services.UNREFERENCED_PERIOD_S", 0.01)
+    monkeypatch.setattr("app.api.services.CHECKPOINT_S", 0.01)
     orphan = tmp_path / "orphan"
     with serve(tmp_path) as site:
+        log = site.services.settings.data_dir / "flopwatch.sqlite3-wal"
+        site.submit()
+        wait_until(lambda: log.stat().st_size == 0, "the log to be shortened")
         for content in ("first", "second"):
             orphan.write_text(content)
             sha256, _ = site.services.files.put(orphan)
