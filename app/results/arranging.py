@@ -178,7 +178,7 @@ def _is_reference(line: Line, relative_to: Mapping[str, str]) -> bool:
 def _check_reference(lines: Sequence[Line], relative_to: Mapping[str, str]) -> None:
     if not lines or any(_is_reference(line, relative_to) for line in lines):
         return
-    raise no_such_row([line.coordinates for line in lines], list(relative_to.items()), "relative_to")
+    raise _no_such_row([line.coordinates for line in lines], list(relative_to.items()), "relative_to")
 
 
 Pairs = Sequence[tuple[str, str]]
@@ -187,7 +187,7 @@ Pairs = Sequence[tuple[str, str]]
 
 def chosen_lines(lines: Sequence[Line], where: Pairs) -> list[Line]:
     """Return the lines with these coordinates. Raises InvalidRequest if there is none."""
-    return _with_values(lines, [line.coordinates for line in lines], where)
+    return with_values(lines, [line.coordinates for line in lines], where)
 
 
 def chosen_rows(sheet: Sheet, where: Pairs) -> Sheet:
@@ -197,12 +197,15 @@ def chosen_rows(sheet: Sheet, where: Pairs) -> Sheet:
     """
     names = sheet.names()
     values = [dict(zip(names, row, strict=True)) for row in sheet.rows]
-    return replace(sheet, rows=_with_values(sheet.rows, values, where))
+    return replace(sheet, rows=with_values(sheet.rows, values, where))
 
 
-def _with_values(items: Sequence[T], values: Sequence[Mapping[str, Any]], where: Pairs) -> list[T]:
+def with_values(
+    items: Sequence[T], values: Sequence[Mapping[str, Any]], where: Pairs, option: str = "where"
+) -> list[T]:
     """Return the items whose values are among those asked for, which may be patterns such as "*softmax*"; all of them
-    if there are none to choose from."""
+    if there are none to choose from. Raises InvalidRequest, which names `option` and what there is, if none has them.
+    """
     wanted: dict[str, set[str]] = {}
     for name, value in where:
         wanted.setdefault(name, set()).add(value)
@@ -212,7 +215,7 @@ def _with_values(items: Sequence[T], values: Sequence[Mapping[str, Any]], where:
         if all(_is_wanted(value_text(own.get(name)), texts) for name, texts in wanted.items())
     ]
     if not chosen and items:
-        raise no_such_row(values, where, "where")
+        raise _no_such_row(values, where, option)
     return chosen
 
 
@@ -221,8 +224,7 @@ def _is_wanted(text: str, wanted: Collection[str]) -> bool:
     return text in wanted or any(fnmatchcase(text, one) for one in patterns)
 
 
-def no_such_row(rows: Sequence[Mapping[str, Any]], wanted: Pairs, option: str) -> InvalidRequest:
-    """Return the error for rows of which none has the values that an option asks for: it names what there is."""
+def _no_such_row(rows: Sequence[Mapping[str, Any]], wanted: Pairs, option: str) -> InvalidRequest:
     known = list(dict.fromkeys(name for row in rows for name in row))
     for name, value in wanted:
         if name not in known:

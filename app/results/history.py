@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.metrics import Direction, better, column_name, headline, is_rate
-from app.results.arranging import no_such_row
+from app.results.arranging import with_values
 from app.results.versions import commit_of, revision_of, revision_text, short_version, version_of
 from app.specs import KINDS, Scalar
 from app.states import worst
@@ -150,16 +150,10 @@ def _the_case(snapshot: Snapshot, choice: CaseChoice) -> tuple[str, Mapping[str,
     if not of_key:
         whose = f"Job {choice.job} has measured" if choice.job is not None else "There is"
         raise NotFound(f"{whose} {'no such case' if key else 'no case'}.")
-    matching = {known_key: case for known_key, case in of_key.items() if _has(case, choice.coordinates)}
-    if not matching:
-        raise no_such_row(list(of_key.values()), choice.coordinates, "coordinate")
+    matching = dict(with_values([*of_key.items()], [*of_key.values()], choice.coordinates, "coordinate"))
     if len(matching) > 1:
         raise _ambiguous(matching, "/case" if key else "/job")
     return next(iter(matching.items()))
-
-
-def _has(case: Mapping[str, Scalar], wanted: Sequence[tuple[str, str]]) -> bool:
-    return all(name in case and value_text(case[name]) == value for name, value in wanted)
 
 
 def _ambiguous(cases: Mapping[str, Mapping[str, Scalar]], pointer: str) -> InvalidRequest:

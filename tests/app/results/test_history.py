@@ -138,7 +138,7 @@ def test_one_of_several_cases_is_chosen(database: Database, measure: Measure) ->
     assert refused.value.errors[0].pointer == "/job"
     for choice in (
         CaseChoice(job=job, coordinates=[("precision", "bf16")]),
-        CaseChoice(key="key-", coordinates=[("precision", "bf16")]),
+        CaseChoice(key="key-", coordinates=[("precision", "bf*"), ("tile", "none")]),
         CaseChoice(job=job, key="key-b"),
     ):
         assert [point.value for point in results.history(database, choice).points] == [1.0]
