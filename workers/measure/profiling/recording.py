@@ -192,6 +192,7 @@ def host_events(events: Iterable[Any]) -> Iterator[HostEvent]:
             kind = "range"
         elif event.scope() == BACKWARD_SCOPE or name.startswith(NODE):
             kind = "backward"
+        shapes, dtypes = ([], []) if is_range else (event.shapes(), event.dtypes())
         yield HostEvent(
             name,
             kind,
@@ -201,14 +202,14 @@ def host_events(events: Iterable[Any]) -> Iterator[HostEvent]:
             event.correlation_id(),
             event.sequence_nr(),
             event.fwd_thread_id(),
-            product_of(name, event.shapes(), event.dtypes()) if name in FACTORS and not is_range else None,
-            not is_range and _in_double(event),
-            "" if is_range else _shapes_text(event.shapes(), event.dtypes()),
+            product_of(name, shapes, dtypes) if name in FACTORS and not is_range else None,
+            _in_double(shapes, dtypes),
+            _shapes_text(shapes, dtypes),
         )
 
 
-def _in_double(event: Any) -> bool:
-    return any(dtype == "double" and shape for dtype, shape in zip(event.dtypes(), event.shapes(), strict=False))
+def _in_double(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> bool:
+    return any(dtype == "double" and shape for dtype, shape in zip(dtypes, shapes, strict=False))
 
 
 def _shapes_text(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> str:
