@@ -246,6 +246,9 @@ def add_hidden(values: Values) -> list[Check]:
         values.set("hidden_percent", None, None, "the exposed or the whole communication is not known")
         return []
     whole, left = statistics.median(communication), statistics.median(exposed)
+    if not whole:
+        values.set("hidden_percent", None, None, "not known: nothing is sent; exposed is the strategy's own work")
+        return []
     low, high = median_interval(exposed) or (min(exposed), max(exposed))
     if high >= whole or high < 0:
         known = f"exposed communication is {left:.3g} ms ({low:.3g} to {high:.3g})"

@@ -591,6 +591,7 @@ def test_an_uncertain_or_impossible_exposed_time_is_suspect(error_ms: float, sil
         ([-2.0] * 6, 16.0, "the step without communication takes longer"),
         ([4.0] * 6, None, "is not known"),
         (None, 16.0, "is not known"),
+        ([4.0] * 6, 0.0, "not known: nothing is sent"),
     ],
 )
 def test_what_is_hidden_is_known_or_says_why_not(exposed_ms: Any, communication_ms: Any, hidden: Any) -> None:
