@@ -363,28 +363,6 @@ class TestWrapped:
         assert printed[2:] == [{"exit_code": 0, "signal": None}, True]
         assert (tmp_path / "report").read_text() == "the program ended with 0\n"
 
-    def test_control_of_what_a_wrapper_takes(self, tmp_path: Path) -> None:
-        reader, writer = os.pipe()
-        program = (
-            "import os, sys\n"
-            "try:\n    os.write(int(sys.argv[1]), b'x')\nexcept OSError as error:\n    print(error.strerror)\n"
-            "print(repr(sys.stdin.read()), os.environ.get('OF_THE_UNIT'), os.getsid(0) == int(sys.argv[2]))"
-        )
-        wrapped = [sys.executable, str(PLUGINS / "wrapper.py"), "--", sys.executable, "-c", program]
-        done = subprocess.run(
-            [*wrapped, str(writer), str(os.getsid(0))],
-            input="a request",
-            pass_fds=[writer],
-            env={**os.environ, "OF_THE_UNIT": "set"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        os.close(reader)
-        os.close(writer)
-        assert done.stdout.splitlines() == ["Bad file descriptor", "'' None False"]
-
     def test_variables_dropped_by_a_wrapper_are_set_again(self, tmp_path: Path) -> None:
         (tmp_path / "sitecustomize.py").write_text(
             "import atexit, os, runpy\n"
