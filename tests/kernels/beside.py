@@ -1,5 +1,7 @@
 """An operation beside its plain PyTorch in float64: the output, and the gradients of all inputs."""
 
+import random
+
 import pytest
 import torch
 
@@ -11,6 +13,11 @@ DEVICES = [
 ]
 HALF_AND_FULL = [torch.float32, torch.bfloat16, *([torch.float16, torch.float64] if torch.cuda.is_available() else [])]
 """Types of tensors; the interpreter runs the same code for all, so that two are enough there."""
+
+
+def draw(*shape: int, rng: random.Random, dtype: torch.dtype = torch.float32, device: str = "cpu") -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rng.randrange(2**32))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
 def assert_same(function, plain, inputs, dtype) -> None:

@@ -1,6 +1,5 @@
 """Shared by tests of the Triton attention: shapes, inputs, and the float64 oracle that results are compared with."""
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +13,8 @@ from kernels.attention.oracle import limits
 from kernels.attention.problem import AttentionProblem
 from kernels.attention.reference import attention
 from kernels.tolerance import TOLERANCES, Error, error, fixed_limits
+from tests.kernels.beside import DEVICES, draw
 
-DEVICES = [
-    pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")),
-    pytest.param("cuda", marks=pytest.mark.gpu),
-]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -40,11 +36,6 @@ def cases(short: Sequence[Shape], long: Sequence[Shape]) -> list[Any]:
         for device, shapes in every
         for index, shape in enumerate(shapes)
     ]
-
-
-def draw(*shape: int, rng: random.Random, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
-    generator = torch.Generator().manual_seed(rng.randrange(2**32))
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
 def draw_inputs(shape, rng, dtype=torch.float32, device="cpu") -> tuple[Tensor, Tensor, Tensor]:

@@ -13,17 +13,12 @@ pytest.importorskip("triton")
 import kernels
 from kernels import adamw_triton
 from kernels.tolerance import TOLERANCES, error, fixed_limits
-from tests.kernels.beside import DEVICES
+from tests.kernels.beside import DEVICES, draw
 
 SHAPES = [(37,), (3, 0), (33, 65), (2 * adamw_triton.TILE,), (1000, 3)]
 HYPER_PARAMETERS: dict[str, Any] = {"betas": (0.8, 0.999), "eps": 1e-3, "weight_decay": 0.3}
 STEPS = {torch.float32: 3, torch.bfloat16: 1, torch.float16: 1}
 """In half precision moments are rounded after each step, and small ones by much."""
-
-
-def draw(shape: Sequence[int], rng: random.Random, dtype: torch.dtype, device: str) -> Tensor:
-    generator = torch.Generator().manual_seed(rng.randrange(2**32))
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
 def updated_by_torch(parameter: Tensor, gradients: Sequence[Tensor], lr: float, **options: Any) -> tuple[Tensor, ...]:
@@ -52,7 +47,7 @@ def updated_by_ours(parameter: Tensor, gradients: Sequence[Tensor], lr: float, *
 @pytest.mark.parametrize("device", DEVICES)
 def test_updates(device: str, dtype: torch.dtype, options: dict[str, Any], rng: random.Random) -> None:
     for shape in SHAPES:
-        parameter, *gradients = (draw(shape, rng, dtype, device) for _ in range(1 + STEPS[dtype]))
+        parameter, *gradients = (draw(*shape, rng=rng, dtype=dtype, device=device) for _ in range(1 + STEPS[dtype]))
         exact = updated_by_torch(parameter.double(), gradients, 0.1, **options)
         ours = updated_by_ours(parameter, gradients, 0.1, **options)
         assert ours[0] is parameter
@@ -65,9 +60,9 @@ def test_updates(device: str, dtype: torch.dtype, options: dict[str, Any], rng: 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_several_parameters_each_have_their_step_and_any_strides(device: str, rng: random.Random) -> None:
-    base = draw((40, 30), rng, torch.float32, device)
+    base = draw(40, 30, rng=rng, dtype=torch.float32, device=device)
     views = [base[:10], base[10:20, ::2], base[20:, :15].mT, base[20:, 15:]]
-    gradients = [draw(view.mT.shape, rng, torch.float32, device).mT for view in views]
+    gradients = [draw(*view.mT.shape, rng=rng, dtype=torch.float32, device=device).mT for view in views]
     gradients[3] = torch.ones((), device=device).expand_as(views[3])
     before = base.clone()
     moments = [[torch.zeros_like(view) for view in views] for _ in range(2)]
@@ -91,8 +86,8 @@ def test_several_parameters_each_have_their_step_and_any_strides(device: str, rn
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_dtypes_may_differ(device: str, rng: random.Random) -> None:
-    parameter = draw((50,), rng, torch.float32, device)
-    gradient = draw((50,), rng, torch.bfloat16, device)
+    parameter = draw(50, rng=rng, dtype=torch.float32, device=device)
+    gradient = draw(50, rng=rng, dtype=torch.bfloat16, device=device)
     expected = updated_by_torch(parameter, [gradient], 0.1, **HYPER_PARAMETERS)
     moments = torch.zeros_like(parameter), torch.zeros_like(parameter)
     rate, step = (
@@ -118,11 +113,11 @@ def test_a_gradient_that_torch_has_negated_by_a_mark(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_copies_are_the_new_parameters_rounded(device: str, dtype: torch.dtype, rng: random.Random) -> None:
     parameters, gradients, first, second, alone = ([] for _ in range(5))
-    copies = [draw(shape, rng, dtype, device) for shape in SHAPES]
+    copies = [draw(*shape, rng=rng, dtype=dtype, device=device) for shape in SHAPES]
     copies[2] = copies[2].repeat(1, 2)[:, ::2]
     for shape in SHAPES:
-        parameters.append(draw(shape, rng, torch.float32, device))
-        gradients.append(draw(shape, rng, torch.bfloat16, device))
+        parameters.append(draw(*shape, rng=rng, dtype=torch.float32, device=device))
+        gradients.append(draw(*shape, rng=rng, dtype=torch.bfloat16, device=device))
         first.append(torch.zeros_like(parameters[-1]))
         second.append(torch.zeros_like(parameters[-1]))
         alone.append(updated_by_ours(parameters[-1].clone(), gradients[-1:], 0.1, **HYPER_PARAMETERS))

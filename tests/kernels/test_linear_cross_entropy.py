@@ -12,7 +12,7 @@ from torch.nn import functional
 from kernels import chunked_cross_entropy as chunked
 from kernels.chunked_cross_entropy import linear_cross_entropy
 from kernels.tolerance import TOLERANCES, error, fixed_limits
-from tests.kernels.beside import DEVICES, HALF_AND_FULL, assert_same
+from tests.kernels.beside import DEVICES, HALF_AND_FULL, assert_same, draw
 
 pytest.importorskip("triton")
 
@@ -79,11 +79,6 @@ def test_a_gpu_adds_products_up_without_rounding_them_before(dtype: torch.dtype)
 
 
 SHAPES = [(1, 1), (7, 61), (5, 9000), (2, 33_000)]
-
-
-def draw(*shape: int, rng: random.Random, dtype: torch.dtype, device: str) -> Tensor:
-    generator = torch.Generator().manual_seed(rng.randrange(2**32))
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
 @pytest.mark.parametrize("dtype", HALF_AND_FULL)

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 import kernels
 from kernels.rms_norm_triton import _rms_norm, _rms_norm_backward
-from tests.kernels.beside import DEVICES, HALF_AND_FULL, assert_same
+from tests.kernels.beside import DEVICES, HALF_AND_FULL, assert_same, draw
 
 SHAPES = [(7,), (1, 3), (33, 100), (2, 3, 5, 257), (2000, 20), (3, 5000)]
 EPS = 1e-5
@@ -19,11 +19,6 @@ EPS = 1e-5
 
 def plain(x: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(x, weight.shape, weight, EPS)
-
-
-def draw(*shape: int, rng: random.Random, dtype: torch.dtype, device: str) -> Tensor:
-    generator = torch.Generator().manual_seed(rng.randrange(2**32))
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
 @pytest.mark.parametrize("dtype", HALF_AND_FULL)

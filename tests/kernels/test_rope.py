@@ -12,14 +12,9 @@ import kernels
 from kernels.operations import rotary_angles, rotate
 from kernels.registry import KERNELS
 from kernels.rope_triton import _rope
-from tests.kernels.beside import DEVICES, HALF_AND_FULL, assert_same
+from tests.kernels.beside import DEVICES, HALF_AND_FULL, assert_same, draw
 
 SHAPES = [(7, 2), (1, 1, 64), (3, 33, 80), (2, 5, 9, 6), (2, 1, 2, 3, 8)]
-
-
-def draw(*shape: int, rng: random.Random, dtype: torch.dtype, device: str) -> Tensor:
-    generator = torch.Generator().manual_seed(rng.randrange(2**32))
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
 def angles(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,17 +13,9 @@ pytest.importorskip("triton")
 
 import kernels
 from kernels.weighted_sum_triton import _weighted_sum, _weighted_sum_backward
+from tests.kernels.beside import DEVICES, draw
 
-DEVICES = [
-    pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")),
-    pytest.param("cuda", marks=pytest.mark.gpu),
-]
 SHAPES = [(7,), (1, 1), (33, 100), (2, 3, 5, 257), (130, 128), (64, 1)]
-
-
-def draw(*shape: int, rng: random.Random, dtype: torch.dtype, device: str) -> Tensor:
-    generator = torch.Generator().manual_seed(rng.randrange(2**32))
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
 def dtypes(device: str) -> list[torch.dtype]:

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 
 import parallel
+from tests.kernels.beside import DEVICES as TRITON_DEVICES
 from workers.model.optimizer import AdamW, TritonAdamW, _local, clip_gradients, make_optimizer
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -175,12 +176,6 @@ def test_frozen_parameters_are_left_out() -> None:
     assert len(make_optimizer("adamw", model).param_groups[0]["params"]) == 2
     with pytest.raises(ValueError, match="unknown optimizer 'sgd'; known are adamw"):
         make_optimizer("sgd", model)
-
-
-TRITON_DEVICES = [
-    pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")),
-    pytest.param("cuda", marks=pytest.mark.gpu),
-]
 
 
 def trained(make, device, dtype, state=None) -> tuple[nn.Module, Optimizer]:
