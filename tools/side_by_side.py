@@ -40,21 +40,26 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     return True
 
 
-def chunks(items: Sequence[pytest.Item], processes: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts, from and to, that the processes take in turn.
+def chunks(items: Sequence[pytest.Item], processes: int) -> list[tuple[int, int]]:
+    """Return the parts, from and to, that the processes take in turn, the largest first.
 
-    The later ones are smaller, so that all end together (guided self-scheduling, Polychronopoulos and Kuck 1987), but
+    They get smaller and smaller, so that all end together (guided self-scheduling, Polychronopoulos and Kuck 1987), but
     for those in which tests share a fixture: none of a package, module or class is made in two of them.
     """
     last = {fixture: index for index, item in enumerate(items) for fixture in shared_fixtures(item)}
-    start = stop = 0
+    # A test of acceptance, which starts servers and workers, takes as long as several others.
+    before = [0, *itertools.accumulate(5 if item.get_closest_marker("acceptance") else 1 for item in items)]
+    parts, start = [], 0
     while start < len(items):
-        end = start + max(1, (len(items) - start) // (8 * processes))
+        most, stop, end = (before[-1] - before[start]) // (8 * processes), start, start + 1
         while stop < end:
             end = max(end, *(last[fixture] + 1 for fixture in shared_fixtures(items[stop])), 0)
             stop += 1
-        yield start, stop
+            if stop == end < len(items) and before[end + 1] - before[start] <= most:
+                end += 1
+        parts.append((start, stop))
         start = stop
+    return sorted(parts, key=lambda part: before[part[0]] - before[part[1]])
 
 
 def shared_fixtures(item: pytest.Item) -> set[tuple[Path, str]]:
@@ -79,8 +84,7 @@ class Run:
         together = [item for item in session.items if not is_alone(item)]
         self._together = len(together)
         self._chunks, filled = os.pipe()  # a process takes a part by reading it
-        parts = sorted(chunks(together, count), key=lambda part: part[0] - part[1])
-        os.write(filled, b"".join(itertools.starmap(CHUNK.pack, parts)))
+        os.write(filled, b"".join(itertools.starmap(CHUNK.pack, chunks(together, count))))
         os.close(filled)
         self._temporary: Path = self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         self._parts: dict[Connection, tuple[BaseProcess, deque[int]]] = {}
