@@ -29,10 +29,10 @@ MAX_CHARTS = 24
 
 def panels(results: JobResults) -> list[Panel]:
     """Return a chart for each of the first metrics of the kind's default table that have several cases."""
-    sheet = results.sheet
-    metrics = [name for name in results.table_columns if any(known(measured(sheet, name)))]
+    metrics = [name for name in results.table_columns if known(measured(results.sheet, name))]
     panels = []
     for metric in metrics[:MAX_METRICS]:
+        sheet = results.metric(metric)
         points = measured(sheet, metric)
         if len(points) > 1:
             panels.append(

@@ -18,11 +18,12 @@ SIZES = ("rows", "columns")
 
 def panels(results: JobResults) -> list[Panel]:
     """Return a chart of each metric: over sizes if they vary, else bars by implementation."""
-    sheet, panels = results.sheet, []
+    panels = []
     for metric, text in METRICS.items():
-        points = measured(sheet, metric)
-        if not known(points):
+        if not known(measured(results.sheet, metric)):
             continue
+        sheet = results.metric(metric)
+        points = measured(sheet, metric)
         differing = varying(points)
         x = next((size for size in SIZES if size in differing), "implementation")
         axes = Axes(x=x, by=tuple(name for name in differing if name != x))

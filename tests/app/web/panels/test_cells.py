@@ -5,7 +5,7 @@ from typing import Any
 
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.web.panels import JobResults
-from app.web.panels.cells import MAX_CHARTS, Lines, charts
+from app.web.panels.cells import MAX_CHARTS, Lines, charts, panels
 
 LINES = Lines("sequence_length", "Sequence length (tokens)", "implementation", of_series=("br",))
 
@@ -45,6 +45,14 @@ def test_the_metric_that_a_kind_is_about_comes_first() -> None:
     results = Known(sheet([]))
     results.job = {"kind": "mixed_precision", "spec": {}}
     assert [*results.table_columns] == ["error", "sum", "modules", "modules_in_float32"]
+
+
+def test_cases_beyond_the_first_are_drawn_without_panels_of_ones_own() -> None:
+    rows = [["eager", True, None, length, ok(float(length))] for length in (64, 128, 256)]
+    cut = Known(sheet(rows[:2], is_cut=True), sheet(rows))
+    (panel,) = panels(cut)
+    assert panel.draw is not None
+    assert panel.draw()["data"][0]["y"] == [64, 128, 256]
 
 
 def test_lines_per_implementation_charts_per_mask() -> None:
