@@ -85,12 +85,24 @@ def roofline() -> dict[str, Any]:
 def moments() -> dict[str, Any]:
     own = [
         HistoryPoint(
-            *(job, None, f"2026-03-0{job}T10:00:00Z", "cpu", 2.0 * job, job - 0.1, 2.0 * job + 3, 9, "ok", "valid"),
+            *(
+                job,
+                None,
+                f"2026-03-0{job}T10:00:00Z",
+                "cpu",
+                "a",
+                2.0 * job,
+                job - 0.1,
+                2.0 * job + 3,
+                9,
+                "ok",
+                "valid",
+            ),
             *("v1", "v1", None, None, ["main"] if job == 2 else []),
         )
         for job in (1, 2, 3)
     ]
-    return history_figure(History("k", "benchmark", {}, "step_ms", "ms", "less", [], ["cpu"], False, "", own))
+    return history_figure(History("k", "benchmark", {}, "step_ms", "ms", "less", [], ["cpu"], ["a"], False, "", own))
 
 
 def sides() -> dict[str, Any]:
