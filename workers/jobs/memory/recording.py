@@ -1,6 +1,7 @@
 """Records a model's steps with their allocations, and saves the snapshots."""
 
 import gc
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -193,9 +194,10 @@ def record_steps(
             with nullcontext() if spec.compile or own else stream.of(training.model):
                 run_step(step.phases, [where, stream, marks])
             report.progress(number + 1, total, "recording" if number >= warmup else "warming up")
+    of_modules = [one for one in training.modules.parameters() if one.requires_grad]
     groups = [group["params"] for optimizer in getattr(step, "optimizers", ()) for group in optimizer.param_groups]
-    trained = {id(one): one for part in (training.modules.parameters(), *groups) for one in part if one.requires_grad}
-    session.parameters = sum(one.numel() for one in trained.values()) or None
+    # Optimizers may have copies in float32 of a model's parameters.
+    session.parameters = sum(one.numel() for one in of_modules or itertools.chain(*groups)) or None
     session.steps = [*recorded, recording.end()][-spec.measure_steps :]
     for phase in session.phases():
         save_snapshot(session, phase.stretch.phase, phase, report)
