@@ -36,6 +36,7 @@ from app.store.database.engine import Database, Snapshot
 from app.summaries import planned_processes, summarise
 from flopwatch.text.cases import ARROW, case_text, in_use
 from flopwatch.text.numbers import finite
+from flopwatch.text.values import value_text
 
 NOT_ALTERNATED = "The jobs ran one after the other: what changed on the host between them counts as a difference."
 COUNTED = "memory"
@@ -353,8 +354,7 @@ def _same_jobs(*sides: Side) -> str | None:
 
 
 def _change(difference: Difference) -> str:
-    both = (difference.baseline, difference.candidate)
-    return ARROW.join("none" if value is None else str(value) for value in both)
+    return ARROW.join(map(value_text, (difference.baseline, difference.candidate)))
 
 
 def _differences(baseline: Side, candidate: Side) -> list[Difference]:

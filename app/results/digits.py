@@ -9,6 +9,7 @@ from typing import Any
 
 from app.results.sheet import Cell, Column
 from flopwatch.text.numbers import NOTHING
+from flopwatch.text.values import value_text
 
 TOO_SMALL = 1e-6
 """A smaller number, which six decimals would show as 0, is written with an exponent."""
@@ -35,7 +36,7 @@ def _text(value: Any, column: Column, decimals: int | None) -> str:
         return NOTHING
     if isinstance(value, float) and column.role == "value":
         return digits(value, column.unit) if decimals is None else f"{value:z.{decimals}f}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return value_text(value)
 
 
 def _gain(cell: Any) -> str:

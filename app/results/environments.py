@@ -13,6 +13,7 @@ from app.specs._training import OF_OUR_STEP
 from app.store.database.engine import Snapshot
 from app.store.reading import measurements
 from app.store.reading.measurements import FinishedJob
+from flopwatch.text.values import value_text
 
 DECISIVE = {
     "device.type": "device",
@@ -49,7 +50,7 @@ class EnvironmentDifference(Difference):
 
     def in_words(self) -> str:
         """Return the difference as part of a sentence: "torch 2.11 against 2.13"."""
-        return f"{DECISIVE.get(self.name, self.name)} {_shown(self.baseline)} against {_shown(self.candidate)}"
+        return f"{DECISIVE.get(self.name, self.name)} {_against(self.baseline, self.candidate)}"
 
 
 @dataclass(frozen=True)
@@ -116,17 +117,13 @@ def obstacles(
     decisive = [difference for difference in differences if difference.decisive]
     texts = [difference.in_words() for difference in decisive if difference.name != "device.type"]
     if not any(difference.name == "device.name" for difference in decisive):
-        texts += [
-            f"device {_shown(device)} against {_shown(other)}" for device, other in elsewhere if other is not None
-        ]
+        texts += [f"device {_against(device, other)}" for device, other in elsewhere if other is not None]
     return list(dict.fromkeys(texts))
 
 
 def hosts(differences: Iterable[EnvironmentDifference]) -> str | None:
     """Return the hosts of both sides, "a against b"; None if they are the same, or unknown."""
-    return next(
-        (f"{_shown(its.baseline)} against {_shown(its.candidate)}" for its in differences if its.name == HOST), None
-    )
+    return next((_against(its.baseline, its.candidate) for its in differences if its.name == HOST), None)
 
 
 def _devices_are_chosen(one: Setup, other: Setup) -> bool:
@@ -148,8 +145,8 @@ def _differences(
 
 
 def _joined(values: Sequence[Scalar]) -> Scalar:
-    return values[0] if len(values) == 1 else " / ".join(map(_shown, values))
+    return values[0] if len(values) == 1 else " / ".join(map(value_text, values))
 
 
-def _shown(value: Scalar) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+def _against(*sides: Scalar) -> str:
+    return " against ".join(map(value_text, sides))

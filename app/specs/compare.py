@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from app.specs._base import Resources, Seed, SpecBase, field_error
 from app.specs._identity import Case, Scalar
 from app.specs._union import KINDS, PlainSpec
+from flopwatch.text.values import value_text
 
 MAX_SEED = 2**31
 FEWEST_OF_BLOCK = 4
@@ -162,7 +163,7 @@ class CompareSpec(SpecBase):
         return {
             name: before[name]
             if name in before and name in after and before[name] == after[name]
-            else f"{_shown(before.get(name))} → {_shown(after.get(name))}"
+            else f"{value_text(before.get(name))} → {value_text(after.get(name))}"
             for name in dict.fromkeys([*before, *after])
         }
 
@@ -170,7 +171,3 @@ class CompareSpec(SpecBase):
 def _named(resources: Resources) -> str:
     on_nodes = f" on each of {resources.nodes} nodes" if resources.nodes > 1 else ""
     return f"{resources.devices} × {resources.device_type}{on_nodes}"
-
-
-def _shown(value: Scalar) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
