@@ -241,7 +241,10 @@ def _comprehends(statement: ast.stmt) -> bool:
 
 
 def _carries(loop: ast.For | ast.AsyncFor | ast.While) -> bool:
-    """Return True if a round reads a variable before it sets it anew, other than to add to it."""
+    """Return True if a round reads a variable before it sets it anew, other than to add to it, or calls a method
+    `step`, as an optimizer's."""
+    if any(isinstance(one, ast.Call) and getattr(one.func, "attr", "") == "step" for one in ast.walk(loop)):
+        return True
     is_set = set() if isinstance(loop, ast.While) else {ast.unparse(one) for one in _variables([loop.target])}
     read: set[str] = set()
     statements = (one for part in loop.body for one in ast.walk(part) if isinstance(one, ast.stmt))

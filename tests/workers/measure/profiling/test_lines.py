@@ -355,6 +355,9 @@ z = stack([f(x)
 for x in xs:
     for t in x:
         f(t)
+for x in xs:
+    f(x)
+    optimizer.step()
 """
     found = loops(text.splitlines(keepends=True))
     outer, inner = (2, 3, 8, False), (4, 5, 6, True)
@@ -364,6 +367,7 @@ for x in xs:
     assert found[10] == [(9, 10, 10, True)]
     assert found[13] == [(11, 12, 13, False)]
     assert found[14] == [(14, 14, 15, False)]
+    assert found[20] == [(19, 20, 21, True)]
     assert found[18] == [(16, 18, 18, False), (17, 18, 18, False)]
     assert loops(["no Python\n"]) == {}
 
