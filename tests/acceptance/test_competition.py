@@ -34,8 +34,7 @@ from tools.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
 
-JOBS = 24
-CONTROL_JOBS = 12
+JOBS = 12
 ALONE_JOBS = 8
 PATIENCE_S = 300.0
 
@@ -89,7 +88,7 @@ def test_two_workers_run_every_job_once(beside: Service, misbehave_folder: Path,
 
 def test_control_a_claim_in_two_steps(beside: Service, misbehave_folder: Path, rng: random.Random) -> None:
     with pytest.raises(AssertionError, match="run twice"):
-        run_all_once(beside, misbehave_folder, rng, CONTROL_JOBS, "atomic_claim")
+        run_all_once(beside, misbehave_folder, rng, JOBS, "atomic_claim")
 
 
 def measures_alone(service: Service, folder: Path, jobs: int, *hosts: str) -> None:
