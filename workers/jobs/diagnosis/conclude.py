@@ -552,7 +552,7 @@ def _of_causes(
         often = often.removesuffix(")")
         if advised:
             often = often.replace(*((SMALL + ITEM, READ_AT_ONCE) if ITEM in often else (SMALL, VECTORISE)))
-        elif percent >= LARGE_PERCENT:
+        elif percent >= LARGE_PERCENT and not any(one.change == "fused_attention" for one in results):  # our model's
             often = often.replace(WRITTEN, IN_ONE)
         known = list(filter(None, [*map(str.strip, others), often]))
         below = "; ".join([*known, why_not] if why_not else known)

@@ -265,6 +265,8 @@ def test_what_a_step_waits_for_comes_before_its_own_work_unless_a_change_shorten
     rows = conclude._causes(written, [], 100.0)
     assert [row[1] for row in rows] == ["attention", "kernels"]
     assert "scaled_dot_product_attention" in " ".join(conclude.answer("step 100 ms", rows, [], NOTHING))
+    ours = [result("fused_attention", "not_tried", cause="attention")]
+    assert "scaled_dot_product_attention" not in " ".join(conclude.answer("step 100 ms", rows, ours, NOTHING))
     tf32 = result("tf32", "better", 0.3, cause="kernels")
     assert ranked([tf32, *late], **times) == ["kernels", "synchronisation", "attention", "host"]
     maybe = result("tf32", "inconclusive", 0.3, cause="kernels")
