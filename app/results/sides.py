@@ -197,7 +197,7 @@ def _check_jobs(pair: Pair) -> None:
     or if a side has several versions of one's code, whose numbers are no samples of one."""
     ones, others = ({job.id for job in side.jobs} for side in pair.both)
     if ones != others and (shared := ones & others):
-        detail = f"Job {min(shared)} is on both sides, and no difference from itself: leave it out of one."
+        detail = f"Job {min(shared)} is on both sides, and does not differ from itself: leave it out of one."
         raise InvalidRequest(detail, errors=(FieldError("/candidate", detail),))
     for side in pair.both:
         first: dict[Place, CaseOfJob] = {}
