@@ -39,8 +39,6 @@ def pack(folder: Path, file: Path) -> bytes:
     files = _tracked(root) or _visible(root)
     if name not in files:
         raise ValueError(f"{file} does not go along: git does not track it (git add {file}), or it is hidden or a link")
-    for each in files:
-        check_name(each)
     _check_sizes(folder, {each: (root / each).stat().st_size for each in files})
     return _packed(((each, (root / each).read_bytes()) for each in files), name)
 
@@ -86,8 +84,6 @@ def pack_archive(content: bytes, folder: Path, file: Path) -> bytes:
         }
         if name not in entries:
             raise ValueError(f"there is no {file}")
-        for each in entries:
-            check_name(each)
         _check_sizes(folder, {each: entry.file_size for each, entry in entries.items()})
         return _packed(((each, archive.read(entry)) for each, entry in entries.items()), name)
 

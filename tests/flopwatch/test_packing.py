@@ -89,12 +89,3 @@ def test_a_folder_alone_names_no_code(project: Path) -> None:
 def test_the_hash_is_that_of_the_folder(project: Path) -> None:
     alone = OwnCode.read(f"{project / 'train.py'}:make_step")
     assert OwnCode.read(f"{project / 'train.py'}:make_step", project).sha256 != alone.sha256
-
-
-def test_folders_that_are_too_deep_do_not_go_along(project: Path) -> None:
-    deep = project.joinpath(*["d"] * packing.MAX_DEPTH)
-    deep.mkdir(parents=True)
-    assert names(pack(project, project / "train.py")) == ["inner/model.py", "train.py"]
-    (deep / "x.py").write_text("")
-    with pytest.raises(ValueError, match="more than 64 folders inside each other: 'd/d/"):
-        pack(project, project / "train.py")
