@@ -24,6 +24,8 @@ NOT_EXPRESSED = {
     "/workers": "a cursor is a time and an id",
     "/sweeps": "needs a grid or a search, and a spec below its base",
     "/usage": "as for /tables",
+    "/jobs/{job_id}/tables/{name}": "a column is renamed once",
+    "/sweeps/{sweep_id}/tables/{name}": "as for a job's",
     "/jobs/{job_id}/plots/{name}": "each option is for some plots",
     "/sweeps/{sweep_id}/plots/{name}": "as for a job's",
     "/compare/plots/{name}": "as for a job's",
