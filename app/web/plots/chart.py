@@ -100,10 +100,10 @@ def _series(points: Sequence[Point], axes: Axes) -> dict[str, list[Point]]:
     groups: dict[tuple[int, ...], list[tuple[int, Point]]] = {}
     for place, along, point in zip(series, ranks[axes.x], points, strict=True):
         groups.setdefault(place, []).append((along, point))
-    return {
-        _name(group[0][1], axes.by): [point for _, point in sorted(group, key=itemgetter(0))]
-        for _, group in sorted(groups.items())
-    }
+    named: dict[str, list[Point]] = {}
+    for _, group in sorted(groups.items()):  # values of other types may have one name, as 1 and "1"
+        named.setdefault(_name(group[0][1], axes.by), []).extend(point for _, point in sorted(group, key=itemgetter(0)))
+    return named
 
 
 def _name(point: Point, by: Sequence[str]) -> str:

@@ -154,6 +154,12 @@ def test_texts_make_bars_that_start_at_zero() -> None:
     assert drawn(figure)["unsupported"]["x"] == ["fp16"]
 
 
+def test_no_series_hides_another() -> None:
+    points = [Point({"top_k": k, "length": at}, at * 1.0) for k, at in ((1, 1), ("1", 2), (2, 3))]
+    figure = draw_chart(points, Axes("length", ("top_k",)), "step_ms", "ms")
+    assert [value for trace in figure["data"] for value in trace["y"]] == [1.0, 2.0, 3.0]
+
+
 def test_no_bar_hides_another() -> None:
     points = [Point({"precision": name}, value) for name, value in (("fp32", 90.0), ("bf16", 60.0), ("bf16", 70.0))]
     dots = draw_chart(points, axes_of(points), "step_ms", "ms")["data"][0]
