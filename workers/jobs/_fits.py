@@ -316,10 +316,11 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str
     else:
         lines.append("As it is, no number of devices suffices.")
     if is_alone and verdict.helps == OTHERWISE:
-        other = next((fit for fit in known if fit.helps and not fit.helps.endswith("a smaller model")), None)
-        helps = (
-            ": take a smaller model" if other is None else f"; on {other.devices}, with {other.strategy}: {other.helps}"
-        )
+        helps = "" if able else ": take a smaller model"
+        others = [fit for fit in known if fit.helps and not fit.helps.endswith("a smaller model")]
+        if others and not any(fit.fits for fit in known):
+            on = "" if "mesh." in str(others[0].helps) else f" on {others[0].devices},"
+            helps = f";{on} with {others[0].strategy}: {others[0].helps}"
         return [*first, f"No field makes it fit on one {noun}{helps}.", *lines]
     if is_alone:
         return [*first, *([f"To fit on one {noun}: {verdict.helps}."] if verdict.helps else []), *lines]

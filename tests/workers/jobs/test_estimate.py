@@ -249,13 +249,22 @@ def test_the_first_sentence_names_the_step(run, fields: dict[str, Any], text: st
     assert re.search(r"on one GPU of 80 GB \(74\.51 GiB\): [\d.]+ GiB\.$", first), "nobody has asked about a mesh"
 
 
-def test_where_nothing_makes_it_fit_on_one_device_another_strategy_is_named_with_what_it_takes(run) -> None:
-    sentences, _ = answer_of(run(model={"size": "8b"}, batch_size=1, context_length=8192, device="cuda", device_gb=24))
-    assert "No field makes it fit on one GPU; on 16, with fully_sharded: attention=fused with" in sentences
-    sentences, _ = answer_of(
-        run(model={"size": "8b"}, batch_size=1, context_length=8192, device="cuda", device_gb=0.01)
-    )
-    assert "No field makes it fit on one GPU: take a smaller model." in sentences
+@pytest.mark.parametrize(
+    ("length", "gb", "words"),
+    [
+        (512, 24, "."),
+        (8192, 24, "; on 16, with fully_sharded: attention=fused with"),
+        (64, 2, "; with mesh: mesh.fsdp=36."),
+        (8192, 0.01, ": take a smaller model."),
+    ],
+)
+def test_where_nothing_makes_it_fit_on_one_device_it_says_what_several_take(run, length, gb, words) -> None:
+    """Unless some fit as it is: the next sentence tells the fewest."""
+    size = {"model": {"size": "8b"}, "batch_size": 1, "context_length": length}
+    sentences, _ = answer_of(run(**size, device="cuda", device_gb=gb))
+    advice, fewest = sentences.splitlines()[1:3]
+    assert advice.startswith(f"No field makes it fit on one GPU{words}")
+    assert fewest.startswith("As it is, no number" if "smaller" in words else "Fewest devices: ")
 
 
 def test_the_first_sentence_says_that_it_does_not_fit(run) -> None:
