@@ -259,7 +259,7 @@ def _latex_heads(texts: _Texts) -> list[str]:
 def _latex_row(cells: Sequence[str]) -> str:
     """Write a row, whose first cell must not look like an option of the end of the row before: `\\*` or `\\[2pt]`."""
     row = f"{' & '.join(cells)} \\\\"
-    return "{}" + row if row.startswith(("[", "*")) else row
+    return "{}" + row if row.lstrip().startswith(("[", "*")) else row
 
 
 def _for_print(column: Column, name: str, unit: str | None = None) -> str:

@@ -133,7 +133,7 @@ class TestLatex:
             ("$x$", r"\$x\$"),
             ("α = 中 🚀, Müller’s ð", r"$\alpha$ = [U+4E2D] [rocket], Müller’s [U+00F0]"),
             ("[4, 128]", "{}[4, 128]"),
-            ("*", "{}*"),
+            (" *", "{} *"),
         ],
     )
     def test_what_is_no_markup_does_not_become_one(self, text: str, written: str) -> None:
