@@ -277,6 +277,8 @@ def test_a_table_of_an_unfinished_sweep_says_so(flopwatch: Any, site: Any) -> No
     queued = f"queued (jobs {jobs[0]}, {jobs[1]})"
     assert f"Not finished, and not in the table: {queued}." in ended(flopwatch(*table))
     assert json.loads(flopwatch(*table, "--format", "json").stdout)["missing"] == [queued]
+    unnamed = site.http.get("/tables", params={"kind": "benchmark"}).json()["missing"]
+    assert not any("queued" in one for one in unnamed), "nobody asked for these jobs"
     assert f"note: {queued}" in flopwatch(*table, "--format", "brief").stdout
     assert f"jobs of sweep {made['id']} that the table lacks: 2 queued" in flopwatch(*table, "--format", "csv").stderr
     assert f"job {jobs[0]}" in ended(flopwatch("table", "--job", str(jobs[0])))

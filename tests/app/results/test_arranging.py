@@ -9,6 +9,7 @@ import pytest
 
 from app.errors import InvalidRequest, job_problem
 from app.results import Sheet, renamed, render
+from app.results.sheet import Cell
 from app.store.database.engine import Database
 from app.store.records import Finish
 from tests.app.results.conftest import table
@@ -261,9 +262,11 @@ class TestBest:
 
     def test_no_unfit_number_is_the_best(self, database: Database, measure: Measure) -> None:
         for number, (ms, verdict) in enumerate(((1.0, "invalid"), (1.0, "wrong"), (2.0, None), (3.0, None))):
-            measure(("step_ms", {"median": ms, "validity": verdict, "case": {"tile": number}}))
+            measure(("step_ms", {"median": ms, "validity": verdict, "case": {"tile": f"of {number}"}}))
         sheet = table(database, best=True)
         assert [cell.best for cell in sheet.column("step_ms")] == [False, False, True, False]
+        (row,) = table(database, best=True, pivot="tile").rows
+        assert [cell.best for cell in row if isinstance(cell, Cell)] == [False, False, True, False]
 
     def test_what_cannot_be_told_from_the_best_is_marked_too(self, database: Database, measure: Measure) -> None:
         """A rate has no samples of its own: it is known as well as its time."""

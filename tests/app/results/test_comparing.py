@@ -22,7 +22,7 @@ from app.store import tables
 from app.store.database.engine import Database
 from app.store.keeping.baselines import Baselines
 from app.store.queue.transitions import Queue
-from app.store.records import Claim, Finish, UnitRecord
+from app.store.records import Claim, Finish, NewJob, UnitRecord
 from flopwatch.intervals import median_interval
 
 Measure = Callable[..., int]
@@ -254,6 +254,15 @@ class TestWithABaseline:
         assert about(sheet, "sentence").endswith(said)
         assert (about(sheet, "gate")["outcome"], about(sheet, "gate")["sentence"][-len(said) :]) == ("passed", said)
         assert "not measured" not in about(compare_with_baseline(database, "main", grid(1, 2, 3)), "sentence")
+
+    def test_cases_of_other_jobs_of_a_sweep_are_counted(self, database, measure, queue, shop, record) -> None:
+        jobs = [NewJob(BenchmarkSpec(seed=at + 1), point={"seed": at}) for at in range(2)]
+        sweep = queue.submit_sweep(None, {}, {"kind": "benchmark"}, {"seed": [1, 2]}, [], jobs).response["id"]
+        for key in ("one", "other"):
+            queue.finish(shop.claim(), replace(SUCCEEDED, measurements=[record(case_key=key)]))
+        Baselines(database).put("main", sweep=sweep)
+        sheet = compare_with_baseline(database, "main", measure(("step_ms", {"case_key": "one"})))
+        assert about(sheet, "sentence").endswith("; 1 of 2 cases of the baseline were not measured")
 
     @pytest.mark.parametrize("recorded", [True, False])
     def test_another_device_is_not_comparable(self, database, run, keep, recorded) -> None:
