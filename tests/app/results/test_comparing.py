@@ -442,6 +442,11 @@ class TestTheValueOfAProcess:
         assert tokens["baseline"] == pytest.approx(64_000 / times[0])
         assert note in sheet.notes[0]
 
+    @pytest.mark.parametrize(("ms", "outcome"), [(105.0, "passed"), (105.1, "slower")])
+    def test_processes_that_are_slower_by_the_limit_pass(self, in_turns_of, ms: float, outcome: str) -> None:
+        sheet = in_turns_of([[100.0] * 10] * 8, [[ms] * 10] * 8, "cuda")
+        assert about(sheet, "gate")["outcome"] == outcome
+
     @pytest.mark.parametrize("device", ["cpu", "cuda"])
     @pytest.mark.parametrize("steps", [(5, 300), (40, 10)])
     def test_equally_many_samples_meet(self, in_turns_of, rng, device, steps) -> None:
