@@ -5,7 +5,7 @@ import ast
 import io
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from flopwatch.packing import is_packed
@@ -17,14 +17,16 @@ TAKEN = frozenset(
     }
 )
 """Names of modules that a job's process has loaded before it runs code of others, beside the standard library's."""
+PROJECTS = ("pyproject.toml", "setup.cfg", "setup.py")
+"""A folder with one of these files can be installed."""
 
 
 def left_behind(source: bytes, file: Path, here: Path) -> tuple[list[str], Path] | None:
     """Return the modules of one's own that a file imports, in functions, too, and that do not go along with the file
     alone, and the folder that has to; None if there are none.
 
-    Imports within `try` and `if` do not count. Modules are looked for beside the file, then in the folders above it as
-    far as `here`, the folder in which the command runs.
+    Imports within `if` do not count. Modules are looked for beside the file, then in the folders above it as far as
+    `here`, the folder in which the command runs; those whose names others have, only where Python looks first.
     """
     nodes = list(_unconditional(ast.parse(source)))
     beside = file.resolve().parent
@@ -35,22 +37,30 @@ def left_behind(source: bytes, file: Path, here: Path) -> tuple[list[str], Path]
     above = [each for each in beside.parents if each.is_relative_to(here.resolve())]
     imported = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
     imported += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    own = {name.partition(".")[0] for name in imported} - {file.stem}
+    others = TAKEN | sys.stdlib_module_names
     for root in (beside, *above):
-        own = {name.partition(".")[0] for name in imported} - TAKEN - sys.stdlib_module_names
-        if found := sorted(name for name in own - {file.stem} if _is_module(root / name)):
-            return found, root
+        found = {name for name in own - others if _is_module(root / name) or _is_module(root / "src" / name)}
+        if root == beside:
+            found |= {name for name in own & others if _is_regular(root / name)}
+        if found:
+            return sorted(found), root
     return None
 
 
 def _is_module(path: Path) -> bool:
-    return path.with_suffix(".py").is_file() or (path.is_dir() and any(path.glob("*.py")))
+    return _is_regular(path) or (path.is_dir() and any(path.glob("*.py")))
+
+
+def _is_regular(path: Path) -> bool:
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
 def _unconditional(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child
-        elif not isinstance(child, ast.Try | ast.If):
+        elif not isinstance(child, ast.If):
             yield from _unconditional(child)
 
 
@@ -58,7 +68,7 @@ def clash_in(content: bytes, file: str) -> str | None:
     """Return a sentence for people if a file imports a module of the folder whose name is TAKEN; None if none is."""
     if not is_packed(content):
         return None
-    taken = sorted(_followed(_sources(content), file) & TAKEN)
+    taken = sorted(_followed(_sources(content), file).keys() & TAKEN)
     return clash(file, taken) if taken else None
 
 
@@ -70,44 +80,50 @@ def clash(file: str, names: Sequence[str], files: Sequence[str] = ()) -> str:
     )
 
 
-def own_modules(folder: Path, file: str) -> set[str]:
-    """Return the top-level modules of an unpacked folder that a file, and what it imports there, import anywhere."""
+def own_modules(folder: Path, file: str) -> dict[str, str]:
+    """Return the top-level modules of an unpacked folder that a file, and what it imports there, import anywhere, and
+    where each is: beside the file, at the top ("."), or in the "src" of a project that can be installed."""
     sources = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.py")}
+    sources |= {name: b"" for name in PROJECTS if (folder / name).is_file()}
     return _followed(sources, file, anywhere=True)
 
 
 def _sources(packed: bytes) -> dict[str, bytes]:
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        return {name: archive.read(name) for name in archive.namelist() if name.endswith(".py")}
+        return {name: archive.read(name) for name in archive.namelist() if name.endswith((".py", *PROJECTS))}
 
 
-def _followed(sources: Mapping[str, bytes], file: str, *, anywhere: bool = False) -> set[str]:
-    """Return the top-level modules of the folder that a file, and those files that it imports, import."""
-    beside = str(PurePosixPath(file).parent)
+def _followed(sources: Mapping[str, bytes], file: str, *, anywhere: bool = False) -> dict[str, str]:
+    """Return the top-level modules of the folder that a file, and those files that it imports, import, and where they
+    are."""
+    # As workers look for them. What is installed of a project is seldom the version that goes along.
+    is_src = "src/__init__.py" not in sources and any(name in sources for name in PROJECTS)
+    roots = dict.fromkeys([str(PurePosixPath(file).parent), ".", *(["src"] if is_src else [])])
     folders = {part for name in sources for part in map(str, PurePosixPath(name).parents)}
-    own: set[str] = set()
+    own: dict[str, str] = {}
     seen, waiting = {file}, [file]
     while waiting:
         name = waiting.pop()
         for module in _imported(sources.get(name, b""), str(PurePosixPath(name).parent), anywhere=anywhere):
-            files, is_here = _files_of(module, beside, sources, folders)
+            files, root = _files_of(module, roots, sources, folders)
             waiting += [each for each in files if each not in seen]
             seen.update(files)
-            if is_here:
-                own.add(module.partition(".")[0])
+            if root is not None:
+                own.setdefault(module.partition(".")[0], root)
     return own
 
 
-def _files_of(module: str, beside: str, sources: Mapping[str, bytes], folders: set[str]) -> tuple[list[str], bool]:
-    """Return the files of the folder that an import of a module runs, and whether its first part is in the folder: as
-    workers look for it, beside the file that is meant, then at the top."""
+def _files_of(
+    module: str, roots: Iterable[str], sources: Mapping[str, bytes], folders: set[str]
+) -> tuple[list[str], str | None]:
+    """Return the files of the folder that an import of a module runs, and in which root its first part is, if any."""
     parts = module.split(".")
-    for root in dict.fromkeys([beside, "."]):
+    for root in roots:
         places = [PurePosixPath(root, *parts[: count + 1]) for count in range(len(parts))]
         files = [f"{place}{end}" for place in places for end in (".py", "/__init__.py") if f"{place}{end}" in sources]
         if files or str(places[0]) in folders:
-            return files, True
-    return [], False
+            return files, root
+    return [], None
 
 
 def _imported(source: bytes, folder: str, *, anywhere: bool = False) -> Iterator[str]:

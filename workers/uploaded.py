@@ -282,36 +282,41 @@ def _enter(code: CodeSpec) -> None:
 
 
 def let_import(code: CodeSpec) -> None:
-    """Put an uploaded folder first on sys.path, and before it the folder of its file, as Python does for a script; the
-    folder of uploaded files last."""
-    folder = _folder(code)
+    """Put an uploaded folder first on sys.path, before it the folder of its file, as Python does for a script, and
+    after it the `src` from which it imports; the folder of uploaded files last. Raises BrokenCode: the code imports a
+    module of its folder, and Python would give it another one of that name, and measure that."""
+    folder, file = _folder(code).resolve(), path(code)
     if folder.is_dir():
-        _check_names(code, folder)
-        for place in dict.fromkeys([str(folder), str(path(code).parent)]):
+        own = own_modules(folder, str(file.relative_to(folder)))
+        src = [folder / "src"] if "src" in own.values() else []
+        for place in dict.fromkeys(map(str, (*src, folder, file.parent))):
             if place not in sys.path:
                 sys.path.insert(0, place)
-    if (files := str(_files())) not in sys.path:
-        sys.path.append(files)
+        found = {name: _found(folder / own[name], name) for name in sorted(own)}
+        clashing = {name: each for name, each in found.items() if each is not None and _is_elsewhere(name, folder)}
+        if clashing:
+            files = [str(each.relative_to(folder)) for each in clashing.values()]
+            raise BrokenCode(clash(code.label(), [*clashing], files))
+    if (uploads := str(_files())) not in sys.path:
+        sys.path.append(uploads)
 
 
-def _check_names(code: CodeSpec, folder: Path) -> None:
-    """Raise BrokenCode if the code imports a module of its folder by a name by which this process has loaded another:
-    Python would give it that one, and measure it."""
-    file, folder = path(code), folder.resolve()
-    loaded = {
-        entry.stem: entry.relative_to(folder).as_posix()
-        for place in (folder, file.parent)
-        for entry in place.iterdir()
-        if entry.suffix == ".py" or (entry / "__init__.py").is_file()
-        if (module := sys.modules.get(entry.stem)) is not None and _is_elsewhere(module, folder)
-    }
-    if loaded and (clashing := sorted(loaded.keys() & own_modules(folder, str(file.relative_to(folder))))):
-        raise BrokenCode(clash(code.label(), clashing, [loaded[name] for name in clashing]))
+def _found(place: Path, name: str) -> Path | None:
+    """Return the file or the folder of a module in a folder; None of a folder without an __init__.py, which Python
+    takes last."""
+    package = place / name
+    if (package / "__init__.py").is_file():
+        return package
+    return file if (file := place / f"{name}.py").is_file() else None
 
 
-def _is_elsewhere(module: ModuleType, folder: Path) -> bool:
-    file = getattr(module, "__file__", None)  # a module that is built in has none
-    return file is None or not Path(file).resolve().is_relative_to(folder.resolve())
+def _is_elsewhere(name: str, folder: Path) -> bool:
+    """Return whether Python gives, by this name, no module of the folder: one that is loaded, or that the finder of an
+    installation gives before those on sys.path."""
+    module = sys.modules.get(name)
+    spec = importlib.util.find_spec(name) if module is None else None
+    file = getattr(module, "__file__", None) if spec is None else spec.origin  # a module that is built in has none
+    return file is None or not Path(file).resolve().is_relative_to(folder)
 
 
 def _lacking(error: BaseException) -> str | None:

@@ -30,8 +30,22 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_files_of_the_folder_are_followed(project: Path) -> None:
-    assert own_modules(project, "run/train.py") == {"beside", "models", "run", "spaces"}
-    assert own_modules(project, "tests/test_net.py") == set()
+    own = {"beside": "run", "models": ".", "run": ".", "spaces": "."}
+    assert own_modules(project, "run/train.py") == own
+    assert own_modules(project, "tests/test_net.py") == {}
+
+
+def test_modules_in_the_src_of_a_project_are_followed(tmp_path: Path) -> None:
+    for name, source in {
+        "run/train.py": "import net",
+        "src/net.py": "from size import SIZE",
+        "src/size.py": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(source)
+    assert own_modules(tmp_path, "run/train.py") == {}
+    (tmp_path / "pyproject.toml").touch()
+    assert own_modules(tmp_path, "run/train.py") == {"net": "src", "size": "src"}
 
 
 @pytest.mark.parametrize("name", ["flopwatch", "torch"])
@@ -48,18 +62,28 @@ def test_a_module_of_the_folder_with_a_name_that_is_taken_is_told(tmp_path: Path
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("import size\nimport torch, json\n", (["size"], "run")),
+        ("import size\nimport torch, json\n", (["json", "size"], "run")),
         ("def make_step(device):\n    from size import SIZE\n", (["size"], "run")),
         ("from models.net import Net\nimport tools\n", (["models"], ".")),
-        ("try:\n    import size\nexcept ImportError:\n    size = None\n", None),
+        ("try:\n    import size\nexcept ImportError:\n    size = None\n", (["size"], "run")),
         ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import size\n", None),
-        ("import json\n", None),
+        ("import json\n", (["json"], "run")),
+        ("import queue\n", None),
         ("import train\nimport unknown\n", None),
+        ("import installed\n", (["installed"], ".")),
         ("from .size import SIZE\n", ([".size"], ".")),
     ],
 )
 def test_modules_that_do_not_go_along_with_the_file_alone(tmp_path, source, found) -> None:
-    for name in ("run/size.py", "run/json.py", "run/train.py", "models/net.py", "tools/readme.txt"):
+    for name in (
+        "run/size.py",
+        "run/json.py",
+        "run/train.py",
+        "models/net.py",
+        "tools/readme.txt",
+        "queue.py",
+        "src/installed.py",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     expected = None if found is None else (found[0], (tmp_path / found[1]).resolve())

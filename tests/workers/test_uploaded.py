@@ -3,6 +3,7 @@
 import errno
 import functools
 import hashlib
+import importlib.util
 import inspect
 import io
 import json
@@ -105,6 +106,36 @@ def test_a_folder_is_unpacked_and_its_imports_work(tmp_path: Path, monkeypatch: 
     loaded = load_folder(packed(files), tmp_path, monkeypatch)
     assert callable(loaded)
     assert loaded() == 3
+
+
+def test_what_is_installed_of_a_project_does_not_stand_in_for_its_src(tmp_path, monkeypatch) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/my_net.py").write_text("value = 1")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    files = {
+        "pyproject.toml": "",
+        "pkg/train.py": "def step():\n    from my_net import value\n    return value\n",
+        "src/my_net.py": "value = 2",
+    }
+    loaded = load_folder(packed(files), tmp_path / "code", monkeypatch)
+    assert loaded() == 2
+
+
+def test_a_module_that_an_installations_finder_gives_before_that_of_the_folder_is_refused(
+    tmp_path, monkeypatch
+) -> None:
+    class Editable:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            found = tmp_path / "checkout.py"
+            return importlib.util.spec_from_file_location(name, found) if name == "my_net" else None
+
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "meta_path", [Editable, *sys.meta_path])
+    files = {"pkg/train.py": "def step():\n    import my_net\n", "my_net.py": ""}
+    with pytest.raises(BrokenCode, match=r"rename my_net\.py"):
+        load_folder(packed(files), tmp_path / "code", monkeypatch)
 
 
 def test_the_place_of_a_folders_file_is_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
