@@ -267,6 +267,14 @@ def test_what_a_step_waits_for_comes_before_its_own_work_unless_a_change_shorten
     assert "scaled_dot_product_attention" in " ".join(conclude.answer("step 100 ms", rows, [], NOTHING))
     ours = [result("fused_attention", "not_tried", cause="attention")]
     assert "scaled_dot_product_attention" not in " ".join(conclude.answer("step 100 ms", rows, ours, NOTHING))
+    rare = [
+        {"cause": "kernels", "where": "x.py:9 f", "lost_ms": 80.0},
+        {"cause": "kernels", "where": "x.py:1 evaluate (not in every step)", "lost_ms": 20.0},
+    ]
+    rows = conclude._causes(rare, [], 100.0)
+    assert "not in every step" in str(rows[0][2])
+    own = [line for line in conclude.answer("step 100 ms", rows, [], NOTHING) if "own work" in line]
+    assert ["x.py:9" in line for line in own] == [True]
     tf32 = result("tf32", "better", 0.3, cause="kernels")
     assert ranked([tf32, *late], **times) == ["kernels", "synchronisation", "attention", "host"]
     maybe = result("tf32", "inconclusive", 0.3, cause="kernels")

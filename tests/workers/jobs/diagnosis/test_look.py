@@ -348,6 +348,16 @@ def test_neither_a_learning_rates_schedule_nor_a_closure_is_an_update_of_paramet
     model = (f"{stage._torch_folder()}/nn/modules/module.py", "Module._call_impl", 1)
     assert stage._cause_of("", [wrapper, step, ("train.py", "closure", 1), model], {"AdamW.step"}) == "", "a closure's"
     assert stage._cause_of("", [schedule, ("train.py", "rate", 1)], set()) == "", "a step without the optimizer has it"
+    averaged = (f"{stage._torch_folder()}/optim/swa_utils.py", "AveragedModel.update_parameters", 1)
+    assert stage._cause_of("", [averaged, ("train.py", "step", 1)], set()) == ""
+
+
+@pytest.mark.parametrize(("operators", "reads"), [(400, True), (401, False)])
+def test_a_line_that_reads_numbers_does_little_else(operators: int, reads: bool) -> None:
+    place = Place("train.py", 1, "step")
+    launched = {place: lines.Launched(operators=operators, reads=100)}
+    places: Any = SimpleNamespace(launched=launched, runs=lambda _place: 100)
+    assert stage.Places.reads(places, place) is reads
 
 
 def test_garbage_collection_has_the_time_that_was_measured_also_where_samples_came_late() -> None:
