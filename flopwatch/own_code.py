@@ -9,6 +9,7 @@ import ast
 import difflib
 import hashlib
 import io
+import os
 import subprocess
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from flopwatch import calls
-from flopwatch.packing import is_packed, pack, pack_archive, place
+from flopwatch.packing import is_packed, pack, pack_revision, place
 
 ROLE = "x-flopwatch-code"
 """Key in a spec's JSON Schema that gives the role of the code in a field, as `GET /specs` answers it."""
 ROLES = {"implementation": ("attention", "kernel"), "model": ("model",), "step": ("step",), "script": ("script",)}
 """The roles of the code that each option names; a kind has one of them."""
 GIT_TIMEOUT_S = 10.0
+LINK, GITLINK = "120000", "160000"
+"""Modes of a symbolic link and of a submodule in git."""
 MAIN = "__main__"
 """In place of a function: the whole file, as a script."""
 
@@ -69,6 +72,8 @@ class OwnCode:
                 raise ValueError(f"--code goes along with folders and revisions, and {version} is a file")
             return replace(cls.read(f"{version}:{function}", label=version), name=path.name)
         if Path(version).is_dir():
+            if path.is_absolute() and not path.resolve().is_relative_to(Path(version).resolve()):
+                raise ValueError(f"version {version} is a folder, and {path} an absolute path outside of it")
             inside = None if folder is None else Path(version, folder)
             return cls.read(f"{Path(version, path)}:{function}", inside, label=version)
         return cls._of_revision(version, path, function, folder)
@@ -88,10 +93,8 @@ class OwnCode:
         if folder is None:
             return cls(shown.stdout, function, path.name, revision)
         name = place(folder, path)
-        archived = _run_git(folder, "archive", "--format=zip", commit, timeout_s=None)
-        if archived is None or archived.returncode:
-            raise ValueError(f"git archive of {folder} at revision {version} has failed")
-        return cls(pack_archive(archived.stdout, folder, path), function, name, revision)
+        contents, links = _files_at(folder, commit)
+        return cls(pack_revision(contents, links, folder, path), function, name, revision)
 
     @property
     def sha256(self) -> str:
@@ -151,6 +154,42 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from error
+
+
+def _files_at(folder: Path, commit: str) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Return what a commit has in a folder, and in its submodules that are checked out: the contents of files, and the
+    targets of links. Raises ValueError, a sentence for people, if git cannot read it."""
+    archived = _run_git(folder, "archive", "--format=zip", commit, timeout_s=None)
+    listed = _run_git(folder, "ls-tree", "-r", "-z", commit, timeout_s=None)
+    if archived is None or archived.returncode or listed is None or listed.returncode:
+        raise ValueError(f"git cannot read {folder} at commit {commit}")
+    contents: dict[str, bytes] = {}
+    links: dict[str, str] = {}
+    with zipfile.ZipFile(io.BytesIO(archived.stdout)) as archive:
+        packed = set(archive.namelist())
+        for entry in os.fsdecode(listed.stdout).split("\0")[:-1]:
+            facts, _, name = entry.partition("\t")
+            mode, _, number = facts.split()
+            if mode == GITLINK:
+                if (folder / name / ".git").exists():
+                    inner, pointing = _files_at(folder / name, number)
+                    contents |= {f"{name}/{each}": content for each, content in inner.items()}
+                    links |= {f"{name}/{each}": target for each, target in pointing.items()}
+                continue
+            # An attribute (export-ignore) keeps files out of archives that a checkout has.
+            content = archive.read(name) if name in packed else _blob(folder, number)
+            if mode == LINK:
+                links[name] = os.fsdecode(content)
+            else:
+                contents[name] = content
+    return contents, links
+
+
+def _blob(folder: Path, number: str) -> bytes:
+    done = _run_git(folder, "cat-file", "blob", number)
+    if done is None or done.returncode:
+        raise ValueError(f"git cannot read object {number} of {folder}")
+    return done.stdout
 
 
 def _git(folder: Path, *command: str) -> str | None:

@@ -6,7 +6,7 @@ Standard library only. `workers.uploaded` unpacks it; the file that is meant is 
 import contextlib
 import io
 import os
-import stat
+import posixpath
 import subprocess
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -24,8 +24,8 @@ MAX_NAME_BYTES, MAX_DEPTH = 255, 64
 def pack(folder: Path, file: Path) -> bytes:
     """Pack a folder, with the file that is named in it as the archive's comment.
 
-    These files go along: what git tracks, with changes that are not committed; without git, all files but hidden ones
-    and __pycache__. Links do not.
+    These files go along: what git tracks, also in submodules, with changes that are not committed; without git, all
+    files but hidden ones and __pycache__. For a link goes what it points to, if that is among them.
 
     Raises:
         ValueError: the file is not in the folder, or git does not track it, or the folder is too large; a sentence for
@@ -36,11 +36,13 @@ def pack(folder: Path, file: Path) -> bytes:
     if not root.is_dir():
         raise ValueError(f"--code {folder}: there is no such folder")
     name = place(folder, file)
-    files = _tracked(root) or _visible(root)
+    listed = _tracked(root) or _visible(root)
+    links = {each: str((root / each).readlink()) for each in listed if (root / each).is_symlink()}
+    files = _with_links((each for each in listed if each not in links), links)
     if name not in files:
         raise ValueError(f"{file} does not go along: git does not track it (git add {file}), or it is hidden or a link")
-    _check_sizes(folder, {each: (root / each).stat().st_size for each in files})
-    return _packed(((each, (root / each).read_bytes()) for each in files), name)
+    _check_sizes(folder, {each: (root / source).stat().st_size for each, source in files.items()})
+    return _packed(((each, (root / source).read_bytes()) for each, source in files.items()), name)
 
 
 def is_packed(content: bytes) -> bool:
@@ -70,22 +72,27 @@ def check_packed(content: bytes) -> None:
             check_name(name)
 
 
-def pack_archive(content: bytes, folder: Path, file: Path) -> bytes:
-    """Pack what `git archive --format=zip` gave of a folder, with bytes as `pack` gives of the same files.
+def pack_revision(contents: Mapping[str, bytes], links: Mapping[str, str], folder: Path, file: Path) -> bytes:
+    """Pack the files and links that a folder has at a revision, with bytes as `pack` gives of the same files.
 
     Raises ValueError: the file is not in it, or the folder is too large; a sentence for people.
     """
     name = place(folder, file)
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        entries = {
-            entry.filename: entry
-            for entry in sorted(archive.infolist(), key=lambda entry: entry.filename)
-            if not entry.is_dir() and not stat.S_ISLNK(entry.external_attr >> 16)
-        }
-        if name not in entries:
-            raise ValueError(f"there is no {file}")
-        _check_sizes(folder, {each: entry.file_size for each, entry in entries.items()})
-        return _packed(((each, archive.read(entry)) for each, entry in entries.items()), name)
+    files = _with_links(contents, links)
+    if name not in files:
+        raise ValueError(f"there is no {file}")
+    _check_sizes(folder, {each: len(contents[source]) for each, source in files.items()})
+    return _packed(((each, contents[source]) for each, source in files.items()), name)
+
+
+def _with_links(files: Iterable[str], links: Mapping[str, str]) -> dict[str, str]:
+    """Return of each name that goes along, sorted, the file whose content it has: links have those of their targets,
+    which may be folders."""
+    found = {name: name for name in files}
+    for link, target in links.items():
+        to = posixpath.normpath(posixpath.join(posixpath.dirname(link), target))
+        found |= {link + name[len(to) :]: found[name] for name in found if f"{name}/".startswith(f"{to}/")}
+    return dict(sorted(found.items()))
 
 
 def place(folder: Path, file: Path) -> str:
@@ -118,21 +125,23 @@ def _packed(files: Iterable[tuple[str, bytes]], file: str) -> bytes:
 
 
 def _tracked(root: Path) -> list[str]:
-    """Return the files that git tracks, sorted; none if the folder is in no repository or git is not there."""
+    """Return the files that git tracks; none if the folder is in no repository or git is not there."""
+    command = ["git", "-C", str(root), "ls-files", "-z", "--recurse-submodules"]
     try:
-        listed = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], capture_output=True, check=True)
+        listed = subprocess.run(command, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return []
-    return sorted(name for name in os.fsdecode(listed.stdout).split("\0") if name and _is_plain(root / name))
+    return [name for name in os.fsdecode(listed.stdout).split("\0") if name and _is_there(root / name)]
 
 
 def _visible(root: Path) -> list[str]:
     found = []
     for at, folders, names in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-        found += [Path(at, name) for name in names if not name.startswith(".")]
-    return sorted(path.relative_to(root).as_posix() for path in found if _is_plain(path))
+        # Links to folders are among the folders, and are not walked.
+        found += [Path(at, name) for name in (*names, *folders) if not name.startswith(".")]
+    return [path.relative_to(root).as_posix() for path in found if _is_there(path)]
 
 
-def _is_plain(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
+def _is_there(path: Path) -> bool:
+    return path.is_symlink() or path.is_file()

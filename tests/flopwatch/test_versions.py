@@ -1,6 +1,8 @@
 """Versions of one's own code: files, folders and revisions."""
 
+import io
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -64,18 +66,36 @@ def test_a_clean_folder_and_its_revision_are_the_same_bytes(repository: Path) ->
     for name, content in ((".hidden", "tracked"), ("other.py", OLD), ("inner/data.txt", "1")):
         (repository / "code" / name).parent.mkdir(exist_ok=True)
         (repository / "code" / name).write_text(content)
-    (repository / "code" / "link").symlink_to("other.py")
-    git(repository, "add", ".")
+    (repository / "code" / "link.py").symlink_to("other.py")
+    (repository / "code" / "inner" / "linked").symlink_to("../lib")
+    (repository / ".gitattributes").write_text("other.py export-ignore\n")
+    git(repository, "init", "--quiet", "library")
+    (repository / "library" / "size.py").write_text(OLD)
+    git(repository / "library", "add", ".")
+    git(repository / "library", "commit", "--quiet", "--message=of the submodule")
+    git(repository, *["-c", "protocol.file.allow=always", "submodule", "--quiet", "add", "./library", "code/lib"])
+    git(repository, "add", "code", ".gitattributes")
     git(repository, "commit", "--quiet", "--message=second")
     (repository / "code" / "not_tracked.py").write_text(NEW)
     named, folder = "code/mine.py:attention", Path("code")
     clean, main = (OwnCode.of_version(version, named, folder) for version in (".", "main"))
     assert clean.sha256 == main.sha256
+    with zipfile.ZipFile(io.BytesIO(main.content)) as archive:
+        files = {name: archive.read(name).decode() for name in archive.namelist()}
+    own = dict.fromkeys(("other.py", "link.py", "lib/size.py", "inner/linked/size.py"), OLD)
+    assert files == {".hidden": "tracked", "inner/data.txt": "1", "mine.py": NEW, **own}
     assert clean.as_field()["revision"]["dirty"] is False
     (repository / "code" / "other.py").write_text(NEW)
     edited = OwnCode.read(named, folder)
     assert edited.sha256 != main.sha256
     assert edited.as_field()["revision"]["diff"] == "1 file changed, 1 insertion(+), 1 deletion(-)"
+
+
+def test_an_absolute_path_is_of_no_other_version(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    named = f"{repository}/code/mine.py:attention"
+    assert OwnCode.of_version(".", named).content.decode() == NEW
+    with pytest.raises(ValueError, match="an absolute path outside of it"):
+        OwnCode.of_version(str(tmp_path_factory.mktemp("other")), named)
 
 
 def test_a_file_that_git_does_not_track_has_no_revision(repository: Path) -> None:
