@@ -89,8 +89,11 @@ def _with_links(files: Iterable[str], links: Mapping[str, str]) -> dict[str, str
     """Return of each name that goes along, sorted, the file whose content it has: links have those of their targets,
     which may be folders."""
     found = {name: name for name in files}
-    for link, target in links.items():
-        to = posixpath.normpath(posixpath.join(posixpath.dirname(link), target))
+    for link in links:
+        to, followed = link, set[str]()
+        while to in links and to not in followed:  # a link may point to another
+            followed.add(to)
+            to = posixpath.normpath(posixpath.join(posixpath.dirname(to), links[to]))
         found |= {link + name[len(to) :]: found[name] for name in found if f"{name}/".startswith(f"{to}/")}
     return dict(sorted(found.items()))
 

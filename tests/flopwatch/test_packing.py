@@ -42,6 +42,13 @@ def test_without_git_all_but_hidden_files_go_along(project: Path) -> None:
         assert archive.comment == b"train.py"
 
 
+def test_links_to_links_go_along_and_one_to_itself_does_not(project: Path) -> None:
+    for link, target in (("latest", "second"), ("second", "inner"), ("loop", "loop")):
+        (project / link).symlink_to(target)
+    along = ["inner/model.py", "latest/model.py", "second/model.py", "train.py"]
+    assert names(pack(project, project / "train.py")) == along
+
+
 def test_of_a_repository_go_tracked_files_with_their_present_content(project: Path) -> None:
     git(project, "init", "-q")
     git(project, "add", "train.py", "inner/model.py", "link.py")
