@@ -68,7 +68,7 @@ def clash_in(content: bytes, file: str) -> str | None:
     """Return a sentence for people if a file imports a module of the folder whose name is TAKEN; None if none is."""
     if not is_packed(content):
         return None
-    taken = sorted(_followed(_sources(content), file).keys() & TAKEN)
+    taken = sorted(_followed(_sources(content), file)[0].keys() & TAKEN)
     return clash(file, taken) if taken else None
 
 
@@ -85,7 +85,12 @@ def own_modules(folder: Path, file: str) -> dict[str, str]:
     where each is: beside the file, at the top ("."), or in the "src" of a project that can be installed."""
     sources = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.py")}
     sources |= {name: b"" for name in PROJECTS if (folder / name).is_file()}
-    return _followed(sources, file, anywhere=True)
+    return _followed(sources, file, anywhere=True)[0]
+
+
+def forgotten(packed: bytes, file: str, untracked: Mapping[str, bytes]) -> list[str]:
+    """Return which untracked files, by their names in a packed folder, its file or what it imports would import."""
+    return sorted(untracked.keys() & _followed({**_sources(packed), **untracked}, file, anywhere=True)[1])
 
 
 def _sources(packed: bytes) -> dict[str, bytes]:
@@ -93,9 +98,9 @@ def _sources(packed: bytes) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist() if name.endswith((".py", *PROJECTS))}
 
 
-def _followed(sources: Mapping[str, bytes], file: str, *, anywhere: bool = False) -> dict[str, str]:
+def _followed(sources: Mapping[str, bytes], file: str, *, anywhere: bool = False) -> tuple[dict[str, str], set[str]]:
     """Return the top-level modules of the folder that a file, and those files that it imports, import, and where they
-    are."""
+    are; and all those files."""
     # As workers look for them. What is installed of a project is seldom the version that goes along.
     is_src = "src/__init__.py" not in sources and any(name in sources for name in PROJECTS)
     roots = dict.fromkeys([str(PurePosixPath(file).parent), ".", *(["src"] if is_src else [])])
@@ -110,7 +115,7 @@ def _followed(sources: Mapping[str, bytes], file: str, *, anywhere: bool = False
             seen.update(files)
             if root is not None:
                 own.setdefault(module.partition(".")[0], root)
-    return own
+    return own, seen
 
 
 def _files_of(

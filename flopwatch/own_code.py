@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flopwatch import calls
+from flopwatch.imports import forgotten
 from flopwatch.packing import is_packed, pack, pack_revision, place
 
 ROLE = "x-flopwatch-code"
@@ -56,7 +57,10 @@ class OwnCode:
             packed = pack(folder, path)
         except OSError as error:
             raise ValueError(f"{error.filename}: {error.strerror}") from error
-        return cls(packed, function, place(folder, path), _revision(folder, ".", label))
+        name = place(folder, path)
+        if files := forgotten(packed, name, _untracked(folder)):
+            raise ValueError(f"{path} imports {', '.join(files)}, which git does not track: git add them")
+        return cls(packed, function, name, _revision(folder, ".", label))
 
     @classmethod
     def of_version(cls, version: str, named: str, folder: Path | None = None) -> OwnCode:
@@ -183,6 +187,14 @@ def _files_at(folder: Path, commit: str) -> tuple[dict[str, bytes], dict[str, st
             else:
                 contents[name] = content
     return contents, links
+
+
+def _untracked(folder: Path) -> dict[str, bytes]:
+    """Return the Python files of a folder that git neither tracks nor ignores, unless it tracks none of it: then all
+    files go along."""
+    listed = _git(folder, "ls-files", "--others", "--exclude-standard", "-z", "--", "*.py")
+    names = [name for name in (listed or "").split("\0") if (folder / name).is_file()]
+    return {name: (folder / name).read_bytes() for name in names} if _git(folder, "ls-files") else {}
 
 
 def _blob(folder: Path, number: str) -> bytes:

@@ -63,6 +63,21 @@ def test_of_a_repository_go_tracked_files_with_their_present_content(project: Pa
         pack(project, project / "scratch.py")
 
 
+def test_an_untracked_file_that_the_code_would_import_is_refused(project: Path) -> None:
+    (project / "train.py").write_text("try:\n    import fast, made\nexcept ImportError:\n    pass\nmake_step = print\n")
+    for name in ("fast.py", "made.py", "scratch.py"):
+        (project / name).write_text("")
+    named = f"{project}/train.py:make_step"
+    assert OwnCode.read(named, project).name == "train.py"
+    git(project, "init", "-q")
+    (project / ".gitignore").write_text("made.py\n")
+    git(project, "add", "train.py")
+    with pytest.raises(ValueError, match=r"imports fast\.py, which git does not track"):
+        OwnCode.read(named, project)
+    git(project, "add", "fast.py")
+    assert names(OwnCode.read(named, project).content) == ["fast.py", "train.py"]
+
+
 def test_equal_contents_are_equal_bytes_and_others_are_not(project: Path) -> None:
     first = pack(project, project / "train.py")
     os.utime(project / "train.py", (1, 1))
