@@ -297,7 +297,7 @@ def compare(baseline: Returned, candidate: Returned) -> Agreement:
         and not any(its for side in (ones, others) for its in _ranges(side, side).values()),
         lacking=[*lost, *_lacking(SIDES[1], candidate, baseline, names), *alone],
         is_lost=bool(lost),
-        not_finite=None if nan is None else f"{_text(ones[nan][0])} ({_named(nan)})",
+        not_finite=None if nan is None else f"{_text(ones[nan][0])} ({_named(nan)}): {_finite(ones, common)}",
         work=differing,
     )
 
@@ -320,6 +320,11 @@ def _numbers(
         where = f"{_text(one)} → {_text(other)}"
         numbers[place] = Number(pairs[furthest], min(pairs.values()), within, grown, where)
     return numbers
+
+
+def _finite(found: Found, places: Sequence[Place]) -> str:
+    finite = sum(all(map(math.isfinite, found[place])) for place in places)
+    return f"only {finite} of {len(places)} numbers are finite"
 
 
 def _lacking(who: str, side: Returned, other: Returned, common: Sequence[str]) -> list[str]:

@@ -238,7 +238,9 @@ def _compared(pair: Pair, tables: ComparedTables | None, agreed: Agreement | Non
         if judgement.conclusion == "inconclusive":  # what was found comes first
             sentences.reverse()
         judgement = replace(judgement, sentence=". ".join(sentences))
-    judgement = judgement.completed(pair.unmatched)
+    suspect = [f"the {side.name}" for side in pair.both if side.validity == "suspect"]
+    who = "both sides are" if len(suspect) == len(pair.both) else f"{', '.join(suspect)} is"
+    judgement = judgement.completed([*pair.unmatched, *([f"{who} suspect"] if suspect else [])])
     agreed = agreed and agreed.under(judgement)
     notes = [*_notes(pair, _unlabelled(differences, kind), of_environments), *lacking]
     how = None

@@ -237,7 +237,10 @@ class Row:
         ratio = (self.estimate or NOTHING).ratio
         if not baseline or candidate is None or ratio is None or (candidate / baseline - 1) * (ratio - 1) >= 0:
             return ""
-        return "; the ratio is that of processes side by side: the sides' medians, over all, differ the other way"
+        return (
+            "; the ratio is the median of pairs of processes, one of each side: the sides' own medians, in the table, "
+            "differ the other way"
+        )
 
     def factor(self, by: Estimate | None = None) -> str:
         """Write by how much the candidate differs, with its interval: "1.25× faster, 95 % CI 1.24–1.26".

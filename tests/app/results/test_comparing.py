@@ -110,6 +110,7 @@ class TestMetrics:
         assert (tflops["baseline_outcome"], tflops["candidate_validity"]) == ("unknown", "suspect")
         text = render(sheet, "markdown")
         assert "oom" in text
+        assert "; the candidate is suspect." in text
         assert "is suspect; its verdict says why" in text
 
     @pytest.mark.parametrize("number", [1, 2])
@@ -750,7 +751,9 @@ def test_returned_numbers_of_two_jobs_and_of_one_that_has_none(database, run_job
     one, same, without = jobs
     found = results.compare(database, [one], [same], Question(expect_equal=0.0))
     assert found.judgement.gate.outcome == "passed"
-    assert "are equal (loss, the first 2 steps); both return nan (loss, step 2)" in found.judgement.sentence
+    assert (
+        "are equal (loss, the first 2 steps); both return nan (loss, step 2): only 1 of 2" in found.judgement.sentence
+    )
     lacking = results.compare(database, [one], [without], Question(expect_equal=0.0))
     assert lacking.judgement.gate.outcome == "missing"
     assert "the candidate has kept nothing that its step returned" in lacking.judgement.sentence

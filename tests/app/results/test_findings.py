@@ -77,7 +77,7 @@ def test_a_ratio_against_the_medians_of_the_sides_says_what_it_is() -> None:
     for medians, is_said in (((4.5, 4.2), True), ((4.2, 4.5), False)):
         cells = tuple(Cell(median, None, 8, "ok") for median in medians)
         (found,), _ = judged(row(STEADY, times(1.25, STEADY), cells=cells))
-        assert ("the sides' medians, over all, differ the other way" in (found.sentence() or "")) is is_said
+        assert ("the sides' own medians, in the table, differ the other way" in (found.sentence() or "")) is is_said
 
 
 def test_no_difference_says_how_large_one_could_be() -> None:
