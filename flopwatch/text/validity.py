@@ -1,5 +1,6 @@
 """Writes the verdict on measurements in words, with its failed checks. Standard library only."""
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,8 +26,13 @@ def verdict(validity: Mapping[str, Any]) -> str:
 
 
 def doubts(validity: Mapping[str, Any]) -> list[str]:
-    """Return the doubts about the measurements: "case: check: detail" of the first checks that failed."""
-    failed = [check for check in validity.get("checks") or () if not check.get("ok") and not _is_note(check)]
+    """Return the doubts about the measurements: "case: check: detail" of checks that failed, of each name one before
+    a second."""
+    of_name: dict[Any, list[Mapping[str, Any]]] = {}
+    for check in validity.get("checks") or ():
+        if not check.get("ok") and not _is_note(check):
+            of_name.setdefault(check.get("name"), []).append(check)
+    failed = [check for turn in itertools.zip_longest(*of_name.values()) for check in turn if check is not None]
     lines = [_line(check) for check in failed[:MAX_DOUBTS]]
     if len(failed) > MAX_DOUBTS:
         lines.append(f"and {len(failed) - MAX_DOUBTS} more")

@@ -530,7 +530,9 @@ def test_a_slowdown_that_was_not_measured_in_turns_is_not_confirmed() -> None:
     assert whole.gate.sentence.startswith(
         "not confirmed: worse by more than 5 %: step_ms, slow: candidate is 1.20× slo"
     )
-    assert whole.gate.sentence.endswith("may have changed: measure them in turns, with a job of kind compare")
+    assert whole.gate.sentence.endswith(
+        "may have changed: measure one job of each side in turns: `flopwatch compare A B --alternate`"
+    )
     _, whole = judged(replace(slow), row(STEADY, (), case="missing"), alternated=False, limit=5.0)
     assert whole.gate.outcome == "missing", "this is certain"
     _, whole = judged(row(STEADY, times(1.2), "peak_memory_mib", unit="MiB"), alternated=False, limit=5.0)

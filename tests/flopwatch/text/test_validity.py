@@ -43,6 +43,8 @@ def test_a_note_is_no_doubt() -> None:
 def test_of_many_failed_checks_the_first_are_listed() -> None:
     checks = [{"name": str(number), "ok": False, "detail": "x"} for number in range(7)]
     assert doubts({"checks": checks})[3:] == ["3: x", "4: x", "and 2 more"]
+    often = [{"name": "0", "ok": False, "case": str(number)} for number in range(7)]
+    assert doubts({"checks": [*often, *checks[1:3]]})[:4] == ["0", "1: x", "2: x", "1: 0"]
 
 
 @pytest.mark.parametrize("stored", [{}, {"checks": None, "counts": None}, {"checks": [{}]}, {"valid": True}])
