@@ -238,9 +238,7 @@ def _compared(pair: Pair, tables: ComparedTables | None, agreed: Agreement | Non
         if judgement.conclusion == "inconclusive":  # what was found comes first
             sentences.reverse()
         judgement = replace(judgement, sentence=". ".join(sentences))
-    suspect = [f"the {side.name}" for side in pair.both if side.validity == "suspect"]
-    who = "both sides are" if len(suspect) == len(pair.both) else f"{', '.join(suspect)} is"
-    judgement = judgement.completed([*pair.unmatched, *([f"{who} suspect"] if suspect else [])])
+    judgement = judgement.completed([*pair.unmatched, *_suspect(pair)])
     agreed = agreed and agreed.under(judgement)
     notes = [*_notes(pair, _unlabelled(differences, kind), of_environments), *lacking]
     how = None
@@ -263,6 +261,11 @@ def _compared(pair: Pair, tables: ComparedTables | None, agreed: Agreement | Non
         how=how,
         notes=notes,
     )
+
+
+def _suspect(pair: Pair) -> list[str]:
+    sides = [f"the {side.name} is" for side in pair.both if side.validity == "suspect"]
+    return [f"{'both sides are' if len(sides) > 1 else sides[0]} suspect"] if sides else []
 
 
 def _check_metrics(requested: Sequence[str], known: Mapping[str, str]) -> None:

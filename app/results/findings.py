@@ -46,7 +46,7 @@ NOISE_MIB = 1.0
 """An interpreter that collects its garbage at another moment may make a counted size differ by so much."""
 MUCH = 2.0
 """A difference from this factor on is written as a factor, and not in percent."""
-IN_TURNS = "measure one job of each side in turns: `flopwatch compare A B --alternate`"
+IN_TURNS = "measure them in turns: `flopwatch compare A B --alternate`, one job of each side"
 
 NOTHING = Estimate(None, None, None, None)
 """The estimate if there is nothing to compare."""
