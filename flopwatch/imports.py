@@ -83,9 +83,23 @@ def clash(file: str, names: Sequence[str], files: Sequence[str] = ()) -> str:
 def own_modules(folder: Path, file: str) -> dict[str, str]:
     """Return the top-level modules of an unpacked folder that a file, and what it imports there, import anywhere, and
     where each is: beside the file, at the top ("."), or in the "src" of a project that can be installed."""
+    return _followed(_unpacked(folder), file, anywhere=True)[0]
+
+
+def other_modules(folder: Path, file: str) -> set[str]:
+    """Return the other top-level modules that they import, without those whose names others have."""
+    own, files = _followed(sources := _unpacked(folder), file, anywhere=True)
+    imported = {
+        module.partition(".")[0]
+        for name in files
+        for module in _imported(sources.get(name, b""), str(PurePosixPath(name).parent), anywhere=True)
+    }
+    return imported - own.keys() - TAKEN - sys.stdlib_module_names
+
+
+def _unpacked(folder: Path) -> dict[str, bytes]:
     sources = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.py")}
-    sources |= {name: b"" for name in PROJECTS if (folder / name).is_file()}
-    return _followed(sources, file, anywhere=True)[0]
+    return sources | {name: b"" for name in PROJECTS if (folder / name).is_file()}
 
 
 def forgotten(packed: bytes, file: str, untracked: Mapping[str, bytes]) -> list[str]:

@@ -25,7 +25,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from app.specs._code import CodeSpec
-from flopwatch.imports import clash, own_modules
+from flopwatch.imports import clash, other_modules, own_modules
 from flopwatch.packages import cure
 from flopwatch.packing import MAX_BYTES, MAX_FILES, check_name, is_packed
 from kernels.registry import DEVICES, DTYPES, FEATURES, Implementation
@@ -42,6 +42,8 @@ FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 STACK = re.compile(r"^Current thread 0x[0-9a-f]+.*\(most recent call first\):\n((?:  .*\n?)*)", re.MULTILINE)
 """The stack of the thread that got the signal, or crashed, as faulthandler writes it: others are waiting for it."""
 NO_GPU = re.compile("Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available")
+SITES = frozenset(("site-packages", "dist-packages"))
+"""Folders of installed packages. An installation that is none of them is of a checkout."""
 OFFERED = 10
 """Most names of a file that an error lists."""
 
@@ -57,22 +59,28 @@ def write(folder: Path, contents: Iterable[bytes]) -> dict[str, str]:
     """Write files where `load` finds them, folders unpacked; returns the variables to set for that. Raises BrokenCode:
     a packed folder is damaged, too large, or has files outside of itself."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    unpacked: dict[bytes, Path] = {}
     for content in contents:
         sha256 = hashlib.sha256(content).hexdigest()
         if is_packed(content):
-            _unpack(content, folder / sha256)
+            _unpack(content, folder / sha256, unpacked)
         else:
             (folder / f"{_name(sha256)}.py").write_bytes(content)
     return {FOLDER: str(folder)}
 
 
-def _unpack(content: bytes, folder: Path) -> None:
+def _unpack(content: bytes, folder: Path, unpacked: dict[bytes, Path]) -> None:
+    """Unpack a folder, or link it to the one of `unpacked` that differs in the file that is meant alone: a process
+    imports its modules once."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries, entry_file = archive.infolist(), archive.comment.decode()
             if len(entries) > MAX_FILES or sum(entry.file_size for entry in entries) > MAX_BYTES:
                 raise BrokenCode(f"the folder of code has more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB")
-            for entry in entries:
+            same = unpacked.setdefault(content[: -2 - len(archive.comment)], folder)
+            if same != folder:
+                folder.symlink_to(same)
+            for entry in entries if same == folder else ():
                 _check_place(entry)
                 target = folder / entry.filename
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -313,10 +321,34 @@ def _found(place: Path, name: str) -> Path | None:
 def _is_elsewhere(name: str, folder: Path) -> bool:
     """Return whether Python gives, by this name, no module of the folder: one that is loaded, or that the finder of an
     installation gives before those on sys.path."""
+    file = _file_of(name)
+    return file is None or not file.is_relative_to(folder)
+
+
+def _file_of(name: str) -> Path | None:
+    """Return the file of the module that Python gives by a name; None of none, or of one that is built in."""
     module = sys.modules.get(name)
     spec = importlib.util.find_spec(name) if module is None else None
-    file = getattr(module, "__file__", None) if spec is None else spec.origin  # a module that is built in has none
-    return file is None or not Path(file).resolve().is_relative_to(folder)
+    file = getattr(module, "__file__", None) if spec is None else spec.origin
+    return None if file is None else Path(file).resolve()
+
+
+def check_installed(code: CodeSpec) -> None:
+    """Raise BrokenCode if the code imports what is installed of a checkout, and its folder has a module of that name
+    where Python does not look: each version would measure the checkout."""
+    folder, file = _folder(code).resolve(), path(code)
+    if not folder.is_dir():
+        return
+    for name in sorted(other_modules(folder, str(file.relative_to(folder)))):
+        own = next((each for end in (".py", "/__init__.py") for each in folder.rglob(f"{name}{end}")), None)
+        used = _file_of(name) if own is not None else None
+        if own is None or used is None or used.is_relative_to(folder) or SITES & {*used.parts}:
+            continue
+        place = os.path.relpath(own.parents[own.name == "__init__.py"], file.parent)
+        raise BrokenCode(
+            f"{code.label()} imports {name!r}, which Python finds in {used.parent}, and not {own.relative_to(folder)} "
+            f"of its folder: begin the file with `import sys; sys.path.insert(0, {place!r})`"
+        )
 
 
 def _lacking(error: BaseException) -> str | None:
@@ -367,6 +399,10 @@ def _module(code: CodeSpec) -> ModuleType:
         compiled = compile(source, str(shown), "exec", dont_inherit=True)
         _remember_lines(shown, source)
         _execute(compiled, module)
+        check_installed(code)
+    except BrokenCode:
+        del sys.modules[name]
+        raise
     except Exception as error:
         del sys.modules[name]
         traceback.print_exception(error)

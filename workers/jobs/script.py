@@ -109,6 +109,8 @@ class Measuring:
 
         if self.values is not None:
             raise RunnerError(TWICE)
+        if self._spec.script_code is not None:
+            uploaded.check_installed(self._spec.script_code)
         as_benchmark = BenchmarkSpec(
             step_code=ANY_CODE,
             precision=self._spec.precision,
