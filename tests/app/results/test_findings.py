@@ -531,7 +531,7 @@ def test_a_slowdown_that_was_not_measured_in_turns_is_not_confirmed() -> None:
         "not confirmed: worse by more than 5 %: step_ms, slow: candidate is 1.20× slo"
     )
     assert whole.gate.sentence.endswith(
-        "may have changed: measure one job of each side in turns: `flopwatch compare A B --alternate`"
+        "may have changed: measure them in turns: `flopwatch compare A B --alternate`, one job of each side"
     )
     _, whole = judged(replace(slow), row(STEADY, (), case="missing"), alternated=False, limit=5.0)
     assert whole.gate.outcome == "missing", "this is certain"

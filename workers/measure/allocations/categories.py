@@ -113,9 +113,12 @@ def _state(
 
 
 def _tensors_in(value: object) -> Iterator[Tensor]:
-    """Yield the tensors in containers."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _tensors_in(one)
+    """Yield the tensors in containers, of which one may hold itself."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, dict | list | tuple) and id(one) not in seen:
+            seen.add(id(one))
+            waiting += one.values() if isinstance(one, dict) else one

@@ -110,6 +110,7 @@ def test_parameters_in_no_module_sparse_gradients_and_nested_state_have_owners()
     optimizer = torch.optim.LBFGS([weight], max_iter=2)
     optimizer.step(lambda: weight.square().sum())
     mine = SimpleNamespace(moments={other: [torch.ones(32)]})
+    mine.moments["itself"] = mine.moments
     sizes: Counter[str] = Counter()
     owners = owners_of(torch.device("cpu"), table, [optimizer], bare=[other], states=[mine])
     for one in owners.values():
