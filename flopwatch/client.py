@@ -396,18 +396,18 @@ class Flopwatch(Connection):
     @staticmethod
     def _check_own_modules(files: Iterable[OwnCode], named: Iterable[str], version: str | None) -> None:
         """Raise InvalidArgument if a file imports other files of its folder, which would not go along."""
-        if version is not None and Path(version).is_file():
-            return  # it stands in for a file elsewhere, and no folder can go along
+        is_file = version is not None and Path(version).is_file()
         here = Path(version).resolve() if version is not None and Path(version).is_dir() else Path.cwd()
         for file, value in zip(files, named, strict=False):
-            path = Path(value.rpartition(":")[0])
+            path = Path(str(version) if is_file else value.rpartition(":")[0])
             if (found := left_behind(file.source, here / path, here)) is None:
                 continue
             modules, root = found
             shown = os.path.relpath(root, here) if root.is_relative_to(here) else root
+            cure = "name folders or revisions" if is_file else f"send the folder, too: --code {shlex.quote(str(shown))}"
             raise InvalidArgument(
                 f"{path} imports {', '.join(map(repr, modules))} of the folder {root}, and only the file would go "
-                f"along: send the folder, too: --code {shlex.quote(str(shown))}"
+                f"along: {cure}"
             )
 
     def specs(self) -> list[Answer]:

@@ -552,9 +552,9 @@ def test_the_folder_of_ones_code_goes_along_with_a_sweep(fresh_site: Any, projec
 
 
 def test_versions_with_the_same_code_are_not_compared(fresh_site: Any, project: Path) -> None:
-    """The path leads out of both folders."""
     (project / "old").mkdir()
-    old, named = project / "old", f"{project / 'train.py'}:make_step"
+    old, named = project / "old", "train.py:make_step"
+    (old / "train.py").write_text((project / "train.py").read_text())
     with Flopwatch(fresh_site.url) as server, pytest.raises(ClientError, match="have the same code"):
         server.versus(str(old), str(project), {"kind": "benchmark"}, step=named)
 
@@ -571,6 +571,10 @@ def test_what_a_job_could_not_run_is_refused_before_the_upload(fresh_site: Any, 
             server.submit(benchmark, step=named)
         with pytest.raises(ClientError, match="imports 'size'"):
             server.sweep(benchmark, {"seed": [1, 2]}, step=named)
+        versions = project / "train.py", project / "size.py"
+        versions[1].write_text("make_step = print\n")
+        with pytest.raises(ClientError, match=r"train\.py imports 'size' of .*: name folders or revisions$"):
+            server.versus(*map(str, versions), benchmark, step=named)
         with pytest.raises(ClientError, match="got an unexpected keyword argument 'width'; it takes no other"):
             server.submit({**benchmark, "arguments": {"width": 1}}, step=named, code=project)
         (project / "train.py").write_text("def make_step(device, width):\n    return print\n")
