@@ -28,6 +28,7 @@ from app.cli.common import (
     with_server,
 )
 from app.cli.terminal import echo, echo_line, first_of
+from flopwatch.alternating import FEWEST, MOST
 from flopwatch.text.numbers import NOTHING
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ Alternate = Annotated[
     bool,
     typer.Option(
         "--alternate",
-        help="If it is inconclusive or slower: measure both versions of your own code again, in alternation.",
+        help="If it is inconclusive or slower: measure both versions of your own code again, in alternation, by "
+        f"{FEWEST} to {MOST} processes of each, as the noise needs.",
     ),
 ]
 ComparedWith = Annotated[
