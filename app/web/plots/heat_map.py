@@ -6,6 +6,8 @@ from itertools import chain
 from typing import Any
 
 from app.metrics import readable
+from app.results.footnotes import DAGGER
+from app.states import VERDICTS
 from app.web.plots.drawing import EMPTY, LEGEND, OTHER_OUTCOME, OUTCOMES, Figure, Hover, escaped, label_of, table_of
 from app.web.plots.points import LOG_Y_RATIO, Point, is_wide, ranks_of, values_along
 from flopwatch.text.numbers import number
@@ -109,7 +111,9 @@ def _outcome_cells(
 
 
 def _cell_text(point: Point | None) -> str:
-    return "" if point is None or point.value is None else number(point.value)
+    if point is None or point.value is None:
+        return ""
+    return f"{number(point.value)} {DAGGER}" if point.validity in VERDICTS[1:] else number(point.value)
 
 
 def _log_ticks(values: Sequence[float], *, log: bool) -> dict[str, Any]:

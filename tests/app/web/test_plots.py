@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -219,6 +220,15 @@ def test_a_heat_map_says_how_many_cases_it_hides() -> None:
     figure = draw_heat_map(points, "sequence_length", "implementation", "forward_ms", "ms")
     assert figure["note"] == "Not drawn: 2 of 10 cases, whose place a later one has"
     assert draw_heat_map(grid(), "sequence_length", "implementation", "forward_ms", "ms")["note"] == ""
+
+
+def test_cells_of_a_heat_map_that_are_suspect_say_so() -> None:
+    (first, *others) = grid()
+    figure = draw_heat_map(
+        [replace(first, validity="suspect"), *others], "sequence_length", "implementation", "forward_ms", "ms"
+    )
+    texts = figure["data"][0]["text"][0]
+    assert (texts[0], texts[-1]) == ("64", "1,024 †")
 
 
 def test_colours_of_a_wide_range_are_logarithmic() -> None:
