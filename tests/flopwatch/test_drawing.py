@@ -121,7 +121,7 @@ FIGURES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
     ),
     "heat map": (
         lambda: draw_heat_map(points(), "length", "precision", "step_ms", "ms"),
-        ["Step (ms)", "7.5", "oom", "bf16"],
+        ["Step (ms)", "7.5 †", "oom", "bf16"],
     ),
     "large heat map": (
         lambda: draw_heat_map(

@@ -39,8 +39,8 @@ CHANGED = {
             ),
         ),
         "/compare?job=6&format=markdown": (
-            # "Inconclusive" ends with its remedy as a command.
-            ("8 replicates.\n", "8 replicates: `flopwatch rerun 6 replicates=8`.\n"),
+            # "Inconclusive" ends with its remedy as a command, and who is suspect.
+            ("8 replicates.\n", "8 replicates: `flopwatch rerun 6 replicates=8`; the baseline is suspect.\n"),
             # Ratios are Hodges and Lehmann's estimate.
             ("2.042 | 1.438 |", "2.042 | 1.448 |"),
             ("6.611 | 1.270 |", "6.611 | 1.271 |"),
