@@ -137,7 +137,6 @@ def test_options_and_inputs_that_attention_does_not_take(name: str) -> None:
 
 
 def test_without_a_gpu_errors_name_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triton.knobs.runtime.interpret", False)
     instead = {
         "flash_attention": "attention 'eager' or 'sdpa_math'",
         "TritonFlashAttention2": "attention 'eager' or 'sdpa_math'",
@@ -146,9 +145,12 @@ def test_without_a_gpu_errors_name_the_cure(monkeypatch: pytest.MonkeyPatch) -> 
         "rope": "kernels.operations.rotate",
         "weighted_sum": "(x * weight).sum(-1)",
     }
+    functions = {
+        name: INPUTS[name][1](getattr(kernels, name, None) or getattr(kernels.attention, name)) for name in instead
+    }
+    monkeypatch.setattr("triton.knobs.runtime.interpret", False)  # modules imported from here on would not interpret
     for name, cure in instead.items():
-        shapes, called, _ = INPUTS[name]
-        function = called(getattr(kernels, name, None) or getattr(kernels.attention, name))
+        shapes, function = INPUTS[name][0], functions[name]
         with pytest.raises(ValueError, match="expected tensors on a CUDA device, not on cpu") as error:
             function(*(torch.ones(shape) for shape in shapes))
         assert f"without a GPU call {cure}" in str(error.value)
