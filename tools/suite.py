@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         return exit_code_of(*run_slices([*gpu, *arguments[1:]]), run([*gpu, "--share=alone", *arguments[1:]]))
     # Many tests wait for other processes, or for a time to pass: with more workers the cores are busy meanwhile.
     cores = len(os.sched_getaffinity(0))
-    workers = cores + max(2, cores // 2)
+    workers = cores + max(3, cores // 2)
     picked = [*([] if "-m" in arguments else ["-m", "not long"]), *arguments]
     LAST_FAILED.unlink(missing_ok=True)
     return again(picked, run([f"--processes={workers}", *picked], **ONE_THREAD))
