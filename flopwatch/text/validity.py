@@ -29,9 +29,8 @@ def doubts(validity: Mapping[str, Any]) -> list[str]:
     """Return the doubts about the measurements: "case: check: detail" of checks that failed, of each name one before
     a second."""
     of_name: dict[Any, list[Mapping[str, Any]]] = {}
-    for check in validity.get("checks") or ():
-        if not check.get("ok") and not _is_note(check):
-            of_name.setdefault(check.get("name"), []).append(check)
+    for check in _failed(validity):
+        of_name.setdefault(check.get("name"), []).append(check)
     failed = [check for turn in itertools.zip_longest(*of_name.values()) for check in turn if check is not None]
     lines = [_line(check) for check in failed[:MAX_DOUBTS]]
     if len(failed) > MAX_DOUBTS:
@@ -41,8 +40,7 @@ def doubts(validity: Mapping[str, Any]) -> list[str]:
 
 def why(validity: Mapping[str, Any]) -> str | None:
     """Name the checks that failed: "variation, host_load"; None if none did."""
-    failed = [check for check in validity.get("checks") or () if not check.get("ok") and not _is_note(check)]
-    return ", ".join(dict.fromkeys(str(check.get("name")) for check in failed)) or None
+    return ", ".join(dict.fromkeys(str(check.get("name")) for check in _failed(validity))) or None
 
 
 def noisy_host(validities: Iterable[Mapping[str, Any] | None]) -> str | None:
@@ -64,6 +62,10 @@ def not_judged(validity: Mapping[str, Any]) -> str | None:
     """Name the checks that could not judge, such as for want of samples: "variation, drift"; None if all could."""
     names = [check.get("name") for check in validity.get("checks") or () if check.get("severity") == NOT_JUDGED]
     return ", ".join(dict.fromkeys(map(str, names))) or None
+
+
+def _failed(validity: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [check for check in validity.get("checks") or () if not check.get("ok") and not _is_note(check)]
 
 
 def _is_note(check: Mapping[str, Any]) -> bool:
