@@ -17,7 +17,7 @@ MAX_NODES = 64
 class SlurmSettings(BaseModel):
     """One cluster's settings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     folder: Annotated[Path, Field(strict=False)]
     """A folder that this host and the nodes see under one path, for this worker alone: hand-over files, and the output
