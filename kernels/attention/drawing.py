@@ -31,6 +31,6 @@ def draw(
     """Draw q, k, v and the output's gradient of these shapes; q and k with elements of this size."""
     sizes = (size, size, 1.0, 1.0)
     return [
-        (torch.randn(shape, generator=generator, device=generator.device) * factor).to(dtype)
+        (torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float32) * factor).to(dtype)
         for shape, factor in zip(shapes, sizes, strict=True)
     ]

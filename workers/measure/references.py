@@ -67,7 +67,8 @@ def kernel_reference(
         def values() -> list[Tensor]:
             generator = _generator(device, seed)
             *inputs, grad_out = (
-                torch.randn(shape, generator=generator, device=device) for shape in (*shapes, out.shape)
+                torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
+                for shape in (*shapes, out.shape)
             )
             inputs = inputs if vary is None else list(vary(*inputs))
             return [tensor.to(dtype) for tensor in (*inputs, *([grad_out] if backward else []))]

@@ -17,6 +17,7 @@ from workers.jobs._linear_plan import Times, sentences
 from workers.jobs.kernel import RUNNER
 from workers.measure.ceilings import Ceilings
 from workers.measure.linear_products import PRODUCTS
+from workers.measure.process_settings import settings
 from workers.measure.stopwatch import Timing
 from workers.model.float8 import LinearLayer
 from workers.outcome import Unsupported
@@ -162,6 +163,27 @@ class Other:
         assert words in row["reason"]
     with pytest.raises(BrokenCode, match="is a class, and rms_norm is a function of its inputs"):
         own(source, "Other", kernel="rms_norm")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("torch.set_num_threads(torch.get_num_threads() + 1)", "threads from"),
+        ("torch.set_default_dtype(torch.float64)", "default data type from torch.float32 to torch.float64"),
+        ("torch.autograd.set_detect_anomaly(True)", "detection of anomalies from False to True"),
+    ],
+)
+def test_what_ones_own_kernel_sets_in_this_process_does_not_reach_the_next_case(own, change, words) -> None:
+    before = settings()
+    source = f"import torch\n\ndef mine(x, w):\n    {change}\n    return (x * w).sum(-1)"
+    report = own(source, kernel="weighted_sum", implementations=["torch"], rows=[33])
+    assert settings() == before
+    assert {row["outcome"] for row in report.rows} <= {"ok", "unknown"}
+    (failed,) = [
+        check for verdict in report.verdicts.values() for check in verdict["checks"] if check["name"] == "settings"
+    ]
+    assert not failed["ok"]
+    assert words in failed["detail"]
 
 
 def test_what_an_operation_does_not_have_is_unsupported(tmp_path: Path) -> None:

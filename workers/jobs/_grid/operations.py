@@ -124,6 +124,7 @@ class OperationRunner(GridRunner[OperationContext]):
 
     def measure(self, spec: OperationSpec, cell: Any, context: OperationContext, trial: Trial) -> None:
         from workers.measure.memory import is_out_of_memory, short_message
+        from workers.measure.process_settings import set_back, settings
 
         self.admit(spec, cell, context.device)
         try:
@@ -135,10 +136,11 @@ class OperationRunner(GridRunner[OperationContext]):
                 "unknown", f"no memory for the inputs and their float64 oracle: {short_message(error)}"
             )
             return
-        changed, wrong = list[str](), None
+        changed, wrong, before = list[str](), None, settings()
         try:
             wrong = self._examine(spec, cell, reference, context, trial)
         finally:
+            trial.checks += set_back(before)
             if changed := reference.changed():
                 # The next cell gets fresh inputs, even if this one failed.
                 context.reference = None

@@ -1,0 +1,43 @@
+"""Settings of torch that code of a user may change for all that runs after it in this process."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+
+from workers.measure.check import Check
+
+SETTINGS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] = {
+    "threads": (torch.get_num_threads, torch.set_num_threads),
+    "default data type": (torch.get_default_dtype, torch.set_default_dtype),
+    # None removes what any device, also the CPU, puts around each call.
+    "default device": (torch.get_default_device, lambda _device: torch.set_default_device(None)),
+    "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "detection of anomalies": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    "deterministic algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    "float32 products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "autocast on the CPU": (
+        lambda: torch.is_autocast_enabled("cpu"),
+        lambda enabled: torch.set_autocast_enabled("cpu", enabled),
+    ),
+    "autocast on GPUs": (
+        lambda: torch.is_autocast_enabled("cuda"),
+        lambda enabled: torch.set_autocast_enabled("cuda", enabled),
+    ),
+}
+"""How to read and to set each one, by its name in messages."""
+
+
+def settings() -> dict[str, Any]:
+    return {name: read() for name, (read, _) in SETTINGS.items()}
+
+
+def set_back(before: Mapping[str, Any]) -> list[Check]:
+    """Set what differs from `before` back. Returns a failed check that names it, or none if nothing differs."""
+    changed = {name: now for name, now in settings().items() if now != before[name]}
+    for name in changed:
+        SETTINGS[name][1](before[name])
+    if not changed:
+        return []
+    each = ", ".join(f"{name} from {before[name]} to {now}" for name, now in changed.items())
+    return [Check("settings", False, f"its code changed torch's {each} while it was measured, and they were set back")]
