@@ -235,6 +235,14 @@ def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: 
     ]
 
 
+def check_gradients(missing: Sequence[str] | None) -> list[Check]:
+    """Name the trainable parameters that got no gradient; no check if none is missing, or it is unknown."""
+    if not missing:
+        return []
+    why = "the model detaches them, or does not use them"
+    return [Check("gradients", False, f"{len(missing)} trainable parameters got none, {missing[0]} first: {why}")]
+
+
 def check_kernels(device: torch.device) -> list[Check]:
     """Note that the attention `triton` runs other kernels on this Hopper GPU than those made for it; no check
     elsewhere."""

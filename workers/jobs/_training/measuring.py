@@ -170,7 +170,7 @@ def check_times(
     training: Training, times: StepTimes, step_ms: Sequence[float], busy: Busy | str, monitor: Monitor
 ) -> list[Check]:
     """Return the checks of the validity of the steps' times, of which `step_ms` are the samples."""
-    from workers.measure.validity import check_kernels, check_stability, check_steady, check_waiting
+    from workers.measure.validity import check_gradients, check_kernels, check_stability, check_steady, check_waiting
 
     spec, device = training.spec, training.device
     checks = [
@@ -178,11 +178,7 @@ def check_times(
         *check_stability(step_ms, on_gpu=device.type == "cuda", metric="step_ms"),
     ]
     inner = training.step if training.graphed is None else training.graphed.step
-    if missing := getattr(inner, "without_gradient", None):
-        why = "the model detaches them, or does not use them"
-        checks.append(
-            Check("gradients", False, f"{len(missing)} trainable parameters got none, {missing[0]} first: {why}")
-        )
+    checks += check_gradients(getattr(inner, "without_gradient", None))
     if spec.compile or (spec.step_code is not None and compilation().graphs):
         checks += monitor.compilation_checks(warmup_steps=times.warmup)
     host_us = statistics.median(times.host_us) if times.host_us else None

@@ -18,6 +18,7 @@ from workers.jobs.ddp.values import SYNCHRONIZATION
 from workers.measure.host_memory import host_memory
 from workers.measure.memory import MIB, OutOfMemory, is_out_of_memory, short_message
 from workers.model.steps import TrainStep
+from workers.torch_host import seed_everything
 
 TRAINED_STEPS = 2
 UNKNOWN = {"gradient_error": None, "parameter_error": None, "why_not": None}
@@ -84,7 +85,7 @@ class ParityCheck:
             trained.repeated.prepare()
             if number == 0:
                 capture_untrained(trained)
-            self._run(trained)
+            self._run(trained, number)
             if number == 0 and self._context.on_gpu:
                 # From the second step on, the optimizer's state always exists.
                 torch.cuda.reset_peak_memory_stats()
@@ -95,10 +96,11 @@ class ParityCheck:
         if trained.graphed is not None:
             trained.graphed.forget()
         trained.repeated.prepare()
-        self._run(trained)
+        self._run(trained, TRAINED_STEPS)
         return {"gradients": self._kept(full_gradients(trained)), "parameters": parameters}
 
-    def _run(self, trained: Trained) -> None:
+    def _run(self, trained: Trained, number: int) -> None:
+        seed_everything(self._context.spec.seed + number)
         for work in trained.repeated.phases.values():
             work()
         self._context.rank.step_done()
@@ -251,6 +253,8 @@ def one_process(
         for rank in range(ranks):
             if rank > 0:
                 step.inputs, step.targets = batches[rank].next()
+            # What the model draws, such as dropout, is drawn by each rank in each step.
+            seed_everything(spec.seed + number)
             for index in range(step.micro_batches):
                 step.forward_micro_batch(index)
                 step.backward()

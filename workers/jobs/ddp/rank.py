@@ -135,7 +135,8 @@ class RankRun:
             JSON-ready: "turns" (as Turn), "memory" (as Memory), "alone" (why the step of one process alone was not
             measured, or None), "busy" (the GPU's work in a step without communication, as Busy, or why it is unknown),
             "parity", "overlap", "all_reduce" (its times by bytes, where there are buckets), "precision" (of the
-            products of a step of the user's own, and why it is unknown) and facts about the model. Some are None on
+            products of a step of the user's own, and why it is unknown), "without_gradient" (the parameters that got
+            none in one process; absent where it was not measured) and facts about the model. Some are None on
             ranks other than 0.
         """
         found: dict[str, Any] = {"alone": None, "parity": None, "overlap": None, "busy": None}
@@ -188,6 +189,9 @@ class RankRun:
             turn = measure_steps(self.context, trained, self.meter, number=number, rounds=rounds)
             if found is not None and strategy == self.context.silent_side:
                 found["busy"] = self._busy(trained)
+            if found is not None and strategy == NO_COMMUNICATION and trained.own is None:
+                # Wrappers give every parameter a gradient, of zeros if need be.
+                found["without_gradient"] = trained.step.without_gradient
             if found is not None and strategy == self.context.spec.strategy:
                 found.update(self._facts(trained))
                 self._record_memory(trained)

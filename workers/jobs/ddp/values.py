@@ -134,6 +134,8 @@ def add_values(
     values: Values, spec: DdpSpec, devices: Sequence[torch.device], found: Sequence[Mapping[str, Any]], ceilings: Path
 ) -> list[Check]:
     """Set the values of all metrics, and return the checks of their validity."""
+    from workers.measure.validity import check_gradients
+
     turns = turns_of(found, spec.strategy)
     step_ms = [time_ms for turn in steps_of(turns) for time_ms in turn]
     add_times(values, turns, step_ms)
@@ -154,6 +156,7 @@ def add_values(
     precision = precisions_of_ranks([rank["precision"] for rank in found])
     rates = add_rates(values, spec, devices[0], flops, precision, statistics.median(step_ms), ceilings)
     parity = [] if spec.step_code is not None else [check_parity(values, spec, found[0]["parity"])]
+    parity += check_gradients(found[0].get("without_gradient"))
     return [*parity, check_host(spec, found), *check_times(spec, devices[0], found, step_ms), *exposed, *rates]
 
 

@@ -57,6 +57,8 @@ class Session:
     """The stretch in which memory ran out; None if it did not."""
     reason: str = ""
     """The reason why there are no values: memory ran out."""
+    without_gradient: list[str] | None = None
+    """Trainable parameters that got none; None: unknown."""
     parameters: int | None = None
     """Number of trainable parameters."""
     streams: list[int] | None = None
@@ -198,6 +200,7 @@ def record_steps(
     groups = [group["params"] for optimizer in getattr(step, "optimizers", ()) for group in optimizer.param_groups]
     # Optimizers may have copies in float32 of a model's parameters.
     session.parameters = sum(one.numel() for one in of_modules or itertools.chain(*groups)) or None
+    session.without_gradient = getattr(step, "without_gradient", None)
     session.steps = [*recorded, recording.end()][-spec.measure_steps :]
     for phase in session.phases():
         save_snapshot(session, phase.stretch.phase, phase, report)

@@ -13,6 +13,7 @@ from workers.measure.allocations.ledger import Stretch
 from workers.measure.allocations.recording import RecordedStretch
 from workers.measure.allocations.stacks import is_call, site
 from workers.measure.check import Check
+from workers.measure.validity import check_gradients
 
 MIB = 2**20
 BYTES = {"fp32": 4, "bf16": 2}
@@ -94,7 +95,8 @@ def results(session: Session) -> tuple[Values, list[Check]]:
     everything = [recorded for step in session.steps for recorded in step]
     if session.initialisation is not None:
         everything = [session.initialisation, *everything]
-    checks = [*session.parts, check_history(everything), *check_accounted(everything)]
+    checks = [*session.parts, *check_gradients(session.without_gradient)]
+    checks += [check_history(everything), *check_accounted(everything)]
     percent = values.samples("unknown_percent", None)
     if percent is not None:
         checks.append(check_unknown(percent[0], max(phases, key=height).stretch))

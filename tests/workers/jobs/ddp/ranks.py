@@ -47,24 +47,6 @@ EXTENTS: dict[str, Extent] = {"only times": "times", "a look": "look"}
 """What is measured, by the first part of a spec's name; all of others."""
 
 
-class WithKeyBias(nn.Module):
-    """A model whose attention has biases. That of the keys adds the same to all scores of a query, so that softmax
-    takes it away: its true gradient is zero, and what is computed is rounding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(61, 12)
-        self.q, self.k, self.v = (nn.Linear(12, 12) for _ in range(3))
-        self.head = nn.Linear(12, 61)
-        self.rounds_otherwise = False
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        q, k, scale = self.q(x), self.k(x).transpose(1, 2), 12**-0.5
-        scores = (q * scale) @ k if self.rounds_otherwise else (q @ k) * scale
-        return self.head(x + scores.softmax(-1) @ self.v(x))
-
-
 class WithNorms(nn.Module):
     """Blocks that begin with a LayerNorm, whose gradients in 8 bits differ most if something is rounded otherwise."""
 
@@ -81,6 +63,15 @@ class WithNorms(nn.Module):
         for layer in self.layers:
             x = x + layer(x)
         return self.head(self.norm(x))
+
+
+class WithDropout(WithNorms):
+    """A model that draws what it drops, with a parameter that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.ones(3))
+        self.head = nn.Sequential(nn.Dropout(0.5), self.head)
 
 
 def parity(spec: dict[str, Any]) -> dict[str, Any] | None:
@@ -247,15 +238,8 @@ def around_synchronization(patch, around) -> None:
     patch.setattr(strategies, "wrap", wrapped)
 
 
-def round_otherwise(patch: pytest.MonkeyPatch, rank: Rank) -> None:
-    wrap = strategies.wrap
-
-    def wrapped(spec: Any, strategy: str, module: Any, group: Any = None) -> Any:
-        module.rounds_otherwise = strategy != strategies.NO_COMMUNICATION
-        return wrap(spec, strategy, module, group)
-
-    patch.setattr(building, "choose_model", lambda spec, device: WithKeyBias)
-    patch.setattr(strategies, "wrap", wrapped)
+def drop_some(patch: pytest.MonkeyPatch, rank: Rank) -> None:
+    patch.setattr(building, "choose_model", lambda spec, device: WithDropout)
 
 
 def update_half(patch: pytest.MonkeyPatch, rank: Rank, *, of_one_side: bool = False) -> None:
@@ -307,7 +291,7 @@ BREAKS: dict[str, Callable[[pytest.MonkeyPatch, Rank], None]] = {
     "sends slowly": send_slowly,
     "begins late": begin_late,
     "forgets one": forget_one,
-    "has a key bias": round_otherwise,
+    "drops some": drop_some,
     "updates half": update_half,
     "updates half of one side": functools.partial(update_half, of_one_side=True),
     "does not fit": build_too_much,

@@ -151,7 +151,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "sends slowly, flat": {"strategy": "flat", "measure_steps": 3},
     "updates half of one side, flat": {"strategy": "flat"},
     "sends nothing, flat": {"strategy": "flat"},
-    "has a key bias, bucketed": {"strategy": "bucketed"},
+    "drops some, bucketed": {"strategy": "bucketed", "accumulation_steps": 2},
     "forgets one, flat": {"strategy": "flat", "precision": "bf16"},
     "lacks a rank of 64, flat": {"strategy": "flat", "precision": "bf16", "parameter_dtype": "bf16"},
     "does not fit, flat": {"strategy": "flat"},
@@ -251,6 +251,17 @@ def values(report: Report) -> dict[str, Any]:
 )
 def test_only_the_same_precisions_on_all_ranks_have_a_peak(ranks: list[Any], found: Any) -> None:
     assert precisions_of_ranks(ranks) == found
+
+
+def test_what_a_model_draws_is_drawn_by_one_process_too_and_a_parameter_without_gradient_is_named(run: Any) -> None:
+    report = run("drops some, bucketed")
+    assert values(report)["gradient_error"]["median"] <= 1e-5
+    assert values(report)["parameter_error"]["median"] <= 1e-4
+    (verdict,) = report.verdicts.values()
+    checks = {check["name"]: check for check in verdict["checks"]}
+    assert checks["parity"]["ok"]
+    assert (checks["gradients"]["ok"], checks["gradients"]["severity"]) == (False, "suspect")
+    assert checks["gradients"]["detail"].startswith("1 trainable parameters got none, unused first")
 
 
 @pytest.mark.parametrize("name", RIGHT)
