@@ -100,14 +100,16 @@ def list_baselines(services: CurrentServices, query: Annotated[BaselinesQuery, Q
     return Json({"data": entries, "next": following})
 
 
-@router.get("/{name}", responses={200: {"model": BaselineOfCases}}, dependencies=[NO_QUERY], summary="Show a baseline")
+@router.get(
+    "/{name:path}", responses={200: {"model": BaselineOfCases}}, dependencies=[NO_QUERY], summary="Show a baseline"
+)
 def get_baseline(services: CurrentServices, name: Name) -> Response:
     """Returns the baseline with its cases, each with the jobs that measured it."""
     return Json(services.baselines.get(name))
 
 
 @router.put(
-    "/{name}",
+    "/{name:path}",
     responses={200: {"model": PutBaseline}, 201: {"model": PutBaseline}},
     openapi_extra=request_body(BaselineBody) | declared(USER),
     dependencies=[NO_QUERY],
@@ -133,7 +135,7 @@ async def put_baseline(
     return Json(answer, status_code=201 if kept.is_new else 200, headers=headers)
 
 
-@router.delete("/{name}", status_code=204, dependencies=[NO_QUERY], summary="Delete a baseline")
+@router.delete("/{name:path}", status_code=204, dependencies=[NO_QUERY], summary="Delete a baseline")
 async def delete_baseline(services: CurrentServices, name: Name) -> Response:
     """Deletes the baseline. Its jobs stay, and can be deleted from now on."""
     await services.writes.run(lambda: services.baselines.delete(name))

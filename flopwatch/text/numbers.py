@@ -17,5 +17,5 @@ def number(value: Any) -> str:
     if value is None:
         return NOTHING
     if not isinstance(value, float):
-        return str(value)
+        return str(value).lower() if isinstance(value, bool) else str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

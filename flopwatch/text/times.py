@@ -22,7 +22,7 @@ def set_clock(theirs: datetime, resolution_s: float = 0.0) -> None:
 
 def duration(seconds: float) -> str:
     """Write a time span with the two units that matter: "850 ms", "4.2 s", "3 min 12 s", "5 h 10 min", "12 d 3 h"."""
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{max(seconds, 0) * 1000:.0f} ms"
     if seconds < 9.95:
         return f"{seconds:.1f} s"

@@ -36,7 +36,8 @@ class MemberQuery:
 
     state: JobState | None = None
     sort: str = "job"
-    """One of OF_JOBS, a path of the grid or, where each job has one case, a metric's column."""
+    """One of OF_JOBS, a path of the grid (numbers in ascending order, others in the grid's) or, where each job has one
+    case, a metric's column."""
     descending: bool = False
 
 
@@ -171,6 +172,11 @@ def _index_on(path: str) -> ColumnElement[int]:
     return index
 
 
+def _number_on(path: str) -> ColumnElement[float]:
+    number: ColumnElement[float] = as_json(_job.spec)[tuple(path.split("."))].as_float()
+    return number
+
+
 def _sort_key(connection: Connection, sweep: Mapping[str, Any], sort: str) -> ColumnElement[Any]:
     own: dict[str, ColumnElement[Any]] = {
         "job": _job.id,
@@ -181,7 +187,8 @@ def _sort_key(connection: Connection, sweep: Mapping[str, Any], sort: str) -> Co
     if sort in own:
         return own[sort]
     if sort in (*sweep["grid"], *searched(sweep)):
-        return _index_on(sort)
+        has_numbers = {type(value) for value in sweep["grid"].get(sort, ())} <= {int, float}
+        return _number_on(sort) if has_numbers and sort in sweep["grid"] else _index_on(sort)
     value: ColumnElement[float] = as_json(_job.metrics)[sort].as_float()
     measured = select(_job.id).where(_job.sweep_id == sweep["id"], value.is_not(None))
     if connection.execute(measured.limit(1)).first() is None:

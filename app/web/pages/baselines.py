@@ -32,7 +32,7 @@ def baselines(request: Request, services: CurrentServices, query: Annotated[Base
     )
 
 
-@router.get("/baselines/{name}", dependencies=[NO_QUERY])
+@router.get("/baselines/{name:path}", dependencies=[NO_QUERY])
 def baseline(request: Request, services: CurrentServices, name: Name) -> Response:
     whole = services.baselines.get(name)
     cases = [

@@ -54,6 +54,15 @@ def test_other_characters_are_printed_unchanged() -> None:
     assert one_line("two\nlines\r\n") == r"two\nlines\r\n"
 
 
+def test_output_is_utf8_in_every_locale(site: Any, start: Any) -> None:
+    job = site.submit(priority=90, name="größer → 模型")
+    for options in ([], ["--json"]):
+        process = start("show", str(job["id"]), *options, FLOPWATCH_URL=site.url, PYTHONIOENCODING="latin-1")
+        process.wait()
+        assert process.returncode == 0, process.stderr.read()
+        assert "größer → 模型" in process.stdout.buffer.read().decode()
+
+
 @pytest.fixture
 def hostile(site: Any, measured: Any, reported: Any) -> int:
     """A failed job that wrote control characters wherever it could, on a worker that has them in its id."""

@@ -85,6 +85,16 @@ class TestSweeps:
         text = filled.http.get(f"/ui/sweeps/1{query}").text
         assert [int(number) for number in re.findall(r'<tr id="job-(\d+)">', text)] == jobs
 
+    def test_numbers_are_sorted_as_numbers_and_other_values_as_the_grid_has_them(self, site: Any) -> None:
+        grid = {"context_length": [64, 8, 16], "model.size": ["tiny", "small"], "gradient_clip_norm": [2, 0.5]}
+        body = {"base": {"kind": "benchmark", "model": {"size": "tiny"}}, "grid": grid}
+        sweep = site.http.post("/sweeps", json=body).json()["id"]
+        for path, values in {**grid, "context_length": [8, 16, 64], "gradient_clip_norm": [0.5, 2]}.items():
+            text = site.http.get(f"/ui/sweeps/{sweep}?sort={path}").text
+            shown = re.findall(rf'<td data-head="{path}">([^<]*)</td>', text)
+            assert list(dict.fromkeys(shown)) == list(map(str, values)), path
+            assert len(shown) == 12
+
     @pytest.mark.parametrize("query", ["?sort=nothing", "?state=done", "?page=0"])
     def test_bad_queries_are_refused(self, filled: Any, query: str) -> None:
         page(filled, f"/ui/sweeps/1{query}", 422)

@@ -11,8 +11,9 @@ from flopwatch.text.times import age, duration, moment, moment_of, ran
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (-1, "0 ms"), (0.0004, "0 ms"), (0.85, "850 ms"), (4.21, "4.2 s"), (9.96, "10 s"), (59.4, "59 s"),
-        (60, "1 min"), (192, "3 min 12 s"), (3600, "1 h"), (18_600, "5 h 10 min"), (86_400 * 12 + 3 * 3600, "12 d 3 h"),
+        (-1, "0 ms"), (0.0004, "0 ms"), (0.85, "850 ms"), (0.9996, "1.0 s"), (4.21, "4.2 s"), (9.96, "10 s"),
+        (59.4, "59 s"), (60, "1 min"), (192, "3 min 12 s"), (3600, "1 h"),
+        (18_600, "5 h 10 min"), (86_400 * 12 + 3 * 3600, "12 d 3 h"),
     ],
 )  # fmt: skip
 def test_time_spans(seconds: float, text: str) -> None:
