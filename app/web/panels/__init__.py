@@ -9,7 +9,7 @@ drawn only when a browser asks for it.
 import importlib
 import logging
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from app.specs import KINDS
 from app.web.panels import cells
@@ -25,7 +25,7 @@ TRACE = "trace"
 """Kind of the artifacts that are Chrome traces."""
 
 
-def _walk() -> Mapping[str, Callable[[JobResults], list[Panel]]]:
+def _walk() -> Mapping[str, Callable[[JobResults], Iterable[Panel]]]:
     by_kind = {}
     for module_info in pkgutil.iter_modules(__path__):
         name = module_info.name
@@ -45,7 +45,7 @@ def panels_of(results: JobResults) -> list[Panel]:
     """Return the panels of a job, in the order in which its page shows them. A job of any kind may have a trace."""
     kind = results.job["kind"]
     try:
-        own = _PANELS.get(kind, cells.panels)(results)
+        own = list(_PANELS.get(kind, cells.panels)(results))
     except (KeyError, TypeError, ValueError):
         # A plug-in or another version may report a table of a known name with other columns.
         logger.warning(

@@ -1,6 +1,6 @@
 """`benchmark`: the phases of a step for each process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,23 +20,19 @@ MAX_PROCESSES = 64
 Measurement = Mapping[str, Any]
 
 
-def panels(results: JobResults) -> list[Panel]:
-    """Return the phases of a step by process."""
+def panels(results: JobResults) -> Iterator[Panel]:
+    """Yield the phases of a step by process."""
     processes = by_process(results.measurements)
     every = len({row["unit_index"] for row in results.measurements})
     cut = f" Drawn: the first {len(processes)} of {every} processes." if len(processes) < every else ""
-    panels = []
     if any(medians(rows) for rows in processes.values()):
-        panels.append(
-            Panel(
-                "phases",
-                "Where a step's time goes (ms)",
-                "Median time of each phase, a bar for each fresh process. The rest is what the table has, or the "
-                f"median step minus its phases.{cut}",
-                partial(draw_phases, processes),
-            )
+        yield Panel(
+            "phases",
+            "Where a step's time goes (ms)",
+            "Median time of each phase, a bar for each fresh process. The rest is what the table has, or the "
+            f"median step minus its phases.{cut}",
+            partial(draw_phases, processes),
         )
-    return panels
 
 
 def by_process(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]:

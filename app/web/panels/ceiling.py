@@ -1,5 +1,6 @@
 """`ceiling`: the rates that the device reaches, by data type."""
 
+from collections.abc import Iterator
 from functools import partial
 
 from app.web.panels._panel import Panel
@@ -13,12 +14,11 @@ TEXTS = {
 }
 
 
-def panels(results: JobResults) -> list[Panel]:
-    """Return bars of the rates by data type."""
-    sheet, panels = results.sheet, []
+def panels(results: JobResults) -> Iterator[Panel]:
+    """Yield bars of the rates by data type."""
+    sheet = results.sheet
     for metric, text in TEXTS.items():
         points = measured(sheet, metric)
         if known(points):
             axes = Axes(x="dtype" if metric == "tflops" else "operation")
-            panels.append(Panel(metric, title(sheet, metric), text, partial(draw, sheet, metric, points, axes)))
-    return panels
+            yield Panel(metric, title(sheet, metric), text, partial(draw, sheet, metric, points, axes))

@@ -4,7 +4,7 @@ A chart has one metric along one coordinate, with a series for each value of ano
 split a metric into several charts, of which the first is open. A chart draws all cells, even ten thousand.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -27,18 +27,14 @@ MAX_CHARTS = 24
 """Largest number of charts of one metric."""
 
 
-def panels(results: JobResults) -> list[Panel]:
-    """Return a chart for each of the first metrics of the kind's default table that have several cases."""
+def panels(results: JobResults) -> Iterator[Panel]:
+    """Yield a chart for each of the first metrics of the kind's default table that have several cases."""
     metrics = [name for name in results.table_columns if known(measured(results.sheet, name))]
-    panels = []
     for metric in metrics[:MAX_METRICS]:
         sheet = results.metric(metric)
         points = measured(sheet, metric)
         if len(points) > 1:
-            panels.append(
-                Panel(metric, title(sheet, metric), draw=partial(draw, sheet, metric, points, axes_of(points)))
-            )
-    return panels
+            yield Panel(metric, title(sheet, metric), draw=partial(draw, sheet, metric, points, axes_of(points)))
 
 
 @dataclass(frozen=True)

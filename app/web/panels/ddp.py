@@ -1,7 +1,7 @@
 """`ddp`: a timeline of each rank's computation and communication, the parts of its step, and the exposed share by
 strategy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -40,28 +40,24 @@ STEP, EXPOSED_MS = "step_ms", "exposed_communication_ms"
 OF_A_STRATEGY = ("strategy", "bucket_size_mb", "sharded_optimizer", "reshard_after_forward", "prefetch")
 
 
-def panels(results: JobResults) -> list[Panel]:
-    """Return the panels that the job's tables and its sweep allow."""
-    panels = []
+def panels(results: JobResults) -> Iterator[Panel]:
+    """Yield the panels that the job's tables and its sweep allow."""
     if results.has("timeline"):
         rows = results.rows("timeline")
-        panels += [timeline(rows, number) for number in sorted({int(row["step"] or 0) for row in rows})]
+        yield from (timeline(rows, number) for number in sorted({int(row["step"] or 0) for row in rows}))
     sheet = results.sheet
     strategies, of, note = parts_of_steps(sheet), "this job", ""
     siblings = results.sweep_sheet([STEP, EXPOSED_MS], OF_A_STRATEGY) if {STEP} & set(sheet.names("metric")) else None
     if siblings is not None and len(compared := parts_of_steps(siblings)) > 1:
         strategies, of, note = compared, f"sweep {results.job['sweep_id']}", tied(siblings)
     if strategies:
-        panels.append(
-            Panel(
-                "exposed",
-                f"Exposed communication by strategy: {of}",
-                "A step of each strategy: what it takes without communication, and what communication adds, measured "
-                "in turns. Communication that is hidden behind computation adds nothing.",
-                partial(draw_exposed, strategies, note),
-            )
+        yield Panel(
+            "exposed",
+            f"Exposed communication by strategy: {of}",
+            "A step of each strategy: what it takes without communication, and what communication adds, measured "
+            "in turns. Communication that is hidden behind computation adds nothing.",
+            partial(draw_exposed, strategies, note),
         )
-    return panels
 
 
 def timeline(rows: Sequence[Row], step: int) -> Panel:

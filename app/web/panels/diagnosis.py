@@ -1,6 +1,6 @@
 """`diagnosis`: the step less what it is lost to, the changes with their intervals, and the gaps in a GPU's work."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from app.specs.diagnosis import SMALL
@@ -27,10 +27,9 @@ LOOK = {
 HATCHED = ("at most", "unexplained")
 
 
-def panels(results: JobResults) -> list[Panel]:
-    """Return the panels that the job's tables allow."""
+def panels(results: JobResults) -> Iterator[Panel]:
+    """Yield the panels that the job's tables allow."""
     causes, changes = results.rows("causes"), results.rows("changes")
-    panels = []
     if causes:
         text = (
             "Each bar is what the step would lose with that cause alone removed. Full bars were measured by steps "
@@ -38,17 +37,12 @@ def panels(results: JobResults) -> list[Panel]:
             "small operators, most of which one operator over all rows saves. The floor is what is left if all of it "
             "goes: the model's own work, which a change may shorten, but not remove."
         )
-        panels.append(
-            Panel("waterfall", "From the step to its floor (ms)", text, lambda: draw_waterfall(causes, changes))
-        )
+        yield Panel("waterfall", "From the step to its floor (ms)", text, lambda: draw_waterfall(causes, changes))
     if changes:
-        panels.append(changes_panel(results, causes, changes))
+        yield changes_panel(results, causes, changes)
     if gaps := results.rows("gaps", last=True):
         text = "The longest times without a kernel in one traced step: why, which kernel ended them, and your line."
-        panels.append(
-            Panel("gaps", "Largest gaps in the GPU's work", text, template="gaps.html", values={"gaps": gaps})
-        )
-    return panels
+        yield Panel("gaps", "Largest gaps in the GPU's work", text, template="gaps.html", values={"gaps": gaps})
 
 
 def draw_waterfall(causes: Sequence[Row], changes: Sequence[Row] = ()) -> Figure:

@@ -1,5 +1,6 @@
 """`kernel`: kernels against their plain PyTorch, over the number of rows."""
 
+from collections.abc import Iterator
 from functools import partial
 
 from app.web.panels._panel import Panel
@@ -16,9 +17,8 @@ METRICS = {
 SIZES = ("rows", "columns")
 
 
-def panels(results: JobResults) -> list[Panel]:
-    """Return a chart of each metric: over sizes if they vary, else bars by implementation."""
-    panels = []
+def panels(results: JobResults) -> Iterator[Panel]:
+    """Yield a chart of each metric: over sizes if they vary, else bars by implementation."""
     for metric, text in METRICS.items():
         if not known(measured(results.sheet, metric)):
             continue
@@ -29,5 +29,4 @@ def panels(results: JobResults) -> list[Panel]:
         axes = Axes(x=x, by=tuple(name for name in differing if name != x))
         folded = metric in ("forward_ms", "backward_ms")
         shown = partial(draw, sheet, metric, points, axes)
-        panels.append(Panel(metric, title(sheet, metric), text, shown, log="x y", folded=folded))
-    return panels
+        yield Panel(metric, title(sheet, metric), text, shown, log="x y", folded=folded)

@@ -1,7 +1,7 @@
 """`memory`: what grows, use by category over the history, the categories at each phase's peak, the largest allocations,
 the snapshots."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -28,60 +28,48 @@ CAUSE = ("change_mib", "category", "name", "stack")
 MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 
-def panels(results: JobResults) -> list[Panel]:
-    """Return the panels that the job's tables and snapshots allow."""
-    panels = []
+def panels(results: JobResults) -> Iterator[Panel]:
+    """Yield the panels that the job's tables and snapshots allow."""
     if results.has("growth") and results.rows("growth"):
-        panels.append(
-            Panel(
-                "growth",
-                "What grows from step to step",
-                "Alive after the last of the chosen steps, and not after the first, by the line that made it.",
-                template="explorer.html",
-                values={"table": "growth", "sort": "-per_step_mib"},
-            )
+        yield Panel(
+            "growth",
+            "What grows from step to step",
+            "Alive after the last of the chosen steps, and not after the first, by the line that made it.",
+            template="explorer.html",
+            values={"table": "growth", "sort": "-per_step_mib"},
         )
     if results.has("timeline"):
-        panels.append(
-            Panel(
-                "timeline",
-                "Memory over the recorded steps, by category (MiB)",
-                "One point for each entry of the allocator's history, thinned out; peaks stay. Point at the curve to "
-                "see what was allocated or released there, and by which lines of code.",
-                lambda: draw_timeline(results.rows("timeline")),
-            )
+        yield Panel(
+            "timeline",
+            "Memory over the recorded steps, by category (MiB)",
+            "One point for each entry of the allocator's history, thinned out; peaks stay. Point at the curve to "
+            "see what was allocated or released there, and by which lines of code.",
+            lambda: draw_timeline(results.rows("timeline")),
         )
     phases = [name.removeprefix(HEAD) for name in results.tables if name.startswith(HEAD)]
     if phases:
-        panels.append(
-            Panel(
-                "peaks",
-                "What fills the peak of each phase (MiB)",
-                "The allocations alive when the phase needs the most memory. Categories count the bytes that were "
-                "asked for.",
-                lambda: draw_peaks({phase: results.rows(f"{HEAD}{phase}") for phase in phases}),
-            )
+        yield Panel(
+            "peaks",
+            "What fills the peak of each phase (MiB)",
+            "The allocations alive when the phase needs the most memory. Categories count the bytes that were "
+            "asked for.",
+            lambda: draw_peaks({phase: results.rows(f"{HEAD}{phase}") for phase in phases}),
         )
     if results.has("allocations"):
-        panels.append(
-            Panel(
-                "allocations",
-                "Largest allocations",
-                "Alive at the peak of a phase; equal ones are in one row.",
-                template="explorer.html",
-                values={"table": "allocations", "sort": "-size_mib"},
-            )
+        yield Panel(
+            "allocations",
+            "Largest allocations",
+            "Alive at the peak of a phase; equal ones are in one row.",
+            template="explorer.html",
+            values={"table": "allocations", "sort": "-size_mib"},
         )
     if results.has("snapshots"):
-        panels.append(
-            Panel(
-                "snapshots",
-                "Snapshots",
-                template="snapshots.html",
-                values={"viewer": MEMORY_VIZ, "snapshots": snapshots(results.rows("snapshots"), results.artifacts)},
-            )
+        yield Panel(
+            "snapshots",
+            "Snapshots",
+            template="snapshots.html",
+            values={"viewer": MEMORY_VIZ, "snapshots": snapshots(results.rows("snapshots"), results.artifacts)},
         )
-    return panels
 
 
 def snapshots(rows: Sequence[Row], artifacts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """`profile`: the step by classes of kernels, what a GPU waits for, the roofline, kernels, flame graph and trace."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from app.web.panels._bars import bars_of
@@ -42,63 +42,53 @@ MIN_SIZE, MAX_SIZE = 6.0, 30.0
 """Sizes of the roofline's points, in pixels."""
 
 
-def panels(results: JobResults) -> list[Panel]:
-    """Return the panels that the job's tables and files allow."""
-    panels = []
+def panels(results: JobResults) -> Iterator[Panel]:
+    """Yield the panels that the job's tables and files allow."""
     summary = {row["what"]: row for row in results.rows("summary")} if results.has("summary") else {}
     if results.has("lines"):
         # The note says how long the sampled steps took where that is longer.
         how = summary.get(SAMPLED, {}).get("note") or "sampled without a profiler"
-        panels.append(
-            Panel(
-                "lines",
-                "Lines of your code: where a step's time goes",
-                f"{str(how)[:1].upper()}{str(how)[1:]}. The own times (self) add up to an unprofiled step; a line's "
-                "total includes your functions that it calls.",
-                lambda: draw_lines(results.rows("lines")),
-            )
+        yield Panel(
+            "lines",
+            "Lines of your code: where a step's time goes",
+            f"{str(how)[:1].upper()}{str(how)[1:]}. The own times (self) add up to an unprofiled step; a line's "
+            "total includes your functions that it calls.",
+            lambda: draw_lines(results.rows("lines")),
         )
     if results.has("classes"):
-        panels.append(
-            Panel(
-                "classes",
-                "Where the time of a profiled step goes, by class (ms)",
-                "Times of kernels, copies and fills, added up; on a CPU, the operators' own times. The profiler makes "
-                "steps longer: take the shares, not the times.",
-                lambda: draw_classes(results.rows("classes")),
-            )
+        yield Panel(
+            "classes",
+            "Where the time of a profiled step goes, by class (ms)",
+            "Times of kernels, copies and fills, added up; on a CPU, the operators' own times. The profiler makes "
+            "steps longer: take the shares, not the times.",
+            lambda: draw_classes(results.rows("classes")),
         )
     if results.has("waits"):
-        panels.append(
-            Panel(
-                "waits",
-                "What the GPU waits for in a step (ms)",
-                "All of an unprofiled step: `running` is the time in which a kernel runs; of the other classes "
-                "`flopwatch why` finds the line and tries what helps. The table has the largest gap of each.",
-                lambda: draw_waits(results.rows("waits")),
-            )
+        yield Panel(
+            "waits",
+            "What the GPU waits for in a step (ms)",
+            "All of an unprofiled step: `running` is the time in which a kernel runs; of the other classes "
+            "`flopwatch why` finds the line and tries what helps. The table has the largest gap of each.",
+            lambda: draw_waits(results.rows("waits")),
         )
     if results.has("products") or results.has("attention"):
         ceilings = results.rows("ceilings")
-        panels.append(
-            Panel(
-                "roofline",
-                "Roofline: what limits matrix products and the parts of attention",
-                roofline_text(ceilings),
-                (lambda: draw_roofline(results.rows("products"), results.rows("attention"), ceilings))
-                if limits_of(ceilings)
-                else None,
-                log="x y",
-            )
+        yield Panel(
+            "roofline",
+            "Roofline: what limits matrix products and the parts of attention",
+            roofline_text(ceilings),
+            (lambda: draw_roofline(results.rows("products"), results.rows("attention"), ceilings))
+            if limits_of(ceilings)
+            else None,
+            log="x y",
         )
     kernels = next((name for name in results.tables if name.startswith("kernels-") and results.has(name)), None)
     if kernels is not None:
-        panels.append(Panel("kernels", "Kernels and operators", template="explorer.html", values={"table": kernels}))
+        yield Panel("kernels", "Kernels and operators", template="explorer.html", values={"table": kernels})
     if STACKS in results.artifacts:
         values: dict[str, Any] = {"stacks": results.artifacts[STACKS], "drawn": results.artifacts.get(FLAME_GRAPH)}
         values["profiled"], values["unprofiled"] = (summary.get(step, {}).get("value") for step in STEPS)
-        panels.append(Panel("flame-graph", "Flame graph", template="flame_graph.html", values=values))
-    return panels
+        yield Panel("flame-graph", "Flame graph", template="flame_graph.html", values=values)
 
 
 def draw_lines(rows: Sequence[Row]) -> Figure:
