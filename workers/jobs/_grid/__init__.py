@@ -15,7 +15,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from kernels.clock import now_s
 from workers.jobs._base import Unit
@@ -37,35 +37,8 @@ from workers.uploaded import describe
 if TYPE_CHECKING:
     import torch
 
-    from app.specs import Case
-    from app.specs._base import Resources
+    from app.specs._base import Cell, SpecBase
     from workers.measure.validity import Monitor
-
-
-class GridCell(Protocol):
-    """One case of a job."""
-
-    @property
-    def title(self) -> str:
-        """Return the cell's name for progress lines and verdicts."""
-        ...
-
-
-class GridSpec(Protocol):
-    """The part of a grid's spec that this module uses."""
-
-    @property
-    def device(self) -> str: ...
-
-    def resources(self) -> Resources:
-        """Return the devices that the job needs."""
-        ...
-
-    def cells(self) -> Sequence[Any]:
-        """Return the cells in the order they run."""
-        ...
-
-    def case(self, cell: Any) -> Case: ...
 
 
 @dataclass
@@ -138,16 +111,16 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         for device in context.devices:
             check_device_answers(device)
 
-    def plan(self, spec: GridSpec) -> list[Unit]:
+    def plan(self, spec: SpecBase) -> list[Unit]:
         return [Unit(title=f"{len(spec.cells())} cells", params={"first": 0})]
 
-    def resume(self, spec: GridSpec, unit: Unit, position: int, failure: Failed) -> Unit:
+    def resume(self, spec: SpecBase, unit: Unit, position: int, failure: Failed) -> Unit:
         """Return a unit that reports the cell at `position` as crashed, without trying it again, and measures the
         rest."""
         title = f"{len(spec.cells())} cells, going on after cell {position + 1}"
         return Unit(title=title, params={"first": position, "crashed": failure.detail})
 
-    def run(self, spec: GridSpec, unit: Unit, report: Reporter) -> None:
+    def run(self, spec: SpecBase, unit: Unit, report: Reporter) -> None:
         """Measure the cells from the unit's first one on, and report each one when it is finished. Raises Unsupported:
         there is no such device, or no cell of the job can run here; Crashed: a cell destroyed this process's device
         context."""
@@ -195,7 +168,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         report.progress(len(cells), len(cells), "done")
 
     def _try(
-        self, spec: GridSpec, cell: GridCell, context: ContextT, values: Values, tell: Callable[[str], None]
+        self, spec: SpecBase, cell: Cell, context: ContextT, values: Values, tell: Callable[[str], None]
     ) -> dict[str, Any]:
         """Measure one cell, turn any error into its outcome, and return its verdict."""
         from workers.measure.memory import is_out_of_memory, short_message
@@ -225,7 +198,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         trial.monitor.watch(last=True)
         return trial.monitor.conclude(checks)
 
-    def _set_precision(self, cell: GridCell, devices: Sequence[torch.device]) -> None:
+    def _set_precision(self, cell: Cell, devices: Sequence[torch.device]) -> None:
         precision = self.precision_of(cell)
         if precision is None:
             return
@@ -234,7 +207,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
                 raise Unsupported(reason)
         set_precision(precision)
 
-    def _fingerprint(self, cells: Iterable[GridCell], devices: Sequence[torch.device]) -> dict[str, Any]:
+    def _fingerprint(self, cells: Iterable[Cell], devices: Sequence[torch.device]) -> dict[str, Any]:
         """Return the cells' environment, with the setting of float32 products for each of their precisions."""
         import torch
 

@@ -10,9 +10,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
-from workers.jobs._grid import Context, GridRunner, GridSpec, Trial
+from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._limits import check_rate
 from workers.jobs._values import GPU_ONLY, Metric, Values
 from workers.measure.check import NOT_JUDGED, SEVERITIES, Check
@@ -30,17 +30,6 @@ if TYPE_CHECKING:
 PASSES = {"forward": ("forward",), "forward_backward": ("forward", "backward", "forward_backward")}
 """The passes that each mode times. The last one is the mode's whole work."""
 NO_BACKWARD = "there is no backward pass"
-
-
-class OperationSpec(GridSpec, Protocol):
-    """The part of a spec of operations that this module uses."""
-
-    @property
-    def mode(self) -> Literal["forward", "forward_backward"]: ...
-    @property
-    def warmup_steps(self) -> int | None: ...
-    @property
-    def measure_steps(self) -> int: ...
 
 
 @dataclass
@@ -97,7 +86,7 @@ class OperationRunner(GridRunner[OperationContext]):
             values: Takes the rates: one sample for each phase in `milliseconds`.
         """
 
-    def open(self, spec: OperationSpec, devices: Sequence[torch.device], report: Reporter) -> OperationContext:
+    def open(self, spec: Any, devices: Sequence[torch.device], report: Reporter) -> OperationContext:
         from workers.measure.stopwatch import stopwatch
 
         return OperationContext(devices, report, stopwatch(devices[0]))
@@ -107,7 +96,7 @@ class OperationRunner(GridRunner[OperationContext]):
         precision: str = cell.dtype
         return precision
 
-    def metrics(self, spec: OperationSpec, cell: Any) -> list[Metric]:
+    def metrics(self, spec: Any, cell: Any) -> list[Metric]:
         passes = PASSES[spec.mode]
         backward = "backward" in passes
         phases = (None, *(name for name in passes if name != "forward_backward"))
@@ -122,7 +111,7 @@ class OperationRunner(GridRunner[OperationContext]):
             *([Metric("gradient_error", None, "fraction")] if backward else []),
         ]
 
-    def measure(self, spec: OperationSpec, cell: Any, context: OperationContext, trial: Trial) -> None:
+    def measure(self, spec: Any, cell: Any, context: OperationContext, trial: Trial) -> None:
         from workers.measure.memory import is_out_of_memory, short_message
         from workers.measure.process_settings import set_back, settings
 
@@ -150,7 +139,7 @@ class OperationRunner(GridRunner[OperationContext]):
         if wrong is not None:
             trial.values.overrule(wrong, but=("output_error", "gradient_error"))
 
-    def _reference(self, spec: OperationSpec, cell: Any, context: OperationContext) -> Reference:
+    def _reference(self, spec: Any, cell: Any, context: OperationContext) -> Reference:
         key = self.reference_of(spec, cell)
         if context.reference is None or context.reference[0] != key:
             context.reference = None
@@ -158,7 +147,7 @@ class OperationRunner(GridRunner[OperationContext]):
         return context.reference[1]
 
     def _examine(
-        self, spec: OperationSpec, cell: Any, reference: Reference, context: OperationContext, trial: Trial
+        self, spec: Any, cell: Any, reference: Reference, context: OperationContext, trial: Trial
     ) -> str | None:
         """Check the cell's operation, time it, and check it again. Returns the fault in its results, or None."""
         from workers.measure.judging import judge
@@ -197,7 +186,7 @@ class OperationRunner(GridRunner[OperationContext]):
 
     def _report(
         self,
-        spec: OperationSpec,
+        spec: Any,
         cell: Any,
         operation: Operation,
         timings: Mapping[str, Timing],
@@ -229,7 +218,7 @@ class OperationRunner(GridRunner[OperationContext]):
 
     def _time(
         self,
-        spec: OperationSpec,
+        spec: Any,
         operation: Operation,
         reference: Reference,
         passes: Sequence[str],
