@@ -65,13 +65,20 @@ class WithNorms(nn.Module):
         return self.head(self.norm(x))
 
 
-class WithDropout(WithNorms):
-    """A model that draws what it drops, with a parameter that it does not use."""
+class WithState(WithNorms):
+    """A model that draws what it drops, and computes with what it has seen; it has a parameter that it does not use."""
 
     def __init__(self) -> None:
         super().__init__()
         self.unused = nn.Parameter(torch.ones(3))
         self.head = nn.Sequential(nn.Dropout(0.5), self.head)
+        self.register_buffer("seen", torch.zeros(61))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits = super().forward(tokens)
+        with torch.no_grad():
+            self.seen.lerp_(logits.mean((0, 1)), 0.5)
+        return logits * (1 + self.seen)
 
 
 def parity(spec: dict[str, Any]) -> dict[str, Any] | None:
@@ -238,8 +245,8 @@ def around_synchronization(patch, around) -> None:
     patch.setattr(strategies, "wrap", wrapped)
 
 
-def drop_some(patch: pytest.MonkeyPatch, rank: Rank) -> None:
-    patch.setattr(building, "choose_model", lambda spec, device: WithDropout)
+def keep_state(patch: pytest.MonkeyPatch, rank: Rank) -> None:
+    patch.setattr(building, "choose_model", lambda spec, device: WithState)
 
 
 def update_half(patch: pytest.MonkeyPatch, rank: Rank, *, of_one_side: bool = False) -> None:
@@ -291,7 +298,7 @@ BREAKS: dict[str, Callable[[pytest.MonkeyPatch, Rank], None]] = {
     "sends slowly": send_slowly,
     "begins late": begin_late,
     "forgets one": forget_one,
-    "drops some": drop_some,
+    "has state": keep_state,
     "updates half": update_half,
     "updates half of one side": functools.partial(update_half, of_one_side=True),
     "does not fit": build_too_much,

@@ -151,7 +151,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "sends slowly, flat": {"strategy": "flat", "measure_steps": 3},
     "updates half of one side, flat": {"strategy": "flat"},
     "sends nothing, flat": {"strategy": "flat"},
-    "drops some, bucketed": {"strategy": "bucketed", "accumulation_steps": 2},
+    "has state, bucketed": {"strategy": "bucketed", "accumulation_steps": 2},
     "forgets one, flat": {"strategy": "flat", "precision": "bf16"},
     "lacks a rank of 64, flat": {"strategy": "flat", "precision": "bf16", "parameter_dtype": "bf16"},
     "does not fit, flat": {"strategy": "flat"},
@@ -253,8 +253,8 @@ def test_only_the_same_precisions_on_all_ranks_have_a_peak(ranks: list[Any], fou
     assert precisions_of_ranks(ranks) == found
 
 
-def test_what_a_model_draws_is_drawn_by_one_process_too_and_a_parameter_without_gradient_is_named(run: Any) -> None:
-    report = run("drops some, bucketed")
+def test_one_process_draws_and_keeps_what_each_rank_does_and_a_parameter_without_gradient_is_named(run: Any) -> None:
+    report = run("has state, bucketed")
     assert values(report)["gradient_error"]["median"] <= 1e-5
     assert values(report)["parameter_error"]["median"] <= 1e-4
     (verdict,) = report.verdicts.values()
