@@ -113,10 +113,10 @@ def start_all_reduces(
     `start_together` uses take twice the host's time. The caller keeps the tensors until the operation is done. With a
     dtype, they are sent and added in that.
     """
-    if dtype not in (None, tensors[0].dtype):
-        sent = [tensor.to(dtype) for tensor in tensors]
-        return _CopiedBack(start_all_reduces(sent, operation, group), tensors, sent)
     real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
+    if dtype not in (None, real[0].dtype):
+        sent = [tensor.to(dtype) for tensor in real]
+        return _CopiedBack(start_all_reduces(sent, operation, group), real, sent)
     if len(real) > 1 and runs_together(group, real[0].device):
         together = _asynchronous(dist.AllreduceCoalescedOptions(), operation)
         start = functools.partial(group.allreduce_coalesced, real, together)

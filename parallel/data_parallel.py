@@ -47,7 +47,7 @@ from .collectives import (
     strides_of,
     view_like,
 )
-from .step_check import check_steps_of, refuse_strangers, refuse_wrapped
+from .step_check import check_steps_of, refuse_forgetting, refuse_strangers, refuse_wrapped
 
 
 class DataParallel(nn.Module):
@@ -133,6 +133,11 @@ class DataParallel(nn.Module):
     def has_sent_gradients(self) -> bool:
         """Return True if there are gradients that `zero_grad` would not reach."""
         return False
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As of a module. Raises RuntimeError: gradients are being averaged, so that it would not reach them."""
+        refuse_forgetting(self)
+        super().zero_grad(set_to_none)
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
         return self.trainable.values()
@@ -483,8 +488,7 @@ class OverlappingDataParallel(DataParallel):
         if again or late:
             # Averaging again does not change gradients that are averages already.
             for parameter, gradient in late:
-                assert parameter.grad is not None
-                parameter.grad.add_(gradient)
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
             self._end_round()
 
     def _end_round(self) -> list[tuple[nn.Parameter, Tensor]]:

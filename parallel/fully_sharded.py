@@ -49,7 +49,7 @@ from .collectives import (
     start_together,
 )
 from .meta import children_first, materialise, reset_parameters
-from .sharded_gradient import NO_POST_ACCUMULATE, ShardedPart, parts_replaced
+from .sharded_gradient import NO_POST_ACCUMULATE, ShardedPart, parts_replaced, refuse_gradients_by_parts
 from .sharded_state import broadcast_objects, broadcast_whole, full_optimizer_state, is_first, load_full_optimizer_state
 from .sharded_unit import (
     BackwardState,
@@ -63,7 +63,7 @@ from .sharded_unit import (
     nodes_of,
     tensors_in,
 )
-from .step_check import check_steps_of, refuse_strangers, refuse_wrapped
+from .step_check import check_steps_of, refuse_forgetting, refuse_strangers, refuse_wrapped
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -94,8 +94,8 @@ class FullyShardedDataParallel(nn.Module):
             that have parameters; gradients travel in it. Parts, their gradients and the optimizer's state keep the
             module's dtype. None: everything is in the module's dtype.
         process_group: The ranks that share the parameters; by default all of them.
-        reduce_dtype: The dtype in which gradients accumulate in `no_sync`, travel, and are averaged; None: that of
-            computation.
+        reduce_dtype: The dtype in which gradients accumulate in `no_sync`, travel, and are averaged; None, and for
+            complex ones: that of computation.
         reshard_after_forward: False: a unit stays whole from its forward to its backward pass. Then each rank sends
             2·P·(n-1)/n, as much as for data parallelism, and keeps P of parameters from one to the other; gradients and
             the optimizer's state stay divided (ZeRO stage 2).
@@ -176,6 +176,7 @@ class FullyShardedDataParallel(nn.Module):
         self._order, self._checked_order = 0, -1
         """Checksums of the units' order since the last synchronization, and when the ranks' were last compared."""
         self._attach()
+        refuse_gradients_by_parts()
         check_steps_of(self)
         # torch's DistributedDataParallel, which would overwrite parts with the first rank's, finds nothing to train.
         self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_parameters()]
@@ -194,6 +195,11 @@ class FullyShardedDataParallel(nn.Module):
         """Return True if there are gradients that `zero_grad` would not reach. Those of a backward pass in which an
         error was raised do not count: the next forward pass forgets them."""
         return self._unfinished and not self._passes
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As of a module. Raises RuntimeError: gradients are being averaged, so that it would not reach them."""
+        refuse_forgetting(self)
+        super().zero_grad(set_to_none)
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
         """Return the parameters that need a gradient."""
@@ -522,7 +528,11 @@ class FullyShardedDataParallel(nn.Module):
     def _hold(self, unit: ShardedUnit) -> None:
         """Keep a unit's gradients, to which further passes will add, in the dtype of the reduction."""
         for parameter in unit.held:
-            parameter.hold_gradient(self.reduce_dtype or parameter.whole.dtype)
+            parameter.hold_gradient(self._reduced_in(parameter))
+
+    def _reduced_in(self, parameter: UnitParameter) -> torch.dtype:
+        own = parameter.memory.dtype
+        return self.reduce_dtype if self.reduce_dtype is not None and own.is_floating_point else own
 
     def _reduce(self, unit: ShardedUnit) -> None:
         """Start reducing a unit's gradients to the ranks' parts, with zeros for gradients that this rank lacks."""
@@ -548,7 +558,7 @@ class FullyShardedDataParallel(nn.Module):
         """Take a parameter's gradient; return it as the ranks' parts side by side, scaled for the average."""
         factor = self._averaging.factor
         numel = parameter.memory.numel()
-        dtype = self.reduce_dtype or parameter.memory.dtype
+        dtype = self._reduced_in(parameter)
         gradient = parameter.take_gradient(dtype)
         if gradient is None:
             return torch.zeros(numel, dtype=dtype, device=parameter.memory.device)

@@ -108,7 +108,14 @@ class ShardedOptimizer(Optimizer):
         super().__init__(params, kwargs)
         self._divide([parameter for group in self.param_groups for parameter in group["params"]])
         self._local = optimizer_cls([self._local_group(group) for group in self.param_groups], **kwargs)
+        self.defaults = self._local.defaults  # by which schedulers know what there is to schedule
         self._take_over()
+
+    def __getstate__(self) -> Any:
+        raise TypeError(
+            "a ShardedOptimizer can be neither copied nor pickled: save what state_dict() returns after "
+            "consolidate_state_dict()"
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group; call it on every rank. Its parameters go to the ranks with the fewest bytes so far."""
@@ -144,6 +151,7 @@ class ShardedOptimizer(Optimizer):
                 "the optimizer after that"
             )
         self._consolidated = None
+        self._local.state = self.state  # which may have been replaced
         settings = [_hyperparameters(group) for group in self.param_groups]
         members = [group["params"] for group in self._local.param_groups]
         works: list[Work] = []

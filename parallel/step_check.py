@@ -101,7 +101,11 @@ def _register() -> None:
 
     @functools.wraps(zero_grad)
     def checked(self: Optimizer, set_to_none: bool = True) -> None:
-        _refuse(self, (wrapper for wrapper in list(_wrappers) if wrapper.has_sent_gradients()), "zero_grad()")
+        _refuse(
+            self,
+            (wrapper for wrapper in list(_wrappers) if wrapper.has_sent_gradients()),
+            "the optimizer's zero_grad()",
+        )
         zero_grad(self, set_to_none)
 
     Optimizer.zero_grad = checked  # type: ignore[method-assign]
@@ -110,7 +114,11 @@ def _register() -> None:
 def _check(optimizer: Optimizer, *_: Any) -> None:
     if torch.compiler.is_compiling() or not _wrappers:
         return
-    _refuse(optimizer, (wrapper for wrapper in list(_wrappers) if wrapper.has_unfinished_gradients()), "step()")
+    _refuse(
+        optimizer,
+        (wrapper for wrapper in list(_wrappers) if wrapper.has_unfinished_gradients()),
+        "the optimizer's step()",
+    )
     if optimizer in _fitting:
         return
     whole_only = type(optimizer).__name__.lower() in WHOLE_ONLY
@@ -128,11 +136,20 @@ def _check(optimizer: Optimizer, *_: Any) -> None:
     _fitting.add(optimizer)
 
 
+def refuse_forgetting(wrapper: Wrapper) -> None:
+    """Raise RuntimeError if there are gradients that the `zero_grad` of a wrapper would not reach."""
+    if wrapper.has_sent_gradients():
+        raise RuntimeError(_UNFINISHED.format(before="zero_grad()"))
+
+
+_UNFINISHED = (
+    "gradients are not averaged yet: call finish_gradient_synchronization() after backward() and before {before}, also "
+    "in a closure, and if the step is left out"
+)
+
+
 def _refuse(optimizer: Optimizer, unfinished: Iterable[Any], before: str) -> None:
     for wrapper in unfinished:
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if not stepped.isdisjoint(map(id, wrapper.trained_parameters())):
-            raise RuntimeError(
-                "gradients are not averaged yet: call finish_gradient_synchronization() after backward() and before "
-                f"the optimizer's {before}, also in a closure, and if the step is left out"
-            )
+            raise RuntimeError(_UNFINISHED.format(before=before))

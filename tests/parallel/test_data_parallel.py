@@ -79,6 +79,16 @@ def test_gradients_are_views_of_the_bucket(two_ranks: Pool) -> None:
         assert not any(report["kept"])
 
 
+@pytest.mark.parametrize("wrapper", [*WRAPPERS, "fully sharded"])
+def test_complex_gradients_that_travel_in_another_dtype(ranks: Pool, wrapper: str) -> None:
+    ranks(training.complex_reduced_in_float64, wrapper)
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_backward_pass_that_is_given_up(two_ranks: Pool, wrapper: str) -> None:
+    two_ranks(training.given_up, wrapper)
+
+
 def test_gradients_in_one_memory_are_averaged_once(ranks: Pool) -> None:
     ranks(training.aliased)
 
@@ -102,12 +112,15 @@ def test_a_forgotten_synchronization_is_noticed(two_ranks: Pool, wrapper: str) -
         ("replace", [*WRAPPERS, "fully sharded"], "1.weight needs a gradient now, and was frozen or not there"),
         ("closure", [*WRAPPERS, "fully sharded"], "before the optimizer's step(), also in a closure"),
         ("skip", ["overlapped", "bucketed", "fully sharded"], "before the optimizer's zero_grad()"),
+        ("forget", ["overlapped", "bucketed", "fully sharded"], "before zero_grad(), also in a closure"),
         ("early", ["fully sharded"], "make the optimizer after it"),
         ("Adafactor", ["fully sharded"], "Adafactor needs whole parameters"),
         ("LBFGS", ["fully sharded"], "LBFGS needs whole parameters"),
         ("gradients' sum", ["fully sharded"], "sum of a gradient"),
         ("gradients as one", ["fully sharded"], "cat of a gradient"),
         ("parameter's norm", ["fully sharded"], "norm of a parameter"),
+        ("gradients by parts", ["fully sharded"], "give no gradients of a FullyShardedDataParallel's parameters"),
+        ("backward by parts", ["fully sharded"], "give no gradients of a FullyShardedDataParallel's parameters"),
         ("change in the forward pass", ["fully sharded"], "'0' (Linear) has changed its parameter 0.weight in place"),
         ("change between the passes", ["fully sharded"], "0.weight was changed in place, as by an optimizer's step"),
         ("order", ["fully sharded"], "the ranks ran the model's units in different orders"),

@@ -31,6 +31,10 @@ def test_parameter_groups_and_later_ones(ranks: Pool) -> None:
     ranks(training.optimizer_groups)
 
 
+def test_schedulers_of_betas_and_state_that_is_replaced(two_ranks: Pool) -> None:
+    two_ranks(training.optimizer_begins_anew)
+
+
 @pytest.mark.parametrize("to", [0, 1])
 def test_state_is_consolidated_and_loaded(ranks: Pool, to: int) -> None:
     for rank, report in enumerate(ranks(training.optimizer_state, to)):
@@ -49,10 +53,11 @@ def test_parameters_that_another_thread_is_about_to_release_are_moved(two_ranks:
 
 
 def test_wrong_uses_are_refused(two_ranks: Pool) -> None:
-    for closure, rank, groups, empty, different, moved in two_ranks(training.optimizer_refuses):
+    for closure, rank, groups, empty, different, moved, copied in two_ranks(training.optimizer_refuses):
         assert "takes no closure" in closure
         assert "to must be a rank from 0 to 1, not 9" in rank
         assert "other parameter groups" in groups
         assert "empty parameter list" in empty
         assert "list of parameters differs from rank 0's" in different
         assert "was given new memory" in moved
+        assert "can be neither copied nor pickled" in copied

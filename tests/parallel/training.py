@@ -1,10 +1,12 @@
 """Functions of the pool's ranks: train in parallel, and compare with one process on the whole batch."""
 
+import contextlib
 import copy
 import functools
 import gc
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -246,6 +248,51 @@ def reduced_in_bfloat16(wrapper: str) -> dict[str, Any]:
     return {"sent": sent, "errors": errors}
 
 
+def complex_reduced_in_float64(wrapper: str) -> None:
+    """Complex gradients, accumulated twice, keep their imaginary parts."""
+    fully_sharded = wrapper == "fully sharded"
+    weight = torch.arange(8.0).view(4, 2) + 1j
+    module = nn.Linear(2, 4, bias=False)
+    module.weight = nn.Parameter(weight.to(device()))
+    module.forward = lambda x: (module.weight * x).abs().square().sum()
+    make = parallel.FullyShardedDataParallel if fully_sharded else WRAPPERS[wrapper]
+    model = make(module, reduce_dtype=torch.float64)
+    ranks = dist.get_world_size()
+    for inside in (model.no_sync(), contextlib.nullcontext()):
+        with inside:
+            model(dist.get_rank() + 1.0).backward()
+    model.finish_gradient_synchronization()
+    expected = 4 * weight * sum((rank + 1) ** 2 for rank in range(ranks)) / ranks
+    if fully_sharded:
+        expected = torch.cat([expected.flatten(), torch.zeros(-8 % ranks)]).chunk(ranks)[dist.get_rank()]
+    torch.testing.assert_close(module.weight.grad.as_subclass(Tensor).cpu(), expected)
+
+
+def given_up(wrapper: str) -> None:
+    """A backward pass ends in an error, its gradients are dropped, and the next pass computes the right ones."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(device())
+    torch.nn.init.ones_(module[0].weight), torch.nn.init.ones_(module[1].weight)
+    alone, model = copy.deepcopy(module), WRAPPERS[wrapper](module)
+    x = torch.ones(2, 4, device=device()) * (1 + dist.get_rank())
+
+    def fail(*_: Any) -> None:
+        raise ArithmeticError("made to fail")
+
+    failing = module[1].register_full_backward_hook(fail)
+    assert "made to fail" in error_of(lambda: model(x).sum().backward())
+    failing.remove()
+    if model.has_sent_gradients():
+        assert "call finish_gradient_synchronization()" in error_of(model.zero_grad)
+        model.finish_gradient_synchronization()
+    model.zero_grad()
+    both = torch.ones(2, 4, device=device()) * (1 + (dist.get_world_size() - 1) / 2)
+    model(x).sum().backward()
+    model.finish_gradient_synchronization()
+    alone(both).sum().backward()
+    for ours, theirs in zip(module.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
 def uneven(numbers: list[int]) -> list[Any]:
     """Take batches; return their number and the error."""
     steps = 0
@@ -370,6 +417,23 @@ def optimizer_groups() -> None:
     assert made[0].param_groups[0]["betas"] == (0.9, 0.999)
 
 
+def optimizer_begins_anew() -> None:
+    """A scheduler that changes betas, and state that is replaced after the second step."""
+    model, alone = first_ranks_model(), first_ranks_model()
+    ours, theirs = (
+        parallel.ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01),
+        torch.optim.AdamW(alone.parameters(), lr=0.01),
+    )
+    schedulers = [torch.optim.lr_scheduler.OneCycleLR(one, 0.1, total_steps=9) for one in (ours, theirs)]
+    for step in range(3):
+        step_all(model, alone, ours, theirs, range(step, step + 1))
+        for scheduler in schedulers:
+            scheduler.step()
+        if step == 1:
+            ours.state, theirs.state = defaultdict(dict), defaultdict(dict)
+    assert ours.param_groups[0]["betas"] == theirs.param_groups[0]["betas"] != (0.9, 0.999)
+
+
 def optimizer_state(to: int) -> dict[str, Any]:
     """Consolidate, compare with one process's state, load into a new sharded and a plain optimizer, and go on."""
     model, alone = first_ranks_model(), first_ranks_model()
@@ -438,6 +502,7 @@ def optimizer_refuses() -> list[str]:
         lambda: parallel.ShardedOptimizer([], torch.optim.SGD, lr=0.1),
         lambda: parallel.ShardedOptimizer([torch.ones(2 + dist.get_rank(), requires_grad=True)], torch.optim.SGD),
         lambda: [layer.bfloat16(), layer.float(), optimizer.step()],
+        lambda: copy.deepcopy(optimizer),
     ]
     return [error_of(use) for use in wrong]
 
