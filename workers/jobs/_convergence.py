@@ -30,6 +30,8 @@ LAST = 0.1
 """Share of the steps, the last ones, whose mean is the final loss; before, the window of the running mean."""
 LEARNED = 0.9
 """Largest share of the loss of guessing that a model has learned to go below."""
+UNCERTAIN = 0.05
+"""Share of the baseline's loss that an interval around 0 may reach without the answer being inconclusive."""
 MOST_ROWS = 100
 
 Losses = Sequence[float]
@@ -121,13 +123,17 @@ def difference(numbers: Sequence[float]) -> tuple[float | None, float | None, fl
 def learned(runs: Runs, vocab_size: int) -> Check:
     """Check that the final losses are clearly below that of guessing evenly among the letters: check `learned`."""
     last = max(1, round(LAST * len(runs["baseline"][0])))
-    level = max(statistics.fmean(loss for losses in runs[side] for loss in losses[-last:]) for side in SIDES)
+    levels = {side: statistics.fmean(loss for losses in runs[side] for loss in losses[-last:]) for side in SIDES}
+    level = max(levels.values())
     letters = min(vocab_size, ChainBatches.LETTERS)
     guess = math.log(letters)
     share = 100 * level / guess
     detail = f"{level:.4g} is {share:.0f} % of {guess:.4g}, the loss of guessing one of {letters} letters"
     if not LEARNED * guess < level < math.inf:
         return Check("learned", True, detail)
+    if min(levels.values()) < LEARNED * guess:
+        worse = max(levels, key=levels.__getitem__)
+        return Check("learned", False, f"the {worse} has learned nothing in these steps: {detail}", "note")
     return Check("learned", False, f"not learned yet, so more steps are needed: {detail}", "note")
 
 
@@ -147,7 +153,9 @@ def sentences(runs: Runs) -> list[str]:
     if runs["baseline"] == runs["candidate"]:
         return [f"no difference of the losses at all: both sides compute the same {of}", _needed(runs, level)]
     if low <= 0 <= high:
-        said = f"no difference of the losses is shown {of}: {middle:+.4g} of {level:.4g}, {interval}"
+        few = max(-low, high) > UNCERTAIN * level
+        said = f"{'inconclusive' if few else 'no difference of the losses is shown'} {of}: "
+        said += f"{middle:+.4g} of {level:.4g}, {interval}" + ("; more convergence_pairs would tell" if few else "")
     else:
         than = f"{abs(middle):.4g} {'higher' if middle > 0 else 'lower'} than {level:.4g}"
         said = f"the candidate's loss is {than} {of}, {interval}"

@@ -53,6 +53,8 @@ def test_a_loss_near_that_of_guessing_says_that_nothing_was_learned_yet() -> Non
     )
     assert learned(many, 1000).ok
     assert not learned(many, 64).ok
+    one = {"baseline": many["baseline"], "candidate": few["candidate"]}
+    assert learned(one, 1000).detail.startswith("the candidate has learned nothing in these steps: 5.4 is 97 %")
 
 
 def test_bf16_against_itself_shows_no_difference(bf16: list[list[float]]) -> None:
@@ -102,6 +104,13 @@ def test_differences_of_both_signs_are_none() -> None:
     said = sentences({"baseline": baseline, "candidate": candidate})[0]
     assert said.startswith("no difference of the losses is shown after 50 steps")
     assert "95 % interval -0.02 to +0.02" in said
+
+
+def test_one_run_of_six_that_trains_worse_is_not_no_difference() -> None:
+    baseline = [falling(50, 0.05) for _ in range(6)]
+    said = sentences({"baseline": baseline, "candidate": [*baseline[1:], [3 + loss for loss in baseline[0]]]})[0]
+    assert said.startswith("inconclusive after 50 steps")
+    assert said.endswith("95 % interval +0 to +3; more convergence_pairs would tell")
 
 
 def test_a_loss_that_is_not_finite_is_said_with_its_step() -> None:
