@@ -154,6 +154,8 @@ def start_all_gather(whole: Tensor, part: Tensor, group: dist.ProcessGroup) -> W
 
     `part` may be this rank's place in `whole`; NCCL then copies nothing.
     """
+    if part.dtype.itemsize == 1 or not (part.is_floating_point() or part.is_complex()):
+        whole, part = whole.view(torch.uint8), part.view(torch.uint8)  # backends lack bool, int16 and others
     start = functools.partial(_all_gather, whole, part, group=group, async_op=True)
     return _started("all_gather", whole.nbytes, start)
 

@@ -41,6 +41,7 @@ from .collectives import (
     averaging,
     broadcast_module,
     check_dtype,
+    check_same_everywhere,
     group_of,
     owns_its_memory,
     start_all_reduce,
@@ -106,8 +107,8 @@ class FullyShardedDataParallel(nn.Module):
             all groups of replicas must be one process group.
         device: Where to make the parts of a module that is on the meta device. No full model exists at any time, only
             one module's own parameters.
-        initialise: Fills a meta module's own parameters and buffers; called for each module that has any, children
-            first, when these are on `device`. None: its `reset_parameters` does.
+        initialise: Fills a meta module's own parameters and buffers; called for each module that has any on the meta
+            device, children first, when these are on `device`. None: its `reset_parameters` does.
 
     Raises:
         RuntimeError: no process group is initialised, or the ranks' modules differ.
@@ -115,8 +116,8 @@ class FullyShardedDataParallel(nn.Module):
             that is wrapped already, in whole or in part; a parameter with a post-accumulate hook; a module on the meta
             device that has no `reset_parameters`; or a `compute_dtype` or `reduce_dtype` that is no floating-point
             dtype.
-        ValueError: the module is on the meta device, and `device` is missing; `prefetch` is negative; or this rank is
-            not in the process group.
+        ValueError: the module is on the meta device, and `device` is missing; `prefetch` is negative; this rank is not
+            in the process group; or `replicas` are ranks that have other parts.
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class FullyShardedDataParallel(nn.Module):
         self.compute_dtype, self.reduce_dtype = compute_dtype, reduce_dtype
         self.reshard_after_forward, self.prefetch = reshard_after_forward, prefetch
         _refuse_unsuited(module, prefetch, compute_dtype, reduce_dtype)
+        meta = {child for child in module.modules() if any(tensor.is_meta for tensor in _own_tensors(child))}
         is_meta = any(parameter.is_meta for parameter in module.parameters())
         if is_meta and device is None:
             raise ValueError("the module is on the meta device: pass device=, where its parts are to be made")
@@ -147,11 +149,13 @@ class FullyShardedDataParallel(nn.Module):
         if is_meta:
             self._device = torch.empty(0, device=device).device
             materialise(module, self._device, lambda parameter: not self._is_sharded(parameter))
+        if self.replicas is not None:
+            _check_replicas(self.replicas, self.group, self._device)
         for group in self._groups:
             broadcast_module(module, group, self._device)
         self.units = self._make_units()
         if is_meta:
-            self._initialise(initialise or reset_parameters)
+            self._initialise(initialise or reset_parameters, meta)
         held = {id(parameter.part) for unit in self.units for parameter in unit.held}
         self._replicated = {n: p for n, p in module.named_parameters() if p.requires_grad and id(p) not in held}
         """Parameters that every rank keeps whole and computes with directly."""
@@ -311,16 +315,16 @@ class FullyShardedDataParallel(nn.Module):
         return parameter.dim() >= 2 and self.group.size() > 1
 
     @torch.no_grad()
-    def _initialise(self, initialise: Callable[[nn.Module], None]) -> None:
-        """Fill parts and buffers, module by module; every rank gets the first rank's values."""
+    def _initialise(self, initialise: Callable[[nn.Module], None], meta: set[nn.Module]) -> None:
+        """Fill parts and buffers of modules that were on the meta device, one by one; every rank gets the first rank's
+        values."""
         filled: set[int] = set()
-        for child in children_first(self.module):
+        for child in filter(meta.__contains__, children_first(self.module)):
             parts = {n: p for n, p in child._parameters.items() if p is not None and id(p) in self._sharded}
             for name, part in parts.items():
                 whole = self._sharded[id(part)].empty(part.dtype, self._device)
                 child._parameters[name] = nn.Parameter(whole, part.requires_grad)
-            if any(tensor is not None for tensor in (*child._parameters.values(), *child._buffers.values())):
-                initialise(child)
+            initialise(child)
             for group in self._groups:
                 broadcast_module(child, group, self._device, recurse=False)
             for name, part in parts.items():
@@ -816,6 +820,17 @@ def _refuse_unsuited(module: nn.Module, prefetch: int, *dtypes: torch.dtype | No
             raise TypeError(f"{name or 'the module'} ({type(child).__name__}) cannot be sharded: it hides its weights")
 
 
+def _check_replicas(replicas: dist.ProcessGroup, group: dist.ProcessGroup, device: torch.device) -> None:
+    """Check that ranks have the same parts. Raises ValueError on each of them: they have not."""
+    try:
+        check_same_everywhere("place", (group.rank(), group.size()), device, replicas)
+    except RuntimeError as error:
+        raise ValueError(
+            "replicas must be the ranks with the same place in process groups of the same size, since they have the "
+            f"same parts: this one is rank {group.rank()} of {group.size()}"
+        ) from error
+
+
 def _refuse_hooks(named: Iterable[tuple[str, nn.Parameter]]) -> None:
     for name, parameter in named:
         if parameter._post_accumulate_grad_hooks:
@@ -834,6 +849,10 @@ def _unit_modules(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Modu
             yield f"{prefix}{name}", child
         else:
             yield from _unit_modules(child, f"{prefix}{name}.")
+
+
+def _own_tensors(module: nn.Module) -> list[Tensor]:
+    return [tensor for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None]
 
 
 def _in_backward() -> bool:

@@ -109,6 +109,14 @@ def _register() -> None:
         zero_grad(self, set_to_none)
 
     Optimizer.zero_grad = checked  # type: ignore[method-assign]
+    load_state_dict = Optimizer.load_state_dict
+
+    @functools.wraps(load_state_dict)
+    def loaded(self: Optimizer, state_dict: Any) -> None:
+        load_state_dict(self, state_dict)
+        _refuse_other_shapes(self)
+
+    Optimizer.load_state_dict = loaded  # type: ignore[method-assign]
 
 
 def _check(optimizer: Optimizer, *_: Any) -> None:
@@ -134,6 +142,19 @@ def _check(optimizer: Optimizer, *_: Any) -> None:
                 "optimizer that updates each element by itself, such as AdamW, or BucketedDataParallel"
             )
     _fitting.add(optimizer)
+
+
+def _refuse_other_shapes(optimizer: Optimizer) -> None:
+    """Raise RuntimeError if an optimizer has state of other shapes than its parts, which a fused one reads anyway."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            is_tensor = isinstance(value, torch.Tensor) and value.dim() > 0 and value.is_floating_point()
+            if isinstance(parameter, ShardedPart) and is_tensor and value.shape != parameter.shape:
+                raise RuntimeError(
+                    f"the loaded {name} has the shape {tuple(value.shape)}, and this rank's part of its parameter "
+                    f"{tuple(parameter.shape)}: save what full_optimizer_state_dict() of FullyShardedDataParallel "
+                    "returns, and load it by its load_full_optimizer_state_dict()"
+                )
 
 
 def refuse_forgetting(wrapper: Wrapper) -> None:

@@ -368,7 +368,7 @@ def states_of_parts() -> list[str]:
 
 
 def foreign_optimizer_states() -> list[str]:
-    """The errors of states of another model's optimizer, on rank 0 alone."""
+    """The errors of states of another model's optimizer, on rank 0 alone, and of whole ones, loaded as parts."""
     module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 4)).to(device())
     model = parallel.FullyShardedDataParallel(module)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -383,4 +383,5 @@ def foreign_optimizer_states() -> list[str]:
         errors.append(
             error_of(lambda state=state: model.load_full_optimizer_state_dict(optimizer, state if first else None))
         )
-    return errors
+    whole = model.full_optimizer_state_dict(optimizer)
+    return [*errors, error_of(lambda: optimizer.load_state_dict(whole))]

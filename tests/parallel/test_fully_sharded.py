@@ -82,6 +82,8 @@ def test_a_courses_test(two_ranks: Pool, compute: str | None) -> None:
 def test_replicas_of_shards(four_ranks: Pool) -> None:
     four_ranks(sharding.hybrid)
     four_ranks(sharding.hybrid_branches)
+    for errors in four_ranks(sharding.wrong_replicas):
+        assert all("replicas must be the ranks with the same place" in error for error in errors)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +119,14 @@ def test_a_module_on_the_meta_device(ranks: Pool, compute: str | None) -> None:
         device, values = report["errors"]
         assert "pass device=" in device
         assert "Everything has no reset_parameters(), so scalar, scale, count, mask would have any values" in values
+
+
+def test_a_module_of_which_a_part_is_on_the_meta_device(ranks: Pool) -> None:
+    ranks(sharding.partly_meta)
+
+
+def test_frozen_parameters_of_every_dtype(ranks: Pool) -> None:
+    ranks(sharding.kinds_of_numbers)
 
 
 @pytest.mark.parametrize("passes", ["0 1 finished", "1", "1 2 finished", "0 1 2"])
@@ -240,6 +250,7 @@ def test_states_of_another_models_optimizer_are_refused_on_every_rank(two_ranks:
         ):
             assert f"exp_avg of {name} has the shape {theirs} in the state and the parameter {ours}" in error
         assert "parameter 7" in errors[3]
+        assert "the loaded exp_avg has the shape (3, 4), and this rank's part of its parameter (6,)" in errors[4]
 
 
 def test_ranks_may_use_different_parameters_of_a_unit(ranks: Pool) -> None:
