@@ -143,7 +143,7 @@ def add_values(
         add_eager(values, found)
     exposed = [] if spec.step_code is not None else add_exposed(values, spec, found)
     add_overlap(values, spec, found, statistics.median(step_ms))
-    exposed += add_hidden(values)
+    exposed += [*add_hidden(values), *check_communicates(values, spec)]
     if has_buckets(spec):
         values.set("buckets", None, [found[0]["buckets"]])
     add_memory(values, spec, found, turns)
@@ -295,6 +295,14 @@ def add_overlap(values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]
     values.set("communication_ms", None, communication)
     values.set("communication_percent", None, [100 * statistics.median(communication) / step_ms])
     values.set("uncovered_communication_ms", None, uncovered)
+
+
+def check_communicates(values: Values, spec: DdpSpec) -> list[Check]:
+    """Name a step of the user's own whose ranks exchange nothing; no check of any other, or where it is unknown."""
+    communication = values.samples("communication_ms", None)
+    if spec.step_code is None or spec.world_size == 1 or communication is None or any(communication):
+        return []
+    return [Check("communicates", False, "no collective ran in the profiled steps: each rank trains alone")]
 
 
 def add_operations(values: Values, found: Sequence[Mapping[str, Any]], step_ms: float, why_no_profiler: str) -> None:

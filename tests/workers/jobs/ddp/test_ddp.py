@@ -70,6 +70,7 @@ from workers.jobs.ddp.values import (
     add_exposed,
     add_hidden,
     add_values,
+    check_communicates,
     check_host,
     metrics,
     precisions_of_ranks,
@@ -251,6 +252,23 @@ def values(report: Report) -> dict[str, Any]:
 )
 def test_only_the_same_precisions_on_all_ranks_have_a_peak(ranks: list[Any], found: Any) -> None:
     assert precisions_of_ranks(ranks) == found
+
+
+@pytest.mark.parametrize(
+    ("fields", "times_ms", "told"),
+    [
+        ({"step_code": CODE}, [0.0, 0.0], True),
+        ({"step_code": CODE}, [0.0, 0.1], False),
+        ({"step_code": CODE, "world_size": 1}, [0.0], False),
+        ({"step_code": CODE}, None, False),
+        ({"strategy": "none"}, [0.0], False),
+    ],
+)
+def test_a_step_of_ones_own_whose_ranks_exchange_nothing_is_suspect(fields, times_ms, told) -> None:
+    spec = parsed(**fields)
+    found = Values(metrics(spec, ()))
+    found.set("communication_ms", None, times_ms, "unknown")
+    assert [check.name for check in check_communicates(found, spec) if not check.ok] == ["communicates"] * told
 
 
 def test_one_process_draws_and_keeps_what_each_rank_does_and_a_parameter_without_gradient_is_named(run: Any) -> None:
