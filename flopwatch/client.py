@@ -69,6 +69,7 @@ from flopwatch.queries import (
     comparison_query,
     filter_query,
     id_of,
+    ids_of,
     plot_query,
     preset_of,
     refuse_unknown,
@@ -1020,7 +1021,7 @@ class Flopwatch(Connection):
             checked = [self._rerun_with(job, mine) for job in self.baseline(baseline)["jobs"]]
             self._wait_for_all(checked, timeout_s, show)
         else:
-            checked = [self.job(job) for job in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
+            checked = [self.job(job_id) for job_id in ids_of(jobs)]
         judged: Question = {"metrics": metrics, "fail_above_percent": fail_above_percent, "expect_equal": expect_equal}
         answer = self._checked(baseline, checked, judged)
         if not alternate or answer["outcome"] not in UNDECIDED:

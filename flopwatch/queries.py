@@ -1,15 +1,16 @@
 """The options of the client's methods, and the query parameters that it makes of them."""
 
+import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, SupportsIndex, TypeAlias, TypedDict
 
 from flopwatch.connection import Answer, ClientError, InvalidArgument
 from flopwatch.table_options import Statistic
 from flopwatch.text.values import value_text
 
-Thing: TypeAlias = int | Mapping[str, Any]
-"""A job or a sweep: its id, or what the server answered."""
+Thing: TypeAlias = SupportsIndex | Mapping[str, Any]
+"""A job or a sweep: its id, which in frames is an integer of NumPy, or what the server answered."""
 
 
 class OwnCodeOptions(TypedDict, total=False):
@@ -182,12 +183,12 @@ def row_query(options: RowOptions) -> Answer:
 
 
 def id_of(thing: Thing) -> int:
-    return thing if isinstance(thing, int) else int(thing["id"])
+    return int(thing["id"]) if isinstance(thing, Mapping) else operator.index(thing)
 
 
-def ids_of(things: Thing | Sequence[Thing] | None) -> list[int] | None:
-    one_or_more = [things] if isinstance(things, int | Mapping) else things
-    return None if one_or_more is None else [id_of(one) for one in one_or_more]
+def ids_of(things: Thing | Sequence[Thing] | None) -> list[int]:
+    one_or_more = [things] if isinstance(things, SupportsIndex | Mapping) else things
+    return [] if one_or_more is None else [id_of(one) for one in one_or_more]
 
 
 def label_filter(labels: Mapping[str, str] | None) -> list[str] | None:
@@ -244,21 +245,18 @@ def comparison_query(
     asked: Question = question or {}
     refuse_unknown(asked, Question)
 
-    def ids(jobs: Thing | Sequence[Thing]) -> list[int]:
-        return [id_of(one) for one in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
-
     sides: Answer
     if candidate is None:
         if isinstance(baseline, str):
             raise InvalidArgument(f"Say which job is compared with the baseline {baseline!r}.")
-        jobs = ids(baseline)
+        jobs = ids_of(baseline)
         if len(jobs) != 1:
             raise InvalidArgument("Say which jobs are compared with these; or pass one job of kind compare.")
         sides = {"job": jobs[0]}
     elif isinstance(baseline, str):
-        sides = {"baseline_name": baseline, "candidate": ids(candidate)}
+        sides = {"baseline_name": baseline, "candidate": ids_of(candidate)}
     else:
-        sides = {"baseline": ids(baseline), "candidate": ids(candidate)}
+        sides = {"baseline": ids_of(baseline), "candidate": ids_of(candidate)}
     judged: Answer = dict(asked)
     metrics = judged.pop("metrics", None)
     return {**sides, "metric": None if metrics is None else list(metrics), **judged}

@@ -355,6 +355,13 @@ class TestFrames:
         frame = flopwatch.measurements(done(site, flopwatch, measurements=[one]), samples=True)
         assert frame["samples"].tolist() == [[1.0, 2.0]]
 
+    def test_ids_of_a_frame_name_jobs(self, site: Any, flopwatch: Flopwatch, measured: Any) -> None:
+        job = done(site, flopwatch, measurements=[measured("step_ms", 1.5, context_length=8)])
+        found = flopwatch.jobs(state="succeeded").index[0]
+        assert flopwatch.job(found)["id"] == flopwatch.wait(found)["id"] == job["id"]
+        assert len(flopwatch.table(job=found)) == len(flopwatch.table(job=[found])) == 1
+        assert flopwatch.compare(found, [found]).attrs["sentence"]
+
     def test_no_measurements(self, site: Any, flopwatch: Flopwatch) -> None:
         job = done(site, flopwatch)
         assert flopwatch.measurements(job).empty

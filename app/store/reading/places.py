@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, Connection, case, func, literal, select
 
 from app.store import tables
 from app.store.queue.claims import CONSIDERED, QUEUED
+from app.store.queue.pausing import ALL, paused_kinds
 from app.store.queue.sharing import Shares, shares
 from app.store.queue.waiting import stuck
 from app.store.tables import utc_now
@@ -22,7 +23,8 @@ _job, _use = tables.job.c, tables.device_use.c
 @dataclass(frozen=True)
 class Place:
     """A queued job's place, counted from 1. `about_s`: seconds until it starts, if jobs take as long as others of their
-    kind did; None while no connected worker can run it, its kind is paused, or no job has ended yet."""
+    kind did, and paused kinds stay paused; None while no connected worker can run it, its kind is paused, or no job has
+    ended yet."""
 
     id: int
     place: int
@@ -37,7 +39,8 @@ def places(connection: Connection, job_ids: Collection[int]) -> dict[int, Place]
     too, and later jobs may start before them.
     """
     of_users, (mean_s, by_kind, mean_device_s) = shares(connection), _typical(connection)
-    takes_s: ColumnElement[Any] = case(by_kind, value=_job.kind, else_=mean_s) if by_kind else literal(0.0)
+    takes = {**by_kind, **dict.fromkeys(_paused(connection), 0.0)}
+    takes_s: ColumnElement[Any] = case(takes, value=_job.kind, else_=mean_s) if by_kind else literal(0.0)
     use = literal(0.0) if of_users is None else _use_before(of_users, mean_device_s)
     # As in claims.py, SQLite takes the index that has the order only with a hint.
     index = "ix_job_claimable" if of_users is None else "ix_job_claimable_by_user"
@@ -63,6 +66,12 @@ def places(connection: Connection, job_ids: Collection[int]) -> dict[int, Place]
     stuck_ones = stuck(connection, jobs)
     found = connection.execute(select(queue).where(queue.c.id.in_(job_ids)))
     return {row.id: Place(row.id, row.place, about_s(row)) for row in found}
+
+
+def _paused(connection: Connection) -> list[str]:
+    """Return the kinds that are paused, while others are not."""
+    paused = paused_kinds(connection)
+    return [] if paused == ALL else paused
 
 
 def _use_before(of_users: Shares, mean_device_s: float) -> ColumnElement[Any]:

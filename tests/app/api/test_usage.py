@@ -82,7 +82,7 @@ def test_places_and_usage_tell_of_shares(serve: Any, tmp_path: Path) -> None:
 
 
 def test_waiting_says_how_many_jobs_are_ahead(fresh_site: Any) -> None:
-    fresh_site.worker.register()
+    fresh_site.worker.register(kinds=frozenset({"benchmark", "memory"}))
     fresh_site.submit()
     fresh_site.worker.finish(fresh_site.worker.claim())
     with fresh_site.services.database.write() as connection:  # it took twenty minutes
@@ -98,8 +98,11 @@ def test_waiting_says_how_many_jobs_are_ahead(fresh_site: Any) -> None:
     asked = {"job": [4, 5]}
     known = [one["about_s"] is not None for one in fresh_site.http.get("/queue/places", params=asked).json()["data"]]
     assert known == [True, False], "no connected worker has a GPU"
+    last = fresh_site.submit(spec={"kind": "memory"})["id"]
     fresh_site.http.put("/queue/paused", json={"kinds": ["benchmark"]}).raise_for_status()
     assert [one["about_s"] for one in fresh_site.http.get("/queue/places", params=asked).json()["data"]] == [None, None]
+    (behind,) = fresh_site.http.get("/queue/places", params={"job": last}).json()["data"]
+    assert (behind["place"], behind["about_s"]) == (4, 600), "paused jobs take no time"
 
 
 def test_without_tokens_all_are_one_user(fresh_site: Any) -> None:
