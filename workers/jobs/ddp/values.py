@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from app.specs.ddp import DdpSpec
 from flopwatch.intervals import FEWEST_FOR_INTERVAL, median_interval
 from workers.jobs._ranks import check_cores
+from workers.jobs._training.building import name_of
 from workers.jobs._training.metrics import Shares, add_shares, not_told
 from workers.jobs._values import GPU_ONLY, Metric, Values
 from workers.jobs.ddp.buckets import PREDICTED, has_buckets, predicts
@@ -369,7 +370,7 @@ def add_rates(
         values.set("tokens_per_s", None, [tokens / seconds])
     if flops is None:
         own = not_told("flops") if spec.step_code is not None else None
-        unknown = own or f"model {spec.model.name!r} has no forward_flops()"
+        unknown = own or f"model {name_of(spec)!r} has no forward_flops()"
         for name in ("tflops", "mfu", "ceiling_percent"):
             values.set(name, None, None, unknown)
         return []

@@ -69,6 +69,7 @@ from workers.jobs.ddp.values import (
     PARITY,
     add_exposed,
     add_hidden,
+    add_rates,
     add_values,
     check_communicates,
     check_host,
@@ -269,6 +270,16 @@ def test_a_step_of_ones_own_whose_ranks_exchange_nothing_is_suspect(fields, time
     found = Values(metrics(spec, ()))
     found.set("communication_ms", None, times_ms, "unknown")
     assert [check.name for check in check_communicates(found, spec) if not check.ok] == ["communicates"] * told
+
+
+def test_the_model_that_has_no_flops_is_ones_own(tmp_path: Path) -> None:
+    spec = parsed(code={**CODE, "function": "Mine"})
+    found = Values(metrics(spec))
+    add_rates(found, spec, torch.device("cpu"), None, ({}, ""), 1.0, tmp_path)
+    found.set_missing("unknown", "not measured")
+    report = Report(tmp_path)
+    found.report(spec.case(), "1x cpu", report)
+    assert values(report)["mfu"]["reason"] == "model 'Mine@planted_steps.py' has no forward_flops()"
 
 
 def test_one_process_draws_and_keeps_what_each_rank_does_and_a_parameter_without_gradient_is_named(run: Any) -> None:
