@@ -8,7 +8,10 @@ pytest.importorskip("torch")
 
 import torch
 
+from app.specs.benchmark import BenchmarkSpec
 from workers.jobs._limits import check_rate
+from workers.jobs._training.metrics import add_shares, metrics_of
+from workers.jobs._values import Values
 from workers.measure import ceilings, environment
 from workers.measure.ceilings import Ceilings
 
@@ -51,3 +54,9 @@ def test_a_cpu_is_judged_by_what_was_measured(tmp_path: Path) -> None:
     assert not check_rate(6.0, "bf16", CPU, tmp_path).ok
     assert check_rate(9.0, "fp16", CPU, tmp_path).ok, "its own units are not measured"
     assert check_rate(0.2, "tf32", CPU, tmp_path / "none").severity == "not_judged"
+
+
+def test_a_rate_whose_products_nobody_saw_is_not_judged(tmp_path: Path) -> None:
+    values = Values(metrics_of(BenchmarkSpec()))
+    (check,) = add_shares(values, 1e9, ({}, "the profiler saw none"), torch.device("cpu"), tmp_path)
+    assert (check.name, check.severity, check.detail) == ("ceiling", "not_judged", "the profiler saw none")

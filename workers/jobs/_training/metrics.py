@@ -11,7 +11,7 @@ from app.specs._training import ACCUMULATION, TrainingSpec
 from workers.jobs._limits import FASTEST_FIRST, check_rate
 from workers.jobs._training.building import Training, name_of
 from workers.jobs._values import GPU_ONLY, Metric, Values
-from workers.measure.check import Check
+from workers.measure.check import Check, not_judged
 from workers.model import accounting
 from workers.model.accounting import mixed_rate, peak_tflops
 
@@ -204,7 +204,7 @@ def add_shares(
     if why_not:
         values.set("mfu", None, None, why_not)
         values.set("ceiling_percent", None, None, why_not)
-        return []
+        return [not_judged("ceiling", why_not)]
     ceiling = {} if recipe == "tensorwise" else {"fp8": "fp8_rowwise"}
     for name, factor, known in (
         ("mfu", 1, {one: peak_tflops(device_name(device), one) for one in shares}),
