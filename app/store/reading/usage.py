@@ -26,7 +26,13 @@ def usage(connection: Connection, since: datetime) -> list[dict[str, Any]]:
     hour = since.replace(minute=0, second=0, microsecond=0)
     query = select(*keys, func.sum(_use.attempts), device_s).where(_use.hour >= hour).group_by(*keys)
     return [
-        {"user": user or None, "kind": kind, "device": device, "attempts": attempts, "device_hours": seconds / 3600}
+        {
+            "user": user or None,
+            "kind": kind,
+            "device": device,
+            "attempts": int(attempts),
+            "device_hours": seconds / 3600,
+        }
         for user, kind, device, attempts, seconds in connection.execute(query.order_by(device_s.desc(), *keys))
     ]
 

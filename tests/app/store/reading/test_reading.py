@@ -46,6 +46,13 @@ class TestJobs:
         assert pages == [[5, 4], [3], [2, 1]], "one that is too large has a page of its own"
         assert reading.jobs(after="6") == (whole[:2], "4")
 
+    def test_usage_has_numbers_on_every_engine(self, shop: Any, reading: Reading, queue: Queue) -> None:
+        for _ in range(2):
+            queue.finish(shop.running_job(), Finish("succeeded"))
+        ((row,), _) = reading.usage(utc_now())
+        assert row["attempts"] == 2
+        assert {type(row[name]) for name in ("attempts", "device_hours")} == {int, float}
+
     @pytest.mark.parametrize("text", ['a"b', "a\\b", "a'b", "ä:€", "%", "$.a", "", " a "])
     def test_labels_may_be_any_text(self, shop: Any, reading: Reading, text: str) -> None:
         job_id = shop.submit(labels={text: text})
