@@ -19,6 +19,7 @@ from workers.jobs._training import building
 from workers.jobs._training.fp8 import fp8_notes
 from workers.measure import environment
 from workers.measure.check import Check
+from workers.measure.process_settings import set_back, settings
 from workers.measure.table import Column, Scalar
 from workers.measure.validity import verdict
 from workers.model.batches import ChainBatches
@@ -46,6 +47,8 @@ def run(spec: CompareSpec, report: Reporter) -> None:
     sides: dict[str, BenchmarkSpec] = spec.sides()  # type: ignore[assignment]
     steps, pairs = spec.convergence_steps or 0, spec.convergence_pairs
     runs: dict[str, list[Losses]] = {side: [] for side in SIDES}
+    before, changed = settings(), list[Check]()
+    del before["float32 products"]  # each side sets them
     for pair in range(pairs):
         for side in SIDES if pair % 2 == 0 else SIDES[::-1]:
             done = sum(map(len, runs.values()))
@@ -58,8 +61,10 @@ def run(spec: CompareSpec, report: Reporter) -> None:
             with building.known_errors():
                 found = train(of_side.model_copy(update={**fields, "cuda_graph": False}), device, build)
             runs[side].append(found)
+            # Code of the user's own, which this process imports once, must not reach the other side.
+            changed = set_back(before) or changed
             reset_process()
-    notes = [note for side in sides.values() for note in fp8_notes(side, device)]
+    notes = changed + [note for side in sides.values() for note in fp8_notes(side, device)]
     if len({(side.model.model_dump_json(), side.code) for side in sides.values()}) > 1:
         notes.append(Check("models", False, "the models differ, so equal seeds give other weights", "note"))
     notes.append(learned(runs, min(side.model.vocab_size for side in sides.values())))

@@ -34,7 +34,8 @@ def settings() -> dict[str, Any]:
 
 def set_back(before: Mapping[str, Any]) -> list[Check]:
     """Set what differs from `before` back. Returns a failed check that names it, or none if nothing differs."""
-    changed = {name: now for name, now in settings().items() if now != before[name]}
+    after = settings()
+    changed = {name: after[name] for name, value in before.items() if after[name] != value}
     for name in changed:
         SETTINGS[name][1](before[name])
     if not changed:

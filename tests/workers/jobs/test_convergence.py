@@ -184,6 +184,20 @@ def test_a_comparison_ends_with_its_pairs_of_runs(tmp_path: Path) -> None:
     assert not report.rows, "it measures no case"
 
 
+def test_what_the_code_of_one_side_sets_does_not_reach_the_other(tmp_path: Path, upload) -> None:
+    code = upload(
+        "import torch\nfrom workers.model import TransformerLM as Mine\ntorch.autograd.set_detect_anomaly(True)\n",
+        "Mine",
+    )
+    spec = compare(convergence_steps=20, candidate={"kind": "benchmark", **BF16, "code": code})
+    report = Report(tmp_path)
+    RUNNER.run(spec, RUNNER.plan(spec)[-1], report)
+    assert not torch.is_anomaly_enabled()
+    (check,) = [one for one in report.verdict["checks"] if one["name"] == "settings"]
+    assert not check["ok"]
+    assert "detection of anomalies from False to True" in check["detail"]
+
+
 @pytest.mark.parametrize(
     ("side", "words"),
     [
