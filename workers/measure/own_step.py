@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from kernels.ranges import named
 from workers.measure import position
+from workers.measure.process_settings import settings
 from workers.measure.returned import slim
 from workers.measure.timing import Observer, begin_phase, end_phase
 
@@ -74,6 +75,8 @@ class OwnStep:
         why_not_run: Callable[[object], str | None] = lambda _returned: None,
     ) -> None:
         self._why_not_run = why_not_run
+        self.settings = settings()
+        """Those of torch before the user's code ran."""
         self.device = torch.device("cpu") if device is None else device
         """The device of the job."""
         self._step: Callable[[], object] | None = None

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import torch
 
-from workers.measure.check import Check
+from workers.measure.check import Check, Severity
 
 SETTINGS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] = {
     "threads": (torch.get_num_threads, torch.set_num_threads),
@@ -34,11 +34,22 @@ def settings() -> dict[str, Any]:
 
 def set_back(before: Mapping[str, Any]) -> list[Check]:
     """Set what differs from `before` back. Returns a failed check that names it, or none if nothing differs."""
-    after = settings()
-    changed = {name: after[name] for name, value in before.items() if after[name] != value}
+    changed = _changed(before)
     for name in changed:
         SETTINGS[name][1](before[name])
-    if not changed:
-        return []
+    return _named(before, changed, "while it was measured, and they were set back", "suspect")
+
+
+def check_settings(before: Mapping[str, Any]) -> list[Check]:
+    """Note what differs from `before`, of which the environment tells; no check if nothing does."""
+    return _named(before, _changed(before), "after its environment was recorded", "note")
+
+
+def _changed(before: Mapping[str, Any]) -> dict[str, Any]:
+    after = settings()
+    return {name: after[name] for name, value in before.items() if after[name] != value}
+
+
+def _named(before: Mapping[str, Any], changed: Mapping[str, Any], when: str, severity: Severity) -> list[Check]:
     each = ", ".join(f"{name} from {before[name]} to {now}" for name, now in changed.items())
-    return [Check("settings", False, f"its code changed torch's {each} while it was measured, and they were set back")]
+    return [Check("settings", False, f"its code changed torch's {each} {when}", severity)] if changed else []

@@ -64,6 +64,11 @@ def make_plain_step(device):
     return lambda: model(torch.randn(2, 8, device=device)).sum().backward()
 
 
+def make_setting_step(device):
+    torch.set_float32_matmul_precision("high")
+    return make_plain_step(device)
+
+
 def make_kept_step(device):
     model = torch.nn.Linear(64, 8).to(device)
     x = torch.randn(256, 64, device=device)
@@ -245,6 +250,13 @@ def test_mfu_is_relative_to_the_precision_of_the_products(run, monkeypatch, prec
     monkeypatch.setattr("workers.jobs._training.metrics.peak_tflops", lambda _, name: (peaks.get(name, 1e9), ""))
     numbers = medians(run("benchmark", precision=precision))
     assert numbers["mfu"] == pytest.approx(numbers["tflops"] / 2.0)  # type: ignore[operator]
+
+
+def test_what_a_step_sets_after_its_environment_was_recorded_is_noted(run: Run) -> None:
+    verdict = run("benchmark", "make_setting_step").verdict_on()
+    (check,) = [check for check in verdict["checks"] if check["name"] == "settings"]
+    assert (check["ok"], check["severity"]) == (False, "note")
+    assert "float32 products from highest to high" in check["detail"]
 
 
 def test_a_step_without_phases_has_its_own_time_only(run: Run) -> None:

@@ -170,6 +170,7 @@ def check_times(
     training: Training, times: StepTimes, step_ms: Sequence[float], busy: Busy | str, monitor: Monitor
 ) -> list[Check]:
     """Return the checks of the validity of the steps' times, of which `step_ms` are the samples."""
+    from workers.measure.process_settings import check_settings
     from workers.measure.validity import check_gradients, check_kernels, check_stability, check_steady, check_waiting
 
     spec, device = training.spec, training.device
@@ -177,6 +178,8 @@ def check_times(
         check_steady(times.steady, times.warmup, too_slow=times.too_slow, hidden=times.hidden),
         *check_stability(step_ms, on_gpu=device.type == "cuda", metric="step_ms"),
     ]
+    if training.own is not None:
+        checks += check_settings(training.own.settings)
     inner = training.step if training.graphed is None else training.graphed.step
     checks += check_gradients(getattr(inner, "without_gradient", None))
     if spec.compile or (spec.step_code is not None and compilation().graphs):
