@@ -26,7 +26,6 @@ from app.cli.common import (
     DryRun,
     Fields,
     JobId,
-    Kind,
     Label,
     OwnCodeOptions,
     Preset,
@@ -71,15 +70,24 @@ SUBMITTED_BEFORE = "(submitted before with this --idempotency-key; showing the f
 class Filters:
     """Options that choose jobs by what they are, beside their state."""
 
-    kind: Annotated[str | None, typer.Option(help="All jobs of this kind.", autocompletion=completing.kinds)] = None
+    kind: Annotated[str | None, typer.Option(help="Jobs of this kind.", autocompletion=completing.kinds)] = None
     label: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="All jobs with this label; may be repeated.")
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Jobs with this label; may be repeated.")
     ] = None
-    sweep_id: Annotated[int | None, of_sweep("All jobs of this sweep.")] = None
-    submitted_by: Annotated[str | None, typer.Option(metavar="USER", help="All jobs that this user submitted.")] = None
-    mine: Annotated[bool, typer.Option("--mine", help="All jobs that you submitted: your token's, or your user's.")] = (
-        False
-    )
+    sweep_id: Annotated[int | None, of_sweep("Jobs of this sweep.")] = None
+    submitted_by: Annotated[str | None, typer.Option(metavar="USER", help="Jobs that this user submitted.")] = None
+    mine: Annotated[bool, typer.Option("--mine", help="Jobs that you submitted: your token's, or your user's.")] = False
+
+    def given(self, state: str | None) -> JobFilter:
+        """Return these options, and the state, as the client takes them."""
+        return {
+            "state": state,
+            "kind": self.kind,
+            "labels": arguments.parse_labels(self.label or []),
+            "sweep": self.sweep_id,
+            "submitted_by": self.submitted_by,
+            "mine": self.mine,
+        }
 
 
 @dataclass(frozen=True)
@@ -426,13 +434,7 @@ def jobs(
     state: Annotated[
         str | None, typer.Option(help="Only jobs in this state.", autocompletion=completing.job_states)
     ] = None,
-    kind: Kind = None,
-    label: Label = None,
-    sweep_id: Annotated[int | None, of_sweep("Only jobs of this sweep.")] = None,
-    submitted_by: Annotated[
-        str | None, typer.Option(metavar="USER", help="Only jobs that this user submitted.")
-    ] = None,
-    mine: Annotated[bool, typer.Option("--mine", help="Only jobs that you submitted.")] = False,
+    filters: Filters,
     since: Annotated[
         str | None, typer.Option(metavar="WHEN", help="Submitted since: 7d, 12h, 90min, 2026-03-01, or a time.")
     ] = None,
@@ -442,20 +444,9 @@ def jobs(
     """List jobs, newest first: what each measures, its verdict, its age, how long it ran, its place in the queue."""
     from app.cli.output import print_job_list, print_json
 
-    labels = arguments.parse_labels(label or [])
-    listed = server.list_jobs(
-        state=state,
-        kind=kind,
-        labels=labels,
-        sweep=sweep_id,
-        submitted_by=submitted_by,
-        mine=mine,
-        since=since,
-        limit=limit + 1,
-    )
-    listed = first_of(listed, limit)
+    listed = first_of(server.list_jobs(**filters.given(state), since=since, limit=limit + 1), limit)
     if not listed:
-        check_kind(server, kind)
+        check_kind(server, filters.kind)
     if as_json:
         print_json(listed)
     else:
@@ -619,16 +610,7 @@ def _chosen(job_ids: list[int] | None, state: str | None, filters: Filters) -> J
     if bool(job_ids) == is_filter:
         options = "--state, --kind, --label, --sweep, --submitted-by and --mine"
         raise typer.BadParameter(f"give ids, or at least one of {options}, and not both")
-    if not is_filter:
-        return None
-    return {
-        "state": state,
-        "kind": filters.kind,
-        "labels": arguments.parse_labels(filters.label or []),
-        "sweep": filters.sweep_id,
-        "submitted_by": filters.submitted_by,
-        "mine": filters.mine,
-    }
+    return filters.given(state) if is_filter else None
 
 
 def _each(job_ids: list[int], act: Callable[[int], str]) -> None:
