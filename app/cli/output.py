@@ -407,13 +407,9 @@ def progress_display() -> Iterator[Show]:
         yield show
 
 
-@contextlib.contextmanager
-def output_display() -> Iterator[Show]:
+class OutputDisplay:
     """Shows progress, and what the job waits for, as plain lines on stderr, and the job's output on stdout."""
-    yield _Output()
 
-
-class _Output:
     def __init__(self) -> None:
         self._show = _plain_progress()
 
@@ -422,12 +418,6 @@ class _Output:
 
     def log(self, text: str) -> None:
         echo(text, nl=False)
-
-
-@contextlib.contextmanager
-def no_progress() -> Iterator[Show]:
-    """Shows nothing."""
-    yield lambda *_: None
 
 
 def _plain_progress() -> Show:

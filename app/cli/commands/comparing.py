@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import re
 from dataclasses import dataclass
@@ -295,7 +296,7 @@ def check(
     Exit codes: 0 passed, 3 slower, 4 inconclusive (also on another device or environment), 5 invalid, 6 missing,
     8 wrong, 9 slower but not confirmed, because both were not measured in alternation.
     """
-    from app.cli.output import no_progress, print_json, progress_display
+    from app.cli.output import print_json, progress_display
 
     brief = output_format == BRIEF
     if job_ids and sweep_id is not None:
@@ -306,7 +307,7 @@ def check(
         raise typer.BadParameter("labels are for the jobs that run again: leave JOB and --sweep, or --label, out")
     limit, labels = _percent(fail_above), arguments.parse_labels(label or [])
     assert limit is not None
-    with no_progress() if brief else progress_display() as show:
+    with contextlib.nullcontext(lambda *_: None) if brief else progress_display() as show:
         checked = server.check(
             baseline,
             job_ids or None,

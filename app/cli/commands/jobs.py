@@ -195,7 +195,7 @@ def wait_for_answer(
 def _go_on(server: Flopwatch, job: dict[str, Any], waiting: Waiting, *, note: str = "", follow: bool = False) -> None:
     """Print the result of a submission and, if asked, wait for the job, and meanwhile print its output; exits with 1
     unless it succeeded, or with WRONG."""
-    from app.cli.output import output_display, print_answer, print_answers, print_job, print_json, progress_display
+    from app.cli.output import OutputDisplay, print_answer, print_answers, print_job, print_json, progress_display
 
     wait, as_json = waiting.waits, waiting.as_json
     if not as_json:
@@ -209,7 +209,7 @@ def _go_on(server: Flopwatch, job: dict[str, Any], waiting: Waiting, *, note: st
     if wait:
         with (
             _going_on_when_interrupted(lambda: _how_it_goes_on(server, job["id"])),
-            output_display() if follow and not as_json else progress_display() as show,
+            contextlib.nullcontext(OutputDisplay()) if follow and not as_json else progress_display() as show,
         ):
             job = server.wait(job, timeout_s=waiting.wait_at_most, show=show, check=False)
     if as_json:

@@ -97,6 +97,7 @@ class ObjectContent:
             raise Damaged(f"The object {self.name} is damaged: {actual} bytes, expected {size}.")
 
     def head(self, limit: int) -> bytes:
+        """Return its first bytes, `limit` at most. Raises NotFound, Damaged or StoreUnreachable."""
         stop = min(limit, self.size)
         with _store_errors(reading=True):
             content = b"".join(

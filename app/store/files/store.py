@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from anyio.to_thread import run_sync
 from sqlalchemy import Connection, select
@@ -15,6 +15,9 @@ from app.errors import Damaged
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.records import Claim
+
+if TYPE_CHECKING:
+    from app.store.files.objects import ObjectContent
 
 CHUNK_BYTES = 1 << 20
 SMALL_BYTES = 8 << 20
@@ -54,7 +57,7 @@ class FolderContent:
             await run_sync(self.head, SMALL_BYTES)
 
     async def stream(self, start: int, stop: int) -> AsyncIterator[bytes]:
-        """Yield the bytes from `start` to before `stop`, as `RemoteContent.stream`."""
+        """Yield the bytes from `start` to before `stop`, as `ObjectContent.stream`."""
         digest, at = hashlib.sha256(), start
         # Closing it must await nothing: a client that disconnects cancels everything that its answer awaits.
         with contextlib.ExitStack() as opened:
@@ -72,25 +75,7 @@ class FolderContent:
             raise Damaged(f"The disk has changed the file {self.sha256}: its SHA-256 is {actual} now.")
 
 
-class RemoteContent(Protocol):
-    """A content on another host."""
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-
-    def head(self, limit: int) -> bytes:
-        """Return its first bytes, `limit` at most. Raises NotFound, Damaged or StoreUnreachable."""
-
-    async def check(self, size: int) -> None:
-        """Raise NotFound, Damaged or StoreUnreachable when it is not as it was stored, without reading it."""
-
-    def stream(self, start: int, stop: int) -> AsyncIterator[bytes]:
-        """Yield the bytes from `start` to before `stop`. If these are all, and are not what was stored, it raises
-        Damaged before the last part."""
-
-
-Content = FolderContent | RemoteContent
+Content: TypeAlias = "FolderContent | ObjectContent"
 
 
 class FileStore(Protocol):
