@@ -34,7 +34,7 @@ A job that fails raises no exception in the service: its `error` is a value, a p
 import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 PROBLEM_PREFIX = "urn:flopwatch:problem:"
 
@@ -84,6 +84,11 @@ class InvalidRequest(FlopwatchError):
     code = "invalid_request"
     status = 422
     title = "The request is not valid"
+
+    @classmethod
+    def at(cls, pointer: str, detail: str) -> Self:
+        """Build the error of one wrong field."""
+        return cls(detail, errors=(FieldError(pointer, detail),))
 
 
 class IdempotencyMismatch(InvalidRequest):

@@ -91,7 +91,12 @@ class DataParallel(nn.Module):
         self._ran = False
         """Whether a forward pass that builds a graph has run since the last synchronization. Without one, gradients can
         only be of a penalty of the parameters, which is the same on all ranks."""
+        self._follow_gradients()
         check_steps_of(self)
+
+    def _follow_gradients(self) -> None:
+        """Register the hooks by which the wrapper learns of gradients."""
+        raise NotImplementedError
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
         self._ran = self._ran or torch.is_grad_enabled()
@@ -172,14 +177,7 @@ def dense_gradient(name: str, parameter: nn.Parameter) -> Tensor | None:
 class AfterBackward(DataParallel):
     """Base of the wrappers that communicate nothing before `finish_gradient_synchronization`."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        process_group: dist.ProcessGroup | None = None,
-        *,
-        reduce_dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(module, process_group, reduce_dtype=reduce_dtype)
+    def _follow_gradients(self) -> None:
         self._arrived = False
         wrapper = weakref.ref(self)
 
@@ -417,17 +415,9 @@ class OverlappingDataParallel(DataParallel):
     parameter would take too much host time. This affects only the moment of sending, not the content or the order.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        process_group: dist.ProcessGroup | None,
-        divide: Callable[[list[tuple[str, nn.Parameter]]], list[list[tuple[str, nn.Parameter]]]],
-        *,
-        reduce_dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(module, process_group, reduce_dtype=reduce_dtype)
+    def _follow_gradients(self) -> None:
         # The last layers' gradients are complete first.
-        divided = divide(list(reversed(self.trainable.items())))
+        divided = self._divided(list(reversed(self.trainable.items())))
         self.buckets = [Bucket(members) for members in divided]
         self._index_of = {name: index for index, name in enumerate(self.trainable)}
         self._sent = 0
@@ -438,6 +428,10 @@ class OverlappingDataParallel(DataParallel):
         # The hooks of a deleted wrapper must not keep its parameters alive, and must not collect the gradients of the
         # next wrapper.
         weakref.finalize(self, _remove_hooks, self.buckets)
+
+    def _divided(self, parameters: list[tuple[str, nn.Parameter]]) -> list[list[tuple[str, nn.Parameter]]]:
+        """Return the parameters by their buckets."""
+        raise NotImplementedError
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -531,19 +525,8 @@ class OverlappedDataParallel(OverlappingDataParallel):
     See DataParallel for arguments and errors.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        process_group: dist.ProcessGroup | None = None,
-        *,
-        reduce_dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            module,
-            process_group,
-            lambda parameters: [[parameter] for parameter in parameters],
-            reduce_dtype=reduce_dtype,
-        )
+    def _divided(self, parameters: list[tuple[str, nn.Parameter]]) -> list[list[tuple[str, nn.Parameter]]]:
+        return [[parameter] for parameter in parameters]
 
 
 class BucketedDataParallel(OverlappingDataParallel):
@@ -581,8 +564,11 @@ class BucketedDataParallel(OverlappingDataParallel):
     ) -> None:
         if bucket_size_mb is not None and not bucket_size_mb > 0:
             raise ValueError(f"bucket_size_mb must be more than 0, not {bucket_size_mb}")
-        limit = float("inf") if bucket_size_mb is None else bucket_size_mb * MIB
-        super().__init__(module, process_group, functools.partial(into_buckets, limit=limit), reduce_dtype=reduce_dtype)
+        self._limit = float("inf") if bucket_size_mb is None else bucket_size_mb * MIB
+        super().__init__(module, process_group, reduce_dtype=reduce_dtype)
+
+    def _divided(self, parameters: list[tuple[str, nn.Parameter]]) -> list[list[tuple[str, nn.Parameter]]]:
+        return into_buckets(parameters, self._limit)
 
 
 def into_buckets(parameters: Sequence[tuple[str, nn.Parameter]], limit: float) -> list[list[tuple[str, nn.Parameter]]]:

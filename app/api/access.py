@@ -11,7 +11,7 @@ from fastapi import Depends, Request
 from app.api.guard import Access
 from app.api.parameters import JobId, SweepId, user_of
 from app.api.services import CurrentServices, Services
-from app.errors import FieldError, InsufficientScope, InvalidRequest
+from app.errors import InsufficientScope, InvalidRequest
 from app.specs._code import RUNS_CODE, codes_of
 from app.store.records import NewJob
 from app.tokens import Scope
@@ -49,8 +49,7 @@ def own_name(sender: Access, other: str | None) -> str:
     somebody else."""
     if sender.name is None or other not in (None, sender.name):
         why = "this request names no user" if sender.name is None else f"that is {sender.name!r}, not {other!r}"
-        detail = f"`mine` means jobs of the sender, and {why}."
-        raise InvalidRequest(detail, errors=(FieldError("/mine", detail),))
+        raise InvalidRequest.at("/mine", f"`mine` means jobs of the sender, and {why}.")
     return sender.name
 
 
@@ -75,7 +74,7 @@ def check_limits(services: Services, sender: Access, jobs: Iterable[NewJob]) -> 
             )
         if most is not None and (number := new.spec.resources().total) > most:
             detail = f"It needs {number} devices; a user's jobs hold at most {most} (FLOPWATCH_MAX_RUNNING_DEVICES)."
-            raise InvalidRequest(detail, errors=(FieldError("/spec", detail),))
+            raise InvalidRequest.at("/spec", detail)
 
 
 def check_own(access: Access, owner: str | None, what: str) -> None:

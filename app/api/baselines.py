@@ -15,7 +15,7 @@ from app.api.bodies import Body, json_body, request_body
 from app.api.parameters import NO_QUERY, Id, Json, Limit, StrictQuery, Text, declared, documented
 from app.api.schemas import Baseline, BaselineOfCases, Page, PutBaseline
 from app.api.services import CurrentServices
-from app.errors import FieldError, InvalidRequest
+from app.errors import InvalidRequest
 from app.specs._base import StrictModel
 from flopwatch.defaults import USER
 
@@ -72,7 +72,7 @@ async def _name(name: Annotated[str, A_NAME]) -> str:
             f"A baseline's name has 1 to 63 letters, digits, '_', '.' and '-', and begins with none of the last two; "
             f"got {name[:80]!r}."
         )
-        raise InvalidRequest(detail, errors=(FieldError("/name", detail),))
+        raise InvalidRequest.at("/name", detail)
     return name
 
 
@@ -87,7 +87,7 @@ async def _new_name(name: Annotated[str, A_NEW_NAME]) -> str:
     name = await _name(name)
     if LIKE_AN_ID.fullmatch(name):
         detail = f"{name[:80]!r} would be taken for a job's id: let a baseline's name have something else than digits."
-        raise InvalidRequest(detail, errors=(FieldError("/name", detail),))
+        raise InvalidRequest.at("/name", detail)
     return name
 
 

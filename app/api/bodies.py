@@ -220,7 +220,7 @@ def parse(raw: bytes, model: type[Model], *, union_at: Location | None = None) -
             raise _not_json(str(invalid[0]["ctx"]["error"])) from None
     sent = json.loads(raw, object_pairs_hook=_without_repeats, parse_constant=_no_constant)
     if rb"\u0000" in raw and (location := _find_nul(sent)) is not None:
-        raise _wrong_at(location, "Text must not contain NUL characters: no database keeps them all")
+        raise wrong_at(location, "Text must not contain NUL characters: no database keeps them all")
     if valid is None:
         errors = field_errors(invalid or [], sent, model, union_at=union_at)
         raise InvalidRequest(summary(errors), errors=errors)
@@ -232,7 +232,7 @@ def _without_repeats(items: list[tuple[str, Any]]) -> dict[str, Any]:
     built = dict(items)
     if len(built) < len(items):
         key = Counter(key for key, _ in items).most_common(1)[0][0]
-        raise _wrong_at((), f"The key {shown(key)} stands in one object twice: leave one of them out")
+        raise wrong_at((), f"The key {shown(key)} stands in one object twice: leave one of them out")
     return built
 
 
@@ -241,10 +241,11 @@ def _no_constant(name: str) -> Any:
 
 
 def _not_json(why: str) -> InvalidRequest:
-    return _wrong_at((), f"This is not JSON: {why}")
+    return wrong_at((), f"This is not JSON: {why}")
 
 
-def _wrong_at(location: Location, detail: str) -> InvalidRequest:
+def wrong_at(location: Location, detail: str) -> InvalidRequest:
+    """Return the error of what the body has at a location."""
     field = FieldError(pointer(location), detail)
     return InvalidRequest(summary((field,)), errors=(field,))
 

@@ -11,7 +11,7 @@ from app.api.access import Sender, own_name
 from app.api.guard import Access
 from app.api.parameters import Id, Json, Label, StrictQuery, Text
 from app.api.services import CurrentServices
-from app.errors import FieldError, InsufficientScope, InvalidRequest
+from app.errors import InsufficientScope, InvalidRequest
 from app.states import JobState
 from app.store.keeping.bulk import BulkCancelled, BulkDeleted
 from app.store.reading.filters import JobFilter
@@ -71,8 +71,7 @@ def _filter(sender: Access, query: _Chosen, state: JobState | None, verb: str) -
     if not chosen.conditions:
         every = "every job" if sender.allows("admin") else "every job of yours, which `mine` says"
         names = "state, kind, label, sweep, submitted_by, mine"
-        detail = f"Give at least one of {names}: without any, this would {verb} {every}."
-        raise InvalidRequest(detail, errors=(FieldError("", detail),))
+        raise InvalidRequest.at("", f"Give at least one of {names}: without any, this would {verb} {every}.")
     if sender.allows("admin"):
         return chosen
     if submitted_by not in (None, sender.name):

@@ -12,7 +12,7 @@ from app.api.bodies import read_limited
 from app.api.parameters import NO_QUERY, ETag, Json, declared
 from app.api.schemas import CodeFile
 from app.api.services import CurrentServices
-from app.errors import FieldError, InvalidRequest
+from app.errors import InvalidRequest
 from flopwatch.packing import MAX_BYTES, check_packed, is_packed
 
 router = APIRouter(prefix="/files", tags=["files"])
@@ -40,7 +40,9 @@ async def put_file(request: Request, services: CurrentServices, sha256: Sha256) 
     content = await read_limited(request, MAX_BYTES, "of uploaded code")
     actual = await asyncio.to_thread(lambda: hashlib.sha256(content).hexdigest())
     if actual != sha256:
-        raise _wrong(f"The body's SHA-256 is {actual}, not that of the path: it was damaged, or is another file.")
+        raise InvalidRequest.at(
+            "", f"The body's SHA-256 is {actual}, not that of the path: it was damaged, or is another file."
+        )
     await asyncio.to_thread(_check, content)
     file, is_new = await services.writes.run(lambda: services.uploads.put(content))
     return Json(file, status_code=201 if is_new else 200, headers={"Location": file["url"]} if is_new else {})
@@ -52,18 +54,14 @@ def _check(content: bytes) -> None:
         try:
             check_packed(content)
         except ValueError as error:
-            raise _wrong(f"The body cannot be unpacked: {error}.") from None
+            raise InvalidRequest.at("", f"The body cannot be unpacked: {error}.") from None
         return
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise _wrong(f"The body is no Python source: byte {error.start} is not UTF-8.") from None
+        raise InvalidRequest.at("", f"The body is no Python source: byte {error.start} is not UTF-8.") from None
     if not text.strip() or "\0" in text:
-        raise _wrong("The body is no Python source: it is empty, or has NUL characters.")
-
-
-def _wrong(detail: str) -> InvalidRequest:
-    return InvalidRequest(detail, errors=(FieldError("", detail),))
+        raise InvalidRequest.at("", "The body is no Python source: it is empty, or has NUL characters.")
 
 
 @router.get(

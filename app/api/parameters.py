@@ -138,8 +138,7 @@ async def no_query(request: Request) -> None:
     """Refuse any query parameter; for routes without parameters."""
     if request.query_params:
         names = ", ".join(sorted(request.query_params))
-        detail = f"Unknown query parameter: {names}; this route takes none."
-        raise InvalidRequest(detail, errors=(FieldError("", detail),))
+        raise InvalidRequest.at("", f"Unknown query parameter: {names}; this route takes none.")
 
 
 NO_QUERY = Depends(no_query)
@@ -215,7 +214,7 @@ def user_of(headers: Mapping[str, str]) -> str | None:
     user = unquote(sent, errors="replace")
     if len(user) > MAX_USER_LENGTH or not user.isprintable():
         detail = f"Header '{USER}' must have at most {MAX_USER_LENGTH} printable characters, percent-encoded."
-        raise InvalidRequest(detail, errors=(FieldError("", detail),))
+        raise InvalidRequest.at("", detail)
     return user
 
 
@@ -238,7 +237,7 @@ def idempotency(headers: Mapping[str, str], route: str, body: Any, *, awaits: bo
         return None
     if not 0 < len(key) <= MAX_KEY_LENGTH or not key.isascii() or not key.isprintable():
         detail = f"Header 'Idempotency-Key' must have 1 to {MAX_KEY_LENGTH} printable ASCII characters."
-        raise InvalidRequest(detail, errors=(FieldError("", detail),))
+        raise InvalidRequest.at("", detail)
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return Idempotency(key, route, hashlib.sha256(canonical.encode()).hexdigest(), awaits)
 

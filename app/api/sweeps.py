@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from app import results
 from app.api.access import OWN_SWEEP, OWN_SWEEP_AGAIN, Sender, check_code, check_limits
-from app.api.bodies import Body, JobOptions, json_body, request_body, summary, timeout_without_one
+from app.api.bodies import Body, JobOptions, json_body, request_body, summary, timeout_without_one, wrong_at
 from app.api.guard import Access
 from app.api.links import linked_sweep
 from app.api.names import known_names, unknown_names
@@ -172,7 +172,7 @@ def first_of_searches(services: Services, options: SweepBody, body: FitBody) -> 
     """Return the first job of each search; raises InvalidRequest if its first or its largest value is not valid."""
     points = expand(options.base, options.grid, options.exclude) if options.grid else [Point(options.base, {})]
     if len(points) > MAX_SEARCHES:
-        raise _wrong(("grid",), f"{len(points)} searches; a sweep has at most {MAX_SEARCHES}: split it")
+        raise wrong_at(("grid",), f"{len(points)} searches; a sweep has at most {MAX_SEARCHES}: split it")
     base = valid_specs(services, points)[0]
     # An estimate runs nothing: its jobs take no longer near the limit.
     fit = Fit.of(body, *_axis(base, body.axis), coarse=base.kind != "estimate")
@@ -182,7 +182,7 @@ def first_of_searches(services: Services, options: SweepBody, body: FitBody) -> 
     )
     specs = valid_specs(services, [*firsts, *lasts])
     if all(fit.axis in (*spec.unmeasured, *spec.without_effect()) for spec in specs[len(firsts) :]):
-        raise _wrong(("fit", "axis"), "Changes nothing in these specs, so every value would fit")
+        raise wrong_at(("fit", "axis"), "Changes nothing in these specs, so every value would fit")
     return _jobs(services, options, specs[: len(firsts)], firsts), fit
 
 
@@ -197,18 +197,13 @@ def _axis(spec: SpecBase, axis: str) -> tuple[Any, int]:
         named = (its for name, its in place.get("patternProperties", {}).items() if re.search(name, part))
         place = place.get("properties", {}).get(part) or next(named, None)
         if place is None:
-            raise _wrong(("fit", "axis"), f"Kind {spec.kind} has no such field")
+            raise wrong_at(("fit", "axis"), f"Kind {spec.kind} has no such field")
         value = value.get(part) if isinstance(value, dict) else None
     variants = [variant.get("items", variant) for variant in place.get("anyOf", [place])]
     integers = [variant for variant in variants if variant.get("type") == "integer"]
     if not integers:
-        raise _wrong(("fit", "axis"), "Must be a field that takes integers, or a list of them")
+        raise wrong_at(("fit", "axis"), "Must be a field that takes integers, or a list of them")
     return value, max(int(integers[0].get("minimum", 1)), 1)
-
-
-def _wrong(location: Location, detail: str) -> InvalidRequest:
-    field = FieldError(pointer(location), detail)
-    return InvalidRequest(summary((field,)), errors=(field,))
 
 
 def valid_specs(services: Services, points: Sequence[Point]) -> list[SpecBase]:

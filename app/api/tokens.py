@@ -12,7 +12,7 @@ from app.api.bodies import Body, Line, json_body, request_body
 from app.api.parameters import NO_QUERY, Json
 from app.api.schemas import NewToken, Page, Token
 from app.api.services import CurrentServices
-from app.errors import FieldError, InvalidRequest
+from app.errors import InvalidRequest
 from app.specs._base import StrictModel
 from app.store.tables import utc_now
 from app.tokens import Scope
@@ -55,7 +55,7 @@ async def create_token(
             "The first token must have the scope admin: from then on the server asks for a token, and only an admin's "
             "could make others"
         )
-        raise InvalidRequest(detail, errors=(FieldError("/scope", detail),))
+        raise InvalidRequest.at("/scope", detail)
     expires_at = None if wanted.expires_days is None else utc_now() + timedelta(days=wanted.expires_days)
     made, text = await services.writes.run(lambda: services.access_tokens.create(wanted.name, wanted.scope, expires_at))
     await services.guard.refresh(at_once=True)

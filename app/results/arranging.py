@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from app.errors import FieldError, InvalidRequest
+from app.errors import InvalidRequest
 from app.metrics import Direction, better, gain, gain_name, is_rate
 from app.results.footnotes import Doubt
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
@@ -237,7 +237,7 @@ def _no_such_row(rows: Sequence[Mapping[str, Any]], wanted: Pairs, option: str) 
             break
     else:
         detail = f"No row has {' and '.join(f'{name}={value}' for name, value in wanted)}."
-    return InvalidRequest(detail, errors=(FieldError(f"/{option}", detail),))
+    return InvalidRequest.at(f"/{option}", detail)
 
 
 def _dependent(lines: Sequence[Line], names: Sequence[str], fixed: Sequence[str], by: Sequence[str]) -> list[str]:
@@ -302,7 +302,7 @@ def pivot(
     values = _in_order(dict.fromkeys((type(value), value) for value in spread))
     if len(values) > MAX_PIVOTED:
         detail = f"{coordinate} has {len(values)} values, and a table at most {MAX_PIVOTED} columns of one metric."
-        raise InvalidRequest(detail, errors=(FieldError("/pivot", detail),))
+        raise InvalidRequest.at("/pivot", detail)
     rows: dict[Hashable, list[dict[Hashable, Line]]] = {}
     for line in lines:
         value = line.coordinates.get(coordinate)
@@ -438,8 +438,7 @@ def ordered(sheet: Sheet, sort: str | None) -> Sheet:
     if name not in names:
         if not sheet.rows:
             return sheet
-        detail = f"There is no column {name!r} to sort by; there is {', '.join(names)}."
-        raise InvalidRequest(detail, errors=(FieldError("/sort", detail),))
+        raise InvalidRequest.at("/sort", f"There is no column {name!r} to sort by; there is {', '.join(names)}.")
     index = names.index(name)
     value = _sortable([row[index] for row in sheet.rows])
     numbers = range(len(sheet.rows))

@@ -8,7 +8,7 @@ differ.
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from app.errors import FieldError, InvalidRequest
+from app.errors import InvalidRequest
 from app.results.cases import OF_THE_JOB, CaseOfJob
 from app.specs import KINDS
 from flopwatch.text.cases import in_use
@@ -152,5 +152,4 @@ def refuse_unknown(what: str, requested: Sequence[str], known: Sequence[str], *,
         near = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"; did you mean {near[0]}?" if near else f": {', '.join(known)}."
         noun = "column" if what == "columns" else "coordinate"
-        detail = f"These results have no {noun} {unknown[0]!r}{hint}"
-        raise InvalidRequest(detail, errors=(FieldError(f"/{what}", detail),))
+        raise InvalidRequest.at(f"/{what}", f"These results have no {noun} {unknown[0]!r}{hint}")

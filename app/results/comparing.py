@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.errors import FieldError, InvalidRequest
+from app.errors import InvalidRequest
 from app.metrics import is_rate
 from app.results import agreement, environments, findings
 from app.results.agreement import Agreement
@@ -273,8 +273,7 @@ def _check_metrics(requested: Sequence[str], known: Mapping[str, str]) -> None:
         if metric not in known and known:
             near = difflib.get_close_matches(metric, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else f": {', '.join(known)}."
-            detail = f"{metric!r} is none of these jobs' metrics{hint}"
-            raise InvalidRequest(detail, errors=(FieldError("/metric", detail),))
+            raise InvalidRequest.at("/metric", f"{metric!r} is none of these jobs' metrics{hint}")
 
 
 def _notes(

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from app.columns import ColumnType
-from app.errors import FieldError, InvalidRequest
+from app.errors import InvalidRequest
 from app.results.arranging import coordinate_of
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from flopwatch.table_options import Statistic
@@ -55,7 +55,7 @@ def renamed(sheet: Sheet, names: Sequence[tuple[str, str]]) -> Sheet:
 
 
 def _refused(detail: str) -> InvalidRequest:
-    return InvalidRequest(detail, errors=(FieldError("/rename", detail),))
+    return InvalidRequest.at("/rename", detail)
 
 
 def _is_in(name: str, notes: Sequence[str]) -> bool:

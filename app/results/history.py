@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from app.errors import FieldError, InvalidRequest, NotFound
+from app.errors import InvalidRequest, NotFound
 from app.metrics import Direction, better, column_name, headline, is_rate
 from app.results.arranging import with_values
 from app.results.versions import commit_of, revision_of, revision_text, short_version, version_of
@@ -168,7 +168,7 @@ def _ambiguous(cases: Mapping[str, Mapping[str, Scalar]], pointer: str) -> Inval
     ]
     more = f" and {len(cases) - MAX_NAMED} more" if len(cases) > MAX_NAMED else ""
     detail = f"{len(cases)} cases match: name one by its key or by coordinates: {'; '.join(named)}{more}."
-    return InvalidRequest(detail, errors=(FieldError(pointer, detail),))
+    return InvalidRequest.at(pointer, detail)
 
 
 def _main_metric(known: Sequence[str], kind: str) -> str:
@@ -181,8 +181,7 @@ def _main_metric(known: Sequence[str], kind: str) -> str:
 
 def _check_metric(name: str, known: Collection[str], key: str) -> None:
     if name not in known:
-        detail = f"Case {key} has no metric {name!r}; it has {', '.join(known)}."
-        raise InvalidRequest(detail, errors=(FieldError("/metric", detail),))
+        raise InvalidRequest.at("/metric", f"Case {key} has no metric {name!r}; it has {', '.join(known)}.")
 
 
 def _kind(job: HistoricJob, side: str | None) -> str:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from app.columns import type_of
-from app.errors import FieldError, InvalidRequest
+from app.errors import InvalidRequest
 from app.metrics import column_name, headline, is_rate, metric_names
 from app.results.arranging import (
     Line,
@@ -176,7 +176,7 @@ def refuse_several_kinds(kinds: Iterable[str]) -> None:
             f"These jobs are of several kinds, which have different rows and columns: {', '.join(several)}. "
             "Choose one with kind (--kind), or name all that shall share the table."
         )
-        raise InvalidRequest(detail, errors=(FieldError("/kind", detail),))
+        raise InvalidRequest.at("/kind", detail)
 
 
 def local_table(

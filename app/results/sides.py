@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from app.errors import Conflict, FieldError, InvalidRequest
+from app.errors import Conflict, InvalidRequest
 from app.results.cases import CaseOfJob, cases_of
 from app.results.environments import Setup
 from app.results.inference import FEWEST
@@ -122,7 +122,7 @@ def sides_of_job(snapshot: Snapshot, job_id: int) -> Pair:
     (job,) = _finished(snapshot, [job_id])
     if not job.has_sides:
         detail = f"Job {job_id} is of kind {job.kind}, no comparison: pass two jobs, as baseline and candidate."
-        raise InvalidRequest(detail, errors=(FieldError("/job", detail),))
+        raise InvalidRequest.at("/job", detail)
     whole = _side(snapshot, "baseline", [job])
     side_of_unit = measurements.sides(snapshot, [job])
     baseline, candidate = (
@@ -198,7 +198,7 @@ def _check_jobs(pair: Pair) -> None:
     ones, others = ({job.id for job in side.jobs} for side in pair.both)
     if ones != others and (shared := ones & others):
         detail = f"Job {min(shared)} is on both sides, and does not differ from itself: leave it out of one."
-        raise InvalidRequest(detail, errors=(FieldError("/candidate", detail),))
+        raise InvalidRequest.at("/candidate", detail)
     for side in pair.both:
         first: dict[Place, CaseOfJob] = {}
         for case in side.cases:
@@ -210,7 +210,7 @@ def _check_jobs(pair: Pair) -> None:
                 )
                 if other.job == case.job:  # of kind `compare`
                     detail = f"Job {case.job} ran two versions of the code: flopwatch compare {case.job} compares them."
-                raise InvalidRequest(detail, errors=(FieldError(f"/{side.name}", detail),))
+                raise InvalidRequest.at(f"/{side.name}", detail)
 
 
 def _check_releases(pair: Pair) -> None:
@@ -219,7 +219,7 @@ def _check_releases(pair: Pair) -> None:
     if of_0_1_0[0] != of_0_1_0[1]:
         side = pair.both[of_0_1_0.index(True)]
         detail = f"Release 0.1.0, which names uploaded code otherwise, measured the {side.name}: measure it again."
-        raise InvalidRequest(detail, errors=(FieldError(f"/{side.name}", detail),))
+        raise InvalidRequest.at(f"/{side.name}", detail)
 
 
 def _with_unequal_samples(snapshot: Snapshot, pair: Pair) -> Pair:
@@ -305,8 +305,7 @@ def _check_kinds(*sides: Sequence[FinishedJob]) -> None:
     for job in (job for side in sides for job in side):
         if job.kind != first.kind:
             kinds = f"job {first.id} is of kind {first.kind}, job {job.id} of kind {job.kind}"
-            detail = f"Compare jobs of one kind: {kinds}."
-            raise InvalidRequest(detail, errors=(FieldError("/candidate", detail),))
+            raise InvalidRequest.at("/candidate", f"Compare jobs of one kind: {kinds}.")
 
 
 def _finished(snapshot: Snapshot, wanted: Sequence[int]) -> list[FinishedJob]:

@@ -262,7 +262,7 @@ def _history(services: Services, cases: Mapping[str, Any], query: PictureQuery) 
     if len(cases) > 1:
         names = varying([Point(coordinates, None) for coordinates in cases.values()])
         detail = f"A history is of one case: choose one of {len(cases)} by where, in {', '.join(names)}."
-        raise InvalidRequest(detail, errors=(FieldError("/where", detail),))
+        raise InvalidRequest.at("/where", detail)
     choice = results.CaseChoice(key=next(iter(cases)))
     whole = results.history(services.database, choice, query.metric, None, MOST_POINTS)
     return history_plot.figure(whole)

@@ -21,7 +21,7 @@ from urllib.parse import quote
 from sqlalchemy import Connection, Row, Select, delete, func, insert, select, tuple_, update
 from sqlalchemy import case as sql_case
 
-from app.errors import Conflict, FieldError, InvalidRequest, NotFound
+from app.errors import Conflict, InvalidRequest, NotFound
 from app.specs import KINDS
 from app.states import FINISHED_STATES, UNFIT, VERDICTS, worst
 from app.store import tables
@@ -256,7 +256,7 @@ def _complete(rows: Sequence[Row[Any]], job: int | None, sweep: int | None) -> l
     for row in good:
         if row.kind in KINDS and KINDS[row.kind].has_sides:
             detail = f"Job {row.id} is of kind {row.kind}, whose sides may share a case: set a job of one side alone."
-            raise InvalidRequest(detail, errors=(FieldError("/job" if sweep is None else "/sweep", detail),))
+            raise InvalidRequest.at("/job" if sweep is None else "/sweep", detail)
     return good
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import delete, insert, select, update
 
-from app.errors import Conflict, FieldError, InvalidRequest, NotFound
+from app.errors import Conflict, InvalidRequest, NotFound
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.public import checked_id
@@ -35,7 +35,7 @@ def describe_job(database: Database, job_id: int, changes: Mapping[str, Any]) ->
             labels = {key: value for key, value in merged.items() if value is not None}
             if len(labels) > MAX_LABELS:
                 detail = f"The job would have {len(labels)} labels; {MAX_LABELS} is the most: remove some."
-                raise InvalidRequest(detail, errors=(FieldError("/labels", detail),))
+                raise InvalidRequest.at("/labels", detail)
             values["labels"] = labels
             connection.execute(delete(tables.job_label).where(tables.job_label.c.job_id == job_id))
             if labels:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, func, nulls_last, select
 
-from app.errors import FieldError, InvalidRequest
+from app.errors import InvalidRequest
 from app.metrics import column_name
 from app.specs import KINDS, Scalar
 from app.states import JobState
@@ -194,7 +194,7 @@ def _sort_key(connection: Connection, sweep: Mapping[str, Any], sort: str) -> Co
     if connection.execute(measured.limit(1)).first() is None:
         known = ", ".join([*OF_JOBS, *sweep["grid"], *searched(sweep)])
         detail = f"{sort!r} is nothing that these jobs can be sorted by: {known}, or a metric that they measured."
-        raise InvalidRequest(detail, errors=(FieldError("/sort", detail),))
+        raise InvalidRequest.at("/sort", detail)
     return value
 
 

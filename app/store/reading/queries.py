@@ -11,7 +11,7 @@ from typing import Any, get_args
 from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, select, tuple_
 
 from app.columns import free_names, type_of
-from app.errors import FieldError, InvalidRequest, NotFound
+from app.errors import InvalidRequest, NotFound
 from app.specs._schema import SCHEMA
 from app.states import JOB_STATES, WORKER_STATES, JobState, WorkerState
 from app.store import tables
@@ -560,8 +560,7 @@ def _page(
 
 def _cursor(after: str) -> int:
     if not (after.isascii() and after.isdecimal() and len(after) < len(str(MAX_ID))):
-        detail = "This is no cursor of this list: pass `next` of the page before, as it is."
-        raise InvalidRequest(detail, errors=(FieldError("/after", detail),))
+        raise InvalidRequest.at("/after", "This is no cursor of this list: pass `next` of the page before, as it is.")
     return int(after)
 
 

@@ -16,7 +16,7 @@ from app.api.bodies import read_limited
 from app.api.parameters import NO_QUERY, Cursor, Id, Label, Moment, StrictQuery, Text, parse_id
 from app.api.services import CurrentServices, Services
 from app.api.sweeps import SweepBody, submit_sweep
-from app.errors import FieldError, InvalidRequest
+from app.errors import InvalidRequest
 from app.metrics import headline
 from app.presets import DEMO_SWEEPS
 from app.specs import KINDS
@@ -216,8 +216,7 @@ async def cancel_picked(request: Request, services: CurrentServices) -> Response
     sent = parse_qsl(raw.decode(errors="replace"), keep_blank_values=True)
     picked = [parse_id(value, "job") for name, value in sent if name == "job"]
     if not 0 < len(picked) <= MAX_PICKED:
-        detail = f"Pick 1 to {MAX_PICKED} jobs to cancel; {len(picked)} are picked."
-        raise InvalidRequest(detail, errors=(FieldError("/job", detail),))
+        raise InvalidRequest.at("/job", f"Pick 1 to {MAX_PICKED} jobs to cancel; {len(picked)} are picked.")
     await check_own_jobs(services, access_of(request), picked)
     await services.writes.run(lambda: services.queue.cancel_some(picked))
     back = next((value for name, value in sent if name == "back"), "")

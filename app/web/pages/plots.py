@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from app import results
 from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
-from app.errors import FieldError, InvalidRequest
+from app.errors import InvalidRequest
 from app.metrics import gain_name, headline, readable
 from app.specs import KINDS, Scalar
 from app.store.reading import members
@@ -83,8 +83,7 @@ class PlotsQuery(StrictQuery):
 def panel(request: Request, services: CurrentServices, query: Annotated[PlotsQuery, Query()]) -> Response:
     """Return the panel by itself, without a page around it."""
     if query.sweep is None and not query.job:
-        detail = "Name a sweep, or jobs: /ui/plots?sweep=3 or /ui/plots?job=17."
-        raise InvalidRequest(detail, errors=(FieldError("/sweep", detail),))
+        raise InvalidRequest.at("/sweep", "Name a sweep, or jobs: /ui/plots?sweep=3 or /ui/plots?job=17.")
     source: dict[str, Any] = {"sweep": query.sweep, "job": query.job}
     chosen = urlencode({name: value for name, value in source.items() if value}, doseq=True)
     version = versions(services, query)
@@ -117,7 +116,7 @@ def drawn(services: Services, version: str, query_json: str) -> dict[str, Any]:
         return NO_PLOTS
     if metric not in units:
         detail = f"Nobody has measured {metric!r} there; measured: {', '.join(units) or 'nothing yet'}."
-        raise InvalidRequest(detail, errors=(FieldError("/metric", detail),))
+        raise InvalidRequest.at("/metric", detail)
     titles = {name: readable(name, unit) for name, unit in units.items()}
     name, unit = metric, units[metric]
     if query.relative_to:
@@ -175,7 +174,7 @@ def where(points: Sequence[Point], wanted: Sequence[str]) -> Sequence[Point]:
         detail = (
             f"No case has {' and '.join(wanted)}; " + (f"of {name} " if name in known else "") + f"there is {there_is}."
         )
-        raise InvalidRequest(detail, errors=(FieldError("/where", detail),))
+        raise InvalidRequest.at("/where", detail)
     return chosen
 
 
@@ -226,7 +225,7 @@ def figures(
     for field, name in [*(("only", name) for name in only), ("x", query.x), ("y", query.y)]:
         if name is not None and name not in values:
             detail = f"{name!r} does not vary here; what varies: {', '.join(values) or 'nothing'}."
-            raise InvalidRequest(detail, errors=(FieldError(f"/{field}", detail),))
+            raise InvalidRequest.at(f"/{field}", detail)
     points, several = all_points, values
     if only:
         points = [
@@ -273,7 +272,7 @@ def series(points: Sequence[Point], axes: Axes, group: Sequence[str]) -> tuple[s
             else f"{', '.join(others)} varies, too, and a series has one value at each place: name it in "
             f"`group`, too, or choose a value by `where` ({others[0]}=…)."
         )
-        raise InvalidRequest(detail, errors=(FieldError("/group", detail),))
+        raise InvalidRequest.at("/group", detail)
     return tuple(name for name in group if name != axes.x)
 
 

@@ -1,5 +1,5 @@
-"""Steps of several ranks, of which rank 1, or each rank in turn, is late while the profiler watches: however busy the
-host is, it comes `LATE_S` after the other one. The ranks of test_ddp.py get this file as uploaded code."""
+"""Steps of several ranks, of which rank 1 is late while the profiler watches: however busy the host is, it comes
+`LATE_S` after the other one. The ranks of test_ddp.py get this file as uploaded code."""
 
 import time
 
@@ -47,25 +47,22 @@ class Documents(Dataset):
 
 
 def make_step(device, late):
-    rank, count = dist.get_rank(), 0
+    rank = dist.get_rank()
     model = nn.Linear(WIDTH, WIDTH, device=device)
     if late == "groups":
         dist.new_group()
     tokens = TOKENS * (MORE if late == "documents" and rank else 1)
 
     def is_late(how):
-        turn = count % 2 if late == "in turns" else 1
-        return torch.autograd.profiler._is_profiler_enabled and late == how and rank == turn
+        return torch.autograd.profiler._is_profiler_enabled and late == how and rank == 1
 
     batches = iter(DataLoader(Documents(lambda: come_after_the_other() if is_late("input") else None)))
 
     def step():
-        nonlocal count
-        count += 1
         with flopwatch.phase("data"):
             next(batches)
         with flopwatch.phase("forward"):
-            if is_late("host") or is_late("in turns"):
+            if is_late("host"):
                 come_after_the_other()
             x = torch.randn(TOKENS, WIDTH, device=device)
             if is_late("documents"):

@@ -144,7 +144,6 @@ SPECS: dict[str, dict[str, Any]] = {
             "host, own": "host",
             "input, own": "input",
             "documents, own": "documents",
-            "turns, own": "in turns",
             "begins late, own": "groups",
         }.items()
     },
