@@ -74,6 +74,7 @@ def measure(
         monitor.watch(last=True)
         values, checks = _reference.not_measured(metrics.metrics_of(spec, spec.pacing), error)
         return values, monitor.conclude(checks)
+    checks += metrics.check_precision(training)
     checks += parts + metrics.add_rates(values, training, report.ceilings)
     return values, monitor.conclude(checks)
 

@@ -227,6 +227,23 @@ def precisions_of_own(run: Callable[[], object], device: torch.device) -> Shares
     return shares, why_not
 
 
+def check_precision(training: Training) -> list[Check]:
+    """Check that a model of the user's own computes most of its products in the job's precision: check `precision`; no
+    check where nobody saw them."""
+    from workers.measure.product_precision import precision_of_products
+    from workers.measure.timing import run_step
+
+    spec, step = training.spec, training.step
+    if spec.code is None or training.graphed is not None or spec.mode == "generate" or spec.precision == "fp8":
+        return []
+    step.prepare()
+    shares, _ = precision_of_products(lambda: run_step(step.phases, ()), training.device)
+    if not shares or shares.get(spec.precision, 0.0) >= 0.5:
+        return []
+    each = ", ".join(f"{share:.0%} {precision}" for precision, share in shares.items())
+    return [Check("precision", False, f"{spec.precision} was asked for, and the model's products are {each}")]
+
+
 def not_told(kind: str) -> str:
     """Return why a rate of a step of the user's own is unknown."""
     return f"the step reports no {kind}; call flopwatch.work({kind}=…)"
