@@ -380,7 +380,11 @@ class FullyShardedDataParallel(nn.Module):
 
     def before_forward(self, unit: ShardedUnit) -> None:
         """Make a unit whole, and start gathering those that ran after it last time."""
-        unit.running.append(self._forward.use(unit, again=_in_backward()))
+        use = self._forward.use(unit, again=_in_backward())
+        unit.running.append(use)
+        if not _in_backward():
+            # A module in the model may be called without the model.
+            unit.free_old(use.versions)
         if self._forward.has_gradients and unit.sharded and not _in_backward():
             self._order = zlib.crc32(unit.name.encode(), self._order) & 0x7FFF_FFFF
         unit.make_whole()
@@ -811,7 +815,7 @@ def _refuse_unsuited(module: nn.Module, prefetch: int, *dtypes: torch.dtype | No
     refuse_wrapped(module)
     _refuse_hooks(module.named_parameters())
     for name, child in module.named_modules():
-        if hasattr(child, "_orig_mod"):
+        if hasattr(child, "_orig_mod") or child._compiled_call_impl is not None:
             raise TypeError(
                 f"{name or 'the module'} is compiled, and units' hooks swap parameters: wrap the module itself, and "
                 "compile what its blocks call, block.forward = torch.compile(block.forward)"

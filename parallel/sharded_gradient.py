@@ -37,12 +37,14 @@ class ShardedGradient(Tensor):
     """
 
     group: dist.ProcessGroup
+    filled: int
+    """Elements that are the parameter's; behind them is what fills a part up, of which a penalty may make anything."""
 
     @classmethod
-    def part_of(cls, gradient: Tensor, group: dist.ProcessGroup) -> ShardedGradient:
+    def part_of(cls, gradient: Tensor, group: dist.ProcessGroup, filled: int) -> ShardedGradient:
         """Return a part, in the same memory, of a gradient that is divided among the group."""
         part = gradient.as_subclass(cls)
-        part.group = group
+        part.group, part.filled = group, filled
         return part
 
     @classmethod
@@ -55,6 +57,10 @@ class ShardedGradient(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
+            if function in _OVER_ALL_PARTS:
+                for one in tree_leaves(args[0]):
+                    if isinstance(one, cls) and one.filled < one.numel():
+                        one.data[one.filled :] = 0
             result = function(*args, **kwargs)
             if function in _NORMS:
                 order = args[1] if len(args) > 1 else kwargs.get("ord", kwargs.get("p", 2))
@@ -89,6 +95,8 @@ class ShardedPart(nn.Parameter):
 
     group: dist.ProcessGroup | None = None
     """None: a parameter that is not divided, or a copy, which belongs to no model."""
+    filled = 0
+    """As in ShardedGradient."""
     whole: nn.Parameter | None = None
     """The full parameter, with which modules compute; None: this is a copy."""
 
@@ -150,7 +158,7 @@ class ShardedPart(nn.Parameter):
             gradient: Tensor | None = _stored_gradient.__get__(self)
             if gradient is None or self.group is None or isinstance(gradient, ShardedGradient):
                 return gradient
-            self.grad = part = ShardedGradient.part_of(gradient, self.group)
+            self.grad = part = ShardedGradient.part_of(gradient, self.group, self.filled)
             return part
 
     @grad.setter
@@ -272,11 +280,12 @@ def _parts_again(result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         if all(leaf is not result for leaf in leaves):
             for leaf in leaves:
                 if isinstance(leaf, ShardedGradient) and leaf.shape == result.shape:
-                    return ShardedGradient.part_of(result, leaf.group)
+                    return ShardedGradient.part_of(result, leaf.group, leaf.filled)
     return result
 
 
 _NORMS = {torch.linalg.vector_norm, torch.linalg.norm, torch.norm, Tensor.norm}
+_OVER_ALL_PARTS = {*_NORMS, torch._foreach_norm, torch._amp_foreach_non_finite_check_and_unscale_}
 _JOINING = {torch.cat, torch.concat, torch.stack, torch.hstack}
 
 

@@ -55,6 +55,7 @@ class UnitParameter:
         values = self._values_of(original, device) if self.is_sharded else original.detach()
         self.part = ShardedPart(values, original.requires_grad)
         self.part.group = group if self.is_sharded else None
+        self.part.filled = min(max(0, self.numel - group.rank() * self.part_numel), self.part_numel)
         DIVIDED[original] = weakref.ref(self.part)
         with torch.no_grad():
             memory = torch.empty(self.part_numel * ranks, dtype=dtype, device=device)
@@ -169,6 +170,8 @@ class ShardedUnit:
         self.stays_whole = False
         """Whether it stays whole from its forward pass to the end of its backward pass."""
         self._gathering: StartedTogether | None = None
+        self._gathered: dict[UnitParameter, int] = {}
+        """The versions of the parts that were gathered last."""
         self.is_whole = False
         self.running: list[Use] = []
         """Calls of its module that have begun and not ended, each inside the one before."""
@@ -220,6 +223,7 @@ class ShardedUnit:
             return
         starts: list[Callable[[], Any]] = []
         parts = []
+        self._gathered = {parameter: parameter.part_version for parameter in self.held}
         with torch.no_grad(), torch._C.DisableTorchFunction():
             for parameter in self.held:
                 parameter.take_memory()
@@ -230,6 +234,12 @@ class ShardedUnit:
                 else:
                     parameter.memory.copy_(parameter.part.detach().reshape(-1))
         self._gathering = start_together(starts, self._group, self._device, keep=parts)
+
+    def free_old(self, versions: Mapping[UnitParameter, int]) -> None:
+        """Free full parameters of other versions of the parts than these, such as of before the optimizer's step."""
+        is_old = any(self._gathered.get(parameter, version) != version for parameter, version in versions.items())
+        if is_old and (self.is_whole or self._gathering is not None):
+            self.free()
 
     def make_whole(self) -> None:
         self.start_gathering()

@@ -241,12 +241,15 @@ def wrong_arguments() -> list[str]:
     fully_sharded = parallel.FullyShardedDataParallel
     module = nn.Sequential(nn.Linear(2, 2))
     compiled = torch.compile(module, backend="eager")
+    itself = nn.Sequential(nn.Linear(2, 2))
+    itself[0].compile(backend="eager")
     return [
         error_of(lambda: parallel.NaiveDataParallel(module, reduce_dtype=torch.int32)),
         error_of(lambda: parallel.BucketedDataParallel(module, reduce_dtype="bfloat16")),
         error_of(lambda: fully_sharded(module, reduce_dtype=torch.int32)),
         error_of(lambda: fully_sharded(module, "bfloat16")),
         error_of(lambda: fully_sharded(compiled)),
+        error_of(lambda: fully_sharded(itself)),
         error_of(lambda: fully_sharded(nn.Sequential(fully_sharded(module)))),
         *(error_of(lambda one=one: one(module, process_group=groups)) for one in (fully_sharded, WRAPPERS["naive"])),
     ]
@@ -296,6 +299,41 @@ def hooked(when: str, compute: str | None) -> list[str]:
         wrong += list(differences(model, expected, 1e-5 if compute is None else 0.03))
         model.zero_grad()
     return wrong
+
+
+def filled_up() -> list[bool]:
+    """Norms and scaled steps where what fills up a part, as of a weight with fewer elements than ranks, is not 0."""
+    layer = nn.Linear(2, 1, bias=False).to(device())
+    nn.init.ones_(layer.weight)
+    model = parallel.FullyShardedDataParallel(layer)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler(device().type, init_scale=4.0)
+    loss = model(torch.ones(1, 2, device=device())).sum() + sum((p - 2).square().sum() for p in model.parameters())
+    scaler.scale(loss).backward()
+    model.finish_gradient_synchronization()
+    gradient = layer.weight.grad
+    assert gradient is not None
+    norms = gradient.norm(), nn.utils.get_total_norm([gradient])
+    gradient.add_(1 / layer.weight.detach())
+    scaler.step(optimizer)
+    return [
+        *(bool((norm - 4 * 2**0.5).abs() < 1e-5) for norm in norms),
+        bool(model.full_state_dict()["weight"].gt(1).all()),
+    ]
+
+
+def called_after_a_step() -> None:
+    """A layer that the last forward pass has left whole, called without the model."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(device())
+    model = parallel.FullyShardedDataParallel(module)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.ones(2, 4, device=device())
+    model(x).sum().backward()
+    model.finish_gradient_synchronization()
+    model(x)
+    optimizer.step()
+    result = module[1](x)
+    state = model.full_state_dict()
+    close(result, nn.functional.linear(x, state["1.weight"], state["1.bias"]), "1")
 
 
 def refused_hooks() -> list[str]:

@@ -178,6 +178,14 @@ def test_infinity_in_a_gradient_that_autograd_wrote_skips_the_step_on_all_ranks(
     assert two_ranks(guards.scaled_with_penalty) == [[32.0, True]] * 2
 
 
+def test_what_fills_up_a_part_counts_for_nothing(ranks: Pool) -> None:
+    assert ranks(guards.filled_up) == [[True] * 3] * 3
+
+
+def test_a_layer_that_is_called_after_a_step_has_the_new_values(two_ranks: Pool) -> None:
+    two_ranks(guards.called_after_a_step)
+
+
 def test_results_of_the_shape_of_a_part_are_parts(two_ranks: Pool) -> None:
     two_ranks(guards.results_of_parts)
 
@@ -227,8 +235,9 @@ def test_wrong_arguments_are_refused(two_ranks: Pool) -> None:
         f"compute_dtype {dtype} 'bfloat16'",
     ]
     assert "block.forward = torch.compile(block.forward)" in errors[4]
-    assert "0 is a FullyShardedDataParallel already" in errors[5]
-    assert errors[6] == errors[7] == "rank 1 is not in this process group: only its ranks may use it"
+    assert "0 is compiled" in errors[5]
+    assert "0 is a FullyShardedDataParallel already" in errors[6]
+    assert errors[7] == errors[8] == "rank 1 is not in this process group: only its ranks may use it"
 
 
 def test_torchs_ways_to_save_and_load_parts_are_refused(two_ranks: Pool) -> None:
