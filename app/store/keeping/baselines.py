@@ -172,8 +172,9 @@ def find_baseline(connection: Connection, name: str) -> Row[Any]:
     """Return the row of a baseline. Raises NotFound, which names the latest others."""
     row = connection.execute(select(tables.baseline).where(_baseline.name == name)).one_or_none()
     if row is None:
-        query = select(_baseline.name).order_by(_baseline.updated_at.desc()).limit(MAX_NAMED)
-        known = ", ".join(connection.execute(query).scalars())
+        query = select(_baseline.name).order_by(_baseline.updated_at.desc()).limit(MAX_NAMED + 1)
+        names = connection.execute(query).scalars().all()
+        known = ", ".join([*names[:MAX_NAMED], *(["…"] if len(names) > MAX_NAMED else [])])
         raise NotFound(f"There is no baseline {name!r}; {f'there is {known}' if known else 'there is none yet'}.")
     return row
 

@@ -169,11 +169,11 @@ def where(points: Sequence[Point], wanted: Sequence[str]) -> Sequence[Point]:
     ]
     if points and not chosen:
         name = next((name for name in alternatives if name not in known), None) or next(iter(alternatives))
-        values = values_along(points, name)[:20] if name in known else known
-        there_is = ", ".join(map(address_text, values))
-        detail = (
-            f"No case has {' and '.join(wanted)}; " + (f"of {name} " if name in known else "") + f"there is {there_is}."
-        )
+        there_is = f"there is {', '.join(known)}"
+        if name in known:
+            values = [*map(address_text, values_along(points, name))]
+            there_is = f"of {name} there is {', '.join(values[:20])}{', …' if len(values) > 20 else ''}"
+        detail = f"No case has {' and '.join(wanted)}; {there_is}."
         raise InvalidRequest.at("/where", detail)
     return chosen
 

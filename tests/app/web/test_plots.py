@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from app.errors import InvalidRequest
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
-from app.web.pages.plots import first_metric
+from app.web.pages.plots import first_metric, where
 from app.web.plots.chart import MAX_SERIES, draw_chart
 from app.web.plots.distributions import SIDES, Processes, draw_distributions
 from app.web.plots.drawing import EMPTY, OUTCOMES
@@ -310,3 +311,9 @@ def test_a_sweep_opens_on_the_metric_by_which_its_best_is_chosen() -> None:
         for kind, fit in (("ddp", None), ("benchmark", None), ("benchmark", {"axis": "batch_size"}))
     ]
     assert first == ["step_ms", "step_ms", "peak_memory_mib"]
+
+
+@pytest.mark.parametrize(("number", "end"), [(20, "19, 20."), (21, "19, 20, ….")])
+def test_a_refusal_says_that_it_names_not_all_values(number: int, end: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"of length there is 1, .*{end}$"):
+        where([Point({"length": at + 1}, 1.0) for at in range(number)], ["length=99"])
