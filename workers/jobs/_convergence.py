@@ -33,6 +33,8 @@ LEARNED = 0.9
 """Largest share of the loss of guessing that a model has learned to go below."""
 UNCERTAIN = 0.05
 """Share of the baseline's loss that an interval around 0 may reach without the answer being inconclusive."""
+ROUNDING = 1e-5
+"""Share of the baseline's loss below which a difference is the rounding of float32."""
 MOST_ROWS = 100
 
 Losses = Sequence[float]
@@ -138,7 +140,7 @@ def learned(runs: Runs, vocab_size: int) -> Check:
         return Check("learned", True, detail)
     if min(levels.values()) < LEARNED * guess:
         worse = max(levels, key=levels.__getitem__)
-        return Check("learned", False, f"the {worse} has learned nothing in these steps: {detail}", "note")
+        return Check("learned", False, f"the {worse} has hardly learned in these steps: {detail}", "note")
     return Check("learned", False, f"not learned yet, so more steps are needed: {detail}", "note")
 
 
@@ -157,7 +159,7 @@ def sentences(runs: Runs) -> list[str]:
     interval = f"95 % interval {low:+.4g} to {high:+.4g}"
     if runs["baseline"] == runs["candidate"]:
         return [f"no difference of the losses at all: both sides compute the same {of}", _needed(runs, level)]
-    if low <= 0 <= high:
+    if low <= 0 <= high or max(-low, high) < ROUNDING * level:
         few = max(-low, high) > UNCERTAIN * level
         said = f"{'inconclusive' if few else 'no difference of the losses is shown'} {of}: "
         said += f"{middle:+.4g} of {level:.4g}, {interval}" + ("; more convergence_pairs would tell" if few else "")

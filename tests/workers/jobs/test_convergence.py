@@ -54,7 +54,7 @@ def test_a_loss_near_that_of_guessing_says_that_nothing_was_learned_yet() -> Non
     assert learned(many, 1000).ok
     assert not learned(many, 64).ok
     one = {"baseline": many["baseline"], "candidate": few["candidate"]}
-    assert learned(one, 1000).detail.startswith("the candidate has learned nothing in these steps: 5.4 is 97 %")
+    assert learned(one, 1000).detail.startswith("the candidate has hardly learned in these steps: 5.4 is 97 %")
 
 
 def test_bf16_against_itself_shows_no_difference(bf16: list[list[float]]) -> None:
@@ -104,6 +104,13 @@ def test_differences_of_both_signs_are_none() -> None:
     said = sentences({"baseline": baseline, "candidate": candidate})[0]
     assert said.startswith("no difference of the losses is shown after 50 steps")
     assert "95 % interval -0.02 to +0.02" in said
+
+
+def test_a_difference_of_rounding_is_none() -> None:
+    baseline = [falling(50, 0.05) for _ in range(6)]
+    candidate = [[loss - off for loss in baseline[0]] for off in (1e-7, 2e-7, 1e-7, 3e-7, 1e-7, 2e-7)]
+    said = sentences({"baseline": baseline, "candidate": candidate})[0]
+    assert said.startswith("no difference of the losses is shown after 50 steps")
 
 
 def test_one_run_of_six_that_trains_worse_is_not_no_difference() -> None:
