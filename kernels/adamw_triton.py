@@ -82,8 +82,11 @@ def adamw(
     except AttributeError as error:
         raise TypeError(f"parameters, gradients, moments, steps, copies and lr must be tensors: {error}") from error
     written = [*parameters, *exp_avgs, *exp_avg_sqs, *(copies or ())]
-    if len(set(map(id, written))) < len(written):
-        raise ValueError("a tensor is twice among parameters, moments and copies, whose updates overlap in time")
+    addresses = [tensor.data_ptr() for tensor in written if tensor.numel()]
+    if len(set(addresses)) < len(addresses):
+        raise ValueError(
+            "a tensor, or its memory, is twice among parameters, moments and copies: updates overlap in time"
+        )
     betas = betas[0], betas[1]
     with torch.no_grad():
         _update(everything, lr, betas, eps, weight_decay)

@@ -171,8 +171,10 @@ def test_inputs_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
             updated_by_ours(one, [one], 0.1, **{**HYPER_PARAMETERS, **changed})
     others = [[torch.ones(3) for _ in range(2)] for _ in range(4)]
     steps = [torch.zeros(()), torch.zeros(())]
-    with pytest.raises(ValueError, match="twice among parameters, moments and copies"):
-        kernels.adamw([others[0][0]] * 2, *others[1:], steps, torch.ones(()), **HYPER_PARAMETERS)
+    parameter = others[0][0]
+    for twice in ([parameter, parameter], [parameter, parameter.view(-1)]):
+        with pytest.raises(ValueError, match="twice among parameters, moments and copies"):
+            kernels.adamw(twice, *others[1:], steps, torch.ones(()), **HYPER_PARAMETERS)
     for lists, lr in ((others, 0.1), ([*others[:1], [None, None], *others[2:]], torch.ones(()))):
         with pytest.raises(TypeError, match="must be tensors"):
             kernels.adamw(*lists, steps, lr, **HYPER_PARAMETERS)
