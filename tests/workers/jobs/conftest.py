@@ -6,14 +6,18 @@ import torch
 
 from flopwatch import steps
 from tests.workers.jobs.trace_readers import install
+from workers.measure.process_settings import set_back, settings
 
 
 @pytest.fixture(autouse=True)
-def _precision_stays() -> Iterator[None]:
-    """Restore the precision of float32 products, which runners set."""
-    precision = torch.get_float32_matmul_precision()
+def _settings_stay() -> Iterator[None]:
+    """Set back what runners and planted steps change in torch.
+
+    With detection of anomalies left on, later tests of the process take up to ten times as long.
+    """
+    before = settings()
     yield
-    torch.set_float32_matmul_precision(precision)
+    set_back(before)
 
 
 @pytest.fixture(autouse=True)
