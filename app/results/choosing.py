@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from app.errors import InvalidRequest
+from app.metrics import headline
 from app.results.cases import OF_THE_JOB, CaseOfJob
 from app.specs import KINDS
 from flopwatch.text.cases import in_use
@@ -102,7 +103,7 @@ def metrics_of(cases: Sequence[CaseOfJob], units: Mapping[str, str], requested: 
         refuse_unknown("columns", requested, known, there_is_something=bool(units))
         return list(dict.fromkeys(name for word in requested for name in (every if word == EVERY_METRIC else [word])))
     if not units:  # all jobs failed before they measured anything: their outcomes need a column
-        return list(preferred)[:1]
+        return [name for name in preferred if name == headline(list(preferred))]
     # A column is left out if it is "ok" in no cell and unknown in some, even if other cells have a worse outcome.
     outcomes = _outcomes(cases)
     measured = {name for name, its in outcomes.items() if "ok" in its or UNKNOWN not in its}

@@ -253,7 +253,9 @@ class TestCells:
         job_id = measure(finish=TIMEOUT)
         with database.write() as connection:
             connection.exec_driver_sql('UPDATE job SET spec = \'{"kind": "benchmark", "was": 1}\'')
-        assert outcomes(table(database, jobs=[job_id]), "forward_ms") == ["timeout"]
+        sheet = table(database, jobs=[job_id])
+        assert outcomes(sheet, "step_ms") == ["timeout"]
+        assert sheet.names("metric") == ["step_ms"], "the main metric: a step of one's own has no forward_ms"
 
     def test_a_stored_kind_of_another_version_is_no_error(self, database: Database, measure: Measure) -> None:
         measure(("what_ms", {}))
