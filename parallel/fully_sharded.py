@@ -140,17 +140,14 @@ class FullyShardedDataParallel(nn.Module):
         """Groups over which a broadcast, one after the other, reaches every rank from the first."""
         self.compute_dtype, self.reduce_dtype = compute_dtype, reduce_dtype
         self.reshard_after_forward, self.prefetch = reshard_after_forward, prefetch
-        _refuse_unsuited(module, prefetch, compute_dtype, reduce_dtype)
+        _refuse_unsuited(module, prefetch, device, compute_dtype, reduce_dtype)
         meta = {child for child in module.modules() if any(tensor.is_meta for tensor in _own_tensors(child))}
         is_meta = any(parameter.is_meta for parameter in module.parameters())
-        if is_meta and device is None:
-            raise ValueError("the module is on the meta device: pass device=, where its parts are to be made")
         self.module, self._device = module, next((p.device for p in module.parameters()), torch.device("cpu"))
         if is_meta:
             self._device = torch.empty(0, device=device).device
             materialise(module, self._device, lambda parameter: not self._is_sharded(parameter))
-        if self.replicas is not None:
-            _check_replicas(self.replicas, self.group, self._device)
+        _check_replicas(self.replicas, self.group, self._device)
         for group in self._groups:
             broadcast_module(module, group, self._device)
         self.units = self._make_units()
@@ -180,7 +177,6 @@ class FullyShardedDataParallel(nn.Module):
         self._order, self._checked_order = 0, -1
         """Checksums of the units' order since the last synchronization, and when the ranks' were last compared."""
         self._attach()
-        refuse_gradients_by_parts()
         check_steps_of(self)
         # torch's DistributedDataParallel, which would overwrite parts with the first rank's, finds nothing to train.
         self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_parameters()]
@@ -344,6 +340,7 @@ class FullyShardedDataParallel(nn.Module):
 
     def _attach(self) -> None:
         """Register the hooks on modules; they do nothing once this wrapper is gone."""
+        refuse_gradients_by_parts()
         this = weakref.ref(self)
         for unit in self.units:
             before, after = _forward_hooks(this, unit)
@@ -807,9 +804,13 @@ def _why_not_loaded(state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size
     return None
 
 
-def _refuse_unsuited(module: nn.Module, prefetch: int, *dtypes: torch.dtype | None) -> None:
+def _refuse_unsuited(
+    module: nn.Module, prefetch: int, device: torch.device | str | None, *dtypes: torch.dtype | None
+) -> None:
     if prefetch < 0:
         raise ValueError(f"prefetch must be 0 or more, not {prefetch}")
+    if device is None and any(parameter.is_meta for parameter in module.parameters()):
+        raise ValueError("the module is on the meta device: pass device=, where its parts are to be made")
     for option, dtype in zip(("compute_dtype", "reduce_dtype"), dtypes, strict=True):
         check_dtype(option, dtype)
     refuse_wrapped(module)
@@ -824,8 +825,10 @@ def _refuse_unsuited(module: nn.Module, prefetch: int, *dtypes: torch.dtype | No
             raise TypeError(f"{name or 'the module'} ({type(child).__name__}) cannot be sharded: it hides its weights")
 
 
-def _check_replicas(replicas: dist.ProcessGroup, group: dist.ProcessGroup, device: torch.device) -> None:
+def _check_replicas(replicas: dist.ProcessGroup | None, group: dist.ProcessGroup, device: torch.device) -> None:
     """Check that ranks have the same parts. Raises ValueError on each of them: they have not."""
+    if replicas is None:
+        return
     try:
         check_same_everywhere("place", (group.rank(), group.size()), device, replicas)
     except RuntimeError as error:
