@@ -50,7 +50,7 @@ from .collectives import (
     start_together,
 )
 from .meta import children_first, materialise, reset_parameters
-from .sharded_gradient import NO_POST_ACCUMULATE, ShardedPart, parts_replaced, refuse_gradients_by_parts
+from .sharded_gradient import NO_POST_ACCUMULATE, ShardedPart, parts_replaced
 from .sharded_state import broadcast_objects, broadcast_whole, full_optimizer_state, is_first, load_full_optimizer_state
 from .sharded_unit import (
     BackwardState,
@@ -340,7 +340,6 @@ class FullyShardedDataParallel(nn.Module):
 
     def _attach(self) -> None:
         """Register the hooks on modules; they do nothing once this wrapper is gone."""
-        refuse_gradients_by_parts()
         this = weakref.ref(self)
         for unit in self.units:
             before, after = _forward_hooks(this, unit)

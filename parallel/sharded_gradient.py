@@ -8,7 +8,6 @@ model, without an error.
 from __future__ import annotations
 
 import functools
-import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -175,10 +174,6 @@ _PART_ONLY = (
     "rank to rank: take a gradient's norm, which is over all parts, full_state_dict() for parameters, or "
     ".as_subclass(torch.Tensor) for the part alone"
 )
-_NOT_BY_PARTS = (
-    "torch.autograd.grad, and backward(inputs=…), give no gradients of a FullyShardedDataParallel's parameters, which "
-    "are parts: call backward() without inputs and finish_gradient_synchronization(), and read .grad"
-)
 _NO_MULTI_GRAD = (
     "register_multi_grad_hook does not work on the parameters of a FullyShardedDataParallel, which are parts: read the "
     "gradients after finish_gradient_synchronization(), or call register_hook of each parameter"
@@ -193,31 +188,6 @@ NO_POST_ACCUMULATE = (
     "averaged after it has accumulated: do the hook's work after finish_gradient_synchronization(), or call "
     "register_hook, whose hooks get this rank's full gradient"
 )
-
-
-@functools.cache
-def refuse_gradients_by_parts() -> None:
-    """Let torch.autograd.grad and torch.autograd.backward, with `inputs`, raise RuntimeError from now on if these are
-    parts, which the forward pass does not use: the gradients would be None, or those of a penalty alone."""
-    for function in (torch.autograd.backward, torch.autograd.grad):
-        setattr(torch.autograd, function.__name__, _without_parts(function, inspect.signature(function)))
-
-
-def _without_parts(function: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return function(*args, **kwargs)
-        given = signature.bind(*args, **kwargs)
-        inputs = given.arguments.get("inputs")
-        if isinstance(inputs, Iterable) and not isinstance(inputs, Tensor | tuple):
-            inputs = given.arguments["inputs"] = tuple(inputs)
-        for one in inputs if isinstance(inputs, tuple) else (inputs,):
-            if isinstance(one, ShardedPart) and one.whole is not None:
-                raise RuntimeError(_NOT_BY_PARTS)
-        return function(*given.args, **given.kwargs)
-
-    return call
 
 
 _replacing: list[Callable[[Any], Any]] = []

@@ -189,10 +189,6 @@ def misused(wrapper: str, way: str) -> str:
             module[0].weight.requires_grad_()
         if way == "closure":
             return optimizer.step(backward)
-        if way == "gradients by parts":
-            return torch.autograd.grad(model(x).sum(), model.parameters(), allow_unused=True)
-        if way == "backward by parts":
-            return model(x).sum().backward(inputs=[module[1].weight])
         backward(*((1, 0) if way == "order" and dist.get_rank() else (0, 1)))
         if way == "skip":
             return optimizer.zero_grad()
