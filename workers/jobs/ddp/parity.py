@@ -1,7 +1,8 @@
 """Checks that a strategy trains as a single process does on the whole batch."""
 
+import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -248,7 +249,7 @@ def one_process(
     step, finish = trained.step, trained.step.phases.get(SYNCHRONIZATION)
     start = {name: one.detach().to(keeper, copy=True) for name, one in full_parameters(trained).items()}
     changes: dict[str, float] = {}
-    buffers = [[one.clone() for one in trained.model.buffers()] for _ in range(ranks)]
+    buffers = [copy.deepcopy([module._buffers for module in trained.model.modules()]) for _ in range(ranks)]
     for number in range(TRAINED_STEPS + 1):
         step.prepare()
         for rank in range(ranks):
@@ -256,14 +257,14 @@ def one_process(
                 step.inputs, step.targets = batches[rank].next()
             # What the model draws, such as dropout, is drawn by each rank in each step. Each has buffers of its own.
             seed_everything(spec.seed + number)
-            swap(trained.model.buffers(), buffers[rank])
+            for module, own in zip(trained.model.modules(), buffers[rank], strict=True):
+                module._buffers = own
             for index in range(step.micro_batches):
                 step.forward_micro_batch(index)
                 step.backward()
                 if finish is not None:
                     finish()
                 yield True
-            swap(trained.model.buffers(), buffers[rank])
         divide_gradients(trained.wrapped, ranks)
         if number < TRAINED_STEPS and isinstance(step, TrainStep):
             step.optimize()
@@ -279,15 +280,6 @@ def one_process(
     small = small_gradients(gradients)
     if judged := {name: error for name, error in changes.items() if name not in small}:
         found["parameter_error"], found["parameter"] = largest_error(judged)
-
-
-@torch.no_grad()
-def swap(tensors: Iterable[Tensor], others: Iterable[Tensor]) -> None:
-    """Let each tensor have the values of the other one, and that one the tensor's."""
-    for one, other in zip(tensors, others, strict=True):
-        held = one.clone()
-        one.copy_(other)
-        other.copy_(held)
 
 
 @torch.no_grad()
