@@ -7,6 +7,16 @@ import torch
 
 from workers.measure.check import Check, Severity
 
+
+def float32_products() -> str:
+    """Return the precision of float32 products: "highest", "high" or "medium"; or that of GPUs, "tf32", "ieee" or
+    "none", once a backend has its own: torch tells none of all then."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return str(torch.backends.cuda.matmul.fp32_precision)
+
+
 SETTINGS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] = {
     "threads": (torch.get_num_threads, torch.set_num_threads),
     "default data type": (torch.get_default_dtype, torch.set_default_dtype),
@@ -15,7 +25,7 @@ SETTINGS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]]
     "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
     "detection of anomalies": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     "deterministic algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-    "float32 products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "float32 products": (float32_products, torch.set_float32_matmul_precision),
     "autocast on the CPU": (
         lambda: torch.is_autocast_enabled("cpu"),
         lambda enabled: torch.set_autocast_enabled("cpu", enabled),

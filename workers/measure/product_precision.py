@@ -8,6 +8,7 @@ import torch
 
 from kernels.device_events import synchronize
 from workers.measure.memory import short_message
+from workers.measure.process_settings import float32_products
 from workers.measure.profiling.products import FACTORS, product_of
 
 LEAST_SHARE = 0.9
@@ -34,7 +35,7 @@ def precision_of_products(run: Callable[[], object], device: torch.device) -> tu
             flops[product.dtype] += int(product.cost.flops)
     if not flops:
         return {}, "the precision of the step's products is unknown: the profiler saw none"
-    if device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
+    if device.type == "cuda" and float32_products() in ("high", "medium", "tf32"):
         flops["tf32"] += flops.pop("fp32", 0)
     shares = {dtype: count / flops.total() for dtype, count in flops.most_common() if count}
     dtype, most = next(iter(shares.items()))

@@ -171,6 +171,7 @@ class Other:
         ("torch.set_num_threads(torch.get_num_threads() + 1)", "threads from"),
         ("torch.set_default_dtype(torch.float64)", "default data type from torch.float32 to torch.float64"),
         ("torch.autograd.set_detect_anomaly(True)", "detection of anomalies from False to True"),
+        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", "float32 products from highest to tf32"),
     ],
 )
 def test_what_ones_own_kernel_sets_in_this_process_does_not_reach_the_next_case(own, change, words) -> None:

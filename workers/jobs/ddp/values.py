@@ -303,7 +303,13 @@ def check_communicates(values: Values, spec: DdpSpec) -> list[Check]:
     communication = values.samples("communication_ms", None)
     if spec.step_code is None or spec.world_size == 1 or communication is None or any(communication):
         return []
-    return [Check("communicates", False, "no collective ran in the profiled steps: each rank trains alone")]
+    return [
+        Check(
+            "communicates",
+            False,
+            f"none of {len(communication)} profiled steps communicates: unless others do, each rank trains alone",
+        )
+    ]
 
 
 def add_operations(values: Values, found: Sequence[Mapping[str, Any]], step_ms: float, why_no_profiler: str) -> None:
