@@ -5,6 +5,7 @@ Operations are timed on normally distributed inputs, and also checked on others,
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -89,7 +90,8 @@ def kernel_reference(
 
     variations: dict[str, Vary | None] = {TIMED: None, **(kernel.variations or {AGAIN: None})}
     timed, *checked = (make(name, seed + number, vary) for number, (name, vary) in enumerate(variations.items()))
-    return _reference(timed, checked, backward)
+    names = tuple(inspect.signature(kernel.plain).parameters)
+    return _reference(timed, checked, backward, names if len(names) == len(shapes) else ())
 
 
 def _reference(timed: Draw, checked: Sequence[Draw], backward: bool, names: tuple[str, ...] = ()) -> Reference:

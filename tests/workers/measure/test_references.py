@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from kernels.attention.problem import AttentionProblem
+from kernels.operations import linear_cross_entropy
 from kernels.registry import ATTENTION
 from tests.kernels.rounded import rounded_flash_attention
 from tests.workers.measure.faults import FAULTS, Fault
 from tests.workers.measure.judged import LARGE, SMALL, draws, honest_attention, honest_kernels, noticed
 from workers.measure.judging import judge
 from workers.measure.operations import Operation
-from workers.measure.references import attention_reference
+from workers.measure.references import attention_reference, kernel_reference
 
 CPU = torch.device("cpu")
 SLOW = ("sum over keys in fp16", "sum over keys in bf16", "output summed in bf16, by tiles")
@@ -43,6 +44,11 @@ def test_the_roundings_of_kernels_on_gpus_are_right(length: int, dtype: torch.dt
     )
     for draw in draws(reference):
         assert judge(operation, reference, draw).wrong is None, draw.name
+
+
+def test_messages_call_an_operations_inputs_as_its_plain_pytorch_does() -> None:
+    reference = kernel_reference(linear_cross_entropy, 3, 8, torch.float32, backward=False, seed=0, device=CPU)
+    assert reference.names == ("hidden", "weight", "scale")
 
 
 @pytest.mark.gpu
