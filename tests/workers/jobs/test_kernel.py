@@ -153,7 +153,7 @@ class Other:
             assert {row["outcome"] for row in report.cell(implementation=name).values()} <= {"ok", "unknown"}
     for function, words in (
         ("wrong", "the output: "),
-        ("spoils", "it changed input 1 in place"),
+        ("spoils", "it changed weight in place"),
         ("stored", "the output: "),
         ("detached", "has no backward pass"),
     ):
