@@ -383,8 +383,10 @@ class LineTrace:
         stack_at, shift = self.stacks(begun_ns), self._shift(begun_ns)
 
         def moved(event: HostEvent) -> bool:
-            """Return True if own lines ran in it, as in an autograd.Function: they take its time."""
-            return self._index(event.begin_ns - shift) != self._index(event.end_ns - shift)
+            """Return True if own lines ran in it, as in an autograd.Function, named by its class: they take its
+            time."""
+            may = event.kind == "backward" or "::" not in event.name
+            return may and self._index(event.begin_ns - shift) != self._index(event.end_ns - shift)
 
         lines = functools.cache(lines)
         found: dict[Place | None, Launched] = defaultdict(Launched)
@@ -392,7 +394,7 @@ class LineTrace:
             for place in lines(tuple(stack_of(self._stacks[number]))):
                 found[place].wall_ns += end - begin
         times_ns: dict[Place | None, list[int]] = defaultdict(list)
-        for event in outermost(recording.host, begun_ns, lambda one: not (one.kind == "backward" and moved(one))):
+        for event in outermost(recording.host, begun_ns, lambda one: not moved(one)):
             for place in lines(tuple(stack_at(event.begin_ns))):
                 line = found[place]
                 line.operators += event.kind == "operator"

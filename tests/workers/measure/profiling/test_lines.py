@@ -263,6 +263,41 @@ def test_operators_belong_to_the_line_that_calls_them(tmp_path: Path) -> None:
     assert all(did.operators_ns <= did.wall_ns for did in launched.values())
 
 
+OWN_FUNCTION = """\
+import torch
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        for _ in range(5):
+            y = x * 2
+        return y
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * 2
+
+x = torch.ones(4, 4, requires_grad=True)
+
+
+def step():
+    loss = Double.apply(x).sum()
+    loss.backward()
+"""
+
+
+def test_operators_belong_to_the_lines_of_an_autograd_function(tmp_path: Path) -> None:
+    script = Script(tmp_path, OWN_FUNCTION)
+    script.run()
+    trace, ranges = LineTrace(script.own), Ranges()
+    ranges.counting = True
+    with record_ranges():
+        recording = record(lambda: script.run(trace, ranges), on_gpu=False).recording
+    launched = {place.line: did for place, did in trace.launched(recording, begin_of(recording)).items() if place}
+    assert [launched[line].operators for line in (7, 12, 18)] == [5, 1, 1]
+    assert all(did.operators_ns <= did.wall_ns for did in launched.values())
+
+
 def with_kernels(recording: Recording) -> Recording:
     """A recording in which each multiplication has launched a kernel of 3 µs, which runs long after the step."""
     host, device = list(recording.host), []
