@@ -294,27 +294,6 @@ def test_parameters_that_get_no_gradient_make_a_result_suspect(run, monkeypatch:
     assert check["detail"].startswith("1 trainable parameters got none, unused first")
 
 
-@pytest.mark.parametrize(("body", "told"), [("self.head(x)", False), ("x.float() @ self.head.weight.float().T", True)])
-def test_a_model_of_ones_own_computes_in_the_jobs_precision(run, upload, body: str, told: bool) -> None:
-    source = f"""
-import torch
-
-class Mine(torch.nn.Module):
-    def __init__(self, vocab_size, context_length, d_model, num_layers, num_heads, d_ff, *, attention):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(vocab_size, d_model)
-        self.head = torch.nn.Linear(d_model, vocab_size, bias=False)
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        with torch.autocast("cpu", enabled={not told}, dtype=torch.bfloat16):
-            return {body}
-"""
-    checks = run(code=upload(source, "Mine"), precision="bf16", device="cpu").verdict_on()["checks"]
-    found = [check["detail"] for check in checks if check["name"] == "precision"]
-    assert found == ["bf16 was asked for, and the model's products are 100% fp32"] * told
-
-
 COMPILER = ("recompiles", "eager_fallback", "graph_breaks", "compile_cache")
 
 

@@ -228,8 +228,7 @@ def precisions_of_own(run: Callable[[], object], device: torch.device) -> Shares
 
 
 def check_precision(training: Training) -> list[Check]:
-    """Check that a model of the user's own computes most of its products in the job's precision: check `precision`; no
-    check where nobody saw them."""
+    """Check the precision of a model of the user's own by one more step: see `precision_checks`."""
     from workers.measure.product_precision import precision_of_products
     from workers.measure.timing import run_step
 
@@ -238,6 +237,12 @@ def check_precision(training: Training) -> list[Check]:
         return []
     step.prepare()
     shares, _ = precision_of_products(lambda: run_step(step.phases, ()), training.device)
+    return precision_checks(spec, shares)
+
+
+def precision_checks(spec: TrainingSpec, shares: Mapping[str, float]) -> list[Check]:
+    """Check that a model of the user's own computes most of its products in the job's precision: check `precision`; no
+    check where nobody saw them. `shares`: the share of each precision in their FLOPs."""
     if not shares or shares.get(spec.precision, 0.0) >= 0.5:
         return []
     each = ", ".join(f"{share:.0%} {precision}" for precision, share in shares.items())

@@ -16,6 +16,7 @@ from parallel.process_group import START_TIMEOUT_S, RanksFailed
 from workers.jobs import _reference
 from workers.jobs._base import Unit
 from workers.jobs._ranks import RankReports, job_failure
+from workers.jobs._training.metrics import precision_checks
 from workers.jobs._values import Values
 from workers.jobs.ddp.buckets import PREDICTED, predicts, report_buckets
 from workers.jobs.ddp.stragglers import Lateness, work_of
@@ -94,6 +95,7 @@ def measure(spec: DdpSpec, case: Case, title: str, report: Reporter, *, extent: 
         values.set("device_memory_mib", None, *monitor.device_memory_mib())
         checks = add_values(values, spec, devices, found, report.ceilings)
         checks += [Check(**check) for check in found[0]["parts"]]
+        checks += precision_checks(spec, found[0]["in_own_model"])
         lateness = Lateness(ranks_of(found), work_of(found), monitor.clocks_mhz(), max(one["groups"] for one in found))
         if (note := lateness.check()) is not None:
             checks.append(note)

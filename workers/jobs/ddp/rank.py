@@ -39,6 +39,7 @@ from workers.measure.busy import measure_busy
 from workers.measure.judging import WrongResult
 from workers.measure.memory import OutOfMemory, is_out_of_memory, memory_meter, short_message
 from workers.measure.own_step import KINDS
+from workers.measure.product_precision import precision_of_products
 from workers.measure.timing import run_step
 from workers.outcome import RunnerError, failure_code
 from workers.torch_host import set_precision
@@ -135,9 +136,9 @@ class RankRun:
             JSON-ready: "turns" (as Turn), "memory" (as Memory), "alone" (why the step of one process alone was not
             measured, or None), "busy" (the GPU's work in a step without communication, as Busy, or why it is unknown),
             "parity", "overlap", "all_reduce" (its times by bytes, where there are buckets), "precision" (of the
-            products of a step of the user's own, and why it is unknown), "without_gradient" (the parameters that got
-            none in one process; absent where it was not measured) and facts about the model. Some are None on
-            ranks other than 0.
+            products of a step of the user's own, and why it is unknown), "in_own_model" (that of a model's, if known),
+            "without_gradient" (the parameters that got none in one process; absent where it was not measured) and facts
+            about the model. Some are None on ranks other than 0.
         """
         found: dict[str, Any] = {"alone": None, "parity": None, "overlap": None, "busy": None}
         found |= {"operations": [], "snapshot": None, "all_reduce": None}
@@ -201,6 +202,7 @@ class RankRun:
                 )
                 found["snapshot"] = record_snapshot(self.context, trained, self.folder)
                 found["precision"] = self._precision(trained)
+                found["in_own_model"] = self._precision_of_own_model(trained)
         finally:
             # Remaining objects are in reference cycles, of hooks and of errors' frames.
             trained = None  # type: ignore[assignment]
@@ -239,6 +241,15 @@ class RankRun:
         if (why_not := why_no_profiler(self.context)) is not None:
             return {}, why_not
         return metrics.precisions_of_own(StepTimer(self.context, trained).step, self.context.device)
+
+    def _precision_of_own_model(self, trained: Trained) -> dict[str, float]:
+        """Return the share of each precision in the products of one more step of a model of the user's own; none where
+        it is not known."""
+        spec = self.context.spec
+        if spec.code is None or trained.graphed is not None or spec.precision == "fp8" or why_no_profiler(self.context):
+            return {}
+        shares, _ = precision_of_products(StepTimer(self.context, trained).step, self.context.device)
+        return shares
 
     def _record_memory(self, trained: Trained) -> None:
         """Record the memory of one more step."""

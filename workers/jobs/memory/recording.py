@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from app.specs.memory import DEFAULT_WARMUP_STEPS, MemorySpec
 from workers.jobs import _reference
-from workers.jobs._training import building
+from workers.jobs._training import building, metrics
 from workers.jobs._training.building import Training
 from workers.measure.allocations import make_recording, snapshot
 from workers.measure.allocations.categories import Owners, add, owners_of
@@ -211,6 +211,7 @@ def record_steps(
 
         step.prepare()
         session.saved = saved_tensors(training.model, cast("BackwardStep", step).forward)
+    session.parts += metrics.check_precision(training)
 
 
 def keep_moment(session: Session, step: int, recorded: Sequence[RecordedStretch], report: Reporter) -> None:

@@ -225,7 +225,7 @@ def time_unprofiled(
         timed = error.with_traceback(None)  # its frames hold the model
         values, checks = _reference.not_measured(timing_metrics(spec.step_phases()), error)
     else:
-        checks += parts
+        checks += parts + metrics.check_precision(training)
         samples = times.samples("step_ms", "step") or ()
         values = Values(timing_metrics(training.phases))
         for phase in training.phases:

@@ -79,3 +79,16 @@ def make_step(device, late):
         flopwatch.work(tokens=tokens)
 
     return step
+
+
+class Float32(torch.nn.Module):
+    """A model that computes outside of autocast."""
+
+    def __init__(self, vocab_size, context_length, d_model, num_layers, num_heads, d_ff, *, attention):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(vocab_size, d_model)
+        self.head = torch.nn.Linear(d_model, vocab_size, bias=False)
+
+    def forward(self, tokens):
+        with torch.autocast("cpu", enabled=False):
+            return self.head(self.embedding(tokens))

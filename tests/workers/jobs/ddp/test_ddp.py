@@ -135,6 +135,7 @@ SPECS: dict[str, dict[str, Any]] = {
         "gradient_clip_norm": 0.1,
     },
     "torch_fsdp": {"strategy": "torch_fsdp", "optimizer": "torch_fused_adamw"},
+    "a model of one's own": {"strategy": "flat", "precision": "bf16", "code": {**CODE, "function": "Float32"}},
     "a look, fsdp": {"strategy": "fsdp", "prefetch": 0},
     "fsdp, gathers late": {"strategy": "fsdp", "prefetch": 0},
     "fsdp, gathers early": {"strategy": "fsdp", "prefetch": 3},
@@ -290,6 +291,12 @@ def test_one_process_draws_and_keeps_what_each_rank_does_and_a_parameter_without
     assert checks["parity"]["ok"]
     assert (checks["gradients"]["ok"], checks["gradients"]["severity"]) == (False, "suspect")
     assert checks["gradients"]["detail"].startswith("1 trainable parameters got none, unused first")
+
+
+def test_a_model_of_ones_own_computes_in_the_jobs_precision(run: Any) -> None:
+    (verdict,) = run("a model of one's own").verdicts.values()
+    (check,) = [check for check in verdict["checks"] if check["name"] == "precision"]
+    assert check["detail"] == "bf16 was asked for, and the model's products are 100% fp32"
 
 
 @pytest.mark.parametrize("name", RIGHT)
