@@ -187,8 +187,12 @@ def id_of(thing: Thing) -> int:
 
 
 def ids_of(things: Thing | Sequence[Thing] | None) -> list[int]:
-    one_or_more = [things] if isinstance(things, SupportsIndex | Mapping) else things
-    return [] if one_or_more is None else [id_of(one) for one in one_or_more]
+    if things is None:
+        return []
+    # Not by SupportsIndex: an array of NumPy has __index__, too.
+    if isinstance(things, Mapping) or not isinstance(things, Iterable):
+        return [id_of(things)]
+    return [id_of(one) for one in things]
 
 
 def label_filter(labels: Mapping[str, str] | None) -> list[str] | None:
