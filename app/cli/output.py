@@ -12,7 +12,7 @@ from app.cli.brief import DIFFERENT, HEADLINE
 from app.cli.terminal import cell, echo, echo_columns, echo_json, echo_laid_out, echo_line, echo_table
 from app.states import FIRST_IN_QUEUE
 from flopwatch.client import Flopwatch, Show, progress_bar
-from flopwatch.connection import problem_text
+from flopwatch.connection import ClientError, problem_text
 from flopwatch.text.cases import case_text
 from flopwatch.text.markdown_tables import cut
 from flopwatch.text.numbers import NOTHING, number
@@ -139,6 +139,11 @@ def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
     """
     _print_lines(server, job)
     _print_peak(server, job)
+    if job["kind"] == "compare" and job["state"] == "succeeded":
+        try:
+            _print_sentence(server.get("/compare", job=job["id"]))
+        except ClientError as error:  # such as results of an earlier release
+            echo_line(str(error))
     tables = server.list_tables(job)
     if server.has_measurements(job):
         echo()
@@ -269,10 +274,7 @@ def _print_comparison(server: Flopwatch, job: Mapping[str, Any]) -> bool:
     if not of_tables:
         rows = [row for row in rows if row["metric"] == compared["headline"] or row["finding"] in DIFFERENT]
     place = names[: names.index(shown[0] if of_tables else "metric")]
-    labels = next((its for its in compared["spec_differences"] if its["name"].endswith("revision.label")), None)
-    sides = f"{labels['candidate']} against {labels['baseline']}: " if labels else ""
-    echo()
-    echo_line(f"{sides}{compared['sentence']}.")
+    _print_sentence(compared)
     if rows:
         echo()
         print_columns([*place, *shown], [[row[name] for name in (*place, *shown)] for row in rows[:MOST_COMPARED]])
@@ -282,6 +284,13 @@ def _print_comparison(server: Flopwatch, job: Mapping[str, Any]) -> bool:
     print_missing(server.missing(job))
     echo_line(f"`flopwatch compare {job_id}` prints all {len(compared['rows'])} rows")
     return True
+
+
+def _print_sentence(compared: Mapping[str, Any]) -> None:
+    labels = next((its for its in compared["spec_differences"] if its["name"].endswith("revision.label")), None)
+    sides = f"{labels['candidate']} against {labels['baseline']}: " if labels else ""
+    echo()
+    echo_line(f"{sides}{compared['sentence']}.")
 
 
 def _rank(headline: str | None) -> Callable[[Mapping[str, Any]], tuple[bool, bool, float]]:

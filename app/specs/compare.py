@@ -60,8 +60,8 @@ class CompareSpec(SpecBase):
     table_rows: ClassVar[tuple[str, ...]] = ("side",)
     table_notes: ClassVar[Mapping[str, Mapping[Scalar, str]]] = {
         "side": {
-            "baseline": "Medians describe each side. The answer (flopwatch compare ID) has other numbers: ratios of "
-            "all pairs of processes, on a CPU by the fastest sample of each."
+            "baseline": "Medians describe each side. The answer, that of `flopwatch compare`, has other numbers: "
+            "ratios of all pairs of processes, on a CPU by the fastest sample of each."
         }
     }
 

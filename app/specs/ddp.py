@@ -22,10 +22,10 @@ class DdpSpec(TrainingSpec):
 
     kind: Literal["ddp"] = "ddp"
     strategy: Literal["none", "naive", "flat", "overlapped", "bucketed", "fsdp", "torch_ddp", "torch_fsdp"] = "bucketed"
-    """The strategy by which ranks average gradients. `none`: not at all, each rank computes alone. `naive`: after the
-    backward pass, one all-reduce for each parameter. `flat`: after it, one for all. `overlapped`: during it, one for
-    each parameter. `bucketed`: during it, one for each bucket. `fsdp`: parameters, gradients and optimizer state are
-    sharded. `torch_ddp` and `torch_fsdp` (FSDP2) are torch's own."""
+    """The strategy by which ranks average gradients. `none`: not at all, each rank computes alone, or a step of your
+    own averages them. `naive`: after the backward pass, one all-reduce for each parameter. `flat`: after it, one
+    for all. `overlapped`: during it, one for each parameter. `bucketed`: during it, one for each bucket. `fsdp`:
+    parameters, gradients and optimizer state are sharded. `torch_ddp` and `torch_fsdp` (FSDP2) are torch's own."""
     world_size: int = Field(default=2, ge=1, le=64)
     """Ranks: GPUs with nccl, processes with gloo, which may be more than the host has cores."""
     nodes: int = Field(default=1, ge=1, le=64)

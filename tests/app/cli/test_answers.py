@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from app.cli.output import MOST_COMPARED, MOST_KERNELS, print_answer, print_answers
+from app.cli.output import MOST_COMPARED, MOST_KERNELS, print_answer, print_answers, print_results
 from flopwatch import Flopwatch
 
 
@@ -176,6 +176,9 @@ def test_a_comparison_prints_its_sentence_and_the_rows_that_matter(capsys: pytes
     lines = printed(capsys, "compare", answers)
     assert lines[0] == ". against main: step_ms: candidate is 1.20× slower."
     assert "mine (2 cells): failed" in lines
+
+    print_results(cast("Flopwatch", answers), {"id": 7, "kind": "compare", "state": "succeeded"})
+    assert capsys.readouterr().out.strip().startswith(lines[0]), "flopwatch show"
 
 
 def test_a_comparison_of_memory_prints_what_changed_most(capsys: pytest.CaptureFixture[str]) -> None:

@@ -165,7 +165,7 @@ def test_what_a_strategy_implies_is_a_column_only_where_rows_look_the_same_witho
 @pytest.mark.parametrize(
     ("kind", "metric", "coordinates", "note"),
     [
-        ("compare", "step_ms", {"side": "baseline"}, "The answer (flopwatch compare ID) has other numbers"),
+        ("compare", "step_ms", {"side": "baseline"}, "The answer, that of `flopwatch compare`, has other numbers"),
         ("diagnosis", "step_ms", {}, "answer_step_ms is the answer's step"),
         ("memory", "peak_memory_mib", {}, "snapshot_steps=[10,20] adds table growth"),
         ("ddp", "buckets", {}, "a single one travels after the backward pass"),
