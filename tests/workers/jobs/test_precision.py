@@ -34,8 +34,9 @@ class Mine(torch.nn.Module):
 """
 
 
-@pytest.mark.parametrize("kind", ["benchmark", "profile", "memory"])
-@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "leaves"), [("benchmark", False), ("benchmark", True), ("profile", True), ("memory", True)]
+)
 def test_a_model_of_ones_own_computes_in_the_jobs_precision(tmp_path: Path, upload, kind: str, leaves: bool) -> None:
     spec = KINDS[kind].model_validate({**FIELDS, "code": upload(source(leaves=leaves), "Mine")})
     checks = reported(spec, tmp_path).verdict_on()["checks"]

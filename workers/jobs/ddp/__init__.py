@@ -95,7 +95,7 @@ def measure(spec: DdpSpec, case: Case, title: str, report: Reporter, *, extent: 
         values.set("device_memory_mib", None, *monitor.device_memory_mib())
         checks = add_values(values, spec, devices, found, report.ceilings)
         checks += [Check(**check) for check in found[0]["parts"]]
-        checks += precision_checks(spec, found[0]["in_own_model"])
+        checks += precision_checks(spec, found[0]["model_precision"])
         lateness = Lateness(ranks_of(found), work_of(found), monitor.clocks_mhz(), max(one["groups"] for one in found))
         if (note := lateness.check()) is not None:
             checks.append(note)

@@ -136,7 +136,7 @@ class RankRun:
             JSON-ready: "turns" (as Turn), "memory" (as Memory), "alone" (why the step of one process alone was not
             measured, or None), "busy" (the GPU's work in a step without communication, as Busy, or why it is unknown),
             "parity", "overlap", "all_reduce" (its times by bytes, where there are buckets), "precision" (of the
-            products of a step of the user's own, and why it is unknown), "in_own_model" (that of a model's, if known),
+            products of a step of the user's own, and why it is unknown), "model_precision" (that of a model's),
             "without_gradient" (the parameters that got none in one process; absent where it was not measured) and facts
             about the model. Some are None on ranks other than 0.
         """
@@ -202,7 +202,7 @@ class RankRun:
                 )
                 found["snapshot"] = record_snapshot(self.context, trained, self.folder)
                 found["precision"] = self._precision(trained)
-                found["in_own_model"] = self._precision_of_own_model(trained)
+                found["model_precision"] = self._precision_of_own_model(trained)
         finally:
             # Remaining objects are in reference cycles, of hooks and of errors' frames.
             trained = None  # type: ignore[assignment]
