@@ -238,7 +238,7 @@ def _compared(pair: Pair, tables: ComparedTables | None, agreed: Agreement | Non
         if judgement.conclusion == "inconclusive":  # what was found comes first
             sentences.reverse()
         judgement = replace(judgement, sentence=". ".join(sentences))
-    judgement = judgement.completed([*pair.unmatched, *_suspect(pair)])
+    judgement = judgement.completed([*_without_values(question.metrics, unjudged), *pair.unmatched, *_suspect(pair)])
     agreed = agreed and agreed.under(judgement)
     notes = [*_notes(pair, _unlabelled(differences, kind), of_environments), *lacking]
     how = None
@@ -261,6 +261,12 @@ def _compared(pair: Pair, tables: ComparedTables | None, agreed: Agreement | Non
         how=how,
         notes=notes,
     )
+
+
+def _without_values(requested: Sequence[str], rows: Sequence[findings.Row]) -> list[str]:
+    """Name the metrics that were asked for beside others, and that neither side has."""
+    lacking = [metric for metric in requested if all(row.metric != metric for row in rows)]
+    return [f"neither side has a value of {', '.join(lacking)}"] if lacking and rows else []
 
 
 def _suspect(pair: Pair) -> list[str]:

@@ -130,6 +130,16 @@ class TestMetrics:
         with pytest.raises(InvalidRequest, match=f"Job {one} is on both sides"):
             compare(database, [one, other], one)
 
+    def test_a_metric_that_neither_side_has_is_named(self, database: Database, measure: Measure) -> None:
+        unknown = {"outcome": "unknown", "reason": "not reported", "median": None, "n": None}
+        ones, others = ([measure(("step_ms", {}), ("items_per_s", unknown)) for _ in range(4)] for _ in range(2))
+        question = Question(["step_ms", "items_per_s"], fail_above_percent=5)
+        gate = about(compare(database, ones, others, question), "gate")
+        assert (gate["outcome"], gate["sentence"].split("; ")[-1]) == (
+            "passed",
+            "neither side has a value of items_per_s",
+        )
+
     def test_a_coordinate_may_be_named_as_a_column(self, database: Database, measure: Measure) -> None:
         jobs = [measure(*(("step_ms", {"case": {"metric": number}}) for number in (1, 2))) for _ in range(2)]
         found = rows(compare(database, *jobs))
