@@ -72,6 +72,12 @@ SLOW_STEP_MS = 100.0
 MAX_EVENTS = 200_000
 """Most events of a step that is profiled several times, with shapes and stacks: each event costs about 20 µs."""
 NO_SHAPES = f"a step has more than {MAX_EVENTS} events, so the shapes of inputs are not recorded"
+MAX_UNSEEN = 0.05
+"""Largest share of a step for which other threads may use the processor without a note."""
+UNSEEN = (
+    "of the processor, per step: torch's profiler does not see operators of threads that the step starts, so no table "
+    "has them; the flame graph has their stacks"
+)
 MAX_PROFILED_S = 10.0
 """If all profiled steps would take longer, one is profiled."""
 TRACE, STACKS, FLAME_GRAPH = "trace.json.gz", "stacks.txt", "flamegraph.svg"
@@ -356,6 +362,9 @@ class Profiling:
         """Sample steps without a profiler, and report what the lines of the user's own code take. Raises OutOfMemory:
         the memory did not suffice."""
         self.samples, ended = own_lines.sample(self.timed.training, self.report)
+        others_ms = 1e-6 * sum(stacks.other_threads(self.samples).values())
+        if not self.on_gpu and others_ms > MAX_UNSEEN * self.timed.step_ms:
+            self._tell(stacks.OTHERS, others_ms, "ms", UNSEEN)
         if own is None or alone is None or alone.trace is None:
             return
         begun = Attribution(alone.profile.recording, self.phases, on_gpu=self.on_gpu).steps[0].begin_ns

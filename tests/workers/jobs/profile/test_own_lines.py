@@ -98,6 +98,18 @@ def make_ending_step(device, batches=40):
     return step
 
 
+def make_threaded_step(device):
+    x = torch.ones(2, device=device)
+
+    def step():
+        thread = threading.Thread(target=spin, args=(5,))
+        thread.start()
+        thread.join()
+        x.add(1)
+
+    return step
+
+
 def make_profiled_step(device):
     model = torch.nn.Linear(8, 8).to(device)
 
@@ -220,6 +232,12 @@ def test_waiting_threads_are_in_no_phase(profiled: Report) -> None:
     lines = profiled.files["stacks.txt"].read_text().splitlines()
     assert {line.partition(";")[0].partition(" ")[0] for line in lines} <= {"data", "forward", "rest", "other threads"}
     assert not any("wait" in line for line in lines if "threading" in line)
+
+
+def test_threads_whose_operators_no_table_has_are_told(run: Run, profiled: Report) -> None:
+    told = {row["what"]: row for row in run("make_threaded_step").table_rows("summary")}
+    assert told["other threads"]["value"] > 1
+    assert "other threads" not in {row["what"] for row in profiled.table_rows("summary")}
 
 
 @pytest.mark.parametrize("function", ["make_profiled_step", "make_scheduled_step"])
