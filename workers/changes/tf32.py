@@ -12,7 +12,7 @@ from workers.measure.own_step import OwnStep
 def _why_not(look: Look) -> str | None:
     if not look.on_gpu:
         return Elsewhere("a CPU has no TF32")
-    if torch.get_float32_matmul_precision() != "highest":
+    if torch.backends.cuda.matmul.fp32_precision == "tf32":
         return "float32 products are in TF32 already"
     return no_fp32(look)
 

@@ -8,7 +8,6 @@ import torch
 
 from kernels.device_events import synchronize
 from workers.measure.memory import short_message
-from workers.measure.process_settings import float32_products
 from workers.measure.profiling.products import FACTORS, product_of
 
 LEAST_SHARE = 0.9
@@ -35,7 +34,7 @@ def precision_of_products(run: Callable[[], object], device: torch.device) -> tu
             flops[product.dtype] += int(product.cost.flops)
     if not flops:
         return {}, "the precision of the step's products is unknown: the profiler saw none"
-    if device.type == "cuda" and float32_products() in ("high", "medium", "tf32"):
+    if device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32":
         flops["tf32"] += flops.pop("fp32", 0)
     shares = {dtype: count / flops.total() for dtype, count in flops.most_common() if count}
     dtype, most = next(iter(shares.items()))
