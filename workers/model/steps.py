@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 ACCUMULATION = "accumulation"
 MAX_LEARNING_RATE = 1e-3
+FIRST_PASSES = 5
+"""Backward passes in which a parameter may get its first gradient: one pass may leave out an expert, or a layer."""
 
 
 class Step(Protocol):
@@ -104,7 +106,8 @@ class BackwardStep(ForwardStep):
         scaled = precision.compute_dtype == torch.float16
         self.scaler = torch.amp.GradScaler(self.device_type) if scaled else None
         self.without_gradient: list[str] | None = None
-        """Names of the trainable parameters to which the first backward pass gave none."""
+        """Names of the trainable parameters to which no pass of the first ones gave any; None before the first."""
+        self._looked = 0
         self.phases = {"forward": self.forward, "backward": self.backward}
         if micro_batches > 1:
             self.phases = {ACCUMULATION: self.accumulate, **self.phases}
@@ -134,9 +137,12 @@ class BackwardStep(ForwardStep):
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
-        if self.without_gradient is None:
+        before = self.without_gradient
+        if before is None or (before and self._looked < FIRST_PASSES):
+            self._looked += 1
             named = self.module.named_parameters()
-            self.without_gradient = [name for name, one in named if one.requires_grad and one.grad is None]
+            missing = [name for name, one in named if one.requires_grad and one.grad is None]
+            self.without_gradient = [name for name in missing if before is None or name in before]
 
 
 class TrainStep(BackwardStep):

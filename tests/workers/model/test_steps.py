@@ -58,6 +58,10 @@ def test_what_gets_no_gradient_is_named_and_a_loss_without_any_is_refused() -> N
     model.register_parameter("unused", nn.Parameter(torch.zeros(2)))
     model.register_parameter("frozen", nn.Parameter(torch.zeros(2), requires_grad=False))
     step = train_step(model)
+    block, calls = model.layers[0].forward, iter([False])
+    model.layers[0].forward = lambda x, *others: block(x, *others) if next(calls, True) else x  # left out once
+    run(step)
+    assert len(step.without_gradient) > 1
     run(step, times=2)
     assert step.without_gradient == ["unused"]
     detached = BackwardStep(lambda tokens: model(tokens).detach(), batches(), PRECISIONS["fp32"], model)
