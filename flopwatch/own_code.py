@@ -244,7 +244,8 @@ def put_into(
     """Set the fields of a spec that take the user's own code; returns the files to upload.
 
     Args:
-        spec: changed in place. In a kind that contains specs, the candidate or the step gets the code.
+        spec: changed in place. In a kind that contains specs, its step or its candidate gets the code. A step goes to
+            the baseline, too, unless that has one: a step of ours would do other work.
         specs: the answer to `GET /specs`.
         named: the file and its function by option ("implementation", "model", "step", "script"); None: not given.
         folder: the folder that goes along, with everything that the file imports.
@@ -263,26 +264,39 @@ def put_into(
         value = named.get(option)
         if value is None:
             continue
-        inside = next((spec[name] for name in ("candidate", "step") if isinstance(spec.get(name), dict)), spec)
-        kind = inside.get("kind")
-        if kind not in schemas:
-            return files  # the server says what is wrong with the kind
-        field = next((name for name, schema in schemas[kind]["properties"].items() if schema.get(ROLE) in roles), None)
-        if field is None:
-            able = [
-                known
-                for known, schema in schemas.items()
-                if any(part.get(ROLE) in roles for part in schema["properties"].values())
-            ]
-            more = f"; for where its time goes, `flopwatch why {value}`" if option == "step" else ""
-            raise ValueError(f"kind {kind} takes no {option} of your own; kinds that do: {', '.join(able)}{more}")
-        code = OwnCode.read(value, folder) if version is None else OwnCode.of_version(version, value, folder)
-        prefix = "" if inside is spec else "candidate."
-        if why := calls.complaint(code.source, code.function, option, _arguments(inside, prefix, swept)):
-            raise ValueError(f"--{option} {value}: {why}")
-        inside[field] = code.as_field()
-        files.append(code)
+        code = None
+        for prefix, inside in _with_code(spec, option).items():
+            kind = inside.get("kind")
+            if kind not in schemas:
+                return files  # the server says what is wrong with the kind
+            of_kind = schemas[kind]["properties"].items()
+            field = next((name for name, schema in of_kind if schema.get(ROLE) in roles), None)
+            if field is None:
+                able = [
+                    known
+                    for known, schema in schemas.items()
+                    if any(part.get(ROLE) in roles for part in schema["properties"].values())
+                ]
+                more = f"; for where its time goes, `flopwatch why {value}`" if option == "step" else ""
+                raise ValueError(f"kind {kind} takes no {option} of your own; kinds that do: {', '.join(able)}{more}")
+            if code is None:
+                code = OwnCode.read(value, folder) if version is None else OwnCode.of_version(version, value, folder)
+                files.append(code)
+            if why := calls.complaint(code.source, code.function, option, _arguments(inside, prefix, swept)):
+                raise ValueError(f"--{option} {value}: {why}")
+            inside[field] = code.as_field()
     return files
+
+
+def _with_code(spec: dict[str, Any], option: str) -> dict[str, dict[str, Any]]:
+    """Return the specs that get an option's code, by the beginning of their fields' dotted paths."""
+    if isinstance(spec.get("candidate"), dict):
+        baseline = spec.get("baseline")
+        both = option == "step" and isinstance(baseline, dict) and baseline.get("step_code") is None
+        return {f"{side}.": spec[side] for side in (("baseline", "candidate") if both else ("candidate",))}
+    if isinstance(spec.get("step"), dict):
+        return {"step.": spec["step"]}
+    return {"": spec}
 
 
 def _arguments(spec: Mapping[str, Any], prefix: str, swept: Iterable[str]) -> list[str] | None:

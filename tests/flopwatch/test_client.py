@@ -595,7 +595,8 @@ def test_what_a_job_could_not_run_is_refused_before_the_upload(fresh_site: Any, 
         assert files() == 0
         assert server.sweep(benchmark, {"arguments.width": [1, 2]}, step=named)["counts"]["queued"] == 2
         assert files() == 1, "the control"
-        compared = {"kind": "compare", "baseline": benchmark, "candidate": {**benchmark, "arguments": {"width": 1}}}
+        wide = {**benchmark, "arguments": {"width": 1}}
+        compared = {"kind": "compare", "baseline": wide, "candidate": wide}
         with pytest.raises(ClientError, match="'depth'"):
             server.sweep(compared, {"candidate.arguments.depth": [1, 2]}, step=named)
 

@@ -5,11 +5,12 @@ import os
 import subprocess
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flopwatch import packing
-from flopwatch.own_code import OwnCode, put_into
+from flopwatch.own_code import ROLE, OwnCode, put_into
 from flopwatch.packing import pack
 
 
@@ -106,6 +107,21 @@ def test_a_folder_that_is_too_large_or_not_there_is_refused(project: Path, monke
 def test_a_folder_alone_names_no_code(project: Path) -> None:
     with pytest.raises(ValueError, match="--code goes along with --step"):
         put_into({"kind": "benchmark"}, [], {}, project)
+
+
+@pytest.mark.parametrize(
+    ("option", "role", "held"),
+    [("step", "step_code", {}), ("model", "code", {}), ("step", "step_code", {"step_code": {"function": "former"}})],
+)
+def test_both_sides_of_a_comparison_get_a_step_and_the_candidate_other_code(
+    project: Path, option: str, role: str, held: dict[str, Any]
+) -> None:
+    schemas = [{"kind": "benchmark", "schema": {"properties": {role: {ROLE: option}}}}]
+    before, after = {"kind": "benchmark", **held}, {"kind": "benchmark"}
+    spec: dict[str, Any] = {"kind": "compare", "baseline": before.copy(), "candidate": after.copy()}
+    (code,) = put_into(spec, schemas, {option: f"{project / 'train.py'}:make_step"})
+    assert spec["candidate"] == {**after, role: code.as_field()}
+    assert spec["baseline"] == (spec["candidate"] if option == "step" and not held else before)
 
 
 def test_the_hash_is_that_of_the_folder(project: Path) -> None:

@@ -91,4 +91,4 @@ def _set(server: Flopwatch, kinds: list[str] | str, *, as_json: bool) -> None:
         return
     paused = answer["kinds"]
     named = "all kinds" if paused == ALL else ", ".join(paused)
-    echo(f"paused: {named}" if paused else "nothing is paused")
+    echo(f"paused: {named}" if paused else "nothing is paused any more")

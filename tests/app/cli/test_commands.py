@@ -462,7 +462,7 @@ def test_pause_and_resume(site: Any, flopwatch: Any) -> None:
     assert ended(flopwatch("pause", "--kind", "kernel")) == "paused: all kinds\n"
     assert "`flopwatch resume` without --kind" in ended(flopwatch("resume", "--kind", "kernel"), 1)
     assert json.loads(ended(flopwatch("resume", "--json"))) == {"kinds": []}
-    assert ended(flopwatch("resume")) == "nothing is paused\n"
+    assert ended(flopwatch("resume")) == "nothing is paused any more\n"
 
 
 def test_time_limits(site: Any, flopwatch: Any) -> None:

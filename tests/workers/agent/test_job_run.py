@@ -275,6 +275,16 @@ def test_what_has_a_budget_says_how_long_it_may_take_and_no_more() -> None:
     assert left(400.0) == ""
 
 
+def test_of_runs_that_train_both_sides_nobody_knows_how_long_they_take() -> None:
+    def left(index: int, **spec: Any) -> str:
+        run: Any = SimpleNamespace(claim=SimpleNamespace(spec=spec), _clock=lambda: 60.0, _second_began=40.0)
+        return JobRun._time_left(run, SimpleNamespace(index=index, count=6))  # type: ignore[arg-type]
+
+    assert left(3, convergence_steps=100) == "; about 20 s left, then both sides are trained"
+    assert left(5, convergence_steps=100) == ""
+    assert left(5) == "; about 5.0 s left"
+
+
 def test_replicates_start_together_and_run_one_after_the_other(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.agent.job_run.units_at_a_time", lambda: 2)
     happened = []
