@@ -66,6 +66,8 @@ def plot(
     """Write a plot of a job's or a sweep's page as a picture for a report; without NAME, list the plots of the job."""
     job, name = _job_and_name(words or [], sweep)
     if name is None and sweep is None:
+        if output is not None or output_format is not None:
+            raise typer.BadParameter("give a NAME; without one, the plots are only listed", param_hint="[JOB] [NAME]")
         _list(server, job)
         return
     name = name or "chart"
