@@ -181,7 +181,8 @@ def run_as_main(source: bytes, name: str, arguments: Sequence[str], file: Path |
         _execute(compiled, module)
     except SystemExit as end:
         if end.code not in (None, 0):
-            raise BrokenCode(f"{name} has ended itself with exit code {end.code}") from end
+            how = f"with exit code {end.code}" if isinstance(end.code, int) else f"and said: {end.code}"
+            raise BrokenCode(f"{name} has ended itself {how}") from end
     except SyntaxError as error:
         raise BrokenCode(f"{name}: {_describe(error, Path(name))}") from error
     finally:

@@ -36,7 +36,7 @@ ANY_CODE = CodeSpec(sha256=hashlib.sha256(EXAMPLE).hexdigest(), function="measur
 """Says to the functions of training kinds that the step is the user's own; none of them loads it."""
 SEED = 0
 """What the script draws with, so that two versions of it draw the same."""
-NOT_MEASURED = "the script has ended and has not called flopwatch.measure(step)"
+NOT_MEASURED = "the script has ended and has not called flopwatch.measure(step) in its own process"
 WENT_ON = "flopwatch.measure(step) has raised an error, and the script went on without it"
 TWICE = "a script measures one step: it has called flopwatch.measure a second time"
 

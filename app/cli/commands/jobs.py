@@ -308,6 +308,8 @@ def sweep(
     from app.cli.specs import chosen
 
     kind, under, lists = chosen(server.specs(), source, preset)
+    if fit is None and multiple_of is not None:
+        raise typer.BadParameter("is for a search; add --fit KEY=UPTO", param_hint="--multiple-of")
     search = None if fit is None else arguments.parse_fit(fit, multiple_of)
     base, grid = arguments.parse_sweep(kind, fields or [], preset=under, lists=lists, needs_grid=search is None)
     left_out = [arguments.parse_point(point, lists) for point in exclude or []]
