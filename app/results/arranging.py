@@ -55,6 +55,8 @@ class Line:
     partial: bool = False
     marked: list[Cell] = field(default_factory=list)
     """The cells of a pivoted table that show the signs of this line."""
+    reference: Line | None = None
+    """The line to which this one is related."""
 
     def values(self, names: Iterable[str]) -> Hashable:
         """Return the values of these coordinates with their types, to compare lines by: in Python, 1 equals True."""
@@ -120,8 +122,10 @@ def relate(
             elif not fit:
                 line.cells[name] = Cell(None, None, None, f"reference {counterparts[0].validity}", line.job)
             else:
-                base = (own or counterparts)[0].cells[metric]
-                line.cells[name] = _gain(base, line.cells[metric], better(metric, units.get(metric)), line.job)
+                base = (own or counterparts)[0]
+                gain = _gain(base.cells[metric], line.cells[metric], better(metric, units.get(metric)), line.job)
+                line.cells[name] = gain
+                line.reference = line.reference if gain.value is None else base
     return Related(names, _on_gains(lines, relative_to, names, units, dependent))
 
 
@@ -142,6 +146,17 @@ def _on_gains(
     if dependent:
         notes.append(f"Rows and their counterparts differ in {', '.join(dependent)}, too.")
     return notes
+
+
+def on_hidden_references(lines: Sequence[Line]) -> list[str]:
+    """Return a note on suspect references that are not among the lines shown, where no sign marks them."""
+    shown = {id(line) for line in lines}
+    found = [line.reference for line in lines if line.reference is not None and id(line.reference) not in shown]
+    suspect = [reference for reference in found if reference.validity == "suspect"]
+    if not suspect:
+        return []
+    of = f"{len(suspect)} of these rows" if len(suspect) > 1 else "a row"
+    return [f"Of {of} the reference, not shown, is suspect: {suspect[0].reason or 'see its job'}."]
 
 
 def _gain(base: Cell, cell: Cell, direction: Direction | None, job: int | None) -> Cell:

@@ -19,6 +19,7 @@ from app.results.arranging import (
     coordinate_of,
     is_size,
     mark_best,
+    on_hidden_references,
     ordered,
     page,
     pivot,
@@ -251,7 +252,14 @@ def _sheet(
     if layout.best:
         is_bold = any(getattr(cell, "best", False) for row in sheet.rows for cell in row)
         statistics.append(_BEST if is_bold else _NO_BEST)
-    notes = [*statistics, *_of_kinds(cases, shown), *related.notes, *footnotes, *sheet.notes]
+    notes = [
+        *statistics,
+        *_of_kinds(cases, shown),
+        *related.notes,
+        *on_hidden_references(lines),
+        *footnotes,
+        *sheet.notes,
+    ]
     return replace(
         sheet,
         missing=_missing(cases, coordinates, set(shown)),

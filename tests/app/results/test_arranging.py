@@ -201,6 +201,16 @@ class TestRelative:
         cells = table(database, relative_to={"precision": "fp32"}).column("step_ms_speedup")
         assert [cell.value for cell in cells] == [None, 4.0, 1.0]
 
+    def test_a_suspect_reference_that_is_not_shown_is_said(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"median": 10.0, "validity": "suspect"}), spec={"precision": "fp32"})
+        measure(("step_ms", {"median": 5.0}), spec={"precision": "bf16"})
+        notes = {
+            shown: "the reference, not shown, is suspect" in " ".join(sheet.notes)
+            for shown in ("fp32", "bf16", "*")
+            for sheet in [table(database, relative_to={"precision": "fp32"}, where=[("precision", shown)])]
+        }
+        assert notes == {"fp32": False, "bf16": True, "*": False}
+
     def test_a_cancelled_row_is_no_reference(self, database: Database, measure: Measure) -> None:
         measure(spec={"precision": "fp32"}, finish=CANCELLED)
         measure(("step_ms", {"median": 10.0}), spec={"precision": "fp32"})
