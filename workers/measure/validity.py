@@ -6,15 +6,17 @@ several cannot judge, and say so.
 """
 
 import os
-from collections.abc import Sequence, Set
+import threading
+from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median, stdev
+from statistics import fmean, median, stdev
 from typing import Any, Protocol
 
 import torch
 
-from kernels.clock import now_s
+from kernels.clock import now_s, processor_ns
 from kernels.versions import why_not_hopper
 from workers.measure import statistics
 from workers.measure.busy import DEVICE_GAP_US, Busy
@@ -30,6 +32,11 @@ MAX_ERROR_CPU = 0.20
 """On a CPU, a larger error than MAX_ERROR and up to this one is a note, since comparisons take the fastest samples."""
 EVENT_JITTER_MS = 1e-3
 """Standard deviation that events alone may have, as seen on an H200 with kernels of 7 µs (0.3 to 0.55 µs)."""
+MAX_MEAN = 2.0
+"""Largest mean over median: beyond it, few samples have more than half of the time, and the median tells nothing of
+it."""
+MAX_THREADS = 0.10
+"""Largest share of a CPU's time, of one core, in which threads beside the timed one may compute without a note."""
 MAX_DRIFT = 0.10
 MAX_DRIFT_ERRORS = 3
 """A drift that its standard error explains is noise: 3 of them are 4 % of runs of 10 samples, fewer of longer runs."""
@@ -86,8 +93,12 @@ def check_variation(samples: Sequence[float], *, on_gpu: bool, metric: str | Non
     detail = f"{median_of} uncertain by ±{found} ({len(samples)} samples); limit {limit}"
     if error > MAX_ERROR and on_gpu and stdev(samples) <= EVENT_JITTER_MS:
         return Check("variation", True, f"{detail}; no more than {1e3 * EVENT_JITTER_MS:g} µs, as events jitter")
-    is_note = not on_gpu and MAX_ERROR < error <= MAX_ERROR_CPU
-    return Check("variation", error <= MAX_ERROR, detail, "note" if is_note else "suspect")
+    few = fmean(samples) / median(samples)
+    if few > MAX_MEAN:
+        detail += f"; the mean is {few:.3g} times it: few samples have most of the time"
+    ok = error <= MAX_ERROR and few <= MAX_MEAN
+    is_note = not ok and error <= (MAX_ERROR if on_gpu else MAX_ERROR_CPU)
+    return Check("variation", ok, detail, "note" if is_note else "suspect")
 
 
 def percents(value: float, limit: float) -> tuple[str, str]:
@@ -375,6 +386,26 @@ def check_host_load(before: HostLoad | None, after: HostLoad | None, span_s: flo
     return Check("host_load", ok, detail, "suspect" if ok or taken else "note")
 
 
+def other_threads_s() -> dict[int, float]:
+    """Return the processor's time in seconds of each thread of Python beside the calling one, by its identity."""
+    used: dict[int, float] = {}
+    for thread in threading.enumerate():
+        if thread.ident is not None and thread is not threading.current_thread():
+            with suppress(OSError):  # the thread has just ended
+                used[thread.ident] = 1e-9 * processor_ns(thread.ident)
+    return used
+
+
+def check_threads(before: Mapping[int, float], after: Mapping[int, float], span_s: float) -> list[Check]:
+    """Note that other threads computed meanwhile, by what `other_threads_s` tells: the host's clock takes a call for
+    done when it returns. No check if they hardly did."""
+    used = sum(max(0.0, now - before.get(thread, 0.0)) for thread, now in after.items())
+    if used <= MAX_THREADS * span_s:
+        return []
+    detail = f"other threads of the code computed for {used:.2g} of {span_s:.2g} s: only what a step waits for is timed"
+    return [Check("threads", False, detail, "note")]
+
+
 class Monitor:
     """Watches host and devices while one case is measured: call `start`, `watch` between steps, then `conclude`.
 
@@ -393,6 +424,7 @@ class Monitor:
         self._own_processes = {os.getpid()}
         self._compilation = compilation()
         self._load = read_host_load()
+        self._threads = other_threads_s()
         self._started = self._read_at = now_s()
 
     def start(self, *, warm: bool = True) -> None:
@@ -446,6 +478,8 @@ class Monitor:
             checks += check_gpus(self._readings, self._own_processes)
             checks.append(self._neighbours())
         span = now_s() - self._started
+        if not self._on_gpu:
+            checks += check_threads(self._threads, other_threads_s(), span)
         checks.append(check_host_load(self._load, read_host_load(), span, matters=not self._on_gpu))
         return checks
 

@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from array import array
 from collections.abc import Iterator
@@ -55,6 +56,40 @@ def test_a_gpus_variation_is_judged_more_strictly() -> None:
     check = check_stability(short_ms, on_gpu=True)[0]
     assert (check.name, check.ok) == ("variation", True)
     assert "as events jitter" in check.detail
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_step_that_works_only_now_and_then_has_a_note(on_gpu: bool) -> None:
+    now_and_then_ms = [7.0 if step % 20 == 0 else 0.1 for step in range(100)]
+    check = check_stability(now_and_then_ms, on_gpu=on_gpu)[0]
+    assert (check.ok, check.severity) == (False, "note")
+    assert "the mean is 4.45 times it" in check.detail
+
+
+def test_a_thread_that_computes_beside_the_steps_has_a_note() -> None:
+    def names() -> list[str]:
+        return [check.name for check in monitor.with_watched([])]
+
+    computed, end = threading.Event(), threading.Event()
+
+    def compute() -> None:
+        while time.thread_time() < 0.2:
+            pass
+        computed.set()
+        end.wait()
+
+    monitor = validity.Monitor(torch.device("cpu"))
+    monitor.start()
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        computed.wait()
+        assert "threads" in names()
+        monitor.start()
+        assert "threads" not in names(), "it waits, and what it did before is not of these steps"
+    finally:
+        end.set()
+        thread.join()
 
 
 @pytest.mark.parametrize(
