@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import os
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from workers.uploaded import BrokenCode
 
 SOURCE = """
 import itertools
+import os
 import time
 
 import torch
@@ -47,6 +49,11 @@ def make_step(device, batch_size=4, width=32):
             optimizer.zero_grad()
 
     return step
+
+
+def make_pinned_step(device):
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    return lambda: None
 
 
 def make_varying_step(device):
@@ -257,6 +264,17 @@ def test_what_a_step_sets_after_its_environment_was_recorded_is_noted(run: Run) 
     (check,) = [check for check in verdict["checks"] if check["name"] == "settings"]
     assert (check["ok"], check["severity"]) == (False, "note")
     assert "float32 products from highest to high" in check["detail"]
+
+
+def test_cores_that_the_code_gives_up_are_missed(run: Run) -> None:
+    before = os.sched_getaffinity(0)
+    torch.set_num_threads(2)
+    try:
+        verdict = run("benchmark", "make_pinned_step", device="cpu").verdict_on()
+    finally:
+        os.sched_setaffinity(0, before)
+    (check,) = [check for check in verdict["checks"] if check["name"] == "cores"]
+    assert (check["ok"], check["detail"]) == (False, "2 threads on 1 usable cores")
 
 
 def test_a_step_without_phases_has_its_own_time_only(run: Run) -> None:

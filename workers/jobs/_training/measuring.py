@@ -171,7 +171,14 @@ def check_times(
 ) -> list[Check]:
     """Return the checks of the validity of the steps' times, of which `step_ms` are the samples."""
     from workers.measure.process_settings import check_settings
-    from workers.measure.validity import check_gradients, check_kernels, check_stability, check_steady, check_waiting
+    from workers.measure.validity import (
+        check_cores,
+        check_gradients,
+        check_kernels,
+        check_stability,
+        check_steady,
+        check_waiting,
+    )
 
     spec, device = training.spec, training.device
     checks = [
@@ -180,6 +187,8 @@ def check_times(
     ]
     if training.own is not None:
         checks += check_settings(training.own.settings)
+        if device.type == "cpu":
+            checks += check_cores()
     inner = training.step if training.graphed is None else training.graphed.step
     checks += check_gradients(getattr(inner, "without_gradient", None))
     if spec.compile or (spec.step_code is not None and compilation().graphs):
