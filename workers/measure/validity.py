@@ -6,9 +6,9 @@ several cannot judge, and say so.
 """
 
 import os
+import sys
 import threading
 from collections.abc import Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -394,13 +394,12 @@ def check_host_load(before: HostLoad | None, after: HostLoad | None, span_s: flo
 
 
 def other_threads_s() -> dict[int, float]:
-    """Return the processor's time in seconds of each thread of Python beside the calling one, by its identity."""
-    used: dict[int, float] = {}
-    for thread in threading.enumerate():
-        if thread.ident is not None and thread is not threading.current_thread():
-            with suppress(OSError):  # the thread has just ended
-                used[thread.ident] = 1e-9 * processor_ns(thread.ident)
-    return used
+    """Return the processor's time in seconds of each thread that runs Python beside the calling one, by its identity.
+
+    `threading.enumerate` may have threads that have ended, whose clocks must not be read.
+    """
+    others = sys._current_frames().keys() - {threading.get_ident()}
+    return {thread: 1e-9 * processor_ns(thread) for thread in others}
 
 
 def check_threads(before: Mapping[int, float], after: Mapping[int, float], span_s: float) -> list[Check]:
