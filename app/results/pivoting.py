@@ -252,14 +252,8 @@ def _sheet(
     if layout.best:
         is_bold = any(getattr(cell, "best", False) for row in sheet.rows for cell in row)
         statistics.append(_BEST if is_bold else _NO_BEST)
-    notes = [
-        *statistics,
-        *_of_kinds(cases, shown),
-        *related.notes,
-        *on_hidden_references(lines),
-        *footnotes,
-        *sheet.notes,
-    ]
+    statistics += [*_of_kinds(cases, shown), *related.notes, *on_hidden_references(lines)]
+    notes = [*statistics, *footnotes, *sheet.notes]
     return replace(
         sheet,
         missing=_missing(cases, coordinates, set(shown)),
