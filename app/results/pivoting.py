@@ -248,12 +248,11 @@ def _sheet(
     lines = [line for of_row in sheet.sources for line in of_row]
     cases = [line.case for line in lines if line.case is not None]
     marks, footnotes = _marks(lines, shown, layout)
-    statistics = _on_statistics(cases, shown, layout, one_process=one_process)
+    notes = _on_statistics(cases, shown, layout, one_process=one_process)
     if layout.best:
         is_bold = any(getattr(cell, "best", False) for row in sheet.rows for cell in row)
-        statistics.append(_BEST if is_bold else _NO_BEST)
-    statistics += [*_of_kinds(cases, shown), *related.notes, *on_hidden_references(lines)]
-    notes = [*statistics, *footnotes, *sheet.notes]
+        notes.append(_BEST if is_bold else _NO_BEST)
+    notes += [*_of_kinds(cases, shown), *related.notes, *on_hidden_references(lines), *footnotes, *sheet.notes]
     return replace(
         sheet,
         missing=_missing(cases, coordinates, set(shown)),
