@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 from parallel.nodes import Nodes
 from parallel.process_group import RanksFailed, RanksTimedOut, launch, log_file
 from workers import uploaded
-from workers.measure.check import Check
 from workers.outcome import Crashed, InvalidEnvironment, RunnerError, Unsupported
 from workers.reporter import Reporter
 
@@ -197,9 +196,3 @@ def _logs_of(error: RanksFailed) -> list[tuple[str, str]]:
     if error.rank is not None or error.log_file is None:
         return [("", error.log)]
     return [(f"rank {rank}: ", log) for rank, log in logs_in(error.log_file.parents[1]).items()]
-
-
-def check_cores(ranks: int) -> Check:
-    """Check that each rank on the CPU has a core of its own: check `cores`."""
-    cores = len(os.sched_getaffinity(0))
-    return Check("cores", ranks <= cores, f"{ranks} ranks on {cores} usable cores")

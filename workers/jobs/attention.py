@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from workers.jobs._attention_profile import COUNTERS, report_profiles, take_prof
 from workers.jobs._grid import Trial
 from workers.jobs._grid.operations import OperationContext, OperationRunner
 from workers.jobs._values import Metric, Values
-from workers.measure.check import Check
+from workers.measure.check import Check, check_cores
 from workers.model.accounting import attention_backward_flops, attention_flops
 from workers.outcome import Unsupported
 from workers.torch_host import load
@@ -240,9 +239,7 @@ def computing_threads(number: int | None, trial: Trial) -> Iterator[None]:
     if number is None:
         yield
         return
-    cores = len(os.sched_getaffinity(0))
-    detail = f"{number} threads on {cores} usable cores"
-    trial.checks.append(Check("cores", number <= cores, detail))
+    trial.checks.append(check_cores(number))
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

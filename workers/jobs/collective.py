@@ -19,9 +19,9 @@ from parallel.process_group import RanksFailed
 from workers.jobs._base import Unit
 from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._latency_fits import FIT_COLUMNS, Times, fit_rows
-from workers.jobs._ranks import RankReports, check_cores, job_failure
+from workers.jobs._ranks import RankReports, job_failure
 from workers.jobs._values import GPU_ONLY, Metric
-from workers.measure.check import Check
+from workers.measure.check import Check, check_cores
 from workers.measure.table import Column, Scalar
 from workers.outcome import Failed, RunnerError, Unsupported
 from workers.reporter import Reporter
@@ -165,7 +165,7 @@ class CollectiveRunner(GridRunner[CollectiveContext]):
         trial.checks += [
             *check_stability(latency, on_gpu=on_gpu, metric="latency_ms"),
             check_steady(first["steady"], first["warmup"], too_slow=first["too_slow"], hidden=first["hidden_drift"]),
-            check_hidden(answers, spec.measure_steps) if on_gpu else check_cores(spec.resources().devices),
+            check_hidden(answers, spec.measure_steps) if on_gpu else check_cores(spec.resources().devices, "ranks"),
         ]
         wrong = next(
             (f"rank {rank}: {answer['wrong']}" for rank, answer in enumerate(answers) if answer["wrong"]), None

@@ -1,5 +1,6 @@
 """A check of one aspect of a measurement. Imports no torch, since the agent reads checks, too."""
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,3 +24,9 @@ class Check:
 def not_judged(name: str, why: str) -> Check:
     """Return the result of a check that could not judge: it questions nothing, and vouches for nothing."""
     return Check(name, True, why, NOT_JUDGED)
+
+
+def check_cores(number: int, what: str = "threads") -> Check:
+    """Check that so many threads, or ranks, on the CPU have a core each: check `cores`."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else number
+    return Check("cores", number <= cores, f"{number} {what} on {cores} usable cores")

@@ -254,13 +254,6 @@ def check_gradients(missing: Sequence[str] | None) -> list[Check]:
     return [Check("gradients", False, f"{len(missing)} trainable parameters got none, {missing[0]} first: {why}")]
 
 
-def check_cores() -> list[Check]:
-    """Check that each of torch's threads has a core, which code of the user may have taken away; no check if so."""
-    threads = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads
-    return [] if threads <= cores else [Check("cores", False, f"{threads} threads on {cores} usable cores")]
-
-
 def check_kernels(device: torch.device) -> list[Check]:
     """Note that the attention `triton` runs other kernels on this Hopper GPU than those made for it; no check
     elsewhere."""

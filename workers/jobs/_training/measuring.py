@@ -14,7 +14,7 @@ from workers.jobs._training.building import STEPS, Training
 from workers.jobs._training.fp8 import report_layers
 from workers.jobs._training.metrics import ISOLATED, Pacing, add_memory, add_times, metrics_of, work_of_step
 from workers.jobs._values import GPU_ONLY, Values
-from workers.measure.check import Check
+from workers.measure.check import Check, check_cores
 from workers.measure.compilation import compilation
 from workers.measure.warmup import MIN_CALLS, min_calls
 from workers.reporter import Reporter
@@ -170,9 +170,10 @@ def check_times(
     training: Training, times: StepTimes, step_ms: Sequence[float], busy: Busy | str, monitor: Monitor
 ) -> list[Check]:
     """Return the checks of the validity of the steps' times, of which `step_ms` are the samples."""
+    import torch
+
     from workers.measure.process_settings import check_settings
     from workers.measure.validity import (
-        check_cores,
         check_gradients,
         check_kernels,
         check_stability,
@@ -187,8 +188,9 @@ def check_times(
     ]
     if training.own is not None:
         checks += check_settings(training.own.settings)
-        if device.type == "cpu":
-            checks += check_cores()
+        cores = check_cores(torch.get_num_threads())
+        if device.type == "cpu" and not cores.ok:
+            checks.append(cores)
     inner = training.step if training.graphed is None else training.graphed.step
     checks += check_gradients(getattr(inner, "without_gradient", None))
     if spec.compile or (spec.step_code is not None and compilation().graphs):

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from app.specs.ddp import DdpSpec
 from flopwatch.intervals import FEWEST_FOR_INTERVAL, median_interval
-from workers.jobs._ranks import check_cores
 from workers.jobs._training.building import name_of
 from workers.jobs._training.metrics import Shares, add_shares, not_told
 from workers.jobs._values import GPU_ONLY, Metric, Values
 from workers.jobs.ddp.buckets import PREDICTED, has_buckets, predicts
-from workers.measure.check import Check, not_judged
+from workers.measure.check import Check, check_cores, not_judged
 from workers.measure.compilation import Compilation
 
 if TYPE_CHECKING:
@@ -431,7 +430,7 @@ def check_times(
         *check_stability(step_ms, on_gpu=spec.backend == "nccl", metric="step_ms"),
     ]
     if spec.backend == "gloo":
-        checks.append(check_cores(spec.resources().devices))
+        checks.append(check_cores(spec.resources().devices, "ranks"))
     if spec.attention == "triton":
         checks += check_kernels(device)
     if spec.compile:

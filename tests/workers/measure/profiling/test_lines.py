@@ -13,7 +13,7 @@ import torch
 
 from kernels.ranges import record_ranges
 from workers.measure.profiling import lines, sampling
-from workers.measure.profiling.lines import LineTrace, OwnCode, Place, Use, first_lines, loops, typical, uses
+from workers.measure.profiling.lines import Launched, LineTrace, OwnCode, Place, Use, first_lines, loops, typical, uses
 from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording, record
 from workers.measure.profiling.sampling import Sampler
 from workers.measure.ranges import Ranges
@@ -249,14 +249,18 @@ def step():
 """
 
 
-def test_operators_belong_to_the_line_that_calls_them(tmp_path: Path) -> None:
-    script = Script(tmp_path, OPERATORS)
+def launched_by(script: Script) -> dict[int, Launched]:
+    """Return what each line of a step launched."""
     script.run()
     trace, ranges = LineTrace(script.own), Ranges()
     ranges.counting = True
     with record_ranges():
         recording = record(lambda: script.run(trace, ranges), on_gpu=False).recording
-    launched = {place.line: did for place, did in trace.launched(recording, begin_of(recording)).items() if place}
+    return {place.line: did for place, did in trace.launched(recording, begin_of(recording)).items() if place}
+
+
+def test_operators_belong_to_the_line_that_calls_them(tmp_path: Path) -> None:
+    launched = launched_by(Script(tmp_path, OPERATORS))
     # `square` multiplies, its caller takes the exponential, the loss has four operators.
     assert [launched[line].operators for line in (7, 14, 15)] == [5, 5, 4]
     assert launched[16].operators_ns > 0
@@ -287,13 +291,7 @@ def step():
 
 
 def test_operators_belong_to_the_lines_of_an_autograd_function(tmp_path: Path) -> None:
-    script = Script(tmp_path, OWN_FUNCTION)
-    script.run()
-    trace, ranges = LineTrace(script.own), Ranges()
-    ranges.counting = True
-    with record_ranges():
-        recording = record(lambda: script.run(trace, ranges), on_gpu=False).recording
-    launched = {place.line: did for place, did in trace.launched(recording, begin_of(recording)).items() if place}
+    launched = launched_by(Script(tmp_path, OWN_FUNCTION))
     assert [launched[line].operators for line in (7, 12, 18)] == [5, 1, 1]
     assert all(did.operators_ns <= did.wall_ns for did in launched.values())
 
