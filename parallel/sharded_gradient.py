@@ -37,7 +37,7 @@ class ShardedGradient(Tensor):
 
     group: dist.ProcessGroup
     filled: int
-    """Elements that are the parameter's; behind them is what fills a part up, of which a penalty may make anything."""
+    """Elements that are the parameter's; the others are padding, of which a penalty may make anything."""
 
     @classmethod
     def part_of(cls, gradient: Tensor, group: dist.ProcessGroup, filled: int) -> ShardedGradient:

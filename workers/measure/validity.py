@@ -423,7 +423,7 @@ class Monitor:
         self._own_processes = {os.getpid()}
         self._compilation = compilation()
         self._load = read_host_load()
-        self._threads = other_threads_s()
+        self._threads = other_threads_s() if not self._on_gpu else {}
         self._started = self._read_at = now_s()
 
     def start(self, *, warm: bool = True) -> None:

@@ -255,7 +255,7 @@ def one_process(
         for rank in range(ranks):
             if rank > 0:
                 step.inputs, step.targets = batches[rank].next()
-            # What the model draws, such as dropout, is drawn by each rank in each step. Each has buffers of its own.
+            # Each rank draws anew in each step, such as for dropout, and has buffers of its own.
             seed_everything(spec.seed + number)
             for module, own in zip(trained.model.modules(), buffers[rank], strict=True):
                 module._buffers = own
