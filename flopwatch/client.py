@@ -957,7 +957,7 @@ class Flopwatch(Connection):
             1
         """
         body = {"job": None if job is None else id_of(job), "sweep": None if sweep is None else id_of(sweep)}
-        return dict(self.send("PUT", _baseline_path(name), body=body).json())
+        return self.ask("PUT", _baseline_path(name), body=body)
 
     def baseline(self, name: str) -> Answer:
         """Return a baseline with its cases.
@@ -1149,7 +1149,7 @@ class Flopwatch(Connection):
             >>> described["note"], described["labels"]["tried"]
             ('No gain.', 'fused loss')
         """
-        return dict(self.send("PATCH", f"/jobs/{id_of(job)}", body=dict(changes)).json())
+        return self.ask("PATCH", f"/jobs/{id_of(job)}", body=dict(changes))
 
     def cancel(self, job: Thing) -> Answer:
         """Cancel a job: at once if it is queued, else as soon as its processes have ended.
@@ -1158,19 +1158,19 @@ class Flopwatch(Connection):
             >>> flopwatch.cancel(flopwatch.rerun(job, device="cuda"))["state"]
             'cancelled'
         """
-        return dict(self.send("POST", f"/jobs/{id_of(job)}/cancel").json())
+        return self.ask("POST", f"/jobs/{id_of(job)}/cancel")
 
     def cancel_sweep(self, sweep: Thing) -> Answer:
         """Cancel the jobs of a sweep that are not finished; the others keep their results."""
-        return dict(self.send("POST", f"/sweeps/{id_of(sweep)}/cancel").json())
+        return self.ask("POST", f"/sweeps/{id_of(sweep)}/cancel")
 
     def resume_sweep(self, sweep: Thing) -> Answer:
         """Run again what has no result: a new job for each point whose latest one failed or was cancelled."""
-        return dict(self.send("POST", f"/sweeps/{id_of(sweep)}/resume").json())
+        return self.ask("POST", f"/sweeps/{id_of(sweep)}/resume")
 
     def retry(self, job: Thing) -> Answer:
         """Queue a failed or cancelled job for its next attempt: the same job, the same spec."""
-        return dict(self.send("POST", f"/jobs/{id_of(job)}/retry").json())
+        return self.ask("POST", f"/jobs/{id_of(job)}/retry")
 
     def delete(self, job: Thing) -> None:
         """Delete a finished job with its results and files."""
@@ -1183,7 +1183,7 @@ class Flopwatch(Connection):
         Returns:
             `cancelled`: how many were queued; `requested`: how many run, and end soon.
         """
-        return dict(self.send("POST", "/jobs/cancel", params=filter_query(filters), timeout_s=BULK_TIMEOUT_S).json())
+        return self.ask("POST", "/jobs/cancel", params=filter_query(filters), timeout_s=BULK_TIMEOUT_S)
 
     def delete_jobs(self, **filters: Unpack[JobFilter]) -> Answer:
         """Delete all finished jobs that match every filter; those of `list_jobs`, at least one. Without the scope
@@ -1192,7 +1192,7 @@ class Flopwatch(Connection):
         Returns:
             How many were `deleted`, and how many stay, since they are `unfinished` or `in_baselines`.
         """
-        return dict(self.send("DELETE", "/jobs", params=filter_query(filters), timeout_s=BULK_TIMEOUT_S).json())
+        return self.ask("DELETE", "/jobs", params=filter_query(filters), timeout_s=BULK_TIMEOUT_S)
 
     def paused_kinds(self) -> list[str] | str:
         """Return the kinds of which no job starts: a list, or "all"."""
@@ -1202,7 +1202,7 @@ class Flopwatch(Connection):
     def set_paused_kinds(self, kinds: Sequence[str] | str) -> Answer:
         """Let no job of these kinds start, and jobs of all others; "all": no job at all. Jobs that run go on."""
         body = {"kinds": kinds if isinstance(kinds, str) else list(kinds)}
-        return dict(self.send("PUT", "/queue/paused", body=body).json())
+        return self.ask("PUT", "/queue/paused", body=body)
 
     def _with_preset(self, spec: Mapping[str, Any], preset: str | None) -> Answer:
         return dict(spec) if preset is None else _merged(self.preset(str(spec.get("kind")), preset), spec)

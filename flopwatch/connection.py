@@ -36,8 +36,10 @@ MAX_RECONNECTS = 30
 CLOCK_S = 1.0
 """Difference of clocks that does not count: the answer was under way."""
 PAGE = 500
-MAX_ANSWER_BYTES = 256 << 20
-"""Most bytes of an answer that is kept in memory, and of one event. Files are written to the disk, and have a size."""
+NOT_OURS = (
+    "That is not Flopwatch: another server may be there, or a proxy or sign-on before it. Check the address and the "
+    "port (FLOPWATCH_URL, or --url; it ends before /ui), and ask who runs a sign-on for an address without it."
+)
 
 
 class ClientError(Exception):
@@ -207,7 +209,7 @@ class Connection:
 
     def get(self, path: str, **params: Any) -> Any:
         """Get a route's JSON; parameters that are None are left out."""
-        return self.send("GET", path, params=params).json()
+        return self.ask("GET", path, params=params)
 
     def text(self, path: str, **params: Any) -> str:
         """Get a route's text; parameters that are None are left out."""
@@ -242,7 +244,11 @@ class Connection:
         response = self.send(
             "POST", path, params=params, body=body, headers=headers, timeout_s=self._timeout_s + wait_s
         )
-        return Submitted(response.json(), replayed="Idempotency-Replayed" in response.headers)
+        return Submitted(_object(response), replayed="Idempotency-Replayed" in response.headers)
+
+    def ask(self, method: str, path: str, **options: Any) -> Answer:
+        """Send one request, as `send`, and return the object that answers it; raises Unreachable if none does."""
+        return _object(self.send(method, path, **options))
 
     def send(
         self,
@@ -266,10 +272,10 @@ class Connection:
         timeout = _timeout(timeout_s or self._timeout_s)
         options = {"params": chosen, "json": body, "content": content, "headers": headers, "timeout": timeout}
         with self._explained(), self._opened(method, path, **options) as response:
-            whole = _whole(response)
+            response.read()
         with contextlib.suppress(KeyError, ValueError):  # a server before this version does not tell
-            set_clock(parsed_time(whole.headers[defaults.TIME]), CLOCK_S)
-        return whole
+            set_clock(parsed_time(response.headers[defaults.TIME]), CLOCK_S)
+        return response
 
     @contextlib.contextmanager
     def _opened(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
@@ -282,7 +288,8 @@ class Connection:
         response = self._http.send(request, stream=True)
         try:
             if response.is_error:
-                checked(_whole(response))
+                response.read()
+                checked(response)
             elif response.has_redirect_location or (_is_page(response) and defaults.TIME not in response.headers):
                 raise _other_server(response)
             yield response
@@ -323,7 +330,7 @@ class Connection:
                         return
                     if not response.headers.get("content-type", "").startswith("text/event-stream"):
                         raise _other_server(response)
-                    for event_id, event in parse_stream(_until(_lines(response), deadline)):
+                    for event_id, event in parse_stream(_until(response.iter_lines(), deadline)):
                         last_id, failures = event_id or last_id, 0
                         yield event
                         if event is not None and event.type == "done":
@@ -418,28 +425,14 @@ def checked(response: httpx.Response) -> httpx.Response:
     if isinstance(problem, dict) and "title" in problem:
         raise Refused(problem)
     title = f"{response.url} answered {_status(response)}."
-    raise Refused({"type": "about:blank", "title": title, "status": response.status_code, "detail": _where(response)})
+    raise Refused({"type": "about:blank", "title": title, "status": response.status_code, "detail": NOT_OURS})
 
 
-class _Answer(httpx.Response):
-    """An answer that was read whole."""
-
-    def json(self, **options: Any) -> Any:
-        """Return its content, an object. Raises Unreachable if it is none."""
-        with contextlib.suppress(ValueError):
-            if isinstance(content := super().json(**options), dict):
-                return content
-        raise _other_server(self)
-
-
-def _whole(response: httpx.Response) -> httpx.Response:
-    content = bytearray()
-    for chunk in response.iter_bytes():
-        content += chunk
-        _check_size(response, len(content))
-    coded = ("content-encoding", "content-length", "transfer-encoding")
-    headers = [(name, value) for name, value in response.headers.multi_items() if name not in coded]
-    return _Answer(response.status_code, headers=headers, content=bytes(content), request=response.request)
+def _object(response: httpx.Response) -> Answer:
+    with contextlib.suppress(ValueError):
+        if isinstance(content := response.json(), dict):
+            return content
+    raise _other_server(response)
 
 
 def _chunks(response: httpx.Response, name: str) -> Iterator[bytes]:
@@ -448,23 +441,6 @@ def _chunks(response: httpx.Response, name: str) -> Iterator[bytes]:
         yield from response.iter_bytes()
     except httpx.RemoteProtocolError as error:
         raise DownloadFailed(f"{name} broke off: it may be damaged on the server, whose log says so.") from error
-
-
-def _lines(response: httpx.Response) -> Iterator[str]:
-    """Yield the lines of a stream, each up to the limit. Raises ClientError."""
-    rest = bytearray()
-    for chunk in response.iter_bytes():
-        rest += chunk
-        if b"\n" in chunk:
-            *lines, last = bytes(rest).split(b"\n")
-            rest = bytearray(last)
-            yield from (line.decode(errors="replace").removesuffix("\r") for line in lines)
-        _check_size(response, len(rest))
-
-
-def _check_size(response: httpx.Response, size: int) -> None:
-    if size > MAX_ANSWER_BYTES:
-        raise ClientError(f"{response.url} answers with more than {MAX_ANSWER_BYTES >> 20} MiB: ask for less.")
 
 
 def _is_page(response: httpx.Response) -> bool:
@@ -476,30 +452,10 @@ def _status(response: httpx.Response) -> str:
 
 
 def _other_server(response: httpx.Response) -> Unreachable:
-    asked, location = response.request.url, response.headers.get("location")
-    if location is not None:
-        with contextlib.suppress(httpx.InvalidURL):
-            leads_to = asked.join(location)
-            place = f"{leads_to.scheme}://{leads_to.netloc.decode(errors='replace')}"
-            said = f"{asked} answered {_status(response)}: it leads to {place}"
-            if leads_to.path == asked.path:
-                return Unreachable(f"{said}. If that is the server, say so: FLOPWATCH_URL={place}, or --url.")
-            said += f"{leads_to.path[:200]}, perhaps a page for signing in, which programs cannot use"
-            return Unreachable(f"{said}. {_where(response)}")
-    kind = response.headers.get("content-type", "no content type").partition(";")[0]
-    what = "a page for people" if _is_page(response) else f"no JSON object ({kind[:100]})"
-    return Unreachable(f"{asked} answered {_status(response)} with {what}. {_where(response)}")
-
-
-def _where(response: httpx.Response) -> str:
-    """Return what to do about an address at which Flopwatch does not answer."""
-    url = response.request.url
-    if url.path.startswith("/ui/"):
-        return f"The address ends before /ui: FLOPWATCH_URL={url.scheme}://{url.netloc.decode()}, or --url."
-    return (
-        "That is not Flopwatch: another server may be there, or a proxy or sign-on before it. Check the address and "
-        "the port (FLOPWATCH_URL, or --url), and ask who runs a sign-on for an address without it."
-    )
+    location = response.headers.get("location")
+    what = response.headers.get("content-type", "no content type").partition(";")[0]
+    said = f"it leads to {location}" if location is not None else f"no JSON object, but {what}"
+    return Unreachable(f"{response.request.url} answered {_status(response)}: {said[:300]}. {NOT_OURS}")
 
 
 def problem_text(problem: Mapping[str, Any]) -> str:

@@ -45,7 +45,7 @@ def create(
     """Make a token, and print it: nobody can read it again."""
     from app.cli.output import print_json
 
-    made = server.send("POST", "/tokens", body={"name": name, "scope": scope, "expires_days": _days(expires)}).json()
+    made = server.ask("POST", "/tokens", body={"name": name, "scope": scope, "expires_days": _days(expires)})
     if as_json:
         print_json(made)
         return
