@@ -583,12 +583,12 @@ def test_what_a_job_could_not_run_is_refused_before_the_upload(fresh_site: Any, 
         versions[1].write_text("make_step = print\n")
         with pytest.raises(ClientError, match=r"train\.py imports 'size' of .*: name folders or revisions$"):
             server.versus(*map(str, versions), benchmark, step=named)
-        with pytest.raises(ClientError, match="got an unexpected keyword argument 'width'; it takes no other"):
+        with pytest.raises(ClientError, match="got an unexpected keyword argument 'width'"):
             server.submit({**benchmark, "arguments": {"width": 1}}, step=named, code=project)
         (project / "train.py").write_text("def make_step(device, width):\n    return print\n")
         with pytest.raises(ClientError, match="missing a required argument: 'width'"):
             server.submit(benchmark, step=named)
-        with pytest.raises(ClientError, match=r"make_step\(device, widht=\): .*; did you mean arguments\.width\?"):
+        with pytest.raises(ClientError, match=r"called with device, arguments\.widht: missing"):
             server.sweep(benchmark, {"arguments.widht": [1, 2]}, step=named)
         with pytest.raises(ClientError, match="missing a required argument: 'width'"):
             server.rerun(server.submit(benchmark), step=named)

@@ -396,7 +396,7 @@ def test_a_dry_run_of_ones_own_step_submits_nothing(fresh_site: Any, flopwatch: 
 
     _took(fresh_site, 90)
     assert "1 job\nno finished job of this code yet\n" in ended(run())
-    assert "did you mean arguments.width?" in ended(run("arguments.widht=1"), 2)
+    assert "unexpected keyword argument 'widht'" in ended(run("arguments.widht=1"), 2)
     assert fresh_site.rows()["job"] == 1
     submitted = ("submit", "benchmark", "arguments.width=2", "--step", f"{file}:make_step", "--json")
     job = json.loads(ended(flopwatch(*submitted, FLOPWATCH_URL=fresh_site.url)))
