@@ -1,11 +1,9 @@
 """The last unit of a diagnosis: the tables `causes` and `changes`, and the answer in at most MOST_LINES lines."""
 
-import itertools
-import re
 import statistics
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +32,11 @@ DECIDED, UNTRIED = ("better", "no_difference", "worse"), ("not_tried", "inconclu
 NONE_JOINED = "no two changes were measured together"
 TOGETHER, STEP_MS = "together", "answer_step_ms"
 MOST_CAUSES = 30
-MOST_LINES, MOST_BELOW, MOST_FASTER, WIDTH = 18, 3, 2, 80
-"""Of the answer on a terminal, of what is said below a cause of a change that is refused, and of gains that are told in
-no other place; the tables have all."""
+MOST_LINES, MOST_BELOW, WIDTH = 22, 3, 80
+"""Of the answer on a terminal, and of what is said below a cause of a change that is refused; the tables have all."""
 INDENT, TIED = "   ", "\N{NO-BREAK SPACE}"
 """What a wrapped line begins with; a space at which no line is broken."""
-TOLD_CAUSES, SURE_CAUSES, FIRST_CAUSES = 7, 5, 3
-"""How many are told at most, and however much there is to say of changes; those of the first ranks, and the largest of
-the others."""
+TOLD_CAUSES = 7
 LARGE_PERCENT = 100 * LARGE
 """Of a smaller cause it is not told why a change against it was refused. Smaller ones come after all larger ones."""
 BROAD = ("kernels", "host", "launches")
@@ -83,10 +78,6 @@ NO_TIME = "no time was left: a larger budget_s tries it"
 
 BOUND_FOUND = "bound"
 """The verdict of a change that removes work, and so is no cure, if the step is faster with it."""
-
-
-Block = tuple[float, list[str]]
-"""Lines that are told together or not at all, and their rank: those of the lowest ranks are told."""
 
 
 @dataclass(frozen=True)
@@ -419,7 +410,7 @@ def _worth(
 
 
 def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Result], joined: Result) -> list[str]:
-    """Return the lines that a terminal shows. Where there are too many, the least important are left out.
+    """Return the lines that a terminal shows: as many of the causes as MOST_LINES have room for, and all changes.
 
     Args:
         step: The first line.
@@ -429,79 +420,43 @@ def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Resu
     """
     if not causes and not results:
         return [step]
-    better = [one for one in results if one.verdict == "better" and not one.removes]
-    # Operators here and there are what a step is made of: anything else is told instead of them, but for the largest.
-    rest = sorted(causes[FIRST_CAUSES:], key=lambda row: (row[6] != "measured", -float(row[3] or 0.0)))
-    plain = [row for row in rest if row[1] == PLAIN and REPEATED not in str(row[2])]
-    first = [row for row in plain if float(row[4] or 0.0) >= LARGE_PERCENT][:1]
-    waits = [row for row in rest if row not in plain]
-    most = TOLD_CAUSES - FIRST_CAUSES - len(first)
-    told_rows = [
-        *causes[:FIRST_CAUSES],
-        *waits[:most],
-        *first,
-        *waits[most:],
-        *(row for row in plain if row not in first),
-    ]
-    shown = sorted(told_rows[:TOLD_CAUSES], key=causes.index)
-    told = {str(cause) for _, cause, *_ in shown}
-    above: list[Block] = [(0.0, _wrapped(step)), *_of_causes(shown, better, results)]
-    so_far = _text(lines for _, lines in above)
-    cures: list[Block] = [(0.5, _wrapped(f"-> {_helped(one)}")) for one in better if one.cause not in told]
-    below: list[Block] = []
+    lines: list[str] = []
+    for told in range(min(len(causes), TOLD_CAUSES), -1, -1):
+        lines = [*_wrapped(step), *_of_causes(causes[:told], results)]
+        if hidden := causes[told:]:
+            percent = sum(float(row[4] or 0.0) for row in hidden)
+            what = f"{len(hidden)} more cause{'s' * (len(hidden) > 1)}, {percent:.1f} % of the step"
+            lines.append(f"and {what}: table `causes`")
+        lines += _of_changes(" ".join(map(str.strip, lines)), results, joined)
+        if len(lines) <= MOST_LINES:
+            break
+    return lines
+
+
+def _better(results: Sequence[Result]) -> list[Result]:
+    """Return the changes that help, the largest gain first."""
+    return sorted(
+        (one for one in results if one.verdict == "better" and not one.removes), key=lambda one: one.ratio or 1.0
+    )
+
+
+def _of_changes(so_far: str, results: Sequence[Result], joined: Result) -> Iterator[str]:
+    """Yield the lines on changes that the causes' lines do not tell."""
+    better = _better(results)
+    if faster := [f"{_lost(one)}{_numbers(one)}" for one in better if f"-> {one.change}: " not in so_far]:
+        yield from _wrapped(f"also faster: {', '.join(faster)}")
     losers = sorted(
         (one for one in results if not one.removes and one.ratio is not None), key=lambda one: one.ratio or 1.0
     )
     for title, verdicts in LOSERS.items():
-        below.append((4.5, _listed(title, [_lost(one) for one in losers if one.verdict in verdicts])))
+        yield from _listed(title, [_lost(one) for one in losers if one.verdict in verdicts])
     late = [one.change for one in results if one.verdict == "not_tried"]
-    below.append((TOLD_CAUSES, _listed("not tried", late, f" ({NO_TIME})")))
+    yield from _listed("not tried", late, f" ({NO_TIME})")
     refused = [one for one in results if one.verdict == "refused" and f"no {one.change}: " not in so_far]
-    refused = refused if len(results) > 1 else []
-    reasons = [f"{one.change} ({one.reason})" for one in refused]
-    below.append((TOLD_CAUSES + 0.5, _listed("refused", reasons, short=[one.change for one in refused])))
-    below.append((0.0, _wrapped(_at_last(results, better, losers, joined))))
-    hidden: list[Sequence[Scalar]] = []
-    faster: list[Result] = []
-    while True:  # what is told of those that did not fit takes lines, too
-        counted: Block = (0.2, [MORE] if hidden else [])
-        kept = _kept([*above, counted, *cures, (0.3, _faster(faster)), *below])
-        places = [int(found[0]) for lines in kept for found in [re.match(r"\d+", lines[0])] if found]
-        hidden = [row for row in causes if row not in [shown[place - 1] for place in places]]
-        missing = [one for one in better if one not in faster and f"-> {one.change}: " not in _text(kept)]
-        if not missing and (counted[1] or not hidden):
-            break
-        faster += missing
-    percent = sum(float(row[4] or 0.0) for row in hidden)
-    more = f"and {len(hidden)} more cause{'s' * (len(hidden) > 1)}, {percent:.1f} % of the step: table `causes`"
-    numbers = itertools.count(1)  # of those that are left
-    lines = [line for block in kept for line in block if line != MORE or hidden]
-    return [re.sub(r"^\d+", lambda _: str(next(numbers)), line) if line != MORE else more for line in lines]
-
-
-def _text(blocks: Iterable[Sequence[str]]) -> str:
-    return " ".join(line.strip() for lines in blocks for line in lines)
-
-
-def _faster(better: Sequence[Result]) -> list[str]:
-    """Return the names of all these changes, the largest gain first, and as many gains as there is room for."""
-    ranked, lines = sorted(better, key=lambda one: one.ratio or 1.0), list[str]()
-    for number in range(len(ranked), -1, -1):
-        texts = [f"{_lost(one)}{_numbers(one)}" if at < number else one.change for at, one in enumerate(ranked)]
-        lines = _wrapped(f"also faster: {', '.join(texts)}")
-        if len(lines) <= MOST_FASTER:
-            break
-    return lines if better else []
-
-
-def _kept(blocks: Sequence[Block]) -> list[list[str]]:
-    """Return the blocks of the lowest ranks that fit, in their order."""
-    left, kept = MOST_LINES, set()
-    for at in sorted(range(len(blocks)), key=lambda at: blocks[at][0]):
-        if (length := len(blocks[at][1])) <= left:  # no sentence is cut
-            left -= length
-            kept.add(at)
-    return [blocks[at][1] for at in sorted(kept) if blocks[at][1]]
+    if len(results) > 1:
+        reasons = [f"{one.change} ({one.reason})" for one in refused]
+        yield from _listed("refused", reasons) or _listed("refused", [one.change for one in refused])
+    yield from _wrapped(_at_last(results, better, losers, joined))
 
 
 def _at_last(results: Sequence[Result], better: Sequence[Result], losers: Sequence[Result], joined: Result) -> str:
@@ -526,54 +481,33 @@ def _at_last(results: Sequence[Result], better: Sequence[Result], losers: Sequen
     return f"{known}; `--change {best.change}` {how} measures it again"
 
 
-def _of_causes(
-    causes: Sequence[Sequence[Scalar]], better: Sequence[Result], results: Sequence[Result]
-) -> Iterator[Block]:
-    """Yield the lines of each cause, with their ranks: the cure of a cause is as important as the cause."""
+def _of_causes(causes: Sequence[Sequence[Scalar]], results: Sequence[Result]) -> Iterator[str]:
+    """Yield the lines of each cause: its place, and below it what is known of that, and the cure."""
     told: set[str] = set()
-    heads = _columns(causes, results)
-    yield from ((0.0, [head.rstrip()]) for head in heads[:1])
-    for place, (head, row) in enumerate(zip(heads[1:], causes, strict=True), start=1):
-        cause, percent = str(row[1]), float(row[4] or 0.0)
+    better, heads = _better(results), _columns(causes, results)
+    yield from (head.rstrip() for head in heads[:1])
+    for head, row in zip(heads[1:], causes, strict=True):
+        cause, is_large = str(row[1]), float(row[4] or 0.0) >= LARGE_PERCENT
         name, _, often = str(row[2] or "").partition(" (")
         is_loop = SMALL in often
         # What speeds up products is no cure of a loop, nor compiling the model of one outside of it.
         fit = [one for one in better if not is_loop or ("compile" in one.change and name.endswith("forward"))]
         cure = "" if cause in told else _cure(cause, fit)
-        why_not = "" if cure or cause in told or percent < LARGE_PERCENT else _refused(cause, results)
+        why_not = "" if cure or cause in told or not is_large else _refused(cause, results)
         if cure or not is_loop:
             told.add(cause)
-        line, *others = _wrapped(f"{head}  {name}".rstrip())
-        # The first come before all that is said of changes, the last after what is not certain. A cause with its cure
-        # comes before those without.
-        advised = is_loop and percent >= LARGE_PERCENT
-        at = 0.5 if cure else 0.6 * place if place <= SURE_CAUSES else TOLD_CAUSES - 1
-        yield (0.4 if place == 1 else 0.5 if row[6] == "measured" or percent >= LARGE_PERCENT else at), [line]
+        yield from _wrapped(f"{head}  {name}".rstrip())
         often = often.removesuffix(")")
-        if advised:
+        if is_loop and is_large:
             often = often.replace(*((SMALL + ITEM, READ_AT_ONCE) if ITEM in often else (SMALL, VECTORISE)))
-        elif percent >= LARGE_PERCENT and not any(one.change == "fused_attention" for one in results):  # our model's
+        elif is_large and not any(one.change == "fused_attention" for one in results):  # our model's
             often = often.replace(WRITTEN, IN_ONE)
-        known = list(filter(None, [*map(str.strip, others), often]))
-        below = "; ".join([*known, why_not] if why_not else known)
+        below = "; ".join(filter(None, [often, why_not]))
         if len(_wrapped(below, INDENT)) > MOST_BELOW:  # the table of changes has the reason
-            below = "; ".join(known)
-        if cure:
-            noted = f"{below} -> {cure}".lstrip()
-            # The page has how equal losses are, and a line's share.
-            texts = [noted, noted.partition(WITHIN)[0]]
-            if not (others or why_not or REPEATED in often):
-                texts += [f"-> {cure}", f"-> {cure.partition(WITHIN)[0]}"]
-            below = min(texts, key=lambda text: len(_wrapped(text, INDENT)))
-        yield (
-            at if cure else 1.0 if advised else at + 3 if REPEATED in often or why_not or others else TOLD_CAUSES + 1,
-            _wrapped(below, INDENT),
-        )
+            below = often
+        yield from _wrapped(f"{below} -> {cure}".lstrip() if cure else below, INDENT)
 
 
-WITHIN = " within "
-MORE = "more"
-"""In the place of the line that counts the causes which are not told."""
 LOSERS = {"not worth it": ("no_difference", "worse"), "not certain": ("inconclusive",)}
 
 
@@ -664,15 +598,14 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
     return [line.replace(TIED, " ") for line in lines]
 
 
-def _listed(title: str, texts: Sequence[str], end: str = "", short: Sequence[str] = ()) -> list[str]:
-    """Return a list in one line, as many of its texts as fit, or one text in two lines; if that is too long, one of
-    `short` in its place. None of an empty list."""
+def _listed(title: str, texts: Sequence[str], end: str = "") -> list[str]:
+    """Return a list in one line, as many of its texts as fit, or its first text in two; none if that does not fit."""
     for number in range(len(texts), 0, -1):
         more = f" and {len(texts) - number} more" if number < len(texts) else ""
         lines = _wrapped(f"{title}: {', '.join(texts[:number])}{more}{end}")
-        if len(lines) == 1 or (number == 1 and (len(lines) == 2 or not short)):
+        if len(lines) == 1 or (number == 1 and len(lines) == 2):
             return lines
-    return _listed(title, short, end) if short else []
+    return []
 
 
 def _numbers(one: Result) -> str:
@@ -680,7 +613,7 @@ def _numbers(one: Result) -> str:
     if one.difference is None:
         return "; no losses compared"
     if one.difference <= EQUAL:
-        return f"; {FIRST} steps' losses equal" + (f"{WITHIN}{one.difference:.0e}" if one.difference else "")
+        return f"; {FIRST} steps' losses equal" + (f" within {one.difference:.0e}" if one.difference else "")
     return f"; changes the loss by up to {100 * one.difference:.2g} %"
 
 
