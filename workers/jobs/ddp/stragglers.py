@@ -85,11 +85,6 @@ class Lateness:
         )
         return bool(self._all) and not (self.late or always) and sum(waits) >= SAME * self.ranks.steps
 
-    def _steps_ahead(self, rank: int) -> int:
-        """Return in how many steps a rank waits longer than most others, if no rank is late: it has less to do."""
-        ahead = [-ms[rank] > least for ms, least in zip(self.later_ms, self.least_ms, strict=True)]
-        return 0 if self.late or self.in_turns or sum(ahead) < SAME * self.ranks.steps else sum(ahead)
-
     def mean_ms(self, rank: int) -> float:
         """Return by how many ms of a step a rank is late."""
         return statistics.fmean(step[rank] for step in self.later_ms)
@@ -165,8 +160,6 @@ class Lateness:
         return rows
 
     def _what(self, rank: int) -> str | None:
-        if number := self._steps_ahead(rank):
-            return f"ahead of most others by {-self.mean_ms(rank):.3g} ms in {number} of {self.ranks.steps} steps"
         if number := len(self.steps_late(rank)):
             turns = f"{IN_TURNS}; " if self.in_turns else ""
             return f"{turns}late in {number} of {self.ranks.steps} steps: {self.why(rank)}"
@@ -183,17 +176,16 @@ class Lateness:
         if not self._all:
             return None
         said = "no rank is late in most steps"
-        named = self.late or [rank for rank in self._all if self._steps_ahead(rank)]
-        if named:
-            said = "; ".join(f"rank {rank} is {self._what(rank)}" for rank in named[:TOLD])
-            said += f"; and {len(named) - TOLD} more ranks" if len(named) > TOLD else ""
+        if self.late:
+            said = "; ".join(f"rank {rank} is {self._what(rank)}" for rank in self.late[:TOLD])
+            said += f"; and {len(self.late) - TOLD} more ranks" if len(self.late) > TOLD else ""
         elif self.in_turns:
             said = IN_TURNS
         said += f"; clocks aligned to {self.ranks.residual_ms:.2g} ms"
         if self.groups:
             more = f"{self.groups} process group{'s' * (self.groups > 1)} of its own"
             said += f"; the step made {more}, but ranks are compared as if all met in each collective"
-        return Check(STRAGGLERS, not self.groups and not named and not self.in_turns, said, "note")
+        return Check(STRAGGLERS, not self.groups and not self.late and not self.in_turns, said, "note")
 
 
 def work_of(found: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

@@ -116,10 +116,7 @@ def waiting(*steps: list[float]) -> Lateness:
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        ([[20, 0, 0, 0]] * 6, "rank 0 is ahead of most others by 20 ms in 6 of 6 steps"),
-        ([[20, 3, 0, 2], [20, 0, 2, 3], [20, 2, 3, 0]], "rank 0 is ahead of most others by 18 ms in 3 of 3 steps"),
-        ([[20, 20, 0, 0, 0]] * 6, "rank 0 is ahead of most others by 20 ms in 6 of 6 steps; rank 1 is ahead of"),
-        ([[0, 20, 0]] * 6, "rank 1 is ahead of most others by 20 ms in 6 of 6 steps; clocks"),
+        ([[20, 3, 0, 2], [20, 0, 2, 3], [20, 2, 3, 0]], "no rank is late in most steps"),
         ([[20, 20, 0, 0]] * 6, "rank 2 is late in 6 of 6 steps: why is not known; rank 3 is late in 6 of 6"),
         ([[25, 0, 20, 20], [25, 20, 0, 20], [25, 20, 20, 0]], "ranks take turns in being late"),
         ([[20, 0], [0, 20]] * 3, "ranks take turns in being late"),
@@ -130,7 +127,7 @@ def test_ranks_take_turns_only_if_not_the_same_ones_always_come_last(steps: list
     check = lateness.check()
     assert check is not None
     assert check.detail.startswith(said)
-    assert not check.ok
+    assert check.ok == said.startswith("no rank")
     assert lateness.in_turns == said.startswith("ranks take turns")
 
 
