@@ -13,7 +13,7 @@ from app.specs.diagnosis import ITEM, RARE, SMALL, WRITTEN, DiagnosisSpec
 from flopwatch.intervals import median_interval
 from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
-from workers.jobs.diagnosis.look import LARGE, OF_OPTIMIZER, OPTIMIZER, REPEATED
+from workers.jobs.diagnosis.look import LARGE, OPTIMIZER, REPEATED
 from workers.jobs.diagnosis.planning import CLEAR, DISTURBED, GAIN, is_better
 from workers.jobs.diagnosis.turn import JOINED
 from workers.measure.check import Check
@@ -278,8 +278,6 @@ def _causes(
     of_cause: Counter[str] = Counter()
     for row in seen:
         of_cause[row["cause"]] += row["lost_ms"]
-        if row["cause"] == "precision" and OF_OPTIMIZER in (row["where"] or ""):  # a step without the other has neither
-            of_cause[OPTIMIZER] += row["lost_ms"]
     measured = {row["cause"]: row["bound_ms"] for row in seen if row.get("bound_ms") is not None}
     certain = {*measured, *(one.cause for one in results if one.removes and one.low is not None)}
     # Forks that screen differ from the processes of the turns: only their ratio carries over.

@@ -93,8 +93,6 @@ WAITS, IDLE = "it waits", 0.2
 OPTIMIZER, INPUT, SYNCHRONISATION = "optimizer", "input", "synchronisation"
 WORK = ("attention", "kernels", "precision")
 """Causes that are the operators of the step's own lines."""
-OF_OPTIMIZER = "in the optimizer"
-"""The note on float64 there, which is lost to `precision`."""
 ANSWERS = "answers"
 """Work of the device for the numbers that the host reads."""
 OF_LIBRARIES = (("utils/data/", INPUT), ("optim/", OPTIMIZER), ("distributed/", "communication"))
@@ -424,10 +422,7 @@ def _where(
         where = _noted(where, notes(cause, place))
         if cause == "launches" and "graph break" not in where:
             where = _noted(where, [f"graph breaks at {one}" for one in _shown(places.breaks)])
-        if cause == OF_OPTIMIZER:
-            found["precision", _noted(where, [OF_OPTIMIZER])] += ms
-        else:
-            found[cause, where] += ms
+        found[cause, where] += ms
     return found
 
 
@@ -501,9 +496,7 @@ def _on_cpu(training: Training, samples: Samples, places: Places, step_ms: float
     scale = step_ms / (wall.total() or 1)
     for (cause, ran, at), ns in wall.items():
         if cause:
-            double = _parts(places.launched.get(at), 1e6 * scale * ns).get("precision", 0.0) * (cause == OPTIMIZER)
-            lost[cause, at] += scale * ns * (1 - double)
-            lost[OF_OPTIMIZER, at] += scale * ns * double
+            lost[cause, at] += scale * ns
             continue
         for part, share in _parts(places.launched.get(ran), 1e6 * scale * ran_ns[ran]).items():
             if part == "kernels" and places.writes_attention(at):
@@ -754,15 +747,13 @@ def candidates(spec: DiagnosisSpec, look: Look, lost: Lost) -> list[list[Scalar]
     those that cannot be, each with the reason."""
     total = sum(lost.values())
     of_cause: dict[str, float] = defaultdict(float)
-    double_ms = 0.0
-    for (cause, where), ms in lost.items():
+    for (cause, _), ms in lost.items():
         of_cause[cause] += ms
-        double_ms += ms * (cause == "precision" and OF_OPTIMIZER in where)
     found: list[tuple[bool, bool, float, bool, int, list[Scalar]]] = []
     for name in spec.changes or CHANGES.names():
         change: Change = CHANGES.load(name)
         cause = max(change.causes, key=lambda one: of_cause[one])
-        if spec.changes is None and of_cause[cause] + double_ms * (cause == OPTIMIZER) < LEAST * total:
+        if spec.changes is None and of_cause[cause] < LEAST * total:
             continue
         own_ranks = look.own is None and look.spec.step_code is not None
         why_not = OWN_RANKS if own_ranks else change.why_not(look)

@@ -223,18 +223,6 @@ def test_under_a_loop_over_small_operators_stands_what_to_do() -> None:
     ]
 
 
-def test_a_step_without_the_optimizer_has_none_of_its_float64_either() -> None:
-    seen = [
-        {"cause": "precision", "where": "train.py:9 Adam.step (in the optimizer)", "lost_ms": 60.0},
-        {"cause": "optimizer", "where": "train.py:8 Adam.step", "lost_ms": 20.0},
-        {"cause": "kernels", "where": "", "lost_ms": 20.0},
-    ]
-    bound = result("no_optimizer", "better", 0.2, removes=True)
-    rows = {str(row[1]): row for row in conclude._causes(seen, [bound], 100.0)}
-    assert rows["optimizer"][5:] == [80.0, "ceiling"], "not the 20 ms that a step without both takes"
-    assert rows["precision"][0] == 1
-
-
 def ranked(results: list[Result], **ms: float) -> list[str]:
     seen = [{"cause": cause, "where": "", "lost_ms": one} for cause, one in ms.items()]
     return [row[1] for row in conclude._causes(seen, results, sum(ms.values()))]

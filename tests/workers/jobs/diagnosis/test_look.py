@@ -67,16 +67,6 @@ class Plain:
             parameter.grad = None
 
 
-class Double(Plain):
-    @torch.no_grad()
-    def step(self):
-        for parameter in self.parameters:
-            wide = parameter.grad.double()
-            for _ in range(100):
-                wide = wide.sin()
-            parameter.sub_(wide.float(), alpha=0.01)
-
-
 class Slow(Dataset):
     def __len__(self):
         return 10_000
@@ -139,11 +129,11 @@ def layer(x):
 def make_step(device, slow):
     torch.set_num_threads(1)  # others use the host's cores
     middle = {"precision": Wide, "attention": Attention, "gram": Gram}.get(slow, nn.ReLU)()
-    width = {"precision": 512, "double": 4096}.get(slow, 128)
+    width = 512 if slow == "precision" else 128
     rows = torch.randn(500, 8)
     model = nn.Sequential(nn.Linear(16, width), middle, nn.Linear(width, 4))
     kept = [[number] for number in range(30_000)] if slow == "collections" else []  # for the collector to scan
-    optimizers = {"optimizer": Rows, "plain": Plain, "double": Double}
+    optimizers = {"optimizer": Rows, "plain": Plain}
     optimizer = optimizers.get(slow, torch.optim.SGD)(model.parameters())
     batches = iter(DataLoader(Slow(), batch_size=4)) if slow == "input" else None
     numbers = itertools.count()
@@ -227,7 +217,6 @@ def uneven(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         ("input", "Slow.__getitem__", "loader_workers"),
         ("precision", "Wide.forward", "float32"),
         ("gram", "Gram.forward", "float32"),
-        ("double", "Double.step", "float32"),
         ("backward", "Exact.backward", "float32"),
         ("loop", "make_step.step", None),
         ("host", "make_step.step", None),
@@ -246,7 +235,6 @@ def test_what_is_planted_is_named_first_with_its_function(look, uneven, slow, wh
         "waits": "host",
         "rare": "host",
         "plain": "optimizer",
-        "double": "precision",
         "gram": "precision",
         "backward": "precision",
         "loop": "kernels",
@@ -260,8 +248,7 @@ def test_what_is_planted_is_named_first_with_its_function(look, uneven, slow, wh
         by_cause[cause] += ms
     (row,) = [row for row in report.rows if row["metric"] == "step_ms"]
     assert sum(by_cause.values()) == pytest.approx(row["median"], rel=1e-6), "the causes add up to the step"
-    assert ("precision" in by_cause) == (slow in ("precision", "double", "gram", "backward")), "0.01 * gradient is none"
-    assert ("in the optimizer" in at) == (slow == "double")
+    assert ("precision" in by_cause) == (slow in ("precision", "gram", "backward")), "0.01 * gradient is none"
     assert ("attention" in by_cause) == (slow == "attention"), "a product over channels weighs no values"
     assert sum("not in every step" in at for _, at, _ in report.tables["seen"]["rows"]) == (slow == "rare"), "one row"
     loops = {cause for cause, at, _ in report.tables["seen"]["rows"] if "small operators" in at}
