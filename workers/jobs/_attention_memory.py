@@ -9,7 +9,7 @@ from fractions import Fraction
 from app.specs import Case
 from app.specs.estimate import EstimateSpec
 from parallel.scaling import pretty
-from workers.jobs._fits import close, gib, report_moments, size_text, whose_memory
+from workers.jobs._fits import close, gib, report_moments, size_text
 from workers.jobs._values import Metric, Values
 from workers.measure.table import Column, Scalar
 from workers.model.accounting import StepMemory
@@ -89,7 +89,6 @@ def report_answer(
         f"{what}, {'fits' if peak <= limit else 'does not fit'} on {where} of {size_text(spec, on_gpu=on_gpu)}: "
         + "; ".join(f"{moment.name} {gib(moment.total)}" for moment in moments.values())
         + ".",
-        *whose_memory(spec, on_gpu=on_gpu),
     ]
     for name, length in first.items():
         lines.append(

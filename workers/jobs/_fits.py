@@ -14,7 +14,6 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from app.specs.estimate import EstimateSpec, MeshSpec
-from workers.measure.host_memory import memory_of_a_job, total_memory
 from workers.measure.table import Column, Scalar
 from workers.model.accounting import Shape, StepMemory
 from workers.model.step_memory import PARTS, Choices, Moment, Sharing, bytes_of, moments
@@ -201,10 +200,6 @@ CLOSE = 0.1
 """The relative error up to which estimates were compared with measured peaks."""
 
 
-TENSORS_SHARE = 0.8
-"""Part of what a job may take on a CPU that its tensors can: those of a step of 18.3 GiB had no room in 20.7 GiB."""
-
-
 def close(size: int, limit: int) -> str | None:
     """Say that a peak is so near to the device's memory that only a measurement can tell; None if it is not."""
     if abs(size - limit) > CLOSE * limit:
@@ -305,7 +300,7 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str
     does = "cannot be divided" if verdict.fits is None else "fits" if verdict.fits else "does not fit"
     mesh_text = f"mesh.fsdp={spec.mesh.fsdp} mesh.tensor={spec.mesh.tensor}"
     parts = f": {gib(verdict.peak or 0)}" if is_alone else f". By strategy, with {mesh_text}: {each}"
-    first = [f"{what}, {does} {where}{parts}.", *whose_memory(spec, on_gpu=on_gpu)]
+    first = [f"{what}, {does} {where}{parts}."]
     lines = []
     able = [(fit.fewest, fit.strategy) for fit in fits if fit.fewest is not None]
     if able:
@@ -316,31 +311,13 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str
     else:
         lines.append("As it is, no number of devices suffices.")
     if is_alone and verdict.helps == OTHERWISE:
-        helps = "" if able else ": take a smaller model"
-        others = [fit for fit in known if fit.helps and not fit.helps.endswith("a smaller model")]
-        if others and not any(fit.fits for fit in known):
-            on = "" if "mesh." in str(others[0].helps) else f" on {others[0].devices},"
-            helps = f";{on} with {others[0].strategy}: {others[0].helps}"
-        return [*first, f"No field makes it fit on one {noun}{helps}.", *lines]
+        return [*first, f"No field makes it fit on one {noun}{'' if able else ': take a smaller model'}.", *lines]
     if is_alone:
         return [*first, *([f"To fit on one {noun}: {verdict.helps}."] if verdict.helps else []), *lines]
     helped = dict.fromkeys(fit.helps for fit in known if fit.helps)
     return [*first, *lines] + [
         f"To fit with {' or '.join(fit.strategy for fit in known if fit.helps == helps)}: {helps}." for helps in helped
     ]
-
-
-def whose_memory(spec: EstimateSpec, *, on_gpu: bool) -> list[str]:
-    """Return the sentence that says what this host gives to a job, if a spec asks about a CPU with more memory."""
-    total, free = total_memory(), memory_of_a_job()
-    if on_gpu or spec.architecture == "feed_forward_stack" or total is None or free is None:
-        return []
-    free_gb = int(TENSORS_SHARE * free / 1e9)
-    # What is free changes from job to job: who took this advice is not given it again for that.
-    if free_gb < 1 or spec.device_gb <= 1.1 * free_gb + 1:
-        return []
-    gives = f"of which a job's tensors can take about {free_gb} now: to ask about it, set device_gb={free_gb}."
-    return [f"This host has {total / 1e9:.0f} GB, {gives}"]
 
 
 def report_moments(moments: Iterable[Moment], report: Reporter) -> None:

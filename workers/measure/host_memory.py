@@ -22,12 +22,6 @@ def host_memory(name: str, meminfo: Path = MEMINFO) -> int | None:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)
 
 
-def total_memory(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int | None:
-    """Return the bytes that all processes together can take, of the host or this container; None if unknown."""
-    amounts = (host_memory("MemTotal", meminfo), _container_limit(cgroup))
-    return min((amount for amount in amounts if amount is not None), default=None)
-
-
 def _container_limit(cgroup: Path) -> int | None:
     try:
         most = (cgroup / "memory.max").read_text().strip()
@@ -50,19 +44,13 @@ def free_memory(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int | None:
     return left if free is None else min(free, left)
 
 
-def memory_of_a_job() -> int | None:
-    """Return the bytes that `bound_memory` would let a job's processes take now, all together; None if unknown."""
-    free = free_memory()
-    reserve = max(LEAST_RESERVE, int(RESERVED_SHARE * (host_memory("MemTotal") or 0)))
-    return None if free is None else max(0, free - reserve)
-
-
 def bound_memory(processes: int = 1) -> None:
     """Let this process, or each of so many that it starts, take the memory that is free now, less a reserve for all
     others: a case that needs more is out of memory, as on a GPU, and the host does not run out of it."""
-    allowed = memory_of_a_job()
-    if allowed is None:
+    free = free_memory()
+    if free is None:
         return
+    reserve = max(LEAST_RESERVE, int(RESERVED_SHARE * (host_memory("MemTotal") or 0)))
     taken = next(
         (
             1024 * int(line.split()[1])
@@ -72,5 +60,5 @@ def bound_memory(processes: int = 1) -> None:
         0,
     )
     _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = taken + allowed // processes
+    most = taken + max(0, free - reserve) // processes
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

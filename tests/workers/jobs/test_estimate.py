@@ -12,7 +12,7 @@ import pytest
 from app.specs import spec_adapter
 from app.specs.estimate import EstimateSpec
 from tests.workers.reporting import Report, reported
-from workers.jobs import _fits, estimate
+from workers.jobs import estimate
 from workers.jobs.estimate import RUNNER
 from workers.model import accounting
 from workers.outcome import Unsupported
@@ -249,22 +249,12 @@ def test_the_first_sentence_names_the_step(run, fields: dict[str, Any], text: st
     assert re.search(r"on one GPU of 80 GB \(74\.51 GiB\): [\d.]+ GiB\.$", first), "nobody has asked about a mesh"
 
 
-@pytest.mark.parametrize(
-    ("length", "gb", "words"),
-    [
-        (512, 24, "."),
-        (8192, 24, "; on 16, with fully_sharded: attention=fused with"),
-        (64, 2, "; with mesh: mesh.fsdp=36."),
-        (8192, 0.01, ": take a smaller model."),
-    ],
-)
-def test_where_nothing_makes_it_fit_on_one_device_it_says_what_several_take(run, length, gb, words) -> None:
-    """Unless some fit as it is: the next sentence tells the fewest."""
-    size = {"model": {"size": "8b"}, "batch_size": 1, "context_length": length}
-    sentences, _ = answer_of(run(**size, device="cuda", device_gb=gb))
-    advice, fewest = sentences.splitlines()[1:3]
-    assert advice.startswith(f"No field makes it fit on one GPU{words}")
-    assert fewest.startswith("As it is, no number" if "smaller" in words else "Fewest devices: ")
+def test_where_nothing_makes_it_fit_on_one_device_it_says_what_several_take(run) -> None:
+    size = {"model": {"size": "8b"}, "batch_size": 1, "context_length": 512}
+    for gb, words, more in ((24, ".", "Fewest devices: "), (0.01, ": take a smaller model.", "As it is, no number")):
+        advice, fewest = answer_of(run(**size, device="cuda", device_gb=gb))[0].splitlines()[1:3]
+        assert advice == f"No field makes it fit on one GPU{words}"
+        assert fewest.startswith(more)
 
 
 def test_the_first_sentence_says_that_it_does_not_fit(run) -> None:
@@ -280,29 +270,15 @@ def test_the_first_sentence_says_that_it_does_not_fit(run) -> None:
         assert "activation_checkpointing=true" in row["what_helps"]
 
 
-def test_the_answer_for_a_cpu_says_what_its_host_gives_and_one_key_has_one_value(run, monkeypatch) -> None:
-    monkeypatch.setattr(_fits, "total_memory", lambda: 25_280_000_001)
-    monkeypatch.setattr(_fits, "memory_of_a_job", lambda: 20_000_000_000)
-    monkeypatch.setattr(estimate, "has_gpu", lambda: False)
-    sentence = "This host has 25 GB, of which a job's tensors can take about 16 now: to ask about it, set device_gb=16."
+def test_the_answer_for_a_cpu_says_that_nobody_chose_its_memory(run) -> None:
     small = {"model": {"size": "small"}}
     asked, explicit = run(**small, device="cpu"), run(**small, device="cpu", device_gb=80)
     assert asked.rows[0]["case_key"] == explicit.rows[0]["case_key"]
-    assert medians(asked)["free_gib"] == medians(explicit)["free_gib"]
     assert "fits on one CPU of 80 GB (74.51 GiB, the default): " in answer_of(asked)[0]
-    for fields, told in (
-        ({"device": "cpu"}, True),
-        ({}, True),
-        ({"device": "cpu", "device_gb": 25.28}, True),
-        ({"device": "cpu", "device_gb": 18}, False),
-        ({"device": "cuda"}, False),
-        ({"architecture": "feed_forward_stack"}, False),
-    ):
-        assert (sentence in answer_of(run(**small, **fields))[0]) == told, fields
     alone = {"architecture": "attention", "attention_layer": {"head_dim": 64}, "context_length": 16_384}
-    rows = run(**alone, device="cpu").table_rows("answer")
-    assert "on a CPU of 80 GB (74.51 GiB, the default): " in rows[0]["answer"]
-    assert rows[1]["answer"] == sentence
+    assert (
+        "on a CPU of 80 GB (74.51 GiB, the default): " in run(**alone, device="cpu").table_rows("answer")[0]["answer"]
+    )
 
 
 def meshes(strategy: str, devices: int) -> list[dict[str, int]]:
