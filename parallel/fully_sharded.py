@@ -50,7 +50,7 @@ from .collectives import (
     start_together,
 )
 from .meta import children_first, materialise, reset_parameters
-from .sharded_gradient import NO_POST_ACCUMULATE, ShardedPart, parts_replaced
+from .sharded_gradient import NO_HOOKS, ShardedPart, parts_replaced
 from .sharded_state import broadcast_objects, broadcast_whole, full_optimizer_state, is_first, load_full_optimizer_state
 from .sharded_unit import (
     BackwardState,
@@ -113,7 +113,7 @@ class FullyShardedDataParallel(nn.Module):
     Raises:
         RuntimeError: no process group is initialised, or the ranks' modules differ.
         TypeError: a recurrent module of torch, which keeps its parameters in a second place; a compiled module, or one
-            that is wrapped already, in whole or in part; a parameter with a post-accumulate hook; a module on the meta
+            that is wrapped already, in whole or in part; a parameter with a hook; a module on the meta
             device that has no `reset_parameters`; or a `compute_dtype` or `reduce_dtype` that is no floating-point
             dtype.
         ValueError: the module is on the meta device, and `device` is missing; `prefetch` is negative; this rank is not
@@ -839,8 +839,8 @@ def _check_replicas(replicas: dist.ProcessGroup | None, group: dist.ProcessGroup
 
 def _refuse_hooks(named: Iterable[tuple[str, nn.Parameter]]) -> None:
     for name, parameter in named:
-        if parameter._post_accumulate_grad_hooks:
-            raise TypeError(NO_POST_ACCUMULATE.format(name=name))
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise TypeError(NO_HOOKS.format(name=name))
 
 
 def _unit_modules(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:

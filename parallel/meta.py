@@ -16,7 +16,6 @@ def materialise(module: nn.Module, device: torch.device, chosen: Callable[[nn.Pa
                     made[id(parameter)] = nn.Parameter(
                         torch.empty_like(parameter, device=device), parameter.requires_grad
                     )
-                    made[id(parameter)]._backward_hooks = parameter._backward_hooks
                 child._parameters[name] = made[id(parameter)]  # type: ignore[assignment]
         for name, buffer in child._buffers.items():
             if buffer is not None and buffer.is_meta:

@@ -8,7 +8,6 @@ model, without an error.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import repeat
@@ -106,50 +105,16 @@ class ShardedPart(nn.Parameter):
     ndim = property(dim)
 
     def register_hook(self, hook: Callable[[Tensor], Any]) -> Any:
-        """Call a hook as data parallelism would: with this rank's full gradient, before it is averaged.
-
-        Raises:
-            TypeError: it is the one of torch.autograd.graph.register_multi_grad_hook, which would never be called.
-        """
-        with torch._C.DisableTorchFunction():
-            if self.whole is None:
-                return super().register_hook(hook)  # type: ignore[no-untyped-call]
-            if getattr(hook, "__module__", "") == torch.autograd.graph.__name__:
-                raise TypeError(_NO_MULTI_GRAD)
-            handle = self.whole.register_hook(hook)  # type: ignore[no-untyped-call]
-            self._refuse_to_pass_by(self.whole)
-            return handle
-
-    def hooks_move_to(self, whole: nn.Parameter, original: nn.Parameter) -> None:
-        """Let hooks of the original, and later ones of this part, see the gradients of the full parameter."""
-        self.whole = whole
-        if original._backward_hooks and whole.requires_grad:
-            # The dictionary itself, from which the hooks' handles remove them.
-            whole._backward_hooks = original._backward_hooks
-            self._refuse_to_pass_by(whole)
-
-    def _refuse_to_pass_by(self, whole: nn.Parameter) -> None:
-        """Let a backward pass that reaches this part, where hooks of the full parameter see nothing, raise
-        RuntimeError."""
-        reference = weakref.ref(whole)
-
-        def refuse(_: Tensor) -> None:
-            hooked = reference()
-            if hooked is not None and hooked._backward_hooks:
-                raise RuntimeError(_PASSED_BY)
-
-        if not self._backward_hooks:
-            super().register_hook(refuse)  # type: ignore[no-untyped-call]
+        """Refuse a hook: this rank's gradient comes to the full parameter. Raises TypeError, but for a copy."""
+        if self.whole is None:
+            return super().register_hook(hook)  # type: ignore[no-untyped-call]
+        raise TypeError(NO_HOOKS.format(name="a parameter"))
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], Any]) -> Any:
-        """Refuse a hook: it would see a gradient before it is averaged.
-
-        Raises:
-            TypeError: always, but for a copy.
-        """
+        """As `register_hook`."""
         if self.whole is None:
             return super().register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-        raise TypeError(NO_POST_ACCUMULATE.format(name="a parameter"))
+        raise TypeError(NO_HOOKS.format(name="a parameter"))
 
     @property
     def grad(self) -> Tensor | None:
@@ -174,19 +139,9 @@ _PART_ONLY = (
     "rank to rank: take a gradient's norm, which is over all parts, full_state_dict() for parameters, or "
     ".as_subclass(torch.Tensor) for the part alone"
 )
-_NO_MULTI_GRAD = (
-    "register_multi_grad_hook does not work on the parameters of a FullyShardedDataParallel, which are parts: read the "
-    "gradients after finish_gradient_synchronization(), or call register_hook of each parameter"
-)
-_PASSED_BY = (
-    "a gradient came to a parameter outside the wrapped model's forward pass, such as that of a penalty of "
-    "parameters(), and hooks by register_hook would not see it: remove them, or change .grad after "
-    "finish_gradient_synchronization()"
-)
-NO_POST_ACCUMULATE = (
-    "register_post_accumulate_grad_hook does not work on {name} of a FullyShardedDataParallel, whose gradient is "
-    "averaged after it has accumulated: do the hook's work after finish_gradient_synchronization(), or call "
-    "register_hook, whose hooks get this rank's full gradient"
+NO_HOOKS = (
+    "hooks do not work on {name} of a FullyShardedDataParallel, whose gradient is averaged after it has accumulated: "
+    "read and change .grad after finish_gradient_synchronization()"
 )
 
 

@@ -60,7 +60,7 @@ class UnitParameter:
         with torch.no_grad():
             memory = torch.empty(self.part_numel * ranks, dtype=dtype, device=device)
             self.whole = nn.Parameter(memory[: self.numel].view(self.shape), original.requires_grad)
-        self.part.hooks_move_to(self.whole, original)
+        self.part.whole = self.whole
         # `data` has its own version counter, so that autograd does not take refilling the memory for a modification.
         self.memory = memory.data
         self.storage = memory.untyped_storage()._cdata

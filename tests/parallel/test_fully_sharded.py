@@ -186,20 +186,10 @@ def test_freezing_and_unfreezing_after_wrapping_is_refused(two_ranks: Pool, name
         assert undone == "nothing was raised"
 
 
-@pytest.mark.parametrize(
-    ("when", "compute"), [("before", None), ("before", "bfloat16"), ("after", None), ("meta", None)]
-)
-def test_hooks_of_parameters_get_full_gradients(two_ranks: Pool, when: str, compute: str | None) -> None:
-    assert two_ranks(guards.hooked, when, compute) == [[], []]
-
-
-def test_hooks_that_would_see_nothing_are_refused(two_ranks: Pool) -> None:
-    for before, bias, weight, several, direct, removed in two_ranks(guards.refused_hooks):
-        assert "register_post_accumulate_grad_hook does not work on 1.bias of" in before
-        assert "on 0.bias of" in bias
-        assert "call register_hook" in weight
-        assert "register_multi_grad_hook does not work" in several
-        assert "a penalty of parameters()" in direct
+def test_hooks_of_parameters_are_refused(two_ranks: Pool) -> None:
+    for *errors, removed in two_ranks(guards.refused_hooks):
+        assert ["on 1.bias of" in error for error in errors] == [True, True, False, False, False, False]
+        assert all("hooks do not work on" in error for error in errors)
         assert removed == "nothing was raised"
 
 
