@@ -21,10 +21,6 @@ def test_a_rank_alone_compiles_what_it_recomputes_once(two_ranks: Pool) -> None:
     assert two_ranks(sharding.compiled_alone) == [[1, 1]] * 2
 
 
-def test_attention_that_autograd_does_not_look_into(ranks: Pool) -> None:
-    ranks(training.fully_sharded_opaque)
-
-
 def test_gradients_accumulate(ranks: Pool) -> None:
     ranks(training.fully_sharded_parity, "", 2)
 

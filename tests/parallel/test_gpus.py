@@ -138,11 +138,6 @@ def test_gradients_may_travel_in_bfloat16(gpus: Pool, wrapper: str) -> None:
         assert report["errors"]["torch.bfloat16"] < 2**-6
 
 
-def test_fully_sharded_with_an_opaque_operation(gpus: Pool) -> None:
-    """Triton's attention is a single operation for autograd."""
-    gpus(training.fully_sharded_opaque)
-
-
 @pytest.mark.parametrize("strategy", ["bucketed", "overlapped"])
 def test_communication_runs_beside_computation(gpus: Pool, strategy: str) -> None:
     """Of the time that NCCL works in a step, at most half lies after the last kernel of the backward pass."""
