@@ -260,35 +260,6 @@ def test_every_derivative_is_right_or_refused(device: str) -> None:
     assert {name for name, row in table.items() if set(row.values()) == {"right"}} >= {"TiledFlashAttention2"}
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_derivatives_that_are_silently_zero_are_found(device: str) -> None:
-    """The control: as torch treats an operation, and a function whose backward pass computes of what it has saved."""
-
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            ctx.save_for_backward(x)
-            return x.square()
-
-        @staticmethod
-        @torch.autograd.function.once_differentiable
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:
-            return gradient * 2 * ctx.saved_tensors[0]
-
-    words = found("doubled", ((ROWS, COLUMNS),), Doubled.apply, torch.square, device)
-    assert words["penalty", 0] == "silently wrong"
-    with torch.library._scoped_library("flopwatch", "FRAGMENT") as library:
-        library.define("squared(Tensor x) -> Tensor")
-        library.impl("squared", torch.square, "CompositeExplicitAutograd")
-        torch.library.register_autograd(
-            "flopwatch::squared", lambda ctx, gradient: gradient * 2 * ctx.x,
-            setup_context=lambda ctx, inputs, output: setattr(ctx, "x", inputs[0]), lib=library,
-        )  # fmt: skip
-        operation = torch.ops.flopwatch.squared.default
-        words = found("squared", ((ROWS, COLUMNS),), operation, torch.square, device)
-        assert {mode for (mode, *_), word in words.items() if word == "silently wrong"} >= {"forward_ad", "jvp"}
-
-
 OF_THE_COMPILER = (
     "does not currently support double backward",
     "Trying to use forward AD with aten::copy that does not support it",
