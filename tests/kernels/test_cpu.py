@@ -228,23 +228,11 @@ def test_flash_compiles_without_a_graph_break() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "words"),
-    [
-        (lambda q, k, v: (q.double(), k, v), TypeError, "q must be float32 on the cpu, not torch.float64"),
-        (lambda q, k, v: (q, k[0], v), ValueError, "k must be \\(batch"),
-        (lambda q, k, v: (q, k[..., :0, :], v[..., :0, :]), ValueError, "k must be \\(batch"),
-        (lambda q, k, v: (q, k, v[..., :4, :]), ValueError, "k and v of one shape"),
-        (lambda q, k, v: (q, k[:, :2], v[:, :2]), ValueError, "q's 3 heads are no multiple of k's 2"),
-        (lambda q, k, v: (q[:, :1], k, v), ValueError, "q's 1 heads are no multiple of k's 3"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_refused(change, error, words) -> None:
-    for function in FUNCTIONS:
-        with pytest.raises(error, match=words):
-            function(*change(*drawn(8, 8, 4, seed=9)))
+def test_tiles_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="br must be at least 1, not 0"):
         cpu.flash(*drawn(8, 8, 4, seed=9), br=0)
+    with pytest.raises(ValueError, match="k must be \\(batch"):
+        cpu.naive(*drawn(8, 0, 4, seed=9))
 
 
 @pytest.mark.parametrize("change", ["order", "number"])

@@ -289,8 +289,11 @@ def test_compiled_derivatives_are_right_or_refused(device: str, monkeypatch: pyt
     assert not wrong
 
 
-def test_angles_that_vmap_hides_get_no_gradient() -> None:
+def test_angles_get_no_gradient() -> None:
+    """Also those that vmap hides from the forward pass."""
     cos = torch.ones(2, ROWS, COLUMNS // 2, requires_grad=True)
+    with pytest.raises(ValueError, match="cos and sin get no gradient"):
+        kernels.rope(torch.ones(ROWS, COLUMNS), cos[0], cos[0])
     turned = torch.func.vmap(kernels.rope)(torch.ones(2, ROWS, COLUMNS, requires_grad=True), cos, cos)
     with pytest.raises(ValueError, match="cos and sin get no gradient"):
         turned.sum().backward()

@@ -76,18 +76,3 @@ def test_the_operation_passes_opcheck(device: str, rng: random.Random) -> None:
     x = draw(2, 5, 3, 8, rng=rng, dtype=torch.float32, device=device).transpose(1, 2)
     for inverse in (False, True):
         torch.library.opcheck(_rope, (x.detach().requires_grad_(), *angles(x), inverse))
-
-
-@pytest.mark.parametrize(
-    ("x", "cos", "words"),
-    [
-        (torch.ones(3, 5), torch.ones(3, 2), "an even head_dim"),
-        (torch.ones(3, 4), torch.ones(4, 2), r"not \(3, 4\), \(4, 2\) and \(4, 2\)"),
-        (torch.ones(4), torch.ones(1, 2), "sequence"),
-        (torch.ones(3, 4, dtype=torch.int64), torch.ones(3, 2), "floating-point"),
-        (torch.ones(3, 4), torch.ones(3, 2, requires_grad=True), "detach them"),
-    ],
-)
-def test_inputs_that_do_not_fit_are_refused(x: Tensor, cos: Tensor, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        kernels.rope(x, cos, cos)

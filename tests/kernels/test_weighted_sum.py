@@ -80,21 +80,6 @@ def test_operations_pass_opcheck(device: str, rng: random.Random) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("x", "weight"),
-    [
-        (torch.ones(3, 4), torch.ones(5)),
-        (torch.ones(3, 4), torch.ones(3, 4)),
-        (torch.tensor(1.0), torch.ones(1)),
-        (torch.ones(3, 4), torch.ones(4, dtype=torch.float64)),
-        (torch.ones(3, 4, dtype=torch.int64), torch.ones(4, dtype=torch.int64)),
-    ],
-)
-def test_inputs_that_do_not_fit_are_refused(x: Tensor, weight: Tensor) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        kernels.weighted_sum(x, weight)
-
-
 @pytest.mark.gpu
 def test_very_many_columns(rng: random.Random) -> None:
     """More tiles of them than the second axis of a grid may have."""
