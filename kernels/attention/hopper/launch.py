@@ -37,11 +37,8 @@ def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor] | None:
     """Return the output and its log-sum-exp, or None for inputs that must be checked and passed to `forward`.
 
-    Repeated calls of one kind take the host less time, since they are registered with `native`.
+    Later calls of this kind take the host less time, since `native` then makes them.
     """
-    known = native.forward(q, k, v, is_causal)
-    if known is not None:
-        return known
     launch = plans.unchecked_forward(kind(q), kind(k), kind(v), is_causal)
     if launch is None or not _are_aligned(q, k, v):
         return None
@@ -76,9 +73,6 @@ def gradients(
 
     The other tensors come from `attend`, so only the output's gradient is checked.
     """
-    known = native.gradients(out_gradient, q, k, v, out, logsumexp, is_causal)
-    if known is not None:
-        return known
     out_gradient = _not_expanded(out_gradient)
     launches = plans.unchecked_backward(
         *map(kind, (q, k, v, out_gradient, out)), is_causal, torch.are_deterministic_algorithms_enabled()

@@ -105,26 +105,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor | None:
     return out
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor] | None:
-    """Return the output and its log-sum-exp (batch, heads, queries; float32); None if such calls are not registered."""
-    if _loaded is None or hooks_are_set():
-        return None
-    results: tuple[Tensor, Tensor] | None = _loaded.forward(q, k, v, is_causal)
-    return results
-
-
-def gradients(
-    out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return dq, dk and dv; None if such calls are not registered."""
-    if _loaded is None or hooks_are_set():
-        return None
-    results: tuple[Tensor, Tensor, Tensor] | None = _loaded.gradients(
-        out_gradient, q, k, v, out, logsumexp, is_causal
-    )  # fmt: skip
-    return results
-
-
 def learn_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, launch: Launch) -> None:
     """Register calls of this kind with the library, once Triton has compiled their kernel."""
     _teach([(launch, range(5))], lambda library, kernels: library.learn_forward(q, k, v, is_causal, *kernels))

@@ -426,13 +426,6 @@ std::optional<Tensor> attend(const Tensor& q, const Tensor& k, const Tensor& v, 
   return flopwatch::Attention::apply(q, k, v, is_causal, kernel);
 }
 
-std::optional<std::tuple<Tensor, Tensor>> forward_alone(const Tensor& q, const Tensor& k, const Tensor& v,
-                                                        bool is_causal) {
-  const auto kernel = forwards.find(key_of({q, k, v}, is_causal));
-  if (!kernel) return std::nullopt;
-  return forward(*kernel, q, k, v);
-}
-
 void learn_forward(const Tensor& q, const Tensor& k, const Tensor& v, bool is_causal, const py::dict& kernel) {
   forwards.keep(key_of({q, k, v}, is_causal), std::make_shared<const Kernel>(kernel));
 }
@@ -555,8 +548,6 @@ PYBIND11_MODULE(flopwatch_hopper_calls, module) {
   });
   module.def("implement", &implement);
   module.def("attend", &attend, Free());
-  module.def("forward", &forward_alone, Free());
-  module.def("gradients", &gradients, Free());
   module.def("learn_forward", &learn_forward);
   module.def("learn_backward", &learn_backward);
   module.def("forget", [] {
