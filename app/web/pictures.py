@@ -35,11 +35,9 @@ from app.web.pages import compare as compare_page
 from app.web.pages import plots as panel
 from app.web.pages.panels import results_of
 from app.web.panels import JobResults, panels_of
-from app.web.panels.profile import STACKS
 from app.web.plots.drawing import Figure
 from app.web.plots.points import Point, varying
 from app.web.samples import over_steps
-from app.web.stacks import MAX_BYTES, draw_flames, tree
 from app.web.standalone import whole_file
 from app.web.templates import STATIC, embedded
 from flopwatch.text.cases import case_text
@@ -48,7 +46,7 @@ from flopwatch.text.values import value_text
 
 router = APIRouter(tags=["results"])
 
-CHART, HEAT_MAP, SAMPLES, HISTORY, FLAMES = "chart", "heat-map", "samples", "history", "flame-graph"
+CHART, HEAT_MAP, SAMPLES, HISTORY = "chart", "heat-map", "samples", "history"
 RATIOS, DISTRIBUTIONS = "ratios", "distributions"
 TAKEN_BY: Mapping[str, Sequence[str]] = {
     "metric": (CHART, HEAT_MAP, HISTORY, DISTRIBUTIONS),
@@ -223,8 +221,6 @@ def plots_of_job(services: Services, own: JobResults, query: PictureQuery) -> li
     job_id, job = own.id, own.job
     shown = [drawn for one in panels_of(own) for drawn in (one, *one.more) if drawn.draw is not None]
     plots = [Plot(one.name, one.title, one.figure, one.text, one.log) for one in shown]
-    if STACKS in own.artifacts:
-        plots.append(Plot(FLAMES, "Flame graph", lambda: draw_flames(tree(own.head(STACKS, MAX_BYTES)))))
     if job["state"] not in FINISHED_STATES:
         return plots
     if job["kind"] in KINDS and KINDS[job["kind"]].has_sides:

@@ -1,25 +1,19 @@
-"""Folded stacks as a tree, for the flame graph that a browser draws. Frames too narrow to be seen are left out."""
+"""Flame graphs of folded stacks. Frames too narrow to be seen are left out."""
 
 from __future__ import annotations
 
-import heapq
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 from app.web.plots.drawing import PALETTE, Figure, escaped
 
-MIN_SHARE = 0.0005
+MIN_SHARE = 0.002
 """Frames with a smaller share of the time are left out."""
-MIN_DRAWN_SHARE = 0.002
-"""The same in a picture, where nobody can widen a frame."""
 FLAME_COLOURS = 8
 LESS_OR_MORE = [[0, PALETTE[0]], [0.5, "var(--quiet)"], [1, "var(--bad)"]]
 """The colours of time that one side alone spends, the baseline or the candidate, and between them of equal times."""
-MAX_FRAMES = 20_000
-"""Largest number of frames that a browser gets: those with the most time."""
 MAX_BYTES = 64 << 20
 """Largest number of bytes read of a file; the runner's own limit is lower."""
 MAX_DEPTH = 100
@@ -35,11 +29,9 @@ class Frame:
     callees: dict[str, Frame] = field(default_factory=dict)
 
 
-def tree(stacks: bytes) -> list[Any]:
-    """Return the tree of folded stacks, `frame;frame;frame µs` a line, as [name, µs, callees].
-
-    The root is `all`, and the longest callees come first. A line that is no stack is left out.
-    """
+def tree(stacks: bytes) -> Frame:
+    """Return the tree of folded stacks, `frame;frame;frame µs` a line, below a root `all`; a line that is no stack is
+    left out."""
     root = Frame("all")
     for line in stacks.decode(errors="replace").splitlines():
         frames, _, time = line.rpartition(" ")
@@ -50,12 +42,12 @@ def tree(stacks: bytes) -> list[Any]:
         for name in frames.split(";")[:MAX_DEPTH]:
             at = at.callees.setdefault(name, Frame(name))
             at.time_us += int(time)
-    return largest(root)
+    return root
 
 
-def draw_flames(root: list[Any]) -> Figure:
-    """Draw such a tree: a row for each depth, each frame as wide as its share of the time and below its caller."""
-    drawn = list(_placed(root, root[1] or 1))
+def draw_flames(root: Frame) -> Figure:
+    """Draw a tree: a row for each depth, each frame as wide as its share of the time and below its caller."""
+    drawn = list(_placed(root, root.time_us or 1))
     texts = [f"{escaped(one.name)}: {one.share:.2f} %" for one in drawn]
     return _flames(drawn, texts, {"color": [PALETTE[zlib.crc32(one.name.encode()) % FLAME_COLOURS] for one in drawn]})
 
@@ -78,7 +70,7 @@ def draw_changed_flames(work: Iterable[tuple[Sequence[str], float, float]], unit
         for name in frames:
             at = at.callees.setdefault(name, Frame(name))
             at.time_us += time_us
-    drawn = list(_placed(largest(root), root.time_us or 1))
+    drawn = list(_placed(root, root.time_us or 1))
     texts, changes = [], []
     for one in drawn:
         baseline, candidate = sides.get(one.path, (0.0, 0.0))
@@ -99,14 +91,13 @@ class _Placed:
     share: float
 
 
-def _placed(frame: list[Any], whole: float, path: tuple[str, ...] = (), start: float = 0.0) -> Iterator[_Placed]:
-    """Yield a tree's frames, but for those that are too narrow."""
-    name, time_us, callees = frame
-    yield _Placed(name, path, 100 * start / whole, 100 * time_us / whole)
-    for callee in callees:
-        if callee[1] >= MIN_DRAWN_SHARE * whole:
-            yield from _placed(callee, whole, (*path, callee[0]), start)
-        start += callee[1]
+def _placed(frame: Frame, whole: float, path: tuple[str, ...] = (), start: float = 0.0) -> Iterator[_Placed]:
+    """Yield a tree's frames, the longest callees first, but for those that are too narrow."""
+    yield _Placed(frame.name, path, 100 * start / whole, 100 * frame.time_us / whole)
+    for callee in sorted(frame.callees.values(), key=lambda callee: -callee.time_us):
+        if callee.time_us >= MIN_SHARE * whole:
+            yield from _placed(callee, whole, (*path, callee.name), start)
+        start += callee.time_us
 
 
 def _flames(
@@ -132,29 +123,16 @@ def _flames(
     layout = {
         "height": 90 + 18 * (max(depth) + 1),
         "xaxis": {"title": {"text": share}, "range": [0, 100]},
-        "yaxis": {"autorange": "reversed", "showticklabels": False, "showgrid": False, "zeroline": False},
+        "yaxis": {
+            "autorange": "reversed",
+            "fixedrange": True,
+            "showticklabels": False,
+            "showgrid": False,
+            "zeroline": False,
+        },
         "showlegend": False,
         "uniformtext": {"minsize": 8, "mode": "hide"},
     }
     rows = [[len(one.path), one.name, one.start, one.share] for one in drawn]
     table = {"columns": ["depth", "frame", "from (%)", "share (%)"], "rows": rows}
     return {"data": [trace], "layout": layout, "table": table, "empty": "Nothing was recorded."}
-
-
-def largest(root: Frame) -> list[Any]:
-    """Return the frames with the most time. No callee takes longer than its caller, so callers come before callees."""
-    kept: list[Any] = [root.name, root.time_us, []]
-    order = count()  # frames of the same time are not compared
-    waiting = [(-root.time_us, next(order), root, kept)]
-    for _ in range(MAX_FRAMES):
-        if not waiting:
-            break
-        _, _, frame, shown = heapq.heappop(waiting)
-        if frame is not root:
-            own: list[Any] = [frame.name, frame.time_us, []]
-            shown[2].append(own)
-            shown = own
-        for callee in frame.callees.values():
-            if callee.time_us >= MIN_SHARE * root.time_us:
-                heapq.heappush(waiting, (-callee.time_us, next(order), callee, shown))
-    return kept

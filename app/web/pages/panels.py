@@ -1,11 +1,10 @@
 """Parts of a job's page that show what its kind measures.
 
 /ui/jobs/ID/panels: the panels, which the page requests once it is loaded. /ui/jobs/ID/plots/NAME: their plots.
-/ui/jobs/ID/stacks: the tree of the flame graph. /ui/jobs/ID/explore: one of the job's tables, to search in.
+/ui/jobs/ID/explore: one of the job's tables, to search in.
 """
 
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
@@ -17,8 +16,6 @@ from app.errors import NotFound
 from app.web.explorer import View, table_page
 from app.web.live import REVALIDATED, page_tag, unchanged
 from app.web.panels import JobResults, panels_of
-from app.web.panels.profile import STACKS
-from app.web.stacks import MAX_BYTES, tree
 from app.web.templates import render
 
 router = APIRouter(prefix="/jobs/{job_id}")
@@ -34,20 +31,6 @@ def results_of(services: Services, job_id: int) -> JobResults:
     return JobResults(job, services.database, services.reading, services.files)
 
 
-async def json_of(request: Request, services: Services, job_id: int, make: Callable[[JobResults], Any]) -> Response:
-    """Answer with JSON made from a job's results, or with 304 while the job has not changed."""
-
-    def answer() -> Response:
-        tag = page_tag(services.reading.job_page_version(job_id))
-        if tag.is_known_to(request):
-            return unchanged(tag)
-        response = Json(make(results_of(services, job_id)))
-        response.headers.update({"ETag": str(tag), **REVALIDATED})
-        return response
-
-    return await run_sync(answer, limiter=services.tables)
-
-
 @router.get("/panels", dependencies=[NO_QUERY])
 async def panels(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     def answer() -> Response:
@@ -60,19 +43,21 @@ async def panels(request: Request, services: CurrentServices, job_id: JobId) -> 
 
 @router.get("/plots/{name}", dependencies=[NO_QUERY])
 async def plot(request: Request, services: CurrentServices, job_id: JobId, name: str) -> Response:
-    def draw(results: JobResults) -> Any:
-        shown = [drawn for panel in panels_of(results) for drawn in (panel, *panel.more)]
+    """Return the JSON of a plot, or 304 while the job has not changed."""
+
+    def answer() -> Response:
+        tag = page_tag(services.reading.job_page_version(job_id))
+        if tag.is_known_to(request):
+            return unchanged(tag)
+        shown = [drawn for panel in panels_of(results_of(services, job_id)) for drawn in (panel, *panel.more)]
         plots = {panel.name: panel.figure for panel in shown if panel.draw is not None}
         if name not in plots:
             raise NotFound(f"Job {job_id} has no plot {name!r}; it has: {', '.join(plots) or 'none'}.")
-        return plots[name]()
+        response = Json(plots[name]())
+        response.headers.update({"ETag": str(tag), **REVALIDATED})
+        return response
 
-    return await json_of(request, services, job_id, draw)
-
-
-@router.get("/stacks", dependencies=[NO_QUERY])
-async def stacks(request: Request, services: CurrentServices, job_id: JobId) -> Response:
-    return await json_of(request, services, job_id, lambda results: tree(results.head(STACKS, MAX_BYTES)))
+    return await run_sync(answer, limiter=services.tables)
 
 
 @router.get("/explore")

@@ -8,6 +8,8 @@ from app.web.panels._bars import bars_of
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults, Row
 from app.web.plots.drawing import PALETTE, SYMBOLS, Figure, escaped
+from app.web.stacks import MAX_BYTES, draw_flames, tree
+from flopwatch.text.numbers import number
 
 CLASSES = {
     "matmul": "var(--plot-1)",
@@ -87,8 +89,19 @@ def panels(results: JobResults) -> Iterator[Panel]:
         yield Panel("kernels", "Kernels and operators", template="explorer.html", values={"table": kernels})
     if STACKS in results.artifacts:
         values: dict[str, Any] = {"stacks": results.artifacts[STACKS], "drawn": results.artifacts.get(FLAME_GRAPH)}
-        values["profiled"], values["unprofiled"] = (summary.get(step, {}).get("value") for step in STEPS)
-        yield Panel("flame-graph", "Flame graph", template="flame_graph.html", values=values)
+        profiled, unprofiled = (summary.get(step, {}).get("value") for step in STEPS)
+        text = "A frame is as wide as its share of the time; below it are the functions that it calls. Drag to widen."
+        if profiled and unprofiled:
+            text += f" A step took {number(profiled)} ms under the profiler instead of {number(unprofiled)} ms: take "
+            text += "the shares, not the times."
+        yield Panel(
+            "flame-graph",
+            "Flame graph",
+            text,
+            lambda: draw_flames(tree(results.head(STACKS, MAX_BYTES))),
+            template="flame_graph.html",
+            values=values,
+        )
 
 
 def draw_lines(rows: Sequence[Row]) -> Figure:
