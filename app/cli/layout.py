@@ -73,21 +73,6 @@ def wrapped(text: str, width: int | None = None, hang: int | None = None) -> str
     return "\n".join(lines)
 
 
-def rejoined(lines: Sequence[str]) -> list[str]:
-    """Join the lines of an answer that was laid out for a wider terminal to paragraphs, which can be wrapped anew.
-
-    A line that is indented continues the line before, unless that is a row, which begins with its number: then it
-    begins a paragraph, indented as well.
-    """
-    joined: list[str] = []
-    for line in lines:
-        if line.startswith(" ") and joined and not joined[-1][:1].isdigit():
-            joined[-1] += f" {line.strip()}"
-        else:
-            joined.append(line)
-    return joined
-
-
 def _broken_name(name: str, width: int) -> str:
     """Break a column's name at underscores if it is longer than the column's cells."""
     lines = [""]

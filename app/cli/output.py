@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from app.cli.brief import DIFFERENT, HEADLINE
-from app.cli.terminal import cell, echo, echo_columns, echo_json, echo_laid_out, echo_line, echo_table
+from app.cli.terminal import cell, echo, echo_columns, echo_json, echo_line, echo_table
 from app.states import FIRST_IN_QUEUE
 from flopwatch.client import Flopwatch, Show, progress_bar
 from flopwatch.connection import ClientError, problem_text
@@ -163,7 +163,7 @@ def print_answers(server: Flopwatch, job: Mapping[str, Any]) -> None:
             left_out = {"unit_index"} if len(table["units"]) == 1 else set()
             names = [column["name"] for column in table["columns"] if column["name"] not in left_out]
             if len(names) == 1:
-                echo_laid_out([cell(row[names[0]]) for row in rows])
+                echo("\n".join(cell(row[names[0]]) for row in rows))  # laid out for 80 columns
             else:
                 print_columns(names, [[row[name] for name in names] for row in rows])
             echo()

@@ -19,8 +19,6 @@ from flopwatch.text.markdown_tables import CUT_NOTE, cut, is_right, parsed, unes
 
 T = TypeVar("T")
 
-HANG = 3
-"""How far the continuation of an answer's line is indented."""
 _raw: ContextVar[bool] = ContextVar("raw", default=False)
 
 
@@ -107,16 +105,6 @@ def echo_line(text: str, *, err: bool = False, hang: int | None = None) -> None:
 
         text = layout.wrapped(_shown(text), columns, hang)
     echo(text, err=err)
-
-
-def echo_laid_out(lines: Sequence[str]) -> None:
-    """Print lines that were laid out for 80 columns; where there are fewer, laid out anew."""
-    columns = width()
-    if columns is not None and max(map(len, lines), default=0) > columns:
-        from app.cli import layout
-
-        lines = [layout.wrapped(line, columns, HANG) for line in layout.rejoined(lines)]
-    echo("\n".join(lines))
 
 
 def echo_json(text: str) -> None:

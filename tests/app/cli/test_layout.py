@@ -9,13 +9,12 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
 from rich.cells import cell_len
 
-from app.cli import layout, terminal
+from app.cli import layout
 
 from .conftest import environment
 
@@ -126,27 +125,6 @@ def test_a_comparisons_names_are_whole(on_terminal: Callable[..., list[str]], re
 @pytest.fixture
 def _of_60(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-
-
-ANSWER = [
-    "1  optimizer     0.39 ms  measured: 0.3891 ms  train.py:13-14 make_step.step in",
-    "   a_long_name_of_a_function; no one_thread: it has one thread already",
-    "2  host         0.244 ms  at most: 0.5634 ms   train.py:11-14 make_step.step",
-    "nothing that was tried shortens the step by more than 1 % for certain; `--change",
-    "   fused_optimizer` with a larger budget_s measures it again",
-]
-
-
-@pytest.mark.usefixtures("_of_60")
-def test_an_answer_of_80_columns_is_wrapped_once(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.echo_laid_out(ANSWER)
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 60
-    assert " ".join(" ".join(lines).split()) == " ".join(" ".join(ANSWER).split())
-    for line, following in pairwise(lines):
-        goes_on = following.startswith(" ") and not following.strip().startswith("a_long_name")
-        if goes_on:
-            assert len(f"{line}   {following.split()[0]}") > 60, "a line ends only where the next word has no room"
 
 
 @pytest.mark.usefixtures("_of_60")
