@@ -2,13 +2,11 @@
 
 import contextlib
 import json
-import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from app.cli.brief import DIFFERENT, HEADLINE
 from app.cli.terminal import cell, echo, echo_columns, echo_json, echo_line, echo_table
 from app.states import FIRST_IN_QUEUE
 from flopwatch.client import Flopwatch, Show, progress_bar
@@ -33,7 +31,7 @@ LINE_COLUMNS = (
 MOST_ALLOCATIONS = 3
 """Number of allocations that are printed of a memory's peak."""
 MOST_COMPARED = 5
-"""Number of rows that are printed when a comparison has ended."""
+"""Number of rows of each table and phase that are printed when a comparison of profiles has ended."""
 
 
 def print_json(value: Any) -> None:
@@ -262,27 +260,10 @@ def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
 
 
 def _print_comparison(server: Flopwatch, job: Mapping[str, Any]) -> bool:
-    """Print a comparison's sentence, and the rows that matter: the tested metric, then what differs most."""
-    job_id = job["id"]
-    compared = server.get("/compare", job=job_id)
-    names = [column["name"] for column in compared["columns"]]
-    of_tables = "metric" not in names
-    # Of profiles baseline_ms, candidate_ms and change_ms; of memory they end in _mib.
-    sides_of = ("baseline_", "candidate_", "change_")
-    shown = [name for name in names[: names.index("ratio")] if name.startswith(sides_of)] if of_tables else HEADLINE
-    rows = sorted(compared["rows"], key=_largest_change(shown[-1]) if of_tables else _rank(compared["headline"]))
-    if not of_tables:
-        rows = [row for row in rows if row["metric"] == compared["headline"] or row["finding"] in DIFFERENT]
-    place = names[: names.index(shown[0] if of_tables else "metric")]
-    _print_sentence(compared)
-    if rows:
-        echo()
-        print_columns([*place, *shown], [[row[name] for name in (*place, *shown)] for row in rows[:MOST_COMPARED]])
+    """Print a comparison as `flopwatch compare` does."""
     echo()
-    for note in compared["notes"]:
-        echo_line(f"- {note}")
+    echo_table(server.compare_text([job["id"]], limit=MOST_COMPARED).text)
     print_missing(server.missing(job))
-    echo_line(f"`flopwatch compare {job_id}` prints all {len(compared['rows'])} rows")
     return True
 
 
@@ -291,22 +272,6 @@ def _print_sentence(compared: Mapping[str, Any]) -> None:
     sides = f"{labels['candidate']} against {labels['baseline']}: " if labels else ""
     echo()
     echo_line(f"{sides}{compared['sentence']}.")
-
-
-def _rank(headline: str | None) -> Callable[[Mapping[str, Any]], tuple[bool, bool, float]]:
-    """Return a sort key of a comparison's rows: the headline metric first, then what differs most."""
-
-    def rank(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
-        ratio = row["ratio"]
-        factor = abs(math.log(ratio)) if ratio is not None and ratio > 0 else 0.0
-        return row["metric"] != headline, row["finding"] not in DIFFERENT, -factor
-
-    return rank
-
-
-def _largest_change(column: str) -> Callable[[Mapping[str, Any]], tuple[bool, bool, float]]:
-    """Return a sort key of the rows of two jobs' tables: totals first, sums by class or category last."""
-    return lambda row: (row["table"] != "total", row["table"] in ("classes", "categories"), -abs(row[column] or 0.0))
 
 
 def grid_text(sweep: Mapping[str, Any]) -> str:
