@@ -3,7 +3,6 @@
 import functools
 import json
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any
 
 import typer
 
-from app.cli.arguments import list_fields, parse_spec, set_nested
+from app.cli.arguments import list_fields, parse_spec
 from app.cli.terminal import fail
 from flopwatch.own_code import OwnCode, put_into
 from flopwatch.spelling import fields as spec_fields
-from flopwatch.spelling import sweep_fields
 
 
 def chosen(
@@ -66,39 +64,6 @@ def local(
         ]
         fail("\n".join(["The spec is not valid", *dict.fromkeys(wrong)]), 2)
     return text, files
-
-
-def estimate_command(sweep: Mapping[str, Any]) -> str | None:
-    """Return the command that answers a sweep's search by formulas, without running a step; None where none apply.
-    It is for the default `device_gb`."""
-    from pydantic import ValidationError
-
-    from app.specs import KINDS
-    from app.specs._training import TrainingSpec
-    from app.specs.estimate import EstimateSpec
-
-    kind, grid, fit = KINDS.get(sweep["base"]["kind"]), sweep["grid"], sweep["fit"]
-    default = dict(spec_fields(EstimateSpec().model_dump(mode="json")))
-    if kind is None or not issubclass(kind, TrainingSpec) or kind is KINDS["ddp"]:
-        return None
-    if not {*grid, fit["axis"]} <= {*default} or sweep["base"].get("device") == "cpu":
-        return None
-    try:
-        spec = kind.model_validate(sweep["base"])
-        if spec.code or spec.step_code or spec.attention_code or spec.compile or spec.cuda_graph or spec.fused:
-            return None
-        fields = dict(spec_fields(spec.model_dump(mode="json", exclude={"kind"})))
-        differs = {path: value for path, value in fields.items() if path in default and value != default[path]}
-        estimate: dict[str, Any] = {}
-        for path, value in differs.items():
-            set_nested(estimate, path, value)
-        EstimateSpec.model_validate(estimate)
-    except ValidationError:
-        return None
-    differs = {path: value for path, value in differs.items() if path not in (*grid, fit["axis"])}
-    step = [] if fit["step"] == 1 else ["--multiple-of", str(fit["step"])]
-    words = [*sweep_fields(differs, grid), "--fit", f"{fit['axis']}={fit['upto']}", *step]
-    return shlex.join(["flopwatch", "sweep", "estimate", *words])
 
 
 def paths_of(name: str, words: Iterable[str]) -> list[str]:

@@ -338,7 +338,6 @@ def sweep(
 def _follow_sweep(server: Flopwatch, made: dict[str, Any], waiting: Waiting, note: str) -> None:
     """Print the result of a sweep's submission and, if asked, wait for it; exits with 1 unless all jobs succeeded."""
     from app.cli.output import counts_text, print_json, print_searches, progress_display
-    from app.cli.specs import estimate_command
 
     wait, as_json = waiting.waits, waiting.as_json
     if not as_json:
@@ -347,8 +346,6 @@ def _follow_sweep(server: Flopwatch, made: dict[str, Any], waiting: Waiting, not
         if (fit := made["fit"]) is not None:
             what = f"searches by {total} {'job' if total == 1 else 'jobs'} at a time, {_to_try(fit)}"
         echo(f"sweep {made['id']} {what}: {server.url}/ui/sweeps/{made['id']}{note}", err=wait)
-        if fit is not None and (command := estimate_command(made)) is not None:
-            echo(f"by formulas, in seconds (device_gb= for another than 80 GB): {command}", err=wait)
     if not wait:
         _say_what_waits(server, made["id"])
     else:

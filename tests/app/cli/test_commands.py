@@ -730,8 +730,6 @@ def test_a_search_prints_what_fits(flopwatch: Any, obedient: Any) -> None:
     tries = "context_length 8, 16 … up to 32, then between what fits and what does not"
     sweep = re.search(rf"sweep (\d+) searches by 1 job at a time, {tries}: http", done.stderr)
     assert sweep
-    estimate = r"^by formulas, in seconds .*: flopwatch sweep estimate model.size=tiny .*--fit context_length=32 "
-    assert re.search(f"{estimate}--multiple-of 8$", done.stderr, re.MULTILINE)
     shown = ended(flopwatch("sweeps", sweep[1]))
     assert "largest context_length up to 32" in shown
     assert "3 succeeded" in shown
