@@ -60,10 +60,6 @@ Source = Annotated[
         autocompletion=completing.kinds,
     ),
 ]
-Key = Annotated[
-    str | None, typer.Option("--idempotency-key", help="Repeating the command with this key returns the first job.")
-]
-SUBMITTED_BEFORE = "(submitted before with this --idempotency-key; showing the first response)"
 
 
 @dataclass(frozen=True)
@@ -136,7 +132,6 @@ def submit(
     unique_key: Annotated[
         str | None, typer.Option(help="Refuse while another job with this key is unfinished.")
     ] = None,
-    idempotency_key: Key = None,
     dry_run: DryRun = False,
     output_format: AsText = TEXT,
 ) -> None:
@@ -147,19 +142,16 @@ def submit(
     options = submission.given()
     kind, under, lists = chosen(server.specs(), source, preset)
     spec = arguments.parse_spec(kind, fields or [], preset=under, lists=lists)
-    job = server.submit(
-        spec, **options, **vars(own_code), unique_key=unique_key, idempotency_key=idempotency_key, dry_run=dry_run
-    )
+    job = server.submit(spec, **options, **vars(own_code), unique_key=unique_key, dry_run=dry_run)
     if dry_run:
         if not waiting.as_json:
             _tell_without_effect(job["without_effect"], job["spec"])
         print_dry_run(server, [job["spec"]], job, searches=False, as_json=waiting.as_json)
         return
-    note = f" {SUBMITTED_BEFORE}" if job.replayed else ""
     if output_format == "brief":
         done, exit_code = _wait_quietly(server, job, at_most=waiting.wait_at_most) if waiting.waits else (job, 0)
         answer(of_job(server, done, exit_code), as_json=waiting.as_json)
-    _go_on(server, job, waiting, note=note)
+    _go_on(server, job, waiting)
 
 
 def wait_for_answer(
@@ -192,14 +184,14 @@ def wait_for_answer(
         raise typer.Exit(code)
 
 
-def _go_on(server: Flopwatch, job: dict[str, Any], waiting: Waiting, *, note: str = "", follow: bool = False) -> None:
+def _go_on(server: Flopwatch, job: dict[str, Any], waiting: Waiting, *, follow: bool = False) -> None:
     """Print the result of a submission and, if asked, wait for the job, and meanwhile print its output; exits with 1
     unless it succeeded, or with WRONG."""
     from app.cli.output import OutputDisplay, print_answer, print_answers, print_job, print_json, progress_display
 
     wait, as_json = waiting.waits, waiting.as_json
     if not as_json:
-        echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}{note}", err=wait)
+        echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}", err=wait)
         _tell_without_effect(job["without_effect"], job["spec"])
     if job["waiting"] is not None:
         if not wait:
@@ -300,7 +292,6 @@ def sweep(
     own_code: OwnCodeOptions,
     waiting: Waiting,
     submission: Submission,
-    idempotency_key: Key = None,
     dry_run: DryRun = False,
 ) -> None:
     """Submit one job per combination of values; with --fit, search for what fits, once per combination."""
@@ -320,7 +311,6 @@ def sweep(
         exclude=left_out,
         **submission.given(),
         **vars(own_code),
-        idempotency_key=idempotency_key,
         dry_run=dry_run,
     )
     if dry_run:
@@ -331,11 +321,10 @@ def sweep(
         points = [point.spec for point in expand(made["base"], grid, left_out)]
         print_dry_run(server, points, made, searches=search is not None, as_json=waiting.as_json)
         return
-    note = f" {SUBMITTED_BEFORE}" if made.replayed else ""
-    _follow_sweep(server, made, waiting, note)
+    _follow_sweep(server, made, waiting)
 
 
-def _follow_sweep(server: Flopwatch, made: dict[str, Any], waiting: Waiting, note: str) -> None:
+def _follow_sweep(server: Flopwatch, made: dict[str, Any], waiting: Waiting) -> None:
     """Print the result of a sweep's submission and, if asked, wait for it; exits with 1 unless all jobs succeeded."""
     from app.cli.output import counts_text, print_json, print_searches, progress_display
 
@@ -345,7 +334,7 @@ def _follow_sweep(server: Flopwatch, made: dict[str, Any], waiting: Waiting, not
         what = f"with {total} jobs"
         if (fit := made["fit"]) is not None:
             what = f"searches by {total} {'job' if total == 1 else 'jobs'} at a time, {_to_try(fit)}"
-        echo(f"sweep {made['id']} {what}: {server.url}/ui/sweeps/{made['id']}{note}", err=wait)
+        echo(f"sweep {made['id']} {what}: {server.url}/ui/sweeps/{made['id']}", err=wait)
     if not wait:
         _say_what_waits(server, made["id"])
     else:

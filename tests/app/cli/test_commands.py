@@ -341,7 +341,7 @@ def test_a_dry_run_stores_nothing_and_says_what_earlier_jobs_took(serve: Any, fl
 
         nobody = "no worker is connected: the jobs would wait for one\n"
         grid = ("sweep", *TINY, "context_length=8,16", "seed=1,2", "--exclude", "context_length=16,seed=2")
-        done = run(*grid, "--idempotency-key", "dry", "--wait")
+        done = run(*grid, "--wait")
         assert ended(done) == f"3 jobs\nno finished job of this kind and model yet\n{nobody}"
         assert "nothing was submitted" in done.stderr
         for seconds in (10, 20, 90):
@@ -369,9 +369,6 @@ def test_a_dry_run_stores_nothing_and_says_what_earlier_jobs_took(serve: Any, fl
         assert "No worker has the attention" in ended(run("sweep", *TINY, "attention=nobodys", "seed=1,2"), 1)
         assert len(site.http.get("/jobs").json()["data"]) == 3
         assert site.http.get("/sweeps").json()["data"] == []
-        assert "submitted before" not in ended(flopwatch(*grid, "--idempotency-key", "dry", FLOPWATCH_URL=site.url)), (
-            "the dry run kept no answer"
-        )
 
 
 def _took(site: Any, seconds: int, **spec: Any) -> None:
@@ -576,21 +573,6 @@ def test_the_first_job_waits_for_free_devices(fresh_site: Any, flopwatch: Any) -
     assert "waiting:" not in shown(second)
     fresh_site.worker.claim_job(first)
     assert "waiting:" not in shown(first)
-
-
-def test_a_key_that_was_used_before_is_marked(site: Any, flopwatch: Any) -> None:
-    submit = ("submit", *TINY, "--idempotency-key", "cli marked")
-    assert "submitted before" not in ended(flopwatch(*submit))
-    again = ended(flopwatch(*submit))
-    assert "submitted before" in again
-    job = json.loads(ended(flopwatch(*submit, "--json")))
-    assert job == site.job(job["id"])
-    ended(flopwatch("cancel", again.split()[1]))
-    sweep = ("sweep", *TINY, "seed=1,2", "--idempotency-key", "cli marked")
-    assert "submitted before" not in ended(flopwatch(*sweep))
-    again = ended(flopwatch(*sweep))
-    assert "submitted before" in again
-    assert ended(flopwatch("cancel", "--sweep", again.split()[1])) == "jobs cancelled: 2; being cancelled: 0\n"
 
 
 def test_a_spec_from_a_file_and_fields(site: Any, flopwatch: Any, tmp_path: Path) -> None:
