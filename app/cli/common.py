@@ -101,19 +101,7 @@ class FieldsCommand(TyperCommand):
                 following = value if equals else next(iter(args[place + 1 :]), "VALUE")
                 written = " or ".join(f"{path}={following}" for path in paths)
                 raise typer.BadParameter(f"{option} is a field of the job, and no option: write {written}")
-            if command := _command_with(option, ctx):
-                raise typer.BadParameter(f"{option} is an option of `flopwatch {command}`")
         return super().parse_args(ctx, args)
-
-
-def _command_with(option: str, ctx: Any) -> str | None:
-    """Return another command that takes fields and has this option: `sweep` for --fit."""
-    group = ctx.parent.command
-    for name in group.list_commands(ctx.parent):
-        parameters = group.get_command(ctx.parent, name).params
-        if any(one.name == "fields" for one in parameters) and any(option in one.opts for one in parameters):
-            return str(name)
-    return None
 
 
 def of_jobs(metavar: str, text: str) -> Any:

@@ -360,7 +360,6 @@ def test_a_dry_run_stores_nothing_and_says_what_earlier_jobs_took(serve: Any, fl
         assert "/grid/context_length/1" in ended(run("sweep", *TINY, "context_length=8,-8"), 1)
         assert "/spec/context_lenght: Unknown field" in ended(run("submit", *TINY, "context_lenght=8"), 1)
         site.worker.register()
-        assert "--fit is an option of `flopwatch sweep`" in ended(run("submit", *TINY, "--fit", "batch_size=64"), 2)
         assert "--multiple-of: is for a search" in ended(run("sweep", *TINY, "seed=1,2", "--multiple-of", "8"), 2)
         gpu = "no connected worker has a GPU (device=cuda): the jobs would wait"
         assert gpu in ended(run("submit", *TINY, "device=cuda"))
