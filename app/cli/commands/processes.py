@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import signal
 import socket
@@ -384,31 +383,19 @@ def _check_address(host: str, port: int) -> None:
     """Raise CannotRunHere if no server can listen there, before the server itself has started."""
     from app.errors import CannotRunHere
 
-    free = "choose another with --port (FLOPWATCH_PORT); 0 takes a free one"
-    cures = {
-        errno.EADDRINUSE: f"Port {port} is taken, maybe by a Flopwatch that runs already: {free}.",
-        errno.EACCES: f"Port {port} is only for root: {free}.",
-    }
     try:
-        places = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror:
-        places = []
-    errors = [_try(family, place) for family, *_, place in places]
-    for number, cure in cures.items():
-        if number in errors:
-            raise CannotRunHere(cure)
-    if None not in errors:
-        raise CannotRunHere(f"{host!r} is no address of this host: choose one with --host (FLOPWATCH_HOST).")
-
-
-def _try(family: int, place: Any) -> int | None:
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
+        for family, *_, place in socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
     except OSError as error:
-        return error.errno
-    return None
+        where = f"{host or 'all addresses'}, port {port}"
+        raise CannotRunHere(
+            f"No server can listen at {where}: {error.strerror}. Choose another place with --host and --port; "
+            "port 0 is a free one."
+        ) from error
 
 
 def _as_file(content: bytes) -> str:
