@@ -198,21 +198,9 @@ def parse_fit(argument: str, step: int | None) -> dict[str, Any]:
     return {"axis": axis, "upto": upto} | ({} if step is None else {"step": step})
 
 
-def parse_labels(arguments: Iterable[str]) -> dict[str, str]:
-    """Parse labels, given as key=value, each key once."""
-    return _once(map(_label, arguments))
-
-
 def parse_pairs(arguments: Iterable[str]) -> dict[str, str]:
-    """Parse pairs, given as key=value, each key once."""
+    """Parse pairs, such as labels, given as key=value, each key once."""
     return _once(map(split_pair, arguments))
-
-
-def _label(argument: str) -> tuple[str, str]:
-    key, colon, value = argument.partition(":")
-    if colon and "=" not in key:  # the HTTP API's way
-        raise typer.BadParameter(f"{argument!r} is not of the form key=value; write {key}={value}.")
-    return split_pair(argument)
 
 
 def parse_point(argument: str, lists: Collection[str] = ()) -> dict[str, Any]:
