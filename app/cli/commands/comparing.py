@@ -305,7 +305,7 @@ def check(
         job_ids = _jobs_of(server, sweep_id)
     if job_ids and label:
         raise typer.BadParameter("labels are for the jobs that run again: leave JOB and --sweep, or --label, out")
-    limit, labels = _percent(fail_above), arguments.parse_labels(label or [])
+    limit, labels = _percent(fail_above), arguments.parse_pairs(label or [])
     assert limit is not None
     with contextlib.nullcontext(lambda *_: None) if brief else progress_display() as show:
         checked = server.check(

@@ -49,7 +49,7 @@ def history(
         raise typer.BadParameter("give a case's key, or --job")
     if case is not None and not KEY.fullmatch(case):
         raise typer.BadParameter(f"{case!r} is no case's key, hexadecimal digits: `--job ID` takes a job")
-    chosen = [f"{name}={value}" for name, value in arguments.parse_labels(coordinate or []).items()]
+    chosen = [f"{name}={value}" for name, value in arguments.parse_pairs(coordinate or []).items()]
     shown = server.get(
         "/history", case=case, job=job_id, coordinate=chosen or None, metric=metric, device=device, limit=limit
     )

@@ -79,7 +79,7 @@ class Filters:
         return {
             "state": state,
             "kind": self.kind,
-            "labels": arguments.parse_labels(self.label or []),
+            "labels": arguments.parse_pairs(self.label or []),
             "sweep": self.sweep_id,
             "submitted_by": self.submitted_by,
             "mine": self.mine,
@@ -95,7 +95,7 @@ class Described:
 
     def given(self) -> dict[str, Any]:
         """Return these options as the client takes them."""
-        given = {**vars(self), "labels": arguments.parse_labels(self.label or [])}
+        given = {**vars(self), "labels": arguments.parse_pairs(self.label or [])}
         if (timeout_s := given.get("timeout_s")) is not None:
             given["timeout_s"] = arguments.parse_timeout(timeout_s)
         return {name: value for name, value in given.items() if name != "label"}
@@ -476,7 +476,7 @@ def label(
 
     changes: Description = {}
     if labels or remove:
-        changes["labels"] = {**arguments.parse_labels(labels or []), **dict.fromkeys(remove or [])}
+        changes["labels"] = {**arguments.parse_pairs(labels or []), **dict.fromkeys(remove or [])}
     if name is not None:
         changes["name"] = name or None
     if note is not None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -400,10 +400,10 @@ def _check_address(host: str, port: int) -> None:
 
 def _as_file(content: bytes) -> str:
     """Return a path at which the program that replaces this process can read the bytes; nothing is left on the disk."""
-    file = tempfile.TemporaryFile()  # noqa: SIM115 - it has to stay open for that program
-    file.write(content)
-    file.flush()
-    descriptor = os.dup(file.fileno())
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        descriptor = os.dup(file.fileno())
     os.lseek(descriptor, 0, os.SEEK_SET)
     os.set_inheritable(descriptor, True)
     return f"/dev/fd/{descriptor}"

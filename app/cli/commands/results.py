@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli import completing
-from app.cli.arguments import parse_labels, parse_pairs, split_pair
+from app.cli.arguments import parse_pairs, split_pair
 from app.cli.brief import answer, of_table
 from app.cli.common import AsJson, JobId, Label, TableStatistic, check_kind, command
 from app.cli.terminal import echo, echo_json, echo_table, fail
@@ -132,7 +132,7 @@ def table(server: Flopwatch, *, chosen: TableChoice) -> None:
     """
     of_measurements: dict[str, Any] = {
         "kind": chosen.kind,
-        "labels": parse_labels(chosen.label or []) or None,
+        "labels": parse_pairs(chosen.label or []) or None,
         "since": chosen.since,
         "until": chosen.until,
         "rows": chosen.rows and [chosen.rows],

@@ -1,10 +1,11 @@
 """What `submit --wait` prints of profiles and comparisons, from a server's answers."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from app.cli.output import MOST_COMPARED, MOST_KERNELS, print_answer, print_answers, print_results
+from app.cli.output import MOST_KERNELS, print_answer, print_answers, print_results
 from flopwatch import Flopwatch
 
 
@@ -34,6 +35,9 @@ class Answers:
 
     def list_files(self, job: Any) -> list[dict[str, Any]]:
         return [{"name": name} for name in self.files]
+
+    def compare_text(self, jobs: list[int], **question: Any) -> Any:
+        return SimpleNamespace(text=f"the comparison{'' if jobs == [7] else jobs}\n")
 
     def get(self, path: str, **query: Any) -> Any:
         assert (path, query) == ("/compare", {"job": 7})
@@ -135,71 +139,14 @@ def test_a_memorys_peak_names_its_phase_and_lines(capsys, monkeypatch, phase, co
     assert "flopwatch table --job 7 --name allocations" in lines[5]
 
 
-def compared(metric: str, ratio: float, finding: str) -> dict[str, Any]:
-    return {
-        "model": "tiny",
-        "metric": metric,
-        "unit": "ms",
-        "baseline": 1.0,
-        "candidate": ratio,
-        "ratio": ratio,
-        "ratio_low": ratio,
-        "ratio_high": ratio,
-        "finding": finding,
-    }
-
-
-def test_a_comparison_prints_its_sentence_and_the_rows_that_matter(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [
-        compared("forward_ms", 1.01, "within_margin"),
-        *(compared(f"metric_{index}_ms", 1.1 + 0.1 * index, "differs") for index in range(9)),
-        compared("step_ms", 1.2, "worse"),
-    ]
-    columns = [{"name": name} for name in rows[0]]
-    answer = {
-        "columns": columns,
-        "rows": rows,
-        "headline": "step_ms",
-        "sentence": "step_ms: candidate is 1.20× slower",
-        "spec_differences": [],
-        "notes": ["Times are of the fastest samples."],
-    }
-    lines = printed(capsys, "compare", Answers(compared=answer))
-    assert lines[0] == "step_ms: candidate is 1.20× slower."
-    shown = [line.split()[1] for line in lines[3 : 3 + MOST_COMPARED]]
-    assert shown == ["step_ms", "metric_8_ms", "metric_7_ms", "metric_6_ms", "metric_5_ms"]
-    assert lines[-2:] == ["- Times are of the fastest samples.", "`flopwatch compare 7` prints all 11 rows"]
-
-    label = {"name": "step_code.revision.label", "baseline": "main", "candidate": "."}
-    answers = Answers(compared={**answer, "spec_differences": [label]})
+def test_a_comparison_is_printed_as_compare_does(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = Answers()
     answers.without_value = ["mine (2 cells): failed"]
-    lines = printed(capsys, "compare", answers)
-    assert lines[0] == ". against main: step_ms: candidate is 1.20× slower."
-    assert "mine (2 cells): failed" in lines
+    assert printed(capsys, "compare", answers) == ["the comparison", "", "mine (2 cells): failed"]
 
+
+def test_what_is_shown_of_a_comparison_begins_with_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    label = {"name": "step_code.revision.label", "baseline": "main", "candidate": "."}
+    answers = Answers(compared={"sentence": "step_ms: 1.20× slower", "spec_differences": [label]})
     print_results(cast("Flopwatch", answers), {"id": 7, "kind": "compare", "state": "succeeded"})
-    assert capsys.readouterr().out.strip().startswith(lines[0]), "flopwatch show"
-
-
-def test_a_comparison_of_memory_prints_what_changed_most(capsys: pytest.CaptureFixture[str]) -> None:
-    names = ("table", "phase", "category", "name", "baseline_mib", "candidate_mib", "change_mib", "ratio")
-    allocations = [("allocations", "backward", "activation", f"x{at}", 1.0, 1.0 + at, at, 1.0 + at) for at in range(9)]
-    rows = [
-        ("categories", "backward", "activation", None, 9.0, 45.0, 36.0, 5.0),
-        *allocations,
-        ("total", "backward", None, "all memory", 9.0, 45.0, 36.0, 5.0),
-    ]
-    answer = {
-        "columns": [{"name": name} for name in (*names, "ratio_low", "baseline_allocations", "where")],
-        "rows": [dict(zip(names, row, strict=True)) for row in rows],
-        "headline": None,
-        "sentence": "36 MiB more",
-        "spec_differences": [],
-        "notes": [],
-    }
-    lines = printed(capsys, "compare", Answers(compared=answer))
-    table = "\n".join(lines[2:])
-    assert "change_mib" in table
-    assert [name for name in ("all memory", *(f"x{at}" for at in range(9))) if name in table] == [
-        *("all memory", "x5", "x6", "x7", "x8")
-    ]
+    assert capsys.readouterr().out.strip().startswith(". against main: step_ms: 1.20× slower.")

@@ -78,9 +78,9 @@ def test_a_key_of_a_grid_is_given_once(given: list[str]) -> None:
 
 
 def test_labels_and_points_have_a_key_once() -> None:
-    assert arguments.parse_labels(["a=1", "b=1"]) == {"a": "1", "b": "1"}
+    assert arguments.parse_pairs(["a=1", "b=1"]) == {"a": "1", "b": "1"}
     with pytest.raises(typer.BadParameter, match="a is given twice"):
-        arguments.parse_labels(["a=1", "a=2"])
+        arguments.parse_pairs(["a=1", "a=2"])
     with pytest.raises(typer.BadParameter, match="a is given twice"):
         arguments.parse_pairs(["a=1", "a=2"])
     with pytest.raises(typer.BadParameter, match="seed is given twice"):

