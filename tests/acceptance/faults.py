@@ -1,9 +1,8 @@
-"""What the fault tests share: many clients at once, what is wrong in a database, a small disk, sabotage."""
+"""What the fault tests share: many clients at once, what is wrong in a database, a small disk."""
 
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,18 +18,11 @@ from tools.service import Service
 from tools.waiting import wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
-PLUGINS = PROJECT / "tests" / "plugins"
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 TABLES = ("sweep", "job", "job_label", "attempt", "measurement", "artifact", "event", "worker", "idempotency_key")
 
 Row = tuple[Any, ...]
 State = dict[str, list[Row]]
-
-
-def without(*mechanisms: str) -> dict[str, str]:
-    """Environment of a process that lacks these mechanisms (see tests/plugins/store_sabotage)."""
-    folders = [PLUGINS / "store_sabotage", PROJECT, PLUGINS]
-    return {"SABOTAGE": ",".join(mechanisms), "PYTHONPATH": os.pathsep.join(map(str, folders))}
 
 
 def http_client(service: Service, timeout_s: float = 30.0) -> httpx.Client:

@@ -1,8 +1,7 @@
 """What the tests of workers share: sabotaged processes, and what they look at to see what the processes did."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import httpx
 import psutil
 
 from tests.acceptance.conftest import PLUGINS, PROJECT
-from tests.processes import alive, is_alive
+from tests.processes import alive
 from tools.service import FINAL_STATES
 from tools.waiting import wait_until
 
@@ -19,9 +18,8 @@ POLL_S = 0.05
 
 
 def sabotaged(*mechanisms: str, **environment: str) -> dict[str, str]:
-    """Environment of a process that lacks these mechanisms (see tests/plugins/worker_sabotage)."""
-    folders = [PLUGINS / "worker_sabotage", PROJECT, PLUGINS]
-    path = os.pathsep.join(map(str, folders))
+    """Environment of a process that lacks these mechanisms (see tests/plugins/sabotage)."""
+    path = os.pathsep.join(map(str, (PLUGINS / "sabotage", PROJECT, PLUGINS)))
     return {"SABOTAGE": ",".join(mechanisms), "PYTHONPATH": path, **environment}
 
 
@@ -53,20 +51,6 @@ def kill(*pids: int) -> None:
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
             psutil.Process(pid).kill()
-
-
-@contextmanager
-def cleaned_up(folder: Path) -> Iterator[None]:
-    """Kill, afterwards, what the models of tests/plugins started, and its keepers; a sabotaged worker leaves them."""
-    try:
-        yield
-    finally:
-        for pid in [pid for line in started(folder) for pid in line]:
-            with suppress(psutil.NoSuchProcess):  # the worker may end it meanwhile
-                parent = psutil.Process(pid).parent() if is_alive(pid) else None
-                if parent is not None and {"keeper", "warm"} & set(parent.cmdline()):
-                    parent.kill()
-            kill(pid)
 
 
 def started(folder: Path) -> list[list[int]]:

@@ -1,5 +1,4 @@
-"""Jobs whose process dies, by itself or by force, and keepers that are killed. Each check fails without what it checks:
-a control makes it with that mechanism taken out."""
+"""Jobs whose process dies, by itself or by force, and keepers that are killed."""
 
 import os
 import random
@@ -18,8 +17,6 @@ from tools.service import submit, wait_for_job
 pytestmark = pytest.mark.acceptance
 
 GONE_S = 10.0
-CONTROL_S = 2.0
-"""How long a control waits for what must not happen."""
 STARTS = pytest.mark.parametrize("start", ["fork", "exec"])
 
 

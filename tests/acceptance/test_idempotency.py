@@ -15,8 +15,8 @@ from tests.acceptance.faults import (
     database_path,
     http_client,
     problem_trouble,
-    without,
 )
+from tests.acceptance.sabotage import sabotaged
 from tools.service import Service
 
 pytestmark = pytest.mark.acceptance
@@ -85,4 +85,4 @@ def test_twenty_threads_and_one_key_make_one_job(service: Service, rng: random.R
 
 
 def test_control_without_lock_and_transaction(service: Service, rng: random.Random) -> None:
-    assert submit_at_once(service, rng, **without("write_lock", "transaction")) != []
+    assert submit_at_once(service, rng, **sabotaged("write_lock", "transaction")) != []

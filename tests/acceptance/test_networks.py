@@ -37,8 +37,8 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.long]
 LEASE_S = 3.0
 REQUEST_S = 3
 """Seconds after which a request to a store that is gone fails; users' wait for ten times as long."""
-BACK_S, CONTROL_S = 3.0, 20.0
-"""How long a worker without a database may try to upload a file: it must not; a control does."""
+BACK_S = 3.0
+"""How long a worker without a database may try to upload a file: it must not."""
 FILE_MIB = 24
 """Uploaded in three parts."""
 AMID_UPLOAD = 6 << 20
@@ -134,12 +134,12 @@ def site(lab: Lab, tmp_path: Path, misbehave_folder: Path) -> Iterator[Site]:
         print(service.logs()[-20_000:])
 
 
-def sweep_with_pulled_cables(site: Site, *mechanisms: str) -> list[str]:
+def test_every_job_ends_once_and_every_file_has_its_row(site: Site) -> None:
     """Amid an upload pull the cables of the store and, for two leases, of the other worker; when that is back, the
-    database's. What is wrong when the sweep has ended."""
+    database's."""
     lab, service, folder = site.lab, site.service, site.folder
     far, near = lab.workers
-    service.environment.update(plain_kind(*mechanisms))
+    service.environment.update(plain_kind())
     client = service.start_server(ON_HOST=lab.server.name)
     first, second = service.start_workers(*(site.environment_on(host) for host in (far, near)))
     assert sorted(worker["hostname"] for worker in get(client, "/workers")) == ["first", "second"]
@@ -166,15 +166,15 @@ def sweep_with_pulled_cables(site: Site, *mechanisms: str) -> list[str]:
     arrived = lab.store.received_bytes()
     open_gate(folder, unit_of(folder, first.pid))
     with suppress(TimeoutError):
-        uploads_s = CONTROL_S if mechanisms else BACK_S
-        wait_until(lambda: lab.store.received_bytes() - arrived > FILE_MIB << 20, "a stray", uploads_s)
+        wait_until(lambda: lab.store.received_bytes() - arrived > FILE_MIB << 20, "a stray", BACK_S)
     lab.database.plug()
     wait_for_start(folder, 4)  # it has, and has taken another job
     open_gate(folder)
     for job in jobs:
         wait_for_state(client, job, "succeeded")
     assert attempt_states(client, lost) == ["lost", "succeeded"]
-    return what_is_wrong(site, client, list(jobs))
+    assert what_is_wrong(site, client, list(jobs)) == []
+    assert WAITS in service.logs(), "no upload was cut"
 
 
 def unit_of(folder: Path, worker: int) -> int:
@@ -204,14 +204,3 @@ def what_is_wrong(site: Site, client: httpx.Client, jobs: Sequence[int]) -> list
     if (len(kept), kept) != (len(jobs), set(site.objects())):
         wrong.append(f"after removal there are the files {kept}, and rows of {site.objects()}")
     return wrong
-
-
-def test_every_job_ends_once_and_every_file_has_its_row(site: Site) -> None:
-    assert sweep_with_pulled_cables(site) == []
-    assert WAITS in site.service.logs(), "no upload was cut"
-
-
-def test_control_of_the_pulled_cables(site: Site) -> None:
-    wrong = " ".join(sweep_with_pulled_cables(site, "row_before_upload", "errors_of_uploads"))
-    assert "a row without its file" in wrong
-    assert "files without a row" in wrong

@@ -12,7 +12,7 @@ import pytest
 
 from flopwatch.packages import START
 from tests.acceptance.conftest import Site, short_job
-from tests.acceptance.sabotage import get, open_gate, plain_job, plain_kind, wait_for_start, wait_for_state
+from tests.acceptance.sabotage import get, open_gate, plain_job, wait_for_start, wait_for_state
 from tests.app.api.streams import STREAM, parse_stream
 from tools.service import submit
 
@@ -47,7 +47,7 @@ class Peak:
             self.bytes = max(self.bytes, self._process.memory_info().rss)
 
 
-def takes_100_megabytes(site: Site) -> None:
+def test_a_job_that_prints_100_mb(site: Site) -> None:
     client = site.client
     with Peak(site.worker.pid) as peak:
         job_id = submit(client, plain_job("chatty", timeout_s=60.0))
@@ -65,15 +65,6 @@ def takes_100_megabytes(site: Site) -> None:
     assert kept + cut == OUTPUT_BYTES + len("first line\nlast line\n")
     events = get(client, f"/jobs/{job_id}/events?limit=500")
     assert sum(len(event["data"]["text"]) for event in events if event["type"] == "log") < 2 * LOG_BYTES
-
-
-def test_a_job_that_prints_100_mb(site: Site) -> None:
-    takes_100_megabytes(site)
-
-
-def test_control_all_output_is_kept(start_beside: Callable[..., Site]) -> None:
-    with pytest.raises(AssertionError, match="keeps the output"):
-        takes_100_megabytes(start_beside(**plain_kind("capped_log")))
 
 
 def followed(

@@ -1,9 +1,8 @@
 """Jobs on a throw-away Slurm cluster, with the queue on PostgreSQL, whatever Slurm does meanwhile. After each test
-nothing is left of its jobs: no allocation, no process and no file. Controls run the same with a mechanism taken out."""
+nothing is left of its jobs: no allocation, no process and no file."""
 
 import gzip
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -20,7 +19,6 @@ from tests.acceptance.conftest import end_all_jobs, environment
 from tests.acceptance.sabotage import (
     POLL_S,
     attempt_states,
-    cleaned_up,
     get,
     open_gate,
     plain_job,
@@ -40,8 +38,6 @@ from workers.slurm.check import examine
 pytestmark = pytest.mark.acceptance
 
 ENDS_S = 120.0
-CONTROL_S = 2.0
-"""How long a control waits for what must not happen."""
 LATER = ["--begin=now+1hour"]
 """Arguments of sbatch by which allocations stay pending."""
 
@@ -62,14 +58,13 @@ class Site:
         self,
         *,
         path: str | None = None,
-        sabotage: str = "",
         command: Sequence[str] = ("workers", "slurm"),
         **settings: Any,
     ) -> subprocess.Popen[bytes]:
-        """Start the worker with settings of the cluster; `path` comes before PATH, `sabotage` is for the agents. The
-        command that users type becomes a new interpreter, which takes a second of a core."""
+        """Start the worker with settings of the cluster; `path` comes before PATH. The command that users type becomes
+        a new interpreter, which takes a second of a core."""
         # Each node has device locks of its own, as if it were a host.
-        setup = [f"export TMPDIR={self.folder}/$SLURMD_NODENAME SABOTAGE={sabotage}", "mkdir -p $TMPDIR"]
+        setup = [f"export TMPDIR={self.folder}/$SLURMD_NODENAME", "mkdir -p $TMPDIR"]
         values = {
             "folder": str(self.folder / "handover"),
             "poll_s": 0.3,
@@ -144,7 +139,7 @@ def test_a_job_runs_in_an_allocation(site: Site) -> None:
     assert site.client.get(f"/jobs/{job_id}/measurements").json()["rows"]
 
 
-def cancels_a_pending_job(site: Site, *, patience_s: float = ENDS_S) -> None:
+def test_a_pending_job_is_cancelled(site: Site) -> None:
     site.start_worker(extra_arguments=LATER)
     job_id = site.submit_pending("counted")
     pending = get(site.client, f"/jobs/{job_id}")
@@ -152,19 +147,7 @@ def cancels_a_pending_job(site: Site, *, patience_s: float = ENDS_S) -> None:
     assert site.client.post(f"/jobs/{job_id}/cancel").json()["state"] == "cancelled", "at once"
     assert "it had not begun" in ends(site, job_id)["error"]["detail"]
     assert attempt_states(site.client, job_id) == ["cancelled"]
-    wait_until(lambda: not site.cluster.allocations(), timeout_s=patience_s, what="no allocation")
-
-
-def test_a_pending_job_is_cancelled(site: Site) -> None:
-    cancels_a_pending_job(site)
-
-
-@pytest.mark.long
-def test_control_of_cancelled_allocations(site: Site) -> None:
-    site.service.environment.update(plain_kind("scancel"))
-    with pytest.raises(TimeoutError, match="no allocation"):
-        cancels_a_pending_job(site, patience_s=CONTROL_S)
-    site.cluster.run("scancel", f"--user={os.geteuid()}")
+    wait_until(lambda: not site.cluster.allocations(), timeout_s=ENDS_S, what="no allocation")
 
 
 @pytest.mark.long
@@ -177,53 +160,25 @@ def test_a_running_job_is_cancelled(site: Site) -> None:
     assert ends(site, job_id)["error"]["code"] == "cancelled"
 
 
-def times_out(site: Site, *, sabotage: str = "", patience_s: float = ENDS_S) -> None:
-    site.start_worker(sabotage=sabotage)
-    job_id = submit(site.client, plain_job("stubborn", timeout_s=4.0))
-    wait_until_gone(*wait_for_start(site.misbehave), timeout_s=6.0 + patience_s)
-    assert ends(site, job_id)["error"]["code"] == "timeout"
-
-
-FAILING = "echo there is no such module >&2; exit 3"
-
-
 @pytest.mark.long
 def test_a_job_times_out(site: Site) -> None:
-    times_out(site)
-
-
-@pytest.mark.long
-def test_control_of_the_timeout(site: Site) -> None:
-    with cleaned_up(site.misbehave), pytest.raises(TimeoutError, match="to be gone"):
-        times_out(site, sabotage="subreaper", patience_s=CONTROL_S)
-
-
-def waits_for_another_allocation(site: Site, *, patience_s: float = ENDS_S) -> int:
-    """The id of a job whose agent never begins, once the job says so."""
-    site.start_worker(setup=FAILING)
-    job_id = submit(site.client, plain_job("counted"))
-    wait_until(lambda: f"flopwatch-{job_id}-1" in site.cluster.allocations("FAILED"), what="its allocation's end")
-    told = "no such module"
-    wait_until(
-        lambda: told in str(get(site.client, f"/jobs/{job_id}")["waiting"]), what="its reason", timeout_s=patience_s
-    )
-    return job_id
+    site.start_worker()
+    job_id = submit(site.client, plain_job("stubborn", timeout_s=4.0))
+    wait_until_gone(*wait_for_start(site.misbehave), timeout_s=6.0 + ENDS_S)
+    assert ends(site, job_id)["error"]["code"] == "timeout"
 
 
 @pytest.mark.long
 def test_a_script_that_fails_says_why_and_fails_no_job(site: Site) -> None:
-    job_id = waits_for_another_allocation(site)
+    site.start_worker(setup="echo there is no such module >&2; exit 3")
+    job_id = submit(site.client, plain_job("counted"))
+    wait_until(lambda: f"flopwatch-{job_id}-1" in site.cluster.allocations("FAILED"), what="its allocation's end")
+    told = "no such module"
+    wait_until(lambda: told in str(get(site.client, f"/jobs/{job_id}")["waiting"]), what="its reason", timeout_s=ENDS_S)
     unfit = unfit_worker(site)
     assert unfit["code"] == "allocation_failed"
     assert "there is no such module" in unfit["reason"]
     assert get(site.client, f"/jobs/{job_id}")["state"] == "queued"
-
-
-@pytest.mark.long
-def test_control_of_jobs_that_never_began(site: Site) -> None:
-    site.service.environment.update(plain_kind("ended_allocations"))
-    with pytest.raises(TimeoutError):
-        waits_for_another_allocation(site, patience_s=CONTROL_S)
 
 
 def unfit_worker(site: Site) -> dict[str, Any]:
@@ -343,19 +298,14 @@ def test_a_killed_workers_allocations_do_not_run(site: Site) -> None:
     assert (site.misbehave / "runs").read_text().split() == ["0"]
 
 
-def preempted(site: Site, *, sabotage: str = "") -> int:
-    """The id of a job that has lost its node to another partition's job."""
-    site.start_worker(sabotage=sabotage)
+@pytest.mark.long
+def test_a_preempted_job_runs_again(site: Site) -> None:
+    """It has lost its node to another partition's job."""
+    site.start_worker()
     job_id = submit(site.client, plain_job("gated"))
     wait_for_start(site.misbehave)
     site.cluster.run("sbatch", "-p", "urgent", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 1")
     wait_until(lambda: attempt_states(site.client, job_id)[0] != "running", what="the attempt's end", poll_s=POLL_S)
-    return job_id
-
-
-@pytest.mark.long
-def test_a_preempted_job_runs_again(site: Site) -> None:
-    job_id = preempted(site)
     wait_for_start(site.misbehave, 2, timeout_s=ENDS_S)
     open_gate(site.misbehave)
     assert ends(site, job_id)["state"] == "succeeded"
@@ -363,13 +313,6 @@ def test_a_preempted_job_runs_again(site: Site) -> None:
     assert [attempt["state"] for attempt in attempts] == ["lost", "succeeded"]
     assert attempts[0]["error"]["code"] == "worker_lost"
     assert "preemption" in attempts[0]["error"]["detail"]
-
-
-@pytest.mark.long
-def test_control_of_preemption(site: Site) -> None:
-    job_id = preempted(site, sabotage="settling")
-    (attempt,) = get(site.client, f"/jobs/{job_id}/attempts")
-    assert attempt["error"]["code"] == "crashed", attempt
 
 
 def forgetful_sbatch(folder: Path) -> str:
@@ -384,27 +327,17 @@ def forgetful_sbatch(folder: Path) -> str:
     return str(folder)
 
 
-def submissions(site: Site, **environment: str) -> list[str]:
-    """The allocations that a job gets whose first submission was not answered. They begin once they are counted: one
-    that began before the worker asks for it would run the job, and there would be no second."""
-    site.service.environment.update(environment)
+@pytest.mark.long
+def test_a_lost_answer_of_sbatch_is_found_again(site: Site) -> None:
+    """Allocations begin once they are counted: one that began before the worker asks for it would run the job, and
+    there would be no second."""
     site.start_worker(path=forgetful_sbatch(site.folder / "bin"), command_timeout_s=3, extra_arguments=LATER)
     job_id = site.submit_pending("counted")
     found = site.cluster.run("squeue", "-h", "-o", "%i", f"--name=flopwatch-{job_id}-1").split()
     for one in found:
         site.cluster.run("scontrol", "update", f"JobId={one}", "StartTime=now")
     assert ends(site, job_id)["state"] == "succeeded"
-    return found
-
-
-@pytest.mark.long
-def test_a_lost_answer_of_sbatch_is_found_again(site: Site) -> None:
-    assert len(submissions(site)) == 1
-
-
-@pytest.mark.long
-def test_control_of_lost_answers(site: Site) -> None:
-    assert len(submissions(site, **plain_kind("found_allocations"))) == 2
+    assert len(found) == 1
 
 
 def agents_of(site: Site) -> list[psutil.Process]:
@@ -419,12 +352,10 @@ def agents_of(site: Site) -> list[psutil.Process]:
     return found
 
 
-def outlived(site: Site, *, sabotage: str = "") -> tuple[dict[str, Any], int]:
-    """Kill the slurmd of a job, and stop the job's agent until another node has run the job; then let it go on.
-
-    Returns the job, and how often it has ended.
-    """
-    site.start_worker(sabotage=sabotage)
+@pytest.mark.long
+def test_a_node_that_was_given_up_writes_nothing(site: Site) -> None:
+    """Kill the slurmd of a job, and stop the job's agent until another node has run the job; then let it go on."""
+    site.start_worker()
     job_id = submit(site.client, plain_job("gated"))
     (child,) = wait_for_start(site.misbehave)
     (agent,) = agents_of(site)
@@ -442,20 +373,8 @@ def outlived(site: Site, *, sabotage: str = "") -> tuple[dict[str, Any], int]:
         site.cluster.start_node(node)
     site.cluster.wait_until_idle()
     events = get(site.client, f"/jobs/{job_id}/events")
-    return job, sum(event["type"] == "done" for event in events)
-
-
-@pytest.mark.long
-def test_a_node_that_was_given_up_writes_nothing(site: Site) -> None:
-    job, ended = outlived(site)
-    assert (job["state"], ended) == ("succeeded", 1)
-    assert attempt_states(site.client, job["id"]) == ["lost", "succeeded"]
-
-
-@pytest.mark.long
-def test_control_of_the_fence(site: Site) -> None:
-    job, ended = outlived(site, sabotage="end_of_lost_claims")
-    assert ended == 2, job
+    assert (job["state"], sum(event["type"] == "done" for event in events)) == ("succeeded", 1)
+    assert attempt_states(site.client, job_id) == ["lost", "succeeded"]
 
 
 @pytest.mark.long

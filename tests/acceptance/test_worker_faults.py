@@ -1,5 +1,4 @@
-"""Workers killed and stopped, and the processes of their jobs. Each check is also made with the mechanism that protects
-taken out: it must fail then, else it would prove nothing."""
+"""Workers killed and stopped, and the processes of their jobs."""
 
 import random
 import signal
@@ -17,7 +16,6 @@ from app.store.database.engine import Database
 from tests.acceptance.sabotage import (
     POLL_S,
     attempt_states,
-    cleaned_up,
     get,
     open_gate,
     other_host,
@@ -88,55 +86,31 @@ def test_control_without_the_watcher_it_never_does(own_service, misbehave_folder
         survives_a_killed_worker(own_service, misbehave_folder, rng, recovery_s=CONTROL_S, **without_it)
 
 
-def fails_after_its_last_attempt(
-    service: Service, folder: Path, rng: random.Random, *, recovery_s: float = RECOVERY_S
-) -> None:
-    client = service.client()
+def test_a_job_that_loses_every_worker_fails(beside: Service, misbehave_folder: Path, rng: random.Random) -> None:
+    client = beside.client()
     max_attempts = rng.randint(1, 2)
     job_id = submit(client, plain_job("gated", max_attempts=max_attempts))
     for number in range(1, max_attempts + 1):
-        worker = service.start_worker(**other_host(folder.parent / f"host-{number}"))
-        wait_for_start(folder, number)
+        worker = beside.start_worker(**other_host(misbehave_folder.parent / f"host-{number}"))
+        wait_for_start(misbehave_folder, number)
         worker.kill()
-    job = wait_for_state(client, job_id, "failed", timeout_s=recovery_s)
+    job = wait_for_state(client, job_id, "failed", timeout_s=RECOVERY_S)
     assert job["attempt"] == max_attempts
     assert job["error"]["code"] == "worker_lost"
     assert attempt_states(client, job_id) == ["lost"] * max_attempts
-    assert len(started(folder)) == max_attempts
-
-
-def test_a_job_that_loses_every_worker_fails(beside: Service, misbehave_folder: Path, rng: random.Random) -> None:
-    fails_after_its_last_attempt(beside, misbehave_folder, rng)
-
-
-def test_control_a_job_can_be_tried_for_ever(own_service: Service, misbehave_folder: Path, rng: random.Random) -> None:
-    own_service.start_server(**plain_kind("last_attempt"))
-    with pytest.raises(TimeoutError, match="to be failed"):
-        fails_after_its_last_attempt(own_service, misbehave_folder, rng, recovery_s=CONTROL_S)
-
-
-def ends_with_its_agent(
-    service: Service, folder: Path, rng: random.Random, *, gone_s: float = GONE_S, **sabotage: str
-) -> None:
-    """Kill an agent; the processes of its job must be gone soon."""
-    client = service.client()
-    worker = service.start_worker(**sabotage)
-    submit(client, plain_job("stubborn", start=rng.choice(["fork", "exec"])))
-    child, daemon = wait_for_start(folder)
-    warm_and_keepers = [process.pid for process in psutil.Process(worker.pid).children(recursive=True)]
-    time.sleep(rng.uniform(0.0, 0.2))
-    worker.kill()
-    wait_until_gone(child, daemon, timeout_s=gone_s)
-    wait_until_gone(*warm_and_keepers, timeout_s=RECOVERY_S)
+    assert len(started(misbehave_folder)) == max_attempts
 
 
 def test_a_killed_agents_processes_are_gone_at_once(beside, misbehave_folder, rng) -> None:
-    ends_with_its_agent(beside, misbehave_folder, rng)
-
-
-def test_control_a_keeper_that_does_not_watch_its_pipe(beside, misbehave_folder, rng) -> None:
-    with cleaned_up(misbehave_folder), pytest.raises(TimeoutError, match="to be gone"):
-        ends_with_its_agent(beside, misbehave_folder, rng, gone_s=CONTROL_S / 2, **plain_kind("watched_pipe"))
+    client = beside.client()
+    worker = beside.start_worker()
+    submit(client, plain_job("stubborn", start=rng.choice(["fork", "exec"])))
+    child, daemon = wait_for_start(misbehave_folder)
+    warm_and_keepers = [process.pid for process in psutil.Process(worker.pid).children(recursive=True)]
+    time.sleep(rng.uniform(0.0, 0.2))
+    worker.kill()
+    wait_until_gone(child, daemon, timeout_s=GONE_S)
+    wait_until_gone(*warm_and_keepers, timeout_s=RECOVERY_S)
 
 
 def stop_between_writes(service: Service, worker: subprocess.Popen[bytes]) -> None:

@@ -1,6 +1,6 @@
 """Gives every process that has this folder on its path one more job kind, `hostile`: Python imports it at start.
 
-Such processes can be sabotaged, and their clocks moved, as those of tests/plugins/worker_sabotage; a worker's schema of
+Such processes can be sabotaged, and their clocks moved, as those of tests/plugins/sabotage; a worker's schema of
 specs can have another number ($SCHEMA_NUMBER). Their warm parents preload nothing: hostile jobs need no torch, and many
 workers start.
 """
@@ -15,7 +15,7 @@ import second_folder
 FOLDER = Path(__file__).resolve().parent
 
 second_folder.add(FOLDER)
-runpy.run_path(str(FOLDER.parent / "worker_sabotage" / "sitecustomize.py"))
+runpy.run_path(str(FOLDER.parent / "sabotage" / "sitecustomize.py"))
 
 if "warm" in sys.orig_argv:
     from workers.processes import warm
