@@ -32,11 +32,6 @@ def test_an_outage_that_lasts_happens_once_and_whole() -> None:
     assert all(fault.lasts_s == 120.0 and fault.at_s <= 180.0 for fault in plan)
 
 
-def test_a_seed_gives_the_same_jobs_again() -> None:
-    one, two = ([job_body(random.Random(seed), number) for number in range(20)] for seed in (1, 1))
-    assert one == two
-
-
 def test_every_behaviour_is_submitted_and_has_an_end() -> None:
     rng = random.Random(1)
     bodies = [job_body(rng, number) for number in range(1000)]
