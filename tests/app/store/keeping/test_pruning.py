@@ -1,18 +1,13 @@
 """What retention lets go, what it keeps, that it holds nobody up, and that the file shrinks."""
 
-import contextlib
-import os
-import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import delete, insert, select, update
-from sqlalchemy import event as events
 
 from app.errors import FlopwatchError, NotFound, job_problem
 from app.settings import Settings
@@ -30,7 +25,6 @@ from app.store.reading.queries import Reading
 from app.store.records import Finish, Idempotency, NewEvent, NewJob, StoredArtifact
 from app.store.tables import utc_now
 from tests.app.store.conftest import ON_SQLITE
-from tests.forked import PROJECT, forkserver
 
 KEPT = Retention(timedelta(days=7), timedelta(days=90))
 NOTHING = Pruned(workers=0, events=0, keys=0, jobs=0, sweeps=0, code_files=0, pages=0)
@@ -209,30 +203,6 @@ def many_measurements(database: Database, job_id: int, number: int) -> None:
         connection.execute(insert(tables.measurement), [row] * number)
 
 
-def changes_at_once(database: Database, work: Callable[[], Any]) -> list[int]:
-    """How many rows each transaction of `work` changed."""
-    totals: list[int] = []
-    changes: list[int] = []
-
-    def total(connection: Any) -> int:
-        return int(connection.connection.driver_connection.total_changes)
-
-    def commit(connection: Any) -> None:
-        changes.append(total(connection) - totals[-1])
-
-    def began(connection: Any) -> None:
-        totals.append(total(connection))
-
-    events.listen(database.backend.engine, "begin", began)
-    events.listen(database.backend.engine, "commit", commit)
-    try:
-        work()
-    finally:
-        events.remove(database.backend.engine, "begin", began)
-        events.remove(database.backend.engine, "commit", commit)
-    return changes
-
-
 def delete_in_slices(
     database: Database, job_id: int, *, slice_s: float, pause: Callable[[float], object] | None = None
 ) -> int:
@@ -245,25 +215,6 @@ def delete_one_slice(database: Database, job_id: int) -> int:
     """Delete a job, but stop after the first slice; returns the number of deleted jobs."""
     changes = Slices(database, slice_s=0.0, pause=lambda _seconds: changes.stop())
     return deleting.delete_jobs(changes, [tables.job.c.id == job_id]).jobs
-
-
-@pytest.fixture
-def large_job(database: Database, queue: Queue, shop: Any) -> int:
-    job_id = finished(shop, queue)
-    many_measurements(database, job_id, 3000)
-    return job_id
-
-
-@ON_SQLITE
-def test_a_large_job_is_deleted_in_slices(database: Database, large_job: int) -> None:
-    changes = changes_at_once(database, lambda: delete_in_slices(database, large_job, slice_s=0.0))  # a slow disk
-    assert rows(database) == {}
-    assert max(changes) <= deleting.ROWS_AT_ONCE + deleting.JOBS_AT_ONCE
-
-
-@ON_SQLITE
-def test_control_of_the_slices(database: Database, large_job: int) -> None:
-    assert max(changes_at_once(database, lambda: delete_in_slices(database, large_job, slice_s=3600.0))) > 3000
 
 
 def test_others_write_between_slices(database: Database) -> None:
@@ -287,16 +238,28 @@ def test_others_write_between_slices(database: Database) -> None:
     assert 3 * slices.SLICE_S <= sum(paused) <= time.monotonic() - began
 
 
-def test_nobody_reads_a_part_of_the_results(database, queue, shop, reading, monkeypatch) -> None:
-    """Stopped after its first slice, as by the end of the process, a deletion leaves no half results behind."""
+@pytest.mark.parametrize("by", ["repetition", "upkeep"])
+def test_nobody_reads_a_part_of_the_results(database, queue, shop, reading, files, monkeypatch, by) -> None:
+    """Stopped after its first slice, as by the end of the process, a deletion leaves no half results behind, and is
+    completed, also where finished jobs are kept for ever."""
     monkeypatch.setattr(deleting, "ROWS_AT_ONCE", 5)
-    job_id = finished(shop, queue)
+    sha256, size = files.put_bytes(b"trace")
+    files.release([sha256])
+    artifact = StoredArtifact(0, "trace", "trace", "text/plain", size, sha256)
+    job_id, other = finished(shop, queue, artifacts=[artifact]), finished(shop, queue)
     many_measurements(database, job_id, 20)
     assert delete_one_slice(database, job_id) == 0
     assert rows(database)["measurement"] == 15
     assert reading.measurements(job_id)["rows"] == []
-    delete_job(database, job_id)
-    assert rows(database) == {}
+    if by == "repetition":
+        assert delete_job(database, job_id) == [sha256]
+    else:
+        made = Pruning(Slices(database), files, replace(KEPT, jobs=None))
+        assert made.plan().jobs == made.run().jobs == 1
+        with pytest.raises(NotFound):
+            files.open_path(sha256)
+    assert [job["id"] for job in reading.jobs()[0]] == [other]
+    assert "measurement" not in rows(database)
 
 
 def test_a_job_that_is_being_deleted_cannot_be_retried(database, queue, shop, monkeypatch) -> None:
@@ -315,55 +278,6 @@ def test_a_job_that_is_being_deleted_cannot_be_retried(database, queue, shop, mo
     assert answers[0] == "conflict"
     assert set(answers) <= {"conflict", "not_found"}
     assert rows(database) == {}
-
-
-KILLED_AMID_A_DELETION = """
-import os, signal, sys
-from app.settings import Settings
-from app.store import tables
-from app.store.database.engine import open_database
-from app.store.database.slices import Slices
-from app.store.keeping import deleting
-
-deleting.ROWS_AT_ONCE = 5
-database = open_database(Settings.model_validate_json(sys.argv[1]))
-slices = Slices(database, slice_s=0.0, pause=lambda _seconds: os.kill(os.getpid(), signal.SIGKILL))
-deleting.delete_jobs(slices, [tables.job.c.id == int(sys.argv[2])])
-"""
-
-
-@pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "nothing completes it"])
-def test_a_deletion_whose_process_was_killed_is_completed(
-    database: Database,
-    settings: Settings,
-    queue: Queue,
-    shop: Any,
-    files: ArtifactFiles,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    sabotage: bool,
-) -> None:
-    """Also where finished jobs are kept for ever."""
-    sha256, size = files.put_bytes(b"trace")
-    files.release([sha256])
-    artifact = StoredArtifact(0, "trace", "trace", "text/plain", size, sha256)
-    job_id, other = finished(shop, queue, artifacts=[artifact]), finished(shop, queue)
-    many_measurements(database, job_id, 20)
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    arguments = ["-c", KILLED_AMID_A_DELETION, settings.model_dump_json(), str(job_id)]
-    assert forkserver().start(arguments, environment, tmp_path / "output").wait(60) == -signal.SIGKILL
-    assert rows(database)["measurement"] == 15
-    if sabotage:
-        monkeypatch.setattr(pruning, "complete_deletions", lambda _slices: deleting.Deleted(0, []))
-    made = Pruning(Slices(database), files, replace(KEPT, jobs=None))
-    assert made.plan().jobs == 1
-    assert made.run().jobs == (0 if sabotage else 1)
-    jobs, _ = Reading(database).jobs()
-    assert {job["id"] for job in jobs} == ({job_id, other} if sabotage else {other})
-    assert rows(database).get("measurement", 0) == (15 if sabotage else 0)
-    with contextlib.suppress(NotFound):
-        files.open_path(sha256)
-        assert sabotage, "its file stays"
 
 
 def test_control_of_the_order(database, queue, shop, reading, monkeypatch) -> None:
@@ -409,12 +323,3 @@ class TestFile:
         assert database.backend.size < before / 2
         with database.read() as connection:
             assert connection.exec_driver_sql("PRAGMA integrity_check").scalar_one() == "ok"
-
-
-def test_stopping(database: Database, files: ArtifactFiles, shop: Any) -> None:
-    shop.register()
-    shop.registration.set_worker_state("worker", "stopped")
-    stopped = Slices(database)
-    stopped.stop()
-    assert Pruning(stopped, files, KEPT, clock=lambda: utc_now() + timedelta(days=99)).run() == NOTHING
-    assert asdict(NOTHING).keys() == asdict(Pruning(Slices(database), files, KEPT).plan()).keys()
