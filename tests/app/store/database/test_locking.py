@@ -160,23 +160,6 @@ def test_a_lock_that_arrives_when_nobody_wants_it_is_released(path: Path, holder
     lock.close()
 
 
-def test_a_waiter_gets_the_lock_as_soon_as_it_is_free(path: Path, holder: Holder) -> None:
-    lock, waited = WriteLock(path), []
-
-    def wait() -> None:
-        with lock.hold(20):
-            waited.append(time.monotonic())
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    wait_until(lambda: helper_waits(lock))
-    holder.let_go()
-    freed = time.monotonic()
-    thread.join()
-    assert waited[0] - freed < 5
-    lock.close()
-
-
 @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "a thread for each wait"])
 def test_a_host_without_threads_keeps_no_writer_from_its_turn(path, holder, monkeypatch, sabotage) -> None:
     """The helper is there already when somebody else holds the lock and the host has no thread left."""

@@ -1,7 +1,4 @@
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,28 +53,6 @@ def test_ids_have_64_bits_on_other_databases_too() -> None:
             if column.name == "id" or column.name.endswith("_id"):
                 kind = column.type.compile(dialect)
                 assert kind in ("BIGINT", "VARCHAR"), f"{column} is {kind}"
-
-
-def test_ids_are_never_reused(database: Database) -> None:
-    with database.read() as connection:
-        schema = dict(map(tuple, connection.execute(text(SCHEMA))))
-    for table in ("job", "sweep", "attempt", "event", "artifact", "measurement", "unit", "result_table"):
-        assert "AUTOINCREMENT" in schema[table]
-
-
-def test_a_current_database_is_opened_without_alembic(settings: Settings) -> None:
-    program = (
-        "import json, sys, time; from app.settings import Settings\n"
-        "from app.store.database.engine import open_database\n"
-        "settings = Settings.model_validate_json(sys.argv[1]); started = time.process_time()\n"
-        "open_database(settings).close()\n"
-        "print(json.dumps([time.process_time() - started, 'alembic' in sys.modules]))"
-    )
-    arguments = [sys.executable, "-c", program, settings.model_dump_json()]
-    output = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=60).stdout
-    seconds, imported = json.loads(output)
-    assert not imported
-    assert seconds < 0.3
 
 
 @pytest.mark.parametrize(

@@ -162,18 +162,6 @@ class TestUpkeep:
 
 
 class TestWatch:
-    def test_commits_are_seen_by_few_looks(self, database, other, monkeypatch) -> None:
-        looks = []
-        look = postgresql.Snapshots.value
-        monkeypatch.setattr(postgresql.Snapshots, "value", lambda counter: looks.append(1) or look(counter))
-        watch = database.watch()
-        assert watch.changed()
-        put(other, "one")
-        started = time.monotonic()
-        while not watch.changed():
-            pass
-        assert len(looks) <= 2 + (time.monotonic() - started) / postgresql.LOOK_S, "most calls ask nobody"
-
     def test_a_commit_is_noticed_when_others_can_see_it(self, database, postgres, monkeypatch) -> None:
         """Its place in the log moves before: here a standby's answer is missing. The control looks at the log."""
         monkeypatch.setattr(postgresql.Snapshots, "period_s", 0.0)

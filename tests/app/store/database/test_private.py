@@ -81,20 +81,6 @@ def test_a_database_elsewhere_is_mended(tmp_path: Path) -> None:
     first.close()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user's")
-def test_another_users_database_elsewhere_is_left_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.sqlite3"
-    path.touch(mode=0o644)
-    os.chown(path, 64_999, 64_999)
-    open_database(Settings(data_dir=tmp_path / "data", database_url=f"sqlite:///{path}")).close()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
-
-
-def test_an_empty_folder_is_mended(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir(mode=0o777)
-    use(tmp_path / "data")
-
-
 def test_a_folder_of_others_files_is_left_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir(mode=0o755)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from app.errors import NotFound
 from app.store.database import byte_locks
@@ -253,32 +252,3 @@ class TestOrphans:
         left = {path.read_text() for path in stored(folder) if path.parent.name != "incoming"}
         assert left == {"referred", "held", "young"}
         assert [path.name for path in (folder / "incoming").iterdir()] == ["new"]
-
-
-def test_files_of_the_next_attempt_replace_the_former(queue, reading, shop, database, files, folder, tmp_path) -> None:
-    """They have the same names. The former ones stay, as results of all attempts do, until the job is deleted."""
-    sha256s = []
-    for content in ("first", "second"):
-        path = tmp_path / content
-        path.write_text(content)
-        sha256, size = files.put(path)
-        claim = shop.claim() if sha256s else shop.running_job()
-        queue.finish(
-            claim, Finish("succeeded", artifacts=[StoredArtifact(0, "t", "trace", "text/plain", size, sha256)])
-        )
-        files.release([sha256])
-        sha256s.append(sha256)
-        [listed] = reading.artifacts(claim.job_id)
-        assert listed == reading.artifact(claim.job_id, "t")
-        assert listed["sha256"] == sha256
-        with database.write() as connection:
-            connection.execute(text("UPDATE job SET state = 'queued', finished_at = NULL"))
-    for path in stored(folder):
-        os.utime(path, (0, 0))
-    assert files.remove_unreferenced(database, older_than_s=3600) == []
-    assert len(stored(folder)) == 2
-    with database.write() as connection:
-        connection.execute(text("UPDATE job SET state = 'failed'"))
-    assert delete_job(database, claim.job_id) == sorted(sha256s)
-    assert files.remove(sha256s, database) == sorted(sha256s)
-    assert stored(folder) == []

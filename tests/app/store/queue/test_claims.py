@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event as events
-from sqlalchemy.dialects import postgresql
 
 from app.specs._base import Resources
 from app.specs.benchmark import BenchmarkSpec
@@ -125,11 +124,6 @@ class TestRequirements:
         job_id = shop.submit(spec={"attention": "new", "device": "cuda"})
         assert shop.claim("mine", **GPUS).job_id == job_id
 
-    def test_one_with_the_devices_is(self, shop: Any) -> None:
-        shop.register("other", capabilities=self.NEW, gpus=2)
-        shop.submit(spec={"attention": "new", "device": "cuda"})
-        assert shop.try_claim("mine", **GPUS) is None
-
     def test_a_worker_does_not_wait_for_itself(self, shop: Any) -> None:
         # Registered with a name that it has lost since.
         shop.register("mine", capabilities=self.NEW)
@@ -160,11 +154,6 @@ class TestWithoutDevices:
         on_device = shop.submit()
         assert shop.claim(deviceless=False).job_id == on_device
 
-    def test_an_exclusive_one_waits_for_an_idle_host(self, shop: Any, submit_needing: Any) -> None:
-        submit_needing(device_type="none", devices=0, exclusive_host=True)
-        assert shop.try_claim(idle=False) is None
-        assert shop.try_claim() is not None
-
     @pytest.mark.parametrize("gpus", [0, 2])
     @pytest.mark.parametrize("users", [False, True])
     def test_it_passes_no_earlier_job_that_runs_alone(self, shop, submit_needing, gpus, users, database) -> None:
@@ -181,11 +170,6 @@ class TestWithoutDevices:
         submit_needing(device_type="cuda", devices=1)
         assert shop.try_claim(total_gpus=2, free_gpus=1, idle=False) is None
         assert shop.claim(total_gpus=2, free_gpus=2).job_id == alone
-
-    def test_priority_then_submission(self, shop: Any, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(BenchmarkSpec, "resources", lambda self: Resources(device_type="none", devices=0))
-        ids = [shop.submit(priority=priority) for priority in (0, 2, 1, 2)]
-        assert [shop.claim().job_id for _ in ids] == [ids[index] for index in (1, 3, 2, 0)]
 
 
 LANES = {"ix_job_deviceless": [claims.DEVICELESS], "ix_job_claimable": [claims.ON_CPU_HOST, claims.ON_GPU_HOST]}
@@ -208,8 +192,3 @@ def test_claims_come_from_a_partial_index_without_sorting(database, index, lane,
         plan = [row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
     assert len(plan) == 1, plan
     assert f"USING INDEX {index}" in plan[0]
-
-
-def test_the_hint_is_for_sqlite_alone() -> None:
-    statement = claims.ON_GPU_HOST.first_page
-    assert "INDEXED" not in str(statement.compile(dialect=postgresql.dialect()))  # type: ignore[no-untyped-call]

@@ -62,15 +62,6 @@ def test_a_beat_starts_the_lease_anew(shop: Any, watcher: Watcher, clock: Clock,
     assert pass_time(watcher, clock, LEASE_S + 5) == [claim.job_id]
 
 
-def test_the_second_attempt_has_a_lease_of_its_own(shop: Any, watcher: Watcher, clock: Clock, reading: Reading) -> None:
-    first = shop.running_job(max_attempts=2)
-    assert pass_time(watcher, clock, LEASE_S + 2) == [first.job_id]
-    shop.claim("w2")
-    assert pass_time(watcher, clock, LEASE_S - 2) == []
-    assert pass_time(watcher, clock, 5) == [first.job_id]
-    assert reading.job(first.job_id)[0]["error"]["code"] == "worker_lost"
-
-
 def test_a_watcher_that_wakes_expires_nobody(shop, watcher, clock, queue, reading) -> None:
     claim = shop.running_job()
     pass_time(watcher, clock, 5)
@@ -113,24 +104,6 @@ def test_a_jump_of_the_wall_clock_expires_nothing(
     assert pass_time(watcher, clock, LEASE_S - 2) == []
     assert reading.workers()[0]["state"] == "active"
     assert queue.finish(claim, Finish("succeeded")) == "succeeded"
-
-
-def test_a_job_that_ended_is_forgotten(shop: Any, watcher: Watcher, clock: Clock, queue: Queue) -> None:
-    claim = shop.running_job()
-    pass_time(watcher, clock, LEASE_S - 2)
-    queue.finish(claim, Finish("succeeded"))
-    assert pass_time(watcher, clock, 100) == []
-
-
-def test_two_watchers_recover_a_job_once(shop, queue, registration, clock, reading) -> None:
-    claim = shop.running_job(max_attempts=3)
-    watchers = [Watcher(queue, registration, LEASE_S, clock) for _ in range(2)]
-    recovered = []
-    for _ in range(round(LEASE_S) + 2):
-        clock.now += 1
-        recovered += [job_id for watcher in watchers for job_id in watcher.poll()]
-    assert recovered == [claim.job_id]
-    assert reading.job(claim.job_id)[0]["attempt"] == 1
 
 
 def stalled(
@@ -185,16 +158,6 @@ def test_a_late_look_expires_no_worker(shop, watcher, clock, queue, monkeypatch)
         assert pass_time(watcher, clock, 3 * LEASE_S) == []
     assert pass_time(watcher, clock, LEASE_S) == []
     assert pass_time(watcher, clock, 1) == [claim.job_id]
-
-
-def test_time_without_writing_does_not_count(shop: Any, watcher: Watcher, clock: Clock) -> None:
-    claim = shop.running_job()
-    watcher.skip()
-    pass_time(watcher, clock, LEASE_S - 2)
-    clock.now += LEASE_S / 2
-    watcher.skip()
-    assert watcher.poll() == []
-    assert pass_time(watcher, clock, 5) == [claim.job_id]
 
 
 def test_a_workers_beat_and_its_renewals_are_one_transaction(shop, queue, registration, monkeypatch) -> None:
@@ -284,19 +247,6 @@ class TestWorkers:
         assert reading.workers()[0]["state"] == "lost"
         shop.queue.renew([], ("worker", state))
         assert reading.workers()[0]["state"] == state
-
-    def test_a_worker_that_stopped_in_order_is_not_lost(self, shop, watcher, clock, registration, reading) -> None:
-        shop.register()
-        registration.set_worker_state("worker", "stopped")
-        pass_time(watcher, clock, LEASE_S + 2)
-        assert reading.workers()[0]["state"] == "stopped"
-
-    def test_a_beat_since_it_was_seen_saves_the_worker(self, shop: Any, registration: Registration) -> None:
-        shop.register()
-        seen = registration.worker_beats()["worker"]
-        shop.queue.renew([], ("worker", "active"))
-        assert not registration.lose_worker("worker", seen)
-        assert registration.lose_worker("worker", seen + 1)
 
     def test_registering_again_replaces_what_it_has(self, shop: Any, reading: Reading) -> None:
         shop.register()

@@ -62,20 +62,6 @@ def test_a_paused_wide_job_holds_no_other_kind_up(shop: Any, pausing: Pausing, s
     assert shop.claim(**beside).job_id == narrow
 
 
-def test_what_runs_goes_on(shop: Any, queue: Queue, pausing: Pausing, results: Any) -> None:
-    claim = shop.running_job()
-    pausing.pause("all")
-    assert not queue.renew([claim]).lost
-    assert queue.finish(claim, results) == "succeeded"
-
-
-def test_all_holds_for_every_kind(shop: Any, pausing: Pausing, submit: Any) -> None:
-    submit("benchmark")
-    submit("ceiling", gpus=0)
-    assert pausing.pause("all") == "all" == pausing.kinds()
-    assert shop.try_claim(**BOTH, total_gpus=2, free_gpus=2) is None
-
-
 def test_it_outlives_the_process(settings: Settings, pausing: Pausing) -> None:
     assert pausing.kinds() == []
     assert pausing.pause(["kernel", "benchmark", "kernel"]) == ["benchmark", "kernel"]

@@ -1,9 +1,5 @@
 """The state machine, one transition at a time."""
 
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -20,7 +16,7 @@ from app.store import tables
 from app.store.database import postgresql, sqlite
 from app.store.database.engine import Database
 from app.store.keeping.deleting import delete_job
-from app.store.queue import fence, submission, transitions
+from app.store.queue import fence, submission
 from app.store.queue.pausing import Pausing
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
@@ -35,7 +31,6 @@ from app.store.records import (
     TableRecord,
     UnitRecord,
 )
-from tests.app.store.conftest import ON_SQLITE
 
 FAILURE = Finish("failed", error=job_problem("crashed", "exit code 1"), log="boom\n")
 
@@ -85,28 +80,6 @@ def points(*lengths: int, **options: Any) -> list[NewJob]:
     ]
 
 
-KILLED_AMID_A_SWEEP = """
-import os, signal, sys
-from app.settings import Settings
-from app.specs.benchmark import BenchmarkSpec
-from app.store.database.engine import open_database
-from app.store.queue import sweeps
-from app.store.queue.transitions import Queue
-from app.store.records import Idempotency, NewJob
-
-complete = sweeps.complete
-
-def die(*arguments):
-    complete(*arguments)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-sweeps.complete = die
-jobs = [NewJob(BenchmarkSpec(context_length=length), point={"context_length": length}) for length in (8, 16)]
-key = Idempotency("key", "POST /sweeps", "digest")
-Queue(open_database(Settings.model_validate_json(sys.argv[1]))).submit_sweep(None, {}, {}, {}, [], jobs, key)
-"""
-
-
 class TestSweep:
     def test_a_sweep_and_its_jobs_land_together(self, queue: Queue, reading: Reading) -> None:
         jobs = points(128, 256, 512)
@@ -123,17 +96,6 @@ class TestSweep:
         assert reading.counts()["queued"] == 0
         assert reading.sweeps() == ([], None)
 
-    @pytest.mark.long
-    def test_a_process_killed_amid_a_submission_leaves_nothing(self, queue, reading, settings) -> None:
-        """Also its Idempotency-Key is new for the request that comes again."""
-        killed = subprocess.run([sys.executable, "-c", KILLED_AMID_A_SWEEP, settings.model_dump_json()], check=False)
-        assert killed.returncode == -signal.SIGKILL
-        assert (reading.sweeps(), reading.jobs()) == (([], None), ([], None))
-        key = Idempotency("key", "POST /sweeps", "digest")
-        answers = [queue.submit_sweep(None, {}, {}, {}, [], points(8, 16), key) for _ in range(2)]
-        assert [answer.replayed for answer in answers] == [False, True]
-        assert reading.counts()["queued"] == 2
-
 
 @pytest.fixture
 def swept(queue: Queue, shop: Any) -> int:
@@ -145,19 +107,6 @@ def swept(queue: Queue, shop: Any) -> int:
     queue.finish(shop.claim(), FAILURE)
     shop.claim()
     return int(sweep["id"])
-
-
-@pytest.fixture
-def sent() -> Iterator[list[int]]:
-    """How many values go to the database with each statement."""
-    sent: list[int] = []
-
-    def note(_connection: Any, _cursor: Any, _statement: str, parameters: Any, *_: Any) -> None:
-        sent.append(sum(map(len, parameters)) if isinstance(parameters, list) else len(parameters))
-
-    event.listen(Engine, "before_cursor_execute", note)
-    yield sent
-    event.remove(Engine, "before_cursor_execute", note)
 
 
 class TestStatementsOfSweeps:
@@ -200,20 +149,6 @@ class TestStatementsOfSweeps:
             numbers.append((of_submission, of_cancelled, statements()))
         assert numbers[0] == numbers[1]
 
-    def test_rows_are_bound_before_the_transaction(self, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-        """To bind many rows takes as long as to insert them."""
-        write = Database.write
-        begun, bound_in_it = [], set()
-
-        class Point(dict[str, int]):
-            def items(self) -> Any:
-                bound_in_it.add(bool(begun))
-                return super().items()
-
-        monkeypatch.setattr(Database, "write", lambda self: begun.append(True) or write(self))
-        queue.submit_sweep(None, {}, {}, {}, [], [NewJob(BenchmarkSpec(), point=Point(context_length=0))])
-        assert bound_in_it == {False}
-
 
 class TestSweepsAsWholes:
     def test_cancelling_leaves_what_is_finished(self, queue: Queue, reading: Reading, swept: int) -> None:
@@ -225,17 +160,6 @@ class TestSweepsAsWholes:
         assert running["cancel_requested_at"] is not None
         events = reading.events(running["id"])
         assert [event["data"].get("cancel_requested") for event in events] == [None, None, True]
-
-    def test_cancelling_is_one_transaction(self, queue, reading, swept, monkeypatch) -> None:
-        before = reading.jobs(sweep=swept)
-
-        def fail(*_: Any) -> None:
-            raise RuntimeError("amid it")
-
-        monkeypatch.setattr(transitions, "sweep_dict", fail)
-        with pytest.raises(RuntimeError, match="amid it"):
-            queue.cancel_sweep(swept)
-        assert reading.jobs(sweep=swept) == before
 
     def test_what_is_being_cancelled_is_resumed_too(self, queue: Queue, reading: Reading, swept: int) -> None:
         queue.cancel_sweep(swept)
@@ -375,18 +299,6 @@ class TestRunning:
         assert reading.log(claim.job_id) == "second\n"
         assert queue.finish(again, Finish("succeeded")) == "succeeded"
         assert [attempt["state"] for attempt in reading.attempts(claim.job_id)] == ["given_back", "succeeded"]
-
-    def test_every_change_has_a_new_version(self, shop: Any, queue: Queue, reading: Reading) -> None:
-        versions = [reading.job(shop.submit())[1]]
-        claim = shop.claim()
-        versions.append(reading.job(claim.job_id)[1])
-        queue.report(claim, [progress(1)])
-        versions.append(reading.job(claim.job_id)[1])
-        queue.cancel(claim.job_id)
-        versions.append(reading.job(claim.job_id)[1])
-        queue.finish(claim, Finish("succeeded"))
-        versions.append(reading.job(claim.job_id)[1])
-        assert versions == sorted(set(versions))
 
     def test_a_renewal_tells_losses_and_cancels(self, shop: Any, queue: Queue) -> None:
         mine, lost, cancelled = (shop.running_job() for _ in range(3))
@@ -546,20 +458,6 @@ class TestRetry:
         assert job(reading, claim.job_id)["state"] == "succeeded"
         assert states(reading, claim.job_id)[-4:] == [ending, "queued", "running", "succeeded"]
 
-    def test_one_that_never_ran(self, shop: Any, queue: Queue, reading: Reading) -> None:
-        job_id = shop.submit(max_attempts=3)
-        queue.cancel(job_id)
-        retried = queue.retry(job_id)
-        assert (retried["attempt"], retried["max_attempts"]) == (0, 3), "attempts that are left stay"
-        assert shop.claim().attempt == 1
-
-    def test_it_keeps_its_place_in_the_queue(self, shop: Any, queue: Queue) -> None:
-        first = shop.running_job()
-        shop.submit()
-        queue.finish(first, FAILURE)
-        queue.retry(first.job_id)
-        assert shop.claim().job_id == first.job_id
-
     def test_what_an_attempt_left_stays_readable(self, shop, queue, reading, record, database) -> None:
         claim = shop.running_job(max_attempts=1)
         job_id = claim.job_id
@@ -677,31 +575,6 @@ class TestUniqueKey:
             connection.exec_driver_sql("DROP INDEX ix_job_unique_key")
         monkeypatch.setattr(submission, "check_key", lambda connection, unique_key: None)
         assert shop.submit(unique_key="k") < shop.submit(unique_key="k")
-
-    def test_threads_that_submit_together_make_one_job(self, queue: Queue, reading: Reading) -> None:
-        start, found = threading.Barrier(8), []
-
-        def submit() -> None:
-            start.wait()
-            try:
-                found.append(queue.submit(NewJob(BenchmarkSpec(), unique_key="k")).response["id"])
-            except KeyTaken as taken:
-                found.append(taken.extensions["job_id"])
-
-        threads = [threading.Thread(target=submit) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(found) == 8
-        assert len(set(found)) == 1 == reading.counts()["queued"]
-
-    @ON_SQLITE
-    def test_it_is_looked_up_in_the_index(self, database: Database) -> None:
-        statement = str(submission._KEY_HOLDER.compile(database.backend.engine))
-        with database.read() as connection:
-            (step,) = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", ("k",))
-        assert step.detail == "SEARCH job USING INDEX ix_job_unique_key (unique_key=?)"
 
 
 class TestDelete:

@@ -15,7 +15,6 @@ from app.errors import job_problem
 from app.specs import spec_adapter
 from app.store import tables
 from app.store.database.engine import Database
-from app.store.keeping.deleting import delete_job
 from app.store.queue import registration, sharing, transitions
 from app.store.queue.claims import ON_CPU_HOST
 from app.store.queue.registration import Registration
@@ -87,15 +86,6 @@ def test_the_least_device_time_is_next_however_it_is_cut(shop, database, run, us
     short, long = jobs(shop, users[0], 30), jobs(shop, users[1], 3)
     order = run(33, lambda job_id: 30.0 if job_id in short else 300.0)
     assert [order.index(job_id) for job_id in long] == pytest.approx([1, 12, 23], abs=1)
-
-
-@ON_SQLITE
-def test_several_tokens_of_a_user_count_as_one(shop: Any, database: Database, run: Any) -> None:
-    for _ in range(5):  # jobs have the token's name, so this is all that several tokens are
-        Tokens(database).create("ada", "submit", None)
-    Tokens(database).create("bob", "submit", None)
-    many, one = jobs(shop, "ada", 5), jobs(shop, "bob", 1)
-    assert run(6) == [many[0], *one, *many[1:]]
 
 
 @ON_SQLITE
@@ -210,28 +200,6 @@ def test_waiting_in_a_clusters_queue_is_not_charged(shop, database, queue, clock
         queue.finish(claim, Finish("failed", job_problem("failed", "it is wrong")))
     assert [share.device_s for share in rows(database, tables.fair_share)] == ([] if waited_only else [10.0])
     assert len(rows(database, tables.device_use)) == (not waited_only)
-
-
-@pytest.mark.parametrize("tokens", [True, False])
-def test_who_fills_a_clusters_queue_keeps_no_other_out(shop, database, queue, tokens) -> None:
-    """What waits there has used nothing yet."""
-    if tokens:
-        with_tokens(database)
-    jobs(shop, "ada", 5)
-    (bobs,) = jobs(shop, "bob", 1)
-    claims = [queue.claim("slurm", shop.offer(), "Slurm: Resources") for _ in range(2)]
-    assert (bobs in [claim.job_id for claim in claims if claim is not None]) == tokens
-
-
-@ON_SQLITE
-def test_deleting_jobs_hides_no_use(shop: Any, database: Database, run: Any) -> None:
-    with_tokens(database)
-    jobs(shop, "ada", 1)
-    (first,) = run(1, 500)
-    delete_job(database, first)
-    ada, bob = jobs(shop, "ada", 1), jobs(shop, "bob", 1)
-    assert run(2) == [*bob, *ada]
-    assert sum(row.device_s for row in rows(database, tables.device_use)) == pytest.approx(620)
 
 
 @ON_SQLITE

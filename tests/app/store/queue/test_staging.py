@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +16,6 @@ from app.store.queue.transitions import Queue
 from app.store.reading import measurements
 from app.store.reading.queries import Reading
 from app.store.records import Claim, Finish, MeasurementRecord, StoredArtifact, TableRecord, UnitRecord
-from tests.app.store.conftest import ON_SQLITE
 
 ROWS = 35
 SLICES = 5
@@ -90,19 +88,6 @@ def test_nobody_sees_half_a_result(shop, queue, database, large, pauses, setting
     keys = [row["case_key"] for row in Reading(database).measurements(claim.job_id)["rows"]]
     assert keys == [f"case {number}" for number in range(ROWS)]
     assert queue.delete_abandoned_results() == 0
-
-
-@ON_SQLITE
-def test_leftovers_are_found_by_an_index(database: Database) -> None:
-    with database.read() as connection:
-        statement = str(staging._LEFTOVER.compile(database.backend.engine, compile_kwargs={"literal_binds": True}))
-        (plan,) = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}").all()
-    assert plan.detail == "SCAN attempt USING INDEX ix_attempt_staged"
-
-
-def test_a_small_finish_is_one_transaction(shop: Any, queue: Queue, results: Finish, pauses: Pauses) -> None:
-    pauses.call = lambda: pytest.fail("it was written in slices")
-    assert queue.finish(shop.running_job(), results) == "succeeded"
 
 
 def test_slices_are_bounded_in_bytes(record: Callable[..., MeasurementRecord], shop: Any) -> None:
@@ -186,16 +171,6 @@ def test_a_job_given_back_amid_its_finish_keeps_nothing_of_it(shop, queue, datab
         assert stored(database) == seen(database, claim.job_id) == 6
 
 
-def test_a_finish_that_fails_after_a_break_has_no_results(shop, queue, database, large, pauses) -> None:
-    claim = shop.running_job()
-    lose_after(99, queue, pauses, claim)
-    broken = replace(large, measurements=[*large.measurements, replace(large.measurements[0], samples=object())])
-    with pytest.raises(Exception, match="object"):
-        queue.finish(claim, broken)
-    queue.finish(claim, Finish("failed", error={"code": "failed", "title": "", "detail": ""}))
-    assert stored(database) == seen(database, claim.job_id) == 0
-
-
 def test_a_cancel_between_slices_makes_all_of_them_partial(shop, queue, database, large, pauses) -> None:
     claim = shop.running_job()
     pauses.call = lambda: queue.cancel(claim.job_id)
@@ -203,16 +178,3 @@ def test_a_cancel_between_slices_makes_all_of_them_partial(shop, queue, database
     rows = Reading(database).measurements(claim.job_id)["rows"]
     assert [row["partial"] for row in rows] == [True] * ROWS
     assert stored(database) == ROWS + 3
-
-
-@pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "in one slice"])
-def test_renewals_get_a_turn_during_a_large_finish(shop, queue, pauses, settings, large, monkeypatch, sabotage) -> None:
-    if sabotage:
-        monkeypatch.setattr(staging, "MAX_ROWS", 10**6)
-    claim, other = shop.running_job(), shop.running_job()
-    with closing(Database(settings.resolved_database_url)) as elsewhere:
-        renewals = []
-        pauses.call = lambda: renewals.append(Queue(elsewhere).renew([other]))
-        queue.finish(claim, large)
-    # Each would have waited in vain for a lock that the finish still held.
-    assert [renewal.lost for renewal in renewals] == [frozenset()] * (0 if sabotage else SLICES - 1)

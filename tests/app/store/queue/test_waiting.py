@@ -3,11 +3,9 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import event as events
 
 from app.specs._base import Resources
 from app.specs.benchmark import BenchmarkSpec
-from app.store.database.engine import Database
 from app.store.queue.hosts import Host, Needs, gpus_of_one_job
 from app.store.queue.transitions import Queue
 from app.store.queue.waiting import missing_for, occupied_for
@@ -181,13 +179,6 @@ class TestInTheQueue:
         queue.renew([], ("worker", "active"), {"held_by_others": []})
         assert waiting(job_id) is None
 
-    def test_only_queued_jobs_wait(self, shop: Any, queue: Queue, reading: Reading) -> None:
-        claim = shop.running_job()
-        assert reading.job(claim.job_id)[0]["waiting"] is None
-        queued = shop.submit()
-        assert reading.job(queued)[0]["waiting"] is not None
-        assert queue.cancel(queued)["waiting"] is None
-
     def test_what_waits_is_what_no_worker_claims(self, shop, queue, reading, monkeypatch) -> None:
         """The reason and the claim agree, whatever the job needs and the host has."""
         for gpus, (device_type, devices) in [
@@ -206,16 +197,3 @@ class TestInTheQueue:
                 queue.cancel(job_id)
             else:
                 queue.finish(claim, Finish("succeeded"))
-
-    def test_workers_are_read_once_for_a_page(self, shop: Any, reading: Reading, database: Database) -> None:
-        for _ in range(20):
-            shop.submit()
-        read: list[str] = []
-
-        def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-            read.append(statement)
-
-        events.listen(database.backend.engine, "before_cursor_execute", note)
-        reading.jobs()
-        events.remove(database.backend.engine, "before_cursor_execute", note)
-        assert sum("FROM worker" in statement for statement in read) == 1

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from sqlalchemy import event
-
 from app.errors import job_problem
 from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
@@ -58,15 +56,3 @@ def test_the_first_measurements_are_of_the_job_that_is_read_first(database, queu
         jobs, rows, cut = first_measurements(snapshot, chosen[::-1], "median")
     assert cut
     assert {row.job_id for row in rows} == {job.id for job in jobs} == {claims[0].job_id}
-
-
-def test_one_statement_reads_the_environments_of_many_jobs(database, queue, shop, record) -> None:
-    claims = [shop.running_job() for _ in range(5)]
-    for claim in claims:
-        queue.finish(claim, Finish("succeeded", units=units("a")))
-    statements: list[str] = []
-    with database.read() as snapshot:
-        chosen = choose_jobs(snapshot, JobChoice(jobs=[claim.job_id for claim in claims]))
-        event.listen(snapshot, "before_cursor_execute", lambda *given: statements.append(given[2]))
-        assert len(environments(snapshot, chosen)) == 5
-    assert len(statements) == 1

@@ -5,12 +5,10 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event as events
-from sqlalchemy import insert
 
 from app import results
 from app.results import JobChoice
 from app.specs.benchmark import BenchmarkSpec
-from app.store import tables
 from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
@@ -77,53 +75,6 @@ def test_places_in_the_queue_are_counted_in_an_index(database: Database) -> None
     assert not [step for step in steps if "TEMP B-TREE" in step]
 
 
-def work_of_a_submission(database: Database) -> int:
-    """What SQLite does to check a job's names, store it and say why it waits, in hundreds of its instructions."""
-    done = 0
-
-    def count() -> int:
-        nonlocal done
-        done += 1
-        return 0
-
-    raw = database.backend.engine.raw_connection()
-    raw.driver_connection.set_progress_handler(count, 100)  # type: ignore[union-attr]
-    raw.close()  # to the pool, which gives it to the next statements
-    Reading(database).known_names()
-    Queue(database).submit(NewJob(BenchmarkSpec()))
-    return done
-
-
-def add_workers_that_are_gone(database: Database, number: int) -> None:
-    now = utc_now()
-    row = {
-        "hostname": "host",
-        "pid": 1,
-        "state": "stopped",
-        "kinds": ["benchmark"],
-        "capabilities": ["attention:eager"],
-    }
-    row |= {"devices": [{"type": "cpu"}], "versions": {}, "beat": 0, "registered_at": now, "last_seen_at": now}
-    with database.write() as connection:
-        connection.execute(insert(tables.worker), [{"id": f"gone-{n}", **row} for n in range(number)])
-
-
-def test_submission_reads_no_workers_that_are_gone(database: Database, shop: Any) -> None:
-    shop.register()
-    before = work_of_a_submission(database)
-    add_workers_that_are_gone(database, 2000)
-    assert work_of_a_submission(database) <= before + 2
-
-
-def test_control_of_the_index_of_workers(database: Database, shop: Any) -> None:
-    with database.write() as connection:
-        connection.exec_driver_sql("DROP INDEX ix_worker_state")
-    shop.register()
-    before = work_of_a_submission(database)
-    add_workers_that_are_gone(database, 2000)
-    assert work_of_a_submission(database) > before + 50
-
-
 READS: dict[str, Callable[[Database, int], Any]] = {
     "job": lambda database, job: Reading(database).job(job),
     "events": lambda database, job: Reading(database).events_page(job, after=1),
@@ -182,22 +133,6 @@ def test_measurements_and_events_need_no_sorting(name: str, database: Database, 
     steps = plans(database, lambda: READS[name](database, sweep_job))
     orders = [number for number, step in enumerate(steps) if "ORDER BY" in step]
     assert not [number for number in orders if {"measurement", "event"} & set(steps[number - 1].split())]
-
-
-OTHERWISE = {"ix_job_sweep_id": "ix_job_sweep_point"}
-"""The index that would serve in another's place."""
-
-
-@pytest.mark.parametrize(
-    ("index", "name"),
-    [("ix_measurement_job_id", "the beginning of a job's table"), ("ix_job_sweep_id", "version of a sweep's page")],
-)
-def test_control_of_the_plans(index: str, name: str, database: Database, sweep_job: int) -> None:
-    """Without its index it looks at every row."""
-    with database.write() as connection:
-        for dropped in {index, OTHERWISE.get(index, index)}:
-            connection.exec_driver_sql(f"drop index {dropped}")
-    assert whole_tables(database, sweep_job, name)
 
 
 def test_a_history_reads_the_measurements_of_its_metric_only(database: Database) -> None:

@@ -1,9 +1,8 @@
 import array
 import json
 import math
-import threading
 import zlib
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -73,12 +72,6 @@ class TestJobs:
         assert len(reading.events(job_id, after=-(2**70), limit=2**70)) == 1
         assert len(reading.jobs(limit=2**70)[0]) == 1
 
-    def test_counts_have_every_state(self, shop: Any, queue: Queue, reading: Reading) -> None:
-        shop.running_job()
-        shop.submit()
-        queue.cancel(shop.submit())
-        assert reading.counts() == {"queued": 1, "running": 1, "succeeded": 0, "failed": 0, "cancelled": 1}
-
 
 class TestLog:
     def test_of_a_lost_attempt_what_it_reported(self, shop: Any, queue: Queue, reading: Reading) -> None:
@@ -144,11 +137,6 @@ class TestMeasurements:
         assert pages == [[2, 3], [1], [9], [None, 4, 1]]
         assert len(reading.measurements(claim.job_id)["rows"]) == len(sizes), "without samples they do not count"
 
-    def test_none(self, shop: Any, reading: Reading) -> None:
-        found = reading.measurements(shop.submit())
-        assert found["rows"] == []
-        assert "metric" in {column["name"] for column in found["columns"]}
-
     @ON_SQLITE
     def test_a_page_reads_no_more_than_its_rows(self, database: Database, shop: Any, queue: Queue) -> None:
         """However large the job: its rows are walked by job and id, from the cursor on."""
@@ -195,37 +183,6 @@ class TestUnits:
         with pytest.raises(NotFound):
             reading.units(7777)
 
-    def test_of_the_last_attempt_that_recorded(self, database, shop, queue, reading, record) -> None:
-        error = job_problem("failed", "it broke")
-        claim = shop.running_job()
-        first = Finish("failed", error=error, units=[UnitRecord(0, "first", "failed")], measurements=[record()])
-        queue.finish(claim, first)
-        with database.write() as connection:
-            connection.exec_driver_sql("UPDATE job SET state = 'queued'")
-        shop.claim()
-        assert [unit["title"] for unit in reading.units(claim.job_id)] == ["first"], "the second still runs"
-        queue.recover(queue.running()[0])
-        assert [unit["title"] for unit in reading.units(claim.job_id)] == ["first"], "it was lost"
-        with database.write() as connection:
-            connection.exec_driver_sql("UPDATE job SET state = 'queued'")
-        queue.finish(shop.claim(), Finish("failed", error=error, units=[UnitRecord(0, "third", "failed")]))
-        assert [unit["title"] for unit in reading.units(claim.job_id)] == ["third"]
-        assert reading.measurements(claim.job_id)["rows"] == []
-
-
-class TestArtifacts:
-    def test_list_and_one(self, shop: Any, queue: Queue, reading: Reading, results: Finish) -> None:
-        claim = shop.running_job()
-        odd = StoredArtifact(0, "a b/ä.json", "trace", "application/json", 3, "cd" * 32)
-        queue.finish(claim, replace(results, artifacts=[*results.artifacts, odd]))
-        found = reading.artifacts(claim.job_id)
-        fields = ["name", "kind", "media_type", "size", "sha256", "attempt", "unit_index", "unit_title", "url"]
-        assert [list(one) for one in found] == [fields] * 2
-        assert found[0]["url"] == f"/jobs/{claim.job_id}/artifacts/a%20b%2F%C3%A4.json"
-        assert reading.artifact(claim.job_id, "trace.json") == found[1]
-        with pytest.raises(NotFound, match=r"none\.json"):
-            reading.artifact(claim.job_id, "none.json")
-
 
 class TestWorkersAndSweeps:
     def test_workers_with_what_they_run(self, shop: Any, reading: Reading) -> None:
@@ -246,13 +203,6 @@ class TestWorkersAndSweeps:
         shop.queue.renew([], ("one", "active"), readings)
         shop.queue.renew([], ("one", "active"))
         assert reading.workers()[0]["readings"] == readings
-
-    def test_known_names_are_the_union_of_all_workers(self, shop: Any, reading: Reading) -> None:
-        assert reading.known_names() == {"kinds": set(), "capabilities": set()}
-        shop.register("one", capabilities=frozenset({"attention:a"}))
-        shop.register("two", capabilities=frozenset({"attention:b"}))
-        known = reading.known_names()
-        assert known == {"kinds": {"benchmark"}, "capabilities": {"attention:a", "attention:b"}}
 
     def test_workers_page_by_page_newest_first(self, shop: Any, reading: Reading, database: Database) -> None:
         for number in range(5):
@@ -284,26 +234,6 @@ class TestWorkersAndSweeps:
         page, after = reading.sweeps(limit=2, after=after)
         assert [(sweep["name"], sweep["counts"]["running"]) for sweep in page] == [("0", 1)]
         assert after is None
-
-
-def test_a_reader_never_sees_half_a_change(shop, queue, reading, database, results) -> None:
-    stop = threading.Event()
-    broken: list[int] = []
-
-    def look() -> None:
-        while not stop.is_set():
-            done = [job["id"] for job in reading.jobs(state="succeeded", limit=5)[0]]
-            broken.extend(job_id for job_id in done if not (reading.artifacts(job_id) and reading.log(job_id)))
-
-    reader = threading.Thread(target=look)
-    reader.start()
-    try:
-        for _ in range(30):
-            queue.finish(shop.running_job(), results)
-    finally:
-        stop.set()
-        reader.join()
-    assert broken == []
 
 
 def test_a_page_of_events_ends_by_number_or_by_bytes(queue, reading, shop, monkeypatch) -> None:
