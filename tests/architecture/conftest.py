@@ -1,8 +1,7 @@
-"""The checkout, and copies of it that a test may break."""
+"""The checkout, and what it has."""
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,15 +30,6 @@ def sources() -> list[Path]:
         text=True,
     )
     return [path for name in listing.stdout.split("\0") if name and (path := ROOT / name).is_file()]
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """The packages and pyproject.toml, copied to where a test may change them."""
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    return tmp_path
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
 
 from app.cli.specs import local
 from app.settings import Settings
@@ -103,13 +102,6 @@ def test_submitted_specs_are_valid(document: Path) -> None:
             local(match[1], fields, preset, {})
 
 
-def test_control_a_submitted_spec_that_is_not_valid(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("```sh\nflopwatch submit benchmark context_lenght=64 --wait\n```\n")
-    with pytest.raises(typer.Exit):
-        test_submitted_specs_are_valid(page)
-
-
 def test_routes_and_their_page_agree(tmp_path: Path) -> None:
     from app.main import create_app
 
@@ -125,11 +117,6 @@ def documented_routes(page: str) -> Iterator[tuple[str, str]]:
     for paths, methods in re.findall(r"^\| (`/.*?) \| (.*) \|$", page, flags=re.MULTILINE):
         for method in re.findall(r"`(GET|POST|DELETE|PUT|PATCH)`", methods):
             yield from ((method, any_name(path)) for path in re.findall(r"`(/\S+)`", paths))
-
-
-def test_a_row_documents_each_method_of_each_path() -> None:
-    row = "| `/jobs/{id}`, `/x` | `GET` (see `ETag`) |"
-    assert list(documented_routes(row)) == [("GET", "/jobs/{}"), ("GET", "/x")]
 
 
 def any_name(path: str) -> str:

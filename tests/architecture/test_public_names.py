@@ -56,15 +56,6 @@ def is_method_of_the_client(name: str) -> bool:
     return package == "flopwatch" and hasattr(Flopwatch, rest.partition(".")[0])
 
 
-def test_control_a_name_that_is_not_there() -> None:
-    assert ours("```python\nimport kernels\nkernels.no_such(kernels.weighted_sum)\n```") == {
-        "kernels.no_such",
-        "kernels.weighted_sum",
-    }
-    with pytest.raises(AttributeError, match="no_such"):
-        imported("kernels.no_such")
-
-
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_lists_its_names(package: str) -> None:
     module = importlib.import_module(package)

@@ -146,9 +146,3 @@ def test_a_new_job_of_an_old_spec_has_the_key_of_its_cases(release: Path) -> Non
         if f"/jobs/{number}/measurements" in found
     }
     assert keys == {number: {case.key for case in jobs[number].cases()} for number in keys}
-
-
-def test_what_is_gone_or_changed_is_named() -> None:
-    assert differences({"a": [1, {"b": 2}]}, {"a": [1, {"b": 2, "new": 3}]}) == []
-    assert differences({"a": [1, {"b": 2}]}, {"a": [1, {}]}) == ["/a/1/b is gone"]
-    assert differences({"a": "x"}, {"a": "y"}) == ["/a: 'x' became 'y'"]
