@@ -217,10 +217,6 @@ class Row:
 
     def sentence(self) -> str | None:
         """State the finding; None if a side has no value."""
-        finding = self._finding()
-        return finding and finding + self._of_medians()
-
-    def _finding(self) -> str | None:
         if self.finding is None:
             return None
         if self.finding in ("better", "worse", "changed", "differs"):
@@ -230,17 +226,6 @@ class Row:
                 return f"no difference: the same in all processes; {self.processes}"
             return f"no difference larger than {percent(self.bound)}{self._others()}; {self.processes}"
         return f"inconclusive: {self.doubt()}"
-
-    def _of_medians(self) -> str:
-        """Say that the medians of the sides differ in the other direction, where they do."""
-        baseline, candidate = (cell.value for cell in self.cells)
-        ratio = (self.estimate or NOTHING).ratio
-        if not baseline or candidate is None or ratio is None or (candidate / baseline - 1) * (ratio - 1) >= 0:
-            return ""
-        return (
-            "; the ratio is the median of pairs of processes, one of each side: the sides' own medians, in the table, "
-            "differ the other way"
-        )
 
     def factor(self, by: Estimate | None = None) -> str:
         """Write by how much the candidate differs, with its interval: "1.25× faster, 95 % CI 1.24–1.26".
@@ -336,7 +321,7 @@ class Row:
                 f"{self.processes}{cure}"
             )
         if (self.estimate or NOTHING).excludes_one and (self.p_adjusted or 0) > ALPHA:
-            return f"the interval excludes 1, but {self._p_in_words()}; {self.processes}{cure}"
+            return f"the interval excludes 1, but the adjusted p is {self.p_adjusted:.3g}; {self.processes}{cure}"
         return f"no difference found, but the candidate may be {self._range()}; {self.processes}{cure}"
 
     def _contradiction(self) -> str:
@@ -368,12 +353,6 @@ class Row:
         """True if the interval excludes 1, and so few processes could not pass the correction for all cases."""
         smallest = inference.smallest_p_value(len(self.baseline), len(self.candidate), self.blocks)
         return self.is_tested and self.alpha < smallest and (self.estimate or NOTHING).excludes_one
-
-    def _p_in_words(self) -> str:
-        """Say which p-value is too large for a finding, and whether the correction has made it larger."""
-        is_raw = self.p_adjusted == (self.estimate or NOTHING).p_value
-        corrected = "" if is_raw else " after the correction for all cases"
-        return f"p is {self.p_adjusted:.3g}{corrected}"
 
     def cure(self, limit_percent: float, by: str | None = None) -> str:
         """Say what would decide about a difference of this many percent: more processes, or measuring in turns.
