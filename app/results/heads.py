@@ -1,6 +1,5 @@
 """Columns as a reader wants them: under other names, and with the spread of a statistic beside it."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -34,33 +33,20 @@ def renamed(sheet: Sheet, names: Sequence[tuple[str, str]]) -> Sheet:
         return sheet
     known = list(dict.fromkeys(part for column in sheet.columns for part in _parts(column)))
     wanted = {coordinate_of(name, known): new for name, new in names}
-    suffixed = [
-        (column.group or column.name, more[0]) for column in sheet.columns for more in more_columns(column, sheet)
-    ]
-    of_metrics = {name + suffix: name for name, suffix in suffixed}
     for name, new in wanted.items():
         if not new.strip():
             raise _refused(f"The new name of {name!r} is blank: write {name}=NAME.")
         if name not in known and sheet.columns:
-            if name in of_metrics:
-                raise _refused(f"{name!r} is named after {of_metrics[name]!r}: rename that one.")
             raise _refused(f"There is no column {name!r} to rename; there is {', '.join(known)}.")
     columns = [_renamed(column, wanted) for column in sheet.columns]
     named = Counter(name for column in columns for name in {column.name, *_more_names(column, sheet)})
     if twice := next((name for name, count in named.items() if count > 1), None):
         raise _refused(f"Two columns would be called {twice!r}: choose another name.")
-    said = [f"{name} is called {new}" for name, new in wanted.items() if _is_in(name, sheet.notes)]
-    notes = [*sheet.notes, *([f"In this table {', '.join(said)}."] if said else [])]
-    return replace(sheet, columns=columns, notes=notes)
+    return replace(sheet, columns=columns)
 
 
 def _refused(detail: str) -> InvalidRequest:
     return InvalidRequest.at("/rename", detail)
-
-
-def _is_in(name: str, notes: Sequence[str]) -> bool:
-    """Return True if a note has this name, not a part of another name or word."""
-    return any(re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", note) for note in notes)
 
 
 def _parts(column: Column) -> list[str]:

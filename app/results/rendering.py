@@ -7,7 +7,6 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -105,7 +104,7 @@ class _Texts:
     def __init__(self, sheet: Sheet) -> None:
         sheet = separated(sheet) if sheet.separate else sheet
         shown = [(index, column) for index, column in enumerate(sheet.columns) if column.in_text]
-        self.columns = [_with_unit(column) for _, column in shown]
+        self.columns = [column for _, column in shown]
         self.values = [[row[index] for index, _ in shown] for row in sheet.rows]
         by_column = [column_texts([row[at] for row in self.values], column) for at, column in enumerate(self.columns)]
         self.rows = [list(row) for row in zip(*by_column, strict=True)] if by_column else []
@@ -139,18 +138,6 @@ class _Texts:
     def is_best(self, row: int, at: int) -> bool:
         value = self.values[row][at]
         return isinstance(value, Cell) and value.best
-
-
-def _with_unit(column: Column) -> Column:
-    """Return a column that the reader has named with its unit in that name, unless the name contains it."""
-    name = column.name if column.group is None else column.group
-    if name not in column.literal or column.unit in (None, "1", "fraction") or _names_unit(name, column.unit):
-        return column
-    new = f"{name} ({column.unit})"
-    literal = [new if one == name else one for one in column.literal]
-    if column.group is None:
-        return replace(column, name=new, literal=literal)
-    return replace(column, name=column.name.replace(name, new, 1), group=new, literal=literal)
 
 
 def _names_unit(name: str, unit: str) -> bool:

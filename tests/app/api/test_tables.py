@@ -124,8 +124,6 @@ def test_columns_get_other_names(site: Any, measured_jobs: list[int]) -> None:
         assert ("Time, ms" in head, "Step" in head, "d_model" in head.replace("\\_", "_")) == (True, False, True)
     pivoted = f"{chosen}&pivot=context_length"
     assert "Time, ms, d_model=64" in [column["name"] for column in get(site, pivoted).json()["columns"]]
-    noted = get(site, f"{chosen}&relative_to=precision=fp32&format=markdown").text
-    assert "- In this table step_ms is called Time, ms." in noted
     named = [get(site, f"{pivoted}&format={format_}").text for format_ in ("markdown", "latex", "html")]
     assert all("All columns of numbers are" not in text for text in named)
     assert "| Time, ms, d_model=64 " in named[0]
@@ -135,16 +133,13 @@ def test_columns_get_other_names(site: Any, measured_jobs: list[int]) -> None:
         ("forward=x", "no column 'forward'"),
         ("step_ms=model", "Two columns would be called 'model'"),
         ("context_length=step_ms_n", "Two columns would be called 'step_ms_n'"),
-        ("context_length=step_ms_low", "Two columns would be called 'step_ms_low'"),
         ("context_length=model_n&rename=step_ms=model", "Two columns would be called 'model'"),
         ("context_length=T std&rename=step_ms=T&statistic=mean", "Two columns would be called 'T std'"),
         ("step_ms=", "new name of 'step_ms' is blank"),
-        ("step_ms=%20", "new name of 'step_ms' is blank"),
         ("step_ms=x&rename=step_ms=y", "gives step_ms twice"),
         ("step_ms=x&relative_to=precision=fp32&relative_to=precision=bf16", "gives precision twice"),
         ("step_ms=x&caption=%20", "is blank"),
-        ("step_ms_low=low", "'step_ms_low' is named after 'step_ms': rename that one"),
-        ("step_ms_low=low&pivot=precision", "'step_ms_low' is named after 'step_ms': rename that one"),
+        ("step_ms_low=low", "no column 'step_ms_low'"),
     ):
         problem = get(site, f"/tables?label=table:tables&columns=step_ms&rename={wrong}", 422).json()
         assert words in problem["detail"]

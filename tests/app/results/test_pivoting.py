@@ -7,7 +7,7 @@ import pytest
 
 from app.errors import InvalidRequest, job_problem
 from app.metrics import column_name
-from app.results import Cell, Column, Sheet, local_table, renamed, render
+from app.results import Cell, Sheet, local_table, render
 from app.specs.attention import AttentionSpec
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.kernel import KernelSpec
@@ -49,12 +49,6 @@ def outcomes(sheet: Sheet, metric: str) -> list[str | None]:
 )
 def test_metric_and_phase_name_a_column(metric: str, phase: str | None, name: str) -> None:
     assert column_name(metric, phase) == name
-
-
-class TestNames:
-    def test_a_note_tells_of_whole_names_only(self) -> None:
-        sheet = Sheet([Column("step", "number"), Column("ms", "number")], [[1.0, 2.0]], notes=["Of ms, not step_ms."])
-        assert renamed(sheet, [("step", "s"), ("ms", "t")]).notes[1:] == ["In this table ms is called t."]
 
 
 class TestRows:

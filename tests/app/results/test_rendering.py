@@ -200,27 +200,16 @@ def test_no_rows(sheet: Sheet) -> None:
         render(sheet, name)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("unit", "new", "shown"),
-    [
-        ("ms", "Forward", "Forward (ms)"),
-        ("ms", "Time in ms", "Time in ms"),
-        ("%", "Share (50%)", "Share (50%)"),
-        ("%", "Share", "Share (%)"),
-        ("GB/s", "Rate in GB/s", "Rate in GB/s"),
-        ("1", "Ratio", "Ratio"),
-    ],
-)
-def test_another_name_keeps_the_unit(unit: str, new: str, shown: str) -> None:
-    cell = Cell(1.5, None, None, "ok")
-    plain = renamed(Sheet([Column("value", "number", unit, role="metric")], [[cell]]), [("value", new)])
-    of_pivot = Column("value, T_=8", "number", unit, role="metric", group="value", head="T_=8")
+def test_another_name_is_taken_as_it_is() -> None:
+    cell, new = Cell(1.5, None, None, "ok"), "Time in ms"
+    plain = renamed(Sheet([Column("value", "number", "ms", role="metric")], [[cell]]), [("value", new)])
+    of_pivot = Column("value, T_=8", "number", "ms", role="metric", group="value", head="T_=8")
     pivoted = renamed(Sheet([of_pivot], [[cell]]), [("value", new), ("T_", "L_1")])
-    assert markdown(plain)[0] == [shown]
-    assert markdown(pivoted)[0] == [f"{shown}, L_1=8"]
-    assert f"{{c}}{{{shown}}}".replace("%", r"\%") in render(pivoted, "latex")
+    assert markdown(plain)[0] == [new]
+    assert markdown(pivoted)[0] == [f"{new}, L_1=8"]
+    assert f"{{c}}{{{new}}}" in render(pivoted, "latex")
     assert "L\\_1 = 8 \\\\" in render(pivoted, "latex"), "name and value stay apart"
-    assert [f">{shown}</th>" in render(sheet, "html") for sheet in (plain, pivoted)] == [True, True]
+    assert [f">{new}</th>" in render(sheet, "html") for sheet in (plain, pivoted)] == [True, True]
     assert render(plain, "csv").startswith(f"{new},")
 
 
