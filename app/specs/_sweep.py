@@ -5,11 +5,9 @@ grid's order, the last path fastest. `exclude` lists partial points: a combinati
 left out. The specs are not validated here; `Point.origin` finds the place in the sweep that a wrong field came from.
 """
 
-import functools
 import itertools
 import json
 import math
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,20 +80,11 @@ def _short(value: Any) -> str:
 def _choices(
     grid: Mapping[str, Sequence[Any]], positions: Mapping[str, Mapping[str, int]], exclude: Sequence[Mapping[str, Any]]
 ) -> Iterator[dict[str, int]]:
-    """Yield each combination that is not excluded, as the position of its value on each path. Bit i of a value's mask
-    says that partial point i matches it: the point names this value, or no value of the path. So a combination whose
-    masks have a bit in common is excluded, and a thousand partial points cost one operation."""
-    masks = {path: [0] * len(values) for path, values in grid.items()}
-    for bit, partial in enumerate(exclude):
-        for path, value in partial.items():
-            masks[path][positions[path][_canonical(value)]] |= 1 << bit
-    every = (1 << len(exclude)) - 1
-    for of_path in masks.values():
-        silent = every & ~functools.reduce(operator.or_, of_path)
-        of_path[:] = [mask | silent for mask in of_path]
+    """Yield each combination that is not excluded, as the position of its value on each path."""
+    partial = [{(path, positions[path][_canonical(value)]) for path, value in point.items()} for point in exclude]
     for indices in itertools.product(*(range(len(values)) for values in grid.values())):
         choice = dict(zip(grid, indices, strict=True))
-        if not functools.reduce(operator.and_, (masks[path][index] for path, index in choice.items()), every):
+        if not any(point <= choice.items() for point in partial):
             yield choice
 
 

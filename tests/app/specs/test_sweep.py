@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import time
 from typing import Any
 
 import pytest
@@ -88,14 +87,6 @@ def test_a_large_base_is_not_multiplied_without_bound() -> None:
     base, grid = {"text": "x" * MAX_BYTES}, {"a": [1, 2]}
     with pytest.raises(InvalidRequest, match=r"^/base: 2 jobs with \d+ bytes of base each"):
         expand(base, grid, [])
-
-
-def test_a_thousand_partial_points_are_quick() -> None:
-    grid = {"a": list(range(1000)), "b": list(range(10))}
-    exclude = [{"a": number, "b": 3} for number in range(1000)]
-    start = time.thread_time()
-    assert len(expand({}, grid, exclude)) == 9000
-    assert time.thread_time() - start < 1.0  # comparing each with each takes 3 s
 
 
 def test_problems_are_told_up_to_a_number() -> None:
