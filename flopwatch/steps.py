@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 WARMUP_STEPS = 3
 MEASURE_STEPS = 10
@@ -68,8 +68,7 @@ def work(*, flops: float | None = None, tokens: float | None = None, items: floa
     are taken, too; of a tensor on a GPU, its value is waited for.
 
     Raises:
-        TypeError: an amount is no number.
-        ValueError: it is negative, not finite, or larger than any step's.
+        ValueError: an amount is no number, is negative, not finite, or larger than any step's.
     """
     amounts = {"flops": flops, "tokens": tokens, "items": items}
     told = {name: None if amount is None else _amount(name, amount) for name, amount in amounts.items()}
@@ -78,25 +77,17 @@ def work(*, flops: float | None = None, tokens: float | None = None, items: floa
 
 
 def _amount(name: str, given: Any) -> float:
-    value = given
-    if not isinstance(value, numbers.Real) and hasattr(value, "item"):
-        try:
-            value = value.item()  # a scalar of torch, or a numpy array of one element
-        except (TypeError, ValueError, RuntimeError):
-            value = None
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"flopwatch.work({name}=…) takes one number, not {_shown(given)}")
-    if not 0 <= cast("float", value) <= MAX_WORK:  # nan is not, either
-        raise ValueError(f"flopwatch.work({name}=…) takes a number from 0 to {MAX_WORK:g}, not {_shown(given)}")
-    return float(value)
+    try:
+        value = float(given.item() if hasattr(given, "item") else given)  # such as a scalar of torch
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        value = math.nan
+    if not 0 <= value <= MAX_WORK:  # nan is not, either
+        raise ValueError(f"flopwatch.work({name}=…) takes one number from 0 to {MAX_WORK:g}, not {_shown(given)}")
+    return value
 
 
 def _shown(given: object) -> str:
-    try:
-        text = repr(given)
-    except Exception:  # noqa: BLE001 - such as an integer of too many digits
-        text = "this"
-    return f"{text if len(text) <= SHOWN else f'{text[:SHOWN]}…'} ({type(given).__name__})"
+    return f"{given!r:.{SHOWN}} ({type(given).__name__})"
 
 
 def measure(step: Callable[[], object], *, warmup_steps: int | None = None, measure_steps: int | None = None) -> None:

@@ -90,22 +90,17 @@ def test_a_script_alone_times_no_step_that_has_not_run(step: Callable[[], object
     [
         (-5, "from 0 to 1e+30, not -5 (int)"),
         (math.nan, "not nan (float)"),
-        (math.inf, "not inf (float)"),
         (10**400, "to 1e+30, not 1000"),
-        (10**5000, "not this (int)"),
-        (Fraction(-1, 3), "not Fraction(-1, 3)"),
-        (True, "one number, not True (bool)"),
-        ("5", "one number, not '5' (str)"),
-        (len, "one number, not <built-in function len>"),
+        ("five", "one number from 0 to 1e+30, not 'five' (str)"),
+        (len, "not <built-in function len>"),
     ],
-    ids=lambda value: str(value)[:20] if not isinstance(value, int) else f"{value.bit_length()} bits",
+    ids=lambda value: str(value)[:20],
 )
 @pytest.mark.parametrize("listens", [True, False])
 def test_work_that_is_no_amount_is_refused_also_by_a_script_alone(amount, why, listens, monkeypatch) -> None:
     monkeypatch.setattr(steps, "_listener", Heard() if listens else None)
-    with pytest.raises((TypeError, ValueError)) as refused:
+    with pytest.raises(ValueError, match=r"^flopwatch\.work\(tokens=…\) takes ") as refused:
         flopwatch.work(tokens=amount)
-    assert str(refused.value).startswith("flopwatch.work(tokens=…) takes ")
     assert why in str(refused.value)
     assert len(str(refused.value)) < 200
 
@@ -122,8 +117,8 @@ def test_scalars_of_libraries_are_amounts(monkeypatch: pytest.MonkeyPatch) -> No
     flopwatch.work(tokens=0)
     flopwatch.work(items=1)
     assert heard.tokens[9:] == [0.0, None]
-    for amount in (np.bool_(True), torch.tensor(True), torch.ones(2), np.array(["5"]), torch.tensor(float("nan"))):
-        with pytest.raises((TypeError, ValueError), match=r"flopwatch\.work\(tokens=…\) takes "):
+    for amount in (torch.ones(2), torch.tensor(float("nan"))):
+        with pytest.raises(ValueError, match=r"flopwatch\.work\(tokens=…\) takes "):
             flopwatch.work(tokens=amount)
 
 
