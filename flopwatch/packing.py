@@ -55,14 +55,9 @@ def check_name(name: str) -> None:
     the folder."""
     shown = f"{name[:80]!r}…" if len(name) > 80 else repr(name)
     parts = PurePosixPath(name).parts
-    if not parts or name.endswith("/"):
-        raise ValueError(f"the folder of code has a file without a name: {shown}")
-    if name.startswith("/") or ".." in parts or "\\" in name:
-        raise ValueError(f"the folder of code has a file outside of it: {shown}")
-    if max(len(os.fsencode(part)) for part in parts) > MAX_NAME_BYTES:
-        raise ValueError(f"the folder of code has a name of more than {MAX_NAME_BYTES} bytes: {shown}")
-    if len(parts) > MAX_DEPTH:
-        raise ValueError(f"the folder of code has more than {MAX_DEPTH} folders inside each other: {shown}")
+    is_inside = parts and not name.endswith("/") and not name.startswith("/") and ".." not in parts and "\\" not in name
+    if not is_inside or len(parts) > MAX_DEPTH or max(len(os.fsencode(part)) for part in parts) > MAX_NAME_BYTES:
+        raise ValueError(f"the folder of code has a file that cannot be unpacked inside of it: {shown}")
 
 
 def check_packed(content: bytes) -> None:
