@@ -17,7 +17,6 @@ from workers.measure.table import TooLarge
 from workers.messages import Ended, Message, cut, parse
 from workers.outcome import Abandoned, Cancelled, Failed, GivenBack, Outcome, RunnerError, Succeeded, failure_code
 from workers.processes.launch import Process, Report
-from workers.processes.limits import oom_kills
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +105,6 @@ class UnitRun:
         self._grace_s = grace_s
         self._wrapper = wrapper
         self._clock = clock
-        self._oom_kills = oom_kills()
         self._pending = bytearray()
         self._ended: Succeeded | Failed | None = None
         self._failure: Failed | None = None
@@ -223,7 +221,7 @@ class UnitRun:
             return self._ending or self._wrapper.failure(report, unit_succeeded=self._ended is not None) or Succeeded()
         if isinstance(self._ended, Succeeded):
             return self._ended  # even if the timeout came while it ended
-        return self._ending or self._ended or _crash(report, self._oom_kills)
+        return self._ending or self._ended or _crash(report)
 
 
 class Wrapper:
@@ -295,10 +293,10 @@ class Timeout:
         return replace(self, deadline=self.deadline + seconds)
 
 
-def _crash(report: Report, oom_kills_before: int | None) -> Failed:
+def _crash(report: Report) -> Failed:
     if report.signal is not None:
         name = _name_of(report.signal)
-        hint = _sender_of_kill(oom_kills_before) if report.signal == signal.SIGKILL else ""
+        hint = " (often by the kernel, out of memory)" if report.signal == signal.SIGKILL else ""
         return Failed("crashed", f"the job's process was killed by {name}{hint}", {"signal": name, "exit_code": None})
     if report.exit_code is not None:
         detail = f"the job's process ended with exit code {report.exit_code} before its work was done"
@@ -312,14 +310,3 @@ def _name_of(signum: int) -> str:
         return signal.Signals(signum).name
     except ValueError:
         return f"SIGRTMIN+{signum - signal.SIGRTMIN}" if signum > signal.SIGRTMIN else f"signal {signum}"
-
-
-def _sender_of_kill(oom_kills_before: int | None) -> str:
-    """Say who may have sent a SIGKILL that was not ours."""
-    now = oom_kills()
-    if now is None or oom_kills_before is None:
-        return " (often by the kernel, out of memory)"
-    if now > oom_kills_before:
-        ended = f"its OOM killer ended {now - oom_kills_before} process(es) of this host while the unit ran"
-        return f", probably by the kernel, out of memory: {ended}"
-    return ", not by this worker, and not for want of memory: the kernel's OOM killer ended nothing while the unit ran"

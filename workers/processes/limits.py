@@ -11,7 +11,6 @@ OPEN_FILES = 65_536
 RESERVED_PROCESSES = 512
 """Processes and threads of the user that jobs leave for the agent."""
 THREADS_MAX = Path("/proc/sys/kernel/threads-max")
-VMSTAT = Path("/proc/vmstat")
 
 
 def limit_unit() -> None:
@@ -45,16 +44,3 @@ def _lower(name: int, limit: int) -> None:
     soft, hard = (limit if old == resource.RLIM_INFINITY else min(old, limit) for old in resource.getrlimit(name))
     with suppress(OSError, ValueError):
         resource.setrlimit(name, (soft, hard))
-
-
-def oom_kills() -> int | None:
-    """Return the number of processes that the kernel has ended for lack of memory, on this host since its boot.
-
-    None if the kernel does not report it.
-    """
-    with suppress(OSError, ValueError):
-        for line in VMSTAT.read_text().splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return int(count)
-    return None

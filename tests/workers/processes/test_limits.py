@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 
-from workers.agent.unit_run import _crash
 from workers.processes import limits
 from workers.processes.keeper import Request, fork_child
-from workers.processes.launch import Report
 from workers.processes.limits import limit_unit
 
 
@@ -119,22 +117,3 @@ def test_a_fork_bomb_leaves_threads_to_the_agent() -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user who has no process")
 def test_control_of_the_reserve() -> None:
     assert not agent_starts_a_thread_beside_a_fork_bomb(lambda: None)
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "words"),
-    [
-        ("oom_kill 3", "oom_kill 4", "probably by the kernel, out of memory: its OOM killer ended 1 process"),
-        ("oom_kill 3", "oom_kill 3", "not by this worker, and not for want of memory"),
-        ("nr_free_pages 3", "nr_free_pages 3", "often by the kernel, out of memory"),
-    ],
-)
-def test_who_killed_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, now: str, words: str) -> None:
-    vmstat = tmp_path / "vmstat"
-    monkeypatch.setattr(limits, "VMSTAT", vmstat)
-    vmstat.write_text(f"nr_dirty 1\n{before}\n")
-    kills = limits.oom_kills()
-    vmstat.write_text(f"nr_dirty 1\n{now}\n")
-    detail = _crash(Report(exit_code=None, signal=signal.SIGKILL), kills).detail
-    assert detail.startswith("the job's process was killed by SIGKILL")
-    assert words in detail
