@@ -10,11 +10,11 @@ import argparse
 import base64
 import functools
 import gc
+import itertools
 import json
 import os
 import posix
 import shutil
-import signal
 import sys
 import tempfile
 import traceback
@@ -50,10 +50,9 @@ from workers.working_directory import enter_empty
 
 TABLE_ROWS = 10
 """Number of rows shown of a table that a unit reports."""
-ENDS = ("_exit", "execv", "execve", "kill", "abort")
-"""Functions of `os` that may end this process; `os` itself calls them for its others, such as `execlp`."""
-HARMLESS = (0, signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH)
-"""Signals that end no process, nor stop it for good."""
+ENDS = ("_exit", "execv", "execve")
+"""Functions of `os` that may end this process with exit code 0; `os` itself calls them for its others, such as
+`execlp`."""
 
 
 class LocalResults:
@@ -64,8 +63,6 @@ class LocalResults:
         self.artifacts: list[dict[str, Any]] = []
         self._output = output
         self._process = os.getpid()
-        self._number = 1
-        """The number in the names of all files of this run; 1 is not written."""
 
     def take(self, message: messages.Message) -> None:
         """Process one message of a unit, with the agent's checks."""
@@ -84,29 +81,19 @@ class LocalResults:
                 pass  # no agent can resume the unit if this process dies, so its position is of no use
 
     def _move(self, artifact: messages.ArtifactMade) -> None:
+        """Move a file to its name; if there is something of that name already, with a number before the suffixes:
+        "trace-2.json.gz"."""
         public_name = self.spool.name_artifact(artifact.name)
         self._output.mkdir(parents=True, exist_ok=True)
-        file = {"name": public_name, "kind": artifact.kind, "media_type": artifact.media_type, "path": artifact.path}
+        stem, dot, suffixes = public_name.partition(".")
+        names = (f"{stem}{f'-{number}' if number > 1 else ''}{dot}{suffixes}" for number in itertools.count(1))
+        for target in (self._output / name for name in names):
+            with suppress(FileExistsError):
+                target.open("xb").close()  # takes the name, also from runs that write into the folder at the same time
+                break
+        shutil.move(artifact.path, target)
+        file = {"name": public_name, "kind": artifact.kind, "media_type": artifact.media_type, "path": str(target)}
         self.artifacts.append(file)
-        waiting = [file]
-        while not all(self._placed(file) for file in waiting):
-            # All files of a run have one number, so those that were moved before move on to the next one, too.
-            self._number += 1
-            waiting = self.artifacts
-
-    def _placed(self, artifact: dict[str, Any]) -> bool:
-        """Move a file to its name with the run's number; returns False if there is something of that name already."""
-        # From the second run on with a number before the suffixes: "trace-2.json.gz".
-        stem, dot, suffixes = artifact["name"].partition(".")
-        number = f"-{self._number}" if self._number > 1 else ""
-        target = self._output / f"{stem}{number}{dot}{suffixes}"
-        try:
-            target.open("xb").close()  # takes the name, also from runs that write into the folder at the same time
-        except FileExistsError:
-            return False
-        shutil.move(artifact["path"], target)
-        artifact["path"] = str(target)
-        return True
 
     def result(self) -> dict[str, Any]:
         """Return all reports, JSON-ready."""
@@ -138,7 +125,7 @@ def _nobody_ends_it() -> Iterator[None]:
     def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def end(*arguments: Any, **options: Any) -> Any:
-            if os.getpid() != process or (name == "kill" and not _is_deadly(*arguments)):
+            if os.getpid() != process:
                 return function(*arguments, **options)
             traceback.print_stack()
             sys.stderr.write(f"flopwatch run: crashed: the code called os.{name} before the job's work was done\n")
@@ -155,13 +142,6 @@ def _nobody_ends_it() -> Iterator[None]:
     finally:
         for module, name, function in before:
             setattr(module, name, function)
-
-
-def _is_deadly(pid: int, number: int) -> bool:
-    """Return True if a signal ends this process."""
-    if pid != os.getpid() or number in HARMLESS:
-        return False
-    return number == signal.SIGKILL or signal.getsignal(number) is signal.SIG_DFL
 
 
 def run_here(arguments: list[str]) -> int:
