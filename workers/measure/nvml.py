@@ -115,14 +115,6 @@ class Gpu:
         uuid: str | None = self.ask("DeviceGetUUID")
         return uuid
 
-    def neighbours(self) -> list[Gpu]:
-        """Return the host's other GPUs."""
-        own = ask(self._nvml, "DeviceGetUUID", self._handle if self._board is None else self._board)
-        count = ask(self._nvml, "DeviceGetCount") or 0
-        handles = (ask(self._nvml, "DeviceGetHandleByIndex", index) for index in range(count))
-        gpus = (Gpu(self._nvml, handle) for handle in handles if handle is not None)
-        return [gpu for gpu in gpus if gpu.ask("DeviceGetUUID") != own]
-
     def nvlinks(self) -> int:
         """Return the number of active NVLink connections."""
         links = range(getattr(self._nvml, "NVML_NVLINK_MAX_LINKS", 0))

@@ -475,18 +475,8 @@ class Monitor:
         checks = list(checks)
         if self._on_gpu:
             checks += check_gpus(self._readings, self._own_processes)
-            checks.append(self._neighbours())
         span = now_s() - self._started
         if not self._on_gpu:
             checks += check_threads(self._threads, other_threads_s(), span)
         checks.append(check_host_load(self._load, read_host_load(), span, matters=not self._on_gpu))
         return checks
-
-    def _neighbours(self) -> Check:
-        known = [gpu for gpu in self._gpus if gpu is not None]
-        if not known:
-            return not_judged("neighbours", "not known")
-        own = {gpu.uuid for gpu in known}
-        others = [gpu for gpu in known[0].neighbours() if gpu.uuid not in own]
-        busy = sum(bool(gpu.read().process_ids) for gpu in others)
-        return Check("neighbours", True, f"{busy} of {len(others)} other GPUs of the host in use")

@@ -50,9 +50,7 @@ NVML = SimpleNamespace(
     NVML_CLOCK_MEM=2,
     NVML_TEMPERATURE_GPU=0,
     NVML_NVLINK_MAX_LINKS=18,
-    nvmlDeviceGetHandleByUUID=lambda uuid: told(0, uuid == "GPU-0"),
-    nvmlDeviceGetHandleByIndex=lambda index: index,
-    nvmlDeviceGetCount=lambda: 2,
+    nvmlDeviceGetHandleByUUID=lambda uuid: told(int(uuid[-1]), uuid in ("GPU-0", "GPU-1")),
     nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
     nvmlDeviceGetClockInfo=lambda handle, clock: told({1: 1980, 2: 3201}[clock], handle == 0),
     nvmlDeviceGetPowerUsage=lambda _: 350_500,
@@ -83,8 +81,9 @@ def test_nvml_tells_what_it_knows_and_none_else() -> None:
     assert reading.temperature_c is None, "the library lacks the function"
     assert gpu.facts()["driver"] == "580.1"
     assert gpu.nvlinks() == 4
-    (neighbour,) = gpu.neighbours()
-    assert neighbour.read().sm_clock_mhz is None, "the device refuses to tell"
+    silent = nvml.find_gpu("1", library=lambda: NVML)
+    assert silent is not None
+    assert silent.read().sm_clock_mhz is None, "the device refuses to tell"
 
 
 def test_how_busy_a_gpu_is_in_plain_values() -> None:
@@ -127,7 +126,6 @@ def test_what_a_mig_instance_does_not_know_its_board_tells() -> None:
     assert gpu is not None
     reading = gpu.read()
     assert (reading.sm_clock_mhz, reading.memory_clock_mhz, reading.process_ids) == (1980, 3201, {10})
-    assert [neighbour.uuid for neighbour in gpu.neighbours()] == ["GPU-1"], "its own board is none"
 
 
 def test_the_fakes_have_what_the_real_library_has() -> None:

@@ -469,17 +469,12 @@ def test_a_gpu_without_readings_says_why(monkeypatch: pytest.MonkeyPatch, availa
 class FakeGpu:
     """A fake of NVML's GPU that counts its readings."""
 
-    def __init__(self, uuid: str = "GPU-1", others: list[FakeGpu] | None = None) -> None:
-        self.uuid = uuid
-        self.others = others or []
+    def __init__(self) -> None:
         self.reads = 0
 
     def read(self) -> Reading:
         self.reads += 1
         return reading(processes={os.getpid()})
-
-    def neighbours(self) -> list[FakeGpu]:
-        return self.others
 
 
 def test_the_monitor_reads_a_gpu_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,29 +492,25 @@ def test_the_monitor_reads_a_gpu_at_most_once_a_second(monkeypatch: pytest.Monke
     assert gpu.reads == 2
     result = monitor.conclude([])
     assert {check["name"]: check["ok"] for check in result["checks"]} == dict.fromkeys(
-        ["throttling", "clocks", "other_processes", "neighbours", "host_load"], True
+        ["throttling", "clocks", "other_processes", "host_load"], True
     )
 
 
 def test_the_monitor_watches_the_cases_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = [FakeGpu("GPU-0"), FakeGpu("GPU-1"), FakeGpu("GPU-2")]
-    for gpu in gpus:
-        gpu.others = [other for other in gpus if other is not gpu]
+    gpus = [FakeGpu() for _ in range(3)]
     monkeypatch.setattr(validity, "gpu_by_nvml", lambda device: gpus[device.index])
     monitor = Monitor([torch.device("cuda", 0), torch.device("cuda", 2)])
     monitor.start()
     monitor.watch(last=True)
     assert [gpu.reads for gpu in gpus] == [2, 0, 2]
     checks = {check["name"]: check["detail"] for check in monitor.conclude([])["checks"]}
-    assert checks["neighbours"] == "1 of 1 other GPUs of the host in use"
     assert checks["throttling"] == "GPU 0: none; GPU 1: none"
 
 
 def test_the_memory_of_the_fullest_device_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = [FakeGpu("GPU-0"), FakeGpu("GPU-1")]
-    used: dict[str, list[float | None]] = {"GPU-0": [9e9, 1024.0, None, 512.0], "GPU-1": [9e9, 100.0, 2048.5, 100.0]}
-    for gpu in gpus:
-        reads = iter(used[gpu.uuid])
+    gpus = [FakeGpu(), FakeGpu()]
+    used: list[list[float | None]] = [[9e9, 1024.0, None, 512.0], [9e9, 100.0, 2048.5, 100.0]]
+    for gpu, reads in zip(gpus, map(iter, used), strict=True):
         monkeypatch.setattr(gpu, "read", lambda reads=reads: replace(reading(), memory_used_mib=next(reads)))
     monkeypatch.setattr(validity, "gpu_by_nvml", lambda device: gpus[device.index])
     monitor = Monitor([torch.device("cuda", 0), torch.device("cuda", 1)])
@@ -530,7 +521,7 @@ def test_the_memory_of_the_fullest_device_counts(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_clock_of_each_gpu_is_the_median_since_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = [FakeGpu("GPU-0"), FakeGpu("GPU-1")]
+    gpus = [FakeGpu(), FakeGpu()]
     for gpu, clock in zip(gpus, (1980, None), strict=True):
         monkeypatch.setattr(gpu, "read", lambda clock=clock: replace(reading(), sm_clock_mhz=clock))
     monkeypatch.setattr(validity, "gpu_by_nvml", lambda device: gpus[device.index])
