@@ -1,14 +1,7 @@
-"""Two workers on one queue: every job runs once, and on one host one at a time. Those of two Flopwatch, too, and who
-waits for the other is told. The controls let workers look for a job and take it in two steps, and not know that they
-share a host."""
+"""Two workers on one queue: every job runs once, and on one host one at a time. The controls let workers look for a job
+and take it in two steps, and not know that they share a host."""
 
-import getpass
-import json
 import random
-import re
-import socket
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.acceptance.conftest import environment
 from tests.acceptance.sabotage import (
     attempt_states,
     get,
@@ -28,7 +20,6 @@ from tests.acceptance.sabotage import (
     wait_for_state,
     worker_id,
 )
-from tests.forked import ForkedService
 from tools.service import Service, submit
 from tools.waiting import wait_until
 
@@ -101,60 +92,6 @@ def measures_alone(service: Service, folder: Path, jobs: int, *hosts: str) -> No
         ended.append(wait_for_state(client, job_id, "succeeded"))
         assert not (folder / "overlaps").exists(), "two jobs ran at the same time"
     assert {job["worker_id"] for job in ended} <= {worker_id(client, worker.pid) for worker in workers}
-
-
-def wait_for_own_job_beside(service: Service, folder: Path, *, same_host: bool) -> list[str]:
-    """Let another Flopwatch run a job, submit one to ours with `--wait`, and start our worker.
-
-    The other job ends once our command has said that it waits for it. Returns the command's lines on standard error.
-    """
-    other_folder = folder / "other"
-    other_folder.mkdir()
-    locks = {} if same_host else other_host(folder / "other host")
-    kind = {**environment(folder), **plain_kind(MISBEHAVE_FOLDER=str(other_folder))}
-    with ForkedService(folder / "other service", {**kind, **locks}) as other:
-        client = other.start_server()
-        other.start_worker()
-        held = submit(client, plain_job("gated"))
-        wait_for_start(other_folder)
-        command = [sys.executable, "-m", "app.cli", "submit", "plain", "behaviour=counted", "--wait", "--json"]
-        shown: list[str] = []
-        with subprocess.Popen(
-            command,
-            env={**service.environment, "FLOPWATCH_URL": service.url},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as waiting:
-            assert waiting.stderr is not None
-            for line in waiting.stderr:
-                shown.append(line.rstrip("\n"))
-                if "no worker is connected" in line:
-                    service.start_worker()
-                if "another Flopwatch" in line:
-                    assert get(client, f"/jobs/{held}")["state"] == "running"
-                    open_gate(other_folder)
-            assert json.loads(waiting.stdout.read())["state"] == "succeeded"
-        assert waiting.returncode == 0
-        open_gate(other_folder)
-        wait_for_state(client, held, "succeeded")
-    return shown
-
-
-def test_a_job_that_waits_for_another_flopwatch_says_so(beside: Service, tmp_path: Path) -> None:
-    shown = wait_for_own_job_beside(beside, tmp_path, same_host=True)
-    reasons = [line.partition(" waits: ")[2] for line in shown if " waits: " in line]
-    host = json.dumps(socket.gethostname())
-    assert reasons[0] == "no worker is connected: if none is starting, start one with `flopwatch worker`"
-    holder = rf"\(process \d+ of {re.escape(getpass.getuser())}\)"
-    assert re.fullmatch(rf"another Flopwatch holds the CPU of {re.escape(host)} {holder}", reasons[1])
-    assert len(reasons) == 2
-
-
-def test_control_no_job_waits_for_a_flopwatch_on_another_host(beside: Service, tmp_path: Path) -> None:
-    shown = wait_for_own_job_beside(beside, tmp_path, same_host=False)
-    assert not any("another Flopwatch" in line for line in shown)
-    assert "running" in shown
 
 
 def test_cpu_jobs_of_one_host_run_one_at_a_time(beside: Service, misbehave_folder: Path) -> None:

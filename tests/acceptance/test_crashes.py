@@ -1,4 +1,4 @@
-"""Jobs whose process dies, by itself or by force, and keepers that are killed."""
+"""Jobs whose process dies, by itself or by force."""
 
 import os
 import random
@@ -7,17 +7,13 @@ import time
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from tests.acceptance.conftest import Site, short_job
-from tests.acceptance.sabotage import attempt_states, plain_job, wait_for_start, wait_until_gone
+from tests.acceptance.sabotage import attempt_states, plain_job, wait_for_start
 from tools.service import submit, wait_for_job
 
 pytestmark = pytest.mark.acceptance
-
-GONE_S = 10.0
-STARTS = pytest.mark.parametrize("start", ["fork", "exec"])
 
 
 def failed(client: httpx.Client, job_id: int) -> dict[str, Any]:
@@ -56,17 +52,3 @@ def test_how_a_job_died_is_told(site: Site, rng: random.Random) -> None:
     assert "Traceback" in error["log_tail"]
 
     assert wait_for_job(client, submit(client, plain_job("counted")))["state"] == "succeeded", "the worker must go on"
-
-
-@STARTS
-def test_nothing_is_left_of_a_killed_keepers_job(site: Site, start: str) -> None:
-    """Kill the keeper of a job that ends by no signal but SIGKILL, and whose daemon is an orphan."""
-    client = site.client
-    job_id = submit(client, plain_job("stubborn", start=start))
-    child, daemon = wait_for_start(site.folder)
-    os.kill(psutil.Process(child).ppid(), signal.SIGKILL)
-    wait_until_gone(child, daemon, timeout_s=GONE_S)
-    assert failed(client, job_id)["code"] == "crashed"
-    assert wait_for_job(client, submit(client, plain_job("counted")))["state"] == "succeeded", (
-        "the devices must be free"
-    )
