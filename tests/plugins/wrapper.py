@@ -23,14 +23,11 @@ def main() -> int:
     parser.add_argument("--exit-code", type=int, help="instead of the program's")
     parser.add_argument("--never", action="store_true", help="do not start the program")
     parser.add_argument("--hang", action="store_true", help="do not end")
-    parser.add_argument("--times", type=int, default=1, help="how often to start the program")
     parser.add_argument("--say", default="", help="last words")
     parser.add_argument("program", nargs="+")
     options = parser.parse_args()
     os.closerange(3, min(1 << 20, os.sysconf("SC_OPEN_MAX")))
-    code = 0
-    for _ in range(0 if options.never else options.times):
-        code = run(options.program)
+    code = 0 if options.never else run(options.program)
     if options.hang:
         time.sleep(3600)
     if options.report is not None:

@@ -122,12 +122,6 @@ def _import_torch(request: Request) -> None:
 
 
 def _open_messages(request: Request) -> int:
-    try:
-        file = request.file.with_suffix(".started")
-        file.touch(exist_ok=False)
-    except FileExistsError:
-        # Some profilers run a program again for each group of counters: only its first run reports.
-        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     # Do not wait for a reader: if the agent is gone, there is none.
     messages = os.open(request.fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     os.set_blocking(messages, True)
