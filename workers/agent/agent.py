@@ -21,7 +21,7 @@ from app.store.queue.lease import with_agreed_lease
 from app.store.records import Claim, Offer
 from kernels.registry import ATTENTION, KERNELS
 from workers import tools
-from workers.agent.fitness import MIN_BACKOFF_S, Examination, Judge, Unfit
+from workers.agent.fitness import Examination, Judge, Unfit
 from workers.agent.host_check import HostCheck
 from workers.agent.job_run import JobRun
 from workers.agent.readings import Readings
@@ -255,12 +255,8 @@ class Agent(Serving[JobRun]):
         except Exception as error:
             logger.exception("the job cannot be started")
             (free if kept is None else kept).release()
-            if isinstance(error, BlockingIOError):  # another process took the host first; that is not an error
-                self._claim_after = self._clock() + MIN_BACKOFF_S
-                self._queue.give_back(claim)
-            else:
-                self._become_unfit(Unfit("exhausted", f"no job can be started: {describe_error(error)}"))
-                self._queue.give_up(claim, describe_error(error))
+            self._become_unfit(Unfit("exhausted", f"no job can be started: {describe_error(error)}"))
+            self._queue.give_up(claim, describe_error(error))
         else:
             logger.info("starting a job of kind %s", claim.kind)
             self.runs[claim.attempt_id] = run

@@ -150,15 +150,10 @@ class DeviceLocks:
             os.close(present)
 
     def keep_only(self, held: HeldDevices, *, gpus: int, alone: bool) -> HeldDevices:
-        """Release all but the first `gpus` GPUs, and share the host unless `alone`; then others may choose. Raises
-        BlockingIOError: a process that does not use `choosing` has taken the host. All locks are released."""
+        """Release all but the first `gpus` GPUs, and share the host unless `alone`; then others may choose."""
         choosing, host, *locks = held.descriptors
         if not alone:
-            try:
-                fcntl.flock(host, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                held.release()
-                raise
+            fcntl.flock(host, fcntl.LOCK_SH | fcntl.LOCK_NB)
         for descriptor in (*locks[gpus:], choosing):
             os.close(descriptor)
         return HeldDevices(held.gpus[:gpus], alone, [host, *locks[:gpus]])

@@ -185,20 +185,6 @@ def test_nobody_chooses_while_a_host_is_converted(folder: Path, monkeypatch: pyt
     assert seen == [HeldDevices()]
 
 
-def test_a_host_that_a_stranger_took_is_an_error_and_no_wait(folder: Path, held: list[HeldDevices]) -> None:
-    """Such as an agent of a former version, which knows nothing of `choosing`."""
-    locks = DeviceLocks(GPU_HOST, folder)
-    free = locks.take_free()
-    fcntl.flock(free.descriptors[1], fcntl.LOCK_UN)
-    with (folder / "host.lock").open() as strangers:
-        fcntl.flock(strangers, fcntl.LOCK_EX)
-        with pytest.raises(BlockingIOError):
-            locks.keep_only(free, gpus=1, alone=False)
-    assert free.descriptors == []
-    held.append(locks.take_free())
-    assert (held[0].alone, held[0].gpus) == (True, GPUS)
-
-
 def test_two_agents_do_not_choose_at_the_same_time(folder: Path, held: list[HeldDevices]) -> None:
     first, second = DeviceLocks(GPU_HOST, folder), DeviceLocks(GPU_HOST, folder)
     free = first.take_free()
