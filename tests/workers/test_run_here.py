@@ -94,15 +94,6 @@ def test_measurements_are_printed_and_files_written(tmp_path: Path, run: Run) ->
     assert len(lines) == 1 + 3
 
 
-def test_cells_are_told_apart(run: Run) -> None:
-    cells = {"implementations": ["eager"], "sequence_lengths": [8, 16], "dtypes": ["fp32"], "mode": "forward"}
-    spec = {"kind": "attention", **cells, "warmup_steps": 0, "measure_steps": 1, "device": "cpu"}
-    code, out, err = run(spec)
-    assert code == 0, err
-    lines = out.splitlines()
-    assert [re.split(r" *\| *", line)[5] for line in lines if line.startswith("| eager")] == ["8", "16"]
-
-
 def test_json_has_everything(run: Run) -> None:
     code, out, err = run({**SPEC, "replicates": 2}, "--json")
     assert code == 0, err
