@@ -1,14 +1,12 @@
 """The kernels for compute capability 9.0: what they take and in which order they work, and, on such a device, their
 results against the oracle, with hundreds of shapes drawn at random."""
 
-import heapq
 import math
 import random
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,25 +160,6 @@ def test_programs_share_causal_work_evenly(shape: tuple[int, int, int, int], mul
     ]
     assert max(loads) == rules.heaviest_load(lengths, planes, span, programs)
     assert max(loads) < LARGEST_SHARE * sum(loads) / programs
-
-
-@pytest.mark.parametrize("shape", [(4, 25, 512, 64), (8, 16, 1024, 128), (4, 16, 4096, 64), (1, 16, 8192, 128)])
-def test_backward_programs_end_at_about_the_same_time(shape: tuple[int, int, int, int]) -> None:
-    """Also in the kernel's own order, and earlier than head by head."""
-    batches, heads, length, head_dim = shape
-    lengths, planes = tuple(range(length, 0, -128)), batches * heads
-    span = rules.heads_of_keys(lengths, planes, 8 * length * head_dim, 132)
-    ends = []
-    for size in (1, span):
-        units = [unit for (unit,) in walk(len(lengths), planes, len(lengths) * planes, size, False)]
-        assert len(set(units)) == len(units) == len(lengths) * planes
-        free = [0] * 132
-        for tile, _ in units:
-            heapq.heapreplace(free, free[0] + rules.KEYS_COST + lengths[tile])
-        ends.append(max(free))
-    even = planes * sum(rules.KEYS_COST + each for each in lengths) / 132
-    assert ends[1] < 0.96 * ends[0]
-    assert ends[1] < 1.15 * even
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(515, 515), (300, 1111), (1111, 300), (1, 1), (8200, 128)])
@@ -447,15 +426,6 @@ def test_every_choice_can_be_launched(width: int) -> None:
                 assert named.get("root", 0.5) == 0.5
 
 
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(("has_documents", "heads"), [(True, 32), (False, 2)])
-def test_with_documents_all_heads_are_in_one_group(has_documents: bool, heads: int) -> None:
-    """Others are in groups whose keys fit the L2 cache."""
-    launch = plans.forward_launch(*[kind_of(2, 16, 16384, 128)] * 4, False, 0.5, rules.Bounded(-9, 0, has_documents))
-    assert launch is not None
-    assert dict(zip(launch._kernel.arg_names, launch._in_order(), strict=True))["size"] == heads
-
-
 @pytest.mark.parametrize(
     ("head_dim", "rest"), [(40, 16), (56, 0), (64, 0), (72, 16), (80, 16), (96, 32), (104, 0), (160, 32), (256, 0)]
 )
@@ -526,13 +496,6 @@ def test_stress_processes_share_shapes_and_no_kind() -> None:
     kinds = [{shapes[number].kind() for number in part} for part in parts]
     assert sum(map(len, kinds)) == len(set[str]().union(*kinds)) > 5
     assert len(stress.shares(shapes[:2], 12)) <= 2
-
-
-@pytest.mark.long
-def test_the_stress_tests_watchdog_ends_a_process_that_hangs() -> None:
-    code = "import time; from benchmarks import attention_stress as s\nwith s.watchdog('a shape', 0.1): time.sleep(60)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stdout) == (stress.HUNG, "hung: a shape\n")
 
 
 @pytest.mark.gpu
@@ -733,33 +696,6 @@ def test_a_device_that_is_not_the_current_one(rng: random.Random) -> None:
     assert native._loaded is not None
     assert native._loaded.known() == (1, 1)
     assert torch.cuda.current_device() == 0
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("h200")
-def test_threads_with_streams_of_their_own(rng: random.Random) -> None:
-    problems = [draw_inputs(Shape(1, 4, 4, 512, 512, 64), rng, torch.bfloat16, "cuda") for _ in range(8)]
-    expected = [flash_attention(*problem, True) for problem in problems]
-    torch.cuda.synchronize()
-
-    def run(index: int) -> bool:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            right = all(torch.equal(flash_attention(*problems[index], True), expected[index]) for _ in range(20))
-        torch.cuda.synchronize()
-        return right
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(run, range(8)))
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("h200")
-def test_memory_that_is_given_out_again_for_another_shape(rng: random.Random) -> None:
-    for length in (300, 200, 300, 250, 200) * 3:
-        inputs = draw_inputs(Shape(1, 2, 2, length, length, 128), rng, torch.bfloat16, "cuda")
-        check(*inputs, True, rng, only_hopper=True)
-        del inputs
-        torch.cuda.empty_cache()
 
 
 @pytest.mark.gpu
