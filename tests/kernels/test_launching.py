@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -156,23 +154,6 @@ def test_returning_addresses_are_encoded_once(encoded: list[Any], monkeypatch: p
         launch((At(BASE + 16 * step), At(BASE)))
     assert launching._expanded.cache_info().currsize == 4
     assert [call for call in kernel.calls if ("descriptor", BASE + 256 + 16 * 99) in plain(call)]
-
-
-@known_triton
-def test_one_bound_holds_for_all_launches(encoded: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for a user whose lengths vary: every length has launches of its own."""
-    remember(16, monkeypatch)
-    kernel = Kernel([META])
-    gone: list[weakref.ref[Any]] = []
-    for _ in range(20):
-        launch = a_launch(kernel)
-        for step in range(8):
-            launch((At(BASE + 16 * step), At(BASE)))
-        gone.append(weakref.ref(launch._direct))
-    del launch
-    assert launching._expanded.cache_info().currsize == 16
-    gc.collect()
-    assert sum(one() is not None for one in gone) <= 3, "16 calls of 7 to 8 a launch"
 
 
 @known_triton

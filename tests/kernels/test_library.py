@@ -14,10 +14,10 @@ from kernels.attention.reference import attention
 from kernels.registry import ATTENTION
 
 
-def test_importing_the_registry_imports_no_torch() -> None:
+def test_importing_the_registries_imports_no_torch() -> None:
     code = (
-        "import sys, kernels, kernels.attention, kernels.registry\n"
-        "kernels.registry.ATTENTION.names()\n"
+        "import sys, kernels, kernels.attention, kernels.registry, workers.model.registry\n"
+        "kernels.registry.ATTENTION.names(), workers.model.registry.MODELS.names()\n"
         "sys.exit(str({'torch', 'triton'} & set(sys.modules)) if {'torch', 'triton'} & set(sys.modules) else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

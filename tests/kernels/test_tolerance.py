@@ -7,14 +7,10 @@ import torch
 from kernels.attention.oracle import oracle
 from kernels.attention.problem import AttentionProblem
 from kernels.tolerance import (
-    ABSOLUTE,
-    SLOPE,
     TOLERANCES,
-    WHOLE,
     Error,
     error,
     fixed_limits,
-    limits_beside_plain,
     limits_of_mean,
 )
 
@@ -48,16 +44,6 @@ def test_an_oracle_that_is_zero_everywhere() -> None:
     distance = error(out, zero)
     assert (distance.relative, distance.element) == (pytest.approx(0.5 / math.sqrt(3)), pytest.approx(0.5))
     assert error(zero[:0], zero[:0]) == Error(0.0, 0.0)
-
-
-def test_somewhat_more_than_the_error_of_plain_torch_is_right() -> None:
-    for dtype, absolute in ABSOLUTE.items():
-        limit = limits_beside_plain(Error(0.1, 0.25, 0.01), dtype, rows=64)
-        few = 2 if dtype.itemsize == 2 else 1
-        assert limit.relative == pytest.approx(0.15 + few * WHOLE[dtype], rel=1e-14)
-        assert (limit.element, limit.slope) == (0.5 + absolute, 0.02 + SLOPE[dtype])
-    overflown = Error(math.nan, math.nan)
-    assert limits_beside_plain(overflown, torch.float16) == fixed_limits(TOLERANCES[torch.float16])
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
