@@ -48,15 +48,12 @@ def softmax_gradient_(
     """Return the sum of the losses, and its gradient, which overwrites the logits.
 
     Args:
-        logits: (rows, vocabulary), contiguous, floating point, on a CUDA device.
+        logits: (rows, vocabulary), contiguous, floating point, on a CUDA device. Nothing is checked again here.
         targets: (rows,), integers below vocabulary, or `ignore_index`; others make the row's loss and gradient NaN.
         ignore_index: See `linear_cross_entropy`.
 
     Returns:
         A scalar, float32 (float64 for float64 logits), and `logits`.
-
-    Raises:
-        ValueError: shapes or devices do not fit together.
     """
     losses: Tensor = _softmax_gradient_(logits, targets, ignore_index)
     return losses.sum(), logits
@@ -79,15 +76,6 @@ def _softmax_gradient_(logits: Tensor, targets: Tensor, ignore_index: int = chun
 
 @_softmax_gradient_.register_fake
 def _losses(logits: Tensor, targets: Tensor, *_ignore_index: object) -> Tensor:
-    if logits.dim() != 2 or not logits.is_contiguous() or not logits.is_floating_point():
-        raise ValueError(
-            f"expected contiguous floating-point logits (rows, vocabulary), not {tuple(logits.shape)} of {logits.dtype}"
-        )
-    if targets.shape != logits.shape[:1] or targets.is_floating_point() or targets.device != logits.device:
-        raise ValueError(
-            f"expected integers (rows,) on {logits.device} as targets, not {tuple(targets.shape)} of {targets.dtype} "
-            f"on {targets.device}"
-        )
     return logits.new_empty(targets.shape, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 

@@ -120,17 +120,6 @@ def test_the_kernel_in_chunks(device: str, rng: random.Random, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_kernels_logits_may_be_large_or_minus_infinity(device: str) -> None:
-    from kernels.linear_cross_entropy_triton import softmax_gradient_
-
-    logits = torch.tensor([[1e5, -1e5, 0.0], [float("-inf"), 2.0, 2.0]], device=device)
-    loss, gradient = softmax_gradient_(logits, torch.tensor([1, 2], device=device))
-    assert loss.item() == pytest.approx(2e5 + math.log(2))
-    expected = torch.tensor([[1.0, -1.0, 0.0], [0.0, 0.5, -0.5]], device=device)
-    torch.testing.assert_close(gradient, expected)
-
-
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("target", [-1, 3, 2**40])
 def test_a_target_outside_the_vocabulary_makes_the_loss_nan(device: str, target: int) -> None:
     from kernels.linear_cross_entropy_triton import softmax_gradient_
@@ -147,23 +136,6 @@ def test_the_kernels_operation_passes_opcheck(device: str) -> None:
     targets = torch.tensor([1, 0, 4], device=device)
     torch.library.opcheck(_softmax_gradient_, (torch.randn(3, 5, device=device), targets))
     assert _softmax_gradient_(torch.ones(0, 5, device=device), targets[:0]).shape == (0,)
-
-
-@pytest.mark.parametrize(
-    ("logits", "targets", "words"),
-    [
-        (torch.ones(3), torch.zeros(3, dtype=torch.int64), r"\(rows, vocabulary\)"),
-        (torch.ones(3, 4).T, torch.zeros(4, dtype=torch.int64), "contiguous"),
-        (torch.ones(3, 4, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), "floating-point"),
-        (torch.ones(3, 4), torch.zeros(4, dtype=torch.int64), r"not \(4,\) of torch.int64"),
-        (torch.ones(3, 4), torch.zeros(3), "integers"),
-    ],
-)
-def test_inputs_that_do_not_fit_are_refused(logits: Tensor, targets: Tensor, words: str) -> None:
-    from kernels.linear_cross_entropy_triton import softmax_gradient_
-
-    with pytest.raises(ValueError, match=words):
-        softmax_gradient_(logits, targets)
 
 
 def ours(name: str) -> Any:
@@ -223,11 +195,11 @@ def test_without_rows_that_count_the_loss_is_torchs(name: str, device: str) -> N
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_first_tile_of_minus_infinity(device: str) -> None:
-    """As logits are that overflow in fp16: the largest of the first 4096 is −∞."""
+    """As logits are that overflow in fp16: the largest of the first 4096 is −∞; others are large."""
     from kernels.linear_cross_entropy_triton import softmax_gradient_
 
     logits = torch.full((2, 9000), -math.inf, device=device)
-    logits[:, 5000:] = torch.linspace(-1, 1, 4000, device=device)
+    logits[:, 5000:] = torch.linspace(-1e5, 1e5, 4000, device=device)
     targets = torch.tensor([6000, 8999], device=device)
     given = logits.clone().requires_grad_()
     right = functional.cross_entropy(given, targets, reduction="sum")
