@@ -97,7 +97,7 @@ class Registry:
         except Exception as error:
             raise BrokenEntryPoint(
                 f"{self.what} {name!r} (entry point {entry.value!r} of group {self.group!r}) could not be loaded: "
-                f"{type(error).__name__}: {error}{_cure(error)}"
+                f"{type(error).__name__}: {error}"
             ) from error
         return loaded
 
@@ -215,42 +215,22 @@ def _check_kernel(name: str, loaded: object) -> None:
         raise TypeError(f"expected a {__name__}.Kernel, not {type(loaded).__name__}")
     if loaded.name != name:
         raise TypeError(f"its name is {loaded.name!r}: results would carry that; name it as its entry point")
-    for attribute in ("shapes", "plain"):
-        if not callable(getattr(loaded, attribute)):
-            raise TypeError(f"{attribute} must be a function, not {getattr(loaded, attribute)!r}")
-    for title, vary in loaded.variations.items():
-        if not callable(vary):
-            raise TypeError(f"variations must be functions, not {vary!r} as {title!r}")
     for one in loaded.kernels:
         _check_implementation(getattr(one, "name", ""), one)
 
 
 def _check_implementation(name: str, loaded: object) -> None:
-    """Check its fields: it may come from another package, and a mistake would be hard to understand in a job. Raises
-    TypeError: a field is wrong."""
+    """Check the fields that a worker reports before it runs anything: it may come from another package. Raises
+    TypeError: one is wrong."""
     if not isinstance(loaded, Implementation):
         raise TypeError(f"expected a {__name__}.Implementation, not {type(loaded).__name__}")
     if loaded.name != name:
         raise TypeError(f"its name is {loaded.name!r}: results would carry that; name it as its entry point")
-    for attribute, may_be_none in (("function", False), ("forward_bytes", True)):
-        value = getattr(loaded, attribute)
-        if not (callable(value) or (may_be_none and value is None)):
-            raise TypeError(f"{attribute} must be a function, not {value!r}")
-    if not isinstance(loaded.has_backward, bool):
-        raise TypeError(f"has_backward must be True or False, not {loaded.has_backward!r}")
-    if not isinstance(loaded.features, Set) or not loaded.features <= FEATURES:
-        raise TypeError(f"features must be a set of {', '.join(sorted(FEATURES))}, not {loaded.features!r}")
     dtypes = loaded.dtypes
     if not (isinstance(dtypes, Mapping) and dtypes and dtypes.keys() <= DEVICES
             and all(isinstance(names, Set) and names <= DTYPES for names in dtypes.values())):  # fmt: skip
         devices, known = (", ".join(sorted(names)) for names in (DEVICES, DTYPES))
         raise TypeError(f"dtypes must map {devices} to sets of {known}, as {{'cpu': {{'float32'}}}}, not {dtypes!r}")
-
-
-def _cure(error: Exception) -> str:
-    """Return what to write instead of an import by the name that this package has in its repository only."""
-    missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    return f"; Flopwatch's is {_HERE}" if _HERE.endswith(f".{missing}") and missing else ""
 
 
 ATTENTION = Registry(

@@ -63,18 +63,14 @@ def test_an_object_of_another_kind_is_broken(install) -> None:
         registry.load("number")
 
 
-def implementation(name: str = "theirs", function: Any = max, dtypes: Any = None, **fields: Any) -> Implementation:
-    return Implementation(name, function, {"cpu": frozenset({"float32"})} if dtypes is None else dtypes, **fields)
+def implementation(name: str = "theirs", dtypes: Any = None, **fields: Any) -> Implementation:
+    return Implementation(name, max, {"cpu": frozenset({"float32"})} if dtypes is None else dtypes, **fields)
 
 
 @pytest.mark.parametrize(
     ("theirs", "message"),
     [
         (implementation("ours"), "its name is 'ours'.* name it as its entry point"),
-        (implementation(function=None), "function must be a function, not None"),
-        (implementation(features={"windows"}), "features must be a set of bottom_right, .*, not {'windows'}"),
-        (implementation(forward_bytes=12), "forward_bytes must be a function, not 12"),
-        (implementation(has_backward="no"), "has_backward must be True or False, not 'no'"),
         *((implementation(dtypes=wrong), "dtypes must map cpu, cuda to sets of bfloat16, float16, float32, .*, not ")
           for wrong in ({"float32"}, {}, {"gpu": {"float32"}}, {"cpu": ["float32"]}, {"cpu": {torch.float32}})),
     ],
