@@ -7,14 +7,10 @@ transaction is open between polls.
 
 import asyncio
 import contextlib
-import functools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
-
-from anyio.to_thread import run_sync
 
 from app.errors import STORE_UNAVAILABLE, FlopwatchError
 from app.store.database.engine import ChangeWatch, Database
@@ -23,8 +19,6 @@ from app.store.reading.queries import Reading
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
-
-Found = TypeVar("Found")
 
 
 class Followed:
@@ -38,7 +32,6 @@ class Followed:
         self.followers = 0
         self.stopping = False
         self._changed = asyncio.Event()
-        self._readings: dict[tuple[int, int], asyncio.Task[Any]] = {}
 
     async def after(self, generation: int, timeout_s: float) -> bool:
         """Wait until the job has changed since `generation`; returns False if `timeout_s` passed first."""
@@ -49,25 +42,6 @@ class Followed:
         except TimeoutError:
             return False
         return True
-
-    async def read_once(self, position: int, read: Callable[[], Found]) -> Found:
-        """Call `read` in a thread and return what it returns.
-
-        Followers that ask for the same position before the next change share one call, since hundreds of them wake
-        together.
-        """
-        key = (self.generation, position)
-        if key not in self._readings:
-            self._readings[key] = asyncio.create_task(run_sync(read))
-            self._readings[key].add_done_callback(functools.partial(self._forget, key))
-        # A follower that disconnects must not cancel the answer for the others.
-        result: Found = await asyncio.shield(self._readings[key])
-        return result
-
-    def _forget(self, key: tuple[int, int], reading: asyncio.Task[Any]) -> None:
-        del self._readings[key]
-        if not reading.cancelled():
-            reading.exception()  # without this, asyncio would log the error if no follower waits for it any more
 
     def advance(self) -> None:
         self.generation += 1

@@ -1,7 +1,6 @@
 """/jobs/{id}/events: a job's events, as a list or as a live stream of server-sent events."""
 
 import contextlib
-import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any
 
@@ -75,9 +74,7 @@ async def stream(
     with services.changes.following(job_id) as followed, contextlib.suppress(NotFound, *STORE_UNAVAILABLE):
         while True:
             generation = followed.generation
-            state, frames, following = await followed.read_once(
-                after, functools.partial(_look, services, job_id, after)
-            )
+            state, frames, following = await run_sync(_look, services, job_id, after)
             if not await may_follow():
                 return
             for event_id, text in frames:

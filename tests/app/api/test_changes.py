@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -91,34 +90,6 @@ def test_control_of_the_wakes(database: Database, monkeypatch: pytest.MonkeyPatc
 
     async def scenario(changes: Changes) -> None:
         assert await wakes_of_others(changes, database) >= 3
-
-    run(database, scenario)
-
-
-def test_followers_of_one_job_share_a_reading(database: Database) -> None:
-    job_id = submit(database)
-    begun: list[object] = []
-
-    def read() -> object:
-        found = object()
-        begun.append(found)
-        time.sleep(0.05)
-        return found
-
-    async def scenario(changes: Changes) -> None:
-        with changes.following(job_id) as followed:
-            gone = asyncio.create_task(followed.read_once(0, read))
-            others = [asyncio.create_task(followed.read_once(0, read)) for _ in range(50)]
-            await asyncio.sleep(0)
-            gone.cancel()
-            assert set(await asyncio.gather(*others)) == set(begun)
-            assert len(begun) == 1
-            assert await followed.read_once(0, read) is begun[1], "a later one reads again"
-            stale = asyncio.create_task(followed.read_once(0, read))
-            await asyncio.sleep(0)
-            followed.advance()
-            assert await followed.read_once(0, read) is not await stale, "nobody joins a reading from before a change"
-            assert len(begun) == 4
 
     run(database, scenario)
 
