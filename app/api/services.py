@@ -149,24 +149,19 @@ async def _every(
     note_error: NoteError, seconds: Callable[[], float], work: Callable[[], Any], *, first_after_s: float = 0.0
 ) -> None:
     await asyncio.sleep(first_after_s)
-    unavailable = False
     while True:
-        unavailable = await _once(note_error, work, known=unavailable)
+        await _once(note_error, work)
         await asyncio.sleep(seconds())
 
 
-async def _once(note_error: NoteError, work: Callable[[], Any], *, known: bool = False) -> bool:
-    """Do the work; returns True if the store is unavailable, which is logged unless it is `known`."""
+async def _once(note_error: NoteError, work: Callable[[], Any]) -> None:
     try:
         await run_sync(work)
     except STORE_UNAVAILABLE as error:
         note_error(error)
-        if not known:
-            logger.warning("store maintenance postponed until the store is available: %s", error)
-        return True
+        logger.warning("store maintenance postponed until the store is available: %s", error)
     except Exception:  # no error may end the upkeep
         logger.exception("upkeep of the store failed; it will be tried again")
-    return False
 
 
 async def current(request: Request) -> Services:

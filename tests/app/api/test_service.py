@@ -24,25 +24,6 @@ def test_health(site: Any) -> None:
     assert site.http.get("/readyz").json() == {"status": "ready"}
 
 
-def test_an_outage_is_logged_once(serve, tmp_path, monkeypatch, caplog) -> None:
-    from app.errors import DatabaseGone
-
-    tries = []
-
-    def gone(*_: Any) -> None:
-        tries.append(1)
-        if len(tries) != 4:  # available once
-            raise DatabaseGone("it cannot be reached")
-
-    monkeypatch.setattr("app.api.services.MAX_LEASE_POLL_S", 0.01)
-    monkeypatch.setattr("app.store.queue.lease.Watcher.poll", gone)
-    with serve(tmp_path):
-        wait_until(lambda: len(tries) > 9, "some tries")
-    assert [record.message for record in caplog.records if "postponed" in record.message] == [
-        "store maintenance postponed until the store is available: it cannot be reached"
-    ] * 2
-
-
 def test_the_log_is_shortened_and_unreferenced_files_are_removed_again_and_again(serve, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("app.api.services.UNREFERENCED_PERIOD_S", 0.01)
     monkeypatch.setattr("app.api.services.CHECKPOINT_S", 0.01)
