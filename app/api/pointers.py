@@ -22,9 +22,6 @@ OF_SUBMISSION = {
 }
 """What a job has beside its spec, with the command line's option."""
 WITH_UNIT = re.compile(r"\d[\d.]*\s*[A-Za-z%]+")
-ABBREVIATED = re.compile(r"(\d+)\s*([kKmM])")
-IN_1024S = ("length", "lengths", "size", "sizes")
-"""How the names of fields end whose "64k" means 65536."""
 NO_REPLICATES = "this kind measures in one process: submit a sweep over seed, or kind compare, which has replicates"
 
 
@@ -94,18 +91,10 @@ def describe(error: ErrorDetails, model: type[BaseModel]) -> str:
         return f"{error['msg']}; got {shown(error['input'])}; did you mean {paths[0]}?"
     several = isinstance(error["input"], str) and "," in error["input"] and any(part in KINDS for part in error["loc"])
     cure = "; one job for each of several values is a sweep: `flopwatch sweep`" if several else ""
-    if kind == "literal_error" and not several and isinstance(sent := error["input"], str):
-        # "float16" is as near to bf16 as to fp16: the first letter decides.
-        options = [one for one in re.findall("'([^']*)'", error["ctx"]["expected"]) if one[:1] == sent[:1]]
-        near = difflib.get_close_matches(sent, options, n=1, cutoff=0.5)
-        cure = f"; did you mean {near[0]}?" if near else ""
     field = next((part for part in reversed(error["loc"]) if isinstance(part, str)), "")
     has_unit = kind == "float_type" or (kind == "int_type" and field.endswith(("_s", "_mib")))
     if has_unit and WITH_UNIT.fullmatch(str(error["input"])):
         cure = "; write the number alone, in the unit of the field's name"
-    if kind == "int_type" and (number := ABBREVIATED.fullmatch(str(error["input"]))):
-        is_size = number[2] in "kK" and field.endswith(IN_1024S)
-        cure = f"; write {int(number[1]) * 1024 if is_size else 'the number out'}"
     return f"{error['msg']}; got {shown(error['input'])}{cure}"
 
 
@@ -126,10 +115,7 @@ def _describe_kind(error: ErrorDetails) -> str:
 def _describe_unknown(name: str, model: type[BaseModel] | None) -> str:
     known = [] if model is None else list(model.model_fields)
     inside = _fields_inside(model, name) if model is not None else []
-    swapped = [
-        field for field in known if sorted(field) == sorted(name)
-    ]  # difflib finds modle nearer to mode than to model
-    near = inside or swapped or difflib.get_close_matches(name, known, n=1)
+    near = inside or difflib.get_close_matches(name, known, n=1)
     if name == "replicates" and not near and "kind" in known:
         return f"Unknown field; {NO_REPLICATES}"
     if (option := OF_SUBMISSION.get(name.replace("-", "_"))) and not near and "kind" in known:

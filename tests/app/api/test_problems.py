@@ -26,19 +26,11 @@ def checked(response: httpx.Response, status: int) -> dict[str, Any]:
 HUGE = 10**400
 
 INVALID: list[tuple[Any, str, str]] = [
-    ({"spec": {**TINY, "precision": "float16"}}, "/spec/precision", "did you mean fp16?"),
     ({"spec": {**TINY, "context_lenght": 64}}, "/spec/context_lenght", "did you mean context_length?"),
-    ({"spec": {**TINY, "modle": {"size": "tiny"}}}, "/spec/modle", "did you mean model?"),
     ({"spec": {**TINY, "context_length": "128"}}, "/spec/context_length", 'got "128"'),
-    ({"spec": {**TINY, "context_length": "64k"}}, "/spec/context_length", 'got "64k"; write 65536'),
     ({"spec": {"kind": "estimate", "device_gb": "24GiB"}}, "/spec/device_gb", "write the number alone, in the unit of"),
-    ({"spec": {**TINY, "seed": "7k"}}, "/spec/seed", 'got "7k"; write the number out'),
     ({"spec": {"kind": "profile", "trace_max_mib": "50MiB"}}, "/spec/trace_max_mib", "alone, in the unit of"),
-    ({"spec": {**TINY, "context_length": "1m"}}, "/spec/context_length", 'got "1m"; write the number out'),
-    ({"spec": {"kind": "attention", "sequence_lengths": ["1k"]}}, "/spec/sequence_lengths/0", 'got "1k"; write 1024'),
     ({"spec": {**TINY, "timeout_s": "5m"}}, "/spec/timeout_s", "of the job: option --timeout-s"),
-    ({"spec": {**TINY, "labels": "a:b"}}, "/spec/labels", "of the job: option --label"),
-    ({"spec": {**TINY, "priority": 5}}, "/spec/priority", "of the job: option --priority"),
     ({"spec": {**TINY, "model": {"d_model": 33, "num_heads": 4}}}, "/spec/model/d_model", "d_model (33) must be"),
     ({"spec": {**TINY, "context_length": 0}}, "/spec/context_length", "greater than or equal to 1"),
     ({"spec": {**TINY, "context_length": HUGE}}, "/spec/context_length", "less than or equal"),
@@ -66,7 +58,6 @@ INVALID: list[tuple[Any, str, str]] = [
     ({"spec": TINY, "labels": {"a": "x" * 201}}, "/labels/a", "at most 200"),
     ({"spec": TINY, "labels": {str(n): "" for n in range(65)}}, "/labels", "at most 64"),
     ({"spec": TINY, "priority": HUGE}, "/priority", "1000"),
-    ({"spec": TINY, "timeout_s": "60"}, "/timeout_s", 'got "60"'),
 ]  # fmt: skip
 
 
@@ -80,11 +71,6 @@ def test_invalid_fields(site: Any, body: Any, pointer: str, hint: str) -> None:
     assert "Value error" not in error["detail"], "pydantic's word before a message of ours"
     assert error["detail"] in problem["detail"]
     assert site.rows() == before
-
-
-def test_a_number_that_has_no_unit_is_not_told_of_one(site: Any) -> None:
-    problem = checked(site.http.post("/jobs", json={"spec": {**TINY, "seed": "7abc"}}), 422)
-    assert problem["errors"][0]["detail"].endswith('; got "7abc"')
 
 
 def test_every_wrong_field_is_named(site: Any) -> None:
