@@ -12,7 +12,6 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from anyio.to_thread import run_sync
 
 from app.api.writing import LONG_THREADS, THREADS, Writes
 from app.errors import DatabaseBusy
@@ -20,6 +19,7 @@ from app.main import create_app
 from app.settings import Settings
 from app.store.keeping.bulk import Bulk, BulkDeleted
 from benchmarks import latencies
+from tools.waiting import wait_until
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 SOURCE = b"def attention(q, k, v, is_causal=False):\n    return v\n"
@@ -54,70 +54,19 @@ WRITES = {
 SESSIONS = {"POST /ui/sign-in", "POST /ui/sign-out"}
 """They change what the server has in memory."""
 WRITERS = 60
-BUSY_TIMEOUT_S = 2.0
-PROMPT_S = 1.5
-"""How soon a read is answered meanwhile, and how much later than the timeout a write."""
-ATTEMPTS = 3
-"""A host that stands still for a moment makes some answers late, but not in each attempt."""
-
-
-def write_while_locked(serve: Any, tmp_path: Path, writers: int) -> list[str]:
-    """Submit from so many clients, cancel and pause while somebody holds the write lock; what others had to suffer."""
-    found = []
-    with serve(tmp_path, busy_timeout_s=BUSY_TIMEOUT_S) as site, ThreadPoolExecutor(writers) as clients:
-        first = site.submit()["id"]
-        requests = [("POST", "/jobs"), ("POST", f"/jobs/{first}/cancel"), ("PUT", "/queue/paused")]
-        begun = threading.Semaphore(0)
-
-        def write(number: int) -> tuple[str, httpx.Response, float]:
-            method, path = requests[number % len(requests)]
-            body = {"/jobs": {"json": {"spec": TINY}}, "/queue/paused": {"json": {"kinds": []}}}.get(path, {})
-            with httpx.Client(base_url=site.url, timeout=60, trust_env=False) as client:
-                client.get("/healthz")  # connected
-                begun.release()
-                started = time.monotonic()
-                return path, client.request(method, path, **body), time.monotonic() - started
-
-        with site.services.database.write():
-            answers = [clients.submit(write, number) for number in range(writers)]
-            for _ in answers:
-                assert begun.acquire(timeout=30)
-            deadline = time.monotonic() + BUSY_TIMEOUT_S / 2
-            while time.monotonic() < deadline:
-                for path in ("/jobs", "/healthz", "/readyz", f"/jobs/{first}", "/metrics"):
-                    started = time.monotonic()
-                    answer = site.http.get(path)
-                    if (took_s := time.monotonic() - started) > PROMPT_S or answer.status_code != 200:
-                        found.append(f"GET {path}: {answer.status_code} after {took_s:.1f} s")
-            for path, answer, took_s in (answer.result(60) for answer in answers):
-                if answer.status_code != 503 or answer.json()["code"] != "database_busy":
-                    found.append(f"{path}: {answer.status_code}")
-                elif not answer.headers.get("retry-after", "").isdigit():
-                    found.append(f"{path}: no Retry-After")
-                elif took_s > BUSY_TIMEOUT_S + PROMPT_S:
-                    found.append(f"{path}: refused after {took_s:.1f} s")
-        assert site.http.post("/jobs", json={"spec": TINY}).status_code == 201
-    return found
 
 
 @pytest.mark.alone
 def test_waiting_writes_delay_no_reads(serve: Any, tmp_path: Path) -> None:
-    found: list[str] = []
-    for number in range(ATTEMPTS):
-        found = write_while_locked(serve, tmp_path / str(number), WRITERS)
-        if not any(" after " in line for line in found):
-            break
-    assert found == []
-
-
-@pytest.mark.long
-@pytest.mark.alone
-def test_control_of_the_writers_threads(serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Writes, "run", lambda _self, work: run_sync(work))
-    # Fewer than above do: the last of them is answered sooner.
-    found = write_while_locked(serve, tmp_path, WRITERS // 3)
-    assert any(line.startswith("GET ") for line in found)
-    assert any("refused after" in line for line in found)
+    with serve(tmp_path, busy_timeout_s=60) as site, ThreadPoolExecutor(WRITERS) as clients:
+        sent = {"json": {"spec": TINY}, "timeout": 60, "trust_env": False}
+        with site.services.database.write():
+            answers = [clients.submit(httpx.post, f"{site.url}/jobs", **sent) for _ in range(WRITERS)]
+            waiting = site.services.writes._threads
+            wait_until(lambda: waiting.statistics().tasks_waiting == WRITERS - THREADS, "all writes to wait", 30)
+            for path in ("/jobs", "/healthz", "/readyz", "/metrics"):
+                assert site.http.get(path, timeout=10).status_code == 200
+        assert {answer.result().status_code for answer in answers} == {201}
 
 
 class TestEveryRoute:
