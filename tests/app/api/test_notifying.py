@@ -337,13 +337,3 @@ def test_what_was_not_told_is_told_by_the_next_server(serve: Any, tmp_path: Path
         assert receiver.messages[0]["data"]["id"] == second, "the other is not due yet"
         patch.setattr(webhooks, "utc_now", lambda: later)
         assert told(site, f"/jobs/{first}")["state"] == "delivered"
-
-
-def test_two_servers_of_one_database_tell_it_once(serve: Any, tmp_path: Path, receiver: Receiver) -> None:
-    with serve(tmp_path, **LOOPBACK) as one, serve(tmp_path, **LOOPBACK):
-        jobs = [one.submit(notify_url=receiver.url)["id"] for _ in range(10)]
-        for _ in jobs:
-            one.worker.finish(one.worker.claim())
-        for job in jobs:
-            assert told(one, f"/jobs/{job}")["tries"] == 1
-    assert sorted(message["data"]["id"] for message in receiver.messages) == jobs
