@@ -1,7 +1,7 @@
 """A plot as one HTML file that needs neither a server nor a network.
 
-Plotly and plots.js, which evaluates it when a plot is seen, are part of the file (1.5 MB). The file's content security
-policy allows these two scripts, by their hashes, and no request.
+Plotly and plots.js are part of the file (1.5 MB). Its content security policy allows these two scripts, by their
+hashes, and no request.
 """
 
 import base64
@@ -39,8 +39,6 @@ def assets() -> Assets:
     """Read the styles and scripts of `static`."""
     style = "".join((STATIC / name).read_text(encoding="utf-8") for name in STYLES)
     scripts = [(STATIC / name).read_text(encoding="utf-8") for name in (PLOTLY, DRAWING)]
-    if any("</script" in script or "<!--" in script for script in scripts):
-        raise RuntimeError("a script that contains </script or <!-- would end its element in the file")
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
     policy = (
