@@ -3,7 +3,6 @@
 A server in this process, with results that the test makes up: what is drawn does not depend on a real worker.
 """
 
-import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -172,23 +171,6 @@ def test_a_plot_is_drawn_once_has_labels_and_reaches_no_other_host(site: PlayedS
         return [...other.querySelectorAll(".modebar-btn")].map((button) => button.dataset.title);
     }""")
     assert any("Share" in title for title in offered), offered
-
-
-def test_labels_of_near_values_do_not_touch(site: PlayedSite, page: Page) -> None:
-    sweep = submit_sweep(site, [16, 32, 34, 35, 36, 40, 64])
-    for _ in range(14):
-        finish(site)
-    page.set_viewport_size({"width": 390, "height": 900})
-    page.goto(f"/ui/sweeps/{sweep}")
-    figure = drawn(page, "Step (ms) along context length")
-    for is_log in (True, False):
-        figure.get_by_label("logarithmic x").set_checked(is_log)
-        places = figure.locator(".xtick text").evaluate_all(
-            """(labels) => labels.filter((it) => it.textContent.trim()).map((it) => it.getBoundingClientRect())
-                 .map((it) => [it.left, it.right])"""
-        )
-        assert len(places) >= 3
-        assert all(end < start for (_, end), (start, _) in itertools.pairwise(sorted(places))), places
 
 
 def test_a_plot_of_outcomes_alone_has_no_numbers(site: PlayedSite, page: Page) -> None:

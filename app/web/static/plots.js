@@ -6,9 +6,7 @@
 // buttons that make the axes named in data-log ("x", "y", "x y") logarithmic, the JSON's "note" and a table of the
 // numbers.
 
-// An exported file has Plotly as text, which takes a second to evaluate: not before a plot is seen, or the page is idle.
-const plotlyText = document.querySelector("script#plotly");
-const IS_EXPORTED = plotlyText !== null;
+const IS_EXPORTED = "Plotly" in window; // an exported file contains it
 const COLOURS = 8;
 // With more, Plotly labels each digit of a range of one to two powers of ten: those above 5 overlap on a short axis.
 const LOG_NTICKS = { x: 0, y: 3 };
@@ -21,14 +19,7 @@ const LETTER = 8; // pixels of a letter in a cell of a heat map, and between two
 let library;
 
 function plotly() {
-  if (IS_EXPORTED) {
-    if (!window.Plotly) {
-      const script = document.createElement("script");
-      script.textContent = plotlyText.textContent;
-      document.head.append(script);
-    }
-    return window.Plotly;
-  }
+  if (IS_EXPORTED) return window.Plotly;
   library ??= new Promise((resolve, reject) => {
     const script = document.createElement("script");
     script.src = document.querySelector("script[data-plotly]").dataset.plotly;
@@ -116,7 +107,6 @@ async function draw(figure, isLatest) {
   // On a phone the legend has a line for each series, above the plot.
   if (picture.clientWidth < NARROW && layout.showlegend !== false && named > 1) layout.height += 20 * Math.min(named, 12);
   fitHeatMap(data, layout, picture.clientWidth);
-  if (layout.xaxis.tickmode === "array") layout.xaxis.ticktext = spared(layout.xaxis, layout.xaxis.type, picture.clientWidth);
   // Room for Plotly's buttons beside the plot, in two columns where it is low.
   if (picture.clientWidth >= NARROW) layout.margin.r = Math.max(layout.margin.r, layout.height < 300 ? 72 : 44);
   if (picture.clientWidth < NARROW && layout.annotations) turnNames(layout);
@@ -137,22 +127,9 @@ async function draw(figure, isLatest) {
   });
   if (content.note) picture.after(note(`${content.note}.`));
   const details = numbers(content, picture);
-  figure.append(tools(figure, picture, Plotly, layout, content.layout.xaxis), details);
+  figure.append(tools(figure, picture, Plotly, layout), details);
   details.open = opened.delete(figure);
   figure.dataset.drawn = "yes";
-}
-
-// The labels of a chart's values along x. Where one would touch the label before it, its tick has none.
-function spared({ tickvals, ticktext }, type, width) {
-  const places = tickvals.map((value) => (type === "log" ? Math.log10(value) : value));
-  const scale = (width - 110) / (Math.max(...places) - Math.min(...places));
-  let end = -Infinity;
-  return ticktext.map((label, index) => {
-    const half = (LETTER * (label.length + 1)) / 2;
-    if (places[index] * scale - half < end) return "";
-    end = places[index] * scale + half;
-    return label;
-  });
 }
 
 // On a phone the names above a plot would stand over each other: they stand upright, and the legend above them.
@@ -244,7 +221,6 @@ function themed(content) {
       if (layout[name].ticktext) layout[name].ticktext = layout[name].ticktext.map((label) => `\u00a0${label}\u00a0`);
     }
     if (narrow.matches && layout[name].type === "date") layout[name].nticks = 3;
-    if (typeof layout[name].title === "string") layout[name].title = { text: layout[name].title };
     // It is centred below the plot, beside which a phone has long names of rows: what is wider than the plot is cut off.
     if (narrow.matches && name[0] === "x" && layout[name].title) layout[name].title = { ...layout[name].title, font: { size: 10 } };
   }
@@ -263,7 +239,7 @@ function blended({ colorscale, cmin, cmax }, value) {
   return `rgb(${from.slice(0, 3).map((part, index) => part + ((at - low) / (high - low)) * (to[index] - part))})`;
 }
 
-function tools(figure, picture, Plotly, layout, along) {
+function tools(figure, picture, Plotly, layout) {
   const bar = document.createElement("div");
   bar.className = "plot-tools";
   for (const name of (figure.dataset.log ?? "").split(/\s+/).filter(Boolean)) {
@@ -275,7 +251,6 @@ function tools(figure, picture, Plotly, layout, along) {
     box.addEventListener("change", () => {
       const type = box.checked ? "log" : "linear";
       Plotly.relayout(picture, {
-        ...(name === "x" && along.tickmode === "array" && { "xaxis.ticktext": spared(along, type, picture.clientWidth) }),
         [`${name}axis.type`]: type,
         [`${name}axis.autorange`]: true,
         [`${name}axis.tickformat`]: box.checked ? LOG_TICKS : null,
@@ -344,34 +319,11 @@ function shown(value) {
   return String(isFraction ? Number(value.toPrecision(5)) : value);
 }
 
+// The numbers of a figure that brings no table.
 function tabulated({ data, layout }) {
-  const axis = (letter) => {
-    const title = layout?.[`${letter}axis`]?.title;
-    return (typeof title === "string" ? title : title?.text) || letter;
-  };
-  const heat = data.find((trace) => trace.z);
-  if (heat) {
-    const rows = heat.z.flatMap((line, y) => line.map((z, x) => [heat.x?.[x] ?? x, heat.y?.[y] ?? y, z]));
-    return { columns: [axis("x"), axis("y"), heat.colorbar?.title?.text ?? "value"], rows };
-  }
-  const rows = data.flatMap((trace, number) => {
-    const values = trace.y ?? trace.x;
-    return values.map((_, at) => [
-      trace.name ?? `series ${number + 1}`, trace.x?.[at] ?? trace.x0 ?? at, trace.y?.[at] ?? trace.y0 ?? at,
-    ]);
-  });
-  return { columns: ["series", axis("x"), axis("y")], rows };
+  const title = (letter) => layout[`${letter}axis`]?.title?.text || letter;
+  const rows = data.flatMap(({ name, x, y }) => y.map((value, at) => [name, x?.[at] ?? at, value]));
+  return { columns: ["series", title("x"), title("y")], rows };
 }
 
 drawPlots(document);
-
-// All of an exported file can be printed, except what is folded, which has no width yet.
-if (IS_EXPORTED) {
-  window.addEventListener("load", () => (window.requestIdleCallback ?? window.setTimeout)(() => {
-    for (const figure of document.querySelectorAll("figure[data-drawn=waiting]")) {
-      if (!figure.clientWidth) continue;
-      seen.unobserve(figure);
-      drawOrExplain(figure);
-    }
-  }));
-}
