@@ -116,16 +116,6 @@ def test_a_form_shows_problems_and_commands_and_submits(site: Site, page: Page, 
 
 
 @pytest.mark.long
-def test_docs_need_no_other_host(site: Site, page: Page) -> None:
-    page.emulate_media(color_scheme="dark")
-    page.goto("/docs")
-    expect(page.locator(".opblock").first).to_be_visible()
-    expect(page.locator("html")).to_have_css("color-scheme", "dark")
-    operations = page.locator(".opblock-summary-path").all_text_contents()
-    assert "/jobs/{job_id}/cancel" in [operation.replace("\u200b", "") for operation in operations]
-
-
-@pytest.mark.long
 def test_control_of_the_watch(page: Page, watch: Watch) -> None:
     page.goto("/ui")
     watch.check()

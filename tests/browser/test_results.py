@@ -278,32 +278,6 @@ def test_workers_with_their_devices_and_waiting_jobs(site: PlayedSite, page: Pag
     expect(main).to_contain_text("old-host")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("width", [WIDTHS[1], WIDTHS[0]])
-def test_nothing_moves_while_a_page_loads(site: PlayedSite, page: Page, width: int) -> None:
-    site.worker.register()
-    sweep = submit_sweep(site)
-    jobs = [finish(site), finish(site)]
-    page.set_viewport_size({"width": width, "height": 900})
-    page.add_init_script(
-        "window.moved = 0; new PerformanceObserver((list) => list.getEntries().forEach((entry) => window.moved += "
-        "entry.hadRecentInput ? 0 : entry.value)).observe({ type: 'layout-shift', buffered: true })"
-    )
-    for path in (f"/ui/sweeps/{sweep}", f"/ui/compare?job={jobs[0]}&job={jobs[1]}"):
-        page.goto(path)
-        expect(page.locator("figure[data-drawn=yes]").first).to_be_visible()
-        assert page.evaluate("moved") < 0.1, "Lighthouse calls that good"
-    page.goto(f"/ui/jobs/{finish(site, outcome='oom')}")
-    page.wait_for_load_state("networkidle")
-    assert page.evaluate("moved") < 0.1, "there is nothing to draw"
-    waiting = submit_sweep(site)
-    page.goto(f"/ui/sweeps/{waiting}")
-    expect(page.get_by_text("No results to plot yet")).to_be_visible()
-    assert page.evaluate("moved") < 0.1
-    box = page.locator("#plots").bounding_box()
-    assert box["height"] < 150, "nobody looks at a blank for as long as a sweep has no result"
-
-
 def test_a_diagnosis_with_its_answer_waterfall_and_changes(site: PlayedSite, page: Page, reported: Any) -> None:
     page.goto(f"/ui/jobs/{diagnosed(site, reported)}")
     expect(page.locator("#answer-answer")).to_contain_text("1  optimizer  40 ms")
