@@ -16,7 +16,7 @@ from app.specs import spec_adapter
 from app.store.records import UnitRecord
 from tests.app.conftest import CAPABILITIES, KINDS, Site, reported
 from tests.app.web.panels.test_panels import diagnosed
-from tests.browser.checks import WIDTHS, assert_fits, assert_readable, at_both_widths
+from tests.browser.checks import assert_fits, assert_readable, at_both_widths
 from tests.browser.conftest import PlayedSite, Watch, watched_page
 from tests.builders import measured
 
