@@ -201,13 +201,12 @@ def _gpu(device: torch.device) -> dict[str, Any]:
         driver = next((word for word in words if word[:1].isdigit() and word.count(".") >= 1), None)
         return facts | {"nvml": None, "driver": driver}
     reading = gpu.read()
-    others = gpu.neighbours()
     clocks = {
         "sm_clock_mhz": reading.sm_clock_mhz,
         "memory_clock_mhz": reading.memory_clock_mhz,
         "temperature_c": reading.temperature_c,
     }
-    topology = {"gpus_on_host": 1 + len(others), "nvlinks": gpu.nvlinks()}
+    topology = {"gpus_on_host": gpu.gpus_on_host(), "nvlinks": gpu.nvlinks()}
     return facts | gpu.facts() | {"at_start": clocks, "topology": topology}
 
 

@@ -115,6 +115,11 @@ class Gpu:
         uuid: str | None = self.ask("DeviceGetUUID")
         return uuid
 
+    def gpus_on_host(self) -> int | None:
+        """Return the number of the host's GPUs, this one included."""
+        count: int | None = ask(self._nvml, "DeviceGetCount")
+        return count
+
     def nvlinks(self) -> int:
         """Return the number of active NVLink connections."""
         links = range(getattr(self._nvml, "NVML_NVLINK_MAX_LINKS", 0))

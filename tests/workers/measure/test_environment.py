@@ -51,6 +51,7 @@ NVML = SimpleNamespace(
     NVML_TEMPERATURE_GPU=0,
     NVML_NVLINK_MAX_LINKS=18,
     nvmlDeviceGetHandleByUUID=lambda uuid: told(int(uuid[-1]), uuid in ("GPU-0", "GPU-1")),
+    nvmlDeviceGetCount=lambda: 2,
     nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
     nvmlDeviceGetClockInfo=lambda handle, clock: told({1: 1980, 2: 3201}[clock], handle == 0),
     nvmlDeviceGetPowerUsage=lambda _: 350_500,
@@ -80,7 +81,7 @@ def test_nvml_tells_what_it_knows_and_none_else() -> None:
     assert reading.memory_used_mib == 12 << 10
     assert reading.temperature_c is None, "the library lacks the function"
     assert gpu.facts()["driver"] == "580.1"
-    assert gpu.nvlinks() == 4
+    assert (gpu.nvlinks(), gpu.gpus_on_host()) == (4, 2)
     silent = nvml.find_gpu("1", library=lambda: NVML)
     assert silent is not None
     assert silent.read().sm_clock_mhz is None, "the device refuses to tell"
