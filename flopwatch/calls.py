@@ -1,7 +1,7 @@
 """Checks, from a file's text alone, that a job can call what the user names as its step or implementation, so that a
 mistake is noticed before the upload and not when the job starts. Standard library only.
 
-What the text does not tell (a decorator, a class, a name that is bound twice) passes: the job decides.
+What the text does not tell (a decorator, a name that is bound twice, a class with bases) passes: the job decides.
 """
 
 import ast
@@ -25,8 +25,14 @@ def complaint(source: bytes, name: str, option: str, arguments: Iterable[str] | 
         arguments: the names of the arguments that the job passes; None: nobody knows.
     """
     found = [node for node in ast.parse(source).body if _binds(node, name)]
-    if len(found) != 1 or not isinstance(node := found[0], Function) or node.decorator_list:
+    if len(found) != 1 or not isinstance(node := found[0], Function | ast.ClassDef) or node.decorator_list:
         return None
+    if isinstance(node, ast.ClassDef):
+        methods = {each.name: each for each in node.body if isinstance(each, Function)}
+        called = methods.get("__call__") or methods.get("forward")
+        if option != "step" or (called is None and node.bases) or (called and _bound(called, ["self"], []) is None):
+            return None
+        return f"{name} is a class whose objects cannot be called without arguments: a step is made by {name}(device)"
     if option not in FIRST or arguments is None or (not (given := sorted(arguments)) and option == "implementation"):
         return None
     if (error := _bound(node, FIRST[option], given)) is None:

@@ -36,6 +36,8 @@ MAX_RECONNECTS = 30
 CLOCK_S = 1.0
 """Difference of clocks that does not count: the answer was under way."""
 PAGE = 500
+MAX_ANSWER_BYTES = 256 << 20
+"""Most bytes of an answer that is kept in memory. Files are written to the disk, and have a size."""
 NOT_OURS = (
     "That is not Flopwatch: another server may be there, or a proxy or sign-on before it. Check the address and the "
     "port (FLOPWATCH_URL, or --url; it ends before /ui), and ask who runs a sign-on for an address without it."
@@ -272,10 +274,10 @@ class Connection:
         timeout = _timeout(timeout_s or self._timeout_s)
         options = {"params": chosen, "json": body, "content": content, "headers": headers, "timeout": timeout}
         with self._explained(), self._opened(method, path, **options) as response:
-            response.read()
+            whole = _whole(response)
         with contextlib.suppress(KeyError, ValueError):  # a server before this version does not tell
-            set_clock(parsed_time(response.headers[defaults.TIME]), CLOCK_S)
-        return response
+            set_clock(parsed_time(whole.headers[defaults.TIME]), CLOCK_S)
+        return whole
 
     @contextlib.contextmanager
     def _opened(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
@@ -288,8 +290,7 @@ class Connection:
         response = self._http.send(request, stream=True)
         try:
             if response.is_error:
-                response.read()
-                checked(response)
+                checked(_whole(response))
             elif response.has_redirect_location or (_is_page(response) and defaults.TIME not in response.headers):
                 raise _other_server(response)
             yield response
@@ -426,6 +427,16 @@ def checked(response: httpx.Response) -> httpx.Response:
         raise Refused(problem)
     title = f"{response.url} answered {_status(response)}."
     raise Refused({"type": "about:blank", "title": title, "status": response.status_code, "detail": NOT_OURS})
+
+
+def _whole(response: httpx.Response) -> httpx.Response:
+    content = bytearray()
+    for chunk in response.iter_bytes():
+        content += chunk
+        if len(content) > MAX_ANSWER_BYTES:
+            raise ClientError(f"{response.url} answers with more than {MAX_ANSWER_BYTES >> 20} MiB: ask for less.")
+    headers = [pair for pair in response.headers.multi_items() if pair[0] != "content-encoding"]
+    return httpx.Response(response.status_code, headers=headers, content=bytes(content), request=response.request)
 
 
 def _object(response: httpx.Response) -> Answer:

@@ -1,6 +1,7 @@
 """Answers of something else than a Flopwatch server, and of a server that leads elsewhere."""
 
 import contextlib
+import gzip
 import hashlib
 import http.server
 import json
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flopwatch import ClientError, DownloadFailed, Flopwatch, Refused, Unreachable
+from flopwatch import ClientError, DownloadFailed, Flopwatch, Refused, Unreachable, connection
 
 HTML = {"Content-Type": "text/html; charset=utf-8"}
 JSON = {"Content-Type": "application/json"}
@@ -108,6 +109,20 @@ def test_the_token_goes_to_its_server(tmp_path: Path) -> None:
         server.download_file(file, tmp_path / "x")
     assert asked == [("/file", "Bearer t")]
     assert (tmp_path / "x").read_bytes() == content
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_an_answer_has_a_limit(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_ANSWER_BYTES", 1 << 20)
+    body = b" " * (4 << 20)
+    with (
+        other(
+            200, JSON | ({"Content-Encoding": "gzip"} if packed else {}), gzip.compress(body) if packed else body
+        ) as url,
+        Flopwatch(url) as server,
+        pytest.raises(ClientError, match="answers with more than 1 MiB"),
+    ):
+        server.list_jobs()
 
 
 def test_a_file_has_its_size(tmp_path: Path) -> None:
