@@ -53,7 +53,7 @@ from flopwatch.connection import (
     deadline_of,
     problem_text,
 )
-from flopwatch.imports import clash_in, left_behind
+from flopwatch.imports import left_behind
 from flopwatch.own_code import OwnCode, put_into
 from flopwatch.progress import Show, progress_bar
 from flopwatch.queries import (
@@ -386,12 +386,10 @@ class Flopwatch(Connection):
         code: str | os.PathLike[str] | None,
         version: str | None = None,
     ) -> None:
-        """Upload files, unless they import what would not go along, or what a job has loaded before them."""
+        """Upload files, unless they import what would not go along."""
         if code is None:
             self._check_own_modules(files, [value for value in named.values() if value], version)
         for file in files:
-            if clash := clash_in(file.content, file.name):
-                raise InvalidArgument(clash)
             self.send("PUT", f"/files/{file.sha256}", content=file.content)
 
     @staticmethod

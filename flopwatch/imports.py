@@ -8,8 +8,6 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from flopwatch.packing import is_packed
-
 TAKEN = frozenset(
     {
         *("annotated_types", "flopwatch", "mpmath", "numpy", "psutil", "pydantic", "pydantic_core", "pynvml", "sympy"),
@@ -64,14 +62,6 @@ def _unconditional(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
             yield from _unconditional(child)
 
 
-def clash_in(content: bytes, file: str) -> str | None:
-    """Return a sentence for people if a file imports a module of the folder whose name is TAKEN; None if none is."""
-    if not is_packed(content):
-        return None
-    taken = sorted(_followed(_sources(content), file)[0].keys() & TAKEN)
-    return clash(file, taken) if taken else None
-
-
 def clash(file: str, names: Sequence[str], files: Sequence[str] = ()) -> str:
     """Return the sentence for modules of a folder whose names are taken by modules that a job loads before it."""
     return (
@@ -83,16 +73,16 @@ def clash(file: str, names: Sequence[str], files: Sequence[str] = ()) -> str:
 def own_modules(folder: Path, file: str) -> dict[str, str]:
     """Return the top-level modules of an unpacked folder that a file, and what it imports there, import anywhere, and
     where each is: beside the file, at the top ("."), or in the "src" of a project that can be installed."""
-    return _followed(_unpacked(folder), file, anywhere=True)[0]
+    return _followed(_unpacked(folder), file)[0]
 
 
 def other_modules(folder: Path, file: str) -> set[str]:
     """Return the other top-level modules that they import, without those whose names others have."""
-    own, files = _followed(sources := _unpacked(folder), file, anywhere=True)
+    own, files = _followed(sources := _unpacked(folder), file)
     imported = {
         module.partition(".")[0]
         for name in files
-        for module in _imported(sources.get(name, b""), str(PurePosixPath(name).parent), anywhere=True)
+        for module in _imported(sources.get(name, b""), str(PurePosixPath(name).parent))
     }
     return imported - own.keys() - TAKEN - sys.stdlib_module_names
 
@@ -104,7 +94,7 @@ def _unpacked(folder: Path) -> dict[str, bytes]:
 
 def forgotten(packed: bytes, file: str, untracked: Mapping[str, bytes]) -> list[str]:
     """Return which untracked files, by their names in a packed folder, its file or what it imports would import."""
-    return sorted(untracked.keys() & _followed({**_sources(packed), **untracked}, file, anywhere=True)[1])
+    return sorted(untracked.keys() & _followed({**_sources(packed), **untracked}, file)[1])
 
 
 def _sources(packed: bytes) -> dict[str, bytes]:
@@ -112,7 +102,7 @@ def _sources(packed: bytes) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist() if name.endswith((".py", *PROJECTS))}
 
 
-def _followed(sources: Mapping[str, bytes], file: str, *, anywhere: bool = False) -> tuple[dict[str, str], set[str]]:
+def _followed(sources: Mapping[str, bytes], file: str) -> tuple[dict[str, str], set[str]]:
     """Return the top-level modules of the folder that a file, and those files that it imports, import, and where they
     are; and all those files."""
     # As workers look for them. What is installed of a project is seldom the version that goes along.
@@ -123,7 +113,7 @@ def _followed(sources: Mapping[str, bytes], file: str, *, anywhere: bool = False
     seen, waiting = {file}, [file]
     while waiting:
         name = waiting.pop()
-        for module in _imported(sources.get(name, b""), str(PurePosixPath(name).parent), anywhere=anywhere):
+        for module in _imported(sources.get(name, b""), str(PurePosixPath(name).parent)):
             files, root = _files_of(module, roots, sources, folders)
             waiting += [each for each in files if each not in seen]
             seen.update(files)
@@ -145,14 +135,14 @@ def _files_of(
     return [], None
 
 
-def _imported(source: bytes, folder: str, *, anywhere: bool = False) -> Iterator[str]:
-    """Yield the dotted names that a module's own statements import, or those in it anywhere; of a relative import, the
-    name from the top of the uploaded folder. `from a import b` may import the module a.b, too."""
+def _imported(source: bytes, folder: str) -> Iterator[str]:
+    """Yield the dotted names that a module imports anywhere, a relative one from the top of the uploaded folder.
+    `from a import b` may import the module a.b, too."""
     try:
         module = ast.parse(source)
     except (SyntaxError, ValueError):
         return  # Python says where, when it imports the file
-    for node in ast.walk(module) if anywhere else module.body:
+    for node in ast.walk(module):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):

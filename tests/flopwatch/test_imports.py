@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flopwatch.imports import clash_in, left_behind, own_modules
-from flopwatch.packing import pack
+from flopwatch.imports import left_behind, own_modules
 
 FILES = {
     "run/train.py": "import torch, beside\nfrom models import net\nimport spaces.inner\nimport models.sub.deep\n",
@@ -46,17 +45,6 @@ def test_modules_in_the_src_of_a_project_are_followed(tmp_path: Path) -> None:
     assert own_modules(tmp_path, "run/train.py") == {}
     (tmp_path / "pyproject.toml").touch()
     assert own_modules(tmp_path, "run/train.py") == {"net": "src", "size": "src"}
-
-
-@pytest.mark.parametrize("name", ["flopwatch", "torch"])
-def test_a_module_of_the_folder_with_a_name_that_is_taken_is_told(tmp_path: Path, name: str) -> None:
-    (tmp_path / "train.py").write_text("import beside, torch, flopwatch\n")
-    (tmp_path / "beside.py").write_text("import statistics\n")
-    assert clash_in(pack(tmp_path, tmp_path / "train.py"), "train.py") is None
-    (tmp_path / f"{name}.py").touch()
-    told = clash_in(pack(tmp_path, tmp_path / "train.py"), "train.py")
-    assert told.startswith(f"train.py imports '{name}' of its folder")
-    assert clash_in(b"import torch\n", "train.py") is None
 
 
 @pytest.mark.parametrize(
