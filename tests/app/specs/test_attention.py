@@ -63,18 +63,6 @@ def test_cells_are_counted_and_not_made(monkeypatch: pytest.MonkeyPatch) -> None
     assert blocks.number_of_cells() == len(blocks.cells()) == 2 * (1 + 3 + 3)
 
 
-def test_titles_tell_cells_apart() -> None:
-    cells = spec(
-        implementations=["eager", "cpu_blocked", "cpu_flash"],
-        head_dims=[16, 32],
-        dtypes=["fp32", "bf16"],
-        causal=[False, True],
-        br=[16, 32],
-        bc=[16, 32],
-    ).cells()
-    assert len({cell.title for cell in cells}) == len(cells) == 7 * 2 * 2 * 2 * 2
-
-
 def test_flash_benchmarking() -> None:
     preset = spec(**AttentionSpec.presets["flash_benchmarking"])
     cells = preset.cells()
@@ -105,12 +93,6 @@ def test_few_queries_are_another_case() -> None:
     assert square[1] == same[1]
     assert square[0] != same[0]
     assert "query_length" not in spec(**fields).cases()[0].canonical, "results measured before keep their keys"
-
-
-@pytest.mark.parametrize(("length", "told"), [(1, ", query_length=1"), (None, "")])
-def test_lists_of_jobs_tell_few_queries(length: int | None, told: str) -> None:
-    few = spec(implementations=["eager"], dtypes=["fp32"], sequence_lengths=[64], causal=[False], query_length=length)
-    assert case_text(few.summary()) == f"eager, fp32, causal=false, head_dim=64, sequence_length=64{told}"
 
 
 def test_masks_that_hide_nothing_are_no_part_of_the_case() -> None:

@@ -76,10 +76,7 @@ def test_what_cannot_go_together_is_refused(fields, field, words) -> None:
     ("fields", "title"),
     [
         ({}, "small, context 256"),
-        ({"compile": True}, "small, context 256, compiled"),
         ({"activation_checkpointing": True, "mode": "forward"}, "small, context 256"),
-        ({"checkpoint_layers": 3}, "small, context 256"),
-        ({"activation_checkpointing": True}, "small, context 256, block checkpoints"),
         ({"activation_checkpointing": True, "checkpoint_blocks": 2}, "small, context 256, block checkpoints of 2"),
         ({"fused": ["rope", "rms_norm"], "compile": True}, "small, context 256, compiled, fused rms_norm/rope"),
         (
