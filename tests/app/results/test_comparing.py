@@ -140,52 +140,11 @@ class TestMetrics:
             "neither side has a value of items_per_s",
         )
 
-    def test_a_coordinate_may_be_named_as_a_column(self, database: Database, measure: Measure) -> None:
-        jobs = [measure(*(("step_ms", {"case": {"metric": number}}) for number in (1, 2))) for _ in range(2)]
-        found = rows(compare(database, *jobs))
-        assert [(row["case.metric"], row["metric"]) for row in found] == [(1, "step_ms"), (2, "step_ms")]
-
     @pytest.mark.parametrize("values", [(0.0, 1.0), (-2.0, -1.0)])
     def test_zero_and_negative_numbers_have_no_ratio(self, database: Database, measure: Measure, values: Any) -> None:
         jobs = [measure(("step_ms", {"median": median})) for median in values]
         (row,) = rows(compare(database, *jobs))
         assert (row["change"], row["ratio"]) == (1.0, None)
-
-    def test_a_case_among_many_has_the_numbers_that_it_has_alone(self, database: Database, measure: Measure) -> None:
-        def run(lengths: Sequence[int], factor: float) -> int:
-            return measure(
-                *(
-                    (
-                        metric,
-                        {
-                            "case": {"context_length": length},
-                            "case_key": f"{length}",
-                            "unit_index": unit,
-                            "median": length + factor * share * (1 + 0.01 * ((unit * 7 + length) % 5)),
-                            "validity": "suspect" if length == 64 else "valid",
-                        },
-                    )
-                    for length in lengths
-                    for metric, share in (("step_ms", 1.0), ("forward_ms", 0.4))
-                    for unit in range(5)
-                )
-            )
-
-        def compared_rows(lengths: Sequence[int]) -> list[dict[str, Any]]:
-            found = rows(compare(database, run(lengths, 20.0), run(lengths, 21.0)))
-            depends_on_the_others = ("p_adjusted", "finding", "sentence", "smallest_difference_percent")
-            for row in found:
-                for name in [*depends_on_the_others, *(name for name in row if name.startswith("replicates_for"))]:
-                    del row[name]
-            return found
-
-        lengths = (16, 32, 64, 128)
-        together = {(row["context_length"], row["metric"]): row for row in compared_rows(lengths)}
-        alone = [row for length in lengths for row in compared_rows([length])]
-        assert len(alone) == len(together) == 8
-        assert [
-            together[length, row["metric"]] for length, row in zip(sorted([*lengths, *lengths]), alone, strict=True)
-        ] == alone
 
 
 class TestWithABaseline:
@@ -244,12 +203,6 @@ class TestWithABaseline:
         assert about(sheet, "gate")["outcome"] == "not_confirmed", (
             "twice the time on the GPU, which the CPU's would hide"
         )
-
-    def test_a_device_is_matched_with_itself_only(self, database, run, keep) -> None:
-        keep(run("cpu 0"), run("gpu 0", 0.1))
-        sheet = compare_with_baseline(database, "main", run("gpu 0", 0.1))
-        assert [(row["baseline"], row["ratio"]) for row in rows(sheet)] == [(pytest.approx(0.1001, abs=1e-4), 1.0)]
-        assert about(sheet, "conclusion") == "no_difference"
 
     def test_the_sentences_say_how_many_cases_only_one_side_has(self, database, measure, keep) -> None:
         def grid(*lengths: int) -> int:
@@ -659,11 +612,6 @@ class TestProfiles:
             "step",
             "prefill",
         ]
-
-    def test_rows_of_one_name_are_added_up(self, database: Database, profile: Callable[..., int]) -> None:
-        twice = work_of(["gemm", "matmul", 1.0, 1.0], ["gemm", "matmul", 2.0, 3.0])
-        _, row = rows(compare(database, profile(twice), profile(twice)))
-        assert (row["baseline_ms"], row["baseline_calls"]) == (3.0, 4.0)
 
     def test_profiles_in_turns_are_means_of_each_sides_processes(
         self, database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any, record: Any

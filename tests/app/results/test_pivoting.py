@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from app.errors import InvalidRequest, job_problem
-from app.metrics import column_name
 from app.results import Cell, Sheet, local_table, render
 from app.specs.attention import AttentionSpec
 from app.specs.benchmark import BenchmarkSpec
@@ -35,20 +34,6 @@ def json_rows(sheet: Sheet) -> list[dict[str, Any]]:
 
 def outcomes(sheet: Sheet, metric: str) -> list[str | None]:
     return [cell.outcome for cell in sheet.column(metric)]
-
-
-@pytest.mark.parametrize(
-    ("metric", "phase", "name"),
-    [
-        ("tflops", None, "tflops"),
-        ("tflops", "forward", "forward_tflops"),
-        ("forward_backward_ms", "forward_backward", "forward_backward_ms"),
-        ("decode_ms_per_token", "decode", "decode_ms_per_token"),
-        ("steps", "step", "step_steps"),
-    ],
-)
-def test_metric_and_phase_name_a_column(metric: str, phase: str | None, name: str) -> None:
-    assert column_name(metric, phase) == name
 
 
 class TestRows:
