@@ -247,10 +247,6 @@ class TestRelative:
             table(database, relative_to=reference)
         assert caught.value.errors[0].pointer == "/relative_to"
 
-    def test_with_a_pivot(self, database: Database, grid: list[int]) -> None:
-        sheet = table(database, relative_to={"precision": "fp32"}, pivot="context_length")
-        assert values(sheet, "step_ms_speedup, context_length=256") == [1.0, pytest.approx(4 / 3)]
-
 
 class TestBest:
     def test_the_best_of_each_column_is_marked(self, database: Database, grid: list[int]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from app import results
 from app.results import render, sheet_of
-from app.results.matching import Difference, Spent, amount
+from app.results.matching import Difference, Spent
 from app.results.memories import NOT_LISTED, ROUNDING
 from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
@@ -160,11 +160,6 @@ def test_rounding_is_compared_where_it_is_known_of_both_sides(database: Database
     assert changes(rows, "total", "backward → optimizer") == {"all memory": 77}
     _, rows, _ = compared(database, one, memory(SCORES))
     assert changes(rows, "allocations", "backward") == {}, "the other's peak is not known"
-
-
-@pytest.mark.parametrize(("mib", "text"), [(999.4, "999"), (999.7, "1,000"), (0.12345, "0.123"), (1234.5, "1,234")])
-def test_amounts_are_written_without_an_exponent(mib: float, text: str) -> None:
-    assert amount(mib) == text
 
 
 def test_running_out_of_memory_is_compared_with_the_peak(database: Database, memory: Callable[..., int]) -> None:

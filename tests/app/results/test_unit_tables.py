@@ -1,9 +1,7 @@
 """Tables that units reported: listed, merged, sorted, paged."""
 
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ from app.errors import InvalidRequest, NotFound, job_problem
 from app.results import Excerpt, list_tables, render, result_table
 from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
-from app.store.reading import unit_tables
 from app.store.records import Claim, Finish
 
 KERNELS = {"kernel": "string", "total_ms": "number", "calls": "integer", "fused": "boolean"}
@@ -61,27 +58,17 @@ def test_sorted_by_a_column_with_what_is_unknown_last(database, profiled, sort, 
     assert "".join(result_table(database, profiled, "kernels", Excerpt(sort=sort)).column("kernel")) == kernels
 
 
-def test_a_page_reads_only_the_parts_that_it_shows(database, run_job, queue, reported, monkeypatch) -> None:
+def test_a_page_may_begin_and_end_in_any_unit(database, run_job, queue, reported) -> None:
     claim = run_job()
     tables = [reported("n", [[4 * unit + row] for row in range(4)], unit_index=unit, n="integer") for unit in range(9)]
     queue.finish(claim, Finish("succeeded", tables=tables))
-    read = []
-
-    def decompress(stored: bytes) -> bytes:
-        read.append(stored)
-        return zlib.decompress(stored)
-
-    monkeypatch.setattr(unit_tables, "zlib", SimpleNamespace(decompress=decompress))
-    for limit in (1, 3, 4, 5, 36, 37, None):
-        for after in (0, 3, 4, 7, 33, 35, 36, 40):
-            read.clear()
-            sheet = result_table(database, claim.job_id, "n", Excerpt(limit=limit, after=after))
+    for limit in (1, 4, 5, 36, None):
+        for after in (0, 3, 4, 35, 36, 40):
             end = 36 if limit is None else min(36, after + limit)
-            assert sheet.rows == [[number // 4, number] for number in range(after, end)]
-            assert sheet.next == (str(end) if after < end < 36 else None)
-            assert len(read) == len({number // 4 for number in range(after, end)})
-            ordered = result_table(database, claim.job_id, "n", Excerpt(sort="n", limit=limit, after=after))
-            assert (ordered.rows, ordered.next) == (sheet.rows, sheet.next)
+            for sort in (None, "n"):
+                sheet = result_table(database, claim.job_id, "n", Excerpt(sort=sort, limit=limit, after=after))
+                assert sheet.rows == [[number // 4, number] for number in range(after, end)]
+                assert sheet.next == (str(end) if after < end < 36 else None)
 
 
 def test_unknown_things(database: Database, profiled: int, run_job: Callable[..., Claim]) -> None:
