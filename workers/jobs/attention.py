@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from app.specs.attention import AttentionCell, AttentionSpec
 from kernels.attention.problem import AttentionProblem
-from kernels.registry import ATTENTION, Implementation, RegistryError
+from kernels.registry import ATTENTION, Implementation
 from workers import uploaded
 from workers.jobs._attention_profile import COUNTERS, report_profiles, take_profile
 from workers.jobs._grid import Trial
 from workers.jobs._grid.operations import OperationContext, OperationRunner
 from workers.jobs._values import Metric, Values
-from workers.measure.check import Check, check_cores
+from workers.measure.check import check_cores
 from workers.model.accounting import attention_backward_flops, attention_flops
 from workers.outcome import Unsupported
 from workers.torch_host import load
@@ -53,8 +53,6 @@ class AttentionRunner(OperationRunner):
             trial.checks += check_kernels(context.device)
         with computing_threads(cell.threads, trial):
             super().measure(spec, cell, context, trial)
-            if cell == spec.cells()[0]:
-                trial.checks += check_implementations(spec, cell, context.device)
             # Of a wrong implementation there are no times, either.
             if context.reference is None or not trial.values.samples("forward_ms", "forward"):
                 return
@@ -146,24 +144,6 @@ def implementation_of(spec: AttentionSpec, cell: AttentionCell) -> Implementatio
         return uploaded.implementation(spec.code)
     implementation: Implementation = load(ATTENTION, cell.implementation)
     return implementation
-
-
-def check_implementations(spec: AttentionSpec, cell: AttentionCell, device: torch.device) -> list[Check]:
-    """Name the installed implementations that compute the cell on this device, too, unless the job chose its own."""
-    from workers.model.precision import PRECISIONS
-
-    if spec.implementations != AttentionSpec.model_fields["implementations"].default:
-        return []
-    dtype = str(PRECISIONS[cell.dtype].compute_dtype).removeprefix("torch.")
-    others = []
-    for name in sorted({*ATTENTION.names()} - {*spec.implementations}):
-        with contextlib.suppress(RegistryError):  # such as a package that is not installed
-            one = ATTENTION.load(name)
-            backward = spec.mode != "forward"
-            if one.why_not(device.type, dtype, backward=backward, problem=problem_of(spec, cell)) is None:
-                others.append(name)
-    detail = f"not measured, but installed: implementations={','.join(others)}"
-    return [Check("implementations", not others, detail, "note")]
 
 
 def shape_of(spec: AttentionSpec, cell: AttentionCell) -> tuple[int, int, int, int]:

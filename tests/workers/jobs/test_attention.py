@@ -19,7 +19,7 @@ from workers import uploaded
 from workers.jobs import _grid
 from workers.jobs._base import Unit
 from workers.jobs._grid.operations import combined
-from workers.jobs.attention import RUNNER, check_implementations
+from workers.jobs.attention import RUNNER
 from workers.measure.ceilings import Ceilings
 from workers.measure.check import Check
 from workers.outcome import Unsupported
@@ -215,18 +215,6 @@ def test_an_implementation_without_backward_is_timed_forward(run) -> None:
     assert {row["outcome"] for (_, phase), row in cell.items() if phase in {"backward", "forward_backward"}} == {
         "unsupported"
     }
-
-
-def test_few_queries_to_many_keys(run) -> None:
-    names = ["eager", "tiled", "cpu_flash"]
-    report = run(implementations=names, causal=[False], sequence_lengths=[96], query_length=3, device="cpu")
-    for name in names:
-        cell = report.cell(implementation=name)
-        assert cell["forward_ms", "forward"]["outcome"] == cell["backward_ms", "backward"]["outcome"] == "ok"
-        assert cell["forward_ms", "forward"]["case"]["query_length"] == 3
-        flops = cell["tflops", "forward"]["median"] * cell["forward_ms", "forward"]["median"] * 1e9
-        assert flops == pytest.approx(4 * 2 * 3 * 96 * 16)
-        assert cell["working_memory_mib", None]["outcome"] == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -736,13 +724,3 @@ def test_do_bench_finds_the_time_of_both_passes(run) -> None:
     assert measured["do_bench_ms", None]["median"] == pytest.approx(
         measured["forward_backward_ms", "forward_backward"]["median"], rel=0.3
     )
-
-
-def test_a_job_of_the_default_implementations_names_the_others() -> None:
-    spec = AttentionSpec(dtypes=["fp32"])
-    (check,) = check_implementations(spec, spec.cells()[0], torch.device("cpu"))
-    named = check.detail.rpartition("=")[2].split(",")
-    assert {"compiled", "cpu_flash", "sdpa_math", "tiled"} <= {*named}
-    assert not {"eager", "sdpa_flash", "triton", "cpu_naive"} & {*named}, "measured, a GPU's, without backward"
-    chosen = spec.model_copy(update={"implementations": ["eager"]})
-    assert check_implementations(chosen, spec.cells()[0], torch.device("cpu")) == []
