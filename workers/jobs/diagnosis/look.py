@@ -149,8 +149,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
             candidates = _candidates(spec, training, places, lost, collections=len(collected), uneven=len(updates) > 1)
             kept = turn.kept_kernels(places.profile)
     report.validity(monitor.conclude(checks), case.key, unit.title)
-    if not unit.params.get("again"):  # one process measures a case
-        values.report(case, environment.device_key(device), report)
+    values.report(case, environment.device_key(device), report)
     rows: list[list[Scalar]] = [[*of, ms] for of, ms in sorted(lost.items(), key=lambda one: -one[1]) if ms > 0]
     report.table(SEEN, SEEN_COLUMNS, rows)
     if samples := values.samples("step_ms", "step"):

@@ -1,6 +1,6 @@
 """What a diagnosis does next, decided by the agent from the tables so far. Imports neither torch nor changes.
 
-The stages: `look` profiles the step, and does so again if the host was busy meanwhile; `screen` runs each change once;
+The stages: `look` profiles the step; `screen` runs each change once;
 `turn` measures the step as it is and the changes that helped again, in an order that is drawn, by processes that decide
 the answer; `join` adds those that are better for certain to each other, the best one first, and keeps each that helps
 further, since gains do not add up: these have turns, too; `conclude` writes the answer.
@@ -67,8 +67,6 @@ def further(spec: DiagnosisSpec, so_far: SoFar) -> list[Unit]:
     stage = so_far.units[-1].params["stage"]
     if stage == "conclude":
         return []
-    if units := progress.looking_again():
-        return units
     if stage in ("look", "screen") and (units := progress.screening()):
         return units
     if units := progress.turns() or progress.screening():
@@ -82,11 +80,8 @@ class _Progress:
     def __init__(self, spec: DiagnosisSpec, so_far: SoFar) -> None:
         self.spec, self.so_far = spec, so_far
         self.rows = so_far.tables.get(TURNS, ())
-        self.look = min((row for row in self.rows if row["stage"] == "look"), key=_looked_ms, default=None)
-        candidates: dict[str, Mapping[str, Any]] = {}
-        for row in so_far.tables.get("candidates", ()):  # a second look takes back nothing that was tried
-            candidates.setdefault(row["change"], row)
-        self.candidates = list(candidates.values())
+        self.look = next((row for row in self.rows if row["stage"] == "look"), None)
+        self.candidates = so_far.tables.get("candidates", ())
         self.differences = self._differences()
         self.left_s = spec.budget_s - sum(so_far.seconds)
         self._of_ranks = spec.step.kind == "ddp"
@@ -99,18 +94,6 @@ class _Progress:
         """Return the values of all processes with these changes, in the order in which they ran."""
         found = [self.value(row) for row in self.rows if _names(row) == names and row["stage"] in stages]
         return [one for one in found if one is not None]
-
-    def looking_again(self) -> list[Unit]:
-        """Plan a second look, if others on the host have disturbed the first and there is time."""
-        later = self.of((), ["turn"]) or self.of((), ["screen"])
-        later_ms = statistics.median(later) if later else None
-        looks = [unit for unit in self.so_far.units if unit.params["stage"] == "look"]
-        if self.look is None or later_ms is None or len(looks) > 1 or self._of_ranks:
-            return []
-        if (longer := _looked_ms(self.look) / later_ms) <= DISTURBED:
-            return []
-        fits = self.so_far.seconds[0] / longer <= FOR_ONE * self.left_s
-        return [Unit("where the time goes, on a calmer host", {"stage": "look", "again": True})] if fits else []
 
     def _before(self) -> list[float]:
         """Return what the step took in the processes that looked and screened, without a look that was disturbed."""
@@ -344,9 +327,8 @@ class _Progress:
         refused = {name: why for name, why in self.too_slow.items() if not self.of((name,), ["screen"])} | refused
         refused |= {key: NOT_FINITE for key, difference in self.differences.items() if difference == math.inf}
         sides = {JOINED.join(_names(row)): _names(row) for row in self.rows}
-        seen = self.so_far.tables.get("seen", ())
         return {
-            "seen": [dict(row) for row in seen if self.look is None or row["unit_index"] == self.look["unit_index"]],
+            "seen": [dict(row) for row in self.so_far.tables.get("seen", ())],
             "candidates": [dict(row) for row in self.candidates],
             "turns": {key: self.of(names, ["turn"]) for key, names in sides.items()},
             "screened": {key: self.of(names, ["screen", "join"]) for key, names in sides.items()},
