@@ -170,12 +170,9 @@ def sentences(runs: Runs) -> list[str]:
 
 
 def _lost(side: str, runs: Sequence[Losses], last: int) -> str:
-    """Say from which step on the losses of a side are not finite, or that some of the last are not."""
-    bad = [losses for losses in runs if not all(map(math.isfinite, losses[-last:]))]
-    finite = [max((at for at, loss in enumerate(losses, start=1) if math.isfinite(loss)), default=0) for losses in bad]
-    step = min(finite) + 1
-    where = f"from step {step} on" if step <= len(runs[0]) else f"in some of the last {last} steps"
-    return f"the {side}'s loss is not finite {where}, in {len(bad)} of {len(runs)} runs: it does not train"
+    """Say in how many runs the last losses of a side are not all finite."""
+    bad = sum(not all(map(math.isfinite, losses[-last:])) for losses in runs)
+    return f"the {side}'s loss is not finite in the last {last} steps of {bad} of {len(runs)} runs: it does not train"
 
 
 def _needed(runs: Runs, target: float) -> str:

@@ -98,18 +98,14 @@ def test_a_candidate_that_learns_less_needs_more_steps_to_the_same_loss() -> Non
     assert "faster" not in said + needed
 
 
-def test_differences_of_both_signs_are_none() -> None:
+def test_differences_of_both_signs_or_of_rounding_are_none() -> None:
     baseline = [falling(50, 0.05) for _ in range(6)]
     candidate = [falling(50, 0.05, above) for above in (-0.02, -0.01, 0.0, 0.01, 0.01, 0.02)]
     said = sentences({"baseline": baseline, "candidate": candidate})[0]
     assert said.startswith("no difference of the losses is shown after 50 steps")
     assert "95 % interval -0.02 to +0.02" in said
-
-
-def test_a_difference_of_rounding_is_none() -> None:
-    baseline = [falling(50, 0.05) for _ in range(6)]
-    candidate = [[loss - off for loss in baseline[0]] for off in (1e-7, 2e-7, 1e-7, 3e-7, 1e-7, 2e-7)]
-    said = sentences({"baseline": baseline, "candidate": candidate})[0]
+    rounded = [[loss - off for loss in baseline[0]] for off in (1e-7, 2e-7, 1e-7, 3e-7, 1e-7, 2e-7)]
+    said = sentences({"baseline": baseline, "candidate": rounded})[0]
     assert said.startswith("no difference of the losses is shown after 50 steps")
 
 
@@ -120,25 +116,15 @@ def test_one_run_of_six_that_trains_worse_is_not_no_difference() -> None:
     assert said.endswith("95 % interval +0 to +3; more convergence_pairs would tell")
 
 
-def test_a_loss_that_is_not_finite_is_said_with_its_step() -> None:
-    baseline = [falling(50, 0.05) for _ in range(6)]
-    broken = [[*falling(30, 0.05), *[math.nan] * 20], *[falling(50, 0.05) for _ in range(5)]]
-    (said,) = sentences({"baseline": baseline, "candidate": broken})
-    assert said == "the candidate's loss is not finite from step 31 on, in 1 of 6 runs: it does not train"
-    assert loss_rows({"baseline": baseline, "candidate": broken})[-1][2:] == [None] * 4
-
-
 @pytest.mark.parametrize(
     ("baseline", "candidate", "words"),
     [
         ({}, {1: math.inf}, ["no difference of the losses is shown", "to a loss of"]),
-        (dict.fromkeys(range(20, 51), math.nan), {1: math.inf}, ["the baseline's loss is not finite from step 20"]),
         (
             {50: math.nan},
-            {50: math.inf, 3: math.nan},
-            ["the baseline's loss is not finite from step 50", "candidate's"],
+            {48: math.inf, 3: math.nan},
+            ["baseline's loss is not finite in the last 5 steps", "candidate's"],
         ),
-        ({}, {48: math.inf}, ["the candidate's loss is not finite in some of the last 5 steps"]),
     ],
 )
 def test_the_last_steps_of_each_side_say_whether_it_trains(baseline, candidate, words) -> None:
