@@ -66,7 +66,7 @@ def rows(site: Site, tmp_path: Path) -> tuple[str, dict[str, Any]]:
 def test_a_slow_optimizer_is_named_with_its_line_and_its_bound_is_measured(site, rows) -> None:
     printed, job = rows
     lines = printed.strip().splitlines()
-    assert len(lines) <= 18
+    assert len(lines) <= 22
     assert max(map(len, lines)) <= 80
     assert re.match(r"step [\d.]+ ms ", lines[0])
     top = 1 + next(at for at, line in enumerate(lines) if line.startswith("#"))
