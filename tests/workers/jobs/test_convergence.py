@@ -132,10 +132,12 @@ def test_the_last_steps_of_each_side_say_whether_it_trains(baseline, candidate, 
         one = [broken.get(step, loss) for step, loss in enumerate(falling(50, 0.05), start=1)]
         return [one, *(falling(50, 0.05, more * sign) for sign in (1, -1, 2, -2, 0))]
 
-    said = sentences({"baseline": side(baseline, 0.0), "candidate": side(candidate, 0.01)})
+    runs = {"baseline": side(baseline, 0.0), "candidate": side(candidate, 0.01)}
+    said = sentences(runs)
     assert len(said) == len(words)
     for line, start in zip(said, words, strict=True):
         assert start in line
+    assert (loss_rows(runs)[-1][1] is None) == bool(baseline)
 
 
 def test_chains_are_equal_for_equal_seeds_and_can_be_learned() -> None:
