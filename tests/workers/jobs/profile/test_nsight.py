@@ -73,14 +73,6 @@ class TestPlan:
         assert options["--profile-from-start"] == "off"
         assert options["--export"] == "{scratch}/report"
 
-    def test_code_of_kernels_is_kept_where_the_report_shows_it(self) -> None:
-        kept = {
-            name: nsight.ncu_options(spec_of(ncu={"set": name}).ncu)
-            for name in ("basic", "detailed", "full", "roofline")
-        }
-        sass = {name: options[options.index("--import-sass") + 1] for name, options in kept.items()}
-        assert sass == {"basic": "no", "detailed": "yes", "full": "yes", "roofline": "no"}
-
     @pytest.mark.parametrize("tool", ["nsys", "ncu"])
     def test_a_tool_that_this_host_lacks_is_unsupported(self, tmp_path: Path, tool: str) -> None:
         with pytest.raises(Unsupported, match=f"{tool}: this worker has no Nsight"):

@@ -250,16 +250,6 @@ def test_a_step_with_a_profiler_of_its_own_is_told_so(run: Run, function: str) -
     sys.settrace(None)
 
 
-def test_the_presets_have_no_lines(tmp_path: Path) -> None:
-    model = {"d_model": 16, "d_ff": 24, "num_layers": 1, "num_heads": 2, "vocab_size": 61}
-    spec = ProfileSpec(model=model, context_length=8, warmup_steps=1, measure_steps=2, mode="forward", stacks=False)
-    report = Report(tmp_path)
-    Ceilings(report.ceilings).record(torch.device("cpu"), {"fp32": 100.0}, 1e5)
-    RUNNER.run(spec, RUNNER.plan(spec)[0], report)
-    assert "lines" not in report.tables
-    assert "Python itself" not in {row["what"] for row in report.table_rows("summary")}
-
-
 def test_files_have_the_names_that_their_author_gave_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from app.specs._code import CodeSpec
 

@@ -17,17 +17,14 @@ import torch
 from app.specs._training import PHASES
 from app.specs.profile import ProfileSpec
 from kernels.registry import ATTENTION
-from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report, reported
 from workers.jobs import ceiling
-from workers.jobs._training import building
 from workers.jobs._training.metrics import metrics_of
 from workers.jobs._values import Values
 from workers.jobs.benchmark import RUNNER as BENCHMARK
 from workers.jobs.profile import RUNNER, torch_profiler
 from workers.measure import warmup
 from workers.measure.ceilings import Ceilings
-from workers.measure.memory import OutOfMemory
 from workers.measure.profiling import recording, tables, trace
 from workers.measure.profiling.attention import Part, Roofline
 from workers.measure.profiling.attribution import RecordedWork
@@ -170,9 +167,8 @@ def test_products_share_falls_from_inference_to_training(run: Any) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("activation_checkpointing", [pytest.param(False, marks=pytest.mark.long), True])
-def test_work_of_both_passes_belongs_to_layers_and_parts(run: Any, device: str, activation_checkpointing: bool) -> None:
-    report = run(device=device, activation_checkpointing=activation_checkpointing)
+def test_work_of_both_passes_belongs_to_layers_and_parts(run: Any, device: str) -> None:
+    report = run(device=device, activation_checkpointing=True)
     times = {(row["range"], row["phase"]): row["total_ms"] for row in report.table_rows("ranges")}
     for phase in ("forward", "backward"):
         for part in ("scores", "softmax", "values", "norm"):
@@ -246,7 +242,7 @@ def test_products_of_matrices_by_shape_beside_the_roofline(usual: Callable[[str]
 
 
 def test_a_roof_below_the_points_is_too_low(run: Any, report: Report) -> None:
-    for rates, low in (((1e-9, 1e-6), "products"), ((100.0, 1e-6), "copies"), ((100.0, 1e5), None)):
+    for rates, low in (((1e-9, 1e-6), "products"), ((100.0, 1e5), None)):
         Ceilings(report.ceilings).record(torch.device("cpu"), {"fp32": rates[0]}, rates[1])
         fresh = Report(report.scratch)
         spec = ProfileSpec(**{**FIELDS, "mode": "forward", "device": "cpu"})
@@ -294,7 +290,7 @@ def test_the_cost_of_another_attention_is_unknown(run: Any, monkeypatch: pytest.
         assert "what attention 'named' computes in its parts is not known" in row["note"]
 
 
-@pytest.mark.parametrize("scope", [pytest.param("blocks", marks=pytest.mark.long), "model"])
+@pytest.mark.parametrize("scope", ["blocks", pytest.param("model", marks=pytest.mark.long)])
 def test_naming_compiles_nothing_anew(run, fresh_compiler, monkeypatch, scope) -> None:
     """With the compiler's first half only; the whole takes too long for every run of the tests."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
@@ -316,13 +312,6 @@ def test_files_name_neither_the_host_nor_its_folders(run: Any) -> None:
     for name, text in texts.items():
         for folder in (str(Path(torch_profiler.__file__).parents[3]), sys.prefix, str(files["trace.json.gz"].parent)):
             assert folder not in text, name
-
-
-@pytest.mark.long
-def test_other_programs_see_the_steps(run: Any, readers: Path) -> None:
-    trace = run(profile_steps=3, device="cpu").files["trace.json.gz"]
-    assert ranks_and_steps(readers, trace) == ([0], [1, 2, 3])
-    assert steps_of_plugin(readers, trace) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -377,17 +366,6 @@ def test_without_kernels_another_profiler_holds_cupti(run, report, monkeypatch) 
     with pytest.raises(InvalidEnvironment, match="another profiler may hold CUPTI"):
         run()
     assert set(report.tables) <= {"values"}
-
-
-def test_memory_that_does_not_suffice_is_a_result(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_large(*_: Any) -> Any:
-        raise OutOfMemory("out of memory in making the model: 1 TiB")
-
-    monkeypatch.setattr(building, "build", too_large)
-    report = run()
-    assert {row["outcome"] for row in report.rows} == {"oom"}
-    assert metrics(report)["matmul_share_percent", "step"]["median"] is None
-    assert report.tables == {}
 
 
 def test_out_of_memory_under_the_profiler_is_a_result(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,22 +438,17 @@ def test_tables_that_are_cut_say_so_and_by_what_rule(run: Any, monkeypatch: pyte
     assert tables.left_out([2.0, 1.0]) is None
     report = run(mode="forward", device="cpu")
     notes = {row["what"]: row for row in report.table_rows("summary") if row["what"].startswith("rows of")}
-    in_all = {
+    assert set(notes) == {
         f"rows of {name}" for name in ("kernels-forward", "operators-forward", "products, forward", "kernels", "work")
     }
-    assert set(notes) == in_all
     for table in ("kernels-forward", "operators-forward", "products", "kernels", "work"):
         assert len(report.table_rows(table)) == 2
-    kernels = report.table_rows("kernels-forward")
-    row = notes["rows of kernels-forward"]
-    assert (row["value"], row["unit"]) == (2, "rows")
-    count, others_ms = re.fullmatch(  # type: ignore[union-attr]
-        r"the 2 of (\d+) that take the most time; the others take ([\d.e-]+) ms together", row["note"]
-    ).groups()
-    assert int(count) > 2
+    kernels, row = report.table_rows("kernels-forward"), notes["rows of kernels-forward"]
+    found = re.fullmatch(r"the 2 of \d+ that take the most time; the others take ([\d.e-]+) ms together", row["note"])
+    assert found is not None
     share = sum(kernel["share_percent"] for kernel in kernels)
     kept_ms = sum(kernel["total_ms"] for kernel in kernels)
-    assert float(others_ms) == pytest.approx(kept_ms * (100 - share) / share, rel=0.01), "shares are of all"
+    assert float(found[1]) == pytest.approx(kept_ms * (100 - share) / share, rel=0.01), "shares are of all"
 
 
 def with_made_kernels(profile: Profile) -> Profile:
