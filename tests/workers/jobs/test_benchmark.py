@@ -16,7 +16,6 @@ from app.specs import Case
 from app.specs.benchmark import BenchmarkSpec
 from kernels.building import CompilerMissing
 from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation, Registry
-from tests.address_space import little_left
 from tests.workers.reporting import Report, reported
 from workers.jobs._training import building
 from workers.jobs._training.metrics import add_busy, metrics_of, precisions_of
@@ -108,8 +107,10 @@ def test_one_unit_is_forked_and_replicates_are_executed() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("mode", METRICS)
+@pytest.mark.parametrize(
+    ("mode", "precision"),
+    [("forward", "fp32"), ("forward_backward", "bf16"), ("train_step", "fp16"), ("generate", "fp32")],
+)
 def test_every_mode_reports_its_metrics(run, mode: str, precision: str, device: str) -> None:
     report = run(mode=mode, precision=precision, device=device, gradient_clip_norm=1.0, new_tokens=4)
     assert [(row["metric"], row["phase"]) for row in report.rows] == METRICS[mode]
@@ -127,7 +128,7 @@ def test_every_mode_reports_its_metrics(run, mode: str, precision: str, device: 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("mode", METRICS)
+@pytest.mark.parametrize("mode", ["train_step", "generate"])
 def test_in_a_loop_the_step_is_the_loops_and_phases_are_of_isolated_steps(run, mode: str, device: str) -> None:
     report = run(mode=mode, device=device, pacing="loop", new_tokens=4)
     place = METRICS[mode].index(("step_ms", "step")) + 1
@@ -186,16 +187,12 @@ def test_a_step_faster_than_the_device_is_invalid(run, tmp_path: Path, ceiling: 
     assert run(device="cpu", precision="bf16").check("ceiling")["severity"] == "not_judged"
 
 
-def test_generate_counts_new_tokens(run) -> None:
-    rows = metrics(run(mode="generate", new_tokens=6, measure_steps=4))
-    assert rows["tokens_per_s"]["median"] == pytest.approx(2 * 6 / (1e-3 * rows["step_ms"]["median"]))
-    assert rows["prefill_ms"]["min"] + 5 * rows["decode_ms_per_token"]["min"] <= rows["step_ms"]["max"]
-
-
 def test_generated_tokens_are_those_of_a_plain_loop(run) -> None:
     how: dict[str, Any] = {"temperature": 0.9, "top_k": 7, "seed": 5}
     report = run(mode="generate", new_tokens=6, device="cpu", **how)
     again = run(mode="generate", new_tokens=6, device="cpu", measure_steps=1, **how)
+    times = metrics(report)
+    assert times["prefill_ms"]["min"] + 5 * times["decode_ms_per_token"]["min"] <= times["step_ms"]["max"]
     rows = report.table_rows("generated")
     assert rows == again.table_rows("generated"), "however many steps were timed"
     torch.manual_seed(5)
@@ -327,19 +324,7 @@ def test_a_step_as_a_cuda_graph_has_all_its_metrics(run, mode: str) -> None:
     assert metrics(report)["first_step_ms"]["median"] > metrics(report)["step_ms"]["max"], "it holds the capture"
 
 
-def test_parameters_in_bfloat16_take_half_the_memory(run) -> None:
-    big = {"d_model": 512, "d_ff": 512, "num_layers": 1, "num_heads": 4, "vocab_size": 8192}
-    fields: dict[str, Any] = {"model": big, "precision": "bf16", "optimizer": "torch_adamw", "device": "cpu"}
-    trained = []
-    for dtype in ("fp32", "bf16"):
-        spec = BenchmarkSpec(**{"context_length": 8, "batch_size": 1, **fields, "parameter_dtype": dtype})
-        training = building.build(spec, *building.prepare(spec))
-        trained.append(sum(one.numel() * one.element_size() for one in training.model.parameters()))
-    assert trained[0] == 2 * trained[1]
-    assert metrics(run(**fields, parameter_dtype="bf16"))["step_ms"]["outcome"] == "ok"
-
-
-@pytest.mark.parametrize("phase", ["making the model", "forward", "backward", "optimizer"])
+@pytest.mark.parametrize("phase", ["making the model", "backward"])
 def test_running_out_of_memory_is_a_result(run, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
     build_step = building.build_step
 
@@ -366,15 +351,6 @@ def test_running_out_of_memory_is_a_result(run, phase: str, monkeypatch: pytest.
     assert judged["verdict"] == "suspect", "there is nothing to trust"
     assert judged["checks"][0]["detail"].endswith("; take a smaller model, batch or context")
     assert not report.files
-
-
-def test_a_model_that_really_does_not_fit_is_a_result(tmp_path: Path) -> None:
-    model = {"d_model": 65536, "d_ff": 1, "num_layers": 1, "num_heads": 1, "vocab_size": 4194304}  # 1 TiB of embeddings
-    spec, report = BenchmarkSpec(model=model, device="cpu"), Report(tmp_path)
-    with little_left(4 * 2**30):
-        RUNNER.run(spec, RUNNER.plan(spec)[0], report)
-    assert {row["outcome"] for row in report.rows} == {"oom"}
-    assert report.rows[0]["reason"].startswith("out of memory in making the model")
 
 
 @pytest.mark.gpu
