@@ -172,24 +172,6 @@ def test_running_out_of_memory_is_an_outcome(run, monkeypatch: pytest.MonkeyPatc
     assert found["tflops", None]["reason"].startswith("out of memory in the matrices: CUDA out of memory.")
 
 
-@pytest.mark.parametrize("milliseconds", [1e-3, 1e3], ids=["fast", "slow"])
-def test_sizes_do_not_depend_on_the_time_taken(run, monkeypatch: pytest.MonkeyPatch, milliseconds: float) -> None:
-    """Else one case would be two works, by chance."""
-
-    class Still:
-        def time(self, work: Any, *, warmup: int | None, calls: int, **_: Any) -> Timing:
-            return Timing(array("d", calls * [milliseconds]), None, 5, steady=True, host_bound=False)
-
-    monkeypatch.setattr("workers.measure.stopwatch.stopwatch", lambda device: Still())
-    report = run(dtypes=["fp32", "bf16", "fp16"], **OWN_SIZES)
-    sizes = {
-        dtype: report.cell(operation="matrix product", dtype=dtype)["matrix_size", None]["median"]
-        for dtype in ("fp32", "bf16", "fp16")
-    }
-    assert sizes == {"fp32": 2048, "bf16": 1024, "fp16": 512}
-    assert report.cell(operation="copy")["copy_mib", None]["median"] == 256
-
-
 @pytest.mark.gpu
 @pytest.mark.alone
 def test_on_a_gpu(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,25 +161,16 @@ def test_a_grid_goes_on_and_a_benchmark_does_not() -> None:
     assert RUNNER.resume(tiny, sent(RUNNER.plan(tiny)[0]), 1, Failed("crashed", "killed")) is None
 
 
-def test_what_wrappers_wrote_is_collected_by_the_inner_runner(recorder: Recorder, tmp_path: Path) -> None:
+def test_what_wrappers_write_and_tell_is_read_by_the_inner_runner(recorder: Recorder, tmp_path: Path) -> None:
+    assert isinstance(RUNNER, Wrapping)
     assert isinstance(RUNNER, Collecting)
     spec = compare(TINY, TINY)
-    RUNNER.collect(spec, sent(RUNNER.plan(spec)[3]), tmp_path, None)  # type: ignore[arg-type]
-    ((what, inner, unit),) = recorder.asked
-    assert (what, unit.title) == (f"collect {tmp_path}", "profile")
-    assert inner is spec.candidate
-    without = compare(GRID, GRID)
-    RUNNER.collect(without, sent(RUNNER.plan(without)[0]), tmp_path, None)  # type: ignore[arg-type]
-
-
-def test_what_wrappers_tell_is_read_by_the_inner_runner(recorder: Recorder, tmp_path: Path) -> None:
-    assert isinstance(RUNNER, Wrapping)
-    spec = compare(TINY, TINY)
-    error = RUNNER.wrapper_error(spec, sent(RUNNER.plan(spec)[3]), tmp_path, "ERR", succeeded=True)
-    assert error == "ERR means trouble"
-    ((what, inner, unit),) = recorder.asked
-    assert (what, unit.title) == (f"error {tmp_path} ERR True", "profile")
-    assert inner is spec.candidate
+    of_side = sent(RUNNER.plan(spec)[3])
+    RUNNER.collect(spec, of_side, tmp_path, None)  # type: ignore[arg-type]
+    assert RUNNER.wrapper_error(spec, of_side, tmp_path, "ERR", succeeded=True) == "ERR means trouble"
+    assert [what for what, *_ in recorder.asked] == [f"collect {tmp_path}", f"error {tmp_path} ERR True"]
+    assert all(inner is spec.candidate and unit.title == "profile" for _, inner, unit in recorder.asked)
     without = compare(GRID, GRID)
     unit = sent(RUNNER.plan(without)[0])
+    RUNNER.collect(without, unit, tmp_path, None)  # type: ignore[arg-type]
     assert RUNNER.wrapper_error(without, unit, tmp_path, "ERR", succeeded=True) is None

@@ -214,12 +214,6 @@ def test_an_installed_operation_is_checked(monkeypatch, changes, words) -> None:
         KERNELS.load("rms_norm")
 
 
-def test_the_triton_kernel_needs_a_gpu(tmp_path: Path) -> None:
-    report = run(tmp_path, implementations=["torch", "triton"], device="cpu")
-    assert report.cell(implementation="triton")["forward_ms", "forward"]["outcome"] == "unsupported"
-    assert report.cell(implementation="torch")["forward_ms", "forward"]["outcome"] == "ok"
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", KERNELS.names())
 def test_the_triton_kernel_beside_plain_pytorch(tmp_path: Path, kernel: str) -> None:

@@ -407,19 +407,6 @@ def test_what_a_step_of_ones_own_trains_outside_of_modules_is_a_parameter() -> N
     assert found == ["parameter", "parameter", "input"]
 
 
-def test_parameters_that_get_no_gradient_make_a_result_suspect(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    build_step = building.build_step
-
-    def with_one_more(spec, device, model, *others):
-        model.register_parameter("unused", torch.nn.Parameter(torch.zeros(1)))
-        return build_step(spec, device, model, *others)
-
-    monkeypatch.setattr(building, "build_step", with_one_more)
-    check = run(mode="forward_backward").check("gradients")
-    assert not check["ok"]
-    assert check["detail"].startswith("1 trainable parameters got none, unused first")
-
-
 def test_of_a_peak_that_the_history_lost_nothing_is_said(tmp_path: Path) -> None:
     """As on a GPU: the history holds the end of the backward pass only, and the allocator has counted the peak."""
     spec = MemorySpec(model=MODEL, mode="forward_backward", history_entries=1_000)

@@ -15,8 +15,8 @@ from app.specs import spec_adapter
 from kernels.attention.reference import attention as right
 from kernels.registry import ATTENTION, Implementation
 from parallel import process_group
-from tests.workers.reporting import Report, reported
-from workers.jobs import RUNNERS, _ranks, _reference
+from tests.workers.reporting import reported
+from workers.jobs import _ranks, _reference
 from workers.jobs.profile import torch_profiler
 from workers.measure.errors import NotMeasured
 from workers.measure.judging import WrongResult
@@ -150,20 +150,6 @@ def test_an_installed_one_is_checked_like_an_uploaded_one(monkeypatch: pytest.Mo
     report = reported(spec, tmp_path)
     assert {row["outcome"] for row in report.rows} == {"wrong"}
     assert report.verdict_on(audit="transformer")["verdict"] == "wrong"
-
-
-def test_each_side_of_a_comparison_is_checked(put: Any, tmp_path: Path) -> None:
-    sides = {
-        "baseline": {"kind": "benchmark", **SMALL, **FEW},
-        "candidate": {"kind": "benchmark", **SMALL, **FEW, "attention_code": put(WRONG["zeros"][0])},
-    }
-    spec = spec_adapter.validate_json(json.dumps({"kind": "compare", "replicates": 2, **sides}))
-    units = {unit.side: unit for unit in RUNNERS["compare"].plan(spec)}
-    outcomes = {}
-    for side, unit in units.items():
-        RUNNERS["compare"].run(spec, unit, report := Report(tmp_path))
-        outcomes[side] = report.rows[0]["outcome"]
-    assert outcomes == {"baseline": "ok", "candidate": "wrong"}
 
 
 def test_a_part_without_memory_for_its_reference_says_so(put: Any, monkeypatch: pytest.MonkeyPatch) -> None:
