@@ -30,11 +30,10 @@ from workers.measure.memory import OutOfMemory
 from workers.measure.ranges import Ranges
 from workers.model.steps import BackwardStep
 
-SLOWER_MS = {"cpu": 120.0, "cuda": 5.0}
-"""How much longer a step of "sends slowly" takes in its communication, by type of device."""
+SLOWER_MS = 120.0
+"""How much longer a step of "sends slowly" takes in its communication."""
 FORGOTTEN = "layers.1.ln1.weight"
 """The parameter whose gradient "forgets one" does not share: the smallest of the model, 5 % of all."""
-CALIBRATION_CYCLES = 20_000_000
 BEGINS_LATE_S = 0.1
 """How much later than rank 0 rank 1 of "begins late" begins each profiled step."""
 PROFILED = (
@@ -179,20 +178,6 @@ def record_optimizers(patch: pytest.MonkeyPatch) -> dict[str, Any]:
     return recorded
 
 
-def slow_down(device: torch.device) -> Callable[[], None]:
-    """Return a function that keeps the device busy for `SLOWER_MS`: a GPU's host would wait beside its work."""
-    seconds = 1e-3 * SLOWER_MS[device.type]
-    if device.type == "cpu":
-        return lambda: time.sleep(seconds)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    for event in (start, end):  # the first call, which loads the kernel, is not timed
-        torch.cuda._sleep(CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]
-        event.record()
-    end.synchronize()
-    cycles = int(CALIBRATION_CYCLES * 1e3 * seconds / start.elapsed_time(end))
-    return lambda: torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
-
-
 def begin_late(patch: pytest.MonkeyPatch, rank: Rank) -> None:
     begin = Ranges.step_begins
 
@@ -222,7 +207,7 @@ def send_less(patch: pytest.MonkeyPatch, rank: Rank) -> None:
 
 
 def send_slowly(patch: pytest.MonkeyPatch, rank: Rank) -> None:
-    around_synchronization(patch, lambda module, finish: (slow_down(rank.device), finish))
+    around_synchronization(patch, lambda module, finish: (lambda: time.sleep(1e-3 * SLOWER_MS), finish))
 
 
 def forget_one(patch: pytest.MonkeyPatch, rank: Rank) -> None:
@@ -252,11 +237,11 @@ def keep_state(patch: pytest.MonkeyPatch, rank: Rank) -> None:
     patch.setattr(building, "choose_model", lambda spec, device: WithState)
 
 
-def update_half(patch: pytest.MonkeyPatch, rank: Rank, *, of_one_side: bool = False) -> None:
+def update_half(patch: pytest.MonkeyPatch, rank: Rank) -> None:
     make_optimizer = strategies.make_optimizer
 
     def make(spec: Any, strategy: str, wrapped: Any, group: Any = None) -> Any:
-        if strategy == strategies.NO_COMMUNICATION or (of_one_side and group is not None):
+        if strategy == strategies.NO_COMMUNICATION or group is not None:
             return make_optimizer(spec, strategy, wrapped, group)
         half = nn.ModuleList(list(wrapped.modules())[: len(list(wrapped.modules())) // 2 : -1])
         return make_optimizer(spec, strategy, half, group)
@@ -302,8 +287,7 @@ BREAKS: dict[str, Callable[[pytest.MonkeyPatch, Rank], None]] = {
     "begins late": begin_late,
     "forgets one": forget_one,
     "has state": keep_state,
-    "updates half": update_half,
-    "updates half of one side": functools.partial(update_half, of_one_side=True),
+    "updates half of one side": update_half,
     "does not fit": build_too_much,
     "does not fit later": run_out,
     "one process does not fit": functools.partial(build_too_much, on=0, times=1),

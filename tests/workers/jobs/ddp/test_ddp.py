@@ -1,12 +1,10 @@
 """The runner of `ddp`: one launch of two ranks measures every strategy, and the runner reports what they return."""
 
 import copy
-import gc
 import gzip
 import hashlib
 import itertools
 import json
-import math
 import pickle
 import shutil
 import statistics
@@ -25,7 +23,6 @@ import torch
 
 from app.specs import KINDS, spec_adapter
 from app.specs.ddp import DdpSpec
-from flopwatch.intervals import median_interval
 from parallel import process_group
 from parallel.bucket_size import fit
 from parallel.process_group import RanksFailed, RanksTimedOut, launch
@@ -51,7 +48,6 @@ from workers.jobs._training import measuring
 from workers.jobs._values import Values
 from workers.jobs.ddp import RUNNER, choose_devices, strategies, timing
 from workers.jobs.ddp.buckets import bucket_rows, report_buckets
-from workers.jobs.ddp.memory import Memory, MemoryMarks, live_bytes, memory_now
 from workers.jobs.ddp.parity import (
     SMALL_SHARE,
     ParityCheck,
@@ -137,8 +133,6 @@ SPECS: dict[str, dict[str, Any]] = {
     "torch_fsdp": {"strategy": "torch_fsdp", "optimizer": "torch_fused_adamw"},
     "a model of one's own": {"strategy": "flat", "precision": "bf16", "code": {**CODE, "function": "Float32"}},
     "a look, fsdp": {"strategy": "fsdp", "prefetch": 0},
-    "fsdp, gathers late": {"strategy": "fsdp", "prefetch": 0},
-    "fsdp, gathers early": {"strategy": "fsdp", "prefetch": 3},
     **{
         name: {"step_code": CODE, "arguments": {"late": late}}
         for name, late in {
@@ -445,30 +439,25 @@ def test_rotary_angles_are_float32_in_blocks_and_in_their_recomputation(two_rank
     assert two_ranks(dtypes_in_blocks, spec) == [[["torch.bfloat16"], ["torch.float32"], ["torch.float32"]]] * 2
 
 
-def test_a_strategy_that_is_wrong_has_no_speed(run: Any) -> None:
-    report = run("sends nothing, flat")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("sends nothing, flat", "gradient_error"),
+        ("lacks a rank of 64, flat", "gradient_error"),  # as "flat, narrow", whose errors are below the limit
+        ("forgets one, flat", f"of {FORGOTTEN} exceeds 0.01"),
+    ],
+)
+def test_a_strategy_that_is_wrong_has_no_speed(run: Any, name: str, reason: str) -> None:
+    report = run(name)
     found = values(report)
-    assert found["gradient_error"]["median"] > 0.1
-    assert found["parameter_error"]["median"] > 0.1
+    assert found["gradient_error"]["median"] > 1 / 64
     for metric, row in found.items():
         if not metric.endswith("_error"):
             assert (row["outcome"], row["median"]) == ("wrong", None)
-            assert "not equal to one process on the whole batch: gradient_error" in row["reason"]
+            assert "not equal to one process on the whole batch: " in row["reason"]
+            assert reason in row["reason"]
     (verdict,) = report.verdicts.values()
     assert verdict["verdict"] == "wrong"
-
-
-def test_one_rank_of_64_left_out_is_noticed(run: Any) -> None:
-    """Also where gradients have 8 bits, as "flat, narrow" has them, whose errors are below the limit."""
-    found = values(run("lacks a rank of 64, flat"))
-    assert 1 / 64 < found["gradient_error"]["median"] < 0.1
-    assert found["step_ms"]["outcome"] == "wrong"
-
-
-def test_one_forgotten_gradient_is_noticed(run: Any) -> None:
-    found = values(run("forgets one, flat"))
-    assert found["step_ms"]["outcome"] == "wrong"
-    assert f"of {FORGOTTEN} exceeds 0.01" in found["step_ms"]["reason"]
 
 
 @pytest.mark.parametrize("attention", ["triton", "eager"])
@@ -511,7 +500,7 @@ def test_times_are_the_slowest_ranks(run: Any, measured: Any) -> None:
     assert found["first_step_ms"]["median"] > 0
 
 
-@pytest.mark.parametrize("period", range(2, 11))
+@pytest.mark.parametrize("period", [2, 3, 7])
 def test_no_load_sits_on_one_side_in_all_rounds(period: int) -> None:
     """While every second round reversed the one before, a load in one of three turns did for 4 % of the seeds."""
 
@@ -525,16 +514,6 @@ def test_no_load_sits_on_one_side_in_all_rounds(period: int) -> None:
     assert drawn <= 0.01 * len(places)
     assert any(is_on_one_side([sides] * 6, shift) for shift in range(period)) == (period == 3), "the control"
     assert len({str(rounds_of(sides, 6, seed)) for seed in range(400)}) > 350
-
-
-def exposed(ranks: Any, name: str, spec: DdpSpec | None = None) -> tuple[float, float]:
-    """The median exposed communication of a job and half the width of its interval, in ms."""
-    spec = spec or parsed(**SPECS[name])
-    collected = Values(metrics(spec))
-    add_exposed(collected, spec, [rank[name] for rank in ranks])
-    samples = collected.samples("exposed_communication_ms", None) or ()
-    low, high = median_interval(samples) or (-math.inf, math.inf)
-    return statistics.median(samples), (high - low) / 2
 
 
 @pytest.mark.parametrize("name", ["bucketed", "bucketed, small"])
@@ -582,8 +561,10 @@ def test_a_prediction_that_may_be_wrong_says_so(bend: float, measured_ms: float 
 
 
 def test_slower_communication_is_exposed(measured: Any) -> None:
-    """How much of it is for the GPUs' control to say: a busy host's steps vary by more."""
-    assert exposed(measured[0], "sends slowly, flat")[0] > SLOWER_MS["cpu"] / 2
+    """How much of it nobody can say: a busy host's steps vary by more."""
+    found = Values(metrics(parsed(**SPECS["sends slowly, flat"])))
+    add_exposed(found, parsed(strategy="flat"), [rank["sends slowly, flat"] for rank in measured[0]])
+    assert statistics.median(found.samples("exposed_communication_ms", None) or ()) > SLOWER_MS / 2
 
 
 def same_optimizer(ranks: Any, name: str) -> bool:
@@ -825,6 +806,7 @@ def test_sharding_halves_what_two_ranks_keep(run: Any, name: str, share: float, 
     assert found["optimizer_state_mib"]["median"] == pytest.approx(state * whole, rel=0.05)
     # Live memory: parameters at first, later the state of the optimizer, too.
     assert found["memory_after_init_mib"]["median"] >= 0.95 * share * whole
+    assert found["memory_before_optimizer_mib"]["median"] >= 0.95 * 2 * share * whole
     assert found["memory_after_optimizer_mib"]["median"] >= 0.95 * (share + state) * whole
     ranks = report.table_rows("ranks")
     assert [(row["rank"], row["device"]) for row in ranks] == [(0, "cpu"), (1, "cpu")]
@@ -835,34 +817,6 @@ def test_master_weights_and_moments_are_optimizer_state(run: Any) -> None:
     found = values(run("torch_ddp, master weights"))
     assert found["parameters_mib"]["median"] == pytest.approx(2 * PARAMETERS / MIB, rel=0.05)
     assert found["optimizer_state_mib"]["median"] == pytest.approx(12 * PARAMETERS / 2 / MIB, rel=0.05)
-
-
-def test_memory_at_three_moments_on_a_cpu() -> None:
-    """Before the optimizer there are parameters and gradients, after its first step its state, too."""
-    gc.freeze()  # what other tests have left
-    left = live_bytes()
-    mib = 3
-    memory, meter = Memory(), memory_meter(torch.device("cpu"))
-    model = torch.nn.Linear(1024, mib * 256, bias=False)
-    leftovers = [bytearray(64 << 20) for _ in range(2)]  # the process grows otherwise, too
-    after_init, _ = memory_now(meter)
-    optimizer = torch.optim.Adam(model.parameters(), fused=True)
-    step = TrainStep.__new__(TrainStep)
-    step.optimizer = optimizer
-    marks = MemoryMarks(Trained("flat", model, model, step, []), memory, meter)
-    marks.step_begins()
-    model.weight.grad = torch.ones_like(model.weight)
-    marks.phase_begins("optimizer")
-    optimizer.step()
-    marks.step_ends()
-    del leftovers
-    assert left == 0
-    assert after_init == mib
-    assert memory.before_optimizer_mib == 2 * mib
-    assert memory.after_optimizer_mib == pytest.approx(4 * mib, abs=1e-4)  # the optimizer counts its steps
-    assert memory.after_optimizer_peak_mib is None
-    assert (memory.parameters_mib, memory.gradients_mib) == (mib, mib)
-    assert memory.optimizer_state_mib == pytest.approx(2 * mib)
 
 
 @pytest.mark.parametrize("name", ["does not fit, flat", "does not fit later, flat"])
@@ -906,35 +860,27 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
         monkeypatch.setattr(_ranks, "launch", fail)
         spec = parsed(strategy="flat")
-        reports_of.append(Report(tmp_path / str(len(reports_of))))
-        reports_of[-1].scratch.mkdir()
+        report = Report(tmp_path / error.reason)
+        report.scratch.mkdir()
         (unit,) = RUNNER.plan(spec)
-        RUNNER.run(spec, unit, reports_of[-1])
-        return reports_of[-1]
+        RUNNER.run(spec, unit, report)
+        return report
 
-    reports_of: list[Report] = []
     return run
 
 
 STARTED = (1, {"started": True})
 
 
-def test_a_rank_without_memory_is_a_result(failing: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    # Rank 0 lost its peer first; what the peer itself said is the reason.
-    told = (1, {"failed": "oom", "detail": "out of memory in backward of step 3: too much"})
-    report = failing(RanksFailed(0, "raised RuntimeError: connection closed by peer", trace="…"), STARTED, told)
-    assert {(row["outcome"], row["median"]) for row in report.rows} == {("oom", None)}
-    assert report.rows[0]["reason"] == "rank 1: out of memory in backward of step 3: too much"
-    assert "the last words" in (log := capfd.readouterr().err)
+@pytest.mark.parametrize(("outcome", "words"), [("oom", True), ("wrong", False)])
+def test_what_a_rank_has_said_before_it_failed_is_the_result(failing: Any, capfd, outcome: str, words: bool) -> None:
+    """Rank 0 lost its peer first; what the peer itself said is the reason."""
+    told = (int(words), {"failed": outcome, "detail": "too much in backward of step 3"})
+    report = failing(RanksFailed(1 - words, "raised RuntimeError: connection closed by peer", trace="…"), STARTED, told)
+    assert {(row["outcome"], row["median"]) for row in report.rows} == {(outcome, None)}
+    assert report.rows[0]["reason"] == f"rank {int(words)}: too much in backward of step 3"
+    assert ("the last words" in (log := capfd.readouterr().err)) == words, "of rank 1"
     assert "connection closed by peer" not in log, "a consequence"
-
-
-def test_a_rank_that_lost_a_wrong_one_leaves_no_trace_in_the_log(failing, capfd) -> None:
-    told = (0, {"failed": "wrong", "detail": "attention is wrong"})
-    report = failing(RanksFailed(1, "raised RuntimeError: connection closed by peer", trace="…"), STARTED, told)
-    assert {(row["outcome"], row["median"]) for row in report.rows} == {("wrong", None)}
-    assert "words" not in (log := capfd.readouterr().err)
-    assert "connection" not in log
 
 
 def test_what_a_rank_cannot_do_is_the_jobs_failure(failing: Any) -> None:
@@ -1013,7 +959,7 @@ def measured_alone(spec: DdpSpec, *, step_ms: float | None = None, **part: Any) 
     return timing.measure_steps(context, trained, memory_meter(device), **part)
 
 
-@pytest.mark.parametrize(("step_ms", "steps"), [(1e4, 10), (300.0, 10), (100.0, 30), (60.0, 50)])
+@pytest.mark.parametrize(("step_ms", "steps"), [(1e4, 10), (100.0, 30)])
 def test_by_default_the_rounds_of_a_side_take_three_seconds_on_a_processor(step_ms: float, steps: int) -> None:
     spec = parsed(strategy="none", warmup_steps=1, measure_steps=None)
     rounds = [measured_alone(spec, step_ms=step_ms, number=number, rounds=3) for number in range(3)]
@@ -1179,29 +1125,6 @@ def test_a_cuda_graph_holds_the_collectives(name: str, graphed: Any, tmp_path: P
         profiled = ranks_of(found)
         assert not profiled.differ
         assert profiled.collectives
-
-
-@pytest.mark.gpu
-def test_the_controls_of_exposed_communication_on_two_gpus(tmp_path: Path) -> None:
-    """On GPUs: communication that takes 5 ms longer, and an optimizer that updates half of the parameters."""
-    if torch.cuda.device_count() < 2:
-        pytest.skip(f"needs two GPUs; there are {torch.cuda.device_count()}")
-    fields = {
-        "model": {"size": "small"},
-        "context_length": 512,
-        "batch_size": 16,
-        "warmup_steps": 3,
-        "measure_steps": 18,
-    }
-    spec = parsed(strategy="flat", backend="nccl", **fields)
-    names = ["flat", "sends slowly, flat", "updates half, flat"]
-    specs = {name: spec.model_dump(mode="json") for name in names}
-    ranks = launch(run_all, specs, str(tmp_path), world_size=2, backend="nccl", folder=tmp_path)
-    (plain, error), (slow, error_of_slow), (half, error_of_half) = (exposed(ranks, name, spec) for name in names)
-    print(f"exposed ms: {plain:.2f} ± {error:.2f}; 5 ms later {slow:.2f} ± {error_of_slow:.2f}; "
-          f"half the parameters {half:.2f} ± {error_of_half:.2f}")  # fmt: skip
-    assert abs(slow - plain - SLOWER_MS["cuda"]) <= error + error_of_slow + 0.1
-    assert half >= plain - (error + error_of_half + 0.1)
 
 
 @pytest.mark.gpu
