@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -25,6 +25,7 @@ from workers.measure.check import SEVERITIES, Check, not_judged
 from workers.measure.compilation import Compilation, compilation
 from workers.measure.environment import gpu_by_nvml
 from workers.measure.nvml import THROTTLE_REASONS, Gpu, Reading, is_available
+from workers.measure.stopwatch import Timing
 
 MAX_ERROR = 0.05
 """Largest error of a case's median, as `statistics.error_of_median` has it: what comparisons look for."""
@@ -143,21 +144,8 @@ def check_steady(steady: bool | None, warmup: int, *, too_slow: bool = False, hi
     return Check("steady", steady, f"{state}, after a warm-up of {warmup}")
 
 
-class TimedCall(Protocol):
-    """Times of a call that the host issues and the device executes, such as `workers.measure.stopwatch.Timing`."""
-
-    @property
-    def samples(self) -> Sequence[float]: ...
-    @property
-    def host_us(self) -> Sequence[float] | None: ...
-    @property
-    def host_bound(self) -> bool: ...
-    @property
-    def exposed(self) -> bool: ...
-
-
-def check_host_bound(timing: TimedCall) -> Check:
-    """Check that the host is not slower than the device: check `host_bound`.
+def check_host_bound(timing: Timing) -> Check:
+    """Check that the host, which issues a call, is not slower than the device: check `host_bound`.
 
     A failure is only a note if the device was timed by itself: the samples are then right, but a program that makes
     such calls one after the other will see the host's time.
