@@ -24,9 +24,6 @@ class Event(_Base):  # type: ignore[misc]
 
     Args:
         external: Whether it is a node of its own in a CUDA graph that captures it (`cudaEventRecordExternal`).
-
-    Raises:
-        TypeError: this torch has no external events.
     """
 
     def __new__(cls, *, external: bool = False) -> Event:

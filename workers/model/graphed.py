@@ -7,34 +7,19 @@ counts its steps on the device. Events that are nodes of the graph time its phas
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kernels.device_events import Event, synchronize
+from workers.model.steps import ForwardStep
 
 WARMUP_STEPS = 3
 """Steps in the capture's stream before the capture. They compile, choose kernels and make the optimizer's state."""
-NO_EVENTS = "torch {version} cannot record events that time the phases inside a CUDA graph"
 
 
 class CannotCapture(Exception):
     """A part of the step cannot be captured in a CUDA graph; the message is CUDA's or torch's."""
-
-
-class GraphableStep(Protocol):
-    """A step on batches: `workers.model.steps.ForwardStep` and the classes derived from it."""
-
-    inputs: Tensor
-    targets: Tensor
-
-    @property
-    def phases(self) -> dict[str, Callable[[], None]]: ...
-
-    def next_batch(self) -> tuple[Tensor, Tensor]: ...
-
-    def prepare(self) -> None: ...
 
 
 class GraphedStep:
@@ -51,7 +36,7 @@ class GraphedStep:
     """
 
     def __init__(
-        self, step: GraphableStep, stream: torch.cuda.Stream | None = None, warmup_steps: int = WARMUP_STEPS
+        self, step: ForwardStep, stream: torch.cuda.Stream | None = None, warmup_steps: int = WARMUP_STEPS
     ) -> None:
         self.step, self._stream, self._warmup_steps = step, stream, warmup_steps
         self.forget()
@@ -60,8 +45,6 @@ class GraphedStep:
         """The phases that the graph holds, in order."""
         self.peak_mib = 0.0
         """Peak of the memory allocated during the capture; also the replays' peak, since they allocate nothing."""
-        self.why_no_phases: str | None = None
-        """The reason why phases inside the graph cannot be timed; None if they can."""
 
     def forget(self) -> None:
         """Drop the graph and its memory: the next run captures the step as it is then."""
@@ -95,7 +78,7 @@ class GraphedStep:
             self._graph = self._captured()
 
     def inner_times_ms(self) -> Mapping[str, float]:
-        """Return the times of the phases in the last replay, which must have ended; empty if they cannot be timed."""
+        """Return the times of the phases in the last replay, which must have ended."""
         times = (start.milliseconds_to(end) for start, end in pairwise(self._marks))
         return dict(zip(self.inner_phases, times, strict=False))
 
@@ -111,33 +94,22 @@ class GraphedStep:
                 _drop_gradients(step)
         synchronize()
         self.inner_phases = tuple(step.phases)
-        self._marks = self._make_marks(len(self.inner_phases) + 1)
+        self._marks = [Event(external=True) for _ in range(len(self.inner_phases) + 1)]
         graph = torch.cuda.CUDAGraph()
         torch.cuda.reset_peak_memory_stats()
         try:
             # The watchdogs of process groups ask for events in threads of their own.
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                self._mark(0)
+                self._marks[0].record()
                 for index, work in enumerate(step.phases.values(), start=1):
                     work()
-                    self._mark(index)
+                    self._marks[index].record()
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             raise CannotCapture(f"a CUDA graph cannot hold this step: {_first_line(error)}") from error
         self.peak_mib = torch.cuda.max_memory_allocated() / 2**20
         return graph
-
-    def _make_marks(self, count: int) -> list[Event]:
-        try:
-            return [Event(external=True) for _ in range(count)]
-        except TypeError:
-            self.why_no_phases = NO_EVENTS.format(version=torch.__version__)
-            return []
-
-    def _mark(self, index: int) -> None:
-        if self._marks:
-            self._marks[index].record()
 
 
 def _drop_gradients(step: object) -> None:

@@ -157,10 +157,6 @@ def test_phases_inside_the_graph_have_times() -> None:
         end.record()
         torch.cuda.synchronize()
         times = step.inner_times_ms()
-        if step.why_no_phases:
-            assert times == {}
-            assert torch.__version__ in step.why_no_phases
-            continue
         assert list(times) == ["forward", "backward", "optimizer"]
         assert min(times.values()) > 0
         assert sum(times.values()) <= start.elapsed_time(end)

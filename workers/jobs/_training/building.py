@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from workers.model.batches import Batches
     from workers.model.float8 import LinearLayer
     from workers.model.generation import CachedModel
-    from workers.model.graphed import GraphableStep, GraphedStep
-    from workers.model.steps import Step
+    from workers.model.graphed import GraphedStep
+    from workers.model.steps import ForwardStep, Step
 
 Maker = Callable[[], Any]
 """Builds the model that a spec names, or the user's own step (workers.measure.own_step.OwnStep)."""
@@ -234,7 +234,7 @@ def build(spec: TrainingSpec, device: torch.device, build_model: Maker, *, batch
         step = build_step(spec, device, model, batches)
     if not spec.cuda_graph:
         return Training(spec, device, model, step, meter, linear_layers=layers)
-    graphed = GraphedStep(cast("GraphableStep", step))
+    graphed = GraphedStep(cast("ForwardStep", step))
     return Training(spec, device, model, graphed, meter, graphed, linear_layers=layers)
 
 

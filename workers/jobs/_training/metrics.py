@@ -88,10 +88,10 @@ def add_times(values: Values, training: Training, times: StepTimes, step_ms: Seq
         if samples is not None and phase == "decode" and training.own is None:
             # The prefill yields the first new token.
             samples = [sample / (spec.new_tokens - 1) for sample in samples]
-        why_not = None if training.graphed is None else training.graphed.why_no_phases
+        why_not = "the phase was not timed"
         if samples is not None and (timed := len(samples)) < len(times.step):
             samples, why_not = None, f"{timed} of {len(times.step)} steps have this phase"
-        values.set(phase_metric(spec, phase), phase, samples, why_not or "the phase was not timed")
+        values.set(phase_metric(spec, phase), phase, samples, why_not)
     values.set("host_us", None, times.host_us or None, "known on GPUs only: a CPU does the work itself")
     add_busy(values, statistics.median(step_ms), busy)
     trainable = sum(parameter.numel() for parameter in training.modules.parameters() if parameter.requires_grad)

@@ -251,8 +251,7 @@ def unprofiled(training: building.Training, phase: str, times: Values) -> tuple[
     found = times.samples(metrics.phase_metric(training.spec, phase), phase)
     if found is not None and phase == "decode" and training.own is None:
         found = [sample * (training.spec.new_tokens - 1) for sample in found]  # profiled times are not per token
-    why_not = None if training.graphed is None else training.graphed.why_no_phases
-    return found, why_not or "not every step has this phase"
+    return found, "not every step has this phase"
 
 
 @dataclass
