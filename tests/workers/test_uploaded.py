@@ -4,14 +4,12 @@ import errno
 import functools
 import hashlib
 import importlib.util
-import inspect
 import io
 import json
 import os
 import re
 import stat
 import sys
-import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -303,30 +301,6 @@ def test_a_missing_or_changed_file_is_not_the_codes_fault(put: Put, tmp_path: Pa
     (tmp_path / "code" / f"uploaded_{code.sha256}.py").write_text("def attention():\n    return 1\n")
     with pytest.raises(InvalidEnvironment, match="has changed"):
         uploaded.load(code)
-
-
-def test_the_bytes_that_were_hashed_are_those_that_run(put: Put, tmp_path: Path) -> None:
-    """The file is a pipe that hands out the upload once, and other code to whoever reads it a second time."""
-    source = "def attention():\n    return 'uploaded'\n"
-    code = put(source)
-    path = tmp_path / "code" / f"uploaded_{code.sha256}.py"
-    path.unlink()
-    os.mkfifo(path)
-
-    loaded = threading.Event()
-
-    def hand_out() -> None:
-        path.write_text(source)
-        if not loaded.wait(2):  # whoever reads again waits for a writer
-            path.write_text("def attention():\n    return 'exchanged'\n")
-
-    threading.Thread(target=hand_out, daemon=True).start()
-    attention = uploaded.load(code)
-    loaded.set()
-    path.unlink()
-    path.write_text("# exchanged\n" * 9)
-    assert attention() == "uploaded"
-    assert inspect.getsource(attention) == source
 
 
 @pytest.mark.parametrize("runs", ["file", "folder", "script"])

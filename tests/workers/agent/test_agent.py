@@ -1,12 +1,9 @@
 """A real agent on a database of its own, while that database cannot be written; and what an agent offers to run."""
 
-import fcntl
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,29 +64,6 @@ def agent(tmp_path: Path, settings: Settings, database: Database) -> Iterator[su
 def submit_a_gated_job(database: Database) -> int:
     """Submit a job of the kind in tests/plugins/plain_kind, which waits until a file `open` is there; its id."""
     return int(Queue(database).submit(NewJob(PlainSpec(behaviour="gated"))).response["id"])
-
-
-@contextmanager
-def locked(settings: Settings) -> Iterator[None]:
-    """Nobody else can write meanwhile."""
-    with (settings.data_dir / "flopwatch.sqlite3.lock").open("rb+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def test_a_locked_database_costs_no_job(tmp_path, settings, database, agent) -> None:
-    job_id = submit_a_gated_job(database)
-    wait_until((tmp_path / "started").exists, "the job's start")
-    with locked(settings):
-        agent.send_signal(signal.SIGTERM)
-        time.sleep(4 * BUSY_TIMEOUT_S)  # it must see the lock, more than once
-        assert agent.poll() is None
-    assert agent.wait(30) == 0
-    reading = Reading(database)
-    job, _version = reading.job(job_id)
-    assert (job["state"], job["attempt"], job["error"]) == ("queued", 0, None)
-    assert [attempt["state"] for attempt in reading.attempts(job_id)] == ["given_back"]
-    assert [worker["state"] for worker in reading.workers()] == ["stopped"]
 
 
 def test_a_database_that_is_gone_for_a_while_costs_no_job(tmp_path, settings, database, agent) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels import device_clock
 from kernels.device_clock import DeviceClock, Lap
+from tests.clock import Clock
 from workers.measure.busy import device_work
 from workers.measure.stopwatch import CudaStopwatch, HostStopwatch, Timing, stopwatch
 
@@ -35,27 +36,12 @@ def test_the_host_times_the_work_and_not_its_preparation() -> None:
     assert (timing.host_us, timing.host_bound, timing.exposed) == (None, False, False)
 
 
-class Ticking:
-    """A clock that advances only while the work runs."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.calls = 0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def work(self) -> None:
-        self.calls += 1
-        self.now += 0.010 if self.calls > 5 else 0.100
-
-
 def test_slow_work_is_judged() -> None:
-    clock = Ticking()
+    clock = Clock()
     for seconds, steady, too_slow in ((0.6, True, False), (8.0, None, True)):
 
         def work(seconds: float = seconds) -> None:
-            clock.now += seconds
+            clock.sleep(seconds)
 
         timing = HostStopwatch(clock).time(work, warmup=None, calls=2)
         assert (timing.steady, timing.too_slow) == (steady, too_slow)

@@ -4,7 +4,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernels.attention.reference import attention
 from workers.model import TransformerLM
 from workers.model.loss import cross_entropy
 from workers.model.transformer import RMSNorm, SwiGLU, rotary_angles, rotate
@@ -108,6 +107,7 @@ def test_selective_checkpointing_recomputes_chosen_products(layers: int | None, 
 @pytest.mark.parametrize(
     ("options", "recomputed"),
     [
+        ({}, [2, 1, 0]),
         ({"checkpoint_layers": 2}, [1, 0]),
         ({"checkpoint_blocks": 2}, [2, 0, 1]),
         ({"checkpoint_blocks": 3}, [0, 1, 2]),
@@ -122,6 +122,9 @@ def test_blocks_are_recomputed_as_a_whole(options: dict[str, int], recomputed: l
     for one in (plain, model):
         one(tokens()).square().sum().backward()
     assert calls == [0, 1, 2, *recomputed]
+    with torch.no_grad():
+        model(tokens())
+    assert calls[3 + len(recomputed) :] == [0, 1, 2], "without gradients there is nothing to recompute"
     for one, other in zip(plain.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(other.grad, one.grad, rtol=0, atol=0)
 
@@ -135,35 +138,6 @@ def test_with_targets_the_model_computes_its_loss() -> None:
         value.backward()
     for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad)
-
-
-def test_checkpointing_changes_no_gradient() -> None:
-    calls = []
-
-    def spy(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-        calls.append(torch.is_grad_enabled())
-        return attention(q, k, v, is_causal)
-
-    plain, checkpointed = small_model(), small_model(attention=spy, activation_checkpointing=True)
-    saved = {}
-    for model in (plain, checkpointed):
-        stored: list[int] = []
-
-        def pack(tensor: Tensor, stored: list[int] = stored) -> Tensor:
-            stored.append(tensor.numel())
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            loss = model(tokens()).square().mean()
-        saved[model] = sum(stored)
-        loss.backward()
-    assert len(calls) == 6, "three blocks, each run forward and once more in the backward pass"
-    assert saved[checkpointed] < saved[plain] / 2
-    for one, other in zip(plain.parameters(), checkpointed.parameters(), strict=True):
-        torch.testing.assert_close(other.grad, one.grad, rtol=0, atol=0)
-    with torch.no_grad():
-        checkpointed(tokens())
-    assert len(calls) == 9, "without gradients there is nothing to recompute"
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2])
@@ -215,20 +189,6 @@ def test_the_model_compiles_to_one_graph() -> None:
     model = small_model()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(tokens()), model(tokens()))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ["eager", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"])
-def test_attentions_agree_on_a_gpu(name: str) -> None:
-    from kernels.registry import ATTENTION
-
-    model = small_model(d_model=64, attention=ATTENTION.load(name).function).float().cuda()
-    reference = small_model(d_model=64)
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        logits = model(tokens().cuda())
-    expected = reference(tokens())
-    error = (logits.double().cpu() - expected).norm() / expected.norm()
-    assert error < 3e-2
 
 
 def test_checkpointing_under_gradients_still_fills_the_cache() -> None:

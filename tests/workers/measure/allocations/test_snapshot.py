@@ -3,7 +3,6 @@
 import copy
 import gzip
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -217,18 +216,3 @@ def contextmanager_file() -> str:
     import contextlib
 
     return contextlib.__file__
-
-
-@pytest.mark.parametrize("kind", ["memory", "stats"])
-def test_the_check_itself_sees_what_the_viewer_would_refuse(tmp_path: Path, kind: str) -> None:
-    annotated_snapshot = as_we_write_it(as_cuda_gives_it())
-    path = tmp_path / "snapshot.pickle"
-    if kind == "memory":
-        annotated_snapshot["device_traces"][0] = [
-            one for one in annotated_snapshot["device_traces"][0] if one["category"] != "unknown"
-        ]
-        write(annotated_snapshot, path)
-    else:
-        path.write_bytes(pickle.dumps(annotated_snapshot, protocol=5))
-    with pytest.raises(AssertionError):
-        check_that_the_viewer_reads(path)

@@ -11,7 +11,6 @@ import torch
 
 from kernels.ranges import named, record_ranges
 from workers.measure.profiling import overlap
-from workers.measure.profiling.classes import COMMUNICATION, class_of_kernel
 from workers.measure.profiling.overlap import StepOverlap, gloo_spans, overlap_of, record_overlap
 from workers.measure.spans import at_most, total_ms, without
 
@@ -54,11 +53,6 @@ def test_operations_of_gloo_are_those_that_its_threads_end() -> None:
 
     events = [event("gloo:all_reduce", is_async=True), event("gloo:all_reduce", is_async=False)]
     assert list(gloo_spans([*events, event("aten::mm", is_async=True)])) == [("gloo:all_reduce", (5, 7))]
-
-
-@pytest.mark.parametrize("name", ["ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"])
-def test_kernels_of_nccl_are_communication(name: str) -> None:
-    assert class_of_kernel(name) == COMMUNICATION
 
 
 def test_steps_are_recorded_with_their_operators(tmp_path: Path) -> None:
