@@ -20,7 +20,6 @@ from tests.parallel.training import (
     error_of,
     first_ranks_model,
     fully_sharded_parity,
-    outer_checkpointing,
     part,
     same_gradients,
     same_state,
@@ -281,25 +280,3 @@ def wrong_replicas() -> list[str]:
         error_of(functools.partial(parallel.FullyShardedDataParallel, layer, process_group=shards, replicas=replicas))
         for replicas in (shards, crossed)
     ]
-
-
-def compiled_alone() -> list[int]:
-    """Train a rank alone, whose parameters are no parts, with a compiled block that is called inside a checkpoint;
-    return the number of compiled graphs after the forward and after the backward pass."""
-    graphs = 0
-
-    def counting(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Any:
-        nonlocal graphs
-        graphs += 1
-        return graph.forward
-
-    module = Plain().to(device())
-    del module.blocks[1]  # the compiler's look at an input with a gradient function warns, which is an error here
-    module.blocks[0].forward = torch.compile(module.blocks[0].forward, backend=counting)  # type: ignore[method-assign]
-    outer_checkpointing(module, use_reentrant=False)
-    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
-    model = parallel.FullyShardedDataParallel(module, process_group=groups[dist.get_rank()])
-    loss = model(torch.ones(4, 12, device=device())).sum()
-    counts = [graphs]
-    loss.backward()
-    return [*counts, graphs]

@@ -16,11 +16,6 @@ def test_activation_checkpointing(two_ranks: Pool, where: str, how: str) -> None
     two_ranks(training.fully_sharded_parity, f"{where} {how}")
 
 
-def test_a_rank_alone_compiles_what_it_recomputes_once(two_ranks: Pool) -> None:
-    """A forward pass that was watched for uses of parts would be compiled otherwise than its recomputation."""
-    assert two_ranks(sharding.compiled_alone) == [[1, 1]] * 2
-
-
 def test_gradients_accumulate(ranks: Pool) -> None:
     ranks(training.fully_sharded_parity, "", 2)
 
