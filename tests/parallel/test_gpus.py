@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel import graphs, outputs, overlap, passes, sharding, timing, training
+from tests.parallel import graphs, memory, outputs, passes, sharding, timing, training
 from tests.parallel.pool import Pool
 from tests.parallel.test_data_parallel import WRAPPERS
 
@@ -70,16 +70,6 @@ def test_clipping(gpus: Pool, how: str, norm_type: float) -> None:
     assert norms == [norms[0]] * gpus.world_size
 
 
-def test_refusals(gpus: Pool) -> None:
-    for names, shape, groups in gpus(training.wrong_states):
-        assert "unknown are ['other']" in names
-        assert "norm.weight has the shape (3,)" in shape
-        assert "other parameter groups" in groups
-    for steps, text in gpus(training.uneven, [4, 2, *[4] * (gpus.world_size - 2)]):
-        assert steps == 2
-        assert "rank 1 has no more batches after 2 steps" in text
-
-
 @pytest.mark.parametrize("kind", ["fully sharded", "sharded optimizer"])
 def test_scaled_losses(gpus: Pool, kind: str) -> None:
     for optimizer in ("SGD", "AdamW, fused"):
@@ -137,20 +127,6 @@ def test_gradients_may_travel_in_bfloat16(gpus: Pool, wrapper: str) -> None:
         assert report["errors"]["torch.bfloat16"] < 2**-6
 
 
-@pytest.mark.parametrize("strategy", ["bucketed", "overlapped"])
-def test_communication_runs_beside_computation(gpus: Pool, strategy: str) -> None:
-    """Of the time that NCCL works in a step, at most half lies after the last kernel of the backward pass."""
-    for report in gpus(overlap.shares, strategy):
-        assert report["communication_ms"] > 0
-        assert report["beside_computation"] > 0.5, report
-
-
-def test_naive_communication_does_not(gpus: Pool) -> None:
-    """The control of the test above."""
-    for report in gpus(overlap.shares, "naive"):
-        assert report["beside_computation"] < 0.1, report
-
-
 @pytest.mark.parametrize("wrapper", ["bucketed", "fully sharded"])
 def test_a_step_can_be_recorded(gpus: Pool, wrapper: str) -> None:
     for report in gpus(timing.timeline, wrapper):
@@ -163,7 +139,7 @@ def test_a_step_can_be_recorded(gpus: Pool, wrapper: str) -> None:
 
 def test_memory_beyond_the_gradients(gpus: Pool) -> None:
     """Buckets add one or two layers' gradients (of eight) for a moment; sharding halves parameters and gradients."""
-    for peak_bytes in gpus(overlap.peaks):
+    for peak_bytes in gpus(memory.peaks):
         parameters = peak_bytes["parameters"]
         assert peak_bytes["alone"] == pytest.approx(2 * parameters, rel=0.1)
         assert peak_bytes["bucketed"] < 2.4 * parameters
