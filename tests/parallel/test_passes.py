@@ -12,12 +12,6 @@ def test_units_that_run_repeatedly_in_every_kind_of_pass(ranks: Pool) -> None:
 
 
 @pytest.mark.long
-def test_units_that_run_repeatedly_in_bfloat16(two_ranks: Pool) -> None:
-    for failed in two_ranks(passes.some, "bfloat16"):
-        assert failed == []
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("kind", passes.INPUTS)
 @pytest.mark.parametrize("compute", [None, "bfloat16"])
 def test_the_whole_table_of_passes(ranks: Pool, kind: str, compute: str | None) -> None:

@@ -31,10 +31,6 @@ def test_parameter_groups_and_later_ones(ranks: Pool) -> None:
     ranks(training.optimizer_groups)
 
 
-def test_schedulers_of_betas_and_state_that_is_replaced(two_ranks: Pool) -> None:
-    two_ranks(training.optimizer_begins_anew)
-
-
 @pytest.mark.parametrize("to", [0, 1])
 def test_state_is_consolidated_and_loaded(ranks: Pool, to: int) -> None:
     for rank, report in enumerate(ranks(training.optimizer_state, to)):
