@@ -33,7 +33,7 @@ def drawn(
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_all_agree_with_the_oracle_for_random_sizes(function, is_causal, rng, assert_close) -> None:
-    for _ in range(12):
+    for _ in range(6):
         queries, keys, head_dim = rng.randint(1, 150), rng.randint(1, 150), rng.randint(1, 90)
         tensors = drawn(queries, keys, head_dim, rng.randrange(2**32), heads=2, shared=rng.randint(1, 3))
         oracle = attention(*[tensor.double() for tensor in tensors], is_causal)
@@ -41,8 +41,7 @@ def test_all_agree_with_the_oracle_for_random_sizes(function, is_causal, rng, as
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("br", [1, 5, 16, 48, 70, 128])
-@pytest.mark.parametrize("bc", [1, 7, 64, 200])
+@pytest.mark.parametrize(("br", "bc"), [(1, 1), (1, 200), (5, 7), (16, 64), (48, 1), (70, 200), (128, 7)])
 def test_flash_takes_any_tiles_forward_and_backward(br, bc, is_causal, rng, assert_close) -> None:
     seed = rng.randrange(2**32)
     inputs = drawn(rng.randint(2, 131), rng.randint(2, 131), 20, seed, heads=2, shared=1 + br % 2)
