@@ -44,11 +44,3 @@ def test_files_with_ranges_are_sent_as_they_are_stored(site: Any) -> None:
         answer, body = raw(site, f"/jobs/{job_id}/artifacts/trace.json", **({"Range": wanted} if wanted else {}))
         assert (answer.status_code, body) == (status, content)
         assert "content-encoding" not in answer.headers
-
-
-def test_events_are_sent_at_once(site: Any) -> None:
-    job_id = site.submit(priority=50)["id"]
-    with site.http.stream("GET", f"/jobs/{job_id}/events", headers={**GZIP, "Accept": "text/event-stream"}) as answer:
-        assert "content-encoding" not in answer.headers
-        first = next(answer.iter_raw())
-        assert b"event: state" in first

@@ -98,15 +98,6 @@ def test_who_submitted_is_recorded(fresh_site: Any, user: str) -> None:
     assert f"/ui/jobs/{other['id']}" not in page(fresh_site, link).references
 
 
-def test_who_submits_a_form_is_recorded(fresh_site: Any) -> None:
-    headers = {"Flopwatch-User": "ada", "Sec-Fetch-Site": "same-origin"}
-    form = {"kind": "benchmark", "spec.model.size": "tiny"}
-    answer = fresh_site.http.post("/ui/new", data=form, headers=headers)
-    assert answer.status_code == 303
-    assert fresh_site.http.post("/ui/demo", headers=headers).status_code == 303
-    assert {job["submitted_by"] for job in fresh_site.http.get("/jobs").json()["data"]} == {"ada"}
-
-
 @pytest.mark.parametrize("user", ["x" * 201, "%0A", "%00"])
 def test_no_user_has_such_a_name(fresh_site: Any, user: str) -> None:
     answer = fresh_site.http.post("/jobs", json={"spec": TINY}, headers={"Flopwatch-User": user})

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.hosts import AllowedHosts, is_loopback
+from app.api.hosts import AllowedHosts
 from app.errors import MisdirectedRequest
 from app.settings import Settings
 
@@ -109,13 +109,6 @@ def test_hosts_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     assert Settings.from_environment().allowed_hosts == ("gpu-box", "*.lab.example")
 
 
-def test_an_added_host_is_served(serve: Any, tmp_path: Any) -> None:
-    with serve(tmp_path, allowed_hosts=("gpu-box",)) as site:
-        headers = {"Host": "gpu-box:8000", "Origin": "http://gpu-box:8000"}
-        assert site.http.post("/jobs", json={"spec": TINY}, headers=headers).status_code == 201
-        assert site.http.get("/jobs", headers={"Host": "cpu-box"}).status_code == 421
-
-
 def test_behind_a_reverse_proxy(serve: Any, tmp_path: Any) -> None:
     """A proxy that does what docs/reverse-proxy.md asks for: addresses are those that the browser knows."""
     reason = "pip install -e .[dev]"
@@ -152,8 +145,3 @@ def test_a_request_without_a_host(site: Any) -> None:
 def test_probes_need_no_host(site: Any, host: str) -> None:
     answer = site.http.get("/healthz", headers={"Host": host})
     assert (answer.status_code, answer.json()["status"]) == (200, "ok")
-
-
-def test_loopback() -> None:
-    assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.1.2.3", "::1", "[::1]", "::ffff:127.0.0.1")))
-    assert not any(map(is_loopback, ("0.0.0.0", "::", "", "gpu-box", "10.0.0.7", "127.0.0.1.evil.example")))

@@ -59,15 +59,6 @@ def test_the_queue(fresh_site: Any) -> None:
     assert third.attempt == 1
 
 
-def test_counts_survive_the_server(serve: Any, tmp_path: Any) -> None:
-    with serve(tmp_path) as site:
-        site.submit()
-        site.worker.finish(site.worker.claim())
-    with serve(tmp_path) as site:
-        assert value(site, "flopwatch_outcomes_total", outcome="succeeded") == 1
-        assert value(site, "flopwatch_http_requests_total", route="/jobs") is None, "of the process that has ended"
-
-
 def test_devices(fresh_site: Any) -> None:
     site = fresh_site
     site.worker.register()

@@ -241,17 +241,6 @@ def test_an_unknown_table_or_column_is_refused(site: Any, profiled: str, path: s
     assert told in response.json()["detail"]
 
 
-def finished(site: Any, measured: Any) -> tuple[int, int]:
-    """Two jobs with a result each."""
-    ids = []
-    for length, value in ((8, 1.0), (16, 2.0)):
-        job_id = site.submit(spec={"context_length": length}, priority=10)["id"]
-        claim = site.worker.claim_job(job_id)
-        site.worker.finish(claim, measurements=[measured("forward_ms", value, model="tiny", context_length=length)])
-        ids.append(job_id)
-    return ids[0], ids[1]
-
-
 def test_tables_of_another_statistic_and_by_label(site: Any, measured: Any) -> None:
     job_id = site.submit(labels={"of": "statistics"}, priority=10)["id"]
     found = replace(measured("forward_ms", 1.0, model="tiny"), median=5.0, p95=9.0)
@@ -264,18 +253,3 @@ def test_tables_of_another_statistic_and_by_label(site: Any, measured: Any) -> N
         assert answer["next"] is None
     assert site.http.get("/tables", params={"job": job_id, "statistic": "mode"}).status_code == 422
     assert site.http.get("/tables", params={"label": "of"}).status_code == 422
-
-
-def test_table_of_nothing(site: Any) -> None:
-    job_id = site.submit()["id"]
-    for format_ in ("json", "csv", "markdown", "latex", "html"):
-        assert site.http.get("/tables", params={"job": job_id, "format": format_}).status_code == 200
-
-
-def test_tables_of_unknown_things(site: Any, measured: Any) -> None:
-    ids = list(finished(site, measured))
-    assert site.http.get("/tables?sweep=999").status_code == 404
-    assert site.http.get("/tables?job=99999").status_code == 404
-    response = site.http.get("/tables", params={"job": ids, "columns": "colour"})
-    assert response.status_code == 422
-    assert "colour" in response.json()["detail"]

@@ -176,10 +176,6 @@ def test_pages_in_order(site: Any, measured_jobs: list[int]) -> None:
     assert rest["next"] is None
 
 
-def test_latex_names_are_checked(site: Any) -> None:
-    get(site, "/tables?latex_label=a}b", 422)
-
-
 @pytest.mark.parametrize("options", ["", "format=csv", "format=markdown", "columns=step_ms", "limit=5"])
 def test_a_table_that_is_too_large_is_refused(site, measured_jobs, monkeypatch, options) -> None:
     monkeypatch.setattr(measurements, "MAX_MEASUREMENTS", 3)

@@ -42,10 +42,6 @@ def test_sweep() -> None:
     assert grid == {"model.size": ["tiny", "small"], "context_length": [8, 16]}
 
 
-def test_point() -> None:
-    assert arguments.parse_point("model.size=xl,context_length=512") == {"model.size": "xl", "context_length": 512}
-
-
 @pytest.mark.parametrize("argument", ["novalue", "=1", ".a=1", "a..b=1", "a.=1"])
 def test_a_malformed_pair_is_refused(argument: str) -> None:
     with pytest.raises(typer.BadParameter):
@@ -126,12 +122,6 @@ def test_a_grid_of_lists_and_points_of_it() -> None:
     assert grid == {"names": [["eager", "triton"], ["flex"], [128]]}
     assert arguments.parse_point("names=[eager,triton],seed=1", {"names"}) == {"names": ["eager", "triton"], "seed": 1}
     assert arguments.parse_point("names=flex", {"names"}) == {"names": ["flex"]}
-
-
-def test_list_fields_of_a_schema() -> None:
-    inner = {"properties": {"sizes": {"type": "array"}, "name": {"type": "string"}}}
-    properties = {"inner": {"$ref": "#/$defs/Inner"}, "names": {"type": "array"}, "seed": {"type": "integer"}}
-    assert arguments.list_fields({"$defs": {"Inner": inner}, "properties": properties}) == {"inner.sizes", "names"}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from app.cli import specs
 from app.specs import KINDS
 from app.states import FIRST_IN_QUEUE
 from app.store.records import StoredArtifact, UnitRecord
@@ -280,11 +279,6 @@ def test_a_table_of_an_unfinished_sweep_says_so(flopwatch: Any, site: Any) -> No
     assert f"note: {queued}" in flopwatch(*table, "--format", "brief").stdout
     assert f"jobs of sweep {made['id']} that the table lacks: 2 queued" in flopwatch(*table, "--format", "csv").stderr
     assert f"job {jobs[0]}" in ended(flopwatch("table", "--job", str(jobs[0])))
-
-
-def test_words_that_are_no_fields_stay_mistakes(flopwatch: Any) -> None:
-    assert "No such option" in ended(flopwatch("submit", *TINY, "--colour", "red"), 2)
-    assert "No such option" in ended(flopwatch("jobs", "--context-length", "64"), 2)
 
 
 def test_a_field_inside_the_model_is_named(flopwatch: Any) -> None:
@@ -854,8 +848,3 @@ def test_help_is_quick_and_imports_little() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "submit" in done.stdout
     assert done.stdout.splitlines()[-1] == "", "nothing slow is imported"
-
-
-def test_help_of_a_command_needs_no_specs(flopwatch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specs, "paths_of", lambda *_: pytest.fail("--help is no field"))
-    assert "--dry-run" in ended(flopwatch("submit", "--help"))

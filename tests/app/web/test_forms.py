@@ -83,20 +83,6 @@ def test_presets_fill_the_form_in(kind: str) -> None:
         assert KINDS[kind].model_validate(made) == expected
 
 
-def test_a_stored_spec_fills_the_form_in() -> None:
-    spec = KINDS["attention"].model_validate({"head_dims": [16, 32], "device": "cpu"})
-    form = forms.with_values(fields_of("attention"), spec.model_dump(mode="json"))
-    assert forms.body_of("attention", form, {}) == {
-        "spec": {"kind": "attention", "head_dims": [16, 32], "device": "cpu"}
-    }
-
-
-def test_objects_are_folded_where_nothing_is_filled_in() -> None:
-    shown, folded = forms.groups_of(fields_of("benchmark"))
-    assert {"code", "arguments"} <= {field.path for _, group in folded for field in group}
-    assert {"code", "arguments"}.isdisjoint(field.path for _, group in shown for field in group)
-
-
 def test_the_sides_of_a_comparison_have_the_fields_of_their_kind() -> None:
     sides = body("compare", baseline__context_length="64", candidate__model__d_model="512", candidate__compile="true")
     assert sides == {

@@ -5,10 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
 
 from app.specs import KINDS
-from app.specs.attention import AttentionSpec
 from app.store.reading import measurements
 from app.store.records import StoredArtifact, UnitRecord
 from flopwatch.table_options import FORMATS
@@ -205,15 +203,6 @@ def test_a_page_that_has_not_changed_is_not_sent_again(site, measured, monkeypat
     assert site.http.get(paths[0], headers={"If-None-Match": after_end[paths[0]]}).status_code == 200
 
 
-def test_the_list_validates_no_spec(fresh_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grid of ten thousand cells took 15 ms a row."""
-    spec = {"kind": "attention", "sequence_lengths": [64, 128], "implementations": ["eager"]}
-    assert fresh_site.http.post("/jobs", json={"spec": spec}).status_code == 201
-    monkeypatch.setattr(AttentionSpec, "cells", lambda _self: pytest.fail("the list made cells"))
-    monkeypatch.setattr(TypeAdapter, "validate_json", lambda *_: pytest.fail("the list validated a spec"))
-    assert "eager, bf16, causal, head_dim=64, sequence_length=64/128" in page(fresh_site, "/ui").text
-
-
 def test_why_a_job_waits(fresh_site: Any) -> None:
     fresh_site.worker.register()
     job_id = fresh_site.submit(spec={"device": "cuda"})["id"]
@@ -268,20 +257,3 @@ def test_broken_rows_are_shown(site: Any) -> None:
     pages = ("/ui", f"/ui/jobs/{job['id']}", f"/ui/jobs/{done['id']}", f"/ui/sweeps/{sweep['id']}", "/ui/workers")
     for path in pages:
         assert "cannot be read" in page(site, path).text, path
-
-
-def test_a_sweep_shows_one_table_also_when_its_jobs_have_several_cases(fresh_site: Any) -> None:
-    for base, is_folded in (
-        ({"kind": "benchmark"}, False),
-        ({"kind": "attention", "implementations": ["eager"]}, True),
-    ):
-        body = {"base": base, "grid": {"device": ["cpu", "auto"]}}
-        answer = fresh_site.http.post("/sweeps", json={**body, "priority": -99})
-        assert answer.status_code == 201, answer.text
-        sweep = answer.json()["id"]
-        fresh_site.http.post(f"/sweeps/{sweep}/cancel")
-        text = fresh_site.http.get(f"/ui/sweeps/{sweep}").text
-        assert ('<details class="panel" id="jobs">' in text) is is_folded
-        assert ('id="table"' in text) is is_folded
-        searched = fresh_site.http.get(f"/ui/sweeps/{sweep}?state=cancelled").text
-        assert ('<details class="panel" id="jobs" open>' in searched) is is_folded

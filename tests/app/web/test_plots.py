@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.errors import InvalidRequest
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
-from app.web.pages.plots import first_metric, where
+from app.web.pages.plots import first_metric
 from app.web.plots.chart import MAX_SERIES, draw_chart
 from app.web.plots.distributions import SIDES, Processes, draw_distributions
 from app.web.plots.drawing import EMPTY, OUTCOMES
@@ -100,14 +99,6 @@ def test_an_error_bar_has_the_ends_of_the_interval() -> None:
     assert (trace["error_y"]["array"], trace["error_y"]["arrayminus"]) == ([2053.0], [848.0])
 
 
-def test_one_point_has_axes_too() -> None:
-    point = Point({"model": "tiny", "context_length": 8}, 1.0)
-    axes = axes_of([point])
-    assert axes == Axes("context_length")
-    assert drawn(draw_chart([point], axes, "step_ms", "ms"))[""]["y"] == [1.0]
-    assert draw_chart([], axes_of([]), "step_ms", "ms")["data"] == []
-
-
 def test_lines_in_order_with_error_bars_log_axes_and_units() -> None:
     figure = draw_chart(grid(), axes_of(grid()), "forward_ms", "ms")
     eager = drawn(figure)["eager"]
@@ -122,17 +113,6 @@ def test_lines_in_order_with_error_bars_log_axes_and_units() -> None:
     assert figure["layout"]["xaxis"]["title"]["text"] == "Sequence length"
     assert eager["marker"]["color"] != drawn(figure)["flash"]["marker"]["color"]
     assert eager["customdata"][0][0] == "eager, sequence_length=256, causal<br>64 ± 0.5 (n = 8)"
-
-
-def test_axes_are_linear_on_request_and_for_few_values() -> None:
-    figure = draw_chart(grid(), axes_of(grid()), "forward_ms", "ms", log_x=False, log_y=False)
-    assert (figure["layout"]["xaxis"]["type"], figure["layout"]["yaxis"]["type"]) == ("linear", "linear")
-    assert "dtick" not in draw_chart(grid(), axes_of(grid()), "forward_ms", "ms", log_y=True)["layout"]["yaxis"], (
-        "within a decade there may be no 1, 2 or 5"
-    )
-    with_zero = [*grid(), Point({"implementation": "eager", "sequence_length": 0, "causal": True}, 0.0)]
-    figure = draw_chart(with_zero, axes_of(with_zero), "forward_ms", "ms", log_x=True, log_y=True)
-    assert (figure["layout"]["xaxis"]["type"], figure["layout"]["yaxis"]["type"]) == ("linear", "linear")
 
 
 def test_points_without_a_value_are_marked() -> None:
@@ -185,11 +165,6 @@ def test_left_out_series_are_reported() -> None:
     figure = draw_chart(points, axes_of(points), "m", None)
     assert len(figure["data"]) == MAX_SERIES
     assert "of 30 series" in figure["note"]
-
-
-def test_flags_are_named_in_the_legend() -> None:
-    points = [Point({"x": x, "compile": flag}, 1.0) for flag in (True, False) for x in (1, 2, 3)]
-    assert set(drawn(draw_chart(points, axes_of(points), "m", None))) == {"compile", "no compile"}
 
 
 def test_markup_in_names_is_text() -> None:
@@ -252,14 +227,6 @@ def test_figures_have_their_numbers_as_a_table() -> None:
     assert (empty["data"], empty["empty"]) == ([], EMPTY)
 
 
-def test_a_large_heat_map_has_no_texts() -> None:
-    points = [Point({"a": a, "b": b}, float(a + b + 1)) for a in range(30) for b in range(30) if (a, b) != (3, 4)]
-    values = draw_heat_map(points, "a", "b", "m", None)["data"][0]
-    assert "texttemplate" not in values
-    assert values["z"][4][3] is None
-    assert values["customdata"][4][3] == []
-
-
 def test_distributions_stand_side_by_side() -> None:
     groups = [
         Processes(side, case, [1.0, 2.0, 3.0]) for side in ("baseline", "candidate") for case in ("tiny", "small")
@@ -311,9 +278,3 @@ def test_a_sweep_opens_on_the_metric_by_which_its_best_is_chosen() -> None:
         for kind, fit in (("ddp", None), ("benchmark", None), ("benchmark", {"axis": "batch_size"}))
     ]
     assert first == ["step_ms", "step_ms", "peak_memory_mib"]
-
-
-@pytest.mark.parametrize(("number", "end"), [(20, "19, 20."), (21, "19, 20, ….")])
-def test_a_refusal_says_that_it_names_not_all_values(number: int, end: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"of length there is 1, .*{end}$"):
-        where([Point({"length": at + 1}, 1.0) for at in range(number)], ["length=99"])

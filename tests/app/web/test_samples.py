@@ -26,11 +26,6 @@ def test_lines_of_processes_share_colour_and_legend() -> None:
     assert (first["showlegend"], second["showlegend"]) == (True, False)
 
 
-def test_few_steps_have_a_tick_each() -> None:
-    assert over_steps([row([1.0] * 12)], 1)["layout"]["xaxis"]["dtick"] == 1
-    assert "dtick" not in over_steps([row([1.0] * 13)], 1)["layout"]["xaxis"]
-
-
 def test_many_long_lines_have_a_bounded_number_of_points() -> None:
     figure = over_steps([row([1.0, 2.0] * 1000, unit_index) for unit_index in range(100)], 100)
     assert len(figure["data"]) == 100

@@ -121,13 +121,6 @@ def test_names_of_a_worker_are_no_markup() -> None:
     assert "&lt;b&gt;mm" in figure["data"][0]["customdata"][0]
 
 
-def test_the_products_with_the_most_time_are_drawn() -> None:
-    rows = [product(total_ms=float(time)) for time in range(1000)]
-    figure = draw_roofline(rows, [], [])
-    assert len(figure["data"][0]["x"]) == 300
-    assert min(row[4] for row in figure["table"]["rows"]) == 700.0
-
-
 def test_phases_of_ones_own_step_are_shown_as_they_are() -> None:
     """Unlike our model's, its scopes do not include the phases before them."""
     rows = classes(forward={"matmul": 2.0}, backward={"matmul": 3.0}, optimizer={"other": 1.0}, step={"matmul": 5.0})
