@@ -266,7 +266,7 @@ def _history(services: Services, cases: Mapping[str, Any], query: PictureQuery) 
 
 def drawn_panel(services: Services, query: panel.PlotsQuery) -> list[Plot]:
     """Return the chart and the heat maps of a metric, if there is something to draw."""
-    view = panel.drawn(services, panel.versions(services, query), query.model_dump_json())
+    view = panel.drawn(services, query)
     if view["chart"] is None:
         return []
     x = in_a_sentence(view["x"])

@@ -1,6 +1,5 @@
 """/ui/plots: the panel of plots of a sweep or of jobs, which their pages embed."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -86,8 +85,7 @@ def panel(request: Request, services: CurrentServices, query: Annotated[PlotsQue
         raise InvalidRequest.at("/sweep", "Name a sweep, or jobs: /ui/plots?sweep=3 or /ui/plots?job=17.")
     source: dict[str, Any] = {"sweep": query.sweep, "job": query.job}
     chosen = urlencode({name: value for name, value in source.items() if value}, doseq=True)
-    version = versions(services, query)
-    tag = page_tag(version, query.model_dump_json())
+    tag = page_tag(versions(services, query), query.model_dump_json())
     if tag.is_known_to(request):
         return unchanged(tag)
     return tagged(
@@ -98,15 +96,12 @@ def panel(request: Request, services: CurrentServices, query: Annotated[PlotsQue
         address=f"/ui/plots?{chosen}",
         table=f"/ui/tables?{chosen}",
         kept=[(name, value) for name in KEPT for value in getattr(query, name)],
-        view=drawn(services, version, query.model_dump_json()),
+        view=drawn(services, query),
     )
 
 
-@functools.lru_cache(maxsize=8)
-def drawn(services: Services, version: str, query_json: str) -> dict[str, Any]:
-    """Return the content of the panel. It is cached until results change: many points take tenths of a second."""
-    del version  # a part of the key
-    query = PlotsQuery.model_validate_json(query_json)
+def drawn(services: Services, query: PlotsQuery) -> dict[str, Any]:
+    """Return the content of the panel."""
     sweep = None if query.sweep is None else services.reading.sweep(query.sweep)
     units = members.metrics(services.database, query.sweep, query.job)
     if query.metric not in (None, *units):  # earlier jobs may have measured it

@@ -11,7 +11,6 @@ import pytest
 from app.specs import spec_adapter
 from app.store.reading import members
 from app.store.records import Offer
-from app.web.pages import plots as plots_page
 from app.web.pages.compare import DRAWN_CASES, MAX_JOBS, ratios
 from tests.app.conftest import CAPABILITIES
 from tests.app.web.checker import page
@@ -193,11 +192,6 @@ class TestPlots:
     def test_all_values_are_drawn_along_x(self, filled: Any) -> None:
         bars, _ = figures(filled.http.get("/ui/plots?sweep=1&x=precision&only=precision:bf16").text)
         assert bars["data"][0]["x"] == ["fp32", "bf16"]
-
-    def test_figures_are_cached_until_results_change(self, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        first = filled.http.get("/ui/plots?sweep=1").text
-        monkeypatch.setattr(plots_page, "points_of", lambda *_: pytest.fail("it was read again"))
-        assert filled.http.get("/ui/plots?sweep=1").text == first
 
     @pytest.mark.parametrize(
         ("query", "status"),
