@@ -3,12 +3,12 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from app import results
 from app.api.compare import ComparedQuery
@@ -18,7 +18,6 @@ from app.errors import Conflict, InvalidRequest
 from app.metrics import better
 from app.results.findings import Row
 from app.specs import KINDS
-from app.specs._base import field_error
 from app.web.parameters import NONE_IF_EMPTY
 from app.web.plots.distributions import Processes, draw_distributions
 from app.web.plots.ratios import Ratio, draw_ratios
@@ -49,10 +48,6 @@ class CompareQuery(StrictQuery):
 
     job: Annotated[list[Id], BeforeValidator(_parts)] = Field(default=[], max_length=MAX_JOBS)
     """Ids, each parameter with one or several, separated by spaces or commas."""
-    baseline: Annotated[Id | None, NONE_IF_EMPTY] = None
-    """As in `/compare`: a job before all of `job`."""
-    candidate: list[Id] = Field(default=[], max_length=MAX_JOBS)
-    """As in `/compare`: more of `job`."""
     baseline_name: Annotated[Text | None, NONE_IF_EMPTY] = None
     """A baseline's name: all jobs are compared with its results."""
     metric: Annotated[Text | None, NONE_IF_EMPTY] = None
@@ -60,17 +55,11 @@ class CompareQuery(StrictQuery):
     """The query of the list in which the jobs were picked. If it is given, the oldest job is the baseline: the list has
     the newest first."""
 
-    @model_validator(mode="after")
-    def _fits_on_a_page(self) -> Self:
-        if (number := len(self.ids())) > MAX_JOBS:
-            raise field_error("job", f"{number} jobs; this page compares {MAX_JOBS} at most")
-        return self
-
     def ids(self) -> list[int]:
         """Return the jobs, the baseline first."""
         picked_in_a_list = "back" in self.model_fields_set
         picked = sorted(self.job) if picked_in_a_list else self.job
-        return list(dict.fromkeys([*filter(None, [self.baseline]), *picked, *self.candidate]))
+        return list(dict.fromkeys(picked))
 
 
 @router.get("/compare")
@@ -88,7 +77,7 @@ def compare(request: Request, services: CurrentServices, query: Annotated[Compar
         request,
         "compare.html",
         plots=True,
-        jobs=[{**job, "links_to": _links(ids, at)} for at, job in enumerate(jobs)],
+        jobs=jobs,
         ids=ids,
         list_of_jobs="/ui" + (f"?{query.back}" if query.back else ""),
         baseline_name=query.baseline_name,
@@ -106,15 +95,6 @@ def _job(services: Services, job_id: int) -> dict[str, Any]:
     job, _version = services.reading.job(job_id)
     holds_both = job["kind"] in KINDS and KINDS[job["kind"]].has_sides
     return {**job, "case": case_text(job.get("summary") or {}), "holds_both": holds_both}
-
-
-def _links(ids: Sequence[int], at: int) -> dict[str, str]:
-    others = [job_id for number, job_id in enumerate(ids) if number != at]
-    return {"baseline": _address([ids[at], *others]), "without": _address(others)}
-
-
-def _address(ids: Sequence[int]) -> str:
-    return "/ui/compare" + (f"?{urlencode([('job', job_id) for job_id in ids])}" if ids else "")
 
 
 def _comparisons(services: Services, jobs: Sequence[Mapping[str, Any]], baseline: str | None) -> list[dict[str, Any]]:
