@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import Response
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.access import Sender
 from app.api.bodies import Body, json_body, request_body
-from app.api.parameters import NO_QUERY, Id, Json, Limit, StrictQuery, Text, declared, documented
+from app.api.parameters import NO_QUERY, Id, Json, Limit, StrictQuery, declared
 from app.api.schemas import Baseline, BaselineOfCases, Page, PutBaseline
 from app.api.services import CurrentServices
 from app.errors import InvalidRequest
@@ -21,9 +20,13 @@ from flopwatch.defaults import USER
 
 router = APIRouter(prefix="/baselines", tags=["baselines"])
 
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
-LIKE_AN_ID = re.compile(r"[0-9]+")
-"""Names that a new baseline may not have: `flopwatch compare 17 23` means job 17."""
+NAME = "[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}"
+ABOUT = "The baseline's name: letters, digits, `_`, `.` and `-`."
+Name = Annotated[str, Path(description=ABOUT, pattern=f"^{NAME}$")]
+NewName = Annotated[
+    str, Path(description=ABOUT, pattern=f"^{NAME}$", json_schema_extra={"pattern": f"^(?![0-9]+$){NAME}$"})
+]
+"""A name that is not only of digits: `flopwatch compare 17 23` means job 17."""
 
 
 class BaselineBody(StrictModel):
@@ -50,48 +53,10 @@ class BaselineBody(StrictModel):
 read_baseline_body = json_body(BaselineBody)
 
 
-def _after(value: str) -> str:
-    if not NAME.fullmatch(value):
-        raise PydanticCustomError("cursor", "must be the `next` of an earlier page")
-    return value
-
-
 class BaselinesQuery(StrictQuery):
     limit: Limit = 50
-    after: Annotated[Text, documented(f"^{NAME.pattern}$"), AfterValidator(_after)] | None = Field(default=None)
+    after: Annotated[str, Field(pattern=f"^{NAME}$")] | None = None
     """`next` of the previous page."""
-
-
-A_NAME = Path(description="The baseline's name.", json_schema_extra={"pattern": f"^{NAME.pattern}$"})
-
-
-async def _name(name: Annotated[str, A_NAME]) -> str:
-    """Return the name in a path. Raises InvalidRequest when no baseline can have it."""
-    if not NAME.fullmatch(name):
-        detail = (
-            f"A baseline's name has 1 to 63 letters, digits, '_', '.' and '-', and begins with none of the last two; "
-            f"got {name[:80]!r}."
-        )
-        raise InvalidRequest.at("/name", detail)
-    return name
-
-
-Name = Annotated[str, Depends(_name)]
-
-
-A_NEW_NAME = Path(description="The baseline's name.", json_schema_extra={"pattern": f"^(?![0-9]+$){NAME.pattern}$"})
-
-
-async def _new_name(name: Annotated[str, A_NEW_NAME]) -> str:
-    """Return the name of a baseline to set. Raises InvalidRequest if it could be mistaken for a job's id."""
-    name = await _name(name)
-    if LIKE_AN_ID.fullmatch(name):
-        detail = f"{name[:80]!r} would be taken for a job's id: let a baseline's name have something else than digits."
-        raise InvalidRequest.at("/name", detail)
-    return name
-
-
-NewName = Annotated[str, Depends(_new_name)]
 
 
 @router.get("", responses={200: {"model": Page[Baseline]}}, summary="List baselines by name")
@@ -126,6 +91,9 @@ async def put_baseline(
     409 unless the job has succeeded, with results that are not invalid, or the sweep is finished. `left_out` lists jobs
     without complete results or with invalid ones; `suspect` lists jobs with suspect results, which are in the baseline.
     """
+    if name.isdecimal():
+        detail = f"{name!r} would be taken for a job's id: let a baseline's name have something else than digits."
+        raise InvalidRequest.at("/name", detail)
     job, sweep = body.model.job, body.model.sweep
     kept = await services.writes.run_long(
         lambda: services.baselines.put(name, job=job, sweep=sweep, set_by=sender.name)

@@ -86,8 +86,7 @@ def test_wrong_bodies(site: Any, body: dict[str, Any], pointer: str) -> None:
 @pytest.mark.parametrize("name", ["", "-x", "a b", "ä", "a" * 64, "a%2Fb", "a/b"])
 def test_names_that_no_baseline_has(site: Any, name: str) -> None:
     for answer in (site.http.get(f"/baselines/{name}"), site.http.put(f"/baselines/{name}", json={"job": 1})):
-        assert answer.status_code == 422
-        assert answer.json()["errors"][0]["pointer"] == "/name"
+        assert (answer.status_code, "should match pattern" in answer.json()["detail"]) == (422, True)
 
 
 def test_a_name_like_a_jobs_id_is_for_none_that_is_set(site: Any, run: Any) -> None:
