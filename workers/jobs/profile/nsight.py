@@ -61,8 +61,6 @@ NOTHING_PROFILED = re.compile(
 )
 MAX_PHASE = 400
 """Most characters of a kernel's name that become a measurement's phase."""
-MAX_COUNTER_ROWS = 20_000
-"""Largest number of rows of the table `ncu`; the report has the rest."""
 NSYS_COLUMNS = (
     ("Name", Column("name", "string"), 1.0),
     ("Total Time (ns)", Column("total_ms", "number", "ms"), 1e-6),
@@ -395,14 +393,14 @@ def _collect_ncu(spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter)
     assert spec.ncu is not None
     command = [unit.params["path"], "--import", str(scratch / REPORTS["ncu"])]
     printed = _ask([*command, "--csv", "--page", "raw", "--print-units", "base"])
-    launches, metric_units = ncu_launches(printed)
+    launches = ncu_launches(printed)
     if not launches:
         raise InvalidEnvironment(f"{_no_kernel(spec.ncu)}: its report is empty")
     if not any(launch.value(counter) is not None for launch in launches for counter in COUNTERS if counter.read):
         raise InvalidEnvironment(
             f"{NAMES['ncu']} could read no counter of the {len(launches)} launches in its report, only their sizes"
         )
-    checks = _report_ncu_tables(launches, metric_units, report)
+    _report_launches(launches, report)
     device_key = environment.device_key(choose_device(spec.device, spec.precision))
     phases = phases_of(launches)
     metrics = [Metric(counter.name, phase, counter.unit) for phase in dict.fromkeys(phases) for counter in COUNTERS]
@@ -414,7 +412,7 @@ def _collect_ncu(spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter)
             why = f"the set {spec.ncu.set!r} of {NAMES['ncu']} does not hold {counter.source}"
             values.set(counter.name, phase, samples or None, why)
     values.report(spec.case(), device_key, report)
-    _note(report, *checks)
+    _note(report)
 
 
 def phases_of(launches: Sequence[Launch]) -> list[str]:
@@ -426,24 +424,24 @@ def phases_of(launches: Sequence[Launch]) -> list[str]:
     ]
 
 
-def ncu_launches(printed: str) -> tuple[list[Launch], dict[str, str]]:
-    """Return the launches of ncu's page `raw` as CSV, and the unit of each metric. The second row has the units."""
+def ncu_launches(printed: str) -> list[Launch]:
+    """Return the launches of ncu's page `raw` as CSV. The second row has the units."""
     rows = _rows(printed, "ID")
     if len(rows) < 2:
-        return [], {}
-    header, metric_units = rows[0], dict(zip(rows[0], rows[1], strict=True))
+        return []
+    header = rows[0]
     launches = []
     for row in rows[2:]:
         fields = dict(zip(header, row, strict=True))
         metrics = {name: value for name, value in fields.items() if "__" in name}
         where = fields.get("Grid Size", ""), fields.get("Block Size", "")
         launches.append(Launch(int(fields["ID"]), fields["Kernel Name"], *where, metrics))
-    return launches, metric_units
+    return launches
 
 
-def _report_ncu_tables(launches: Sequence[Launch], metric_units: Mapping[str, str], report: Reporter) -> list[Check]:
-    """Report a table with a row per launch, and one with a row per launch and metric. Returns checks with notes."""
-    summary = [
+def _report_launches(launches: Sequence[Launch], report: Reporter) -> None:
+    """Report the table `ncu-launches`, with a row per launch."""
+    columns = [
         *Column.parse("launch: integer, function, grid, block"),
         *(Column(counter.name, "number", counter.unit) for counter in (DURATION, *COUNTERS)),
         Column("kernel", "string"),
@@ -452,18 +450,4 @@ def _report_ncu_tables(launches: Sequence[Launch], metric_units: Mapping[str, st
     for launch in launches:
         values = [launch.value(counter) for counter in (DURATION, *COUNTERS)]
         rows.append([launch.number, launch.function, launch.grid, launch.block, *values, launch.kernel])
-    report.table("ncu-launches", summary, rows)
-    columns = Column.parse("launch: integer, function, metric, unit, value: number, text")
-    rows, checks = [], []
-    for done, launch in enumerate(launches):
-        # Facts about the device are in the environment.
-        metrics = {name: text for name, text in launch.metrics.items() if not name.startswith("device__attribute_")}
-        if len(rows) + len(metrics) > MAX_COUNTER_ROWS:
-            detail = f"the table ncu has {done} of {len(launches)} launches; the report has all"
-            checks.append(Check("ncu_table", False, detail, "note"))
-            break
-        for name, text in metrics.items():
-            value, unit = number(text), metric_units[name] or None
-            rows.append([launch.number, launch.function, name, unit, value, text if value is None else None])
-    report.table("ncu", columns, rows)
-    return checks
+    report.table("ncu-launches", columns, rows)
