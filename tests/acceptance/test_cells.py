@@ -49,18 +49,3 @@ def test_cells_that_take_their_process_down_cost_no_other(site: Site) -> None:
     log = client.get(f"/jobs/{job['id']}/logs").text
     assert log.count("about to fall over") == 2, "a cell that crashed is not tried again"
     assert "crashed" in client.get("/tables", params={"job": job["id"], "format": "markdown"}).text
-
-
-def test_an_installed_implementation_appears_beside_ours(site: Site) -> None:
-    client = site.client
-    spec = {**SPEC, "implementations": ["own", "eager"], "sequence_lengths": [16], "causal": [True]}
-    job = wait_for_job(client, submit(client, {"spec": spec}))
-    assert outcomes(get(client, f"/jobs/{job['id']}/measurements")["rows"]) == {
-        ("own", 16, True): "ok",
-        ("eager", 16, True): "ok",
-    }
-    refused = client.post("/jobs", json={"spec": {**spec, "implementations": ["own", "no_such"]}})
-    assert refused.status_code == 422
-    (error,) = refused.json()["errors"]
-    assert error["pointer"] == "/spec/implementations/1"
-    assert "own" in error["detail"]

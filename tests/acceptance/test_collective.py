@@ -31,22 +31,6 @@ def ranks_of(site: Site) -> dict[int, int]:
     return found
 
 
-def test_two_ranks_measure_every_operation(site: Site) -> None:
-    client = site.client
-    job = wait_for_job(client, submit(client, {"spec": SPEC}))
-    assert job["state"] == "succeeded", job["error"]
-    rows = get(client, f"/jobs/{job['id']}/measurements")["rows"]
-    assert {(row["operation"], row["world_size"], row["backend"]) for row in rows} == {
-        (operation, 2, "gloo") for operation in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
-    }
-    assert {row["metric"] for row in rows if row["outcome"] != "ok"} == {"host_us"}
-    assert len(get(client, f"/jobs/{job['id']}/tables/ranks")["rows"]) == 4 * 2
-    shown = client.get("/tables", params={"job": job["id"], "format": "markdown"}).text
-    assert "bus_gb_per_s" in shown
-    assert job["progress"] == {"done": 4, "total": 4, "message": "done"}
-    assert not ranks_of(site)
-
-
 def test_a_killed_rank_fails_the_job_at_once(site: Site) -> None:
     client = site.client
     # The second cell takes many seconds.

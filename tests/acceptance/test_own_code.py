@@ -1,6 +1,6 @@
-"""`--implementation file.py:function`: right, wrong, crashing, raising, and importing what is not there.
+"""`--implementation file.py:function`, also one that imports what is not there.
 
-Where no worker allows it: tests/app/api/test_files.py.
+Where no worker allows it: tests/app/api/test_files.py. Faulty ones: tests/workers/jobs, and test_cells.py.
 """
 
 import json
@@ -18,7 +18,6 @@ from tools.service import wait_for_job
 
 SOURCE = """
 import math
-import os
 
 import torch
 
@@ -29,18 +28,6 @@ def right(q, k, v, is_causal):
         length = q.shape[-2]
         scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1), -math.inf)
     return torch.softmax(scores, dim=-1) @ v
-
-
-def wrong(q, k, v, is_causal):
-    return right(q, k, v, not is_causal)
-
-
-def crashing(q, k, v, is_causal):
-    os.kill(os.getpid(), 11)
-
-
-def raising(q, k, v, is_causal):
-    raise ValueError("only lengths of 7")
 
 
 class Model(torch.nn.Module):
@@ -91,22 +78,6 @@ def test_right_code_is_measured_beside_the_others(flopwatch: Flopwatch, site: An
     again = flopwatch.wait(flopwatch.rerun(job), timeout_s=60, show=lambda *_: None)
     rows = flopwatch.get(f"/jobs/{again['id']}/measurements")["rows"]
     assert {row["case_key"] for row in rows} == {row["case_key"] for row in found.values()}
-
-
-@pytest.mark.parametrize(
-    ("function", "outcome", "words"),
-    [
-        ("wrong", "wrong", "the output"),
-        ("crashing", "crashed", "SIGSEGV"),
-        ("raising", "failed", "ValueError: only lengths of 7"),
-    ],
-)
-def test_faulty_code_costs_its_own_cell_only(flopwatch, mine, function, outcome, words) -> None:
-    job, found = run(flopwatch, f"{mine}:{function}")
-    assert job["state"] == "succeeded"
-    assert found["eager"]["outcome"] == "ok"
-    assert (found[function]["outcome"], found[function]["mean"]) == (outcome, None)
-    assert words in found[function]["reason"]
 
 
 def test_code_that_imports_what_is_not_there_fails_at_once(flopwatch: Flopwatch, tmp_path: Any) -> None:

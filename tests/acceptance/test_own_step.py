@@ -70,12 +70,6 @@ def test_scripts_are_measured_profiled_and_snapshotted(flopwatch: Flopwatch, scr
     assert artifacts(flopwatch, recorded) >= snapshots
 
 
-def test_arguments_are_part_of_the_case(flopwatch: Flopwatch) -> None:
-    few = run(flopwatch, "benchmark", "accumulation", device="cpu", arguments={"micro_batch_size": 8, "accumulate": 1})
-    rows = flopwatch.get(f"/jobs/{few['id']}/measurements")["rows"]
-    assert {(row["arguments.micro_batch_size"], row["arguments.accumulate"]) for row in rows} == {(8, 1)}
-
-
 UNTIDY = """
 import os
 import sys

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -199,18 +198,10 @@ def test_what_has_no_value_is_null_with_a_reason(run, fields, unknown, reason) -
     assert reason in reasons.pop()
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({**STACK, "context_length": 16_384}, "reaches the limit however many shards there are"),
-        ({"model": {"size": "medium"}, "device_gb": 1}, "GiB, however many there are"),
-    ],
-    ids=str,
-)
-def test_no_number_of_shards_suffices(run, fields: dict[str, Any], reason: str) -> None:
-    (row,) = [row for row in run(**fields).rows if row["metric"] == "fewest_shards"]
+def test_no_number_of_shards_suffices(run) -> None:
+    (row,) = [row for row in run(model={"size": "medium"}, device_gb=1).rows if row["metric"] == "fewest_shards"]
     assert row["outcome"] == "oom"
-    assert reason in row["reason"]
+    assert "GiB, however many there are" in row["reason"]
 
 
 def test_precision_changes_activations_only(run) -> None:
@@ -233,20 +224,6 @@ def answer_of(report: Report) -> tuple[str, dict[str, dict[str, Any]]]:
     """The sentences, and the rows of the table `fits` by strategy."""
     sentences = "\n".join(row["answer"] for row in report.table_rows("answer"))
     return sentences, {row["strategy"]: row for row in report.table_rows("fits")}
-
-
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({}, "4 × 2048 tokens, train_step in bf16 with fp32 parameters, by adamw, does not fit on one GPU of 80 GB"),
-        ({"mode": "forward", "precision": "tf32"}, "4 × 2048 tokens, forward in tf32, fits on one GPU of 80 GB"),
-    ],
-    ids=str,
-)
-def test_the_first_sentence_names_the_step(run, fields: dict[str, Any], text: str) -> None:
-    first = answer_of(run(**XL, **fields))[0].splitlines()[0]
-    assert first.startswith(f"xl, {text}")
-    assert re.search(r"on one GPU of 80 GB \(74\.51 GiB\): [\d.]+ GiB\.$", first), "nobody has asked about a mesh"
 
 
 def test_where_nothing_makes_it_fit_on_one_device_it_says_what_several_take(run) -> None:
