@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Row, Select, delete, func, insert, select, tuple_, update
+from sqlalchemy import Connection, Row, Select, bindparam, delete, func, insert, select, tuple_, update
 from sqlalchemy import case as sql_case
 
 from app.errors import Conflict, InvalidRequest, NotFound
@@ -28,7 +28,7 @@ from app.store import tables
 from app.store.database.engine import Database
 from app.store.public import checked_id, rfc3339
 from app.store.queue import sweeps
-from app.store.reading.measurements import JOBS_PER_QUERY, recorded_attempts
+from app.store.reading.measurements import recorded_attempts
 from app.store.tables import utc_now
 from flopwatch.text.cases import case_text
 
@@ -40,6 +40,9 @@ MAX_NAMED = 5
 
 _baseline, _case = tables.baseline.c, tables.baseline_case.c
 _job, _measurement, _attempt = tables.job.c, tables.measurement.c, tables.attempt.c
+_REPLACE = delete(tables.baseline_case).where(
+    _case.baseline == bindparam("of"), _case.case_key == bindparam("case"), _case.device_key == bindparam("device")
+)
 
 
 @dataclass(frozen=True)
@@ -100,10 +103,8 @@ class Baselines:
         with self._database.write() as connection:
             _check_unchanged(connection, attempts)
             is_new = _touch(connection, name, set_by)
-            replaced = sorted({(row["case_key"], row["device_key"]) for row in cases})
-            for start in range(0, len(replaced), JOBS_PER_QUERY):
-                part = tuple_(_case.case_key, _case.device_key).in_(replaced[start : start + JOBS_PER_QUERY])
-                connection.execute(delete(tables.baseline_case).where(_case.baseline == name, part))
+            replaced = {(row["case_key"], row["device_key"]) for row in cases}
+            connection.execute(_REPLACE, [{"of": name, "case": case, "device": device} for case, device in replaced])
             connection.execute(insert(tables.baseline_case), [{"baseline": name, **row} for row in cases])
             baseline = _public(connection, [find_baseline(connection, name)])[0]
         left_out = [{"job": row.id, "why": _why(row)} for row in rows if row.state != "succeeded"]
@@ -304,16 +305,12 @@ def _measured(connection: Connection, attempts: Mapping[int, int]) -> Iterator[_
     first, last = func.min(_measurement.id).label("first"), func.max(rank).label("worst")
     wrong = func.max(sql_case((_measurement.outcome == WRONG, 1), else_=0)).label("wrong")
     query = select(*identity, first, last, wrong).group_by(*identity)
-    pairs = sorted(attempts.items())
-    for start in range(0, len(pairs), JOBS_PER_QUERY):
-        part = pairs[start : start + JOBS_PER_QUERY]
-        of_jobs = _measurement.job_id.in_([job_id for job_id, _ in part])
-        of_attempts = tuple_(_measurement.job_id, _measurement.attempt).in_(part)
-        each = query.where(of_jobs, of_attempts).subquery()
-        named = select(each, _measurement.case).join(tables.measurement, _measurement.id == each.c.first)
-        for row in connection.execute(named):
-            verdict = None if row.worst is None else VERDICTS[row.worst]
-            yield _Measured(row.job_id, row.case_key, row.device_key, row.case, verdict, bool(row.wrong))
+    of_attempts = tuple_(_measurement.job_id, _measurement.attempt).in_(sorted(attempts.items()))
+    each = query.where(_measurement.job_id.in_(attempts), of_attempts).subquery()
+    named = select(each, _measurement.case).join(tables.measurement, _measurement.id == each.c.first)
+    for row in connection.execute(named):
+        verdict = None if row.worst is None else VERDICTS[row.worst]
+        yield _Measured(row.job_id, row.case_key, row.device_key, row.case, verdict, bool(row.wrong))
 
 
 def _with_verdict(measured: Sequence[tuple[Mapping[str, Any], str | None]], verdict: str) -> list[dict[str, Any]]:
@@ -339,11 +336,8 @@ def _title(case: Mapping[str, Any], kind: str) -> str:
 
 def _check_unchanged(connection: Connection, attempts: Mapping[int, int]) -> None:
     """Raise Conflict if one of the jobs was deleted, or is being deleted, since its cases were read."""
-    pairs = sorted(attempts.items())
-    known: set[tuple[int, int]] = set()
-    for start in range(0, len(pairs), JOBS_PER_QUERY):
-        part = tuple_(_attempt.job_id, _attempt.number).in_(pairs[start : start + JOBS_PER_QUERY])
-        known |= {tuple(row) for row in connection.execute(select(_attempt.job_id, _attempt.number).where(part))}
-    gone = [job_id for job_id, number in pairs if (job_id, number) not in known]
+    query = select(_attempt.job_id, _attempt.number).where(_attempt.job_id.in_(attempts))
+    known = {tuple(row) for row in connection.execute(query)}
+    gone = [job_id for job_id, number in sorted(attempts.items()) if (job_id, number) not in known]
     if gone:
         raise Conflict(f"Job {gone[0]} is being deleted: set another one.")

@@ -19,14 +19,13 @@ from app.store.reading.filters import JobFilter
 from flopwatch.table_options import Statistic
 
 MAX_JOBS = 10_000
+"""Most jobs of a table. SQLite binds 32 766 values in a statement, so that one statement takes all of them."""
 MAX_MEASUREMENTS = 200_000
 """Largest number of measurements of one table. A table is made in memory; this many take some 250 MB."""
 MAX_BEGINNING = 5_000
 """Most measurements that are read for the beginning of a table, as pages show it."""
 MAX_DOUBTFUL = 200
 """Most jobs of a table whose verdicts are read, to say why their rows are not valid."""
-JOBS_PER_QUERY = MAX_JOBS
-"""SQLite binds at most 32 766 values in a statement, so that one statement reads the measurements of a table."""
 
 _measurement = tables.measurement.c
 
@@ -198,8 +197,9 @@ def hosts(snapshot: Snapshot, jobs: Iterable[FinishedJob]) -> list[str]:
     job = tables.job.c
     found = {
         (environment.get("host") or {}).get("hostname")
-        for part in _parts([each.id for each in jobs])
-        for environment in snapshot.execute(select(job.environment).where(job.id.in_(part)).distinct()).scalars()
+        for environment in snapshot.execute(
+            select(job.environment).where(job.id.in_([each.id for each in jobs])).distinct()
+        ).scalars()
         if environment
     }
     return sorted(host for host in found if host is not None)
@@ -258,10 +258,8 @@ def recorded_attempts(snapshot: Snapshot, job_ids: Sequence[int]) -> dict[int, i
     """
     attempt = tables.attempt.c
     query = select(attempt.job_id, func.max(attempt.number)).where(attempt.state.in_(FINISHED_STATES))
-    recorded: dict[int, int] = {}
-    for part in _parts(job_ids):
-        recorded |= dict(map(tuple, snapshot.execute(query.where(attempt.job_id.in_(part)).group_by(attempt.job_id))))
-    return recorded
+    of_jobs = query.where(attempt.job_id.in_(job_ids)).group_by(attempt.job_id)
+    return dict(map(tuple, snapshot.execute(of_jobs)))
 
 
 def recorded_attempt(snapshot: Snapshot, job_id: int, attempt: int | None) -> int | None:
@@ -299,20 +297,17 @@ def measurements(
     Raises:
         InvalidRequest: there are more than MAX_MEASUREMENTS.
     """
-    recorded = _recorded(jobs)
-    rows: list[Measured] = []
-    for part in _parts(sorted(recorded)):
-        query = _of_attempts(statistic, {job_id: recorded[job_id] for job_id in part})
-        if compared:
-            query = query.add_columns(_measurement.mean)
-        if metrics is not None:
-            query = query.where(_measurement.metric.in_(metrics))
-        rows += _read(snapshot, query.limit(MAX_MEASUREMENTS + 1 - len(rows)))
-        if len(rows) > MAX_MEASUREMENTS:
-            raise InvalidRequest(
-                f"The table would have more than {MAX_MEASUREMENTS} measurements: choose fewer jobs (kind, sweep, job, "
-                "label, since, until), or read each job's measurements page by page at /jobs/{id}/measurements."
-            )
+    query = _of_attempts(statistic, _recorded(jobs))
+    if compared:
+        query = query.add_columns(_measurement.mean)
+    if metrics is not None:
+        query = query.where(_measurement.metric.in_(metrics))
+    rows = _read(snapshot, query.limit(MAX_MEASUREMENTS + 1))
+    if len(rows) > MAX_MEASUREMENTS:
+        raise InvalidRequest(
+            f"The table would have more than {MAX_MEASUREMENTS} measurements: choose fewer jobs (kind, sweep, job, "
+            "label, since, until), or read each job's measurements page by page at /jobs/{id}/measurements."
+        )
     return rows
 
 
@@ -326,12 +321,11 @@ def packed_samples(
     query = select(*columns, _measurement.metric, _measurement.phase, _measurement.samples).where(
         _measurement.metric.in_(names), _measurement.samples.is_not(None)
     )
-    found: dict[Key, bytes] = {}
-    for part in _parts(sorted(recorded)):
-        for row in snapshot.execute(query.where(_measurement.job_id.in_(part))):
-            if row.attempt == recorded[row.job_id] and (row.metric, row.phase) in metrics:
-                found[key_of(row)] = row.samples
-    return found
+    return {
+        key_of(row): row.samples
+        for row in snapshot.execute(query.where(_measurement.job_id.in_(recorded)))
+        if row.attempt == recorded[row.job_id] and (row.metric, row.phase) in metrics
+    }
 
 
 def first_measurements(
@@ -397,8 +391,7 @@ def sides(snapshot: Snapshot, jobs: Iterable[FinishedJob]) -> dict[tuple[int, in
     comparisons = [job.id for job in jobs if job.has_sides]
     return {
         (row.job_id, row.attempt, row.unit_index): row.side
-        for part in _parts(comparisons)
-        for row in snapshot.execute(query.where(unit.job_id.in_(part)))
+        for row in snapshot.execute(query.where(unit.job_id.in_(comparisons)))
     }
 
 
@@ -414,10 +407,6 @@ def unit_verdicts(snapshot: Snapshot, attempts: Mapping[int, int]) -> dict[tuple
     }
 
 
-def _parts(job_ids: Sequence[int]) -> Iterable[Sequence[int]]:
-    return (job_ids[start : start + JOBS_PER_QUERY] for start in range(0, len(job_ids), JOBS_PER_QUERY))
-
-
 def environments(snapshot: Snapshot, jobs: Sequence[FinishedJob], side: str | None = None) -> list[Mapping[str, Any]]:
     """Return the environment of the first unit of each job that recorded one, in the order of the jobs.
 
@@ -429,10 +418,10 @@ def environments(snapshot: Snapshot, jobs: Sequence[FinishedJob], side: str | No
     if side is not None:
         query = query.where(unit.side == side)
     recorded = _recorded(jobs)
-    of_job = {}
-    for part in _parts(list(recorded)):
-        each = query.where(unit.job_id.in_(part)).subquery()
-        for row in snapshot.execute(select(each).where(each.c.place == 1)):
-            if row.attempt == recorded[row.job_id] and row.environment:  # a broken one is empty
-                of_job[row.job_id] = row.environment
+    each = query.where(unit.job_id.in_(recorded)).subquery()
+    of_job = {
+        row.job_id: row.environment
+        for row in snapshot.execute(select(each).where(each.c.place == 1))
+        if row.attempt == recorded[row.job_id] and row.environment  # a broken one is empty
+    }
     return [of_job[job_id] for job_id in recorded if job_id in of_job]
