@@ -1,7 +1,7 @@
 """The database: consistent reads, exclusive writes, and notification of changes. Only this module opens connections.
 
-The statements of the other modules are plain SQLAlchemy; what is specific to an engine is in its module (see
-backend.py).
+The statements of the other modules are plain SQLAlchemy; what is specific to an engine is in its module: sqlite.py,
+where each method of a backend is described, and postgresql.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqlalchemy import URL, Connection
 from sqlalchemy.engine import make_url
@@ -22,9 +23,12 @@ from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from app.errors import CannotRunHere, DatabaseBusy, DatabaseFailed
 from app.settings import Settings
 from app.store.database import migrating
-from app.store.database.backend import Backend, ChangeCounter
 from app.store.database.moved import refuse_elsewhere, refuse_moved
 from app.store.database.private import prepare_data_folder
+
+if TYPE_CHECKING:
+    from app.store.database.postgresql import PostgreSQL, Snapshots
+    from app.store.database.sqlite import DataVersion, SQLite
 
 MIGRATION_TIMEOUT_S = 60.0
 CONNECTIONS = 20
@@ -169,7 +173,7 @@ class Database:
 class ChangeWatch:
     """Tells whether any process committed since the last call; cheap enough for 20 calls a second."""
 
-    def __init__(self, counter: ChangeCounter, driver_error: type[Exception]) -> None:
+    def __init__(self, counter: DataVersion | Snapshots, driver_error: type[Exception]) -> None:
         self._counter = counter
         self._driver_error = driver_error
         self._last: object = None
@@ -256,7 +260,7 @@ def _refuse_moved(database: Database) -> None:
         refuse_moved(connection, database.backend.place)
 
 
-def _backend(url: URL, busy_timeout_s: float, connections: int) -> Backend:
+def _backend(url: URL, busy_timeout_s: float, connections: int) -> SQLite | PostgreSQL:
     # Each imports its driver's dialect only where it is used.
     name = url.get_backend_name()
     if name == "sqlite":

@@ -51,7 +51,8 @@ def driver() -> ModuleType:
 
 
 class SQLite:
-    """One SQLite database file, as Database needs it."""
+    """One SQLite database file, as Database needs it. A transaction of `engine` with the execution option `begin` =
+    "IMMEDIATE" writes, inside `write_lock`; others read one snapshot."""
 
     def __init__(self, url: URL, busy_timeout_s: float) -> None:
         if not url.database or url.database == ":memory:":

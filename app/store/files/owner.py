@@ -37,7 +37,7 @@ class Owner:
     files_id: str
     """The id that the database gives to its files; a copy of the database has it, too."""
     database: str
-    """The identity that its copies do not have (Backend.identity)."""
+    """The identity that its copies do not have (SQLite.identity)."""
     place: str
     """Where it is, for people."""
     store: str = ""
