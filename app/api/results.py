@@ -153,6 +153,6 @@ async def download_job_artifact(
     tag = ETag(row["sha256"])
     if tag.is_known_to(request):
         return Response(status_code=304, headers={"ETag": str(tag)})
-    content = await run_sync(services.files.open, row["sha256"])
+    content = await run_sync(lambda: services.files.open(row["sha256"]))
     headers = {"ETag": str(tag), "Cache-Control": "no-cache"}
     return await sent(request, content, row["size"], name, sendable_media_type(row["media_type"]), headers)

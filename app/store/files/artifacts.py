@@ -53,14 +53,15 @@ class ArtifactFiles(OwnedFiles):
         self._descriptor: int | None = None
 
     def put(self, path: Path, check: Check = accept, claim: Claim | None = None) -> tuple[str, int]:
-        """See FileStore.put."""
+        """Store a copy of the file `path` for the claim, and hold its content; returns its SHA-256 and its size in
+        bytes. Raises DiskFull, StoreUnreachable, LeaseLost, or what `check` raises, and then leaves nothing behind."""
         del claim  # a lock holds the content, whoever has it
         with self._space_errors(), opened(path) as file:
             check(os.fstat(file.fileno()).st_size)
             return self._stored(file, check)
 
     def put_bytes(self, content: bytes) -> tuple[str, int]:
-        """Store a content that is in memory; else as put()."""
+        """Store a content that is in memory, and hold it; else as put()."""
         with self._space_errors():
             return self._stored(io.BytesIO(content), accept)
 

@@ -135,14 +135,14 @@ class ObjectFiles(OwnedFiles):
         self._list_after = self._remove_after = clock()
 
     def put(self, path: Path, check: Check = accept, claim: Claim | None = None) -> tuple[str, int]:
-        """See FileStore.put."""
+        """See ArtifactFiles.put."""
         with opened(path) as file:
             expected = os.fstat(file.fileno()).st_size
             check(expected)
             return self._put(file, expected, check, claim)
 
     def put_bytes(self, content: bytes) -> tuple[str, int]:
-        """Store a content that is in memory, unless it is there and whole; see FileStore.put_bytes."""
+        """Store a content that is in memory, unless it is there and whole; see ArtifactFiles.put_bytes."""
         sha256 = hashlib.sha256(content).hexdigest()
         with suppress(NotFound, Damaged):
             if self.read(sha256) == content:
@@ -200,7 +200,7 @@ class ObjectFiles(OwnedFiles):
         return ObjectContent(self._store, row.name, sha256, row.size)
 
     def read(self, sha256: str) -> bytes:
-        """Return all of a small content; see FileStore.read."""
+        """Return all of a small content; see ArtifactFiles.read."""
         content = self.open(sha256)
         try:
             return content.head(content.size)

@@ -1,23 +1,22 @@
-"""The interface of a store of files: a folder (artifacts.py) or an object store (objects.py) has the bytes of
-artifacts and uploaded code."""
+"""What both stores of files share: a folder (artifacts.py) or an object store (objects.py) has the bytes of artifacts
+and uploaded code."""
 
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from anyio.to_thread import run_sync
 from sqlalchemy import Connection, select
 
 from app.errors import Damaged
 from app.store import tables
-from app.store.database.engine import Database
-from app.store.records import Claim
 
 if TYPE_CHECKING:
-    from app.store.files.objects import ObjectContent
+    from app.store.files.artifacts import ArtifactFiles
+    from app.store.files.objects import ObjectContent, ObjectFiles
 
 CHUNK_BYTES = 1 << 20
 SMALL_BYTES = 8 << 20
@@ -76,41 +75,8 @@ class FolderContent:
 
 
 Content: TypeAlias = "FolderContent | ObjectContent"
-
-
-class FileStore(Protocol):
-    """The contents of one database, by their SHA-256. Threads and processes may share a store."""
-
-    def put(self, path: Path, check: Check = accept, claim: Claim | None = None) -> tuple[str, int]:
-        """Store a copy of the file `path` for the claim, and hold its content; returns its SHA-256 and its size in
-        bytes. Raises DiskFull, StoreUnreachable, LeaseLost, or what `check` raises, and then leaves nothing behind."""
-
-    def put_bytes(self, content: bytes) -> tuple[str, int]:
-        """Store a content that is in memory, and hold it; else as put()."""
-
-    def release(self, sha256s: Iterable[str]) -> None:
-        """End the hold of one put() or put_bytes() of each content: its row is committed, or will never be."""
-
-    def check_kept(self, connection: Connection, sha256: str) -> None:
-        """Raise StorageFailed if a content that was put is gone. `connection` commits the row that refers to it."""
-
-    def open(self, sha256: str) -> Content:
-        """Return a content. Raises NotFound when there is none."""
-
-    def read(self, sha256: str) -> bytes:
-        """Return all of a small content. Raises NotFound when there is none, and Damaged when it has changed."""
-
-    def probe(self) -> None:
-        """Find out whether a file can be stored now. Raises DiskFull or StorageFailed."""
-
-    def claim(self, database: Database) -> None:
-        """Make the database the files' owner (see owner.py)."""
-
-    def remove(self, sha256s: Iterable[str], database: Database) -> list[str]:
-        """Remove what nothing refers to and nobody holds, if the database is the owner; returns what was removed."""
-
-    def remove_unreferenced(self, database: Database, older_than_s: float) -> list[str]:
-        """Remove and return contents older than `older_than_s` seconds that no row refers to and nobody holds."""
+FileStore: TypeAlias = "ArtifactFiles | ObjectFiles"
+"""The contents of one database, by their SHA-256. Threads and processes may share a store."""
 
 
 def referenced(connection: Connection, sha256s: Sequence[str]) -> set[str]:
