@@ -15,10 +15,6 @@ from flopwatch.packages import FOLDER
 
 logger = logging.getLogger(__name__)
 
-LAST_COMMITS = {"0010": "68770c8", "0019": "01e30bb"}
-"""The last commit that opens the databases of the development versions before a revision."""
-
-
 def migrations_folder() -> Path:
     """Return the folder of the `migrations` package, in the checkout or in the installed wheel."""
     return Path(FOLDER, "migrations")
@@ -62,10 +58,10 @@ def _revision(connection: Connection, known: list[str]) -> str | None:
     revision = connection.execute(select(column("version_num")).select_from(table("alembic_version"))).scalar()
     if revision is None or revision in known:
         return revision
-    if commit := next((commit for before, commit in LAST_COMMITS.items() if revision < before), None):
+    if revision < known[-1]:
         raise CannotRunHere(
-            f"A development version between releases wrote the database (revision {revision}): check out commit "
-            f"{commit}, the last one that can read it, or begin with an empty data folder."
+            f"A development version between releases wrote the database (revision {revision}): begin with an empty "
+            "data folder, or check out the commit that wrote it."
         )
     raise DatabaseNewer(
         f"The database is at revision {revision}, and this Flopwatch knows none after {known[-1]}: "

@@ -215,10 +215,7 @@ class SQLite:
                 raw.execute("PRAGMA foreign_keys = ON")
 
     def backup(self, target: Path) -> None:
-        """Write a consistent copy of the database into the new file `target`. If that fails, no file remains.
-
-        Raises DiskFull when the copy does not fit on its disk.
-        """
+        """Write a consistent copy of the database into the new file `target`. If that fails, no file remains."""
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         source = self.engine.raw_connection()
         try:
@@ -227,11 +224,8 @@ class SQLite:
                 source.driver_connection.backup(copy)  # type: ignore[union-attr]
             finally:
                 copy.close()
-        except BaseException as error:
+        except BaseException:
             target.unlink()
-            if isinstance(error, driver().OperationalError):  # which has no code
-                needed = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
-                _check_room(target.parent, source.driver_connection.execute(needed).fetchone()[0])  # type: ignore[union-attr]
             raise
         finally:
             source.close()
@@ -332,14 +326,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def _check_room(folder: Path, needed: int) -> None:
-    try:
-        with TemporaryFile(dir=folder) as probe:
-            os.posix_fallocate(probe.fileno(), 0, needed)
-    except OSError as error:
-        if is_no_space(error):
-            raise DiskFull(
-                f"The copy's {needed} bytes do not fit on the disk of {folder}: {error.strerror}."
-            ) from error
