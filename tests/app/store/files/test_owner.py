@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,11 @@ from app.store.files import owner
 from app.store.files.artifacts import ArtifactFiles
 from app.store.files.opening import open_files
 from app.store.keeping.deleting import delete_job, remove_files
-from app.store.keeping.pruning import Pruning, Retention
 from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
 from app.store.records import Finish, StoredArtifact
-from app.store.tables import utc_now
 from tests.app.store.conftest import Shop
 from tests.databases import put_database
-
-DAY = timedelta(days=1)
 
 
 class World:
@@ -84,18 +79,12 @@ def upkeep(files: Any, database: Database, _job: int) -> None:
     files.remove_unreferenced(database, -60)
 
 
-def retention(files: Any, database: Database, _job: int) -> None:
-    keep = Retention(DAY, DAY, DAY, DAY)
-    Pruning(Slices(database), files, keep, clock=lambda: utc_now() + 3 * DAY).run()
-    files.remove_unreferenced(database, -60)
-
-
 def deletion(files: Any, database: Database, job: int) -> None:
     remove_files(Slices(database), files, delete_job(database, job))
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["restored backup", "cloned folder"])
-@pytest.mark.parametrize("remove", [upkeep, retention, deletion])
+@pytest.mark.parametrize("remove", [upkeep, deletion])
 def test_a_copy_of_the_database_removes_no_file(world, tmp_path, remove, whole, monkeypatch, caplog) -> None:
     job, before = world.store(b"known to both")
     copy = world.copied_to(tmp_path / "copy", whole=whole)
