@@ -15,6 +15,7 @@ from flopwatch.packages import FOLDER
 
 logger = logging.getLogger(__name__)
 
+
 def migrations_folder() -> Path:
     """Return the folder of the `migrations` package, in the checkout or in the installed wheel."""
     return Path(FOLDER, "migrations")
