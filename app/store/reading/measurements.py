@@ -391,7 +391,7 @@ def sides(snapshot: Snapshot, jobs: Iterable[FinishedJob]) -> dict[tuple[int, in
     comparisons = [job.id for job in jobs if job.has_sides]
     return {
         (row.job_id, row.attempt, row.unit_index): row.side
-        for row in snapshot.execute(query.where(unit.job_id.in_(comparisons)))
+        for row in (snapshot.execute(query.where(unit.job_id.in_(comparisons))) if comparisons else ())
     }
 
 
