@@ -33,25 +33,17 @@ def progress_bar() -> Iterator[Show]:
         BarColumn,
         MofNCompleteColumn,
         Progress,
-        Task,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
-    from rich.text import Text
-
-    class Left(TimeRemainingColumn):
-        """The time that is left, unless the message has it."""
-
-        def render(self, task: Task) -> Text:
-            return Text("") if " left" in task.description else Text.assemble("left: ", super().render(task))
 
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        Left(),
+        TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         yield _Bar(bar)

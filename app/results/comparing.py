@@ -294,15 +294,10 @@ def _notes(
         notes.append(
             f"Their environments differ: {'; '.join(difference.in_words() for difference in of_environments)}."
         )
-    both = pair.baseline.validity
-    if pair.alternated and both == pair.candidate.validity not in (None, VERDICTS[0]):
-        notes.append(f"Both sides of job {pair.baseline.jobs[0].id} are {both}; its verdict says why.")
     for side in pair.both:
         for job in side.jobs:
             if job.stopped is not None and not (pair.alternated and any(case.partial for case in side.cases)):
                 notes.append(f"The {side.name}, job {job.id}, did not succeed ({job.stopped}): it has no numbers.")
-        if pair.alternated and both == pair.candidate.validity:
-            continue
         if all(job.stopped is None for job in side.jobs) and side.validity not in (None, VERDICTS[0]):
             which = f"job {side.jobs[0].id}" if len(side.jobs) == 1 else f"of {len(side.jobs)} jobs"
             notes.append(f"The {side.name}, {which}, is {side.validity}; its verdict says why.")
