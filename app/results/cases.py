@@ -8,6 +8,7 @@ without success have its code ("timeout", "cancelled", …) as their outcome.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -126,46 +127,28 @@ class MeasuredJobs:
 
 
 class StoredCases:
-    """Reads the coordinates of cases. Each stored text is read once: all metrics of a case have the same, and so have
+    """The coordinates of stored cases. Each stored text is read once: all metrics of a case have the same, and so have
     the jobs of a sweep that measured one case."""
 
-    def __init__(self, metrics: Iterable[str]) -> None:
-        self.taken = {*RESERVED, *(name + suffix for name in metrics for suffix in METRIC_SUFFIXES)}
+    def __init__(self, metrics: Iterable[str], cases: Iterable[str | Mapping[str, Scalar]]) -> None:
+        taken = {*RESERVED, *(name + suffix for name in metrics for suffix in METRIC_SUFFIXES)}
         """The names that no coordinate can have, with these metrics in the table."""
-        self._known: dict[tuple[str, str, str | None], Mapping[str, Scalar]] = {}
-        self._decoded: dict[str, Mapping[str, Scalar]] = {}
-        self._columns: dict[tuple[str, ...], Mapping[str, str]] = {}
-
-    def decode(self, cases: Iterable[str | Mapping[str, Scalar]]) -> None:
-        """Decode the texts of many cases at once, which takes less time than each when it is asked for."""
         texts = list(dict.fromkeys(case for case in cases if isinstance(case, str)))
-        self._decoded |= zip(texts, map(_coordinates, decoded(texts)), strict=True)
+        self._decoded = dict(zip(texts, map(_coordinates, decoded(texts)), strict=True))
+        self._known: dict[tuple[str, str, str | None], Mapping[str, Scalar]] = {}
+        self._columns = functools.cache(lambda names: free_names(names, taken, "case"))
 
     def coordinates(self, case: str | Mapping[str, Scalar], device: str, side: str | None) -> Mapping[str, Scalar]:
         """Return the coordinates of a case by the names of their columns, with side and device."""
         if not isinstance(case, str):
-            return self._shown(case, device, side)
-        identity = (case, device, side)
-        known = self._known.get(identity)
-        if known is None:
-            known = self._known[identity] = self._shown(self._stored(case), device, side)
-        return known
-
-    def _stored(self, case: str) -> Mapping[str, Scalar]:
-        if case not in self._decoded:
-            self.decode([case])
-        return self._decoded[case]
-
-    def _shown(self, case: Mapping[str, Scalar], device: str, side: str | None) -> dict[str, Scalar]:
-        return {**_of_side(side), **self.renamed(case), "device": device}
+            return {**_of_side(side), **self.renamed(case), "device": device}
+        if (identity := (case, device, side)) not in self._known:
+            self._known[identity] = self.coordinates(self._decoded[case], device, side)
+        return self._known[identity]
 
     def renamed(self, coordinates: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Return coordinates by the names of their columns."""
-        names = tuple(coordinates)
-        columns = self._columns.get(names)
-        if columns is None:
-            columns = self._columns[names] = free_names(names, self.taken, "case")
-        return dict(zip(columns.values(), coordinates.values(), strict=True))
+        return dict(zip(self._columns(tuple(coordinates)).values(), coordinates.values(), strict=True))
 
 
 def cases_of(
@@ -183,8 +166,7 @@ def cases_of(
         name = column_name(row.metric, row.phase)
         units[name] = row.unit
         by_job[row.job_id].append((name, row))
-    stored = StoredCases(units)
-    stored.decode(row.case for row in measured)
+    stored = StoredCases(units, (row.case for row in measured))
     cases: list[CaseOfJob] = []
     for job in jobs:
         about: dict[str, Any] = {
