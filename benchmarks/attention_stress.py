@@ -66,8 +66,8 @@ class Shape:
 
 
 class Verdict(NamedTuple):
-    shares: Mapping[str, float]
-    """The largest errors of results, as parts of their limits: of the whole, of an element, of the slope; "lse"."""
+    share: float
+    """The largest error, as a part of its limit."""
     reason: str | None
     """The fault; None if the result is right."""
 
@@ -126,21 +126,19 @@ def compare(shape: Shape, seed: int, name: str = "triton") -> Verdict:
     allowed = limits(plains[:4], rights[:4], problem, size)
     scaled = size * (1.0 if problem.scale is None else problem.scale * math.sqrt(shape.head_dim))
     scales = 1.0, scaled, scaled, 1.0
-    shares: dict[str, float] = defaultdict(float)
-    wrong = []
+    share, wrong = 0.0, []
     for call, results in enumerate(calls, start=1):
         for result, given, right, limit, scale in zip(RESULTS, results, rights, allowed, scales, strict=False):
             found = error(given, right, scale)
-            for component, share in found.shares(limit).items():
-                shares[component] = max(shares[component], share)
+            share = max(share, *found.shares(limit).values())
             if reason := found.why_wrong(limit):
                 wrong.append(f"{result} of call {call}: {reason}")
         if problem.return_lse:
             part = _error_of_logsumexp(results[4], rights[4]) / (2 * _error_of_logsumexp(plains[4], rights[4]) + 1e-3)
-            shares["lse"] = max(shares["lse"], part)
+            share = max(share, part)
             if not part <= 1:
                 wrong.append(f"log-sum-exp of call {call}: {part:.1f} times the allowed error")
-    return Verdict(shares, "; ".join(wrong) or None)
+    return Verdict(share, "; ".join(wrong) or None)
 
 
 def spread_of(seed: int) -> float | None:
@@ -203,42 +201,20 @@ def shares(shapes: Sequence[Shape], processes: int) -> list[list[int]]:
     return parts
 
 
-class Worst(NamedTuple):
-    share: float
-    """As a part of its limit."""
-    component: str
-    number: int
-    kind: str
-    spread: float | None
-
-
-def work(shapes: Mapping[int, Shape], seed: int, name: str) -> tuple[int, list[Worst]]:
-    """Compare shapes, given by number; prints a line for each wrong shape. Returns how many are wrong, and errors."""
-    wrong, worst = 0, list[Worst]()
+def work(shapes: Mapping[int, Shape], seed: int, name: str) -> tuple[int, float]:
+    """Compare shapes, given by number; prints a line for each wrong shape. Returns how many are wrong, and the largest
+    error as a part of its limit."""
+    wrong, worst = 0, 0.0
     for number, shape in shapes.items():
         own_seed = random.Random(f"{seed} {number}").randrange(1 << 32)
         with watchdog(f"shape {number}: {shape}"):
             verdict = compare(shape, own_seed, name)
-        spread = spread_of(own_seed)
-        worst += [Worst(share, each, number, shape.kind(), spread) for each, share in verdict.shares.items()]
+        worst = max(worst, verdict.share)
         if verdict.reason is not None:
             wrong += 1
+            spread = spread_of(own_seed)
             print(f"wrong: shape {number}: {shape}, scores spread by {spread}: {verdict.reason}", flush=True)
     return wrong, worst
-
-
-def print_table(worst: Sequence[Worst]) -> None:
-    """Print, for each component of the limits, how errors are distributed, and the largest."""
-    print("component  median   99%     largest: share of its limit (shape, kind, spread of the scores)")
-    for component in ("relative", "element", "slope", "lse"):
-        found = sorted((one for one in worst if one.component == component), key=lambda one: one.share)
-        if found:
-            middle, high = (found[int(part * (len(found) - 1))].share for part in (0.5, 0.99))
-            largest = "; ".join(
-                f"{one.share:.2f} ({one.number}, {one.kind}, {one.spread})"
-                for one in found[: -4 if len(found) > 3 else None : -1]
-            )
-            print(f"{component:9}  {middle:6.3f}  {high:6.3f}  {largest}")
 
 
 def main() -> None:
@@ -261,10 +237,10 @@ def main() -> None:
             print("a process ended: its call hung, or crashed")
             raise SystemExit(HUNG) from None
     wrong = sum(count for count, _ in done)
-    print_table([one for _, worst in done for one in worst])
+    worst, took_s = max(share for _, share in done), time.monotonic() - begun
     print(
-        f"{options.implementation}: {sum(map(len, parts))} shapes, {wrong} wrong, {time.monotonic() - begun:.0f} s in "
-        f"{len(parts)} processes, none hung"
+        f"{options.implementation}: {sum(map(len, parts))} shapes, {wrong} wrong, the largest error {worst:.2f} of its "
+        f"limit, {took_s:.0f} s in {len(parts)} processes, none hung"
     )
     raise SystemExit(min(wrong, 1))
 

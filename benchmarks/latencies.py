@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import typer
 from fastapi import FastAPI
 from sqlalchemy import insert, literal, select
@@ -207,7 +206,6 @@ def _copy(database: Database, copied: Sequence[int], first: int) -> int:
 
 def measure(
     connection: HTTPConnection,
-    server: psutil.Process,
     request: str,
     ids: Mapping[str, Any],
     rounds: int,
@@ -224,39 +222,30 @@ def measure(
     method, _, path = filled.partition(" ")
     fresh = itertools.cycle("&only=" * number for number in range(20))
 
-    def send() -> tuple[float, int, bytes]:
+    def send() -> tuple[float, int]:
         start = time.perf_counter()
         connection.request(method, path.replace("{fresh}", next(fresh)), headers={"Content-Type": "application/json"})
         with connection.getresponse() as response:
             content = response.read()
         if response.status >= 500:
             raise RuntimeError(f"{method} {path}: {response.status}: {content.decode(errors='replace')[:500]}")
-        return 1000 * (time.perf_counter() - start), response.status, content
+        return 1000 * (time.perf_counter() - start), response.status
 
     connection.close()  # the server may have done so while another one was asked
     send()
-    begin, used_s = time.perf_counter(), _cpu_s(server)
+    begin = time.perf_counter()
     samples: list[float] = []
     while len(samples) < 2 or (len(samples) < rounds and time.perf_counter() - begin < budget_s):
-        took_ms, status, content = send()
+        took_ms, status = send()
         samples.append(took_ms)
-    used_s = _cpu_s(server) - used_s
     percentiles = statistics.quantiles(samples, n=100, method="inclusive")
     return {
         "request": f"`{request}`",
         "p50, ms": f"{percentiles[49]:.1f}",
         "p99, ms": f"{percentiles[98]:.1f}",
-        "CPU, ms": f"{1000 * used_s / len(samples):.0f}",
         "times": str(len(samples)),
         "status": str(status),
-        "answer, KiB": f"{len(content) / 1024:.1f}",
-        "server, MiB": f"{server.memory_info().rss / 2**20:.0f}",
     }
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    """Return the CPU seconds so far, user and system, of a process and all its descendants."""
-    return sum(sum(one.cpu_times()[:2]) for one in (process, *process.children(recursive=True)))
 
 
 def measure_all(size: Size, rounds: int, budget_s: float, only: str, filled: Path | None) -> Iterator[dict[str, str]]:
@@ -266,13 +255,11 @@ def measure_all(size: Size, rounds: int, budget_s: float, only: str, filled: Pat
         service = stack.enter_context(Service(folder))
         client = service.start_server()
         ids = _filled(service, size)
-        assert service.server is not None
-        server = psutil.Process(service.server.pid)
         # It costs less processor time than httpx.
         connection = stack.enter_context(closing(HTTPConnection(client.base_url.netloc.decode(), timeout=600)))
         for request in requests_of(create_app(Settings(data_dir=folder / "unused"))):
             if re.search(only, request):
-                yield measure(connection, server, request, ids, rounds, budget_s)
+                yield measure(connection, request, ids, rounds, budget_s)
 
 
 def _filled(service: Service, size: Size) -> dict[str, Any]:

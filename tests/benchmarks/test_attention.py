@@ -10,14 +10,12 @@ from kernels.attention.problem import AttentionProblem
 from kernels.registry import ATTENTION, FEATURES
 
 
-@pytest.mark.parametrize("wrong", [None, "out", "logsumexp", "gradient of logsumexp", "logsumexp without keys"])
+@pytest.mark.parametrize("wrong", [None, "out", "gradient of logsumexp", "logsumexp without keys"])
 def test_the_stress_test_finds_wrong_results(wrong, monkeypatch, capsys) -> None:
     def attention(*given: Any, **options: Any) -> Any:
         out, lse = ATTENTION.load("eager").function(*given, **options)
         if wrong == "out":
             out = 1.1 * out
-        elif wrong == "logsumexp":
-            lse = lse + (0.1 * lse).detach()
         elif wrong == "gradient of logsumexp":
             lse = 1.2 * lse - (0.2 * lse).detach()
         elif wrong is not None:
@@ -30,11 +28,8 @@ def test_the_stress_test_finds_wrong_results(wrong, monkeypatch, capsys) -> None
     shape = attention_stress.Shape(1, 33, 20, 40, problem, torch.bfloat16, True)
     wrong_shapes, worst = attention_stress.work({7: shape}, seed=1, name="triton")
     assert wrong_shapes == (wrong is not None)
-    assert (max(one.share for one in worst) > 1) == (wrong is not None)
-    attention_stress.print_table(worst)
-    printed = capsys.readouterr().out
-    assert printed.count("wrong: shape 7") == (wrong is not None)
-    assert "\nelement " in printed
+    assert (worst > 1) == (wrong is not None)
+    assert capsys.readouterr().out.count("wrong: shape 7") == (wrong is not None)
 
 
 def test_the_stress_test_takes_functions_without_log_sum_exp(monkeypatch: pytest.MonkeyPatch) -> None:

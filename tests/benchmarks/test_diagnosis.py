@@ -1,6 +1,5 @@
 """The judge of diagnoses, with tables whose truth is known."""
 
-import json
 from typing import Any
 
 import pytest
@@ -82,8 +81,3 @@ def test_the_ledger_has_wrong_predictions_first() -> None:
         "loader_workers (once)", "tf32", "no_optimizer", "fused_optimizer",
     ]  # fmt: skip
     assert ledger(found)[0]["error, % of the step"] == "-3.0 wrong"
-
-
-def test_options_come_from_the_command_line() -> None:
-    given = program.options(["--only", "item", "loader", "--narrow", "--budget-s", "30", "--repeat", "2"])
-    assert json.dumps([given.only, given.narrow, given.budget_s, given.repeat]) == '[["item", "loader"], true, 30, 2]'
