@@ -386,7 +386,7 @@ class Worker(SQLModel, table=True):
     versions: dict[str, Any] = Field(sa_column=_json(nullable=False))
     readings: dict[str, Any] | None = Field(default=None, sa_column=_json())
     """The devices' readings at the last heartbeat that reported any: {"read_at", "devices": [{"type", …}],
-    "held_by_others": [the UUIDs of GPUs, and "host" if no job can run alone], "holders": ["process 4772 of alice"]}."""
+    "held_by_others": [the UUIDs of GPUs, and "host" if no job can run alone]}."""
     beat: int
     registered_at: datetime = Field(sa_column=_time(nullable=False))
     last_seen_at: datetime = Field(sa_column=_time(nullable=False))

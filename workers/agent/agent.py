@@ -144,9 +144,7 @@ class Agent(Serving[JobRun]):
         logger.info("worker %s ready: %s CPUs, %s", self.id, self._host.cpu_count, gpus)
 
     def _readings(self) -> dict[str, Any]:
-        holders = self._locks.holders() if HOST in self._reported_others else []
-        others = {"held_by_others": sorted(self._reported_others), "holders": holders}
-        return {**(self._loads.latest() or {}), **others}
+        return {**(self._loads.latest() or {}), "held_by_others": sorted(self._reported_others)}
 
     def _tend(self) -> None:
         self._launcher.end_orphans()

@@ -130,19 +130,6 @@ class DeviceLocks:
         else:
             fcntl.flock(alone, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
-    def holders(self) -> list[str]:
-        """Return the other processes that lock the host, with their users: "process 4772 of alice". The kernel's table
-        has the process that took a lock, an agent. Empty where the table is not to be seen, as in some containers."""
-        try:
-            file = (self._folder / f"{HOST}.lock").stat()
-            table = Path("/proc/locks").read_text(encoding="ascii").splitlines()
-        except OSError:
-            return []
-        place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
-        rows = [line.split() for line in table]
-        pids = {int(row[4]) for row in rows if row[1] == "FLOCK" and row[5] == place}
-        return [f"process {pid}{_of_user(pid)}" for pid in sorted(pids - {os.getpid()}) if pid > 0]
-
     def close(self) -> None:
         """Let other agents know that this one has gone."""
         present, self._present = self._present, None
@@ -190,13 +177,6 @@ class DeviceLocks:
             os.close(descriptor)
             raise
         return descriptor
-
-
-def _of_user(pid: int) -> str:
-    try:
-        return f" of {Path(f'/proc/{pid}').owner()}"
-    except (OSError, KeyError):
-        return ""
 
 
 _TRAPS = (errno.ELOOP, errno.ENXIO, errno.EISDIR)

@@ -47,8 +47,6 @@ class Host:
     """Devices that others hold, as this worker reported: UUIDs of GPUs, and "host" if no job could run alone."""
     held_gpus: int = 0
     """How many of `gpus` are among them."""
-    holders: tuple[str, ...] = ()
-    """The processes that hold them, in words."""
     is_cluster: bool = False
     """True if its jobs get nodes of a cluster: then `gpus` are those of one node."""
     unfit: str = ""
@@ -103,7 +101,6 @@ def _host(row: RowMapping) -> Host:
         hostname=row["hostname"],
         held_by_others=held,
         held_gpus=gpus - gpus_of_one_job([uuid for uuid in uuids if uuid not in held]) if uuids else 0,
-        holders=tuple(map(str, readings.get("holders") or ())),
         is_cluster=bool(_clusters(row["devices"])),
     )
 

@@ -147,13 +147,9 @@ def occupied_for(
         named = f": job{'s' * (len(runs) > 1)} {', '.join(map(str, runs))} run{'s' * (len(runs) == 1)}"
         return "no worker that could run it is free now" + (named if 0 < len(runs) <= MAX_NAMED else "")
     devices = "CPU" if all(host.needed_alone(job) for host in elsewhere) else "GPUs"
-    names = ", ".join(sorted({_quoted(host.hostname) + _held_by(host.holders) for host in elsewhere}))
+    names = ", ".join(sorted({_quoted(host.hostname) for host in elsewhere}))
     others = "; the other workers that could run it run other jobs" if len(elsewhere) < len(able) else ""
     return f"another Flopwatch holds the {devices} of {names}{others}"
-
-
-def _held_by(holders: Sequence[str]) -> str:
-    return f" ({', '.join(holders)})" if 0 < len(holders) <= MAX_NAMED else ""
 
 
 def _is_occupied(host: Host, job: Needs, ours: Sequence[Needs]) -> bool:

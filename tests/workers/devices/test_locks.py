@@ -5,7 +5,6 @@ Workers of several users are played by root: each is a fork with that user's rig
 
 import errno
 import fcntl
-import getpass
 import json
 import os
 import shutil
@@ -91,27 +90,6 @@ def test_a_process_that_inherited_a_lock_holds_it(folder: Path, held: list[HeldD
         keeper.communicate(b"\n")
     held.append(locks.take_free())
     assert held[0].alone
-
-
-def test_the_process_that_holds_the_host_is_named(folder: Path) -> None:
-    own = DeviceLocks(CPU_HOST, folder)
-    assert own.holders() == []
-    text = f"""
-import sys
-from pathlib import Path
-from workers.devices.discovery import Host
-from workers.devices.locks import DeviceLocks
-locks = DeviceLocks(Host((), 2, 1000), Path({str(folder)!r}))
-held = locks.take_free()
-print("held", flush=True)
-sys.stdin.read()
-"""
-    with subprocess.Popen([sys.executable, "-c", text], stdin=-1, stdout=-1, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        assert own.holders() == [f"process {other.pid} of {getpass.getuser()}"]
-        other.communicate("")
-    assert own.holders() == []
 
 
 def test_a_cleaned_temporary_folder_stops_nobody(folder: Path, held: list[HeldDevices]) -> None:

@@ -174,8 +174,6 @@ class TestInTheQueue:
         assert waiting(job_id) is None
         queue.renew([], ("worker", "active"), {"held_by_others": ["host"]})
         assert waiting(job_id) == 'another Flopwatch holds the CPU of "host"'
-        queue.renew([], ("worker", "active"), {"held_by_others": ["host"], "holders": ["process 4772 of alice"]})
-        assert waiting(job_id) == 'another Flopwatch holds the CPU of "host" (process 4772 of alice)'
         queue.renew([], ("worker", "active"), {"held_by_others": []})
         assert waiting(job_id) is None
 
