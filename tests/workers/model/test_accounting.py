@@ -2,8 +2,6 @@
 
 import dataclasses
 import gc
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -92,23 +90,8 @@ def test_pairs_that_the_mask_shows_count(fields: dict[str, Any], pairs: float) -
 def test_peaks_are_known_by_the_whole_name() -> None:
     assert peak_tflops("NVIDIA H200", "bf16") == (989.5, "NVIDIA H200 datasheet, SXM")
     assert peak_tflops("NVIDIA H200 NVL", "bf16")[0] == 835.5
-    assert peak_tflops("NVIDIA A100-SXM4-80GB", "tf32")[0] == 156
-    assert peak_tflops("NVIDIA GeForce RTX 4090", "fp32")[0] == 82.6
-    assert peak_tflops("NVIDIA GH200 480GB", "fp8") == (1979, "NVIDIA GH200 datasheet")
-    assert peak_tflops("NVIDIA GH200 144G HBM3e", "bf16")[0] == 989.5
-    assert peak_tflops("NVIDIA GB200", "bf16")[0] == 2500
-    for name in ("NVIDIA B200", "NVIDIA B300", "NVIDIA B300 SXM6 AC"):
-        assert peak_tflops(name, "tf32") == (1125, "NVIDIA HGX datasheet, B200 and B300")
-    assert peak_tflops("NVIDIA RTX A6000", "bf16")[0] == 154.8
-    assert peak_tflops("NVIDIA RTX A6000", "fp8") == (None, "NVIDIA RTX A6000 has no fp8 matrix unit")
-    assert peak_tflops("AMD Instinct MI300X", "fp8") == (2614.9, "AMD Instinct MI300X data sheet")
-    for other in (
-        "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
-        "NVIDIA A10G",
-        "NVIDIA GeForce RTX 4090 Laptop GPU",
-        "AMD EPYC",
-        "AMD Instinct MI300X VF",
-    ):
+    assert peak_tflops("NVIDIA B300 SXM6 AC", "tf32") == (1125, "NVIDIA HGX datasheet, B200 and B300")
+    for other in ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA A10G", "NVIDIA GeForce RTX 4090 Laptop GPU"):
         assert peak_tflops(other, "bf16") == (None, f"no vendor peak is on record for {other}")
     assert peak_tflops("Tesla T4", "bf16") == (None, "Tesla T4 has no bf16 matrix unit")
 
@@ -121,11 +104,6 @@ def test_peaks_are_dense(peak: accounting.Peak) -> None:
         assert peak.fp16 == peak.bf16
     if peak.bf16 is not None and peak.fp8 is not None:
         assert peak.fp8 / peak.bf16 == pytest.approx(2, rel=0.03)
-
-
-def test_accounting_needs_no_torch() -> None:
-    code = "import sys, workers.model.accounting; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("causal", [False, True])

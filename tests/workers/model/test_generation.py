@@ -44,15 +44,6 @@ def test_greedy_generation_needs_no_cache(model: TransformerLM, prompt: Tensor) 
         assert torch.equal(cached[:, position], model(cached[:, :position])[:, -1].argmax(-1))
 
 
-def test_sampling_needs_no_cache(model: TransformerLM, prompt: Tensor) -> None:
-    def run(use_cache: bool) -> Tensor:
-        generator = torch.Generator().manual_seed(7)
-        return model.generate(prompt, 10, temperature=0.8, top_k=20, use_cache=use_cache, generator=generator)
-
-    assert torch.equal(run(True), run(False))
-    assert not torch.equal(run(True), model.generate(prompt, 10, temperature=0))
-
-
 def test_a_prompt_without_a_batch_axis(model: TransformerLM, prompt: Tensor) -> None:
     alone = model.generate(prompt[0], 5, temperature=0)
     assert torch.equal(alone, model.generate(prompt[:1], 5, temperature=0)[0])
@@ -96,11 +87,3 @@ def test_top_k_leaves_the_others_out() -> None:
 def test_sample_refuses_what_makes_no_sense(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be at least"):
         sample(torch.zeros(1, 4), **options)
-
-
-@pytest.mark.gpu
-def test_greedy_generation_needs_no_cache_on_a_gpu(model: TransformerLM, prompt: Tensor) -> None:
-    model, prompt = model.cuda(), prompt.cuda()
-    assert torch.equal(
-        model.generate(prompt, 15, temperature=0), model.generate(prompt, 15, temperature=0, use_cache=False)
-    )

@@ -369,18 +369,6 @@ def train_alike(*trained: tuple[nn.Module, Optimizer], steps: int, dtype: torch.
 
 @needs_triton
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
-@pytest.mark.parametrize("way", WAYS)
-def test_triton_adamw_divided(alone: None, way: str) -> None:
-    plain = model_with_gradients(0).float()
-    divided, mine = divided_by(way, model_with_gradients(0).float(), TritonAdamW, lr=0.1)
-    theirs = torch.optim.AdamW(plain.parameters(), lr=0.1)
-    train_alike((plain, theirs), (divided, mine), steps=3, dtype=torch.float32)
-    inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(9))
-    torch.testing.assert_close(divided(inputs), plain(inputs), rtol=1e-4, atol=1e-5)
-
-
-@needs_triton
-@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
 @pytest.mark.parametrize("make", [AdamW, TritonAdamW])
 @pytest.mark.parametrize("way", WAYS)
 def test_master_weights_divided(alone: None, way: str, make: type[AdamW]) -> None:

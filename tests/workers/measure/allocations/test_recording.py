@@ -428,18 +428,6 @@ def test_a_gpus_history_agrees_with_the_allocator() -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpus_history_that_overflows(tmp_path: Path) -> None:
-    phases = recorded("cuda", torch.optim.AdamW, max_entries=20)
-    assert phases["optimizer"].history_lost
-    assert phases["optimizer"].history == 20
-    assert usage(phases["optimizer"].stretch.end)["parameter"] == WEIGHTS + BIASES
-    snapshot = phases["optimizer"].snapshot
-    assert snapshot is not None
-    write(snapshot, tmp_path / "snapshot.pickle")
-    check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
-
-
-@pytest.mark.gpu
 def test_a_gpu_that_runs_out_of_memory_shows_what_filled_it(tmp_path: Path) -> None:
     recording = make_recording(torch.device("cuda"), 10_000)
     recording.begin({})
