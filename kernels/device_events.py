@@ -1,4 +1,5 @@
-"""Events and synchronisation of a GPU, for everything that measures: torch's functions as they were at this import.
+"""Events, synchronisation and peaks of memory of a GPU, for everything that measures: torch's functions as they were at
+this import.
 
 Code that is measured may replace `torch.cuda.synchronize`, `torch.cuda.Event` or its methods; see `kernels.clock`.
 Nothing here may import other packages of this project.
@@ -16,6 +17,12 @@ synchronize = functools.partial(torch.cuda.synchronize)
 spin = functools.partial(torch.cuda._sleep)
 """Keep the current stream busy for so many cycles."""
 _current_stream = functools.partial(torch.cuda.current_stream)
+RESETS = {
+    name: getattr(torch._C, name)
+    for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
+    if hasattr(torch._C, name)
+}
+"""What torch's functions call that let its peaks of a GPU's memory begin anew."""
 _Base: Any = torch._C._CudaEventBase
 
 
@@ -37,3 +44,14 @@ class Event(_Base):  # type: ignore[misc]
     def milliseconds_to(self, end: Event) -> float:
         """Return the milliseconds from this event to a later one; both have happened."""
         return float(self.elapsed_time(end))
+
+
+def reset_peaks(device: int | None = None) -> None:
+    """Let torch's peaks of a GPU's memory, by default the current one's, begin at the present memory."""
+    RESETS["_cuda_resetPeakMemoryStats"](torch.cuda.current_device() if device is None else device)
+
+
+def keep_peaks() -> None:
+    """Let nobody else reset these peaks from now on: training loops that log the memory of each step would."""
+    for name in RESETS:
+        setattr(torch._C, name, lambda _device: None)

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from kernels.device_events import RESETS
 
 ENDING = ("adopt_orphans", "kill_all", "reap", "signal_all")
 """Functions that meet every child of the process that calls them."""
@@ -14,11 +17,14 @@ UNFREEZE = gc.unfreeze
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _what_is_frozen_stays_so() -> Iterator[None]:
+def _what_runners_change_is_as_before() -> Iterator[None]:
     """A runner unfreezes what it has frozen, and with it what tests/conftest.py has: all later collections would take
-    half a second, and former tests' models would count as those of an own step."""
+    half a second, and former tests' models would count as those of an own step. And it keeps torch's peaks of memory
+    from being reset."""
     with pytest.MonkeyPatch.context() as patch:  # before the fixtures of modules, some of which run jobs
         patch.setattr(gc, "unfreeze", lambda: None)
+        for name, function in RESETS.items():
+            patch.setattr(torch._C, name, function)
         yield
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from kernels.device_events import keep_peaks, reset_peaks
 from workers.measure import position
 from workers.measure.errors import NotMeasured, text_of
 
@@ -91,8 +92,11 @@ class MemoryMeter(Protocol):
 class CudaMemory:
     """Peak of tensors allocated by torch's allocator on the current GPU, the model's included."""
 
+    def __init__(self) -> None:
+        keep_peaks()
+
     def reset(self) -> None:
-        torch.cuda.reset_peak_memory_stats()
+        reset_peaks()
 
     def peak_mib(self) -> tuple[float | None, str]:
         return torch.cuda.max_memory_allocated() / MIB, "allocated by torch"

@@ -3,7 +3,8 @@
 import gc
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -43,6 +44,8 @@ EXAMINED = 2
 """Measured calls of each pass whose results are examined."""
 Examine = Callable[[Tensor | None, Sequence[Tensor | None]], None]
 """(output, gradients of the inputs) of a call, as far as its pass computes them."""
+Holding = Callable[[], AbstractContextManager[None]]
+"""Gives the inputs other values inside the context."""
 
 
 @dataclass
@@ -52,7 +55,10 @@ class _Calls:
 
     operation: Operation
     examine: Examine
+    holding: Holding
+    """The values of the inputs in a call whose results are examined: what was kept of other calls is wrong there."""
     drawn: frozenset[int]
+    others: ExitStack = field(default_factory=ExitStack)
     out: Tensor | None = None
     gradients: Sequence[Tensor | None] = ()
     measured: int | None = None
@@ -64,7 +70,10 @@ class _Calls:
             if self.measured in self.drawn:
                 with torch.no_grad():
                     self.examine(self.out, self.gradients)
+                self.others.close()
             self.measured += 1
+            if self.measured in self.drawn:
+                self.others.enter_context(self.holding())
         self.out, self.gradients = None, ()
 
     def forward(self) -> None:
@@ -92,6 +101,7 @@ def time_passes(
     *,
     measuring: Workload = nothing,
     examine: Examine = lambda _out, _gradients: None,
+    holding: Holding = nullcontext,
     warmup: int | None,
     calls: int,
 ) -> dict[str, Timing]:
@@ -102,6 +112,7 @@ def time_passes(
         passes: The passes to time, in this order.
         measuring: Called in each pass when the warm-up is over and samples begin.
         examine: Called with the results of some measured calls of each pass, outside of their times.
+        holding: What these calls run in.
         warmup: Calls of each pass that leave no sample; None: until times are steady.
         calls: Samples of each pass.
     """
@@ -109,7 +120,7 @@ def time_passes(
     for name in passes:
         # Not seeded, and not the generator that an operation could seed.
         drawn = random.SystemRandom().sample(range(1, calls + 1), min(EXAMINED, calls))
-        made = _Calls(operation, examine, frozenset(drawn))
+        made = _Calls(operation, examine, holding, frozenset(drawn))
         works: dict[str, tuple[Workload, Workload]] = {
             "forward": (made.finish, made.forward),
             "backward": (made.finish_and_forward, made.backward),
@@ -121,7 +132,7 @@ def time_passes(
             made.measured = 0
             measuring()
 
-        with translate_oom(name), torch.set_grad_enabled(operation.grad_out is not None):
+        with translate_oom(name), torch.set_grad_enabled(operation.grad_out is not None), made.others:
             times[name] = watch.time(work, prepare=prepare, measuring=begin, warmup=warmup, calls=calls)
             made.finish()
     return times

@@ -244,6 +244,10 @@ def time_steps(
 class Marks(Protocol):
     """Moments between the steps of a loop, as the device reaches them."""
 
+    left_ms: float
+    """Longest time for which a device worked on after it had reached the last mark: on streams for which the current
+    one does not wait."""
+
     def mark(self) -> None:
         """Mark the present place in the device's work. Does not wait for it."""
 
@@ -254,6 +258,8 @@ class Marks(Protocol):
 
 class HostMarks:
     """Marks on a CPU, by the host's clock."""
+
+    left_ms = 0.0
 
     def __init__(self) -> None:
         self._at: list[float] = []
@@ -271,6 +277,7 @@ class CudaMarks:
     """Marks on a GPU's current stream, by events that are used again in the next loop."""
 
     def __init__(self) -> None:
+        self.left_ms = 0.0
         self._events: list[Event] = []
         self._used = 0
 
@@ -281,7 +288,10 @@ class CudaMarks:
         self._used += 1
 
     def take_ms(self) -> list[float]:
+        self._events[self._used - 1].synchronize()
+        reached = now_s()
         synchronize()
+        self.left_ms = max(self.left_ms, 1e3 * (now_s() - reached))
         times = [begin.milliseconds_to(end) for begin, end in pairwise(self._events[: self._used])]
         self._used = 0
         return times

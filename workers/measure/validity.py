@@ -50,6 +50,10 @@ FULL_HOST = 0.90
 """Share of a CPU in use from which others that have more than MAX_TAKEN of it take it from the measured process."""
 MAX_TAKEN = 0.25
 """On full hosts of two cores, others with 32 % to 54 % made medians 1.3 to 1.6 times as long, with 24 % 1 % longer."""
+MOST_STEPS_LEFT = 1.5
+"""Steps' worth of work that may be left when a loop has ended: the copy of a next batch, for instance."""
+LEAST_LEFT_MS = 1.0
+"""The host's clock shows no less."""
 MAX_WAITING = 0.10
 """Largest share of a step's time in which the device may wait for the host."""
 CEILING_MARGINS = {"cuda": 0.05, "cpu": 9.0}
@@ -232,6 +236,22 @@ def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: 
         Check("graph_breaks", after.graph_breaks == 0, ": ".join(filter(None, (breaks, "; ".join(why))))),
         Check("compile_cache", True, f"{after.cache} when the model was compiled"),
     ]
+
+
+def check_streams(left_ms: float, step_ms: float) -> list[Check]:
+    """Check that steps wait for their own work; no check if they do.
+
+    Args:
+        left_ms: Time for which a device worked on after it had reached the end of a loop's last step.
+        step_ms: Median of the steps.
+    """
+    if left_ms <= max(MOST_STEPS_LEFT * step_ms, LEAST_LEFT_MS):
+        return []
+    detail = (
+        f"when a loop of steps had ended, work of {left_ms:.4g} ms was left on streams for which the steps do not wait"
+        "; call torch.cuda.current_stream().wait_stream(…) before the step returns"
+    )
+    return [Check("streams", False, detail, "invalid")]
 
 
 def check_gradients(missing: Sequence[str] | None) -> list[Check]:

@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from kernels.device_events import Event, synchronize
+from kernels.device_events import Event, reset_peaks, synchronize
 from workers.model.steps import ForwardStep
 
 WARMUP_STEPS = 3
@@ -96,7 +96,7 @@ class GraphedStep:
         self.inner_phases = tuple(step.phases)
         self._marks = [Event(external=True) for _ in range(len(self.inner_phases) + 1)]
         graph = torch.cuda.CUDAGraph()
-        torch.cuda.reset_peak_memory_stats()
+        reset_peaks()
         try:
             # The watchdogs of process groups ask for events in threads of their own.
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.device_events import reset_peaks
 from kernels.tolerance import fixed_limits
 from workers.measure.judging import Draw, Expected, Reference, checksum, judge, judge_results
-from workers.measure.operations import Operation
+from workers.measure.operations import Operation, time_passes
+from workers.measure.stopwatch import HostStopwatch
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -54,7 +56,7 @@ def test_on_a_gpu_it_is_the_same_and_takes_little_memory(rng: random.Random) -> 
     assert checksum(tensor.cuda()) == checksum(tensor)
     large = torch.ones(1 << 28, device="cuda")  # 1 GiB
     before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
+    reset_peaks()
     checksum(large)
     assert torch.cuda.max_memory_allocated() - before < 64 << 20
 
@@ -129,12 +131,80 @@ def test_results_of_a_timed_call(rng: random.Random) -> None:
     reference = make_reference(rng)
     out = product(*reference.inputs)
     gradients = torch.autograd.grad(out, reference.inputs, reference.grad_out)
-    assert judge_results(out, gradients, reference).wrong is None
-    assert judge_results(None, gradients, reference).wrong is None
-    wrong = judge_results(out, (gradients[0], 1.01 * gradients[1]), reference)
+    assert judge_results(out, gradients, reference, reference.timed).wrong is None
+    assert judge_results(None, gradients, reference, reference.timed).wrong is None
+    wrong = judge_results(out, (gradients[0], 1.01 * gradients[1]), reference, reference.timed)
     assert (wrong.wrong or "").startswith("the gradient of input 1: relative error 1.00e-02")
-    assert judge_results(1.01 * out, (), reference).wrong
-    assert judge_results(None, (gradients[0], None), reference).wrong == "the gradient of input 1 is missing"
+    assert judge_results(1.01 * out, (), reference, reference.timed).wrong
+    assert (
+        judge_results(None, (gradients[0], None), reference, reference.timed).wrong
+        == "the gradient of input 1 is missing"
+    )
+
+
+def test_what_is_kept_of_the_call_before_is_wrong_in_a_timed_call(rng: random.Random) -> None:
+    """It computes in every other call, and so in one of two that follow each other."""
+    reference = make_reference(rng)
+    (others,) = reference.checked
+    outs: list[Tensor] = []
+
+    def keeps(a: Tensor, b: Tensor) -> Tensor:
+        outs.append(product(a, b) if len(outs) % 2 == 0 else outs[-1].view_as(outs[-1]))
+        return outs[-1]
+
+    for function, wrong in ((keeps, True), (product, False)):
+        found: list[str | None] = []
+
+        def examine(out: Tensor | None, gradients: Any, found: list[str | None] = found) -> None:
+            found.append(judge_results(out, gradients, reference, others).wrong)
+
+        operation = Operation(function, reference.inputs, None)
+        time_passes(
+            operation,
+            HostStopwatch(),
+            ["forward"],
+            examine=examine,
+            holding=lambda: reference.holding(others),
+            warmup=1,
+            calls=2,
+        )
+        assert len(found) == 2
+        assert any(found) is wrong
+        assert reference.changed() == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("which", [0, 1], ids=["forward", "backward"])
+def test_work_for_which_the_current_stream_does_not_wait_is_wrong(rng: random.Random, which: int) -> None:
+    timed, other = draw_of("timed", rng), draw_of("other inputs", rng)
+    a, b, grad_out = (tensor.cuda() for tensor in timed.values())
+    reference = Reference((a.requires_grad_(), b.requires_grad_()), grad_out, on_gpu(timed), (on_gpu(other),))
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    class OnTheSide(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+            ctx.save_for_backward(a, b)
+            with torch.cuda.stream(stream if which == 0 else None):
+                return product(a, b)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Any:
+            with torch.cuda.stream(stream if which == 1 else None), torch.enable_grad():
+                given = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+                return torch.autograd.grad(product(*given), given, gradients)
+
+    for function, wrong in ((OnTheSide.apply, True), (product, False)):
+        operation = Operation(function, reference.inputs, reference.grad_out)
+        judge(operation, reference)  # libraries are loaded
+        torch.cuda.synchronize()
+        assert (judge(operation, reference, reference.checked[0]).wrong is not None) is wrong
+        torch.cuda.synchronize()
+
+
+def on_gpu(draw: Draw) -> Draw:
+    expected = (Expected(one.tensor.cuda(), one.limit) for one in draw.expected)
+    return Draw(draw.name, lambda: [tensor.cuda() for tensor in draw.values()], tuple(expected))
 
 
 class Lazy(torch.Tensor):

@@ -9,6 +9,7 @@ from flopwatch.steps import steps_of_a_second
 from workers.measure import timing
 from workers.measure.memory import OutOfMemory
 from workers.measure.timing import HostClock, HostMarks, StepTime, make_clock, make_marks, time_loop, time_steps
+from workers.measure.validity import check_streams
 from workers.measure.warmup import WarmUp
 
 
@@ -184,6 +185,25 @@ def test_a_loops_times_hold_everything_between_the_steps() -> None:
     assert 3 <= min(times) < 5
     assert sum(times) < whole_ms
     assert sum(times) == pytest.approx(whole_ms * 20 / 22, rel=0.2)
+
+
+@pytest.mark.gpu
+def test_what_a_loop_leaves_on_other_streams_is_seen() -> None:
+    stream, x = torch.cuda.Stream(), torch.randn(4096, 4096, device="cuda")  # type: ignore[no-untyped-call]
+
+    def aside() -> None:
+        with torch.cuda.stream(stream):
+            for _ in range(5):
+                x @ x
+
+    def joined() -> None:
+        aside()
+        torch.cuda.current_stream().wait_stream(stream)
+
+    for step, fails in ((aside, True), (joined, False)):
+        marks = make_marks(torch.device("cuda"))
+        times = time_loop({"step": step}, marks, measure_steps=10)
+        assert any(not check.ok for check in check_streams(marks.left_ms, statistics.median(times))) is fails
 
 
 @pytest.mark.gpu

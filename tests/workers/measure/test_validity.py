@@ -33,6 +33,7 @@ from workers.measure.validity import (
     check_host_load,
     check_stability,
     check_steady,
+    check_streams,
     check_waiting,
     family_times,
     read_host_load,
@@ -110,6 +111,11 @@ def test_nothing_is_faster_than_the_device(tflops, peak, ceiling, ok, words) -> 
     assert (check.name, check.ok) == ("ceiling", ok)
     assert words in check.detail
     assert verdict([check])["verdict"] == ("valid" if ok else "invalid")
+
+
+def test_a_next_batch_may_still_be_copied_when_a_loop_ends() -> None:
+    assert [len(check_streams(left_ms, 3.0)) for left_ms in (0.02, 3.0, 5.0)] == [0, 0, 1]
+    assert not check_streams(0.5, 0.01), "the host's clock is no finer"
 
 
 def test_a_cpu_may_have_been_busy_when_its_ceiling_was_measured() -> None:

@@ -229,6 +229,7 @@ class OperationRunner(GridRunner[OperationContext]):
         from workers.measure.judging import judge_results
         from workers.measure.operations import time_passes
 
+        others = reference.checked[0]
         timings: dict[str, Timing] = {}
         began: list[Compilation] = []
         ended: list[Compilation] = []
@@ -240,7 +241,8 @@ class OperationRunner(GridRunner[OperationContext]):
                 context.watch,
                 [name],
                 measuring=lambda: began.append(compilation()),
-                examine=lambda out, gradients: judged.append(judge_results(out, gradients, reference)),
+                examine=lambda out, gradients: judged.append(judge_results(out, gradients, reference, others)),
+                holding=lambda: reference.holding(others),
                 warmup=spec.warmup_steps,
                 calls=spec.measure_steps,
             )

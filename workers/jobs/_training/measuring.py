@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from workers.measure.busy import Busy
     from workers.measure.returned import ReturnedNumbers
-    from workers.measure.timing import StepTimes
+    from workers.measure.timing import Marks, StepTimes
     from workers.measure.validity import Monitor
 
 LOOP_S = 2.0
@@ -51,14 +51,16 @@ def measure(
     from workers.measure.busy import measure_busy
     from workers.measure.own_step import KINDS
     from workers.measure.returned import COLUMNS, VALUES, ReturnedNumbers, work_rows
-    from workers.measure.timing import run_step
+    from workers.measure.timing import make_marks, run_step
+    from workers.measure.validity import check_streams
 
     step, numbers = training.step, ReturnedNumbers(training.returned)
     times = time_isolated(training, monitor, report, numbers, loops=pacing == "loop", most_s=most_s)
     work = work_rows({kind: work_of_step(training, kind) for kind in KINDS})
     report.table(VALUES, COLUMNS, [*numbers.rows, *work])
     report_layers(training.linear_layers, report)
-    step_ms = times.step if pacing == "step" else time_loops(training, times, monitor, report)
+    marks = make_marks(training.device)
+    step_ms = times.step if pacing == "step" else time_loops(training, times, marks, monitor, report)
     if training.own is not None:
         training.own.keep_work(len(step_ms))
     values = Values(metrics_of(training.spec, pacing, training.phases))
@@ -69,7 +71,8 @@ def measure(
     add_times(values, training, times, step_ms, busy)
     if pacing == "loop":
         values.set("isolated_step_ms", ISOLATED, times.step)
-    return values, [*numbers.checks(), *check_times(training, times, step_ms, busy, monitor)]
+    left = check_streams(marks.left_ms, statistics.median(step_ms))
+    return values, [*numbers.checks(), *left, *check_times(training, times, step_ms, busy, monitor)]
 
 
 def time_isolated(
@@ -143,10 +146,12 @@ def _number_of_steps(spec: TrainingSpec, device: torch.device, *, loops: bool) -
     return f"{warm} steps to warm up, {measured} measured ones{', as many in a loop' if loops else ''} and a few more"
 
 
-def time_loops(training: Training, isolated: StepTimes, monitor: Monitor, report: Reporter) -> Sequence[float]:
+def time_loops(
+    training: Training, isolated: StepTimes, marks: Marks, monitor: Monitor, report: Reporter
+) -> Sequence[float]:
     """Return the times in ms of steps that follow each other. `isolated`: the times of the isolated steps before.
     Raises OutOfMemory: the memory did not suffice in some phase."""
-    from workers.measure.timing import LOOP_STEPS, make_marks, time_loop
+    from workers.measure.timing import LOOP_STEPS, time_loop
 
     steps, step = len(isolated.step), training.step
     done = isolated.warmup + steps
@@ -158,7 +163,7 @@ def time_loops(training: Training, isolated: StepTimes, monitor: Monitor, report
     fitting = int(1e3 * LOOP_S / max(statistics.median(isolated.step), 1e-3))
     return time_loop(
         step.phases,
-        make_marks(training.device),
+        marks,
         prepare=step.prepare,
         measure_steps=steps,
         loop_steps=min(LOOP_STEPS, max(MIN_LOOP_STEPS, fitting)),

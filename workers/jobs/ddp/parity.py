@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import parallel
 from app.specs.ddp import FULLY_SHARDED
+from kernels.device_events import reset_peaks
 from workers.jobs.ddp import strategies
 from workers.jobs.ddp.context import RankContext
 from workers.jobs.ddp.memory import local_bytes, state_bytes
@@ -75,7 +76,7 @@ class ParityCheck:
         """Train with the strategy; return gradients and parameters, kept by rank 0, or the reason why they do not
         fit."""
         if self._context.on_gpu:
-            torch.cuda.reset_peak_memory_stats()
+            reset_peaks()
         trained = strategies.build(
             self._context.spec,
             self._context.spec.strategy,
@@ -89,7 +90,7 @@ class ParityCheck:
             self._run(trained, number)
             if number == 0 and self._context.on_gpu:
                 # From the second step on, the optimizer's state always exists.
-                torch.cuda.reset_peak_memory_stats()
+                reset_peaks()
         if reason := self._why_not_compared(trained):
             return reason
         parameters = self._kept(full_parameters(trained))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kernels.device_events import keep_peaks, reset_peaks
 from workers.measure.allocations.categories import UNKNOWN, Owners
 from workers.measure.allocations.free import free_at
 from workers.measure.allocations.ledger import WORKSPACE, Allocation, Entry, Ledger
@@ -35,6 +36,7 @@ class CudaRecording:
         # Makes sure that there is an allocator to record.
         torch.cuda.init()  # type: ignore[no-untyped-call]
         _attach(self)
+        keep_peaks()
         torch.cuda.memory._record_memory_history(None)  # drops the former history
         torch.cuda.memory._record_memory_history("all", context="all", stacks="python", max_entries=self.max_entries)
         self._recorded: list[RecordedStretch] = []
@@ -52,7 +54,7 @@ class CudaRecording:
         # Taking the snapshot is in the history, too.
         entries, _ = self._new_entries(snapshot)
         self._ledger.categories, self._ledger.phases = [UNKNOWN] * len(entries), [BEFORE] * len(entries)
-        torch.cuda.reset_peak_memory_stats(self.device)
+        reset_peaks(self.device)
 
     def measure_workspaces(self) -> None:
         # Torch does not list its workspaces: find the blocks that its function for releasing them releases.
@@ -82,7 +84,7 @@ class CudaRecording:
         held = list(self._ledger.alive.values()) if alive else None
         free = free_at(snapshot, self.device, entries[stretch.peak.entry + 1 :], stretch.at_peak)
         self._recorded.append(RecordedStretch(stretch, counters, kept, history, full, held, free))
-        torch.cuda.reset_peak_memory_stats(self.device)
+        reset_peaks(self.device)
 
     def end(self) -> list[RecordedStretch]:
         self.abandon()

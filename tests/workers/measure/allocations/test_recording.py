@@ -262,7 +262,7 @@ class MadeAllocator:
         self._most = max_entries
         monkeypatch.setattr(torch.cuda, "init", lambda: None)
         monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *_, **__: self.history.clear())
-        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: setattr(self, "peak", self.total))
+        monkeypatch.setattr(cuda, "reset_peaks", lambda _: setattr(self, "peak", self.total))
         monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: self.stats())
         monkeypatch.setattr(cuda, "_attach", lambda _: None)
         monkeypatch.setattr(cuda, "_take", self.snapshot)
