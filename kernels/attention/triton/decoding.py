@@ -75,11 +75,9 @@ def suits(q: Tensor, k: Tensor, scoring: Scoring, bounds: Tensor | None = None) 
     )
 
 
-def decode(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scoring: Scoring, plan: Plan | None = None
-) -> None:
+def decode(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scoring: Scoring) -> None:
     """Fill `out` and `logsumexp`, for inputs that `suits`."""
-    plan = plan or PLANS[padded_width(q.shape[-1])]
+    plan = PLANS[padded_width(q.shape[-1])]
     tma = plan.tma and all(has_tensor_descriptors(tensor) for tensor in (k, v))
     attend_to_slices, combine, room = _launches(
         kind(q), kind(k), kind(v), kind(out), scoring.factor, scoring.inner, tma, plan

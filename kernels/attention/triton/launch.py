@@ -3,7 +3,7 @@
 Tensors are (batch, heads, rows, head_dim) with a contiguous last axis and any other strides; numbers per query are
 (batch, heads, queries), contiguous, float32. Results are written into the caller's tensors. `precision` determines how
 products are computed: "ieee" for half precision; "split" (see `operands`), "tf32x3" or "tf32" for float32. Each launch
-uses the tiling that was measured to be fastest (see `tilings`) unless the caller passes one.
+uses the tiling that was measured to be fastest (see `tilings`).
 """
 
 from __future__ import annotations
@@ -108,10 +108,10 @@ def _bounds_launch(tokens: int, documents: int) -> Launch:
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scoring: Scoring, precision: str,
-    tiling: Tiling | None = None, bounds: Tensor | None = None,
+    bounds: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fill `out` and `logsumexp`, from `operands`."""
-    tiling = tiling or tilings.choose(q.device, padded_width(out.shape[-1]), precision).forward
+    tiling = tilings.choose(q.device, padded_width(out.shape[-1]), precision).forward
     tma = _through_descriptors(q, k, v)
     launch = _forward_launch(kind(q), kind(k), kind(v), kind(out), scoring, bounds is not None, precision, tma, tiling)
     launch((q, k, v, out, logsumexp, *some(bounds)))
@@ -248,17 +248,14 @@ def _rows_launch(out: Kind, out_gradient: Kind, has_logsumexp_gradient: bool, cl
 
 def keys(
     q: Tensor, k: Tensor, v: Tensor, out_gradient: Tensor, exponents: Tensor, deltas: Tensor, dk: Tensor, dv: Tensor,
-    scoring: Scoring, precision: str, dq_sum: Tensor | None = None, tiling: Tiling | None = None,
-    bounds: Tensor | None = None,
+    scoring: Scoring, precision: str, dq_sum: Tensor | None = None, bounds: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fill dk and dv. Add dQ/scale to `dq_sum`, of `exponents`' shape with one more axis, unless it is None.
 
     The first four arguments are `operands`.
     """
-    if tiling is None:
-        capped = scoring.softcap is not None
-        chosen = tilings.choose(q.device, padded_width(dk.shape[-1]), precision, capped)
-        tiling = chosen.keys if dq_sum is None else chosen.one_pass
+    chosen = tilings.choose(q.device, padded_width(dk.shape[-1]), precision, scoring.softcap is not None)
+    tiling = chosen.keys if dq_sum is None else chosen.one_pass
     tma = _through_descriptors(q, k, v, out_gradient)
     launch = _keys_launch(
         kind(q), kind(k), kind(v), kind(out_gradient), kind(dk), kind(dv), exponents.shape[2], dq_sum is not None,
@@ -301,10 +298,10 @@ def _keys_launch(
 
 def queries(
     q: Tensor, k: Tensor, v: Tensor, out_gradient: Tensor, exponents: Tensor, deltas: Tensor, dq: Tensor,
-    scoring: Scoring, precision: str, tiling: Tiling | None = None, bounds: Tensor | None = None,
+    scoring: Scoring, precision: str, bounds: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fill dq. The first four arguments are `operands`."""
-    tiling = tiling or tilings.choose(q.device, padded_width(dq.shape[-1]), precision).queries
+    tiling = tilings.choose(q.device, padded_width(dq.shape[-1]), precision).queries
     tma = _through_descriptors(q, k, v, out_gradient)
     launch = _queries_launch(
         kind(q), kind(k), kind(v), kind(out_gradient), kind(dq), exponents.shape[2],
