@@ -17,6 +17,7 @@ are on, it takes two passes, whose results are the same bit for bit in every run
 compute capability 9.0, else those of FlashAttention-2.
 """
 
+import functools
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -27,7 +28,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from ..derivatives import is_batched, is_transformed, register
 from ..registry import FEATURES, Implementation
 from .hopper import launch as hopper
-from .hopper import native
+from .hopper import native, rules
 from .masks import check_documents
 from .problem import DIFFERENTIABLE, check_options
 from .triton import decoding, launch
@@ -235,7 +236,8 @@ def _forward(
                 return out, logsumexp
             if not hopper.forward(q, k, v, heads_out, logsumexp, scoring, bounds):
                 if only_hopper:
-                    reason = hopper.why_not(q, k, v) or "it takes no soft cap, and only a scale above 0"
+                    others = "it takes no soft cap, a scale above 0, and addresses that are multiples of 16 bytes"
+                    reason = rules.why_not(*map(launch.kind, (q, k, v))) or others
                     raise ValueError(f"attention 'hopper' cannot take these inputs: {reason}")
                 precision = precision_of(q, tf32)
                 q, k, v = launch.operands(precision, q, k, v)
@@ -342,20 +344,10 @@ register(_backward_operation, *NAMES)
 native.begin(differentiate)
 
 
-def _hopper_attention(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, scale: float | None = None,
-    window: int | None = None, document_ends: Tensor | None = None, bottom_right: bool = False,
-    return_lse: bool = False,
-) -> Any:  # fmt: skip
-    return flash_attention(
-        q, k, v, is_causal, only_hopper=True, scale=scale, window=window, document_ends=document_ends,
-        bottom_right=bottom_right, return_lse=return_lse,
-    )  # fmt: skip
-
-
 hopper_implementation = Implementation(
-    "hopper", _hopper_attention, {"cuda": frozenset({"bfloat16", "float16"})}, features=FEATURES - {"softcap"}
-)
+    "hopper", functools.partial(flash_attention, only_hopper=True), {"cuda": frozenset({"bfloat16", "float16"})},
+    features=FEATURES - {"softcap"},
+)  # fmt: skip
 implementation = Implementation(
     "triton", flash_attention, {"cuda": frozenset({"float32", "bfloat16", "float16"})}, features=FEATURES
 )

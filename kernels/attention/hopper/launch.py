@@ -1,37 +1,16 @@
-"""Runs the Gluon kernels on tensors (batch, heads, rows, head_dim), or says why they do not take them."""
+"""Runs the Gluon kernels on tensors (batch, heads, rows, head_dim), if they take them."""
 
 import torch
-import triton
 from torch import Tensor
 
 from ...launching import ALIGNMENT
-from ...versions import KNOWN_VERSIONS
-from ..triton.inputs import capability, has_tensor_descriptors, on_device
+from ..triton.inputs import on_device
 from ..triton.launch import Scoring, kind, some
-from ..triton.tilings import padded_width
 from . import native, plans, rules
-from .rules import CHOICES, COLUMNS, DTYPES, Bounded
+from .rules import Bounded
 
 Q, K, V, GRADIENT, BUFFER, DK, DV, DQ, OUT, LOGSUMEXP = range(10)
 """Indices of a backward call's tensors in `source/calls.cpp`."""
-
-
-def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """Return why the kernels do not support these inputs, which have been checked; None if they do."""
-    if not rules.runs_on(q.device):
-        version = ".".join(map(str, capability(q.device)))
-        return (
-            f"it needs compute capability 9.0 and Triton {' or '.join(f'{known}x' for known in KNOWN_VERSIONS)}; "
-            f"{q.device} has {version}, and Triton is {triton.__version__}"
-        )
-    if q.dtype not in DTYPES:
-        return f"it takes bfloat16 and float16, not {q.dtype}"
-    if padded_width(q.shape[-1]) not in CHOICES or q.shape[-1] % COLUMNS:
-        return f"the head dimension is {q.shape[-1]}, and it takes multiples of {COLUMNS} from 40 to 256"
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not has_tensor_descriptors(tensor):
-            return f"{name}'s address or its strides {tensor.stride()} are no multiples of 16 bytes: make it contiguous"
-    return None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor] | None:

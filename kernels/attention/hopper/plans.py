@@ -74,7 +74,7 @@ def forward_launch(
 ) -> Launch | None:
     """Return the launch on the tensors q, k, v, the output, its log-sum-exp and the documents' bounds, if there are
     any; None if the kernel does not take them."""
-    if not rules.are_supported(q, k, v, out):
+    if rules.why_not(q, k, v, out) is not None:
         return None
     from .forward import forward_kernel
 
@@ -184,7 +184,7 @@ class BackwardProblem(NamedTuple):
 @functools.lru_cache(maxsize=LAUNCHES)
 def backward_launches(problem: BackwardProblem) -> BackwardLaunches | None:
     """Return the launches of a backward pass; None if the kernels do not take its tensors."""
-    if not rules.are_supported(*problem.tensors):
+    if rules.why_not(*problem.tensors) is not None:
         return None
     q, _, _, gradient, _, _, dq = problem.tensors
     batches, heads, queries, head_dim = q.shape

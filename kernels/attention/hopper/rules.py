@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 import triton
 
-from ...versions import attention_kernels, why_not_hopper
-from ..triton.inputs import strides_allow_descriptors
+from ...versions import KNOWN_VERSIONS, attention_kernels, why_not_hopper
+from ..triton.inputs import capability, strides_allow_descriptors
 from ..triton.launch import Kind, Scoring
 from ..triton.tilings import padded_width
 
@@ -113,16 +113,22 @@ def runs_on(device: torch.device) -> bool:
     return attention_kernels(device) == "hopper"
 
 
-def are_supported(q: Kind, *others: Kind) -> bool:
-    """Return True if the kernels take q, and other tensors of its head dimension."""
-    return (
-        runs_on(q.device)
-        and q.dtype in DTYPES
-        and all(one.dtype == q.dtype for one in others)
-        and padded_width(q.shape[-1]) in CHOICES
-        and q.shape[-1] % COLUMNS == 0
-        and all(strides_allow_descriptors(one.shape, one.strides, q.dtype.itemsize) for one in (q, *others))
-    )
+def why_not(q: Kind, *others: Kind) -> str | None:
+    """Return why the kernels do not take q, and other tensors of its head dimension; None if they do."""
+    if not runs_on(q.device):
+        version = ".".join(map(str, capability(q.device)))
+        return (
+            f"it needs compute capability 9.0 and Triton {' or '.join(f'{known}x' for known in KNOWN_VERSIONS)}; "
+            f"{q.device} has {version}, and Triton is {triton.__version__}"
+        )
+    if q.dtype not in DTYPES or any(one.dtype != q.dtype for one in others):
+        return f"it takes bfloat16 and float16, not {q.dtype}"
+    if padded_width(q.shape[-1]) not in CHOICES or q.shape[-1] % COLUMNS:
+        return f"the head dimension is {q.shape[-1]}, and it takes multiples of {COLUMNS} from 40 to 256"
+    for one in (q, *others):
+        if not strides_allow_descriptors(one.shape, one.strides, q.dtype.itemsize):
+            return f"strides {one.strides} are no multiples of 16 bytes: make the tensor contiguous"
+    return None
 
 
 def takes(scoring: Scoring) -> bool:
