@@ -128,22 +128,15 @@ def test_copies_are_the_new_parameters_rounded(device: str, dtype: torch.dtype, 
         assert torch.equal(copy, mine[0].to(dtype))
 
 
+@pytest.mark.parametrize("written", ["parameter", "copy"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_autograd_notices_new_copies(device: str) -> None:
-    weight = torch.ones(4, device=device, requires_grad=True)
+def test_autograd_notices_the_update(device: str, written: str) -> None:
+    weight, one = torch.ones(4, device=device, requires_grad=True), torch.ones(4, device=device)
     out = (weight * weight).sum()
-    updated_by_ours(
-        torch.ones(4, device=device), [torch.ones(4, device=device)], 0.1, copies=[weight], **HYPER_PARAMETERS
-    )
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        out.backward()
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_autograd_notices_the_update(device: str) -> None:
-    weight = torch.ones(4, device=device, requires_grad=True)
-    out = (weight * weight).sum()
-    updated_by_ours(weight, [torch.ones(4, device=device)], 0.1, **HYPER_PARAMETERS)
+    if written == "parameter":
+        updated_by_ours(weight, [one], 0.1, **HYPER_PARAMETERS)
+    else:
+        updated_by_ours(one, [one.clone()], 0.1, copies=[weight], **HYPER_PARAMETERS)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.backward()
 

@@ -50,18 +50,12 @@ FORWARD, BACKWARD = [0, 1, 2, 3], [3, 2, 1, 0]
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("alone_first", [True, False])
 def test_the_order_of_gradients_may_change(two_ranks: Pool, set_to_none: bool, alone_first: bool) -> None:
-    """The step in which the order changes sends the bucket at its end; the next step sends in the backward pass."""
-    steps = [FORWARD, BACKWARD, BACKWARD, FORWARD, FORWARD]
+    """The step in which the order changes, or the last parameter is not used, sends the bucket at its end; the next
+    step of that order sends in the backward pass."""
+    steps = [FORWARD, BACKWARD, BACKWARD, FORWARD, FORWARD, [1, 2, 3], FORWARD]
     for report in two_ranks(training.orders, "bucketed, one", set_to_none, steps, alone_first):
-        assert report["sent"] == [1, 0, 1, 0, 1]
-        assert report["operations"] == [2] * 5  # the bucket, and who used what
-
-
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_a_buckets_last_parameter_may_be_unused(two_ranks: Pool, set_to_none: bool) -> None:
-    for report in two_ranks(training.orders, "bucketed, one", set_to_none, [FORWARD, [1, 2, 3], FORWARD]):
-        assert report["sent"] == [1, 0, 1]
-        assert report["operations"] == [2] * 3
+        assert report["sent"] == [1, 0, 1, 0, 1, 0, 1]
+        assert report["operations"] == [2] * 7  # the bucket, and who used what
 
 
 @pytest.mark.parametrize("wrapper", ["overlapped", "bucketed, tiny"])
