@@ -113,13 +113,3 @@ def test_every_size_is_compiled_and_none_falls_back(monkeypatch: pytest.MonkeyPa
     finally:
         compiling.compiled.cache_clear()
         torch.compiler.reset()
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-@pytest.mark.parametrize("name", ["compiled", "flex"])
-def test_a_heads_axis_is_optional(name: str) -> None:
-    q, k, v = (torch.randn(2, 130, 32, device="cuda") for _ in range(3))
-    function = ATTENTION.load(name).function
-    torch.testing.assert_close(function(q, k, v, True), attention(q, k, v, True), atol=1e-3, rtol=1e-3)

@@ -1,6 +1,5 @@
 """Which kernels `triton` runs, by device and version of Triton."""
 
-import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -55,22 +54,6 @@ def test_the_interpreter(host: pytest.MonkeyPatch) -> None:
     host.setattr(versions, "_triton_version", lambda: None)
     versions.attention_kernels.cache_clear()
     assert versions.attention_kernels(CPU) is None
-
-
-def test_a_caller_is_warned_once(host: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton")
-    from kernels.attention.hopper import rules
-
-    host.setattr(versions, "_triton_version", lambda: "3.8.0")
-    rules.runs_on.cache_clear()
-    try:
-        with pytest.warns(UserWarning, match=r"1\.2 to 1\.4 times as long"):
-            assert not rules.runs_on(GPU)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert not rules.runs_on(GPU)
-    finally:
-        rules.runs_on.cache_clear()
 
 
 @pytest.mark.parametrize(("version", "held"), [("3.7.1", True), ("3.8.0", False)])
