@@ -265,54 +265,6 @@ def copies() -> list[str]:
     return [error_of(call) for call in calls]
 
 
-class Calls(nn.Module):
-    """Calls a model that is not in it, which borrows a parameter from it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
-        self.outside: list[Any] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for other in self.outside:
-            x = x + other(x)
-        # After the other one's forward pass, these are still this wrapper's.
-        return self.last(x) @ self.first.weight.T
-
-
-class Borrows(nn.Module):
-    def __init__(self, lender: nn.Module) -> None:
-        super().__init__()
-        self.own, self.lender = nn.Linear(WIDTH, WIDTH), [lender]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.own(x) @ self.lender[0].last.weight)
-
-
-def one_within_the_other() -> list[str]:
-    """A wrapped model calls another; return the parameters of both whose gradients differ from one process's."""
-    torch.manual_seed(0)
-    alone = Calls().to(device())
-    lent, copied = Borrows(alone).to(device()), Calls().to(device())
-    copied.load_state_dict(alone.state_dict())
-    mine = Borrows(copied).to(device())
-    mine.load_state_dict(lent.state_dict())
-    model, other = parallel.FullyShardedDataParallel(copied), parallel.FullyShardedDataParallel(mine)
-    alone.outside, copied.outside = [lent], [other]
-    wrong = []
-    for step in range(3):
-        for rank in range(dist.get_world_size()):
-            (alone(inputs_of(step, rank)).square().mean() / dist.get_world_size()).backward()
-        model(inputs_of(step, dist.get_rank())).square().mean().backward()
-        for ours, theirs in ((model, alone), (other, lent)):
-            ours.finish_gradient_synchronization()
-            wrong += list(differences(ours, {name: one.grad for name, one in theirs.named_parameters()}, 1e-5))
-            ours.zero_grad()
-            theirs.zero_grad()
-    return wrong
-
-
 class Raises(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

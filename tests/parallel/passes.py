@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import parallel
-from parallel import collectives, fully_sharded, sharded_unit
+from parallel import fully_sharded, sharded_unit
 from tests.parallel.training import device, same_state
 
 WIDTH = 6
@@ -242,18 +242,6 @@ def operations(reshard: bool) -> list[str]:
             found.append("finish")
             model.finish_gradient_synchronization()
     return found
-
-
-def reductions_of_two_forward_passes() -> int:
-    """Return how many units one backward pass through two forward passes reduces."""
-    model = parallel.FullyShardedDataParallel(Repeated("embedding").to(device()))
-    model.module.order = [0, 1, 2]
-    inputs = inputs_of("embedding", 0, dist.get_rank())
-    with collectives.recorded(device()) as timeline:
-        for loss, _ in losses(model, "two forward passes", inputs, torch.float32):
-            loss.backward()
-        model.finish_gradient_synchronization()
-    return sum(interval.operation == "reduce_scatter" for interval in timeline.intervals())
 
 
 class Experts(nn.Module):

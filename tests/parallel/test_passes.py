@@ -37,10 +37,6 @@ def test_operations_of_a_plain_step(two_ranks: Pool) -> None:
         assert found == [*forward.split(), *kept]
 
 
-def test_a_unit_is_reduced_once_in_a_pass(two_ranks: Pool) -> None:
-    assert two_ranks(passes.reductions_of_two_forward_passes) == [9, 9]
-
-
 def test_units_may_return_anything(ranks: Pool) -> None:
     for wrong in ranks(outputs.returned):
         assert wrong == {}
@@ -64,10 +60,6 @@ def test_what_a_unit_does_not_return_is_right_or_refused(two_ranks: Pool) -> Non
     for when in ("after", "read"):
         with pytest.raises(AssertionError, match="has been modified by an inplace operation"):
             two_ranks(outputs.sidelong, when)
-
-
-def test_a_wrapped_model_calls_another(two_ranks: Pool) -> None:
-    assert two_ranks(outputs.one_within_the_other) == [[], []]
 
 
 def test_derivatives_by_the_inputs(two_ranks: Pool) -> None:
