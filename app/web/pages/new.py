@@ -162,7 +162,7 @@ async def submit(request: Request, services: CurrentServices, sender: Sender) ->
     described, fields, form = await run_in_threadpool(_read_form, services, raw.decode(errors="replace"))
     texts = forms.options_from_form(form)
     body = forms.body_of(described["kind"], fields, forms.options_of(texts))
-    if problems := await run_in_threadpool(problems_of, services, fields, texts, body):
+    if problems := forms.text_problems(fields, texts):
         return _form(request, described, fields, texts, problems, preset=None, cloned=None)
     try:
         if "grid" in body:
@@ -180,35 +180,13 @@ def preview(request: Request, services: CurrentServices) -> Response:
     described, fields, form = _read_form(services, request.url.query)
     texts = forms.options_from_form(form)
     body = forms.body_of(described["kind"], fields, forms.options_of(texts))
-    problems, idle = problems_of(services, fields, texts, body), []
+    problems, idle = forms.text_problems(fields, texts), []
     if not problems:
         try:
             idle = without_effect(specs_of(services, body))
         except InvalidRequest as invalid:
             problems = errors_of(invalid)
     return render(request, "preview.html", **_preview(request, body, problems), idle=idle)
-
-
-def problems_of(
-    services: Services, fields: Sequence[Field], texts: Mapping[str, str], body: Mapping[str, Any]
-) -> list[dict[str, str]]:
-    """Return the problems of a form's texts; if there are any, also those of the other fields."""
-    problems = forms.text_problems(fields, texts)
-    pointers = {problem["pointer"] for problem in problems}
-    return (
-        [*problems, *(problem for problem in check(services, body) if problem["pointer"] not in pointers)]
-        if problems
-        else []
-    )
-
-
-def check(services: Services, body: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the problems of a body, without storing anything."""
-    try:
-        specs_of(services, body)
-    except InvalidRequest as invalid:
-        return errors_of(invalid)
-    return []
 
 
 def specs_of(services: Services, body: Mapping[str, Any]) -> list[SpecBase]:
