@@ -1,6 +1,6 @@
 """Several texts in one field of a form, separated by commas; one with a comma in it stands in double quotes, as in CSV.
 
-    course=cs336, "note=a, b", "said=""yes"" twice"
+course=cs336, "note=a, b", "said=""yes"" twice"
 """
 
 import csv

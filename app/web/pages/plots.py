@@ -38,20 +38,13 @@ MAX_FILTERS = 20
 """Largest number of coordinates that have a filter."""
 
 
-KEPT = ("group", "where", "relative_to")
+KEPT = ("group", "relative_to")
 """Parameters that the panel's form has no field for, and keeps."""
-
-
-def _check_only(value: str) -> str:
-    name, colon, _ = value.partition(":")
-    if value and not (name and colon):
-        raise PydanticCustomError("only", "must be written coordinate:value")
-    return value
 
 
 def _check_pair(value: str) -> str:
     name, equals, _ = value.partition("=")
-    if not (name.strip() and equals):
+    if value and not (name.strip() and equals):
         raise PydanticCustomError("coordinate", "must be written coordinate=value")
     return value
 
@@ -63,17 +56,15 @@ class PlotsQuery(StrictQuery):
     job: list[Id] = Field(default=[], max_length=100)
     metric: Annotated[Text | None, NONE_IF_EMPTY] = None
     of: Annotated[Text | None, NONE_IF_EMPTY] = None
-    """The metric for which `x`, `y` and `only` were chosen, if it is another one: coordinates that do not vary in the
+    """The metric for which `x`, `y` and `where` were chosen, if it is another one: coordinates that do not vary in the
     cases of `metric` are ignored."""
     x: Annotated[Text | None, NONE_IF_EMPTY] = None
     y: Annotated[Text | None, NONE_IF_EMPTY] = None
     """The coordinate of the heat map's rows."""
-    only: list[Annotated[Text, AfterValidator(_check_only)]] = Field(default=[], max_length=MAX_FILTERS)
-    """`coordinate:value`; only these cases. A value on `x` is left out."""
     group: list[Text] = Field(default=[], max_length=MAX_FILTERS)
     """The coordinates whose values make the series; by default all that vary, except `x`."""
     where: list[Annotated[Text, AfterValidator(_check_pair)]] = Field(default=[], max_length=MAX_FILTERS)
-    """`coordinate=value`; only these cases, `x` included. Repeated, it names alternatives of one coordinate."""
+    """`coordinate=value`; only these cases. Repeated, it names alternatives of one coordinate; empty: all."""
     relative_to: list[Annotated[Text, AfterValidator(_check_pair)]] = Field(default=[], max_length=MAX_FILTERS)
     """`coordinate=value` of the reference cases: how many times better all others are is drawn, and not the metric."""
 
@@ -123,7 +114,7 @@ def drawn(services: Services, query: PlotsQuery) -> dict[str, Any]:
     title = readable(name, unit)
     if query.relative_to:
         title = f"{title} over {' and '.join(query.relative_to)}"
-    shown = figures(where(points, query.where), name, unit, query, title)
+    shown = figures(points, name, unit, query, title)
     return {**NO_PLOTS, "metrics": titles, "metric": metric, "title": title, **shown}
 
 
@@ -216,19 +207,13 @@ def figures(
         query = without_others(query, values)
     x, y = (None if name is None else results.coordinate_of(name, values) for name in (query.x, query.y))
     query = query.model_copy(update={"x": x, "y": y})
-    only = chosen_values(query)
-    for field, name in [*(("only", name) for name in only), ("x", query.x), ("y", query.y)]:
+    for field, name in (("x", query.x), ("y", query.y)):
         if name is not None and name not in values:
             detail = f"{name!r} does not vary here; what varies: {', '.join(values) or 'nothing'}."
             raise InvalidRequest.at(f"/{field}", detail)
-    points, several = all_points, values
-    if only:
-        points = [
-            point
-            for point in all_points
-            if all(address_text(point.place.get(name)) == text for name, text in only.items())
-        ]
-        several = varying(points)
+    wanted = list(filter(None, query.where))
+    points = where(all_points, wanted)
+    several = varying(points) if wanted else values
     axes = axes_of(points, query.x if query.x in several else None, several)
     if query.group:
         axes = replace(axes, by=series(points, axes, query.group))
@@ -243,7 +228,7 @@ def figures(
         "chart": embedded(chart) if points else None,
         "maps": [] if y is None else maps(points, groups, axes.x, y, metric, unit),
         "choices": list(values),
-        "filters": filters({name: choices for name, choices in values.items() if name != axes.x}, only),
+        "filters": filters(values, {results.coordinate_of(name, values): value for name, value in map(pair, wanted)}),
         "x": axes.x,
         "y": y,
         "left_out": max(0, len(groups) - MAX_MAPS),
@@ -274,25 +259,19 @@ def series(points: Sequence[Point], axes: Axes, group: Sequence[str]) -> tuple[s
 def without_others(query: PlotsQuery, values: Mapping[str, Sequence[Scalar]]) -> PlotsQuery:
     """Return the query without coordinates and values other than these, since it was made for another metric."""
     x, y = (name if name in values else None for name in (query.x, query.y))
-    only = [
-        f"{name}:{text}"
-        for name, text in chosen_values(query).items()
-        if text in [address_text(value) for value in values.get(name, ())]
+    where = [
+        f"{name}={value}"
+        for name, value in map(pair, filter(None, query.where))
+        if value in map(address_text, values.get(name, ()))
     ]
-    return query.model_copy(update={"x": x, "y": y, "only": only})
+    return query.model_copy(update={"x": x, "y": y, "where": where})
 
 
-def chosen_values(query: PlotsQuery) -> dict[str, str]:
-    """Return the value of each coordinate that the query asks for; along x all of them are drawn."""
-    pairs = [part.partition(":") for part in query.only if part]
-    return {name: text for name, _, text in pairs if text and name != query.x}
-
-
-def filters(values: Mapping[str, Sequence[Scalar]], only: Mapping[str, str]) -> list[tuple[str, list[str], str]]:
+def filters(values: Mapping[str, Sequence[Scalar]], chosen: Mapping[str, str]) -> list[tuple[str, list[str], str]]:
     """Return the coordinates that can be filtered, with their values and the chosen one: those in use first."""
-    offered = sorted(values, key=lambda name: name not in only)[:MAX_FILTERS]
+    offered = sorted(values, key=lambda name: name not in chosen)[:MAX_FILTERS]
     return [
-        (name, [address_text(value) for value in choices[:MAX_VALUES]], only.get(name, ""))
+        (name, [address_text(value) for value in choices[:MAX_VALUES]], chosen.get(name, ""))
         for name, choices in values.items()
         if name in offered
     ]
