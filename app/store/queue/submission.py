@@ -1,11 +1,11 @@
 """Makes rows of new jobs, and keeps the first answer to each request with an Idempotency-Key. The queue opens the
 transactions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Dialect, bindparam, column, func, insert, select, table, update
 
 from app.errors import Gone, IdempotencyMismatch, KeyTaken, QueueFull
 from app.specs import in_lists
@@ -17,6 +17,8 @@ from app.store.records import Idempotency, NewJob, Submitted
 from app.store.tables import utc_now
 
 _key = tables.idempotency_key.c
+INSERT_BOUND = insert(table("job", *map(column, tables.job.c.keys())))
+"""Inserts rows that `bound` made: its columns have no types, which would bind the values again."""
 _INSERT_JOB = insert(tables.job).returning(tables.job.c.id, sort_by_parameter_order=True)
 _FIRST_ANSWER = select(_key.digest, _key.response, _key.resource_id, _key.awaited).where(
     _key.key == bindparam("key"), _key.route == bindparam("route")
@@ -55,6 +57,15 @@ def job_row(new: NewJob, sweep_id: int | None, now: datetime) -> dict[str, Any]:
         "sweep_id": sweep_id,
         **queued(now),
     }
+
+
+def bound(dialect: Dialect, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows that `job_row` made with values as the driver takes them, for `INSERT_BOUND`.
+
+    Binding thousands of rows takes long, so sweeps do it before their transaction, in which nobody else can write.
+    """
+    binds = {its.name: its.type.dialect_impl(dialect).bind_processor(dialect) for its in tables.job.c}
+    return [{name: bind(row[name]) if (bind := binds[name]) else row[name] for name in row} for row in rows]
 
 
 INITIAL_COLUMNS: dict[str, Any] = {

@@ -141,7 +141,7 @@ class Queue:
     """The queue of one database. Each state change of a job is one transaction, with everything that others see of it.
 
     `finish` and `give_back` write or delete staged results in further transactions before it (see staging.py). `claim`
-    reads before it, in a transaction of its own.
+    and `resume_sweep` read before it, in a transaction of their own.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Queue:
         now = utc_now()
         # Rows are made before the transaction, because that takes long for thousands of jobs.
         named = [replace(new, name=member_name(name, grid, new.point or {})) for new in jobs]
-        rows = [submission.job_row(new, None, now) for new in named]
+        rows = self._bound([submission.job_row(new, None, now) for new in named])
         with self._database.write() as connection:
 
             def answer() -> dict[str, Any]:
@@ -207,7 +207,7 @@ class Queue:
                 }
                 sweep_id = connection.execute(insert(tables.sweep).returning(_sweep.id), row).scalar_one()
                 last = sweeps.last_job(connection)
-                connection.execute(insert(tables.job), [{**of_job, "sweep_id": sweep_id} for of_job in rows])
+                connection.execute(submission.INSERT_BOUND, [{**of_job, "sweep_id": sweep_id} for of_job in rows])
                 sweeps.complete(connection, sweep_id, jobs[0].labels, last, now)
                 webhooks.register(connection, notify_url, sweep_id=sweep_id)
                 return sweep_dict({"id": sweep_id, **row}, {"queued": len(jobs)})
@@ -243,19 +243,25 @@ class Queue:
         Returns the public sweep. Raises NotFound; Conflict when there is no such point, or when a point without a job
         has a spec that this version does not take; QueueFull.
         """
-        now = utc_now()
-        with self._database.write() as connection:
+        with self._database.read() as connection:
             sweep = _sweep_row(connection, sweep_id)
             if problem := broken(sweep):
                 raise Conflict(f"Sweep {sweep_id} cannot be resumed. {problem['detail']}")
             # The points of a search follow from its outcomes.
             points = expand(sweep["base"], sweep["grid"], sweep["exclude"]) if sweep["fit"] is None else []
             lacking = sweeps.points_without_jobs(connection, sweep_id, points)
-            rows = [submission.job_row(sweeps.job_of_point(sweep, point), sweep_id, now) for point in lacking]
+        # Rows are made before the transaction, because that takes long for thousands of jobs.
+        now = utc_now()
+        made = self._bound([submission.job_row(sweeps.job_of_point(sweep, point), sweep_id, now) for point in lacking])
+        with self._database.write() as connection:
+            still = {
+                sweeps.point_key(point.choice) for point in sweeps.points_without_jobs(connection, sweep_id, lacking)
+            }
+            rows = [row for row, point in zip(made, lacking, strict=True) if sweeps.point_key(point.choice) in still]
             last = sweeps.last_job(connection)
             number = sweeps.repeat_unsuccessful(connection, sweep, now) + len(rows)
             if rows:
-                connection.execute(insert(tables.job), rows)
+                connection.execute(submission.INSERT_BOUND, rows)
             sweeps.complete(connection, sweep_id, sweep["labels"], last, now)
             searches, obstacle = fitting.resume(connection, sweep)
             number += searches
@@ -269,6 +275,9 @@ class Queue:
             submission.check_room(connection, submitter, self._max_queued, number, stored=number)
             webhooks.expect_again(connection, sweep_id=sweep_id)
             return sweep_dict(sweep, sweeps.counts(connection, [sweep_id])[sweep_id])
+
+    def _bound(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        return submission.bound(self._database.backend.engine.dialect, rows)
 
     def cancel_sweep(self, sweep_id: int) -> dict[str, Any]:
         """Cancel every job of a sweep that is not finished, as `cancel` does; returns the public sweep.

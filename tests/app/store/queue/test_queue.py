@@ -149,6 +149,20 @@ class TestStatementsOfSweeps:
             numbers.append((of_submission, of_cancelled, statements()))
         assert numbers[0] == numbers[1]
 
+    def test_rows_are_bound_before_the_transaction(self, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+        """To bind many rows takes as long as to insert them."""
+        write = Database.write
+        begun, bound_in_it = [], set()
+
+        class Point(dict[str, int]):
+            def items(self) -> Any:
+                bound_in_it.add(bool(begun))
+                return super().items()
+
+        monkeypatch.setattr(Database, "write", lambda self: begun.append(True) or write(self))
+        queue.submit_sweep(None, {}, {}, {}, [], [NewJob(BenchmarkSpec(), point=Point(context_length=0))])
+        assert bound_in_it == {False}
+
 
 class TestSweepsAsWholes:
     def test_cancelling_leaves_what_is_finished(self, queue: Queue, reading: Reading, swept: int) -> None:
