@@ -1,7 +1,4 @@
-"""The store after a crash and on a full disk: torn logs give a consistent prefix, files are whole or not there.
-
-Each check has a control: without the mechanism that it is about, it fails.
-"""
+"""The store after a crash and on a full disk: torn logs give a consistent prefix, files are whole or not there."""
 
 import random
 import shutil
@@ -21,13 +18,11 @@ from app.specs import spec_adapter
 from app.store.database.engine import Database, open_database
 from app.store.queue.transitions import Queue
 from app.store.records import Finish, NewEvent, NewJob, Offer
-from tests.acceptance.conftest import short_job
 from tests.acceptance.faults import PROJECT, TINY, State, damage, database_path, state_of
 from tests.acceptance.sabotage import sabotaged
 from tests.builders import measurement
-from tests.disks import full, small_disk
-from tools.service import Service, wait_for_job
-from tools.waiting import wait_until
+from tests.disks import small_disk
+from tools.service import Service
 
 pytestmark = pytest.mark.acceptance
 
@@ -219,66 +214,3 @@ def test_a_file_that_does_not_fit_leaves_nothing(tmp_path: Path, rng: random.Ran
         endings = put(folder, [large, small, large], limit)
         sizes = sorted(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     assert (endings, sizes) == (["DiskFull 507", "stored", "DiskFull 507"], [1000])
-
-
-@pytest.mark.long
-def test_jobs_whose_files_do_not_fit_fail_as_storage_full(service: Service, misbehave_folder: Path) -> None:
-    """The job's own process cannot write the file. Where it can, the store needs no room: it keeps the same file."""
-    with small_disk(service.data_dir, "size=2m") as disk, ExitStack() as stack:
-        stack.callback(service.stop)  # before its disk goes
-        database = service.folder / "elsewhere.sqlite3"
-        service.environment["FLOPWATCH_DATABASE_URL"] = f"sqlite:///{database}"
-        client = service.start_server()
-        service.start_worker()
-        body = short_job("gated")
-        body["spec"]["measure_steps"] = 10_000
-        started, gate = misbehave_folder / "started", misbehave_folder / "open"
-
-        def submit() -> int:
-            return int(client.post("/jobs", json=body).raise_for_status().json()["id"])
-
-        def start() -> int:
-            gate.unlink(missing_ok=True)
-            started.unlink(missing_ok=True)
-            job_id = submit()
-            wait_until(started.exists, timeout_s=60, what="the job to start")
-            return job_id
-
-        def finish(job_id: int) -> dict[str, Any]:
-            gate.touch()
-            return wait_for_job(client, job_id)
-
-        fitting = finish(start())
-        (artifact,) = get(client, f"/jobs/{fitting['id']}/artifacts")["data"]
-        found: list[str] = []
-        job_id = start()
-        with full(disk, but=artifact["size"] // 2):
-            job = finish(job_id)
-        if job["state"] != "failed" or job["error"]["code"] != "storage_full":
-            found.append(f"the job is {job['state']}: {job['error']}")
-        rows = get(client, f"/jobs/{job_id}/measurements")["rows"]
-        if not rows or not all(row["partial"] for row in rows):
-            found.append(f"{len(rows)} measurements are kept, {sum(row['partial'] for row in rows)} as partial")
-        if get(client, f"/jobs/{job_id}/artifacts")["data"]:
-            found.append("it has an artifact")
-        if files := [path for path in (disk / "scratch").rglob("*") if path.is_file()]:
-            found.append(f"temporary files: {files}")
-        stored = [path.stat().st_size for path in (disk / "artifacts").glob("??/*")]
-        if stored != [artifact["size"]]:
-            found.append(f"stored: files of {stored} bytes; the first job's has {artifact['size']}")
-        if states := [one["state"] for one in get(client, "/workers")["data"] if one["state"] != "active"]:
-            found.append(f"a job's own files make the worker {states}")
-        job_id = start()
-        with full(disk):
-            gate.touch()
-
-            def given_back() -> bool:
-                job, worker = get(client, f"/jobs/{job_id}"), get(client, "/workers")["data"][0]
-                unfit = worker["unfit"] is not None and worker["unfit"]["code"] == "disk_full"
-                return unfit and (job["state"], job["attempt"]) == ("queued", 0)
-
-            wait_until(given_back, what="the job to go back, uncounted, and the worker to be unfit")
-        job = wait_for_job(client, job_id)
-        if (job["state"], job["attempt"]) != ("succeeded", 1):
-            found.append(f"after space was made, it is {job['state']}: {job['error']}")
-        assert found + damage(database) == []
