@@ -28,7 +28,6 @@ from app.specs._code import RUNS_CODE
 from app.store.database.engine import Database, open_database
 from app.store.files.artifacts import CHUNK_BYTES, ArtifactFiles
 from app.store.files.objects import ObjectFiles
-from app.store.files.store import FileStore
 from app.store.files.uploads import Uploads
 from app.store.queue.transitions import CANCELLED_WHILE, Queue
 from app.store.reading.queries import Reading
@@ -196,7 +195,7 @@ class Site:
     folder: Path
 
     queue: Queue | None = None
-    files: FileStore | None = None
+    files: Any = None
     clock: Clock | None = None
     """The run's clock; None: the host's."""
 
