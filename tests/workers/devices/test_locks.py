@@ -163,15 +163,6 @@ def test_nobody_chooses_while_a_host_is_converted(folder: Path, monkeypatch: pyt
     assert seen == [HeldDevices()]
 
 
-def test_two_agents_do_not_choose_at_the_same_time(folder: Path, held: list[HeldDevices]) -> None:
-    first, second = DeviceLocks(GPU_HOST, folder), DeviceLocks(GPU_HOST, folder)
-    free = first.take_free()
-    assert second.take_free() == HeldDevices()
-    held.append(first.keep_only(free, gpus=1, alone=False))
-    held.append(second.take_free())
-    assert held[1].gpus == GPUS[1:]
-
-
 def test_instances_are_locked_each_by_itself(folder: Path, held: list[HeldDevices]) -> None:
     former = Gpu("MIG-GPU-aaaa/1/0", "NVIDIA A100 MIG 1g.5gb", 4864)
     host = Host((*INSTANCES, former), 2, 1000)
@@ -262,9 +253,6 @@ class Worker:
     def keep_one(self) -> None:
         self._held.append(self._locks.keep_only(self._held.pop(), gpus=1, alone=False))
 
-    def keep_host(self) -> None:
-        self._held.append(self._locks.keep_only(self._held.pop(), gpus=0, alone=True))
-
     def end_job(self) -> None:
         self._held.pop().release()
 
@@ -276,7 +264,7 @@ ALL = [gpu.uuid for gpu in GPUS]
 def test_users_exclude_each_other(shared: Path, user: Callable[..., User]) -> None:
     anns, bobs = Worker(shared), Worker(shared)
     ann = user(ANN, anns.take, anns.keep_one, anns.end_job, anns.take)
-    bob = user(BOB, bobs.take, bobs.end_job, bobs.take, bobs.keep_one, bobs.take, bobs.keep_host)
+    bob = user(BOB, bobs.take, bobs.end_job, bobs.take, bobs.keep_one)
     assert ann.next() == [True, ALL]
     assert bob.next() == [False, []], "she chooses"
     bob.next()
@@ -285,27 +273,6 @@ def test_users_exclude_each_other(shared: Path, user: Callable[..., User]) -> No
     bob.next()  # keeps one
     assert ann.next() is None  # her job has ended
     assert ann.next() == [False, [ALL[0], ALL[2]]]
-
-
-@several_users
-def test_another_users_exclusive_job_leaves_nothing_free(shared: Path, user: Callable[..., User]) -> None:
-    anns, bobs = Worker(shared), Worker(shared)
-    ann = user(ANN, anns.take, anns.keep_host, anns.end_job)
-    bob = user(BOB, bobs.take, bobs.take)
-    ann.next()
-    ann.next()
-    assert bob.next() == [False, []]
-    ann.next()
-    assert bob.next() == [True, ALL]
-
-
-@several_users
-def test_control_users_with_own_folders_share_a_device(shared: Path, user: Callable[..., User]) -> None:
-    anns, bobs = Worker(shared.with_name("anns")), Worker(shared.with_name("bobs"))
-    ann, bob = user(ANN, anns.take, anns.keep_one), user(BOB, bobs.take)
-    ann.next()
-    ann.next()
-    assert bob.next() == [True, ALL]
 
 
 @several_users

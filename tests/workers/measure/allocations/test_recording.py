@@ -171,30 +171,6 @@ def test_stacks_lead_to_the_line_of_the_model(device: str) -> None:
     assert site(relu.frames) == f"measure/allocations/test_recording.py:{line} forward"
 
 
-def doubled_by_call(x: torch.Tensor) -> torch.Tensor:
-    return torch.mul(x, 2.0)
-
-
-def doubled_by_operator(x: torch.Tensor) -> torch.Tensor:
-    return x * 2.0
-
-
-def test_on_a_cpu_an_operator_of_the_language_has_its_functions_first_line() -> None:
-    recording, x = make_recording(torch.device("cpu"), 10_000), torch.ones(5000)
-    recording.begin({})
-    kept = [doubled_by_call(x), doubled_by_operator(x)]
-    recording.mark("forward", {})
-    (stretch,) = (one.stretch for one in recording.end())
-    made = [one.frames for one in stretch.made if one.size == kept[0].nbytes]
-    here = "measure/allocations/test_recording.py"
-    assert [site(frames) for frames in made] == [
-        f"{here}:{doubled_by_call.__code__.co_firstlineno + 1} doubled_by_call",
-        f"{here}:{doubled_by_operator.__code__.co_firstlineno} doubled_by_operator",
-    ]
-    callers = [frames[1]["name"] for frames in made]
-    assert callers == ["test_on_a_cpu_an_operator_of_the_language_has_its_functions_first_line"] * 2
-
-
 def test_a_recording_that_is_abandoned_makes_room_for_another() -> None:
     recording = make_recording(torch.device("cpu"), 10_000)
     recording.begin({})
