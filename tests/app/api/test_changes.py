@@ -59,37 +59,23 @@ def wait_for_looks(looks: list[Any], count: int) -> None:
     wait_until(lambda: len(looks) >= count, timeout_s=TIMEOUT_S, what=f"{count} looks")
 
 
-async def wakes_of_others(changes: Changes, database: Database) -> int:
-    """How often the follower of one job was woken by jobs of others, a readiness check, and an event of another job."""
-    looks = count_looks(changes)
-    mine, other = submit(database), submit(database)
-    with changes.following(mine) as followed, changes.following(other) as last:
-        assert await followed.after(0, TIMEOUT_S), "the first look tells that anything may have changed"
-        before, seen = followed.generation, last.generation
-        for _ in range(3):
-            submit(database)
-            database.probe(1.0)
-            # The first look may have begun before, the second sees the commit, and wakes before the third one.
-            await asyncio.to_thread(wait_for_looks, looks, len(looks) + 3)
-        Queue(database).cancel(other)
-        assert await last.after(seen, TIMEOUT_S), "its own event wakes"
-        return followed.generation - before
-
-
 def test_a_commit_wakes_the_followers_of_its_job_only(database: Database) -> None:
-    async def scenario(changes: Changes) -> None:
-        assert await wakes_of_others(changes, database) == 0
-
-    run(database, scenario)
-
-
-def test_control_of_the_wakes(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the poller does not ask which jobs changed, each commit wakes everybody."""
-    asked = Reading.changed_jobs
-    monkeypatch.setattr(Reading, "changed_jobs", lambda reading, after: (None, asked(reading, after)[1]))
+    """Not jobs of others, a readiness check, or an event of another job."""
 
     async def scenario(changes: Changes) -> None:
-        assert await wakes_of_others(changes, database) >= 3
+        looks = count_looks(changes)
+        mine, other = submit(database), submit(database)
+        with changes.following(mine) as followed, changes.following(other) as last:
+            assert await followed.after(0, TIMEOUT_S), "the first look tells that anything may have changed"
+            before, seen = followed.generation, last.generation
+            for _ in range(3):
+                submit(database)
+                database.probe(1.0)
+                # The first look may have begun before, the second sees the commit, and wakes before the third one.
+                await asyncio.to_thread(wait_for_looks, looks, len(looks) + 3)
+            Queue(database).cancel(other)
+            assert await last.after(seen, TIMEOUT_S), "its own event wakes"
+            assert followed.generation == before
 
     run(database, scenario)
 

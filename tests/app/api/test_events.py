@@ -49,12 +49,6 @@ def test_stream_is_resumed(site: Any) -> None:
     assert site.http.get(f"/jobs/{job_id}/events", headers={**STREAM, **done}).status_code == 204
 
 
-def test_bad_last_event_id(site: Any) -> None:
-    response = site.http.get(f"/jobs/{run(site)}/events", headers={**STREAM, "Last-Event-ID": "x"})
-    assert response.status_code == 422
-    assert "last-event-id" in response.json()["detail"].lower()
-
-
 def test_live_stream(site: Any) -> None:
     job_id = site.submit(priority=10)["id"]
     seen: list[tuple[int, str, Any]] = []
@@ -125,14 +119,6 @@ def test_a_stream_holds_no_transaction(site: Any) -> None:
         wait_until(truncated, "the log to be truncated")  # the stream looks at each commit, but only for a moment
 
 
-def test_deleted_job_ends_its_stream(site: Any) -> None:
-    job_id = run(site)
-    stop = streamed(site, job_id)[-2][0]
-    assert site.http.delete(f"/jobs/{job_id}").status_code == 204
-    response = site.http.get(f"/jobs/{job_id}/events", headers={**STREAM, "Last-Event-ID": str(stop)})
-    assert response.status_code == 404
-
-
 def test_an_outage_ends_streams_without_an_error(fresh_site, monkeypatch, caplog) -> None:
     """A client that resumes its stream gets the error."""
     job_id = fresh_site.submit()["id"]
@@ -149,18 +135,6 @@ def test_an_outage_ends_streams_without_an_error(fresh_site, monkeypatch, caplog
         list(lines)
     assert fresh_site.http.get(f"/jobs/{job_id}/events", headers=STREAM).status_code == 503
     assert not [record for record in caplog.records if record.exc_info]
-
-
-def test_without_followers_there_is_no_polling(site: Any) -> None:
-    changes = site.services.changes
-    wait_until(lambda: not changes._followed and changes._poller is None, "the poller's end")
-    job_id = site.submit()["id"]
-    with site.http.stream("GET", f"/jobs/{job_id}/events", headers=STREAM) as response:
-        stream = parse_stream(response.iter_lines())  # kept: the connection would end with it
-        next(stream)
-        wait_until(lambda: changes._poller is not None, "the poller")
-        del stream
-    wait_until(lambda: not changes._followed and changes._poller is None, "the poller's end")
 
 
 def test_stopping_ends_streams(serve: Any, tmp_path: Any) -> None:

@@ -13,7 +13,6 @@ import pytest
 from app.errors import DatabaseBusy
 from app.store.database.engine import Database
 from app.store.database.sqlite import SQLite, driver
-from app.store.files.artifacts import ArtifactFiles
 from tests.disks import mounted, small_disk
 from tools.waiting import wait_until
 
@@ -115,13 +114,6 @@ def break_the_disk(serve: Any, ext4: Path) -> list[str]:
 
 def test_a_disk_that_fails(serve: Any, ext4: Path) -> None:
     assert break_the_disk(serve, ext4) == []
-
-
-def test_control_of_the_readiness_write(serve: Any, ext4: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Database, "probe", lambda *_: None)
-    monkeypatch.setattr(ArtifactFiles, "probe", lambda *_: None)
-    [found] = break_the_disk(serve, ext4)
-    assert found.startswith("GET /readyz: 200"), "reads come from memory"
 
 
 def test_a_readiness_check_changes_nothing(serve: Any, tmp_path: Path) -> None:

@@ -95,8 +95,8 @@ class TestEveryRoute:
             assert "It came to the writers." in answer.text, (route, answer.status_code, answer.text)
 
 
-def submit_while_others_delete(serve: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> Any:
-    """The answer to a job submitted while more clients delete in bulk, without end, than these threads can serve."""
+def test_long_requests_keep_no_short_one_from_writing(serve, tmp_path, monkeypatch) -> None:
+    """More clients delete in bulk, without end, than there are threads for it."""
     ended = threading.Event()
 
     def delete(_self: Bulk, _chosen: Any) -> BulkDeleted:
@@ -104,28 +104,18 @@ def submit_while_others_delete(serve: Any, folder: Path, monkeypatch: pytest.Mon
         return BulkDeleted(0, 0, 0)
 
     monkeypatch.setattr(Bulk, "delete", delete)
-    with serve(folder, busy_timeout_s=0.5) as site, ThreadPoolExecutor(threads + 2) as clients:
+    clients = LONG_THREADS + 2
+    with serve(tmp_path, busy_timeout_s=0.5) as site, ThreadPoolExecutor(clients) as pool:
         url = f"{site.url}/jobs?state=failed"
         try:
-            answers = [clients.submit(httpx.delete, url, timeout=60, trust_env=False) for _ in range(threads + 2)]
+            answers = [pool.submit(httpx.delete, url, timeout=60, trust_env=False) for _ in range(clients)]
             for refused in itertools.islice(as_completed(answers, timeout=30), 2):
                 assert refused.result().status_code == 503
                 assert refused.result().headers["retry-after"].isdigit()
-            answer = site.http.post("/jobs", json={"spec": TINY})
+            assert site.http.post("/jobs", json={"spec": TINY}).status_code == 201
         finally:
             ended.set()
-        assert sorted(answer.result().status_code for answer in answers) == [200] * threads + [503] * 2
-    return answer
-
-
-def test_long_requests_keep_no_short_one_from_writing(serve, tmp_path, monkeypatch) -> None:
-    assert submit_while_others_delete(serve, tmp_path, monkeypatch, LONG_THREADS).status_code == 201
-
-
-def test_control_of_the_long_requests_threads(serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Writes, "run_long", Writes.run)
-    answer = submit_while_others_delete(serve, tmp_path, monkeypatch, THREADS)
-    assert (answer.status_code, answer.json()["code"]) == (503, "database_busy")
+        assert sorted(answer.result().status_code for answer in answers) == [200] * LONG_THREADS + [503] * 2
 
 
 def test_work_of_several_writes_is_not_cut_short(site: Any) -> None:
