@@ -23,41 +23,27 @@ def checked(response: httpx.Response, status: int) -> dict[str, Any]:
     return problem
 
 
-HUGE = 10**400
-
 INVALID: list[tuple[Any, str, str]] = [
     ({"spec": {**TINY, "context_lenght": 64}}, "/spec/context_lenght", "did you mean context_length?"),
     ({"spec": {**TINY, "context_length": "128"}}, "/spec/context_length", 'got "128"'),
     ({"spec": {"kind": "estimate", "device_gb": "24GiB"}}, "/spec/device_gb", "write the number alone, in the unit of"),
-    ({"spec": {"kind": "profile", "trace_max_mib": "50MiB"}}, "/spec/trace_max_mib", "alone, in the unit of"),
     ({"spec": {**TINY, "timeout_s": "5m"}}, "/spec/timeout_s", "of the job: option --timeout-s"),
     ({"spec": {**TINY, "model": {"d_model": 33, "num_heads": 4}}}, "/spec/model/d_model", "d_model (33) must be"),
     ({"spec": {**TINY, "context_length": 0}}, "/spec/context_length", "greater than or equal to 1"),
-    ({"spec": {**TINY, "context_length": HUGE}}, "/spec/context_length", "less than or equal"),
-    ({"spec": {**TINY, "kind": "memory", "cuda_graph": True}}, "/spec/cuda_graph", "leave it out"),
-    ({"spec": {**TINY, "model": {"size": "tiny", "num_heads": 3}}}, "/spec/model/num_heads", "d_model (128) must be"),
     ({"spec": {**TINY, "model": {"d_model": 64}}}, "/spec/model/d_ff", "give size, or all of"),
     ({"spec": {**TINY, "model": {"size": "tiny", "a/b~c": 1}}}, "/spec/model/a~1b~0c", "Unknown field"),
-    ({"spec": {**TINY, "model": None}}, "/spec/model", "got null"),
     ({"spec": {**TINY, "attention": "os.system; rm"}}, "/spec/attention", "pattern"),
-    ({"spec": {"kind": "benchmak"}}, "/spec/kind", "known kinds: attention, benchmark"),
     ({"spec": {}}, "/spec/kind", "known kinds: attention, benchmark"),
     ({"spec": {"kind": "compare", "candidate": {**TINY, "x": 1}, "baseline": TINY}}, "/spec/candidate/x", "Unknown"),
     ({"spec": {"kind": "compare", "candidate": TINY, "baseline": {"kind": "compare"}}}, "/spec/baseline/kind", "kinds"),
-    ({"spec": []}, "/spec", "got []"),
     ({}, "/spec", "Field required"),
     ([], "", "got []"),
-    (None, "", "got null"),
     ("text", "", 'got "text"'),
     ({"spec": TINY, "kind": "benchmark"}, "/kind", "Unknown field"),
     ({"spec": {"kind": "attention", "replicates": 4}}, "/spec/replicates", "submit a sweep over seed, or kind compare"),
-    ({"spec": TINY, "name": ""}, "/name", "at least 1"),
-    ({"spec": TINY, "name": "x" * 201}, "/name", "at most 200"),
     ({"spec": TINY, "name": "two\nlines"}, "/name", 'must be printable, on one line; got "two\\nlines"'),
     ({"spec": TINY, "labels": {"a b": "c"}}, "/labels/a b", "pattern"),
-    ({"spec": TINY, "labels": {"a": "x" * 201}}, "/labels/a", "at most 200"),
     ({"spec": TINY, "labels": {str(n): "" for n in range(65)}}, "/labels", "at most 64"),
-    ({"spec": TINY, "priority": HUGE}, "/priority", "1000"),
 ]  # fmt: skip
 
 
@@ -174,14 +160,11 @@ def test_wrong_methods(site: Any, method: str, path: str, allowed: str) -> None:
 
 
 QUERIES = [
-    ("/jobs?limit=0", "limit"), ("/jobs?limit=501", "limit"), ("/jobs?limit=x", "limit"), ("/jobs?state=done", "state"),
-    ("/jobs?after=x", "after"), ("/jobs?after=" + "9" * 30, "after"), ("/jobs?label=x", "label"),
-    ("/jobs?sweep=x", "sweep"), ("/jobs?sweep=" + "9" * 30, "sweep"), ("/jobs?colour=red", "colour"),
-    ("/jobs?kind=%00", "kind"), ("/jobs?kind=" + "x" * 201, "kind"), ("/sweeps?state=queued", "state"),
+    ("/jobs?limit=501", "limit"), ("/jobs?state=done", "state"), ("/jobs?label=x", "label"),
+    ("/jobs?sweep=" + "9" * 30, "sweep"), ("/jobs?kind=%00", "kind"), ("/jobs?kind=" + "x" * 201, "kind"),
     ("/jobs/{id}?x=1", "x"), ("/jobs/{id}/events?after=-1", "after"),
-    ("/jobs/{id}/measurements?samples=maybe", "samples"),
-    ("/jobs/{id}/logs?tail=3", "tail"), ("/tables?format=xml", "format"), ("/tables?job=x", "job"),
-    ("/workers?x=1", "x"), ("/specs?x=1", "x"), ("/healthz?x=1", "x"), ("/metrics?x=1", "x"),
+    ("/jobs/{id}/measurements?samples=maybe", "samples"), ("/tables?format=xml", "format"),
+    ("/healthz?x=1", "x"),
 ]  # fmt: skip
 
 

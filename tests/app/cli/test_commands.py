@@ -189,14 +189,6 @@ def test_errors_name_the_field_and_the_cure(flopwatch: Any) -> None:
     assert "There is no job 99999." in ended(flopwatch("show", "99999"), 1)
     assert "/grid/context_length/1" in ended(flopwatch("sweep", *TINY, "context_length=8,-8"), 1)
     assert "  Query parameter 'state'" in ended(flopwatch("jobs", "--state", "odd"), 1)
-    for done in (
-        flopwatch("submit", *TINY, "context_length"),
-        flopwatch("submit", *TINY, "seed=1", "seed=2"),
-        flopwatch("show", "x"),
-        flopwatch("table", "--format", "x"),
-    ):
-        assert done.returncode == 2
-        assert "Traceback" not in done.stderr
 
 
 STEP = ("submit", "benchmark", "--step")
@@ -205,36 +197,27 @@ STEP = ("submit", "benchmark", "--step")
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ((*STEP, "missing.py:make_step"), "missing.py: No such file"),
         ((*STEP, "train.py"), "not of the form FILE.py:NAME"),
         ((*STEP, "train.py:other"), "train.py defines no 'other'"),
         ((*STEP, "train.py:make_step", "arguments.size=3"), "unexpected keyword argument 'size'"),
         ((*STEP, "train.py:make_step", "--code", "missing"), "--code missing: there is no such folder"),
         ((*STEP, "train.py:make_step", "--wait", "--format", "brief"), "train.py imports 'beside'"),
-        (("sweep", "benchmark", "seed=1,2", "--model", "missing.py:Model"), "missing.py: No such file"),
         (("sweep", "benchmark", "--fit", "batch_size"), "not of the form key=value"),
         (("rerun", "JOB", "--implementation", "missing.py:attention"), "missing.py: No such file"),
         (
             ("sweep", "benchmark", "--step", "train.py:make_step", "--fit", "arguments.size=9", "--dry-run"),
             "unexpected keyword argument 'size'",
         ),
-        (("run-script", "missing.py"), "missing.py: No such file"),
         (("run-script", "."), ".: Is a directory"),
         (("versus", "old", ".", "--step", "train.py:make_step", "--", "benchmark"), "'old' is no file, no folder"),
-        (("versus", ".", ".", "--step", "missing.py:make_step", "--", "benchmark"), "missing.py: No such file"),
-        (("submit", "missing.json"), "missing.json: No such file"),
         (
             ("submit", "estimate", "--step", "train.py:make_step"),
             "; for where its time goes, `flopwatch why train.py:make_step`",
         ),
-        (("submit", "benchmark", "--priority", "high"), "--priority"),
         (("submit", "benchmark", "--wait-at-most", "10s"), ": write the number of seconds alone"),
-        (("compare", "JOB", "JOB", "--fail-above", "0"), "--fail-above"),
         (("compare", "JOB", "JOB", "--format", "xml"), "--format"),
-        (("plot", "JOB", "phases", "--output", "plot.gif"), "gif is no format of plots"),
         (("download", "JOB", "--to", "train.py"), "is a file"),
         (("--other", "jobs"), "No such option: --other"),
-        (("token", "create", "ada"), "Missing option '--scope'"),
         (("why", "train.py"), "train.py names no function: write train.py:FUNCTION"),
         (("why", "train.py:make_step", "budget=20"), "budget is no field of a step: write --budget-s"),
         (
