@@ -71,22 +71,6 @@ def test_samples_are_a_line_for_each_phase_and_process(fresh_site: Any, measured
     assert (nothing["data"], nothing["empty"]) == ([], "Nothing was sampled repeatedly.")
 
 
-@pytest.mark.parametrize(("cases", "parts"), [(3, ("<h2>Results", 'id="panels"')), (4, ('id="panels"', "<h2>Results"))])
-def test_the_answer_stands_before_tables_and_environment(fresh_site, measured, reported, cases, parts) -> None:
-    job = fresh_site.submit(labels={"a": "b"})["id"]
-    rows = [[f"none_{number}", 0.0] for number in range(30)] + [["all", 7.0]]
-    table = reported("categories-forward", rows, category="string", peak_mib="number")
-    values = [measured("step_ms", 4.5, length=length) for length in range(cases)]
-    fresh_site.worker.finish(fresh_site.worker.claim_job(job), measurements=values, tables=[table], log="end")
-    text = fresh_site.http.get(f"/ui/jobs/{job}").text
-    places = [text.index(part) for part in ("<b>4.5", *parts, 'id="spec"', 'id="tables"')]
-    assert places == sorted(places), "a short table stands above the plots, a long one below"
-    assert text.index('class="label"') > text.index('id="times"'), "labels stand apart from the name"
-    assert re.search(r"<tbody>\s*<tr>\s*<td[^>]*>all<", text), "no zeros first"
-    panels = fresh_site.http.get(f"/ui/jobs/{job}/panels").text
-    assert panels.count("<section") <= 1
-
-
 def test_a_clone_has_every_option_of_the_job(fresh_site: Any) -> None:
     for timeout_s in ("none", 90.0, None):
         options = {"name": "n", "labels": {"note": "a, b=c", "x": "y"}, "priority": 3, "max_attempts": 5}
@@ -175,14 +159,6 @@ def test_a_comparison_is_submitted_by_fields(fresh_site: Any) -> None:
 )
 def test_unknown_kinds_presets_and_jobs_have_no_form(fresh_site: Any, query: str) -> None:
     assert "All jobs" in page(fresh_site, f"/ui/new?{query}", 404).text
-
-
-def test_the_form_of_a_diagnosis_takes_a_step_of_several_ranks(fresh_site: Any) -> None:
-    assert "/ui/new?kind=diagnosis&amp;of=ddp" in fresh_site.http.get("/ui/new?kind=diagnosis").text
-    fields = sent_by_browser(fresh_site.http.get("/ui/new?kind=diagnosis&of=ddp").text)
-    answer = fresh_site.http.post("/ui/new", data=fields | {"spec.step.strategy": ["flat"]}, headers=OWN)
-    step = fresh_site.job(int(answer.headers["location"].rpartition("/")[2]))["spec"]["step"]
-    assert (step["kind"], step["strategy"]) == ("ddp", "flat")
 
 
 def test_every_kind_has_a_form(fresh_site: Any) -> None:
