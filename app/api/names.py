@@ -4,7 +4,6 @@ The server cannot know these names by itself, since it imports no torch. While n
 name, and the worker that claims the job decides.
 """
 
-import difflib
 from collections.abc import Callable, Collection, Iterator
 
 from app.api.pointers import pointer, shown
@@ -62,10 +61,8 @@ def unknown_names(spec: SpecBase, known: Known) -> Iterator[tuple[Location, str]
             yield where, f"No worker runs {shown(kind)}; they run: {', '.join(sorted(known.kinds))}"
     for where, family, name in names_in(spec):
         if f"{family}:{name}" not in {RUNS_CODE, *known.capabilities}:
-            choices = known.family(family)
-            near = difflib.get_close_matches(name, choices, n=1)
-            cure = f"did you mean {near[0]}?" if near else f"they have: {', '.join(choices) or 'none at all'}"
-            yield where, f"No worker has the {family} {shown(name)}; {cure}"
+            choices = ", ".join(known.family(family)) or "none at all"
+            yield where, f"No worker has the {family} {shown(name)}; they have: {choices}"
 
 
 def _wrong_code(spec: SpecBase, known: Known) -> Iterator[tuple[Location, str]]:

@@ -22,7 +22,6 @@ OF_SUBMISSION = {
 }
 """What a job has beside its spec, with the command line's option."""
 WITH_UNIT = re.compile(r"\d[\d.]*\s*[A-Za-z%]+")
-NO_REPLICATES = "this kind measures in one process: submit a sweep over seed, or kind compare, which has replicates"
 
 
 def pointer(location: Iterable[int | str]) -> str:
@@ -116,8 +115,6 @@ def _describe_unknown(name: str, model: type[BaseModel] | None) -> str:
     known = [] if model is None else list(model.model_fields)
     inside = _fields_inside(model, name) if model is not None else []
     near = inside or difflib.get_close_matches(name, known, n=1)
-    if name == "replicates" and not near and "kind" in known:
-        return f"Unknown field; {NO_REPLICATES}"
     if (option := OF_SUBMISSION.get(name.replace("-", "_"))) and not near and "kind" in known:
         return f"Unknown field; it is no part of the spec, but of the job: option {option}"
     hint = f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(known)}" if known else ""

@@ -40,7 +40,6 @@ INVALID: list[tuple[Any, str, str]] = [
     ([], "", "got []"),
     ("text", "", 'got "text"'),
     ({"spec": TINY, "kind": "benchmark"}, "/kind", "Unknown field"),
-    ({"spec": {"kind": "attention", "replicates": 4}}, "/spec/replicates", "submit a sweep over seed, or kind compare"),
     ({"spec": TINY, "name": "two\nlines"}, "/name", 'must be printable, on one line; got "two\\nlines"'),
     ({"spec": TINY, "labels": {"a b": "c"}}, "/labels/a b", "pattern"),
     ({"spec": TINY, "labels": {str(n): "" for n in range(65)}}, "/labels", "at most 64"),
