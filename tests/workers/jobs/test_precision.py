@@ -1,11 +1,10 @@
 """Kinds that take a model of the user's own tell where it leaves the job's precision."""
 
-from pathlib import Path
-
 import pytest
 
 from app.specs import KINDS
 from tests.workers.reporting import reported
+from workers.jobs.profile import torch_profiler
 
 FIELDS = {
     "model": {"size": "tiny", "num_layers": 1},
@@ -37,7 +36,8 @@ class Mine(torch.nn.Module):
 @pytest.mark.parametrize(
     ("kind", "leaves"), [("benchmark", False), ("benchmark", True), ("profile", True), ("memory", True)]
 )
-def test_a_model_of_ones_own_computes_in_the_jobs_precision(tmp_path: Path, upload, kind: str, leaves: bool) -> None:
+def test_a_model_of_ones_own_computes_in_the_jobs_precision(tmp_path, upload, monkeypatch, kind, leaves) -> None:
+    monkeypatch.setattr(torch_profiler, "has_roofline", lambda spec: False)  # its ceilings take seconds to measure
     spec = KINDS[kind].model_validate({**FIELDS, "code": upload(source(leaves=leaves), "Mine")})
     checks = reported(spec, tmp_path).verdict_on()["checks"]
     found = [check["detail"] for check in checks if check["name"] == "precision"]
