@@ -1,18 +1,26 @@
 """Ranks that run beside a runner: they report while the runner processes complete results."""
 
+from __future__ import annotations
+
 import os
 import queue
 import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from parallel.nodes import Nodes
 from parallel.process_group import RanksFailed, RanksTimedOut, launch, log_file
 from workers import uploaded
 from workers.outcome import Crashed, InvalidEnvironment, RunnerError, Unsupported
 from workers.reporter import Reporter
+
+if TYPE_CHECKING:
+    import torch
+
+    from app.specs.collective import CollectiveSpec
+    from app.specs.ddp import DdpSpec
 
 LOG_BYTES = 16 << 10
 """Bytes of a rank's log, from its end, that go into the job's log."""
@@ -148,6 +156,19 @@ def _end_of(file: Path) -> bytes:
     with file.open("rb") as log:
         log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_BYTES - 1))
         return log.read(LOG_BYTES + 1)
+
+
+def devices_of_ranks(spec: CollectiveSpec | DdpSpec) -> list[torch.device]:
+    """Return a GPU of this host for each of its ranks of nccl, or the CPU that ranks of gloo share. Raises Unsupported:
+    this process sees too few GPUs."""
+    import torch
+
+    if spec.backend == "gloo":
+        return [torch.device("cpu")]
+    seen, needed = torch.cuda.device_count(), spec.resources().devices
+    if seen < needed:
+        raise Unsupported(f"world_size {spec.world_size} needs {needed} GPUs here; this worker's process sees {seen}")
+    return [torch.device("cuda", index) for index in range(needed)]
 
 
 def nodes_of_this_job(number: int) -> Nodes | None:

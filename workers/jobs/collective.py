@@ -19,7 +19,7 @@ from parallel.process_group import RanksFailed
 from workers.jobs._base import Unit
 from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._latency_fits import FIT_COLUMNS, Times, fit_rows
-from workers.jobs._ranks import RankReports, job_failure
+from workers.jobs._ranks import RankReports, devices_of_ranks, job_failure
 from workers.jobs._values import GPU_ONLY, Metric
 from workers.measure.check import Check, check_cores
 from workers.measure.table import Column, Scalar
@@ -75,18 +75,7 @@ class CollectiveRunner(GridRunner[CollectiveContext]):
     kind = "collective"
 
     def devices(self, spec: CollectiveSpec) -> list[torch.device]:
-        """Return a GPU for each rank of nccl, or the CPU that ranks of gloo share."""
-        import torch
-
-        if spec.backend == "gloo":
-            return [torch.device("cpu")]
-        present = torch.cuda.device_count()
-        needed = spec.resources().devices
-        if present < needed:
-            raise Unsupported(
-                f"world_size {spec.world_size} needs {needed} GPUs here; this worker's process sees {present}"
-            )
-        return [torch.device("cuda", index) for index in range(needed)]
+        return devices_of_ranks(spec)
 
     def check(self, spec: CollectiveSpec) -> None:
         import torch.distributed as dist

@@ -15,7 +15,7 @@ from app.specs.ddp import FULLY_SHARDED, DdpSpec
 from parallel.process_group import START_TIMEOUT_S, RanksFailed
 from workers.jobs import _reference
 from workers.jobs._base import Unit
-from workers.jobs._ranks import RankReports, job_failure
+from workers.jobs._ranks import RankReports, devices_of_ranks, job_failure
 from workers.jobs._training.metrics import precision_checks
 from workers.jobs._values import Values
 from workers.jobs.ddp.buckets import PREDICTED, predicts, report_buckets
@@ -135,17 +135,11 @@ def times(steps: Sequence[DdpSpec], report: Reporter) -> tuple[list[list[float]]
 def choose_devices(spec: DdpSpec) -> list[torch.device]:
     """Return the ranks' devices: a GPU for each, or the CPU. Raises Unsupported: this process sees too few GPUs, or
     they lack the precision."""
-    import torch
-
+    devices = devices_of_ranks(spec)
     if spec.backend == "gloo":
         if MARK in os.environ:
             bound_memory(spec.world_size)
-        return [torch.device("cpu")]
-    seen = torch.cuda.device_count()
-    needed = spec.resources().devices
-    if seen < needed:
-        raise Unsupported(f"world_size {spec.world_size} needs {needed} GPUs here; this worker's process sees {seen}")
-    devices = [torch.device("cuda", index) for index in range(needed)]
+        return devices
     for device in devices:
         if reason := why_no_precision(device, spec.precision):
             raise Unsupported(reason)

@@ -110,9 +110,6 @@ def record(spec: MemorySpec, device: torch.device, build_model: building.Maker, 
         recording.mark(where.phase, owners(), keep=True, failed=True)
         session.lacked = recording.end()[-1]
         save_snapshot(session, OOM, session.lacked, report)
-    except BaseException:
-        recording.abandon()
-        raise
     return session
 
 

@@ -46,7 +46,7 @@ from workers.jobs._base import Unit
 from workers.jobs._latency_fits import NO_LINE
 from workers.jobs._training import measuring
 from workers.jobs._values import Values
-from workers.jobs.ddp import RUNNER, choose_devices, strategies, timing
+from workers.jobs.ddp import RUNNER, strategies, timing
 from workers.jobs.ddp.buckets import bucket_rows, report_buckets
 from workers.jobs.ddp.parity import (
     SMALL_SHARE,
@@ -897,12 +897,6 @@ def test_a_rank_that_dies_or_stops_is_named(failing: Any, error: Any, capfd: pyt
     with pytest.raises(Crashed, match=r"rank 1 died after step 3; see rank-1\.log"):
         failing(error(1, "died after step 3", log="the last words"), STARTED)
     assert "--- output of rank 1 ---\nfirst words\nthe last words" in capfd.readouterr().err
-
-
-def test_too_few_gpus_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(Unsupported, match="world_size 2 needs 2 GPUs here; this worker's process sees 1"):
-        choose_devices(parsed(backend="nccl"))
 
 
 @pytest.mark.parametrize(
