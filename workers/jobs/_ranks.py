@@ -119,13 +119,9 @@ class RankReports:
         rank's log, or all."""
         for rank in range(self._world_size) if of is None else sorted(of):
             file = log_file(self._folder, rank)
-            try:
-                content = file.read_bytes()
-            except OSError:
+            if not (shown := _shown(rank, file)):
                 continue
-            if not content.strip():
-                continue
-            sys.stderr.write(_shown(rank, content))
+            sys.stderr.write(shown)
             if failure is not None and blamed in (rank, None):
                 report.artifact(file, name=LOGS.format(rank), kind="log", media_type="text/plain")
         if failure is not None:
@@ -133,29 +129,24 @@ class RankReports:
         sys.stderr.flush()
 
 
-def _shown(rank: int, content: bytes) -> str:
-    cut = "" if len(content) <= LOG_BYTES else f" (its last {LOG_BYTES} bytes)"
-    text = content[-LOG_BYTES:].decode(errors="replace").rstrip()
-    return f"--- output of rank {rank}{cut} ---\n{text}\n"
+def _shown(rank: int, file: Path) -> str:
+    """Return the end of a rank's log as the job's log shows it; "" if it has written nothing."""
+    try:
+        with file.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size - LOG_BYTES))
+            text = log.read().decode(errors="replace").rstrip()
+    except OSError:
+        return ""
+    cut = "" if size <= LOG_BYTES else f" (its last {LOG_BYTES} bytes)"
+    return f"--- output of rank {rank}{cut} ---\n{text}\n" if text else ""
 
 
 def logs_in(scratch: Path) -> dict[int, str]:
     """Return, by rank, the end of each log of a unit's newest ranks that has anything, as the job's log shows it."""
     folders = sorted(scratch.glob("ranks*"), key=lambda folder: folder.stat().st_mtime)
-    files = {
-        int(number): file
-        for folder in folders[-1:]
-        for file in folder.glob("rank-*.log")
-        if (number := file.stem.removeprefix("rank-")).isdecimal()
-    }
-    return {rank: _shown(rank, end) for rank in sorted(files) if (end := _end_of(files[rank])).strip()}
-
-
-def _end_of(file: Path) -> bytes:
-    """Return a log's last bytes, one more than are shown if there are more."""
-    with file.open("rb") as log:
-        log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_BYTES - 1))
-        return log.read(LOG_BYTES + 1)
+    files = {int(file.stem.removeprefix("rank-")): file for of in folders[-1:] for file in of.glob("rank-*.log")}
+    return {rank: shown for rank in sorted(files) if (shown := _shown(rank, files[rank]))}
 
 
 def devices_of_ranks(spec: CollectiveSpec | DdpSpec) -> list[torch.device]:
