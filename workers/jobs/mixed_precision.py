@@ -18,10 +18,8 @@ from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._training import building
 from workers.jobs._values import Metric
 from workers.measure.check import Check
-from workers.measure.errors import with_type
 from workers.measure.table import Column, Scalar, first_rows
 from workers.reporter import Reporter
-from workers.torch_host import as_runner_error
 
 if TYPE_CHECKING:
     import torch
@@ -134,10 +132,10 @@ def plain(number: Decimal) -> str:
 
 
 def audit(spec: MixedPrecisionSpec, cell: MixedPrecisionCell, context: MixedPrecisionContext, trial: Trial) -> None:
-    """Run one step of the cell's model, and keep the data types of its tensors, even if the step fails."""
+    """Run one step of the cell's model, and keep the data types of its tensors."""
     from workers.measure.dtypes import DtypeAudit
     from workers.measure.float8_ranges import watched as watched_ranges
-    from workers.measure.memory import short_message, translate_oom
+    from workers.measure.memory import translate_oom
 
     model, step = build(spec, cell, context.device)
     watched = DtypeAudit(model)
@@ -148,20 +146,14 @@ def audit(spec: MixedPrecisionSpec, cell: MixedPrecisionCell, context: MixedPrec
         loss: torch.Tensor = step.loss
         return loss
 
-    scaled = step.scaler is not None
-    try:
-        # Under autocast to bf16, linear layers are those of precision fp8.
-        ranges: AbstractContextManager[list[Range]] = nullcontext([])
-        if cell.autocast == "bf16":
-            ranges = watched_ranges(model)
-        with translate_oom("the step"), ranges as found:
-            watched.run(forward, step.backward, None if step.scaler is None else step.scaler.scale)
-    except Exception as error:
-        why = str(as_runner_error(error) or with_type(error, short_message(error)))
-        add_rows(model, watched.tensors(scaled=scaled, error=why), cell, context)
-        raise
+    # Under autocast to bf16, linear layers are those of precision fp8.
+    ranges: AbstractContextManager[list[Range]] = nullcontext([])
+    if cell.autocast == "bf16":
+        ranges = watched_ranges(model)
+    with translate_oom("the step"), ranges as found:
+        watched.run(forward, step.backward, None if step.scaler is None else step.scaler.scale)
     context.float8 += [(cell.audit, cell.autocast, context.device.type, *astuple(one)) for one in found]
-    tensors = watched.tensors(scaled=scaled)
+    tensors = watched.tensors()
     add_rows(model, tensors, cell, context)
     set_counts(tensors, trial)
 

@@ -75,8 +75,7 @@ class DtypeAudit:
     def run(
         self, forward: Callable[[], Tensor], backward: Callable[[], None], scaled: Callable[[Tensor], Tensor] | None
     ) -> None:
-        """Run the step. If it raises, the data types seen until then are kept. `scaled`: scales a loss as the step does
-        before its backward pass; None: it does not."""
+        """Run the step. `scaled`: scales a loss as the step does before its backward pass; None: it does not."""
         with self._watched_outputs():
             loss = forward()
         self._losses["loss"] = loss.dtype
@@ -98,45 +97,28 @@ class DtypeAudit:
                 hooks.callback(module.register_forward_hook(hook_for(name)).remove)
             yield
 
-    def tensors(self, *, scaled: bool, error: str | None = None) -> list[TypedTensor]:
-        """Return the tensors in the order of the model. A module with outputs of several types has one entry for each.
-
-        Args:
-            scaled: True if the step scales its loss.
-            error: The error that ended the step, if one did: the reason of tensors that were not computed.
-        """
+    def tensors(self) -> list[TypedTensor]:
+        """Return the tensors in the order of the model. A module with outputs of several types has one entry for each;
+        one that was not called, such as a list of others, has none."""
         listed = [
             TypedTensor("parameter", name, self._class_of(name), parameter.dtype)
             for name, parameter in self.model.named_parameters()
         ]
         for name, module in self.model.named_modules():
-            listed += self._outputs_of(name, module, error)
-        losses: list[Role] = ["loss", "scaled_loss"] if scaled else ["loss"]
-        listed += [
-            TypedTensor(role, "", "", self._losses.get(role), None if role in self._losses else error)
-            for role in losses
-        ]
-        return listed + [self._gradient(name, parameter, error) for name, parameter in self.model.named_parameters()]
+            role: Role = "module_output" if name else "logits"
+            leaf = not any(True for _ in module.children())
+            listed += [
+                TypedTensor(role, name, type(module).__name__, dtype, leaf=leaf)
+                for dtype in self._outputs.get(name, ())
+            ]
+        listed += [TypedTensor(loss, "", "", dtype) for loss, dtype in self._losses.items()]
+        return listed + [self._gradient(name, parameter) for name, parameter in self.model.named_parameters()]
 
-    def _outputs_of(self, name: str, module: nn.Module, error: str | None) -> list[TypedTensor]:
-        """Return a module's outputs; none for a module that was not called, such as a list of others."""
-        role: Role = "module_output" if name else "logits"
-        dtypes: list[torch.dtype | None] = [*self._outputs.get(name, ())]
-        if not name and not dtypes:
-            dtypes = [None]
-        leaf = not any(True for _ in module.children())
-        return [
-            TypedTensor(role, name, type(module).__name__, dtype, error if dtype is None else None, leaf=leaf)
-            for dtype in dtypes
-        ]
-
-    def _gradient(self, name: str, parameter: nn.Parameter, error: str | None) -> TypedTensor:
+    def _gradient(self, name: str, parameter: nn.Parameter) -> TypedTensor:
         if parameter.grad is not None:
             return TypedTensor("gradient", name, self._class_of(name), parameter.grad.dtype)
-        if not parameter.requires_grad:
-            reason = "the parameter is frozen"
-        else:
-            reason = error or "the loss does not depend on the parameter"
+        frozen = not parameter.requires_grad
+        reason = "the parameter is frozen" if frozen else "the loss does not depend on the parameter"
         return TypedTensor("gradient", name, self._class_of(name), None, reason)
 
     def _class_of(self, parameter: str) -> str:

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from app.specs._training import ModelSpec
 from app.specs.mixed_precision import MixedPrecisionSpec
 from tests.workers.reporting import Report, reported
-from workers.jobs import mixed_precision
 from workers.measure.float8_ranges import range_of
 
 MODEL = ModelSpec(d_model=16, d_ff=32, num_layers=1, num_heads=2, vocab_size=50)
@@ -161,31 +159,3 @@ def test_the_toy_under_cudas_autocast(run, autocast: str) -> None:
     assert dtypes(report, tensor="loss") == {"": "float32"}
     assert dtypes(report, tensor="scaled_loss") == ({"": "float32"} if autocast == "fp16" else {})
     assert set(dtypes(report, tensor="gradient").values()) == {"float32"}
-
-
-def test_what_torch_lacks_for_a_type_is_null_with_its_reason(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Lacking(nn.Module):
-        """An operation that this device has not in float16, as torch would say it."""
-
-        def forward(self, x: Tensor) -> Tensor:
-            if x.dtype == torch.float16:
-                raise NotImplementedError("\"fine_kernel\" not implemented for 'Half'")
-            return x
-
-    def build(spec: MixedPrecisionSpec, cell: Any, device: torch.device) -> Any:
-        model, step = real(spec, cell, device)
-        model.relu = Lacking()
-        return model, step
-
-    real = mixed_precision.build
-    monkeypatch.setattr(mixed_precision, "build", build)
-    report = run(accumulations=[], audits=["toy"], autocasts=["fp16", "bf16"])
-    found = report.cell(autocast="fp16")
-    assert {row["outcome"] for row in found.values()} == {"unsupported"}
-    reason = found["modules", None]["reason"]
-    assert "\"fine_kernel\" not implemented for 'Half'" in reason
-    assert dtypes(report, autocast="fp16", tensor="module_output") == {"fc1": "float16"}
-    missing = report.table_rows("dtypes", autocast="fp16", dtype=None)
-    assert [row["tensor"] for row in missing] == ["logits", "loss", "scaled_loss", *["gradient"] * 4]
-    assert {row["reason"] for row in missing} == {reason}
-    assert report.cell(autocast="bf16")["modules", None]["outcome"] == "ok", "it costs no other cell"
