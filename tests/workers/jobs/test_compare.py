@@ -152,15 +152,6 @@ def test_what_is_left_after_a_crash_is_of_the_same_side(recorder: Recorder) -> N
     assert RUNNER.resume(spec, crashed, 5, Failed("crashed", "killed")) is None
 
 
-def test_a_grid_goes_on_and_a_benchmark_does_not() -> None:
-    grid, tiny = compare(GRID, GRID), compare(TINY, TINY)
-    rest = RUNNER.resume(grid, sent(RUNNER.plan(grid)[1]), 1, Failed("crashed", "killed"))
-    assert rest is not None
-    assert rest.side == "candidate"
-    assert rest.params["params"]["first"] == 1
-    assert RUNNER.resume(tiny, sent(RUNNER.plan(tiny)[0]), 1, Failed("crashed", "killed")) is None
-
-
 def test_what_wrappers_write_and_tell_is_read_by_the_inner_runner(recorder: Recorder, tmp_path: Path) -> None:
     assert isinstance(RUNNER, Wrapping)
     assert isinstance(RUNNER, Collecting)

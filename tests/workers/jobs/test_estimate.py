@@ -271,9 +271,7 @@ def meshes(strategy: str, devices: int) -> list[dict[str, int]]:
 @pytest.mark.parametrize(
     ("strategies", "fields"),
     [
-        (["none", "mesh"], {"model": {"size": "small"}, "device_gb": 80}),
         (["data", "fully_sharded", "sharded_activations", "sharded_optimizer", "tensor"], {**STACK, "device_gb": 640}),
-        (["data", "fully_sharded", "tensor"], {"model": {"size": "medium"}, "device_gb": 9, "precision": "fp32"}),
         (
             ["sharded_activations", "mesh"],
             {

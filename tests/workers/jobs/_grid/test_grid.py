@@ -140,25 +140,10 @@ def test_what_happens_to_a_cell_is_its_outcome_and_no_others(tmp_path: Path) -> 
 
 
 def test_several_devices_are_in_the_environment_and_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = []
-    monitor = _grid_monitor(watched)
-    monkeypatch.setattr("workers.measure.validity.Monitor", monitor)
     monkeypatch.setattr("workers.measure.environment.device_key", lambda device, count=1: f"{count}x {device}")
     report = run(tmp_path, "fine", "oom")
-    assert watched == [2, 2], "one monitor for each cell, of all devices"
     assert {row["device_key"] for row in report.rows} == {"2x cpu"}
     assert len(report.fingerprint["other_devices"]) == 1
-
-
-def _grid_monitor(watched: list[int]) -> Any:
-    from workers.measure.validity import Monitor
-
-    class Counted(Monitor):
-        def __init__(self, devices: Sequence[torch.device]) -> None:
-            watched.append(len(devices))
-            super().__init__(devices)
-
-    return Counted
 
 
 def test_cells_go_on_after_a_crash(tmp_path: Path) -> None:
@@ -218,29 +203,6 @@ def test_a_kind_without_times_is_not_watched(tmp_path: Path) -> None:
 
     assert checks(RUNNER) == ["measured", "variation", "host_load"]
     assert checks(Timeless()) == ["measured", "variation"]
-
-
-def test_the_context_is_closed_once_after_the_last_cell(tmp_path: Path) -> None:
-    closed = []
-
-    class Closing(TestRunner):
-        def close(self, spec: Any, context: Context) -> None:
-            closed.append(list(context.report.cursors))
-
-    spec = Spec(("fine", "failed"))
-    Closing().run(spec, Closing().plan(spec)[0], Report(tmp_path))
-    assert closed == [[0, 1]]
-
-
-def test_values_that_are_wrong_lose_what_was_found() -> None:
-    values = Values([Metric("forward_ms", "forward", "ms"), Metric("output_error", None, "fraction"),
-                     Metric("tflops", None, "TFLOP/s")])  # fmt: skip
-    values.set("forward_ms", "forward", [1.0])
-    values.set("output_error", None, [0.5])
-    values.overrule("the output is a pineapple", but=("output_error",))
-    assert values.samples("forward_ms", "forward") is None
-    assert values.samples("output_error", None) == [0.5]
-    assert (values.outcome, values.reason) == ("wrong", "the output is a pineapple")
 
 
 @pytest.mark.parametrize("misspelt", [("forward_mb", "forward"), ("forward_ms", None)])

@@ -4,7 +4,6 @@ import functools
 import gc
 import json
 import math
-import multiprocessing
 import time
 import warnings
 from collections.abc import Callable
@@ -23,7 +22,6 @@ from workers.jobs.ddp import overlap as overlap_module
 from workers.jobs.ddp import parity as parity_module
 from workers.jobs.ddp import rank as rank_module
 from workers.jobs.ddp import strategies
-from workers.jobs.ddp.context import RankContext
 from workers.jobs.ddp.memory import state_bytes
 from workers.jobs.ddp.rank import Extent, measure_rank
 from workers.measure.memory import OutOfMemory
@@ -81,17 +79,6 @@ class WithState(WithNorms):
             self.seen.lerp_(logits.mean((0, 1)), 0.5)
         self.table = torch.ones(61) if self.table is None else self.table
         return logits * (self.table + self.seen)
-
-
-def parity(spec: dict[str, Any]) -> dict[str, Any] | None:
-    """Check the parity of a model with norms, in a process group that exists."""
-    ours, theirs = multiprocessing.Pipe()
-    parsed = parse_spec(spec)
-    assert isinstance(parsed, DdpSpec)
-    with pytest.MonkeyPatch.context() as patch, ours, theirs:
-        patch.setattr(building, "choose_model", lambda spec, device: WithNorms)
-        rank = Rank(dist.get_rank(), dist.get_world_size(), "gloo", torch.device("cpu"), ours)
-        return parity_module.ParityCheck(RankContext(rank, parsed)).run()
 
 
 class Kept:
