@@ -183,18 +183,12 @@ def check_arguments(implementation: Implementation, spec: AttentionSpec) -> None
     function = implementation.function
     if not spec.arguments:
         return
-    own = [str(name) for name in spec.arguments]
-    if isinstance(getattr(function, "__self__", None), type):
-        raise uploaded.BrokenCode(
-            f"{implementation.name}: a torch.autograd.Function takes no arguments by name ({', '.join(own)}): write a "
-            "function that calls its apply, and name that"
-        )
     try:
         inspect.signature(function).bind(None, None, None, False, **spec.arguments)
     except ValueError:  # a function in another language has no signature
         return
     except TypeError as error:
-        called = ", ".join(["q, k, v, is_causal", *(f"{name}=" for name in own)])
+        called = ", ".join(["q, k, v, is_causal", *(f"{name}=" for name in spec.arguments)])
         raise uploaded.BrokenCode(f"{implementation.name} is called as ({called}): {error}") from error
 
 

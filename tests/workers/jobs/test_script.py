@@ -70,19 +70,18 @@ def test_the_example_runs(run: Run) -> None:
 @pytest.mark.parametrize(
     ("source", "error", "words"),
     [
-        ("print('no step')\n", RunnerError, "has not called flopwatch.measure.step. in its own process"),
-        (f"{TRAIN}    flopwatch.measure(step)\n", RunnerError, "a second time"),
         (
-            "import flopwatch\ntry:\n    flopwatch.measure(lambda: 1 / 0)\nexcept Exception:\n    print('went on')\n",
+            "print('no step')\n",
             RunnerError,
-            "measure.step. has raised an error, and the script went on without it: ZeroDivisionError: division by zero",
+            "has not measured: it must call flopwatch.measure.step. in its",
         ),
+        (f"{TRAIN}    flopwatch.measure(step)\n", RunnerError, "a second time"),
         ("import sys\nsys.exit(3)\n", RunnerError, "ended itself with exit code 3"),
         ("import sys\nsys.exit('no data')\n", RunnerError, "ended itself and said: no data"),
         ("def step(:\n", RunnerError, "SyntaxError: invalid syntax, line 1"),
         ("import flopwatch\nflopwatch.measure(3)\n", TypeError, "a function that does one step"),
     ],
-    ids=["nothing", "twice", "caught", "exit", "exit with a message", "syntax", "no step"],
+    ids=["nothing", "twice", "exit", "exit with a message", "syntax", "no step"],
 )
 def test_what_is_wrong_with_a_script_is_said(run: Run, source: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
