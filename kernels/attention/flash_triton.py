@@ -18,6 +18,7 @@ compute capability 9.0, else those of FlashAttention-2.
 """
 
 import functools
+import operator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -221,20 +222,19 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool, only_hopper: bool = False, *given: Any
 ) -> tuple[Tensor, Tensor]:
     options = Options(*given) if given else PLAIN_OPTIONS
-    known = hopper.attend(q, k, v, is_causal) if options is PLAIN_OPTIONS else None
-    if known is not None:
-        return known
     out, logsumexp = allocate_results(q, k, v)
     check_device(q.device)
     scoring = options.scoring(q, k, is_causal)
     if out.numel():
-        q, k, v, heads_out = with_heads(q, k, v, out)
+        with_axes = with_heads(q, k, v, out)
+        plain = is_causal if options is PLAIN_OPTIONS and all(map(operator.is_, with_axes, (q, k, v, out))) else None
+        q, k, v, heads_out = with_axes
         with on_device(q.device):
             bounds = options.bounds(k.shape[2])
             if not only_hopper and decoding.suits(q, k, scoring, bounds):
                 decoding.decode(q, k, v, heads_out, logsumexp, scoring)
                 return out, logsumexp
-            if not hopper.forward(q, k, v, heads_out, logsumexp, scoring, bounds):
+            if not hopper.forward(q, k, v, heads_out, logsumexp, scoring, bounds, plain=plain):
                 if only_hopper:
                     others = "it takes no soft cap, a scale above 0, and addresses that are multiples of 16 bytes"
                     reason = rules.why_not(*map(launch.kind, (q, k, v))) or others
@@ -251,15 +251,14 @@ def _gradients(
     is_causal: bool, tf32: bool, needed: tuple[bool, bool, bool], options: Options = PLAIN_OPTIONS,
 ) -> Gradients:  # fmt: skip
     """Compute the gradients that are needed; those of k and v come together."""
-    if needed == (True, True, True) and logsumexp_gradient is None and options is PLAIN_OPTIONS:
-        known = hopper.gradients(out_gradient, q, k, v, out, logsumexp, is_causal)
-        if known is not None:
-            return known
     dq = empty_like(q) if needed[0] else None
     dk, dv = (empty_like(k), empty_like(v)) if needed[1] or needed[2] else (None, None)
     if q.numel() == 0:
         return dq, None if dk is None else dk.zero_(), None if dv is None else dv.zero_()
-    out_gradient, q, k, v, out = with_heads(out_gradient, q, k, v, out)
+    out_gradient, *with_axes = with_heads(out_gradient, q, k, v, out)
+    is_plain = logsumexp_gradient is None and options is PLAIN_OPTIONS
+    plain = is_causal if is_plain and all(map(operator.is_, with_axes, (q, k, v, out))) else None
+    q, k, v, out = with_axes
     dq_room, dk_room, dv_room = (None if room is None else with_heads(room)[0] for room in (dq, dk, dv))
     logsumexp = logsumexp.contiguous()
     if logsumexp_gradient is not None:
@@ -270,7 +269,7 @@ def _gradients(
         tensors, rest = (out_gradient, q, k, v, out), (logsumexp, logsumexp_gradient)
         if (
             dq_room is None or dk_room is None or dv_room is None
-            or not hopper.backward(*tensors, dq_room, dk_room, dv_room, *rest, scoring, bounds)
+            or not hopper.backward(*tensors, dq_room, dk_room, dv_room, *rest, scoring, bounds, plain=plain)
         ):  # fmt: skip
             launch.backward(*tensors, dq_room, dk_room, dv_room, *rest, scoring, precision_of(q, tf32), bounds)
     return dq, dk if needed[1] else None, dv if needed[2] else None

@@ -55,9 +55,7 @@ def _without_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The Triton kernels, also on a device that has others."""
     from kernels.attention.hopper import native, plans, rules
 
-    remembered = (
-        plans.unchecked_forward, plans.unchecked_backward, plans.forward_launch, plans.backward_launches
-    )  # fmt: skip
+    remembered = plans.forward_launch, plans.backward_launches
     monkeypatch.setattr(rules, "runs_on", lambda _device: False)
     monkeypatch.setattr(native, "_loaded", None)
     for one in remembered:

@@ -94,9 +94,7 @@ def launches_seen() -> Iterator[list[str]]:
 @pytest.fixture(autouse=True)
 def _nothing_remembered() -> Iterator[None]:
     yield
-    for cached in (
-        plans.unchecked_forward, plans.unchecked_backward, plans.forward_launch, plans.backward_launches
-    ):  # fmt: skip
+    for cached in (plans.forward_launch, plans.backward_launches):
         cached.cache_clear()
     if native._loaded is not None:
         native._loaded.forget()
@@ -376,25 +374,26 @@ def test_inputs_that_the_kernels_take(rng: random.Random) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_plans_are_for_what_needs_no_check(rng: random.Random) -> None:
-    """Anything else goes the longer way, or is refused there."""
+def test_calls_without_options_and_copies_are_learned(monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
+    """Under the mask that was asked for, also where it hides nothing."""
+    learned: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(Launch, "__call__", lambda *_: None)
+    monkeypatch.setattr(native, "learn_forward", lambda *given: learned.append(given))
+    monkeypatch.setattr(native, "learn_backward", lambda *given: learned.append(given))
 
-    def plan(q: Tensor, k: Tensor, v: Tensor) -> object:
-        return plans.unchecked_forward(kind(q), kind(k), kind(v), True)
+    def call(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, **options: Any) -> int:
+        learned.clear()
+        leaves = [one.detach().requires_grad_() for one in (q, k, v)]
+        flash_attention(*leaves, is_causal, **options).sum().backward()
+        assert all(given[3 if len(given) == 5 else 6] is is_causal for given in learned)
+        return len(learned)
 
     q, k, v = draw_inputs(Shape(1, 4, 2, 200, 300, 64), rng, torch.bfloat16)
-    assert plan(q, k, v) is not None
-    turned = q.transpose(1, 2).contiguous().transpose(1, 2)
-    assert plan(turned, k, v) is not None
-    for others in (
-        (q[0], k[0], v[0]), (q[:, :, :100], k, v), (q.float(), k.float(), v.float()), (q, k, v[..., :1].expand_as(k)),
-        (q[..., :20], k[..., :20], v[..., :20]), (q.transpose(2, 3).contiguous().transpose(2, 3), k, v),
-    ):  # fmt: skip
-        assert plan(*others) is None
-    with pytest.raises(ValueError, match="no multiple of k's 2"):
-        plan(q[:, :3], k, v)
-    with pytest.raises(ValueError, match="expected one of"):
-        plan(q, k.half(), v)
+    for inputs in ((q, k, v), (q.transpose(1, 2).contiguous().transpose(1, 2), k, v), (q, k[:, :, :1], v[:, :, :1])):
+        assert call(*inputs) == call(*inputs, is_causal=False) == 2
+    for inputs in ((q[:, 0], k[:, 0], v[:, 0]), (q[:, :, :100], k, v), (q, k, v[..., :1].expand_as(k))):
+        assert call(*inputs) == 0
+    assert call(q, k, v, window=9) == call(q, k, v, scale=0.5) == call(q, k, v, bottom_right=True) == 0
 
 
 @pytest.mark.usefixtures("here")
@@ -667,8 +666,8 @@ def test_the_second_call_of_a_kind_goes_without_python(head_dim, compiled, rng, 
         raise AssertionError("Python was asked")
 
     for module, name in [
-        (hopper, "attend"),
-        (hopper, "gradients"),
+        (hopper, "forward"),
+        (hopper, "backward"),
         (plans, "forward_launch"),
         (plans, "backward_launches"),
     ]:

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from ...launching import ALIGNMENT
-from ..triton.inputs import on_device
-from ..triton.launch import Scoring, kind, some
+from ..triton.launch import ROW_TILE, Scoring, kind, some
 from . import native, plans, rules
 from .rules import Bounded
 
@@ -13,27 +12,16 @@ Q, K, V, GRADIENT, BUFFER, DK, DV, DQ, OUT, LOGSUMEXP = range(10)
 """Indices of a backward call's tensors in `source/calls.cpp`."""
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor] | None:
-    """Return the output and its log-sum-exp, or None for inputs that must be checked and passed to `forward`.
-
-    Later calls of this kind take the host less time, since `native` then makes them.
-    """
-    launch = plans.unchecked_forward(kind(q), kind(k), kind(v), is_causal)
-    if launch is None or not _are_aligned(q, k, v):
-        return None
-    out, logsumexp = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
-    with on_device(q.device):
-        launch((q, k, v, out, logsumexp))
-    native.learn_forward(q, k, v, is_causal, launch)
-    return out, logsumexp
-
-
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scoring: Scoring, bounds: Tensor | None = None
-) -> bool:
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scoring: Scoring, bounds: Tensor | None = None,
+    *, plain: bool | None = None,
+) -> bool:  # fmt: skip
     """Fill `out` and `logsumexp`; return False if the kernels do not support these inputs, which have been checked.
 
-    `bounds` are the `document_bounds`, if there are documents.
+    Args:
+        bounds: The `document_bounds`, if there are documents.
+        plain: `is_causal` of a call without options, for which `native` makes later calls of this kind; None: another
+            call.
     """
     if not rules.takes(scoring):
         return False
@@ -42,41 +30,17 @@ def forward(
     if launch is None or not _are_aligned(q, k, v):
         return False
     launch((q, k, v, out, logsumexp, *some(bounds)))
+    if plain is not None and _may_be_native((out, q)):
+        native.learn_forward(q, k, v, plain, launch)
     return True
-
-
-def gradients(
-    out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return dq, dk and dv, or None if the kernels do not support these inputs.
-
-    The other tensors come from `attend`, so only the output's gradient is checked.
-    """
-    out_gradient = _not_expanded(out_gradient)
-    launches = plans.unchecked_backward(
-        *map(kind, (q, k, v, out_gradient, out)), is_causal, torch.are_deterministic_algorithms_enabled()
-    )
-    if launches is None or not logsumexp.is_contiguous() or not _are_aligned(q, k, v, out_gradient):
-        return None
-    results = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    with on_device(q.device):
-        launches.run(out_gradient, q, k, v, out, results, logsumexp, logsumexp)
-    native.learn_backward(
-        out_gradient, q, k, v, out, logsumexp, is_causal, launches.size, launches.is_deterministic,
-        (
-            (launches.rows, (OUT, GRADIENT, LOGSUMEXP, LOGSUMEXP, BUFFER)),
-            (launches.keys, (Q, K, V, GRADIENT, BUFFER, DK, DV)),
-            (launches.queries, (Q, K, V, GRADIENT, BUFFER, DQ)),
-        ),
-    )  # fmt: skip
-    return results
 
 
 def backward(
     out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
     logsumexp: Tensor, logsumexp_gradient: Tensor | None, scoring: Scoring, bounds: Tensor | None = None,
+    *, plain: bool | None = None,
 ) -> bool:  # fmt: skip
-    """Fill dq, dk and dv; return False if the kernels do not support these inputs.
+    """Fill dq, dk and dv; return False if the kernels do not support these inputs. `plain` is as of `forward`.
 
     For head dimensions up to 128, the order of dq's float32 sum, and so its last bits, differ from run to run; if
     torch's deterministic algorithms are on, the function returns False for them.
@@ -98,12 +62,28 @@ def backward(
         return False
     numbers = logsumexp if logsumexp_gradient is None else logsumexp_gradient
     launches.run(out_gradient, q, k, v, out, (dq, dk, dv), logsumexp, numbers, bounds)
+    if plain is not None and _may_be_native((dq, q), (dk, k), (dv, v)):
+        native.learn_backward(
+            out_gradient, q, k, v, out, logsumexp, plain, launches.size, launches.is_deterministic,
+            (
+                (launches.rows, (OUT, GRADIENT, LOGSUMEXP, LOGSUMEXP, BUFFER)),
+                (launches.keys, (Q, K, V, GRADIENT, BUFFER, DK, DV)),
+                (launches.queries, (Q, K, V, GRADIENT, BUFFER, DQ)),
+            ),
+        )  # fmt: skip
     return True
 
 
 def _not_expanded(gradient: Tensor) -> Tensor:
     """Return the gradient, or a copy of that of a sum: one number, expanded."""
     return gradient.contiguous() if 0 in gradient.stride() else gradient
+
+
+def _may_be_native(*pairs: tuple[Tensor, Tensor]) -> bool:
+    """Return True if results have the strides that `native` gives them, those of `torch.empty_like` of their inputs,
+    and if there are many queries: for few, decoding may be faster."""
+    is_long = pairs[0][0].shape[2] >= ROW_TILE
+    return is_long and all(out.stride() == torch.empty_like(like, device="meta").stride() for out, like in pairs)
 
 
 def _are_aligned(*tensors: Tensor) -> bool:

@@ -16,7 +16,6 @@ import triton
 from torch import Tensor
 
 from ...launching import Address, Launch, Window
-from ..triton.inputs import allocate_results
 from ..triton.kernels import finish_kernel, rows_kernel
 from ..triton.launch import LAUNCHES, ROW_TILE, Kind, rows_per_program, some
 from ..triton.tilings import padded_width
@@ -25,47 +24,6 @@ from .rules import CHOICES, LONG, Backward, Bounded, TwoPasses, is_narrow, rest,
 
 OVERLAPPED_LAUNCH = {"OVERLAP": True, "launch_pdl": True}
 """Launch options of kernels that start their preparation while the preceding kernel ends."""
-
-
-@functools.lru_cache(maxsize=LAUNCHES)
-def unchecked_forward(q: Kind, k: Kind, v: Kind, is_causal: bool) -> Launch | None:
-    """Return the forward launch for inputs that nobody has checked; None if `forward` must see them.
-
-    Raises:
-        ValueError: no kernel takes these shapes or dtypes.
-    """
-    if (
-        not (q.device == k.device == v.device and rules.runs_on(q.device))
-        or len(q.shape) != 4
-        or q.shape[2] < ROW_TILE  # for few queries, decoding may be faster
-        or any(one.strides[-1] != 1 or 0 in one.strides for one in (q, k, v))
-    ):
-        return None
-    out, _ = allocate_results(*map(_on_meta, (q, k, v)))  # also checks the inputs
-    if out.numel() == 0 or out.stride() != _like(q).strides:
-        return None
-    return forward_launch(q, k, v, _like(q), is_causal, 1 / math.sqrt(q.shape[-1]))
-
-
-@functools.lru_cache(maxsize=LAUNCHES)
-def unchecked_backward(
-    q: Kind, k: Kind, v: Kind, gradient: Kind, out: Kind, is_causal: bool, deterministic: bool
-) -> BackwardLaunches | None:
-    """Return the launches of the backward pass after `unchecked_forward`, of which `out` comes; None as there."""
-    if unchecked_forward(q, k, v, is_causal) is None or gradient.strides[-1] != 1 or 0 in gradient.strides:
-        return None
-    tensors = q, k, v, gradient, _like(k), _like(v), _like(q)
-    launches = backward_launches(BackwardProblem(tensors, out.strides, False, is_causal, 1 / math.sqrt(q.shape[-1])))
-    return None if launches is None or (deterministic and not launches.is_deterministic) else launches
-
-
-def _on_meta(one: Kind) -> Tensor:
-    return torch.empty_strided(one.shape, one.strides, dtype=one.dtype, device="meta")
-
-
-def _like(one: Kind) -> Kind:
-    """Return the kind of `torch.empty_like`."""
-    return one._replace(strides=torch.empty_like(_on_meta(one)).stride())
 
 
 @functools.lru_cache(maxsize=LAUNCHES)
