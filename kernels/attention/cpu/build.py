@@ -8,7 +8,7 @@ import ctypes
 import functools
 from pathlib import Path
 
-from ...building import BuildError, Library
+from ...building import Library
 
 COMPILER_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-Wall", "-Wextra")
 """Flags of all implementations. No -ffast-math: NaN and infinity must propagate."""
@@ -22,7 +22,7 @@ LIBRARY = Library(
 
 
 class Problem(ctypes.Structure):
-    """`Problem` of source/problem.h: the same fields in the same order; `_check_problem` checks that."""
+    """`Problem` of source/problem.h: the same fields in the same order."""
 
     _fields_ = [
         (name, ctypes.c_int64)
@@ -40,7 +40,6 @@ def library() -> ctypes.CDLL:
         OSError: the cache (TORCH_EXTENSIONS_DIR, or ~/.cache/flopwatch) cannot be written.
     """
     loaded = ctypes.CDLL(str(LIBRARY.file()))
-    _check_problem(loaded)
     pointer, problem = ctypes.c_void_p, ctypes.POINTER(Problem)
     for name, tensors in {"naive": 5, "blocked": 5, "fused": 5, "flash": 6, "flash_backward": 10}.items():
         function, scratch = getattr(loaded, name), getattr(loaded, f"{name}_scratch")
@@ -51,13 +50,3 @@ def library() -> ctypes.CDLL:
     loaded.write_element.argtypes = [pointer, indices, indices, ctypes.c_float]
     loaded.write_element.restype = None
     return loaded
-
-
-def _check_problem(loaded: ctypes.CDLL) -> None:
-    """Check that C++ and Python have the same layout of a Problem. Raises BuildError: the layouts differ, so that every
-    call would read wrong sizes."""
-    loaded.problem_fields.restype, loaded.problem_bytes.restype = ctypes.c_char_p, ctypes.c_int64
-    theirs = loaded.problem_fields().decode().split(), loaded.problem_bytes()
-    ours = [name for name, *_ in Problem._fields_], ctypes.sizeof(Problem)
-    if theirs != ours:
-        raise BuildError(f"Problem is {theirs} in source/problem.h and {ours} in build.py: make them the same")

@@ -7,25 +7,10 @@
 
 using Index = std::int64_t;
 
-// The fields, in their order. ../build.py has them too, and asks the built library for this list and the struct's size.
-// key_heads: heads of keys and values; heads is a multiple of it. br, bc: tile sizes, queries by keys. is_causal: 0 or 1;
-// query i sees keys 0 … i.
-#define PROBLEM_FIELDS(FIELD) \
-  FIELD(batch)                \
-  FIELD(heads)                \
-  FIELD(key_heads)            \
-  FIELD(queries)              \
-  FIELD(keys)                 \
-  FIELD(head_dim)             \
-  FIELD(br)                   \
-  FIELD(bc)                   \
-  FIELD(is_causal)            \
-  FIELD(threads)
-
+// ../build.py has the same fields in the same order. key_heads: heads of keys and values; heads is a multiple of it.
+// br, bc: tile sizes, queries by keys. is_causal: 0 or 1; query i sees keys 0 … i.
 struct Problem {
-#define FIELD(name) Index name;
-  PROBLEM_FIELDS(FIELD)
-#undef FIELD
+  Index batch, heads, key_heads, queries, keys, head_dim, br, bc, is_causal, threads;
 
   // How many keys query i sees; they are the first ones.
   Index visible(Index i) const { return is_causal ? std::min(i + 1, keys) : keys; }
