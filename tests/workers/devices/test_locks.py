@@ -276,6 +276,15 @@ def test_users_exclude_each_other(shared: Path, user: Callable[..., User]) -> No
 
 
 @several_users
+def test_control_users_with_own_folders_share_a_device(shared: Path, user: Callable[..., User]) -> None:
+    anns, bobs = Worker(shared.with_name("anns")), Worker(shared.with_name("bobs"))
+    ann, bob = user(ANN, anns.take, anns.keep_one), user(BOB, bobs.take)
+    ann.next()
+    ann.next()
+    assert bob.next() == [True, ALL]
+
+
+@several_users
 def test_no_user_can_change_anothers_locks(shared: Path, user: Callable[..., User]) -> None:
     """Bob has made the folder, Ann the files."""
     anns = Worker(shared)

@@ -162,6 +162,16 @@ def test_a_slow_host_is_kept_out_of_calls_of_several(clock: DeviceClock, small: 
 
 
 @pytest.mark.gpu
+def test_without_the_delay_the_time_would_be_the_hosts(clock, small, monkeypatch) -> None:
+    """The control: without the delay, the device's time cannot be separated from the host's."""
+    monkeypatch.setattr(DeviceClock, "_delay", lambda self, seconds: None)
+    monkeypatch.setattr(clock, "_buffer", clock._buffer[:1])
+    laps = [clock.lap(slowly(lambda: small.add_(1))) for _ in range(10)]
+    assert not any(lap.hidden for lap in laps)
+    assert statistics.median(lap.device_ms for lap in laps) > 0.9
+
+
+@pytest.mark.gpu
 def test_a_call_that_waits_inside_is_exposed_and_said_to_be(small: Tensor) -> None:
     def waits() -> None:
         wait(0.001)()
