@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from app.summaries import MAX_METRICS, NOT_MEASURED, Summary, add_process, planned_processes, summarise, values_of_job
+from app.summaries import MAX_METRICS, NOT_MEASURED, Summary, add_process, summarise, values_of_job
 from flopwatch.intervals import median_interval
 from tests import builders
 
@@ -92,10 +92,6 @@ def test_a_units_first_ok_measurement_counts() -> None:
     for row in (Row(None, "crashed"), Row(1.0), Row(2.0), Row(3.0, unit_index=1), Row(4.0, unit_index=None)):
         add_process(rows, row)
     assert [row.value for row in rows] == [1.0, 3.0, 4.0]
-
-
-def test_planned_processes() -> None:
-    assert [planned_processes(spec) for spec in ({"replicates": 3}, {}, {"replicates": None}, None)] == [3, 1, 1, 1]
 
 
 def test_values_of_a_job_with_one_case() -> None:

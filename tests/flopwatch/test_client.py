@@ -314,11 +314,6 @@ class TestFrames:
             assert len(flopwatch.table(job=ids)) == 1
         assert flopwatch.compare(found, [found]).attrs["sentence"]
 
-    def test_no_measurements(self, site: Any, flopwatch: Flopwatch) -> None:
-        job = done(site, flopwatch)
-        assert flopwatch.measurements(job).empty
-        assert flopwatch.table(job=job).empty
-
     def test_tables_that_units_reported(self, site: Any, flopwatch: Flopwatch, reported: Any) -> None:
         rows = [["a", 2.0], ["b", None], ["c", 5.5]]
         table = reported("kernels forward", rows, kernel="string", total_ms="number")

@@ -122,8 +122,3 @@ def test_both_sides_of_a_comparison_get_a_step_and_the_candidate_other_code(
     (code,) = put_into(spec, schemas, {option: f"{project / 'train.py'}:make_step"})
     assert spec["candidate"] == {**after, role: code.as_field()}
     assert spec["baseline"] == (spec["candidate"] if option == "step" and not held else before)
-
-
-def test_the_hash_is_that_of_the_folder(project: Path) -> None:
-    alone = OwnCode.read(f"{project / 'train.py'}:make_step")
-    assert OwnCode.read(f"{project / 'train.py'}:make_step", project).sha256 != alone.sha256

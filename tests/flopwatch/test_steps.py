@@ -30,13 +30,6 @@ def test_phases_do_nothing_by_themselves() -> None:
         flopwatch.work(tokens=1)
 
 
-def test_measure_prints_the_median(capsys: pytest.CaptureFixture[str]) -> None:
-    calls: list[int] = []
-    flopwatch.measure(lambda: calls.append(1), measure_steps=5)
-    assert len(calls) == 3 + 5
-    assert capsys.readouterr().out.endswith("ms, the median of 5\n")
-
-
 @pytest.mark.parametrize(("times_ms", "said"), [([1, 9, 3], "3 ± 6"), ([*range(1, 11), 500], "6 ± 4")])
 def test_measure_prints_how_certain_the_median_is(times_ms, said, capsys, monkeypatch) -> None:
     clock = iter([0.0] + [second for each in times_ms for second in (0, each / 1e3)])

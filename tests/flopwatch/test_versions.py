@@ -43,17 +43,6 @@ def test_revisions_and_the_working_tree(repository: Path) -> None:
     assert OwnCode.read("code/mine.py:attention").as_field()["revision"] == {"commit": commit, **changes}
 
 
-def test_files_and_folders(tmp_path: Path) -> None:
-    for name, source in (("old", OLD), ("new", NEW)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "mine.py").write_text(source)
-    folder, file = (
-        OwnCode.of_version(str(path), "mine.py:attention") for path in (tmp_path / "old", tmp_path / "new" / "mine.py")
-    )
-    assert (folder.content.decode(), file.content.decode()) == (OLD, NEW)
-    assert folder.as_field()["revision"] == {"label": str(tmp_path / "old")}
-
-
 def test_a_file_stands_in_for_the_file_that_is_named(tmp_path: Path) -> None:
     (tmp_path / "before.py").write_text(OLD)
     old = OwnCode.of_version(str(tmp_path / "before.py"), "code/mine.py:attention")

@@ -71,12 +71,6 @@ def test_a_number_that_is_lost_after_the_first_steps() -> None:
     assert compare(whole, cut).outcome(1e-4) == "passed", "the control: it made no more steps"
 
 
-def test_a_number_that_only_later_steps_return() -> None:
-    found = compare(Returned({(None, 0, 10, "loss"): [2.0]}, {}), Returned({(None, 0, 10, "loss"): [2.0]}, {}))
-    assert found.sentence() == "returned numbers are equal (loss, step 10), and up to step 10 to the last digit"
-    assert found.outcome(1e-4) == "passed"
-
-
 def test_steps_that_all_return_the_same_show_little() -> None:
     same = long_side(*[2.0] * 50)
     assert "the same in every step, and so do not show that each step" in compare(same, same).sentence()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.errors import InvalidRequest, job_problem
-from app.results import Sheet, renamed, render
+from app.results import Sheet, render
 from app.results.sheet import Cell
 from app.store.database.engine import Database
 from app.store.records import Finish
@@ -127,13 +127,6 @@ class TestFieldsOfSweeps:
         assert table(database, sort="-model.size").column("model") == ["tiny"] * 2 + ["small"] * 2
         assert values(table(database, relative_to={"model.size": "small"}), "step_ms_speedup") == [1, 1, 3, 3]
 
-    def test_when_it_is_renamed(self, database: Database) -> None:
-        assert "Size" in renamed(table(database), [("model.size", "Size")]).names("coordinate")
-
-    def test_a_field_that_no_coordinate_shows_is_refused(self, database: Database) -> None:
-        with pytest.raises(InvalidRequest, match=r"have no coordinate 'model\.sizes'"):
-            table(database, pivot="model.sizes")
-
 
 class TestRelative:
     def test_times_become_speedups_of_rows_with_a_counterpart(self, database: Database, grid: list[int]) -> None:
@@ -143,11 +136,6 @@ class TestRelative:
         assert "2.00×" in text
         assert text.count("reference |") == 2
         assert [row["step_ms_speedup_outcome"] for row in rows_of(sheet)] == ["reference", "ok"] * 2
-
-    def test_of_rates_more_is_faster(self, database: Database, grid: list[int]) -> None:
-        sheet = table(database, relative_to={"precision": "fp32"}, columns=["tokens_per_s", "step_ms"])
-        assert values(sheet, "tokens_per_s_speedup") == [1.0, 2.0, 1.0, pytest.approx(4 / 3)]
-        assert values(sheet, "step_ms_speedup") == pytest.approx(values(sheet, "tokens_per_s_speedup"))
 
     def test_a_row_without_a_counterpart_says_so(self, database: Database, measure: Measure, grid: list[int]) -> None:
         measure(("step_ms", {"median": 1.0}), spec={"context_length": 512, "precision": "bf16"})
@@ -299,12 +287,6 @@ class TestBest:
             measure(("step_ms", {"median": float(number), "case": {work: number}}))
         assert [cell.best for cell in table(database, best=True).column("step_ms")] == [False, False]
 
-    def test_nobody_is_the_best_of_one(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {}))
-        sheet = table(database, best=True)
-        assert not sheet.column("step_ms")[0].best
-        assert [note.partition(":")[0] for note in sheet.notes if "old" in note] == ["No cell is bold"]
-
 
 class TestOrder:
     def test_by_a_metric_and_a_coordinate(self, database: Database, measure: Measure, grid: list[int]) -> None:
@@ -318,12 +300,6 @@ class TestOrder:
         measure(("step_ms", {"median": 1.0, "validity": "valid"}), spec={"context_length": 256})
         assert table(database).marks == ["†", ""]
         assert table(database, sort="step_ms").marks == ["", "†"]
-
-    def test_pages(self, database: Database, grid: list[int]) -> None:
-        first = table(database, sort="step_ms", limit=3)
-        assert (values(first, "step_ms"), first.next) == ([5.0, 10.0, 15.0], "3")
-        rest = table(database, sort="step_ms", limit=3, after=3)
-        assert (values(rest, "step_ms"), rest.next) == ([20.0], None)
 
     def test_an_unknown_column_is_refused(self, database: Database, grid: list[int]) -> None:
         with pytest.raises(InvalidRequest, match="no column 'nose' to sort by; there is model") as caught:

@@ -8,7 +8,6 @@ from sqlalchemy import update
 from app.errors import InvalidRequest, NotFound, job_problem
 from app.results.cases import CaseOfJob
 from app.results.choosing import coordinates_of
-from app.results.pivoting import _of_kinds
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
 from app.store.database.engine import Database
@@ -117,19 +116,6 @@ class TestSweeps:
         assert table(database, sweep=number).rows == []
 
 
-def test_only_the_last_recorded_attempt_counts(database, queue, shop, record) -> None:
-    """A job that was retried has measurements of several attempts."""
-    claim = shop.running_job()
-    queue.finish(claim, Finish("failed", error=BROKEN.error, measurements=[record(mean=1.0)]))
-    with database.write() as connection:
-        connection.exec_driver_sql("UPDATE job SET state = 'queued'")
-    again = shop.claim()
-    assert again.attempt == 2
-    assert table(database).rows == [], "the job is running"
-    queue.finish(again, Finish("succeeded", measurements=[record(mean=2.0)]))
-    assert [cell.value for cell in table(database).column("step_ms")] == [2.0]
-
-
 @pytest.fixture
 def retried(queue: Queue, shop: Any, record: Callable[..., MeasurementRecord]) -> int:
     """A job with three measurements of its first attempt, which failed, and three of its second one."""
@@ -160,19 +146,3 @@ def test_what_a_strategy_implies_is_a_column_only_where_rows_look_the_same_witho
     assert coordinates_of([naive, early], None) == ["strategy"]
     late = of_kind("ddp", strategy="fsdp", prefetch=0)
     assert coordinates_of([naive, early, late], None) == ["strategy", "prefetch"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "metric", "coordinates", "note"),
-    [
-        ("compare", "step_ms", {"side": "baseline"}, "The answer, that of `flopwatch compare`, has other numbers"),
-        ("diagnosis", "step_ms", {}, "answer_step_ms is the answer's step"),
-        ("memory", "peak_memory_mib", {}, "snapshot_steps=[10,20] adds table growth"),
-        ("ddp", "buckets", {}, "a single one travels after the backward pass"),
-        ("ddp", "hidden_percent", {}, "On a CPU communication takes cores from computation"),
-        ("ddp", "predicted_exposed_ms", {}, "of strategy bucketed with backend nccl"),
-    ],
-)
-def test_a_table_says_what_its_numbers_are_not(kind: str, metric: str, coordinates: dict[str, Any], note: str) -> None:
-    assert note in " ".join(_of_kinds([of_kind(kind, **coordinates)], [metric]))
-    assert note not in " ".join(_of_kinds([of_kind("benchmark")], [metric])), "the control"

@@ -140,12 +140,6 @@ class TestMetrics:
             "neither side has a value of items_per_s",
         )
 
-    @pytest.mark.parametrize("values", [(0.0, 1.0), (-2.0, -1.0)])
-    def test_zero_and_negative_numbers_have_no_ratio(self, database: Database, measure: Measure, values: Any) -> None:
-        jobs = [measure(("step_ms", {"median": median})) for median in values]
-        (row,) = rows(compare(database, *jobs))
-        assert (row["change"], row["ratio"]) == (1.0, None)
-
 
 class TestWithABaseline:
     """Cases meet by key and device."""
@@ -266,22 +260,6 @@ IN_TURNS = {
 
 def in_turns() -> list[UnitRecord]:
     return [UnitRecord(index, f"{side} {index // 2}", "succeeded", side=side) for index, side in enumerate(SIDES)]
-
-
-def test_the_sides_of_one_job_were_alternated(database: Database, measure: Measure) -> None:
-    def case(index: int) -> dict[str, Any]:
-        precision = "bf16" if index % 2 else "fp32"
-        return {"model": "tiny", "context_length": 64, "precision": precision}
-
-    times = [("step_ms", {"unit_index": i, "case": case(i), "median": 10.0 + 4 * i}) for i in range(4)]
-    job_id = measure(*times, spec=IN_TURNS, finish=Finish("succeeded", units=in_turns()))
-    sheet = compare_sides(database, job_id)
-    (row,) = rows(sheet)
-    assert (row["baseline"], row["candidate"]) == (14.0, 18.0), "the medians of the processes' medians"
-    assert (row["baseline_n"], row["candidate_n"]) == (2, 2)
-    assert about(sheet, "alternated") is True
-    assert about(sheet, "differences") == [{"name": "precision", "baseline": "fp32", "candidate": "bf16"}]
-    assert about(sheet, "baseline")["job"] == about(sheet, "candidate")["job"] == job_id
 
 
 @pytest.mark.parametrize(("state", "code"), [("cancelled", "cancelled"), ("failed", "timeout")])
@@ -733,23 +711,3 @@ def test_of_a_diagnosis_the_unchanged_step_counts_with_its_own_seed(database, ru
 
     assert outcome(job(1, 2.0, 9.0), job(2, 2.0, 7.0)) == "passed", "later units measure changes"
     assert outcome(job(1, 2.0, 9.0), job(2, 3.0, 9.0)) == "wrong"
-
-
-def test_what_steps_of_other_seeds_returned_is_not_compared(database, run_job, queue, reported, record) -> None:
-    def job(loss: float, seed: int) -> int:
-        claim = run_job({"seed": seed})
-        tables = [reported("values", losses(loss), **RETURNED)]
-        queue.finish(claim, replace(SUCCEEDED, tables=tables, measurements=[record("step_ms")]))
-        return claim.job_id
-
-    jobs = {seed: job(2.0 + seed, seed) for seed in (3, 4)}
-    again = {seed: job(2.0 + seed, seed) for seed in (3, 4)}
-    question = Question(expect_equal=1e-4)
-    found = results.compare(database, [jobs[3]], [again[4]], question)
-    assert found.judgement.gate.outcome == "not_comparable"
-    assert found.judgement.conclusion == "inconclusive"
-    assert "the seeds differ (3 → 4), so nothing that steps returned can be compared" in found.judgement.sentence
-    sweeps = results.compare(database, [*jobs.values()], [*again.values()], question)
-    assert sweeps.judgement.gate.outcome == "passed"
-    wrong = results.compare(database, [jobs[3]], [job(9.0, 3)], question)
-    assert wrong.judgement.conclusion == "wrong", "the control"

@@ -66,10 +66,3 @@ def test_doubts_of_one_case() -> None:
     assert doubts_of(None, "1") == []
     assert doubts_text([("variation", "a"), ("clocks", "")]) == "variation: a; clocks"
     assert doubts_text([]) is None
-
-
-def test_a_kind_that_measures_in_one_process_is_not_told_to_use_replicates() -> None:
-    for replicates, advice in ((True, "use replicates or"), (False, "use a sweep over seed or")):
-        footnotes = Footnotes(replicates=replicates)
-        footnotes.count_noisy(0.1, "step_ms")
-        assert advice in footnotes.notes()[0]

@@ -156,13 +156,6 @@ class TestTurns:
         assert inference.p_value(*sides, blocks) == pytest.approx(exact, abs=0.003)
         assert inference.p_value([1.0, 2.0] * 15, [1.0, 2.0] * 15, blocks) == 1.0
 
-    @staticmethod
-    def test_values_that_are_the_same_in_all_processes() -> None:
-        assert estimate([2.0] * 8, [2.0] * 8, [4, 4]).p_value == 1.0
-        found = estimate([2.0] * 8, [3.0] * 8, [4, 4])
-        assert (found.ratio, found.low, found.high) == (1.5, 1.5, 1.5)
-        assert found.p_value == pytest.approx(2 / 70**2)
-
 
 class TestPower:
     @staticmethod
@@ -214,15 +207,6 @@ class TestAdjusted:
         found, needed = adjusted(tests)
         assert found == pytest.approx([0.03, 0.06, 0.06])
         assert needed == pytest.approx(0.05 / 3)
-
-    @staticmethod
-    def test_a_correction_that_nothing_could_pass_is_applied_all_the_same() -> None:
-        """Four processes a side that do not overlap have p = 0.029, and two such cases need 0.025."""
-        tests = [Hypothesis([1.0, 1.1, 1.2, 1.3], [2.0, 2.1, 2.2, 3.0 + case], 2 / 70) for case in range(2)]
-        found, needed = adjusted(tests)
-        assert found == [4 / 70, 4 / 70]
-        assert needed == 0.025
-        assert inference.fewest_for(needed) == 5
 
     @staticmethod
     def test_a_metric_and_its_inverse_are_one_hypothesis() -> None:

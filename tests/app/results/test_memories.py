@@ -88,12 +88,6 @@ def test_what_came_went_and_grew_adds_up_to_the_difference(database: Database, m
     assert (went["baseline_allocations"], went["candidate_mib"], went["where"]) == (2, None, "m.py:10 attend")
 
 
-def test_equal_jobs_have_no_row_of_allocations(database: Database, memory: Callable[..., int]) -> None:
-    sentence, rows, _ = compared(database, memory(SCORES, WEIGHT), memory(SCORES, WEIGHT))
-    assert sentence.endswith("both sides need the same memory at their peaks (backward)")
-    assert {row["table"] for row in rows} == {"total", "categories"}
-
-
 @pytest.mark.parametrize(
     "stack", ["m.py:99 attend < m.py:7 forward", "m.py:10 attend < new.py:1 wrap < m.py:3 forward", "other.py:1 attend"]
 )
@@ -175,12 +169,6 @@ def test_a_job_that_lacks_the_tables_is_compared_by_metrics(database, memory, me
     assert "By the snapshots" not in sentence
     assert [row["metric"] for row in rows] == ["peak_memory_mib"]
     assert "The candidate has no complete tables of what its peaks hold: only metrics are compared." in notes
-
-
-def test_one_process_each_tells_a_difference_of_peaks(database: Database, memory: Callable[..., int]) -> None:
-    sentence, _, notes = compared(database, memory(SCORES, peak=400.0), memory(COPY, peak=88.0))
-    assert sentence.startswith("peak_memory_mib: candidate is 4.55× smaller; 1 process each")
-    assert not any("one after the other" in note for note in notes)
 
 
 def test_sides_of_one_job_are_means_of_their_processes(database, run_job, queue, reported) -> None:

@@ -9,7 +9,6 @@ from app.errors import InvalidRequest, job_problem
 from app.results import Cell, Sheet, local_table, render
 from app.specs.attention import AttentionSpec
 from app.specs.benchmark import BenchmarkSpec
-from app.specs.kernel import KernelSpec
 from app.store.database.engine import Database
 from app.store.reading.queries import STATISTICS, Reading
 from app.store.records import Finish, UnitRecord
@@ -66,11 +65,6 @@ class TestRows:
         assert coordinates[:2] == ["model", "context_length"]
         assert "model.d_model" in coordinates
         assert "job" not in coordinates
-
-    def test_a_label_stands_for_nothing_where_it_is_not_shown(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {}), spec={"model": {"size": "tiny"}})
-        measure(("step_ms", {}), spec=GROUP)
-        assert "model.d_model" in table(database, rows=["context_length"]).names("coordinate")
 
     def test_a_coordinate_that_some_cases_lack_varies(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {}))
@@ -140,11 +134,6 @@ class TestColumns:
         assert says("tflops", "forward_ms")
         assert not says("forward_tflops", "forward_ms"), "of the forward pass all count the same"
 
-    def test_all_are_the_kinds_own_and_then_the_others(self, database: Database, measure: Measure) -> None:
-        measure(("host_us", {}), ("step_ms", {}), ("forward_ms", {}))
-        assert table(database, columns=["all"]).names("metric") == ["forward_ms", "step_ms", "host_us"]
-        assert table(database).names("metric") == ["forward_ms", "step_ms"], "the others on request"
-
     def test_phases_that_the_users_code_names_are_columns(self, database: Database, measure: Measure) -> None:
         phases = [(f"{name}_ms", {"phase": name}) for name in ("data", "forward", "loss", "rest", "step", "first_step")]
         measure(*phases, ("device_ms", {"phase": "step"}), ("host_us", {}))
@@ -169,11 +158,6 @@ class TestColumns:
 
 
 class TestCells:
-    def test_processes_combine_as_the_median_of_their_medians(self, database: Database, measure: Measure) -> None:
-        measure(*(("step_ms", {"median": value, "unit_index": int(value)}) for value in (0.0, 1.0, 4.0, 3.0, 2.0, 8.0)))
-        (cell,) = table(database).column("step_ms")
-        assert cell == Cell(2.5, 5.5, 6, "ok", low=0.0, high=8.0)
-
     @pytest.mark.parametrize(
         ("statistic", "alone", "together"),
         [("median", 3.0, 4.0), ("min", 1.0, 1.0), ("max", 9.0, 12.0), ("p05", 1.5, 1.6), ("p95", 8.0, 9.8)],
@@ -197,22 +181,6 @@ class TestCells:
         measure(("step_ms", {}), ("tokens_per_s", {"unit": "tokens/s", "n": 1}), ("parameters", {"n": 1, "unit": "1"}))
         notes = table(database, statistic=statistic, columns=["all"]).notes
         assert ("tokens_per_s: by the median time of each process, whatever the statistic." in notes) is is_said
-
-    def test_a_unit_counts_once(self, database: Database, measure: Measure) -> None:
-        """It was killed when its results were sent, and a fresh process called the same cell crashed; or told twice."""
-        crashed = {"outcome": "crashed", "reason": "SIGKILL"}
-        measure(("step_ms", {"median": 2.0, "std": 0.5, "n": 10}), ("step_ms", crashed))
-        measure(("step_ms", crashed), ("step_ms", {"median": 2.0, "std": 0.5, "n": 10}))
-        measure(("step_ms", {"median": 2.0, "std": 0.5, "n": 10}), ("step_ms", {"median": 4.0, "std": 0.5, "n": 10}))
-        assert table(database).column("step_ms") == [Cell(2.0, None, 10, "ok")] * 3
-
-    def test_nothing_is_averaged_over_a_missing_process(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {"median": 1.0}), ("step_ms", {"outcome": "oom", "unit_index": 1}))
-        assert table(database).column("step_ms") == [Cell(None, None, None, "oom")]
-
-    def test_nor_over_those_that_a_failed_job_did_not_get_to(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {"median": 1.0}), spec={"replicates": 3}, finish=TIMEOUT)
-        assert table(database).column("step_ms") == [Cell(None, None, None, "timeout")]
 
     def test_a_job_that_measured_nothing_has_a_row_of_its_outcome(self, database: Database, measure: Measure) -> None:
         lengths(measure, 128)
@@ -304,10 +272,6 @@ class TestPartial:
         measure(("forward_ms", {"case_key": "of another version"}), spec=self.SPEC, finish=TIMEOUT)
         assert len(table(database).rows) == 1
 
-    def test_an_outcome_of_its_own_stays(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {"outcome": "oom"}), spec={"replicates": 3}, finish=TIMEOUT)
-        assert outcomes(table(database), "step_ms") == ["oom"]
-
 
 class TestValidity:
     def test_a_row_has_the_worst_verdict_of_its_processes(self, database: Database, measure: Measure) -> None:
@@ -380,10 +344,6 @@ class TestMissing:
         asked = table(database, columns=["host_us"])
         assert asked.missing == ["host_us: unknown: has no part in this table"]
 
-    def test_of_a_job_that_failed_those_of_what_it_got_to(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {}), ("mfu", {"outcome": "unknown", "reason": "why"}), finish=TIMEOUT)
-        assert table(database, columns=["mfu"]).missing == ["mfu: unknown: why"]
-
 
 def test_every_row_of_json_and_csv_names_its_job(database: Database, measure: Measure) -> None:
     jobs = lengths(measure, 128, 256)
@@ -440,21 +400,3 @@ def test_a_job_in_no_database_has_the_same_table(database: Database, measure: Me
     same_notes = [replace(sheet, notes=[]) for sheet in (local, stored)]
     assert render(same_notes[0], "markdown") == render(same_notes[1], "markdown")
     assert local.column("step_ms")[0].value == 2.0
-
-
-@pytest.mark.parametrize("spec", [AttentionSpec(), KernelSpec()], ids=["attention", "kernel"])
-@pytest.mark.parametrize("outcome", ["ok", "unknown"])
-def test_cells_show_the_hosts_time_where_there_is_one(spec: AttentionSpec | KernelSpec, outcome: str) -> None:
-    """On a GPU beside the device's times; a CPU does the work itself, so the column drops out."""
-    common = {"case_key": "key", "device_key": "1x GPU", "case": {"implementation": "own"}, "reason": None, "n": 3}
-    common |= {"median": 1.0, "std": 0.1, "samples": None, "outcome": "ok"}
-    host = {"median": None, "reason": "known on GPUs only"} if outcome == "unknown" else {}
-    sheet = local_table(
-        spec,
-        [
-            {**common, "metric": "host_us", "phase": None, "unit": "µs", **host, "outcome": outcome},
-            {**common, "metric": "forward_backward_ms", "phase": "forward_backward", "unit": "ms"},
-        ],
-    )
-    expected = ["forward_backward_ms", *(["host_us"] if outcome == "ok" else [])]
-    assert sheet.names("metric") == expected

@@ -10,10 +10,6 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def test_nothing_is_missing() -> None:
-    assert reasons(CASES, set(range(6)), []) == []
-
-
 def test_a_reason_is_listed_once_with_its_cells() -> None:
     gaps = [Gap(case, metric, "unsupported", "no\nGPU") for case in (2, 3) for metric in ("a", "b")]
     gaps.append(Gap(5, "a", "oom", ""))
@@ -27,11 +23,6 @@ def test_metrics_are_named_where_others_have_numbers() -> None:
         "triton: unsupported: no GPU",
         "mfu (2 cells): unknown: no ceiling",
     ]
-
-
-def test_many_metrics_are_counted() -> None:
-    gaps = [Gap(0, f"metric_{number}", "unknown", "why") for number in range(5)]
-    assert reasons(CASES[:1], {0}, gaps) == ["5 metrics: unknown: why"]
 
 
 def test_all_cells() -> None:

@@ -107,10 +107,6 @@ class TestMeasurements:
         assert markdown(sheet)[0] == named
         assert set(named) < set(next(csv.reader(io.StringIO(render(sheet, "csv")))))
 
-    def test_coordinates_keep_all_their_digits(self) -> None:
-        sheet = Sheet([Column("rope_theta", "number", role="coordinate")], [[123456.789]], missing=[])
-        assert markdown(sheet)[2] == ["123456.789"]
-
 
 class TestLatex:
     def test_with_a_caption_or_a_label_it_floats(self) -> None:

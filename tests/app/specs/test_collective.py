@@ -64,9 +64,3 @@ def test_a_size_is_one_case_however_it_is_written() -> None:
 )
 def test_what_makes_no_sense_is_refused(fields, pointer, message) -> None:
     assert_refused("collective", fields, pointer, message)
-
-
-def test_sizes_that_are_nearly_equal_have_titles_of_their_own() -> None:
-    """Unlike with six digits."""
-    cells = CollectiveSpec(operations=["all_reduce"], size_mb=[1, 1000.001, 1000.002]).cells()
-    assert [cell.title for cell in cells] == [f"all_reduce, {size} MB, fp32" for size in ("1", "1000.001", "1000.002")]

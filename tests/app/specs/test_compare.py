@@ -107,11 +107,3 @@ class TestSummary:
         assert summary["precision"] == "fp32 → bf16"
         assert summary["compile"] == "false → true"
         assert "attention" not in summary
-
-    def test_of_lists_it_shows_all_values(self) -> None:
-        summary = compare(GRID, {**GRID, "implementations": ["flex"]}).summary()
-        assert summary["implementation"] == "eager/tiled → flex"
-
-    def test_of_equal_sides_it_is_that_of_one(self) -> None:
-        assert compare(GRID, GRID).summary().keys() == alone(GRID).summary().keys()
-        assert "→" not in json.dumps(compare(GRID, GRID).summary(), ensure_ascii=False)

@@ -7,7 +7,6 @@ import pytest
 
 from app.specs import spec_adapter
 from app.specs.ddp import DdpSpec
-from flopwatch.text.cases import case_text
 from tests.app.specs.refusals import assert_refused
 
 FSDP = {"strategy": "fsdp"}
@@ -49,11 +48,6 @@ def test_invalid_fields_are_refused_with_their_path(fields, field, words) -> Non
     assert_refused("ddp", fields, field, words)
 
 
-@pytest.mark.parametrize("strategy", ["none", "naive", "flat", "overlapped", "bucketed", "fsdp", "torch_ddp"])
-def test_compiled_blocks_and_checkpointing_go_with_a_strategy(strategy: str) -> None:
-    assert spec(strategy=strategy, compile=True, activation_checkpointing=True).compile
-
-
 def test_each_rank_needs_a_device() -> None:
     on_cpu, on_gpus = spec(world_size=3).resources(), spec(world_size=3, backend="nccl").resources()
     assert (on_cpu.device_type, on_cpu.devices) == ("cpu", 3)
@@ -63,12 +57,6 @@ def test_each_rank_needs_a_device() -> None:
 
 def test_removed_fields_are_read_as_release_0_1_0_stored_them() -> None:
     assert spec(first_bucket_size_mb=None, gradients_as_views=True).case().key == spec().case().key
-
-
-def test_lists_tell_what_is_not_as_by_default() -> None:
-    assert case_text(spec().summary()) == "small, bucketed, bucket_size_mb=25.0, sharded_optimizer=false, fp32"
-    shown = case_text(spec(strategy="flat", compile=True, activation_checkpointing=True, world_size=4).summary())
-    assert shown == "small, flat, sharded_optimizer=false, fp32, compile, activation_checkpointing, world_size=4"
 
 
 @pytest.mark.parametrize("strategy", SHARDED)

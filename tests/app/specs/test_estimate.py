@@ -36,18 +36,6 @@ def test_the_limit_of_shards_is_the_device_unless_given() -> None:
     assert [estimate(**one).limit_gb for one in ({}, STACK, {**STACK, "shard_limit_gb": 7})] == [80, 95, 7]
 
 
-def test_people_see_the_model_and_the_batch() -> None:
-    assert estimate(model={"size": "xl"}).summary() == {
-        "model": "xl",
-        "batch_size": 4,
-        "context_length": 256,
-        "precision": "bf16",
-    }
-    assert estimate(**STACK).summary()["model"] == "stack-d16384-f53248-b126"
-    assert estimate().case().coordinates["stack.d_ff"] is None
-    assert estimate(**STACK).case().coordinates["model.num_heads"] is None
-
-
 def test_the_assignments_problem_is_a_preset() -> None:
     spec = estimate(**EstimateSpec.presets["communication_accounting"])
     assert spec.label() == "stack-d16384-f53248-b126"

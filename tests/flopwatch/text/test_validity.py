@@ -7,10 +7,6 @@ import pytest
 from flopwatch.text.validity import doubts, noisy_host, notes, verdict
 
 
-def test_one_case_is_its_verdict() -> None:
-    assert verdict({"verdict": "suspect", "counts": {"suspect": 1}}) == "suspect"
-
-
 def test_several_are_counted() -> None:
     assert verdict({"verdict": "suspect", "counts": {"valid": 298, "suspect": 2}}) == "suspect (298 valid, 2 suspect)"
 
