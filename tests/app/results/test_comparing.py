@@ -711,3 +711,14 @@ def test_of_a_diagnosis_the_unchanged_step_counts_with_its_own_seed(database, ru
 
     assert outcome(job(1, 2.0, 9.0), job(2, 2.0, 7.0)) == "passed", "later units measure changes"
     assert outcome(job(1, 2.0, 9.0), job(2, 3.0, 9.0)) == "wrong"
+
+
+def test_what_steps_of_other_seeds_returned_is_not_compared(database, run_job, queue, reported, record) -> None:
+    jobs = []
+    for seed in (3, 4):
+        claim = run_job({"seed": seed})
+        tables = [reported("values", losses(2.0 + seed), **RETURNED)]
+        queue.finish(claim, replace(SUCCEEDED, tables=tables, measurements=[record("step_ms")]))
+        jobs.append([claim.job_id])
+    found = results.compare(database, *jobs, Question(expect_equal=1e-4))
+    assert (found.judgement.gate.outcome, found.judgement.conclusion) == ("not_comparable", "inconclusive")
