@@ -69,8 +69,6 @@ class Footnotes:
 
     reasons: bool = True
     """False: the notes have no reasons, because the reader sees the checks beside the table."""
-    replicates: bool = True
-    """Whether the kinds have replicates."""
     groups: dict[tuple[str, tuple[str, ...]], _Group] = field(default_factory=dict)
     noise: list[tuple[float, str]] = field(default_factory=list)
     """The noise of each row that is valid, but noisy, and the column that has it."""
@@ -119,9 +117,8 @@ class Footnotes:
             noisy = f"{len(self.noise)} row{'s' if len(self.noise) > 1 else ''}"
             most, column = max(self.noise)
             notes.append(
-                f"{NOISY} noisy ({noisy}): medians uncertain by up to ±{most:.0%}, that of {column}; use "
-                f"{'replicates' if self.replicates else 'a sweep over seed'} or `flopwatch compare` to detect small "
-                "differences."
+                f"{NOISY} noisy ({noisy}): medians uncertain by up to ±{most:.0%}, that of {column}; use replicates, a "
+                "sweep over seed or `flopwatch compare` to detect small differences."
             )
         if self.stopped:
             codes = "; ".join(code + named(jobs) for code, jobs in self.stopped.items())

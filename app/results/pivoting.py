@@ -357,9 +357,7 @@ def _pivoted(
 
 def _marks(lines: Sequence[Line], metrics: Sequence[str], layout: Layout) -> tuple[list[str], list[str]]:
     """Return the signs of these lines, which their cells in a pivoted table get too, and the footnotes."""
-    kinds = kinds_of([line.case for line in lines if line.case is not None])
-    replicates = all("replicates" in KINDS[kind].model_fields for kind in kinds)
-    footnotes = Footnotes(layout.reasons, replicates)
+    footnotes = Footnotes(layout.reasons)
     for line in lines:
         footnotes.count(line.validity, line.doubts)
         if line.partial and line.case is not None and line.case.stopped is not None:

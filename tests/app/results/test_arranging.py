@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.errors import InvalidRequest, job_problem
-from app.results import Sheet, render
+from app.results import Sheet, renamed, render
 from app.results.sheet import Cell
 from app.store.database.engine import Database
 from app.store.records import Finish
@@ -126,6 +126,7 @@ class TestFieldsOfSweeps:
         assert table(database, sort="model.size").column("model") == ["small"] * 2 + ["tiny"] * 2
         assert table(database, sort="-model.size").column("model") == ["tiny"] * 2 + ["small"] * 2
         assert values(table(database, relative_to={"model.size": "small"}), "step_ms_speedup") == [1, 1, 3, 3]
+        assert "Size" in renamed(table(database), [("model.size", "Size")]).names("coordinate")
 
 
 class TestRelative:

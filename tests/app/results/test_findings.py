@@ -136,6 +136,13 @@ def test_as_many_processes_as_there_are_would_not_help() -> None:
     assert f"{metric_row.replicates_for(5)} processes each would find 5 %" in whole.sentence
 
 
+def test_no_number_of_processes_cures_drift() -> None:
+    drifting = [1.0, 1.001, 0.999, 1.0, 1.06, 1.061, 1.059, 1.06]
+    _, whole = judged(row(drifting, drifting), alternated=False, limit=5.0)
+    assert "one side alone drifted by 6.0 %: measure them in turns" in whole.sentence
+    assert "processes each would find" not in whole.gate.sentence
+
+
 @pytest.mark.parametrize(("one", "other", "words"), [(1, 1, "1 process each"), (3, 8, "3 and 8 processes")])
 def test_few_processes_are_inconclusive_however_far_apart(one: int, other: int, words: str) -> None:
     (metric_row,), whole = judged(row(STEADY[:one], times(9.0)[:other]))
