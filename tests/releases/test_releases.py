@@ -63,8 +63,8 @@ REWORDED = [
     (
         r"medians are known to (±\d+%) or better, not to ±5%; only replicates or a comparison find small \w+ here",
         (
-            r"medians uncertain by up to \1, that of forward_ms; use replicates, a sweep over seed or `flopwatch compare` "
-            "to detect small differences"
+            r"medians uncertain by up to \1, that of forward_ms; use replicates, a sweep over seed or `flopwatch "
+            "compare` to detect small differences"
         ),
     ),
     (
