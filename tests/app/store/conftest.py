@@ -28,14 +28,19 @@ ON_SQLITE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 """Marks tests of what only SQLite has; all others run on both engines."""
 
 
+LITTLE_SQL = ("test_lease.py", "test_objects.py", "test_pausing.py", "test_waiting.py")
+"""Modules about code with few statements, whose promises rest on what both engines have alike."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """On PostgreSQL, of a test with many cases the first one runs; the others do before a release."""
+    """On PostgreSQL, of a test with many cases the first one runs, and none of LITTLE_SQL; the others do before a
+    release."""
     seen = set()
     for item in items:
         values = getattr(getattr(item, "callspec", None), "params", {})
-        if values.get("engine") == "postgresql" and len(values) > 1:
+        if values.get("engine") == "postgresql":
             test = item.nodeid.partition("[")[0]
-            if test in seen:
+            if test in seen or item.path.name in LITTLE_SQL:
                 item.add_marker(pytest.mark.long)
             seen.add(test)
 

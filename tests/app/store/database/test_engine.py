@@ -13,7 +13,6 @@ from app.errors import CannotRunHere, DatabaseBusy, NetworkFileSystem, StorageFa
 from app.settings import Settings
 from app.store.database import file_systems, sqlite
 from app.store.database.engine import Database, open_database
-from tests.forked import PROJECT, forkserver
 
 
 def count(database: Database) -> int:
@@ -94,7 +93,7 @@ def test_a_damaged_file_is_a_fault_of_the_disk(settings: Settings, page: int) ->
         count(open_database(settings))
 
 
-def test_a_watch_sees_commits_of_this_process_and_of_others(database, settings, tmp_path) -> None:
+def test_a_watch_sees_commits_of_each_connection(database, settings) -> None:
     watch = database.watch()
     assert watch.changed()
     assert not watch.changed()
@@ -102,14 +101,8 @@ def test_a_watch_sees_commits_of_this_process_and_of_others(database, settings, 
         add(connection, "one")
     assert watch.changed()
     assert not watch.changed()
-    program = (
-        "import sys; from app.store.database.engine import Database; "
-        "from app.store.queue.registration import Registration; "
-        "Registration(Database(sys.argv[1])).register_worker('two', 'h', 1, [], [], [], {})"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    arguments = ["-c", program, str(settings.resolved_database_url)]
-    assert forkserver().start(arguments, environment, tmp_path / "output").wait(60) == 0
+    with closing(Database(settings.resolved_database_url)) as another, another.write() as connection:
+        add(connection, "two")
     assert watch.changed()
     assert not watch.changed()
 
@@ -219,7 +212,7 @@ class TestFileSystems:
     def test_no_mount_table_no_opinion(self, tmp_path: Path) -> None:
         assert file_systems.file_system_type(tmp_path, tmp_path / "none") is None
 
-    @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "lustre", "gpfs", "beegfs", "fuse.sshfs"])
+    @pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.sshfs"])
     def test_a_database_on_a_network_file_system_is_refused(self, tmp_path, kind, monkeypatch) -> None:
         table = tmp_path / "mounts"
         table.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n")
@@ -229,7 +222,7 @@ class TestFileSystems:
         assert not (tmp_path / "data" / "flopwatch.sqlite3").exists()
 
 
-@pytest.mark.parametrize("name", ["a?b=c", "100%41", "a#b", "a b;c&d", "file:x?mode=memory", "ü€", "a:b@c"])
+@pytest.mark.parametrize("name", ["a?b=c d;e&f", "100%41#ü€", "file:x?mode=memory", "a:b@c"])
 def test_a_folder_with_any_name(tmp_path: Path, name: str) -> None:
     data_dir = tmp_path / name
     for settings in (Settings(data_dir=data_dir), Settings(data_dir=data_dir)):

@@ -130,15 +130,6 @@ def test_the_jobs_that_it_waits_for_are_named(ids: list[int], named: str) -> Non
 
 
 class TestInTheQueue:
-    @pytest.mark.parametrize(("uuids", "waits"), [(["GPU-1", "GPU-2"], False), (["MIG-1", "MIG-2"], True)])
-    def test_instances_of_one_gpu_are_not_several_gpus(self, shop, queue, monkeypatch, uuids, waits) -> None:
-        devices = [{"type": "cuda", "uuid": uuid} for uuid in uuids]
-        shop.registration.register_worker("w", "host", 1, {"benchmark"}, EAGER, devices, {})
-        monkeypatch.setattr(BenchmarkSpec, "resources", lambda self: Resources(device_type="cuda", devices=2))
-        assert (queue.submit(NewJob(BenchmarkSpec())).response["waiting"] is not None) == waits
-        monkeypatch.setattr(BenchmarkSpec, "resources", lambda self: Resources(device_type="cuda", devices=1))
-        assert queue.submit(NewJob(BenchmarkSpec())).response["waiting"] is None
-
     def test_a_cluster_has_the_gpus_of_its_nodes_and_is_never_occupied(self, shop: Any, queue: Queue) -> None:
         cluster = [{"type": "slurm", "name": "Slurm", "count": 4, "gpus_per_node": 2}]
         shop.registration.register_worker("w", "host", 1, {"benchmark"}, EAGER, cluster, {})
