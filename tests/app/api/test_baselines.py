@@ -89,15 +89,6 @@ def test_names_that_no_baseline_has(site: Any, name: str) -> None:
         assert (answer.status_code, "should match pattern" in answer.json()["detail"]) == (422, True)
 
 
-def test_a_name_like_a_jobs_id_is_for_none_that_is_set(site: Any, run: Any) -> None:
-    job = run(*STEADY)
-    refused = site.http.put("/baselines/17", json={"job": job})
-    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "/name")
-    assert "would be taken for a job's id" in refused.json()["errors"][0]["detail"]
-    assert site.http.put("/baselines/17a", json={"job": job}).status_code == 201
-    assert site.http.delete("/baselines/17a").status_code == 204
-
-
 def test_unknown_and_unfinished(site: Any) -> None:
     assert site.http.put("/baselines/main", json={"job": 99_999}).status_code == 404
     assert site.http.put("/baselines/main", json={"sweep": 99_999}).status_code == 404

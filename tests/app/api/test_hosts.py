@@ -1,6 +1,5 @@
 """The hosts that a request may name; a page whose name points at the server (DNS rebinding) can do nothing."""
 
-import socket
 import threading
 from typing import Any
 
@@ -131,14 +130,6 @@ def test_behind_a_reverse_proxy(serve: Any, tmp_path: Any) -> None:
             server.server_close()
     assert "https://flopwatch.example.org/jobs" in page, "the command of curl"
     assert "http://" not in page
-
-
-def test_a_request_without_a_host(site: Any) -> None:
-    """HTTP/1.0 knows requests without one; no browser sends them."""
-    address = site.url.removeprefix("http://").split(":")
-    with socket.create_connection((address[0], int(address[1])), timeout=10) as connection:
-        connection.sendall(b"GET /jobs HTTP/1.0\r\n\r\n")
-        assert connection.recv(1000).startswith(b"HTTP/1.1 421 ")
 
 
 @pytest.mark.parametrize("host", ["10.0.0.7:8000", "gpu-box", ""])

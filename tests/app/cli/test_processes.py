@@ -7,7 +7,6 @@ import signal
 import socket
 import sqlite3
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -115,39 +114,6 @@ def test_a_second_server_of_a_folder_is_refused(service: Any, tmp_path: Path, co
     with pytest.raises(CannotRunHere, match="already"):
         refuse_second_server(settings)
     os.close(held)
-
-
-def test_a_stopping_server_loses_no_submission(service: Any) -> None:
-    running = service()
-    server, url = running.server, running.url
-    created: list[int] = []
-    enough = threading.Event()
-
-    def submit() -> None:
-        with httpx.Client(base_url=url, trust_env=False, timeout=20) as client:
-            while True:
-                try:
-                    response = client.post("/jobs", json={"spec": TINY})
-                except httpx.TransportError:
-                    return
-                if response.status_code == 201:
-                    created.append(response.json()["id"])
-                if len(created) > 50:
-                    enough.set()
-
-    threads = [threading.Thread(target=submit) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    assert enough.wait(30)
-    server.send_signal(signal.SIGTERM)
-    server.wait(20)
-    for thread in threads:
-        thread.join()
-    with sqlite3.connect(running.data_dir / "flopwatch.sqlite3") as database:
-        stored = {row[0] for row in database.execute("select id from job")}
-    database.close()
-    assert set(created) <= stored
-    assert len(created) == len(set(created))
 
 
 def test_serve_says_why_it_cannot(start: Any, tmp_path: Path) -> None:
