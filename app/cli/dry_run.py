@@ -41,31 +41,23 @@ class Took:
 
 def took(server: Flopwatch, kind: str, specs: Iterable[Mapping[str, Any]]) -> Took:
     """Return what is known of jobs like those of these specs."""
-    asked = [_with_model(_inner(spec)) for spec in specs]
+    asked = [_inner(spec if (whole := _read(spec)) is None else whole.model_dump(mode="json")) for spec in specs]
     devices = {spec.get("device") for spec in asked} - {"auto", None}
-    codes = [code for code in map(_code, asked) if code is not None]
-    which = "code" if codes else "kind and model" if any(spec.get("model") for spec in asked) else "kind"
+    works = [_work(spec) for spec in asked]
+    which = "code" if any(map(_code, asked)) else "kind and model" if any(works) else "kind"
     found = []
     for job in server.list_jobs(kind=kind, state="succeeded", limit=LAST):
         device = ((job["environment"] or {}).get("device") or {}).get("type")
         on_such = device is None or not devices or device in devices
-        if job["started_at"] and job["finished_at"] and on_such and _alike(_inner(job["spec"]), asked, codes):
+        if job["started_at"] and job["finished_at"] and on_such and _work(_inner(job["spec"])) in works:
             span = parsed_time(job["finished_at"]) - parsed_time(job["started_at"])
             found.append((job["id"], span.total_seconds()))
     return Took([seconds for _, seconds in found], [job for job, _ in found], which)
 
 
-def _alike(ran: Mapping[str, Any], asked: Iterable[Mapping[str, Any]], codes: Sequence[Any]) -> bool:
-    """Return True if a job ran one of these codes; if there are none, no code, and a model of one of these sizes."""
-    if codes:
-        return _code(ran) in codes
-    models = [spec["model"] for spec in asked if isinstance(spec.get("model"), dict)]
-    had = ran.get("model")
-    return _code(ran) is None and (
-        not models
-        or not isinstance(had, dict)
-        or any(all(had.get(name) == value for name, value in model.items()) for model in models)
-    )
+def _work(spec: Mapping[str, Any]) -> Any:
+    """Return what a job runs: code of the user's own, or else its model; None for neither."""
+    return _code(spec) or spec.get("model")
 
 
 def unavailable(server: Flopwatch, specs: Iterable[Mapping[str, Any]]) -> str | None:
@@ -91,12 +83,6 @@ def _inner(spec: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the spec, that of the candidate if it has two sides, or that of the step that it diagnoses."""
     held = (spec.get(name) for name in ("candidate", "step"))
     return next((value for value in held if isinstance(value, Mapping)), spec)
-
-
-def _with_model(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the spec with the model that it has by default, if it names none."""
-    model = None if spec.get("model") or _code(spec) is not None else getattr(_read(spec), "model", None)
-    return spec if model is None else {**spec, "model": model.model_dump(exclude_unset=True)}
 
 
 def _code(spec: Mapping[str, Any]) -> Any:
