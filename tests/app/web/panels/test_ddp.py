@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.results.sheet import Cell, Column, Sheet
-from app.web.panels.ddp import draw_exposed, draw_timeline, merged_spans, parts_of_steps, tied
+from app.web.panels.ddp import draw_exposed, draw_timeline, parts_of_steps, tied
 
 
 def span(rank: int, stream: str, begin: float, end: float) -> dict[str, Any]:
@@ -54,13 +54,6 @@ def test_a_timeline_is_bounded() -> None:
     assert figure["layout"]["yaxis"]["ticktext"][-1] == "rank 15, computation"
     assert "16 of 40 ranks" in figure["note"]
     assert figure["table"]["rows"][0] == [0, "computation", 150.0, 300], "the numbers are of all spans"
-
-
-def test_the_closest_spans_are_joined() -> None:
-    spans = [(0.0, 1.0), (1.1, 2.0), (5.0, 6.0)]
-    assert merged_spans(spans, 3) == spans
-    assert merged_spans(spans, 2) == [(0.0, 2.0), (5.0, 6.0)]
-    assert merged_spans(spans, 1) == [(0.0, 6.0)]
 
 
 def test_a_bar_for_each_strategy_with_its_exposed_share() -> None:

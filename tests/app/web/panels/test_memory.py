@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from app.web.panels.memory import CATEGORIES, draw_peaks, draw_timeline, entry_text, snapshots
 
 
@@ -35,17 +33,6 @@ def test_categories_are_stacked_below_the_total() -> None:
     assert [shape["x0"] for shape in figure["layout"]["shapes"]] == [2], "where the backward pass begins"
     assert figure["table"]["columns"][-1] == "stack"
     assert len(figure["table"]["rows"]) == 3
-
-
-@pytest.mark.parametrize(("share", "named"), [(8, []), (30, ["forward"])])
-def test_a_name_has_room_for_its_letters(share: int, named: list[str]) -> None:
-    rows = [point(entry, "forward" if entry < share else "") for entry in range(100)]
-    notes = draw_timeline(rows)["layout"]["annotations"]
-    assert [note["text"] for note in notes if note["text"]] == named
-
-
-def test_an_empty_history_draws_nothing() -> None:
-    assert draw_timeline([])["data"] == []
 
 
 def test_lines_of_code_are_no_markup() -> None:

@@ -176,12 +176,6 @@ def test_a_table_is_searched_sorted_and_paged(site: Site, profile: int) -> None:
     assert "None of 120 rows matches." in explored(site, profile, table="kernels-forward", q="nothing")
 
 
-def test_the_order_carries_over_to_a_table_that_has_the_column(site: Site, profile: int) -> None:
-    """A form sends the order of the table before."""
-    assert 'aria-sort="descending"' in explored(site, profile, table="classes", sort="-total_ms")
-    assert "descending" not in explored(site, profile, table="classes", sort="-size")
-
-
 def test_names_in_tables_are_escaped(site: Site, profile: int) -> None:
     found = explored(site, profile, table="kernels/odd name")
     assert "&lt;i&gt;x&lt;/i&gt;" in found
