@@ -1,7 +1,6 @@
 """Turns key=value arguments into JSON: a value is JSON if it parses as such, else text; dotted keys nest."""
 
 import copy
-import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -51,19 +50,6 @@ def set_nested(target: dict[str, Any], key: str, value: Any, *, once: bool = Fal
     if once and last in target:
         raise typer.BadParameter(f"{key} is given twice.")
     target[last] = value
-
-
-def parse_timeout(text: str) -> float | str:
-    """Parse a number of seconds, or "none" for no limit; the server checks its size."""
-    if text == "none":
-        return text
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not math.isfinite(seconds):
-        raise typer.BadParameter(f"--timeout-s: {text!r} is no number of seconds, such as 300; or write none.")
-    return seconds
 
 
 def places(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

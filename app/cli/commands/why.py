@@ -10,6 +10,7 @@ from app.cli import arguments
 from app.cli.commands.jobs import wait_for_answer
 from app.cli.common import TEXT, AsJson, AsText, Code, Fields, TimeLimit, WaitAtMost, command
 from app.cli.terminal import echo
+from flopwatch.text.values import parse_value
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
@@ -63,8 +64,8 @@ def why(
     step = arguments.parse_spec(kind, fields or [], preset=under, lists=frozenset())
     given = {"budget_s": budget_s, "changes": change}
     spec = {"kind": "diagnosis", "step": step, **{name: value for name, value in given.items() if value is not None}}
-    limit = {} if timeout_s is None else {"timeout_s": arguments.parse_timeout(timeout_s)}
-    job = server.submit(spec, step=own, code=code, **limit)  # type: ignore[arg-type]
+    limit = {} if timeout_s is None else {"timeout_s": parse_value(timeout_s)}
+    job = server.submit(spec, step=own, code=code, **limit)
     wait_for_answer(server, job, at_most=wait_at_most, as_json=as_json, brief=output_format == "brief")
 
 

@@ -220,10 +220,6 @@ STEP = ("submit", "benchmark", "--step")
         (("--other", "jobs"), "No such option: --other"),
         (("why", "train.py"), "train.py names no function: write train.py:FUNCTION"),
         (("why", "train.py:make_step", "budget=20"), "budget is no field of a step: write --budget-s"),
-        (
-            ("why", "train.py:make_step", "--timeout-s", "5m"),
-            "'5m' is no number of seconds, such as 300; or write none",
-        ),
     ],
 )
 def test_a_mistake_that_needs_no_server_exits_with_2(flopwatch, tmp_path, monkeypatch, words, why) -> None:
@@ -436,9 +432,8 @@ def test_time_limits(site: Any, flopwatch: Any) -> None:
         ["none"],
         ["16 min 40 s"],
     ]
-    for senseless in ("soon", "nan", "inf"):
-        assert "no number of seconds" in ended(flopwatch("submit", *TINY, "--timeout-s", senseless), 2)
-    assert "/timeout_s" in ended(flopwatch("submit", *TINY, "--timeout-s", "0"), 1)
+    for senseless in ("soon", "nan", "0"):
+        assert "/timeout_s" in ended(flopwatch("submit", *TINY, "--timeout-s", senseless), 1)
 
 
 def test_cancel_and_delete_by_filter(site: Any, flopwatch: Any) -> None:
