@@ -128,31 +128,12 @@ def flash_attention(
         known = native.attend(q, k, v, is_causal)
         if known is not None:
             return known
-        return _Checked.apply(q, k, v, is_causal, tf32, only_hopper)  # type: ignore[no-untyped-call]
+        inputs = q, k, v, is_causal, tf32, only_hopper
+        return super(TritonFlashAttention2, TritonFlashAttention2).apply(*inputs)
     return _forward_operation(q, k, v, is_causal, tf32, only_hopper)[0]
 
 
-class _Checked(torch.autograd.Function):
-    """After `flash_attention` has looked at autocast, and at who else must see the inputs."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool, only_hopper: bool = False
-    ) -> Tensor:
-        """Return the output; save it, the inputs, and the log-sum-exp of each query's scores."""
-        out, logsumexp = _forward(q, k, v, is_causal, tf32, only_hopper)
-        return _saved(ctx, q, k, v, out, logsumexp, is_causal, tf32)
-
-    @staticmethod
-    def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of q, k and v."""
-        q, k, v, out, logsumexp = ctx.saved_tensors
-        needed = ctx.needs_input_grad[:3]
-        gradients = differentiate(out_gradient, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32, needed)
-        return *gradients, None, None, None
-
-
-class TritonFlashAttention2(_Checked):
+class TritonFlashAttention2(torch.autograd.Function):
     """`TritonFlashAttention2.apply(q, k, v, is_causal=False)`: `flash_attention` as an autograd.Function."""
 
     @staticmethod
@@ -165,12 +146,22 @@ class TritonFlashAttention2(_Checked):
         tf32: bool | None = None,
         only_hopper: bool = False,
     ) -> Tensor:
-        """As that of the base, after autocast."""
+        """Return the output; save it, the inputs, and the log-sum-exp of each query's scores."""
         q, k, v = cast_for_autocast(q, k, v)
         if tf32 is None:
             tf32 = q.dtype == torch.float32 and tf32_is_allowed()
         out, logsumexp = (_forward if _is_plain(q, k, v) else _forward_operation)(q, k, v, is_causal, tf32, only_hopper)
-        return _saved(ctx, q, k, v, out, logsumexp, is_causal, tf32)
+        ctx.save_for_backward(q, k, v, out, logsumexp)
+        ctx.is_causal, ctx.tf32 = is_causal, tf32
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of q, k and v."""
+        q, k, v, out, logsumexp = ctx.saved_tensors
+        needed = ctx.needs_input_grad[:3]
+        gradients = differentiate(out_gradient, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32, needed)
+        return *gradients, None, None, None
 
     @staticmethod
     def apply(
@@ -178,15 +169,6 @@ class TritonFlashAttention2(_Checked):
     ) -> Any:
         """Return the output. torch.compile takes `forward` and `backward` instead."""
         return flash_attention(q, k, v, is_causal, tf32=tf32, only_hopper=only_hopper)
-
-
-def _saved(
-    ctx: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool, tf32: bool
-) -> Tensor:
-    """Save all that the backward pass needs, and return the output."""
-    ctx.save_for_backward(q, k, v, out, logsumexp)
-    ctx.is_causal, ctx.tf32 = is_causal, tf32
-    return out
 
 
 def differentiate(
