@@ -60,7 +60,6 @@ from .sharded_unit import (
     UnitParameter,
     Use,
     accumulates,
-    handled_error,
     nodes_of,
     tensors_in,
 )
@@ -227,7 +226,7 @@ class FullyShardedDataParallel(nn.Module):
         unit.give(parameter, root)
         root.show_whole()
         if all(use.unit is not root for use in self._forward.order):
-            self._forward.order.insert(0, Use(root, 0, 0, self._forward.error, {}))
+            self._forward.order.insert(0, Use(root, 0, 0, {}))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -398,11 +397,11 @@ class FullyShardedDataParallel(nn.Module):
                 the model returns its own parameter, which will be freed.
         """
         # The root may have got its first parameter during this pass.
-        use = unit.running.pop() if unit.running else Use(unit, 0, 0, self._forward.error, {})
+        use = unit.running.pop() if unit.running else Use(unit, 0, 0, {})
         tensors = tensors_in(outputs)
-        raised = handled_error() != use.error
         is_trained = any(parameter.whole.requires_grad for parameter in unit.held)
-        if not tensors and not raised and is_trained and torch.is_grad_enabled():
+        # None: also of a call that raised. What a unit keeps elsewhere, autograd refuses once the unit is freed.
+        if not tensors and outputs is not None and is_trained and torch.is_grad_enabled():
             unit.free()
             raise RuntimeError(_NO_OUTPUTS.format(unit=unit, kind=type(outputs).__name__))
         for parameter in unit.parameters_in(tensors):

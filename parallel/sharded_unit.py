@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -292,8 +291,6 @@ class Use:
     """The next node's number at its beginning."""
     first: int
     """The same of the unit's first call in this forward pass."""
-    error: int
-    """Which error was being handled at its beginning, as `handled_error` says."""
     versions: Mapping[UnitParameter, int]
     """The versions of the unit's parts at its beginning."""
 
@@ -307,19 +304,11 @@ class Use:
                 )
 
 
-def handled_error() -> int:
-    """Return which error is being handled, such as that of the `except` block that calls a model; or 0 for none."""
-    error = sys.exc_info()[1]
-    return 0 if error is None else id(error)
-
-
 class ForwardPass:
     """The calls of units in a forward pass, in their order."""
 
     def __init__(self) -> None:
         self.order: list[Use] = []
-        self.error = handled_error()
-        """As in Use."""
         self.has_gradients = torch.is_grad_enabled()
         """False: its units' order counts for nothing, since replicas may run different numbers of such passes."""
         self._first: dict[ShardedUnit, int] = {}
@@ -329,8 +318,8 @@ class ForwardPass:
         start = torch._C._autograd._get_sequence_nr()
         versions = {parameter: parameter.part_version for parameter in unit.held}
         if again:
-            return Use(unit, start, start, handled_error(), versions)
-        self.order.append(Use(unit, start, self._first.setdefault(unit, start), handled_error(), versions))
+            return Use(unit, start, start, versions)
+        self.order.append(Use(unit, start, self._first.setdefault(unit, start), versions))
         return self.order[-1]
 
     def before(self, use: Use, number: int) -> list[ShardedUnit]:

@@ -45,7 +45,7 @@ def test_units_may_return_anything(ranks: Pool) -> None:
 def test_units_in_whose_outputs_nothing_is_found_are_refused(two_ranks: Pool) -> None:
     for errors in two_ranks(outputs.unseen):
         assert "the unit 'blocks.0' (Unit) returns function, in which no tensor is found" in errors["function"]
-        assert "returns NoneType" in errors["nothing"]
+        assert "has been modified by an inplace operation" in errors["nothing"]
         assert "returns int" in errors["number"]
         assert errors["raises"] == "division by zero"
         assert "the unit '' (Model) returns its parameter blocks.1.up.weight" in errors["a parameter"]
