@@ -176,37 +176,31 @@ def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: C
     Raises Unsupported: the spec needs an option that the model lacks.
     """
     fields, shape = type(spec).model_fields, shape_of(spec.model, spec.longest)
+    of_shape = ("num_kv_heads", "window", "document_lengths")
+    of_checkpoints = ("checkpoint_scope", "checkpoint_layers", "checkpoint_blocks")
+    of_spec = ("activation_checkpointing", *of_checkpoints)
     options = {
-        "rope_theta": (
-            spec.model.rope_theta,
-            spec.model.rope_theta == type(spec.model).model_fields["rope_theta"].default,
-        ),
-        **{
-            name: (getattr(shape, name), getattr(shape, name) is None)
-            for name in ("num_kv_heads", "window", "document_lengths")
-        },
-        "attention": (attention, spec.attention_code is None and spec.attention == fields["attention"].default),
-        "activation_checkpointing": (spec.activation_checkpointing, not spec.activation_checkpointing),
-        "checkpoint_scope": (
-            spec.checkpoint_scope,
-            not spec.activation_checkpointing or spec.checkpoint_scope == fields["checkpoint_scope"].default,
-        ),
-        "checkpoint_layers": (
-            spec.checkpoint_layers,
-            not spec.activation_checkpointing or spec.checkpoint_layers is None,
-        ),
-        "checkpoint_blocks": (spec.checkpoint_blocks, not spec.activation_checkpointing or spec.checkpoint_blocks == 1),
-        "fused": (tuple(sorted(spec.fused)), not spec.fused),
+        "rope_theta": spec.model.rope_theta,
+        **{name: getattr(shape, name) for name in of_shape},
+        "attention": attention,
+        **{name: getattr(spec, name) for name in of_spec},
+        "fused": tuple(sorted(spec.fused)),
     }
+    defaults = {"rope_theta": type(spec.model).model_fields["rope_theta"].default, **dict.fromkeys(of_shape)}
+    defaults |= {name: fields[name].default for name in of_spec} | {"fused": ()}
+    if spec.attention_code is None and spec.attention == fields["attention"].default:
+        defaults["attention"] = attention
+    if not spec.activation_checkpointing:
+        defaults |= {name: options[name] for name in of_checkpoints}
     try:
         parameters = inspect.signature(model_class).parameters
     except (TypeError, ValueError):  # a constructor in another language has no signature
-        return {name: value for name, (value, _) in options.items()}
+        return options
     takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    for name, (_, left_alone) in options.items():
-        if not (takes_all or name in parameters or left_alone):
+    for name, value in options.items():
+        if not (takes_all or name in parameters or value == defaults.get(name)):
             raise Unsupported(f"model {name_of(spec)!r} takes no argument {name!r}, which this job sets")
-    return {name: value for name, (value, _) in options.items() if takes_all or name in parameters}
+    return {name: value for name, value in options.items() if takes_all or name in parameters}
 
 
 def build(spec: TrainingSpec, device: torch.device, build_model: Maker, *, batches: Batches | None = None) -> Training:

@@ -47,7 +47,7 @@ READ_AT_ONCE = f"{SMALL}{ITEM}: one operator over all rounds may do it; on a GPU
 """Likewise, if it reads numbers."""
 IN_ONE = f"{WRITTEN}: torch.nn.functional.scaled_dot_product_attention is one operator"
 """What to do about attention in several."""
-OTHERS_WAIT = "(the others wait for it"
+OTHERS_WAIT = "(the others wait for it)"
 """In the place of a cause that a late rank has, by how much longer than the others'."""
 PLAIN = "kernels"
 WORK = ("attention", PLAIN, "precision")

@@ -3,7 +3,6 @@
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 from app.specs.ddp import DdpSpec
@@ -91,10 +90,8 @@ def lost_by(ranks: Ranks, step_ms: float, exposed_ms: float | None, alone: Seque
     if turns_ms > LATE * step_ms:
         found["unexplained", IN_TURNS] = turns_ms
     if late_ms > LATE * step_ms:
-        # What is lost to the latest rank alone is by how much it comes after the next; and so on.
-        for number, (ms, after_ms) in enumerate(pairwise([*late.values(), 0.0])):
-            for of, share in _more(ranks, [*late][: number + 1]).items():
-                found[of] += (min(ms, late_ms) - min(after_ms, late_ms)) * share
+        for of, share in _more(ranks, next(iter(late))).items():
+            found[of] += late_ms * share
         places = ranks.places[min({*range(len(ranks.places))} - {*late, *Lateness(ranks).late})]
     rest = {of: ms for of, ms in places.items() if of[0] != COMMUNICATION and of[1] != EARLY} or {("kernels", ""): 1.0}
     totals: dict[str, float] = defaultdict(float)
@@ -133,13 +130,11 @@ def skew(alone: Sequence[Sequence[float]]) -> tuple[dict[int, float], float]:
     return late, statistics.median(max(step) - step[next(iter(late))] for step in steps)
 
 
-def _more(ranks: Ranks, late: Sequence[int]) -> dict[tuple[str, str], float]:
-    """Return the shares of what the last of these late ranks does longer than the others, by cause and place."""
-    *before, rank = late
-    end = OTHERS_WAIT + (f", as for rank{'s' * (len(before) > 1)} {', '.join(map(str, before))})" if before else ")")
+def _more(ranks: Ranks, rank: int) -> dict[tuple[str, str], float]:
+    """Return the shares of what a late rank does longer than the others, by cause and place."""
     longer = {of: ms for of, ms in Lateness(ranks).longer(rank).items() if ms > 0} or {("unexplained", ""): 1.0}
     total = sum(longer.values())
-    return {(cause, " ".join(filter(None, (f"rank {rank}", where, end)))): ms / total
+    return {(cause, " ".join(filter(None, (f"rank {rank}", where, OTHERS_WAIT)))): ms / total
             for (cause, where), ms in longer.items()}  # fmt: skip
 
 
