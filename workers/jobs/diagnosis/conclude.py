@@ -56,8 +56,6 @@ STAYS = (*WORK, "unexplained")
 """Causes whose time no cure takes away as a whole."""
 CURE, WHOLE = "cure", 0.95
 """`bound_is` of a bound that a cure has reached; the share of a cause that a row must have to be all of it."""
-MOST_PLACES = 3
-"""Of a cause that is lost in several, which are named."""
 COMPARABLE = 1.5
 """By how much a ceiling must be larger than a measured gain to come before it: no cure takes all of it away."""
 LEAST = 0.01
@@ -335,16 +333,15 @@ def _joined_places(
 
 
 def _in_all_places(rows: Sequence[Mapping[str, Any]], step_ms: float) -> Mapping[str, Any]:
-    """Return one row for these, the largest first, whose place says what is lost in the others."""
+    """Return one row for these, the largest first, whose place says what is lost in the second."""
     first, lost_ms = rows[0], sum(row["lost_ms"] for row in rows)
-    told = [row for row in rows[1:] if row["where"] and row["lost_ms"] >= LEAST * step_ms][: MOST_PLACES - 1]
-    if not told:
+    second = next((row for row in rows[1:2] if row["where"] and row["lost_ms"] >= LEAST * step_ms), None)
+    if second is None or not first["where"]:
         return {**first, "lost_ms": lost_ms}
-    name, _, notes = (first["where"] or "").removesuffix(")").partition(" (")
-    shares = [(f"{100 * row['lost_ms'] / step_ms:.1f} %", row["where"].partition(" (")[0]) for row in told]
-    parts = [f"{100 * first['lost_ms'] / step_ms:.1f} % here", *filter(None, [notes])] if name else []
-    parts += [f"{share} in {place}" for share, place in shares]
-    return {**first, "lost_ms": lost_ms, "where": f"{name} ({'; '.join(parts)})" if name else "; ".join(parts)}
+    name, _, notes = first["where"].removesuffix(")").partition(" (")
+    parts = [f"{100 * first['lost_ms'] / step_ms:.1f} % here", *filter(None, [notes])]
+    parts.append(f"{100 * second['lost_ms'] / step_ms:.1f} % in {second['where'].partition(' (')[0]}")
+    return {**first, "lost_ms": lost_ms, "where": f"{name} ({'; '.join(parts)})"}
 
 
 def _is_vain(one: Result) -> bool:
@@ -451,9 +448,8 @@ def _of_changes(so_far: str, results: Sequence[Result], joined: Result) -> Itera
     late = [one.change for one in results if one.verdict == "not_tried"]
     yield from _listed("not tried", late, f" ({NO_TIME})")
     refused = [one for one in results if one.verdict == "refused" and f"no {one.change}: " not in so_far]
-    if len(results) > 1:
-        reasons = [f"{one.change} ({one.reason})" for one in refused]
-        yield from _listed("refused", reasons) or _listed("refused", [one.change for one in refused])
+    reasons = [f"{one.change} ({one.reason})" for one in refused]
+    yield from _listed("refused", reasons) or _listed("refused", [one.change for one in refused])
     yield from _wrapped(_at_last(results, better, losers, joined))
 
 
@@ -465,8 +461,6 @@ def _at_last(results: Sequence[Result], better: Sequence[Result], losers: Sequen
     if better:
         return ""
     if not losers:
-        if len(results) == 1 and results[0].verdict == "refused":
-            return f"no change was tried: {results[0].change} is refused ({results[0].reason})"
         bounds = [one.change for one in results if one.removes and one.ratio is not None]
         return f"no change was tried but {', '.join(bounds)}, which is no cure" if bounds else "no change was tried"
     nothing = "nothing that was tried shortens the step by more than 1 % for certain"
@@ -564,8 +558,7 @@ def _refused(cause: str, results: Sequence[Result]) -> str:
     for one in tried:
         if _is_vain(one):
             return f"{one.change} does not help: {one.gain}"
-    # The last sentence has the reason of the only one.
-    refused = [one for one in tried if one.verdict == "refused" and len(results) > 1]
+    refused = [one for one in tried if one.verdict == "refused"]
     # What is named after the cause is the change that comes to mind first.
     first = next((one for one in refused if cause in one.change), refused[0]) if refused else None
     if first is None:
