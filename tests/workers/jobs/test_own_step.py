@@ -113,30 +113,6 @@ def make_broken_step(device):
     return lambda: torch.tensor(float("nan"))
 
 
-def make_shared_step(device, batch_size):
-    torch.manual_seed(torch.distributed.get_rank())
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(32, 10).to(device))
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def step():
-        x = torch.randn(batch_size, 32, device=device)
-        with flopwatch.phase("forward"), torch.autocast(x.device.type, torch.bfloat16):
-            loss = model(x).square().mean()
-        with flopwatch.phase("backward"):
-            loss.backward()
-        with flopwatch.phase("optimizer"):
-            optimizer.step()
-            optimizer.zero_grad()
-        # Equal on all ranks only if they have shared their gradients.
-        mean = model.module.weight.detach().clone()
-        torch.distributed.all_reduce(mean)
-        assert torch.allclose(mean / torch.distributed.get_world_size(), model.module.weight)
-        flopwatch.work(items=batch_size, flops=1e6)
-        return loss
-
-    return step
-
-
 def make_drawing_step(device):
     import random
 
