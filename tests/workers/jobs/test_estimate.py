@@ -175,11 +175,6 @@ def test_a_batch_hides_communication_from_the_threshold_on(run) -> None:
             ("tensor_", "mesh_", "summed_", "overlapped_"),
             "model.num_heads (25) cannot be",
         ),
-        (
-            {"model": {"size": "small", "num_kv_heads": 2}},
-            ("tensor_", "mesh_", "summed_", "overlapped_"),
-            "model.num_kv_heads (2) cannot be",
-        ),
         ({"stack": {"d_ff": 6}, **STACK}, ("tensor_", "mesh_", "summed_", "overlapped_"), "stack.d_ff (6) cannot be"),
         ({**STACK, "mesh": {"tensor": 32}}, ("summed_", "overlapped_"), "take a mesh.tensor below 20.84"),
         ({**STACK, "mesh": {"fsdp": 1}}, ("summed_", "overlapped_"), "every batch hides communication"),

@@ -49,21 +49,18 @@ from workers.jobs.ddp import RUNNER, strategies, timing
 from workers.jobs.ddp.buckets import bucket_rows, report_buckets
 from workers.jobs.ddp.parity import (
     SMALL_SHARE,
-    capture_untrained,
     gradient_errors,
     largest_error,
     relative_error,
     small_gradients,
 )
 from workers.jobs.ddp.rank import rounds_of, run_rank
-from workers.jobs.ddp.strategies import Trained
 from workers.jobs.ddp.timelines import WAITING, ranks_of
 from workers.jobs.ddp.timing import LATER_WARMUP
 from workers.jobs.ddp.values import (
     PARITY,
     add_exposed,
     add_hidden,
-    add_rates,
     add_values,
     check_communicates,
     check_host,
@@ -75,10 +72,6 @@ from workers.jobs.ddp.values import (
 from workers.measure import validity, warmup
 from workers.measure.memory import memory_meter
 from workers.measure.warmup import WarmUp
-from workers.model.batches import RandomBatches
-from workers.model.optimizer import AdamW
-from workers.model.precision import PRECISIONS
-from workers.model.steps import TrainStep
 from workers.outcome import Crashed, RunnerError, Unsupported
 
 MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
@@ -262,16 +255,6 @@ def test_a_step_of_ones_own_whose_ranks_exchange_nothing_is_suspect(fields, time
     found = Values(metrics(spec, ()))
     found.set("communication_ms", None, times_ms, "unknown")
     assert [check.name for check in check_communicates(found, spec) if not check.ok] == ["communicates"] * told
-
-
-def test_the_model_that_has_no_flops_is_ones_own(tmp_path: Path) -> None:
-    spec = parsed(code={**CODE, "function": "Mine"})
-    found = Values(metrics(spec))
-    add_rates(found, spec, torch.device("cpu"), None, ({}, ""), 1.0, tmp_path)
-    found.set_missing("unknown", "not measured")
-    report = Report(tmp_path)
-    found.report(spec.case(), "1x cpu", report)
-    assert values(report)["mfu"]["reason"] == "model 'Mine@planted_steps.py' has no forward_flops()"
 
 
 def test_one_process_draws_and_keeps_what_each_rank_does_and_a_parameter_without_gradient_is_named(run: Any) -> None:
@@ -936,37 +919,6 @@ def test_by_default_the_rounds_of_a_side_take_three_seconds_on_a_processor(step_
     spec = parsed(strategy="none", warmup_steps=1, measure_steps=None)
     rounds = [measured_alone(spec, step_ms=step_ms, number=number, rounds=3) for number in range(3)]
     assert sum(len(turn.step_ms) for turn in rounds) == steps
-
-
-@pytest.mark.parametrize("rate_of_zero", [True, False], ids=["as it is", "control"])
-def test_a_capture_leaves_the_model_untrained(monkeypatch: pytest.MonkeyPatch, *, rate_of_zero: bool) -> None:
-    """Warm-up steps before a capture train; with a CUDA graph's optimizer, on a CPU."""
-
-    class Graphed:
-        def capture(self) -> None:
-            if not rate_of_zero:
-                rate.fill_(1e-3)
-            for _ in range(3):
-                for work in step.phases.values():
-                    work()
-
-    torch.manual_seed(0)
-    model, rate = torch.nn.Sequential(torch.nn.Embedding(7, 8), torch.nn.Linear(8, 7)), torch.tensor(1e-3)
-    optimizer = AdamW(model.parameters(), rate, capturable=True, master_weights=True)
-    batches = RandomBatches(7, 2, 4, torch.device("cpu"), 0)
-    step = TrainStep(model, batches, PRECISIONS["fp16"], model, optimizer, 10)
-    step.prepare()
-    scale = step.scaler.state_dict()  # type: ignore[union-attr]
-    trained = Trained("flat", model, model, step, [], graphed=Graphed())  # type: ignore[arg-type]
-    before = copy.deepcopy(model.state_dict())
-    capture_untrained(trained)
-    same = [torch.equal(one, before[name]) for name, one in model.state_dict().items()]
-    assert all(same) == any(same) == rate_of_zero
-    assert rate > 0
-    assert step.scaler.state_dict() == scale  # type: ignore[union-attr]
-    for state in optimizer.state.values():
-        for name, value in state.items():
-            assert value.any() == (name == "master_param"), name
 
 
 @pytest.mark.parametrize(
