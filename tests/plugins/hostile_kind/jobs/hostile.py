@@ -140,14 +140,6 @@ def output(spec: Any, report: Reporter) -> None:
     sys.stdout.flush()
 
 
-def huge_error(spec: Any, report: Reporter) -> None:
-    raise ValueError("x" * (spec.amount << 20))
-
-
-def huge_progress(spec: Any, report: Reporter) -> None:
-    report.progress(1, 1, "x" * (spec.amount << 20))
-
-
 def garbage(spec: Any, report: Reporter) -> None:
     """Bytes on the message pipe that are no message."""
     os.write(report.send.__self__.descriptor, GARBAGE[spec.number % len(GARBAGE)])  # type: ignore[attr-defined]
@@ -162,10 +154,6 @@ def exits(spec: Any, report: Reporter) -> None:
     if spec.number % 2:
         os._exit(0)
     sys.exit("no reason")
-
-
-def interrupts(spec: Any, report: Reporter) -> None:
-    raise KeyboardInterrupt
 
 
 def segfault(spec: Any, report: Reporter) -> None:
@@ -234,12 +222,9 @@ BEHAVIOURS: dict[str, Callable[[Any, Reporter], None]] = {
         changing_artifact,
         stolen_artifact,
         output,
-        huge_error,
-        huge_progress,
         garbage,
         raises,
         exits,
-        interrupts,
         segfault,
         hungry,
         daemon,
