@@ -52,14 +52,14 @@ class TestJobs:
         assert row["attempts"] == 2
         assert {type(row[name]) for name in ("attempts", "device_hours")} == {int, float}
 
-    @pytest.mark.parametrize("text", ['a"b', "a\\b", "a'b", "ä:€", "%", "$.a", "", " a "])
+    @pytest.mark.parametrize("text", ['a"b\\', "a'b%", "ä:€", ""])
     def test_labels_may_be_any_text(self, shop: Any, reading: Reading, text: str) -> None:
         job_id = shop.submit(labels={text: text})
         shop.submit(labels={"other": text})
         assert ids(reading.jobs(labels=[(text, text)])) == [job_id]
         assert reading.job(job_id)[0]["labels"] == {text: text}
 
-    @pytest.mark.parametrize("after", ["", "x", "-1", "1.5", "9" * 19, "9" * 400, "٣", "1 "])
+    @pytest.mark.parametrize("after", ["", "-1", "9" * 19, "٣"])
     def test_a_broken_cursor_is_refused(self, reading: Reading, after: str) -> None:
         with pytest.raises(InvalidRequest) as caught:
             reading.jobs(after=after)
