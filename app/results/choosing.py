@@ -88,13 +88,7 @@ def _distinguish(cases: Sequence[CaseOfJob], chosen: list[str], more: Iterable[s
 
 def metrics_of(cases: Sequence[CaseOfJob], units: Mapping[str, str], requested: Sequence[str] | None) -> list[str]:
     """Return the metrics that are columns: those asked for, or those of the kinds that were measured."""
-    on_gpu = any(case.coordinates.get("backend") != "gloo" for case in cases)
-    of_kinds = (
-        name
-        for kind in kinds_of(cases)
-        for name in KINDS[kind].table_columns
-        if on_gpu or name not in KINDS[kind].gpu_columns
-    )
+    of_kinds = (name for kind in kinds_of(cases) for name in KINDS[kind].table_columns)
     preferred = dict.fromkeys([*_phases(cases), *of_kinds])
     every = [*(name for name in preferred if name in units), *(name for name in units if name not in preferred)]
     if requested is not None:

@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from app.errors import InvalidRequest
 from app.metrics import readable
 from app.results.digits import column_texts
 from app.results.heads import more_columns, name_beside, separated
 from app.results.sheet import Cell, Column, Sheet
-from flopwatch.table_options import FORMATS, Format
+from flopwatch.table_options import Format
 from flopwatch.text.markdown_tables import CODE, escaped, escaped_line
 from flopwatch.text.values import value_text
 
@@ -39,8 +38,6 @@ def render(sheet: Sheet, format: Format, *, base_url: str | None = None) -> str:
         base_url: the server's address with a "/" at its end, for links to jobs; None: HTML has links within the site,
             Markdown and LaTeX have none.
     """
-    if format not in _RENDERERS:
-        raise InvalidRequest(f"There is no format {format!r}; there is {', '.join(FORMATS)}.")
     return _RENDERERS[format](sheet, base_url)
 
 

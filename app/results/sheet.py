@@ -139,10 +139,6 @@ class Sheet:
         """Return the names of all columns, or of the columns with this role."""
         return [column.name for column in self.columns if role in (None, column.role)]
 
-    def head(self, rows: int) -> Sheet:
-        """Return a sheet with only the first `rows` rows."""
-        return self.part(0, rows)
-
     def part(self, start: int, end: int | None) -> Sheet:
         """Return a sheet with the rows from number `start` on, before number `end`."""
         return replace(self, rows=self.rows[start:end], marks=self.marks[start:end], sources=self.sources[start:end])

@@ -180,8 +180,6 @@ class SpecBase(StrictModel):
     first_plotted: ClassVar[str | None] = None
     """The metric that plots of a sweep, and of a kind without panels of its own, show first; None: a time, as for most
     kinds."""
-    gpu_columns: ClassVar[frozenset[str]] = frozenset()
-    """Metrics of the first table that cases on a GPU alone give a column."""
     has_own_phases: ClassVar[bool] = False
     """True if the user's code may name phases, whose times are columns of the first table."""
     first_tables: ClassVar[tuple[str, ...]] = ()

@@ -141,8 +141,6 @@ class DdpSpec(TrainingSpec):
         "gradient_error",
     )
 
-    gpu_columns: ClassVar[frozenset[str]] = frozenset({"peak_memory_mib"})
-
     @model_validator(mode="before")
     @classmethod
     def _own_step_has_no_strategy(cls, fields: Any) -> Any:
