@@ -27,15 +27,15 @@ def comparisons(
     return pairs, len(pairs) == len(after)
 
 
-def replicates(comparison: Mapping[str, Any], percent: float, most: int | None = None) -> int:
-    """Return how many processes of each side would find a difference of so many percent, within FEWEST and `most`, by
-    default MOST; of single processes, whose spread is unknown, FEWEST. Cases that were slower are measured again, as
+def replicates(comparison: Mapping[str, Any], percent: float) -> int:
+    """Return how many processes of each side would find a difference of so many percent, within FEWEST and MOST;
+    of single processes, whose spread is unknown, FEWEST. Cases that were slower are measured again, as
     those that were inconclusive."""
     limits = [number for number in (1, 3, 5) if number <= percent]
     column = f"replicates_for_{max(limits, default=1)}_percent"
     needed = [row.get(column) for row in comparison["rows"] if row.get("finding") in ("inconclusive", "worse")]
     known: list[int] = [number for number in needed if number is not None]
-    return min(most or MOST, max(FEWEST, *known)) if known else FEWEST
+    return min(MOST, max(FEWEST, *known)) if known else FEWEST
 
 
 def versions(spec: Mapping[str, Any]) -> list[str]:

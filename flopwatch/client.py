@@ -70,10 +70,9 @@ from flopwatch.queries import (
     filter_query,
     id_of,
     ids_of,
-    plot_query,
     preset_of,
+    query_of,
     refuse_unknown,
-    row_query,
     table_query,
 )
 from flopwatch.table_options import Format
@@ -744,7 +743,7 @@ class Flopwatch(Connection):
 
     def job_table(self, job: Thing, name: str, **options: Unpack[RowOptions]) -> pd.DataFrame:
         """Return a table that a job's units reported, such as the kernels of a profile."""
-        query = row_query(options)
+        query = query_of(options, RowOptions)
         return _frame(self.all_rows(_job_table_path(job, name), query, query.pop("limit", None)))
 
     def job_table_rows(self, job: Thing, name: str) -> list[Answer]:
@@ -759,12 +758,12 @@ class Flopwatch(Connection):
         **options: Unpack[RowOptions],
     ) -> str:
         """Return a table that a job's units reported as text."""
-        return self.text(_job_table_path(job, name), format=format, **row_query(options))
+        return self.text(_job_table_path(job, name), format=format, **query_of(options, RowOptions))
 
     def sweep_table(self, sweep: Thing, name: str, **options: Unpack[RowOptions]) -> pd.DataFrame:
         """Return the table of this name of all finished jobs of a sweep, such as their profiles' kernels, as one frame,
         each row with its `job` and the job's values of the grid. `attrs["missing"]` has the jobs that lack it."""
-        query = row_query(options)
+        query = query_of(options, RowOptions)
         return _frame(self.all_rows(_sweep_table_path(sweep, name), query, query.pop("limit", None)))
 
     def sweep_table_text(
@@ -775,7 +774,7 @@ class Flopwatch(Connection):
         **options: Unpack[RowOptions],
     ) -> str:
         """Return the same as text."""
-        return self.text(_sweep_table_path(sweep, name), format=format, **row_query(options))
+        return self.text(_sweep_table_path(sweep, name), format=format, **query_of(options, RowOptions))
 
     def list_plots(self, job: Thing | None = None, *, sweep: Thing | None = None) -> list[Answer]:
         """Return the name and the title of every plot that the pages have of a job, or of a sweep."""
@@ -816,7 +815,7 @@ class Flopwatch(Connection):
             if not plots:
                 raise ClientError("It has no plots: there is nothing measured yet that could be drawn.")
             name = plots[0]["name"]
-        query = plot_query(options)
+        query = query_of(options, PlotOptions)
         if against is None:
             path = f"{_plots_path(job, sweep)}/{quote(name, safe='')}"
         elif job is None:

@@ -157,10 +157,14 @@ class PlotOptions(TypedDict, total=False):
     many times better they are is drawn."""
 
 
-def plot_query(options: PlotOptions) -> Answer:
-    refuse_unknown(options, PlotOptions)
-    query: Answer = dict(options)
-    return {**query, "where": pairs(query.get("where")), "relative_to": pairs(query.get("relative_to"))}
+PAIRS = ("where", "relative_to", "rename")
+"""Options that name values: a query has them as NAME=VALUE."""
+
+
+def query_of(options: Mapping[str, Any], known: type) -> Answer:
+    """Return options as query parameters. Raises TypeError for one that is not known."""
+    refuse_unknown(options, known)
+    return {name: pairs(value) if name in PAIRS else value for name, value in options.items()}
 
 
 def preset_of(specs: Iterable[Mapping[str, Any]], kind: str, name: str) -> Answer:
@@ -173,13 +177,6 @@ def preset_of(specs: Iterable[Mapping[str, Any]], kind: str, name: str) -> Answe
         known = f"its presets: {', '.join(presets)}" if presets else "it has none"
         raise ClientError(f"Kind {kind} has no preset {name!r}; {known}.")
     return dict(presets[name])
-
-
-def row_query(options: RowOptions) -> Answer:
-    """Return the query parameters of the rows of a reported table."""
-    refuse_unknown(options, RowOptions)
-    query: Answer = dict(options)
-    return {**query, "where": pairs(query.get("where")), "rename": pairs(query.get("rename"))}
 
 
 def id_of(thing: Thing) -> int:
@@ -215,8 +212,7 @@ def filter_query(filters: JobFilter) -> Answer:
 
 def table_query(options: TableOptions) -> Answer:
     """Return the query parameters that choose the jobs of a table, and lay it out."""
-    refuse_unknown(options, TableOptions)
-    query: Answer = dict(options)
+    query = query_of(options, TableOptions)
     labels, kind = query.pop("labels", None), query.get("kind")
     return {
         **query,
@@ -224,9 +220,6 @@ def table_query(options: TableOptions) -> Answer:
         "sweep": ids_of(query.get("sweep")),
         "kind": [kind] if isinstance(kind, str) else kind,
         "label": label_filter(labels),
-        "relative_to": pairs(query.get("relative_to")),
-        "where": pairs(query.get("where")),
-        "rename": pairs(query.get("rename")),
     }
 
 
