@@ -38,9 +38,13 @@ def test_gradients_accumulate(ranks: Pool, wrapper: str) -> None:
     ranks(training.accumulation, wrapper)
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("wrapper", [*WRAPPERS, "fully sharded"])
 def test_ranks_may_use_different_parameters(ranks: Pool, wrapper: str) -> None:
     ranks(training.branches, wrapper, {0: [0, 1], 1: [1, 0, 2], 2: [2]})
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_rank_may_have_no_backward_pass(ranks: Pool, wrapper: str) -> None:
     ranks(training.no_gradient_at_all, wrapper)
 
 

@@ -227,10 +227,6 @@ def test_states_of_another_models_optimizer_are_refused_on_every_rank(two_ranks:
         assert "the loaded exp_avg has the shape (3, 4), and this rank's part of its parameter (6,)" in errors[4]
 
 
-def test_ranks_may_use_different_parameters_of_a_unit(ranks: Pool) -> None:
-    ranks(training.fully_sharded_branches, {0: [0, 1], 1: [1, 0, 2], 2: [2]})
-
-
 def test_a_parameter_with_fewer_elements_than_ranks(ranks: Pool) -> None:
     ranks(training.few, "fully sharded")
 

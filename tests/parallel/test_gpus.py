@@ -55,7 +55,7 @@ def test_fully_sharded_in_every_kind_of_pass(gpus: Pool) -> None:
 
 def test_fully_sharded_otherwise(gpus: Pool) -> None:
     gpus(training.fully_sharded_parity, "", 2)
-    gpus(training.fully_sharded_branches, branches_of(gpus))
+    gpus(training.branches, "fully sharded", branches_of(gpus))
     gpus(training.fully_sharded_after_evaluation)
     for report in gpus(training.fully_sharded_compute_dtype):
         assert report["computed"] == ["torch.bfloat16"]

@@ -145,11 +145,14 @@ def accumulation(wrapper: str) -> None:
 
 
 def branches(wrapper: str, chosen: dict[int, list[int]]) -> None:
-    """Ranks use different parameters in different orders; averages count unused ones as zero, and no rank waits."""
+    """Ranks use different parameters in different orders; averages count unused ones as zero, and no rank waits. Under
+    full sharding they are those of one unit."""
+    fully_sharded = wrapper == "fully sharded"
+    make = Fork if fully_sharded else Branches
     torch.manual_seed(dist.get_rank())
-    model = WRAPPERS[wrapper](Branches().to(device()))
+    model = (parallel.FullyShardedDataParallel if fully_sharded else WRAPPERS[wrapper])(make().to(device()))
     torch.manual_seed(0)
-    alone = Branches().to(device())
+    alone = make().to(device())
     world = dist.get_world_size()
     inputs = torch.randn(world, 4, device=device())
     for _ in range(2):
@@ -159,7 +162,7 @@ def branches(wrapper: str, chosen: dict[int, list[int]]) -> None:
         model.finish_gradient_synchronization()
         for rank in range(world):
             (alone(inputs[rank], chosen[rank]).sum() / world).backward()
-        same_as(model.module, alone)
+        same_gradients(model, alone) if fully_sharded else same_as(model.module, alone)
 
 
 def orders(wrapper, set_to_none, steps, alone_first=False) -> dict[str, list[int]]:
@@ -339,22 +342,21 @@ def aliased() -> None:
     same_as(module, alone)
 
 
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "AdamW": (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    "AdamW, fused": (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1, "fused": True}),
+    "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+}
+
+
 def sharded(kind: str) -> Any:
-    return {
-        "AdamW": lambda parameters: parallel.ShardedOptimizer(parameters, torch.optim.AdamW, lr=0.01, weight_decay=0.1),
-        "AdamW, fused": lambda parameters: parallel.ShardedOptimizer(
-            parameters, torch.optim.AdamW, lr=0.01, weight_decay=0.1, fused=True
-        ),
-        "SGD": lambda parameters: parallel.ShardedOptimizer(parameters, torch.optim.SGD, lr=0.1, momentum=0.9),
-    }[kind]
+    optimizer, options = OPTIMIZERS[kind]
+    return functools.partial(parallel.ShardedOptimizer, optimizer_cls=optimizer, **options)
 
 
 def plain(kind: str) -> Any:
-    return {
-        "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1),
-        "AdamW, fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1, fused=True),
-        "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-    }[kind]
+    optimizer, options = OPTIMIZERS[kind]
+    return functools.partial(optimizer, **options)
 
 
 def step_all(model: nn.Module, alone: nn.Module, ours: Any, theirs: Any, steps: range) -> None:
@@ -691,21 +693,6 @@ def scaled(kind: str, optimizer_name: str) -> list[float]:
         assert scales[-1] == scalers[1].get_scale()
     same_state(model, alone) if kind == "fully sharded" else same_as(model.module, alone, gradients=False)
     return scales
-
-
-def fully_sharded_branches(chosen: dict[int, list[int]]) -> None:
-    """One unit's ranks use different parameters."""
-    torch.manual_seed(dist.get_rank())
-    model = parallel.FullyShardedDataParallel(Fork().to(device()))
-    torch.manual_seed(0)
-    alone = Fork().to(device())
-    world = dist.get_world_size()
-    inputs = torch.randn(world, 4, device=device())
-    model(inputs[dist.get_rank()].requires_grad_(), chosen[dist.get_rank()]).sum().backward()
-    model.finish_gradient_synchronization()
-    for rank in range(world):
-        (alone(inputs[rank], chosen[rank]).sum() / world).backward()
-    same_gradients(model, alone)
 
 
 def fully_sharded_compute_dtype() -> dict[str, Any]:
