@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 
-import parallel
 from tests.parallel.training import WRAPPERS, device
 
 
@@ -11,7 +10,7 @@ def gradients_of_a_graph(wrapper: str) -> None:
     """Capture a forward and a backward pass with synchronization; replayed, it gives an eager one's gradients."""
     torch.manual_seed(0)
     module = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3))).to(device())
-    model = parallel.FullyShardedDataParallel(module) if wrapper == "fully sharded" else WRAPPERS[wrapper](module)
+    model = WRAPPERS[wrapper](module)
     inputs = torch.randn(4, 16, device=device())
 
     def one_pass() -> None:

@@ -3,7 +3,6 @@
 import time
 from typing import Any
 
-from parallel import FullyShardedDataParallel
 from parallel.collectives import recorded
 from tests.parallel.models import batch, loss_of
 from tests.parallel.training import WRAPPERS, device, first_ranks_model, part
@@ -11,7 +10,7 @@ from tests.parallel.training import WRAPPERS, device, first_ranks_model, part
 
 def timeline(wrapper: str) -> dict[str, Any]:
     """Record one step of a wrapper, and another one without recording."""
-    model = wrap(wrapper)
+    model = WRAPPERS[wrapper](first_ranks_model())
     inputs, targets = batch(0)
     with recorded(device()) as both:
         began = time.perf_counter()
@@ -28,9 +27,3 @@ def timeline(wrapper: str) -> dict[str, Any]:
         "gradients": sum(p.nbytes for p in model.parameters() if p.requires_grad),
         "parameters": len([p for p in model.parameters() if p.requires_grad]),
     }
-
-
-def wrap(wrapper: str) -> Any:
-    """A model in one of the wrappers."""
-    model = first_ranks_model()
-    return FullyShardedDataParallel(model) if wrapper == "fully sharded" else WRAPPERS[wrapper](model)

@@ -29,6 +29,7 @@ WRAPPERS = {
     "bucketed, one": functools.partial(parallel.BucketedDataParallel, bucket_size_mb=None),
     "bucketed, tiny": functools.partial(parallel.BucketedDataParallel, bucket_size_mb=1e-6),
     "bucketed": functools.partial(parallel.BucketedDataParallel, bucket_size_mb=0.0005),
+    "fully sharded": parallel.FullyShardedDataParallel,
 }
 STEPS = 3
 
@@ -150,7 +151,7 @@ def branches(wrapper: str, chosen: dict[int, list[int]]) -> None:
     fully_sharded = wrapper == "fully sharded"
     make = Fork if fully_sharded else Branches
     torch.manual_seed(dist.get_rank())
-    model = (parallel.FullyShardedDataParallel if fully_sharded else WRAPPERS[wrapper])(make().to(device()))
+    model = WRAPPERS[wrapper](make().to(device()))
     torch.manual_seed(0)
     alone = make().to(device())
     world = dist.get_world_size()
@@ -258,8 +259,7 @@ def complex_reduced_in_float64(wrapper: str) -> None:
     module = nn.Linear(2, 4, bias=False)
     module.weight = nn.Parameter(weight.to(device()))
     module.forward = lambda x: (module.weight * x).abs().square().sum()
-    make = parallel.FullyShardedDataParallel if fully_sharded else WRAPPERS[wrapper]
-    model = make(module, reduce_dtype=torch.float64)
+    model = WRAPPERS[wrapper](module, reduce_dtype=torch.float64)
     ranks = dist.get_world_size()
     for inside in (model.no_sync(), contextlib.nullcontext()):
         with inside:
@@ -659,12 +659,7 @@ def clipped_too_early() -> str:
 def scaled(kind: str, optimizer_name: str) -> list[float]:
     """Train with scaled losses; in the second step one rank's gradient becomes infinite. Return the scales."""
     alone = first_ranks_model()
-    if kind == "fully sharded":
-        model: Any = parallel.FullyShardedDataParallel(different_model())
-        ours = plain(optimizer_name)(model.parameters())
-    else:
-        model = parallel.BucketedDataParallel(different_model())
-        ours = sharded(optimizer_name)(model.parameters())
+    model, ours = wrapped(kind, different_model(), optimizer_name)
     theirs = plain(optimizer_name)(alone.parameters())
     scalers = [torch.amp.GradScaler(device().type, init_scale=64.0, growth_interval=1000) for _ in range(2)]
     scales = []
@@ -950,14 +945,8 @@ def few(what: str) -> None:
     """One parameter with two elements: fewer than there may be ranks."""
     torch.manual_seed(0)
     alone = nn.Linear(2, 1, bias=False).to(device())
-    model: Any = copy.deepcopy(alone)
-    theirs = torch.optim.AdamW(alone.parameters(), lr=0.1)
-    if what == "fully sharded":
-        model = parallel.FullyShardedDataParallel(model)
-        ours: Any = torch.optim.AdamW(model.parameters(), lr=0.1)
-    else:
-        model = parallel.BucketedDataParallel(model)
-        ours = parallel.ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
+    theirs = plain("AdamW")(alone.parameters())
+    model, ours = wrapped(what, copy.deepcopy(alone), "AdamW")
     for step in range(3):
         inputs = torch.randn(6, 2, generator=torch.Generator().manual_seed(step))
         model(part(inputs)).square().mean().backward()
@@ -971,7 +960,7 @@ def few(what: str) -> None:
 def gone(wrapper: str) -> int:
     """Train in a wrapper, drop it, and count the parameters that are left of it."""
     module = first_ranks_model()
-    model = parallel.FullyShardedDataParallel(module) if wrapper == "fully sharded" else WRAPPERS[wrapper](module)
+    model = WRAPPERS[wrapper](module)
     for _ in range(2):
         one_pass(model, 0)
     left = weakref.WeakSet(model.parameters())
