@@ -1,4 +1,4 @@
-"""`--step train.py:make_step`: scripts as users write them, measured, profiled and snapshotted."""
+"""`--step train.py:make_step`: steps and scripts as users write them."""
 
 from pathlib import Path
 from typing import Any
@@ -12,29 +12,11 @@ from flopwatch import Flopwatch
 pytestmark = pytest.mark.acceptance
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
-NAMED = {"gpt": "make_step", "accumulation": "make_step"}
-PHASES = {"gpt": ["step"], "accumulation": ["backward", "rest"]}
-BLOCK = 2 * 2 * 64 + 64 * 192 + 192 + 64 * 64 + 64 + 64 * 256 + 256 + 256 * 64 + 64
-PARAMETERS = {"gpt": 65 * 64 + 64 * 64 + 2 * BLOCK + 2 * 64, "accumulation": 32 * 128 + 128 + 2 * 128 + 128 + 1}
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-def run(flopwatch: Flopwatch, kind: str, script: str, **fields: Any) -> dict[str, Any]:
-    """Run a script's step as a job of this kind, to its end."""
-    spec = {"kind": kind, "warmup_steps": 2, "measure_steps": 2, **fields}
-    job = flopwatch.submit(spec, step=f"{SCRIPTS / script}.py:{NAMED[script]}")
-    done = flopwatch.wait(job, timeout_s=120, show=lambda *_: None, check=False)
-    assert done["state"] == "succeeded", done["error"]
-    return done
 
 
 def numbers(flopwatch: Flopwatch, job: dict[str, Any]) -> dict[tuple[str, str | None], float | None]:
     rows = flopwatch.get(f"/jobs/{job['id']}/measurements")["rows"]
     return {(row["metric"], row["phase"]): row["median"] for row in rows}
-
-
-def artifacts(flopwatch: Flopwatch, job: dict[str, Any]) -> set[str]:
-    return {file["name"] for file in flopwatch.get(f"/jobs/{job['id']}/artifacts")["data"]}
 
 
 @pytest.mark.parametrize("replicates", [1, 2], ids=["fork", "new interpreters"])
@@ -45,29 +27,6 @@ def test_a_step_that_freezes_the_time_takes_its_time(flopwatch: Flopwatch, repli
     done = flopwatch.wait(job, timeout_s=120, show=lambda *_: None, check=False)
     assert done["state"] == "succeeded", done["error"]
     assert 20.0 <= numbers(flopwatch, done)["step_ms", "step"] < 2000.0  # type: ignore[operator]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("script", NAMED)
-def test_scripts_are_measured_profiled_and_snapshotted(flopwatch: Flopwatch, script: str, device: str) -> None:
-    job = run(flopwatch, "benchmark", script, device=device)
-    measured = numbers(flopwatch, job)
-    assert measured["step_ms", "step"]
-    assert measured["parameters", None] == PARAMETERS[script]
-    assert [phase for name, phase in measured if name == f"{phase}_ms" and phase not in ("step", "first_step")] == [
-        phase for phase in PHASES[script] if phase != "step"
-    ]
-    assert bool(measured["tokens_per_s", None]) == (script == "gpt")
-    profiled = run(flopwatch, "profile", script, device=device, profile_steps=1)
-    shares = numbers(flopwatch, profiled)
-    assert all((shares["work_ms", phase] or 0) > 0 for phase in PHASES[script])
-    assert {"trace.json.gz", "flamegraph.svg"} <= artifacts(flopwatch, profiled)
-    recorded = run(flopwatch, "memory", script, device=device, measure_steps=1)
-    used = numbers(flopwatch, recorded)
-    assert used["parameter_mib", None] == pytest.approx(4 * PARAMETERS[script] / 2**20, rel=0.01)
-    snapshots = {f"snapshot-{phase}.pickle" for phase in ("initialisation", PHASES[script][0])}
-    assert artifacts(flopwatch, recorded) >= snapshots
 
 
 UNTIDY = """
