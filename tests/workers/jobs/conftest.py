@@ -1,11 +1,9 @@
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from flopwatch import steps
-from tests.workers.jobs.trace_readers import install
 from workers.measure.process_settings import set_back, settings
 
 
@@ -27,9 +25,3 @@ def _nobody_listens(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(torch.cuda.nvtx, name, getattr(torch.cuda.nvtx, name))
     yield
     steps.listen(None)
-
-
-@pytest.fixture(scope="session")
-def readers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the programs of `trace_readers`."""
-    return install(tmp_path_factory.mktemp("readers"))

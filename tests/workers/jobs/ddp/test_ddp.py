@@ -37,7 +37,6 @@ from tests.workers.jobs.ddp.ranks import (
     run_all,
     run_one,
 )
-from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report
 from workers import uploaded
 from workers.jobs import _ranks, diagnosis
@@ -669,7 +668,7 @@ def test_operations_of_our_strategies_tell_when_they_ran(run: Any, name: str, op
         assert 4 * PARAMETERS <= sent <= 8 * PARAMETERS  # buckets are aligned, and ranks tell what they have
 
 
-def test_traces_show_ranks_steps_and_collectives(run: Any, readers: Path) -> None:
+def test_traces_show_ranks_steps_and_collectives(run: Any) -> None:
     report = run("bucketed")
     files = report.files
     together = json.loads(gzip.decompress(files.pop("trace-all-ranks.json.gz").read_bytes()))
@@ -691,9 +690,6 @@ def test_traces_show_ranks_steps_and_collectives(run: Any, readers: Path) -> Non
     # Each rank's trace has them by the threads that ran them, so their order does not say which belong together.
     assert len(ends[0]) == len(ends[1])
     assert 1.05e3 * aligned_ms(report) >= min(abs(one - other) for one, other in itertools.product(*ends)) - 1
-    # Other programs find both ranks in the folder, and the steps in a file.
-    assert ranks_and_steps(readers, path) == ([0, 1], [1, 2])
-    assert steps_of_plugin(readers, path) == [1, 2]
 
 
 @pytest.mark.parametrize("name", ["bucketed", "torch_fsdp", "fsdp, compiled"])
