@@ -6,7 +6,6 @@ Standard library only: the client, the command line and `flopwatch run` share it
 from __future__ import annotations
 
 import ast
-import difflib
 import hashlib
 import io
 import os
@@ -137,9 +136,7 @@ def _check(path: Path, source: bytes, function: str) -> None:
         raise ValueError(f"{path}{line}: this is not Python: {reason}") from error
     defined = list(dict.fromkeys(_defined(module)))
     if function != MAIN and function not in defined and "*" not in defined:
-        near = difflib.get_close_matches(function, defined, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it defines: {', '.join(defined) or 'nothing'}"
-        raise ValueError(f"{path} defines no {function!r}; {hint}")
+        raise ValueError(f"{path} defines no {function!r}; it defines: {', '.join(defined) or 'nothing'}")
 
 
 def _revision(folder: Path, name: str, label: str | None) -> dict[str, Any] | None:

@@ -36,13 +36,6 @@ def test_a_name_that_the_file_lacks_is_noticed(tmp_path: Path, name: str) -> Non
         OwnCode.read(f"{file}:{name}")
 
 
-def test_the_name_that_was_meant_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(CONTENT)
-    with pytest.raises(ValueError, match=r"defines no 'atention'; did you mean attention\?$"):
-        OwnCode.read(f"{file}:atention")
-
-
 def test_a_star_import_may_bring_any_name(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("from fast import *")
