@@ -71,6 +71,11 @@ def make_plain_step(device):
     return lambda: model(torch.randn(2, 8, device=device)).sum().backward()
 
 
+def make_slower_step(device):
+    calls = itertools.count(1)
+    return lambda: time.sleep(5e-3 * (next(calls) > 4))
+
+
 def make_setting_step(device):
     torch.set_float32_matmul_precision("high")
     return make_plain_step(device)
@@ -260,6 +265,12 @@ def test_a_step_without_phases_has_its_own_time_only(run: Run) -> None:
     assert numbers["step_ms"] is not None
     assert numbers["parameters"] == 8 * 8 + 8
     assert (numbers["tflops"], numbers["items_per_s"]) == (None, None)
+
+
+def test_a_step_without_phases_has_in_a_loop_the_loops_times(run: Run) -> None:
+    """The four steps before the loop are isolated, and quicker."""
+    numbers = medians(run("benchmark", "make_slower_step", pacing="loop"))
+    assert (numbers["isolated_step_ms"] or 0) < 5 <= (numbers["step_ms"] or 0)
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,8 @@ def add_times(values: Values, training: Training, times: StepTimes, step_ms: Seq
     values.set("step_ms", "step", step_ms)
     values.set("first_step_ms", "first_step", [times.first_step])
     for phase in training.phases:
+        if phase == "step":  # of a step of the user's own that names none
+            continue
         samples: Sequence[float] | None = times.phases.get(phase)
         if samples is not None and phase == "decode" and training.own is None:
             # The prefill yields the first new token.
