@@ -173,17 +173,6 @@ def test_a_plot_is_drawn_once_has_labels_and_reaches_no_other_host(site: PlayedS
     assert any("Share" in title for title in offered), offered
 
 
-def test_a_plot_of_outcomes_alone_has_no_numbers(site: PlayedSite, page: Page) -> None:
-    """And no path of Plotly's, which would be an error on the console, is NaN."""
-    sweep = submit_sweep(site, LENGTHS[:1])
-    for _ in range(2):
-        finish(site, outcome="oom")
-    page.goto(f"/ui/sweeps/{sweep}")
-    figure = page.locator("#figure-chart")
-    expect(figure).to_have_attribute("data-drawn", "yes")
-    expect(figure.locator(".ytick text")).to_have_count(0)
-
-
 @pytest.mark.long
 def test_jobs_are_compared_and_the_first_is_the_baseline(site: PlayedSite, page: Page) -> None:
     jobs = []

@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 
 from app.specs._code import RUNS_CODE
-from app.specs._fit import Fit
-from app.specs._sweep import Point
 from app.store.keeping.pruning import KEEP_UNUSED_CODE
-from app.store.queue import fitting
 from tests.app.api.test_files import prune, upload
 from tests.app.web.checker import page
 
@@ -111,15 +108,6 @@ def test_without_a_step_a_search_ends_near_the_limit_and_says_so(fresh_site, mea
     jobs = finish(fresh_site, measured, {"tiny": 310})
     (search,) = sweep_of(fresh_site, sweep)["searches"]
     assert (search["largest"], search["too_large"], search["reason"], jobs) == expected
-
-
-def test_a_coarse_search_says_so_even_if_memory_does_not_grow_with_the_value() -> None:
-    fit = Fit("context_length", upto=1000, step=1, start=304, lowest=1, coarse=True)
-    outcomes = {304: "fits", 320: "oom", 640: "fits"}
-    tried = [fitting.TriedValue(value, 1, "succeeded", outcome) for value, outcome in outcomes.items()]
-    reason = fitting._status({}, fit, Point({}, {}), tried).reason
-    assert reason.startswith("640 fitted, too, although 320 did not")
-    assert "Sought to 6 %" in reason
 
 
 def test_an_estimate_is_exact_without_a_step(site: Any) -> None:

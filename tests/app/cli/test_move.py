@@ -20,7 +20,6 @@ from app.results.pivoting import table
 from app.server.access import lock_folder
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
-from app.store import tables
 from app.store.checking import examine
 from app.store.database import moved, moving
 from app.store.database.engine import Database, open_database, open_existing
@@ -187,12 +186,6 @@ def test_a_move_that_is_killed_leaves_one_database_in_use(folder, url, monkeypat
             moving._copied(source, target)  # what comes after the first mark
     with pytest.raises(CannotRunHere, match="moved to there"):
         open_existing(Settings(data_dir=folder))
-
-
-def test_long_logs_are_not_all_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "BYTES_AT_ONCE", 1)
-    with closing(open_database(Settings(data_dir=folder))) as source, source.read() as connection:
-        assert [len(rows) for rows in moving._batches(connection, tables.attempt)] == [1, 1, 1]
 
 
 def test_no_transaction_of_postgresql_waits_while_sqlite_counts(folder, url, monkeypatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from app.specs import spec_adapter
 from app.store.reading import members
 from app.store.records import Offer
-from app.web.pages.compare import DRAWN_CASES, MAX_JOBS, ratios
+from app.web.pages.compare import MAX_JOBS
 from tests.app.conftest import CAPABILITIES
 from tests.app.web.checker import page
 
@@ -104,22 +104,6 @@ class TestSweeps:
         assert again.status_code == 304
         assert again.headers["content-security-policy"] == first.headers["content-security-policy"]
         assert filled.http.get("/ui/sweeps/1?sort=-job", headers={"If-None-Match": first.headers["etag"]}).text
-
-
-@pytest.mark.parametrize("more", [0, 1])
-def test_a_plot_of_ratios_says_that_there_are_more(more: int) -> None:
-    plain = {
-        "metric": "step_ms",
-        "unit": "ms",
-        "ratio": 1.0,
-        "ratio_low": None,
-        "ratio_high": None,
-        "finding": "better",
-    }
-    rows = [{**plain, "case": f"length={length}"} for length in range(DRAWN_CASES + more)]
-    drawn = ratios([{"rows": rows, "sides": ("job 1", "job 2")}])
-    assert drawn is not None
-    assert json.loads(drawn["json"])["note"] == ("Drawn: the first 24 ratios" if more else "")
 
 
 def test_a_sweep_that_has_lost_a_job_can_be_resumed(fresh_site: Any) -> None:
@@ -264,17 +248,6 @@ class TestCompare:
         assert "finding-differs" in text
         assert "only where the interval excludes 1 and p, corrected for all cases, is at most 0.05" in text
 
-    def test_rows_name_what_differs_between_cases(self, fresh_site: Any, measured: Any) -> None:
-        jobs = []
-        for _side in range(2):
-            job = fresh_site.submit(priority=88)["id"]
-            rows = [measured("step_ms", 1.0, model="tiny", length=length) for length in (8, 16)]
-            fresh_site.worker.finish(fresh_site.worker.claim_job(job), measurements=rows)
-            jobs.append(job)
-        text = fresh_site.http.get(f"/ui/compare?job={jobs[0]}&job={jobs[1]}").text
-        assert re.findall(r'<td class="case">(length=\d+)</td>', text) == ["length=8", "length=16"]
-        assert re.findall(r"<caption>(.*?) Values", text) == ["tiny. 2 rows."]
-
     def test_a_comparison_in_turns_takes_the_specs_of_two_jobs(self, filled: Any) -> None:
         text = filled.http.get("/ui/compare").text
         assert 'formaction="/ui/new/compare"' in text
@@ -294,11 +267,6 @@ class TestCompare:
         assert why in page(filled, f"/ui/compare?job=1&job={other}").text
         beside_one_that_can_be = page(filled, f"/ui/compare?job=1&job=4&job={other}").text
         assert why in beside_one_that_can_be
-
-    def test_the_jobs_that_were_picked_in_a_list(self, filled: Any) -> None:
-        found = page(filled, "/ui/compare?back=state%3Dsucceeded&job=4&job=1")
-        assert "Job 1 against job 4" not in found.text, "one candidate needs no heading"
-        assert "/ui?state=succeeded" in found.references
 
     @pytest.mark.parametrize("back", ["back=&", "back=sweep%3D1&"])
     def test_the_oldest_picked_job_is_the_baseline(self, filled: Any, back: str) -> None:
@@ -326,16 +294,6 @@ def test_time_left_follows_from_the_last_durations(filled: Any) -> None:
     assert members._left(3, running, [2.0], now) == 6, "a job that takes longer than the others is nearly done"
     assert members._left(3, [], [2.0], now) is None
     assert members._left(3, running, [], now) is None
-
-
-def test_a_search_has_no_time_left_since_it_submits_more_jobs(filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep = filled.services.reading.sweep(1)
-    monkeypatch.setattr(members, "_left", lambda *_: 2.2)
-    now = members.parsed_time("2026-01-01T00:00:04Z")
-    lefts = [
-        members.progress(filled.services.database, {**sweep, "fit": fit}, now).left_s for fit in (None, {"upto": 8})
-    ]
-    assert lefts == [2.2, None]
 
 
 def test_workers_that_stopped_are_hidden_until_asked_for(filled: Any) -> None:
