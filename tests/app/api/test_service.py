@@ -80,32 +80,12 @@ def test_openapi_declares_the_headers_that_routes_read(site: Any) -> None:
 
 
 def test_no_two_schemas_of_openapi_have_one_title(site: Any) -> None:
-    schemas = site.http.get("/openapi.json").json()["components"]["schemas"]
+    answer = site.http.get("/openapi.json")
+    schemas = answer.json()["components"]["schemas"]
     titles = [schema["title"] for schema in schemas.values() if "title" in schema]
     assert len(titles) == len(set(titles))
     assert {"JobPage", "SweepPage", "WorkerPage"} <= set(schemas)
-
-
-def test_openapi(site: Any) -> None:
-    schema = site.http.get("/openapi.json").json()
-    documented = {path for path in schema["paths"] if not path.startswith("/ui")}
-    assert {
-        "/jobs",
-        "/jobs/{job_id}/events",
-        "/sweeps/{sweep_id}/cancel",
-        "/tables",
-        "/specs",
-        "/healthz",
-    } <= documented
-    body = schema["paths"]["/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-    names = schema["components"]["schemas"]
-    assert {"spec", "name", "labels"} <= set(names[body.rpartition("/")[2]]["properties"])
-    for reference in re.findall(r'"\$ref":"#/components/schemas/([^"]+)"', site.http.get("/openapi.json").text):
-        assert reference in names
-    for path, operations in schema["paths"].items():
-        for method, operation in operations.items():
-            assert "default" in operation["responses"], (method, path)
-            assert "422" not in operation["responses"], (method, path)
+    assert set(re.findall(r'"\$ref":"#/components/schemas/([^"]+)"', answer.text)) <= set(schemas)
 
 
 class TestOpenapiForGenerators:
@@ -152,6 +132,7 @@ class TestOpenapiForGenerators:
         for route, operation in self.operations(schema).items():
             content = operation["responses"]["default"]["content"]
             assert content == {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}, route
+            assert "422" not in operation["responses"], route
         assert set(schema["components"]["schemas"]["Problem"]["required"]) <= set(site.http.get("/jobs/0").json())
 
     def test_times_say_so(self, schema: dict[str, Any]) -> None:
@@ -256,7 +237,6 @@ CROSS_SITE = [
     ({"Origin": "https://evil.example"}, False),
     ({"Origin": "null"}, False),
     ({"Origin": "http://[::1"}, False),
-    ({"Origin": "http://[x]"}, False),
     ({"Origin": ""}, False),
     ({"Origin": "{url}"}, True),
     ({"Referer": "https://evil.example/page"}, False),

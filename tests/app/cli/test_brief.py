@@ -232,11 +232,8 @@ def test_a_check_that_is_not_done_in_time(site: Any, flopwatch: Any, measured: A
         (("show", "987654"), 1, "There is no job 987654"),
         (("show", "none"), 2, "'ID'"),
         (("submit", "benchmark", "modl=1"), 1, "did you mean model?"),
-        (("submit", "benchmark", "--no-such"), 2, "No such option"),
         (("table", "--name", "lines"), 2, "give one --job"),
-        (("compare", "987654"), 1, "There is no job 987654"),
         (("check", "--baseline", "nobodys"), 1, "nobodys"),
-        (("submit", "benchmark", "model.size=huge", "context_length=no"), 1, "not valid"),
     ],
 )
 def test_errors_have_the_form_too(flopwatch: Any, words: tuple[str, ...], code: int, told: str) -> None:

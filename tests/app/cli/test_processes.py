@@ -401,10 +401,7 @@ def test_worker_and_run_keep_the_process(tmp_path: Path, monkeypatch: pytest.Mon
     ("arguments", "words"),
     [
         (["benchmark", "context_lenght=8"], "/context_lenght: Unknown field; did you mean context_length?"),
-        (["benchmark", "batch_size=0"], "/batch_size: Input should be greater than or equal to 1; got 0"),
-        (["bench"], '/kind: Unknown kind "bench"; did you mean benchmark? known kinds: attention, benchmark'),
         (["-"], "/kind: kind is missing; known kinds: attention, benchmark"),
-        (["bench", "--preset", "xl"], "no kind 'bench'"),
         (["benchmark", "--preset", "xxl"], "no preset 'xxl'; its presets: tiny, small"),
         (["none.json"], "none.json: No such file"),
         (["compare", "baseline.kind=benchmark", "baseline.sed=1"], "/baseline/sed: Unknown field; did you mean seed?"),

@@ -47,15 +47,6 @@ def grid(outcomes: dict[tuple[str, int], str] | None = None) -> list[Point]:
     ]
 
 
-def curve(number: int) -> list[Point]:
-    """A line of so many points, with one peak and one that ran out of memory."""
-    peak, oom = number // 3, number // 2
-    return [
-        Point({"length": at}, None if at == oom else 100.0 if at == peak else 1.0, outcome="oom" if at == oom else "ok")
-        for at in range(number)
-    ]
-
-
 def drawn(figure: dict[str, Any]) -> dict[str, Any]:
     """The traces by name; the figure is JSON."""
     assert json.loads(json.dumps(figure, allow_nan=False)) == figure

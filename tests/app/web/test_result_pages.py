@@ -262,7 +262,9 @@ class TestCompare:
         assert "Both sides of a comparison are of one kind: job 1 is of kind benchmark and 8 is of kind" in kinds
         page(filled, "/ui/new/compare?job=1&job=99999", 404)
 
-    @pytest.mark.parametrize(("other", "why"), [(8, "Compare jobs of one kind"), (9, "not finished")])
+    @pytest.mark.parametrize(
+        ("other", "why"), [(7, "no case in common"), (8, "Compare jobs of one kind"), (9, "not finished")]
+    )
     def test_incomparable_jobs_are_explained(self, filled: Any, other: int, why: str) -> None:
         assert why in page(filled, f"/ui/compare?job=1&job={other}").text
         beside_one_that_can_be = page(filled, f"/ui/compare?job=1&job=4&job={other}").text
