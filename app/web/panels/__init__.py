@@ -11,7 +11,6 @@ import logging
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 
-from app.specs import KINDS
 from app.web.panels import cells
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults
@@ -26,16 +25,9 @@ TRACE = "trace"
 
 
 def _walk() -> Mapping[str, Callable[[JobResults], Iterable[Panel]]]:
-    by_kind = {}
-    for module_info in pkgutil.iter_modules(__path__):
-        name = module_info.name
-        if name.startswith("_") or name == SHARED:
-            continue
-        module = importlib.import_module(f"{__name__}.{name}")
-        if name not in KINDS:
-            raise RuntimeError(f"{module.__name__} is named after no job kind: {', '.join(sorted(KINDS))}")
-        by_kind[name] = module.panels
-    return by_kind
+    names = [info.name for info in pkgutil.iter_modules(__path__)]
+    own = [name for name in names if not name.startswith("_") and name != SHARED]
+    return {name: importlib.import_module(f"{__name__}.{name}").panels for name in own}
 
 
 _PANELS = _walk()
