@@ -1,7 +1,6 @@
 """The figure of a history, as Plotly's JSON; see plots.py."""
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 from app.metrics import readable
@@ -9,7 +8,7 @@ from app.results.history import History, HistoryPoint
 from app.states import VERDICTS
 from app.web.plots.drawing import LEGEND, OTHER_OUTCOME, OUTCOMES, PALETTE, SYMBOLS, Figure, escaped, legend_of_doubt
 from flopwatch.text.numbers import number
-from flopwatch.text.times import moment, parsed_time
+from flopwatch.text.times import moment
 
 UNKNOWN = "unknown"
 """Name of the version of results whose version was not recorded."""
@@ -26,13 +25,8 @@ def figure(history: History) -> Figure:
     kept = [point for point in history.points if point.baselines and point.value is not None]
     traces += [_marks(kept, history.unit)] if kept else []
     traces += [*legend_of_doubt(history.points, lines=True), *_outcomes(history)]
-    x: dict[str, Any] = {"type": "date"}
-    if len(times := {point.finished_at for point in history.points if point.finished_at}) == 1:
-        # Plotly would draw 2 ms around the only time.
-        only = parsed_time(times.pop())
-        x["range"] = [(only + hours).isoformat() for hours in (timedelta(hours=-6), timedelta(hours=6))]
     layout = {
-        "xaxis": {**x, "title": {"text": "Finished (UTC)"}},
+        "xaxis": {"type": "date", "title": {"text": "Finished (UTC)"}},
         "yaxis": {"title": {"text": readable(history.metric, history.unit)}, "rangemode": "normal"},
         "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
         "hovermode": "closest",

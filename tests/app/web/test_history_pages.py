@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 import pytest
@@ -86,16 +85,6 @@ def test_the_page_of_a_history(filled: Any) -> None:
     assert "oom" in found.text
     for query in ("metric=tflops", "device=1x test CPU"):
         assert filled.http.get(f"/ui/history?case={KEY}&{query}").status_code == 200
-
-
-def test_one_point_stands_in_hours_not_in_milliseconds(filled: Any) -> None:
-    several, one = (
-        filled.http.get(f"/jobs/{choice}&format=json").raise_for_status().json()["layout"]["xaxis"]
-        for choice in ("3/plots/history?metric=step_ms", "6/plots/history?where=precision=bf16")
-    )
-    low, high = map(datetime.fromisoformat, one["range"])
-    assert (high - low).total_seconds() == 12 * 3600
-    assert "range" not in several, "the control: Plotly's own"
 
 
 def test_pages_lead_to_histories(filled: Any) -> None:
