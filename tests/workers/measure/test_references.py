@@ -16,15 +16,11 @@ from workers.measure.operations import Operation
 from workers.measure.references import attention_reference, kernel_reference
 
 CPU = torch.device("cpu")
-SLOW = "output summed in bf16, by tiles"
-"""It takes as long as all others together; "sum over keys in bf16, by tiles", is like it, and smaller."""
 COMPILED_FOR_MINUTES = ("flex", "triton")
 """Attentions that are compiled anew for each problem. tests/kernels compares them with the oracle, too."""
 
 
-@pytest.mark.parametrize(
-    "fault", [pytest.param(one, id=one.name, marks=[pytest.mark.long] if one.name == SLOW else []) for one in FAULTS]
-)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_planted_fault_is_wrong(fault: Fault) -> None:
     assert noticed(fault, SMALL, CPU) is not None
 

@@ -335,26 +335,6 @@ def test_the_list_of_reasons_is_bounded(no_breaks_yet: None) -> None:
     assert reasons[-1] == "and 3 more reasons"
 
 
-def test_the_compilers_counters_are_read() -> None:
-    torch._dynamo.utils.counters.clear()
-
-    def double(x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] == 3:
-            torch._dynamo.graph_break()
-        return 2 * x
-
-    start = compilation()
-    compiled = torch.compile(double, backend="eager", dynamic=False)
-    compiled(torch.ones(2))
-    first = compilation()
-    assert (first.graphs - start.graphs, first.graph_breaks) == (1, 0)
-    compiled(torch.ones(2))
-    assert compilation() == first
-    compiled(torch.ones(3))
-    assert compilation().graphs > first.graphs
-    assert compilation().graph_breaks == 1
-
-
 @pytest.mark.parametrize(
     ("hits", "misses", "state"), [(0, 0, "unused"), (0, 2, "cold"), (3, 0, "warm"), (1, 1, "mixed")]
 )
