@@ -11,7 +11,6 @@ import argparse
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 DROPPED = ("CUDA_VISIBLE_DEVICES", "OF_THE_UNIT")
@@ -20,22 +19,15 @@ DROPPED = ("CUDA_VISIBLE_DEVICES", "OF_THE_UNIT")
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--report", type=Path, help="file to write when the program has ended")
-    parser.add_argument("--exit-code", type=int, help="instead of the program's")
-    parser.add_argument("--never", action="store_true", help="do not start the program")
-    parser.add_argument("--hang", action="store_true", help="do not end")
-    parser.add_argument("--say", default="", help="last words")
     parser.add_argument("program", nargs="+")
     options = parser.parse_args()
     os.closerange(3, min(1 << 20, os.sysconf("SC_OPEN_MAX")))
-    code = 0 if options.never else run(options.program)
-    if options.hang:
-        time.sleep(3600)
+    code = run(options.program)
     if options.report is not None:
         unfinished = options.report.with_suffix(".unfinished")
         unfinished.write_text(f"the program ended with {code}\n")
         unfinished.rename(options.report)
-    sys.stderr.write(options.say)
-    return code if options.exit_code is None else options.exit_code
+    return code
 
 
 def run(program: list[str]) -> int:
