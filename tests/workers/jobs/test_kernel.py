@@ -214,18 +214,6 @@ def test_an_installed_operation_is_checked(monkeypatch, changes, words) -> None:
         KERNELS.load("rms_norm")
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("kernel", KERNELS.names())
-def test_the_triton_kernel_beside_plain_pytorch(tmp_path: Path, kernel: str) -> None:
-    names = ["torch", *sorted({one.name for one in KERNELS.load(kernel).kernels} & {"compiled", "triton"})]
-    report = run(tmp_path, kernel=kernel, implementations=names, columns=[100], rows=[4097], device="cuda")
-    for name in names:
-        cell = report.cell(implementation=name)
-        outcomes = {row["outcome"] for (metric, _), row in cell.items() if metric != "ceiling_percent"}
-        assert outcomes == {"ok"}, torch.cuda.get_device_name()
-        assert cell["memory_reserved_mib", None]["median"] >= cell["peak_memory_mib", None]["median"]
-
-
 def test_a_plan_has_each_linear_layer_of_a_model_in_bf16_and_in_each_recipe(tmp_path: Path) -> None:
     pytest.importorskip("torchao")
     sizes = {"d_model": 32, "d_ff": 48, "num_layers": 3, "num_heads": 2, "vocab_size": 40}
