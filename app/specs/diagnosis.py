@@ -15,8 +15,6 @@ DIAGNOSED = ("benchmark", "ddp")
 """The kinds of steps that are diagnosed."""
 SMALL = "small operators"
 """The note on a loop whose operators take hardly longer than it takes to call them: no work that a step must do."""
-ITEM = " with .item()"
-"""After it, if each of them is for a number that Python reads."""
 RARE = "not in every step"
 """The note on a line that the traced step did not run."""
 WRITTEN = "written out"

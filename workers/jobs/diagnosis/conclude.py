@@ -9,7 +9,7 @@ from typing import Any
 
 from app.results.agreement import FIRST
 from app.results.inference import interval
-from app.specs.diagnosis import ITEM, RARE, SMALL, WRITTEN, DiagnosisSpec
+from app.specs.diagnosis import RARE, SMALL, WRITTEN, DiagnosisSpec
 from flopwatch.intervals import median_interval
 from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
@@ -43,8 +43,6 @@ BROAD = ("kernels", "host", "launches")
 """Causes against which so many changes may help that a refused one says little."""
 VECTORISE = f"{SMALL}: let one take all rounds at once or, where a round needs the one before, use torch.compile"
 """What to do about a loop over such operators."""
-READ_AT_ONCE = f"{SMALL}{ITEM}: one operator over all rounds may do it; on a GPU .tolist() reads all at once"
-"""Likewise, if it reads numbers."""
 IN_ONE = f"{WRITTEN}: torch.nn.functional.scaled_dot_product_attention is one operator"
 """What to do about attention in several."""
 OTHERS_WAIT = "(the others wait for it)"
@@ -491,7 +489,7 @@ def _of_causes(causes: Sequence[Sequence[Scalar]], results: Sequence[Result]) ->
         yield from _wrapped(f"{head}  {name}".rstrip())
         often = often.removesuffix(")")
         if is_loop and is_large:
-            often = often.replace(*((SMALL + ITEM, READ_AT_ONCE) if ITEM in often else (SMALL, VECTORISE)))
+            often = often.replace(SMALL, VECTORISE)
         elif is_large and not any(one.change == "fused_attention" for one in results):  # our model's
             often = often.replace(WRITTEN, IN_ONE)
         below = "; ".join(filter(None, [often, why_not]))

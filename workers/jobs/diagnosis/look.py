@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from app.specs._training import TrainingSpec
 from app.specs.benchmark import BenchmarkSpec
-from app.specs.diagnosis import ITEM, RARE, SMALL, WRITTEN, DiagnosisSpec
+from app.specs.diagnosis import RARE, SMALL, WRITTEN, DiagnosisSpec
 from workers.changes import CHANGES
 from workers.changes._base import Change, Done, Elsewhere, Look
 from workers.jobs import _reference
@@ -272,11 +272,6 @@ class Places:
             return did.device_self_ns < SMALL_ON_GPU_NS * did.operators
         return did.typical_ns < SMALL_NS
 
-    def reads(self, place: Place) -> bool:
-        """Return True if the host reads a number most times that a line runs, and does little else there."""
-        did = self.launched[place]
-        return 2 * did.reads > self.runs(place) and 4 * did.reads >= did.operators
-
     def calls(self, function: Callable[..., object]) -> bool:
         """Return True if the traced step called a function in Python, or may have where it was not followed."""
         return not self._trace.complete or self.surely_calls(function)
@@ -404,7 +399,7 @@ def _where(
         if cause in ("host", *WORK) and places.rare([place]):
             return [RARE]
         if place is not None and cause in WORK and places.is_small(place):
-            return [f"{SMALL}{ITEM}" if places.reads(place) else SMALL]
+            return [SMALL]
         if cause == "attention" and places.writes_attention(place):
             return [WRITTEN]
         return [WAITS] if cause in ("host", INPUT) and place in waiting and place is not None else []

@@ -32,8 +32,6 @@ MAX_EVENTS = 1_000_000
 """Most lines whose runs are counted in a step; a second's worth."""
 ATTENTION = "scaled_dot_product"
 """Part of the names of torch's operators that compute attention."""
-READS = ("aten::item", "aten::is_nonzero")
-"""Operators with which the host reads one number."""
 MAX_CODE = 100
 """Most characters of a line's text."""
 OUTSIDE = "outside of your code"
@@ -88,8 +86,6 @@ class Launched:
     """Of `operators_ns`, the time of operators whose inputs are in float64."""
     attention_ns: int = 0
     """Likewise, of attention in one operator."""
-    reads: int = 0
-    """Operators with which the host reads a number, as `.item()` does."""
     wall_ns: int = 0
     """Of the line itself. Tracing has slowed down Python in it, and the profiler its operators."""
     device_self_ns: int = 0
@@ -398,7 +394,6 @@ class LineTrace:
             for place in lines(tuple(stack_at(event.begin_ns))):
                 line = found[place]
                 line.operators += event.kind == "operator"
-                line.reads += event.name in READS
                 line.operators_ns += event.end_ns - event.begin_ns
                 times_ns[place].append(event.end_ns - event.begin_ns)
         for place, each in times_ns.items():

@@ -213,14 +213,6 @@ def test_under_a_loop_over_small_operators_stands_what_to_do() -> None:
         "   or, where a round needs the one before, use torch.compile",
     ]
     assert "   line 8: 640 times a step; small operators" in lines[5:], "of a small cause not"
-    reads = [
-        [*causes[0][:2], "train.py:8 count (line 8: 320 times a step; small operators with .item())", *causes[0][3:]]
-    ]
-    lines = conclude.answer("step 100 ms", reads, [], NOTHING)
-    assert lines[3:5] == [
-        "   line 8: 320 times a step; small operators with .item(): one operator over all",
-        "   rounds may do it; on a GPU .tolist() reads all at once",
-    ]
 
 
 def ranked(results: list[Result], **ms: float) -> list[str]:
