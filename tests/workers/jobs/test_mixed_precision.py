@@ -10,6 +10,7 @@ import torch
 from app.specs._training import ModelSpec
 from app.specs.mixed_precision import MixedPrecisionSpec
 from tests.workers.reporting import Report, reported
+from workers.jobs.mixed_precision import RUNNER
 from workers.measure.float8_ranges import range_of
 
 MODEL = ModelSpec(d_model=16, d_ff=32, num_layers=1, num_heads=2, vocab_size=50)
@@ -74,6 +75,7 @@ def test_a_thousand_hundredths(run, device: str) -> None:
     assert (narrow["addend_dtype"], narrow["sum_dtype"]) == ("float16", "float32")
     assert (narrow["error_digits"], narrow["adding_error"]) == ("0.00213623046875", 0)
     assert set(report.tables) == {"accumulations"}
+    assert not RUNNER.timed, "no load of the host disturbs a sum"
 
 
 def test_an_overflow_is_null_with_its_reason(run) -> None:
