@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from .attention.problem import AttentionProblem
 
 AttentionFunction: TypeAlias = "Callable[..., Tensor]"
-"""(q, k, v, is_causal, **options) -> output, with shapes and alignment as in `kernels.attention`. The options are those
-of `AttentionProblem.options`, of which it takes what its `features` name; with `return_lse`, it returns (output, lse).
-"""
+"""(q, k, v, is_causal, **options) -> output, each (batch, heads, sequence, head_dim), aligned as in
+`kernels.attention`. The options are those of `AttentionProblem.options`, of which it takes what its `features` name;
+with `return_lse`, it returns (output, lse)."""
 FEATURES: Final = frozenset(
     {"bottom_right", "document_lengths", "num_kv_heads", "return_lse", "scale", "softcap", "window"}
 )

@@ -1,8 +1,9 @@
 """Attention: the reference, which is the oracle of every test, and the implementations that are compared with it.
 
-Shapes are (batch, heads, sequence, head_dim), or (batch, sequence, head_dim) without heads. Scores are scaled by
-1/sqrt(head_dim). The causal mask is aligned top-left, as in torch's scaled_dot_product_attention: query i sees keys
-0 … i, also where there are more keys than queries. `problem.AttentionProblem` describes all else that can be asked for.
+Shapes are (batch, heads, sequence, head_dim); the autograd functions, `flash_attention` and the reference also take
+(batch, sequence, head_dim). Scores are scaled by 1/sqrt(head_dim). The causal mask is aligned top-left, as in torch's
+scaled_dot_product_attention: query i sees keys 0 … i, also where there are more keys than queries.
+`problem.AttentionProblem` describes all else that can be asked for.
 
 `flash_attention` is the Triton implementation. `TiledFlashAttention2` and `TritonFlashAttention2` are autograd
 functions: `.apply(q, k, v, is_causal=False)`. `cpu` has the implementations in C++. All are imported on first use, so

@@ -38,12 +38,7 @@ class FlashAttention:
         window: int | None = None, softcap: float | None = None, document_ends: Tensor | None = None,
         bottom_right: bool = False,
     ) -> Tensor:  # fmt: skip
-        if q.dim() == 3:  # without heads
-            return self(
-                q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), is_causal, scale=scale, window=window,
-                softcap=softcap, document_ends=document_ends, bottom_right=bottom_right,
-            ).squeeze(1)  # fmt: skip
-        check_inputs(q, k, v)
+        check_inputs(q, k, v, with_heads=True)
         check_options(scale, window, softcap)
         queries, keys = q.shape[2], k.shape[2]
         if queries != keys and not bottom_right and (is_causal or window is not None):

@@ -49,10 +49,7 @@ def _fused(backend: SDPBackend) -> AttentionFunction:
     def fused_attention(
         q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, scale: float | None = None, **masks: Any
     ) -> Tensor:
-        if q.dim() == 3:  # the fused backends want a heads axis
-            with_heads = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), is_causal
-            return fused_attention(*with_heads, scale=scale, **masks).squeeze(1)
-        check_inputs(q, k, v, any_width=True)
+        check_inputs(q, k, v, any_width=True, with_heads=True)
         check_options(scale, masks.get("window"), None)
         is_causal, mask = _mask(q, k, is_causal, **masks) if masks else (is_causal, None)
         with sdpa_kernel(backend):
@@ -105,12 +102,7 @@ def _flex(
 ) -> Any:  # fmt: skip
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-    if q.dim() == 3:
-        with_heads = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), is_causal
-        options = {"scale": scale, "softcap": softcap, "document_ends": document_ends, **masks}
-        out, logsumexp = _flex(*with_heads, return_lse=True, **options)
-        return (out.squeeze(1), logsumexp.squeeze(1)) if return_lse else out.squeeze(1)
-    check_inputs(q, k, v, any_width=True)
+    check_inputs(q, k, v, any_width=True, with_heads=True)
     check_options(scale, masks.get("window"), softcap)
     if q.shape[-1] < 16:
         raise RuntimeError(f"{NO_KERNEL}: FlexAttention takes head dimensions from 16 on")

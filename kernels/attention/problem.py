@@ -75,13 +75,20 @@ def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, any_width
         raise ValueError(f"q's {q.shape[-3]} heads are no multiple of k's {k.shape[-3]}")
 
 
-def check_inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, any_width: bool = False) -> None:
+def check_inputs(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, any_width: bool = False, with_heads: bool = False
+) -> None:
     """Check shapes as `check_shapes` does; and dtypes, which autocast may make one, and devices.
+
+    Args:
+        with_heads: There must be an axis of heads.
 
     Raises:
         ValueError: they do not fit together.
     """
     check_shapes(q, k, v, any_width=any_width)
+    if with_heads and q.dim() != 4:
+        raise ValueError(f"expected q, k and v (batch, heads, sequence, head_dim), not {tuple(q.shape)}")
     if not q.device == k.device == v.device:
         raise ValueError(f"q, k and v are on {q.device}, {k.device} and {v.device}")
     import torch

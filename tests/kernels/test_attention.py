@@ -121,14 +121,6 @@ def test_implementations_compute_the_problems_that_they_take(name, device, rng, 
     assert taken >= TAKEN.get(name, 2 if name.startswith(("sdpa", "flash_attn")) else 0)
 
 
-@pytest.mark.parametrize("name", ["eager", "sdpa_flash", "sdpa_math"])
-def test_a_heads_axis_is_optional(name: str) -> None:
-    q, k, v = draw(2, 9, 16, seed=5, dtype=torch.float32)
-    function = ATTENTION.load(name).function
-    with_heads = function(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), True).squeeze(1)
-    torch.testing.assert_close(function(q, k, v, True), with_heads)
-
-
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")  # torch warns of each reason before it raises
 def test_a_backend_refuses_what_it_cannot_take() -> None:
