@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -69,26 +68,6 @@ def translate_oom(what: str) -> Iterator[None]:
         raise
 
 
-class MemoryMeter(Protocol):
-    """Measures peak memory since its last `reset`."""
-
-    def reset(self) -> None:
-        """Begin to measure."""
-
-    def peak_mib(self) -> tuple[float | None, str]:
-        """Return the peak in MiB and how it was measured, or None and the reason why it is unknown."""
-        ...
-
-    def now_mib(self) -> float | None:
-        """Return the present memory in MiB; None if it is unknown."""
-        ...
-
-    def reserved_mib(self) -> float | None:
-        """Return the most memory that torch's allocator held, in MiB; None if torch does not manage the device's
-        memory."""
-        ...
-
-
 class CudaMemory:
     """Peak of tensors allocated by torch's allocator on the current GPU, the model's included."""
 
@@ -96,15 +75,18 @@ class CudaMemory:
         keep_peaks()
 
     def reset(self) -> None:
+        """Begin to measure the peak."""
         reset_peaks()
 
     def peak_mib(self) -> tuple[float | None, str]:
+        """Return the peak in MiB and how it was measured, or None and the reason why it is unknown."""
         return torch.cuda.max_memory_allocated() / MIB, "allocated by torch"
 
     def now_mib(self) -> float | None:
         return torch.cuda.memory_allocated() / MIB
 
     def reserved_mib(self) -> float | None:
+        """Return the most memory that torch's allocator held; None if torch does not manage the device's memory."""
         return torch.cuda.max_memory_reserved() / MIB
 
 
@@ -162,6 +144,9 @@ class HostMemory:
         except OSError:
             return None
         return next((int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), None)
+
+
+MemoryMeter = CudaMemory | HostMemory
 
 
 def memory_meter(device: torch.device) -> MemoryMeter:

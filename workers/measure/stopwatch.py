@@ -9,7 +9,6 @@ import statistics
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -43,8 +42,11 @@ class Timing:
     """As `WarmUp.hidden`."""
 
 
-class Stopwatch(Protocol):
-    """Times calls of one operation."""
+class HostStopwatch:
+    """The stopwatch of one operation for the CPU, where a call returns when its work is done."""
+
+    def __init__(self, clock: Callable[[], float] = now_s) -> None:
+        self._clock = clock
 
     def time(
         self,
@@ -63,24 +65,6 @@ class Stopwatch(Protocol):
             warmup: Exact number of calls before the first sample; None: until times are steady.
             calls: Number of samples, 1 or more.
         """
-        ...
-
-
-class HostStopwatch:
-    """The stopwatch for the CPU, where a call returns when its work is done."""
-
-    def __init__(self, clock: Callable[[], float] = now_s) -> None:
-        self._clock = clock
-
-    def time(
-        self,
-        work: Workload,
-        *,
-        prepare: Workload = nothing,
-        measuring: Workload = nothing,
-        warmup: int | None,
-        calls: int,
-    ) -> Timing:
         warming = WarmUp(warmup, clock=self._clock)
         while not warming.over:
             warming.add(self._lap(work, prepare))
@@ -93,7 +77,7 @@ class HostStopwatch:
 
 
 class CudaStopwatch:
-    """The stopwatch for a GPU, on the current stream."""
+    """The same for a GPU, on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._clock = DeviceClock(device)
@@ -119,6 +103,9 @@ class CudaStopwatch:
         exposed = 2 * sum(lap.hidden for lap in laps) < calls
         told = warming.steady, host_bound, exposed, warming.too_slow, warming.hidden
         return Timing(samples, host_us, warming.calls, *told)
+
+
+Stopwatch = CudaStopwatch | HostStopwatch
 
 
 def stopwatch(device: torch.device) -> Stopwatch:

@@ -60,19 +60,11 @@ class StepTime:
     """By phase; of a phase that comes several times in a step, their sum."""
 
 
-class Clock(Observer, Protocol):
-    """An observer that takes times."""
-
-    @property
-    def last(self) -> StepTime:
-        """The times of the step that ended last, which the device has finished."""
-        ...
-
-
 class HostClock:
-    """The clock for a CPU, where a call returns when its work is done."""
+    """The clock for a CPU, where a call returns when its work is done: an observer that takes times."""
 
     last: StepTime
+    """The times of the step that ended last."""
 
     def step_begins(self) -> None:
         self._phases: dict[str, float] = {}
@@ -119,6 +111,9 @@ class CudaClock:
         for name, (start, end) in zip(self._names, self._events, strict=False):
             phases_ms[name] = phases_ms.get(name, 0.0) + start.milliseconds_to(end)
         self.last = StepTime(wall_ms, host_us, phases_ms)
+
+
+Clock = HostClock | CudaClock
 
 
 def make_clock(device: torch.device) -> Clock:
@@ -241,23 +236,8 @@ def time_steps(
     return times
 
 
-class Marks(Protocol):
-    """Moments between the steps of a loop, as the device reaches them."""
-
-    left_ms: float
-    """Longest time for which a device worked on after it had reached the last mark: on streams for which the current
-    one does not wait."""
-
-    def mark(self) -> None:
-        """Mark the present place in the device's work. Does not wait for it."""
-
-    def take_ms(self) -> list[float]:
-        """Wait for the device; return the times between the marks in ms, and forget the marks."""
-        ...
-
-
 class HostMarks:
-    """Marks on a CPU, by the host's clock."""
+    """Marks between the steps of a loop on a CPU, by the host's clock."""
 
     left_ms = 0.0
 
@@ -278,16 +258,20 @@ class CudaMarks:
 
     def __init__(self) -> None:
         self.left_ms = 0.0
+        """Longest time for which the device worked on after it had reached the last mark: on streams for which the
+        current one does not wait."""
         self._events: list[Event] = []
         self._used = 0
 
     def mark(self) -> None:
+        """Mark the present place in the device's work. Does not wait for it."""
         if self._used == len(self._events):
             self._events.append(Event())
         self._events[self._used].record()
         self._used += 1
 
     def take_ms(self) -> list[float]:
+        """Wait for the device; return the times between the marks in ms, and forget the marks."""
         self._events[self._used - 1].synchronize()
         reached = now_s()
         synchronize()
@@ -295,6 +279,9 @@ class CudaMarks:
         times = [begin.milliseconds_to(end) for begin, end in pairwise(self._events[: self._used])]
         self._used = 0
         return times
+
+
+Marks = HostMarks | CudaMarks
 
 
 def make_marks(device: torch.device) -> Marks:

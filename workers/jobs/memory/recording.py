@@ -1,12 +1,14 @@
 """Records a model's steps with their allocations, and saves the snapshots."""
 
+from __future__ import annotations
+
 import gc
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.nn import Parameter
@@ -18,7 +20,7 @@ from workers.jobs._training.building import Training
 from workers.measure.allocations import make_recording, snapshot
 from workers.measure.allocations.categories import Owners, add, owners_of
 from workers.measure.allocations.growth import AfterSteps
-from workers.measure.allocations.recording import PhaseMarks, RecordedStretch, Recording
+from workers.measure.allocations.recording import PhaseMarks, RecordedStretch
 from workers.measure.allocations.residual import ResidualStream
 from workers.measure.check import Check
 from workers.measure.judging import WrongResult
@@ -28,6 +30,9 @@ from workers.measure.saved import SavedTensor
 from workers.measure.timing import StepPosition, run_step, translate_oom_in_step
 from workers.model.steps import BackwardStep
 from workers.reporter import Reporter
+
+if TYPE_CHECKING:
+    from workers.measure.allocations.recording import Recording
 
 INITIALISATION = "initialisation"
 """The phase in which the model is made."""

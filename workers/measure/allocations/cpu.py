@@ -31,7 +31,7 @@ class Mark:
 
 
 class CpuRecording:
-    """See `workers.measure.allocations.recording.Recording`."""
+    """As `workers.measure.allocations.cuda.CudaRecording`."""
 
     def __init__(self, max_entries: int) -> None:
         self.max_entries = max_entries

@@ -21,7 +21,7 @@ _attached = False
 
 
 class CudaRecording:
-    """See `workers.measure.allocations.recording.Recording`."""
+    """Records the allocator: call `begin`, `mark` at the end of each phase, and `end`; then it may begin again."""
 
     def __init__(self, device: torch.device, max_entries: int) -> None:
         self.device = torch.cuda.current_device() if device.index is None else device.index
@@ -33,6 +33,8 @@ class CudaRecording:
         """Number of cuBLAS workspaces by their size."""
 
     def begin(self, owners: Owners, *, stacks: bool = True) -> None:
+        """Begin a history. `stacks`: False records no stacks on a CPU, where they are too many while a compiler
+        runs."""
         # Makes sure that there is an allocator to record.
         torch.cuda.init()  # type: ignore[no-untyped-call]
         _attach(self)
@@ -57,6 +59,10 @@ class CudaRecording:
         reset_peaks(self.device)
 
     def measure_workspaces(self) -> None:
+        """Release the workspaces that libraries keep for matrix products, to learn their sizes.
+
+        Call it before a warm-up step: the step allocates them again, and the following `begin` names them.
+        """
         # Torch does not list its workspaces: find the blocks that its function for releasing them releases.
         before = blocks_of(_take(), self.device)
         torch._C._cuda_clearCublasWorkspaces()
@@ -66,6 +72,13 @@ class CudaRecording:
     def mark(
         self, phase: str, owners: Owners, *, keep: bool = False, alive: bool = False, failed: bool = False
     ) -> None:
+        """End a stretch, in which `phase` ran, and begin the next one.
+
+        Args:
+            keep: Make a snapshot of the history from the beginning up to here.
+            alive: Keep the list of the living allocations.
+            failed: The phase ran out of memory. The snapshot is of that moment if the allocator reported it.
+        """
         snapshot = self.at_oom if failed and self.at_oom is not None else _take()
         self.at_oom = None  # a library may have recovered from it
         counters = self._counters()
@@ -87,12 +100,14 @@ class CudaRecording:
         reset_peaks(self.device)
 
     def end(self) -> list[RecordedStretch]:
+        """End the history, and return its stretches in order."""
         self.abandon()
         recorded, self._recorded = self._recorded, []
         self._last = []
         return recorded
 
     def abandon(self) -> None:
+        """Stop recording, and drop the history."""
         torch.cuda.memory._record_memory_history(None)
         _active.clear()
 

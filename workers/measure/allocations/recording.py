@@ -1,14 +1,22 @@
 """Records the allocations of steps: the history is cut into stretches by marks, one at the end of each phase."""
 
+from __future__ import annotations
+
 import gc
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from workers.measure.allocations.categories import Owners
 from workers.measure.allocations.free import Free
 from workers.measure.allocations.ledger import Allocation, Stretch
 from workers.measure.allocations.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from workers.measure.allocations.cpu import CpuRecording
+    from workers.measure.allocations.cuda import CudaRecording
+
+    Recording: TypeAlias = CudaRecording | CpuRecording
 
 MAX_POINTS = 1000
 """Most points of the timeline of a stretch."""
@@ -46,38 +54,6 @@ class RecordedStretch:
     """The allocations alive at the stretch's end; None if they were not requested."""
     free: Free | None = None
     """The free memory that the allocator held at the peak; None if it reports no segments."""
-
-
-class Recording(Protocol):
-    """Records an allocator: call `begin`, `mark` at the end of each phase, and `end`; then it may begin again."""
-
-    def begin(self, owners: Owners, *, stacks: bool = True) -> None:
-        """Begin a history. `stacks`: False records no stacks on a CPU, where they are too many while a compiler
-        runs."""
-
-    def measure_workspaces(self) -> None:
-        """Release the workspaces that libraries keep for matrix products, to learn their sizes.
-
-        Call it before a warm-up step: the step allocates them again, and the following `begin` names them.
-        """
-
-    def mark(
-        self, phase: str, owners: Owners, *, keep: bool = False, alive: bool = False, failed: bool = False
-    ) -> None:
-        """End a stretch, in which `phase` ran, and begin the next one.
-
-        Args:
-            keep: Make a snapshot of the history from the beginning up to here.
-            alive: Keep the list of the living allocations.
-            failed: The phase ran out of memory. The snapshot is of that moment if the allocator reported it.
-        """
-
-    def end(self) -> list[RecordedStretch]:
-        """End the history, and return its stretches in order."""
-        ...
-
-    def abandon(self) -> None:
-        """Stop recording, and drop the history."""
 
 
 class PhaseMarks:
