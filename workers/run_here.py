@@ -299,7 +299,7 @@ def _show(spec: SpecBase, result: dict[str, Any], *, as_json: bool) -> None:
         parts_of_units = [(part["unit_index"], part["columns"], part["rows"]) for part in reports]
         whole = merged(parts_of_units, spec.columns_first(name))
         cut = f", the first {TABLE_ROWS} of {len(whole.rows)} rows" if len(whole.rows) > TABLE_ROWS else ""
-        parts.append(f"\n{name}{cut}:\n\n{render(whole.head(TABLE_ROWS), 'markdown')}")
+        parts.append(f"\n{name}{cut}:\n\n{render(whole.part(0, TABLE_ROWS), 'markdown')}")
     text = "".join(parts)
     sys.stdout.write(shortened(text) if sys.stdout.isatty() else text)
     if result["artifacts"]:
