@@ -56,18 +56,14 @@ def table(head: Sequence[str], rows: Rows, rights: Collection[int] = ()) -> str:
     return "\n\n".join(parts)
 
 
-def wrapped(text: str, width: int | None = None, hang: int | None = None) -> str:
-    """Wrap each line of a text at the terminal's width.
-
-    hang: how many characters a line's continuation is indented; None: as far as the line itself, or its text after
-        "- ".
-    """
+def wrapped(text: str, width: int | None = None) -> str:
+    """Wrap each line of a text at the terminal's width, and indent its continuations as itself."""
     from rich.text import Text
 
     width = width or shutil.get_terminal_size().columns
     lines = []
     for line in text.split("\n"):
-        begin = line[: len(_BEGIN.match(line)[0]) if hang is None else hang]  # type: ignore[index]  # it always matches
+        begin = line[: len(_BEGIN.match(line)[0])]  # type: ignore[index]  # it always matches
         rest = _render(Text(line[len(begin) :]), max(width - len(begin), LEAST_WRAPPED))
         lines.append(begin + rest.replace("\n", "\n" + " " * len(begin)))
     return "\n".join(lines)

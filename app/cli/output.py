@@ -89,7 +89,7 @@ def print_job(job: dict[str, Any], place: int | None = None) -> None:
 def _print_facts(facts: Mapping[str, Any]) -> None:
     for name, value in facts.items():
         if value is not None:
-            echo_line(f"  {name + ':':10}{cell(str(value))}", hang=12)
+            echo_line(f"  {name + ':':10}{cell(str(value))}")
 
 
 def print_job_list(jobs: Sequence[dict[str, Any]], places: Mapping[int, int]) -> None:

@@ -98,12 +98,12 @@ def echo_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         echo("  ".join(text.ljust(widest) for text, widest in zip(row, widths, strict=True)).rstrip())
 
 
-def echo_line(text: str, *, err: bool = False, hang: int | None = None) -> None:
-    """Print a sentence; where there is a width, wrapped (`hang`: as in layout.wrapped)."""
+def echo_line(text: str, *, err: bool = False) -> None:
+    """Print a sentence; where there is a width, wrapped."""
     if (columns := width(err=err)) is not None:
         from app.cli import layout
 
-        text = layout.wrapped(_shown(text), columns, hang)
+        text = layout.wrapped(_shown(text), columns)
     echo(text, err=err)
 
 

@@ -131,8 +131,6 @@ def _of_60(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_continuations_stand_below_the_text() -> None:
     note = layout.wrapped("- " + "some words " * 12)
     assert all(line.startswith(("- some", "  ")) for line in note.splitlines())
-    fact = layout.wrapped("  case:     " + "some words " * 12, hang=12)
-    assert {line[:12].strip() for line in fact.splitlines()} == {"case:", ""}
 
 
 @pytest.mark.usefixtures("_of_60")
