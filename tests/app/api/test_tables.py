@@ -130,14 +130,10 @@ def test_columns_get_other_names(site: Any, measured_jobs: list[int]) -> None:
     assert r"\multicolumn{2}{c}{Time, ms}" in named[1]
     assert '<th colspan="2">Time, ms</th>' in named[2]
     for wrong, words in (
-        ("forward=x", "no column 'forward'"),
         ("step_ms=model", "Two columns would be called 'model'"),
-        ("context_length=step_ms_n", "Two columns would be called 'step_ms_n'"),
-        ("context_length=model_n&rename=step_ms=model", "Two columns would be called 'model'"),
         ("context_length=T std&rename=step_ms=T&statistic=mean", "Two columns would be called 'T std'"),
         ("step_ms=", "new name of 'step_ms' is blank"),
         ("step_ms=x&rename=step_ms=y", "gives step_ms twice"),
-        ("step_ms=x&relative_to=precision=fp32&relative_to=precision=bf16", "gives precision twice"),
         ("step_ms=x&caption=%20", "is blank"),
         ("step_ms_low=low", "no column 'step_ms_low'"),
     ):

@@ -82,12 +82,6 @@ def test_a_profiles_kernels_are_added_up_over_the_phases(capsys: pytest.CaptureF
     assert "flopwatch table --job 7 --name kernels-forward" in lines[2 + MOST_KERNELS]
 
 
-def test_a_long_name_hides_no_number_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(capsys, "profile", Answers({"kernels-forward": [kernel("gemm" * 60, 3.0), kernel("relu", 1.0)]}))
-    assert lines[2].split()[1:] == ["matmul", "3", "75.0", "%", "2"]
-    assert max(map(len, lines[1:4])) <= 100
-
-
 @pytest.mark.parametrize("kind", ["profile", "memory"])
 def test_the_files_are_named(capsys: pytest.CaptureFixture[str], kind: str) -> None:
     answers = Answers({"kernels-forward": [kernel("gemm", 3.0)]}, files=["trace.json.gz", "flamegraph.svg"])

@@ -77,8 +77,6 @@ def test_labels_and_points_have_a_key_once() -> None:
     assert arguments.parse_pairs(["a=1", "b=1"]) == {"a": "1", "b": "1"}
     with pytest.raises(typer.BadParameter, match="a is given twice"):
         arguments.parse_pairs(["a=1", "a=2"])
-    with pytest.raises(typer.BadParameter, match="a is given twice"):
-        arguments.parse_pairs(["a=1", "a=2"])
     with pytest.raises(typer.BadParameter, match="seed is given twice"):
         arguments.parse_point("seed=1,seed=2")
 

@@ -752,9 +752,7 @@ def test_specs(flopwatch: Any) -> None:
     assert re.search(r"^model\.size +small ", fields, re.MULTILINE)
     assert re.search(r"^context_length +256 ", fields, re.MULTILINE)
     assert re.search(r"^xl +model.size=xl batch_size=4 +d_model 1600, d_ff 6400, .*num_heads 25$", fields, re.MULTILINE)
-    assert re.search(r"^8b .* vocab_size 151936$", fields, re.MULTILINE)
     presets = ended(flopwatch("specs", "attention"))
-    assert "which is" not in presets
     assert re.search(
         r"^leaderboard +do_bench=true implementations=triton,flex,\S+ .*causal=true device=cuda$", presets, re.MULTILINE
     )
