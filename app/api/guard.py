@@ -95,10 +95,9 @@ class Guard:
         self._closed = self._closed or bool(self._known)
 
     async def refresh(self, *, at_once: bool = False) -> None:
-        """Read the tokens if they were not read within FRESH_S, or `at_once`. While the database cannot be read, or
-        takes long, those read last count."""
-        is_being_read = self._thread.borrowed_tokens > 0
-        if at_once or (not is_being_read and self._clock() - self._read_at >= FRESH_S):
+        """Read the tokens if they were not read within FRESH_S, or `at_once`. While the database cannot be read, those
+        read last count."""
+        if at_once or self._clock() - self._read_at >= FRESH_S:
             try:
                 await self.reload()
             except FlopwatchError:  # whatever reads next reports it

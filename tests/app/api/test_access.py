@@ -1,12 +1,10 @@
 """Tokens, scopes, sessions, and the limits of requests and queued jobs."""
 
-import asyncio
 import hashlib
 import json
 import logging
 import math
 import re
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -219,30 +217,6 @@ def test_a_server_stays_closed_whose_last_token_another_server_revokes(serve: An
         site.services.guard._read_at = -math.inf
         for headers in ({}, bearer(token)):
             refused(site.http.get("/jobs", headers=headers), 401, "unauthorized")
-
-
-def test_requests_do_not_queue_for_a_database_that_hangs() -> None:
-    now, began, answers = 0.0, threading.Event(), threading.Event()
-
-    class Hanging:
-        def known(self) -> dict[str, Any]:
-            began.set()
-            answers.wait()
-            return {}
-
-    async def ask() -> None:
-        nonlocal now
-        asked = Guard(Settings(), Hanging(), lambda: now)  # type: ignore[arg-type]
-        first = asyncio.create_task(asked.refresh())
-        await asyncio.to_thread(began.wait)
-        now += 2 * guard.FRESH_S
-        try:
-            await asyncio.wait_for(asked.refresh(), 10)
-        finally:
-            answers.set()
-            await first
-
-    asyncio.run(ask())
 
 
 def test_a_server_whose_tokens_cannot_be_read_stays_closed(guarded, tokens, monkeypatch) -> None:
