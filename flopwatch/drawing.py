@@ -12,7 +12,6 @@ import html
 import io
 import itertools
 import math
-import re
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -144,17 +143,7 @@ def draw(figure: Mapping[str, Any], picture: Picture) -> bytes:
             metadata=about,
             pad_inches=0.04,
         )
-    return _short(written.getvalue()) if picture == "svg" else written.getvalue()
-
-
-def _short(svg: bytes) -> bytes:
-    """Return an SVG whose paths have tenths of a point, and no white space: a third of the size."""
-
-    def rounded(path: re.Match[bytes]) -> bytes:
-        tenths = re.sub(rb"(\.\d)\d+", rb"\1", path[0])
-        return re.sub(rb"\s*([MLQCz])\s*", rb"\1", tenths)
-
-    return re.sub(rb'(?<= d=")[^"]*', rounded, svg)
+    return written.getvalue()
 
 
 def words(text: Any) -> str:
