@@ -255,7 +255,7 @@ def _compared(pair: Pair, tables: ComparedTables | None, agreed: Agreement | Non
         rows=[replace(row, judged=its) for row, its in zip(rows, judged, strict=True)],
         tables=tables,
         differences=differences,
-        spec_differences=_with_effect(environments.spec_differences(baseline.setup, candidate.setup), pair.both),
+        spec_differences=environments.spec_differences(baseline.setup, candidate.setup),
         environment_differences=of_environments,
         how=how,
         notes=notes,
@@ -320,20 +320,6 @@ def _how_to_confirm(pair: Pair, *, is_same_work: bool) -> str:
 def _in_turns(seed: int | None) -> str:
     """Say how the order of the turns came about; without a seed, an earlier release has fixed it."""
     return f"{ALTERNATED}." if seed is None else f"{ALTERNATED}, in an order drawn from seed {seed}."
-
-
-def _with_effect(differences: Sequence[Difference], sides: Sequence[Side]) -> list[Difference]:
-    """Null the fields that no case of a side uses, and leave out those that are then equal."""
-
-    def value(side: Side, name: str, value: Scalar) -> Scalar:
-        has_none = all(case.coordinates.get(name, value) is None for case in side.cases)
-        return None if side.cases and has_none else value
-
-    used = [
-        Difference(its.name, value(sides[0], its.name, its.baseline), value(sides[1], its.name, its.candidate))
-        for its in differences
-    ]
-    return [its for its in used if in_use(its.baseline) != in_use(its.candidate)]
 
 
 def _unlabelled(differences: Sequence[Difference], kind: str) -> list[Difference]:
