@@ -1219,17 +1219,11 @@ def _largest_that_fits(sweep: Mapping[str, Any]) -> str:
 
 
 def _same_code(old: str, new: str, named: str | None, code: str | os.PathLike[str] | None) -> str:
-    file = str(named).rpartition(":")[0]
-    cure = (
-        f"if you have changed another file, send its folder along with --code FOLDER, from which {file} imports it"
-        if code is None
-        else "of a folder only what git tracks goes along: git add new files"
-    )
-    where = file if code is None else f"the folder {code}"
+    where = str(named).rpartition(":")[0] if code is None else f"the folder {code}"
     return (
         f"{old} and {new} have the same code in {where}, so there is nothing to compare: save your change there, or "
-        f"name other versions (`git log --oneline -- {file}` lists them); {cure}. Paths are relative to each "
-        "version's folder."
+        "name other versions. What a file imports goes along with --code FOLDER, and of a folder what git tracks. "
+        "Paths are relative to each version's folder."
     )
 
 
