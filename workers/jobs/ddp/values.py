@@ -255,10 +255,8 @@ def add_hidden(values: Values) -> list[Check]:
     low, high = median_interval(exposed) or (min(exposed), max(exposed))
     if high >= whole or high < 0:
         known = f"exposed communication is {left:.3g} ms ({low:.3g} to {high:.3g})"
-        why = "the step without communication takes longer"
-        if high >= 0:
-            why = f"communication_ms {whole:.3g}: nothing surely hidden; that is timed alone, and beside computation "
-            why += "takes longer, as it takes cores from it on a CPU, or the host's time on a GPU, or waits for a rank"
+        hidden = f"communication_ms {whole:.3g}: nothing surely hidden"
+        why = hidden if high >= 0 else "the step without communication takes longer"
         values.set("hidden_percent", None, None, f"{known}, {why}")
         return [Check("hidden_percent", False, f"{known}, {why}", "note")]
     values.set("hidden_percent", None, [min(100.0, 100 * (1 - left / whole))])
