@@ -100,8 +100,8 @@ def shares(report: Report, scope: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("mode", PHASES)
-def test_every_mode_has_its_tables_and_metrics(run: Any, mode: str, device: str) -> None:
+@pytest.mark.parametrize("mode", ["train_step", "generate"])  # others are a part of the first
+def test_modes_have_their_tables_and_metrics(run: Any, mode: str, device: str) -> None:
     report = run(mode=mode, new_tokens=3, device=device)
     phases = PHASES[mode]
     assert set(report.tables) == {
