@@ -1,7 +1,6 @@
 """One chaos run: start a service, attack it, let it come to rest, and look for what is wrong."""
 
 import re
-import resource
 import sqlite3
 import statistics
 import threading
@@ -226,17 +225,6 @@ def growth(sizes: Sequence[int]) -> int:
     return int(statistics.median(warm[-third:]) - statistics.median(warm[:third])) if long else 0
 
 
-def errors_in(log: str) -> list[str]:
-    """Return the last lines of the tracebacks in a log."""
-    return re.findall(r"^Traceback \(most recent call last\):\n(?: .*\n)*(\S.*)", log, flags=re.MULTILINE)
-
-
-def cpu_s(whose: int) -> int:
-    """Processor time of this process, or of those below it that have ended. Seconds."""
-    usage = resource.getrusage(whose)
-    return round(usage.ru_utime + usage.ru_stime)
-
-
 def summary(site: Site, ledger: Ledger) -> dict[str, Any]:
     """Return the numbers that describe the run."""
     try:
@@ -258,8 +246,4 @@ def summary(site: Site, ledger: Ledger) -> dict[str, Any]:
         "growth_mib": {member.name: growth(member.sizes) >> 20 for member in site.members},
         "faults": dict(sorted(site.struck.items())),
         "starts": len(site.service.processes),
-        "cpu_s": {"harness": cpu_s(resource.RUSAGE_SELF), "service": cpu_s(resource.RUSAGE_CHILDREN)},
-        "errors in workers' logs": sorted(
-            {error[:200] for text in logs_of(site.service.folder, "worker").values() for error in errors_in(text)}
-        ),
     }
