@@ -291,16 +291,6 @@ class TestRunning:
         assert queue.finish(again, Finish("succeeded")) == "succeeded"
         assert [attempt["state"] for attempt in reading.attempts(claim.job_id)] == ["given_back", "succeeded"]
 
-    def test_a_renewal_tells_losses_and_cancels(self, shop: Any, queue: Queue) -> None:
-        mine, lost, cancelled = (shop.running_job() for _ in range(3))
-        queue.give_back(lost)
-        queue.cancel(cancelled.job_id)
-        renewal = queue.renew([mine, lost, cancelled])
-        assert renewal.lost == {lost.attempt_id}
-        assert renewal.cancel_requested == {cancelled.job_id}
-        assert {running.job_id: running.beat for running in queue.running()} == {mine.job_id: 1, cancelled.job_id: 1}
-        assert queue.renew([]).lost == frozenset()
-
 
 class TestHandingOver:
     """A claim that another worker takes over."""
@@ -377,27 +367,8 @@ STALE_WRITES: dict[str, Callable[[Queue, Claim, Finish], object]] = {
 }
 
 
-def a_stale_worker_records_nothing(
-    write: Callable[[Queue, Claim, Finish], object], queue: Queue, reading: Reading, shop: Any, results: Finish
-) -> bool:
-    """Whether a worker that lost its lease is told so, and changes nothing of the attempt that another runs now."""
-    stale = shop.running_job()
-    queue.recover(queue.running()[0])
-    fresh = shop.claim("w2")
-    assert fresh.job_id == stale.job_id
-    before = everything(reading, stale.job_id)
-    try:
-        write(queue, stale, results)
-    except LeaseLost:
-        return everything(reading, stale.job_id) == before
-    return False
-
-
 @pytest.mark.parametrize("write", STALE_WRITES.values(), ids=STALE_WRITES.keys())
 class TestFence:
-    def test_a_worker_that_lost_its_lease_records_nothing(self, write, queue, reading, shop, results) -> None:
-        assert a_stale_worker_records_nothing(write, queue, reading, shop, results)
-
     @pytest.mark.parametrize("field", ["token", "attempt", "attempt_id", "job_id"])
     def test_each_part_of_a_claim_counts(self, write, field, queue, reading, shop, results) -> None:
         claim, other = shop.running_job(), shop.running_job()
