@@ -225,6 +225,19 @@ class TestWorkers:
         shop.queue.renew([], ("worker", state))
         assert reading.workers()[0]["state"] == state
 
+    def test_a_worker_that_stopped_in_order_is_not_lost(self, shop, watcher, clock, registration, reading) -> None:
+        shop.register()
+        registration.set_worker_state("worker", "stopped")
+        pass_time(watcher, clock, LEASE_S + 2)
+        assert reading.workers()[0]["state"] == "stopped"
+
+    def test_a_beat_since_it_was_seen_saves_the_worker(self, shop: Any, registration: Registration) -> None:
+        shop.register()
+        seen = registration.worker_beats()["worker"]
+        shop.queue.renew([], ("worker", "active"))
+        assert not registration.lose_worker("worker", seen)
+        assert registration.lose_worker("worker", seen + 1)
+
     def test_registering_again_replaces_what_it_has(self, shop: Any, reading: Reading) -> None:
         shop.register()
         shop.register(gpus=2, capabilities=frozenset({"attention:new"}))
