@@ -21,7 +21,6 @@ import pytest
 from pydantic_core import to_json
 
 from app.errors import STORE_UNAVAILABLE, DatabaseBusy, DiskFull, FlopwatchError
-from app.results import result_table
 from app.settings import Settings
 from app.specs import spec_adapter
 from app.specs._code import RUNS_CODE
@@ -683,31 +682,6 @@ def test_a_crashed_unit_goes_on_in_a_new_process(site: Site) -> None:
     (unit,) = Reading(site.database).units(job["id"])
     assert (unit["unit_index"], unit["title"], unit["outcome"]) == (0, "3 cells", "succeeded")
     assert "went on" in unit["reason"]
-
-
-def test_the_checks_of_several_cases_are_a_table(site: Site) -> None:
-    note = {"name": "host_bound", "ok": False, "detail": "by far", "severity": "note"}
-
-    def play(unit: Unit) -> None:
-        unit.say(STARTED)
-        for key in ("a", "b"):
-            unit.say({"type": "measurement", **MEASUREMENT, "case_key": key})
-            verdict = {"verdict": "valid", "checks": [note]}
-            unit.say({"type": "validity", **verdict, "case_key": key, "title": f"cell {key}"})
-        unit.say(SUCCESS)
-        unit.end()
-
-    job = site.run(play, CELLS)
-    assert job["validity"] == {"verdict": "valid", "counts": {"valid": 2}, "checks": []}
-    sheet = result_table(site.database, job["id"], "checks")
-    columns = {name: sheet.column(name) for name in ("case_key", "case", "check", "ok", "severity")}
-    assert columns == {
-        "case_key": ["a", "b"],
-        "case": ["cell a", "cell b"],
-        "check": ["host_bound"] * 2,
-        "ok": [False] * 2,
-        "severity": ["note"] * 2,
-    }
 
 
 @pytest.mark.parametrize("case", ["another code", "no cursor", "no such runner"])

@@ -3,7 +3,6 @@
 import gc
 import gzip
 import json
-import random
 from pathlib import Path
 
 import pytest
@@ -163,26 +162,6 @@ def test_work_of_other_steps_does_not_count(made: Made) -> None:
     made.launch(60, 65, 90)
     made.launch(120, 125, 150)
     assert made.classes(110, begin=50)[RUNNING] == 25
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_busy_and_idle_time_add_up_to_the_step(seed: int) -> None:
-    draw, made, at, free = random.Random(seed), Made(), 0.0, 0.0
-    for _ in range(60):
-        at += draw.choice((1, 3, 20, 150)) * draw.random()
-        begin = max(at + 3, free if draw.random() < 0.8 else 0) + draw.random()
-        end = begin + draw.choice((1, 10, 60)) * draw.random()
-        names = ("add_kernel", "ncclDevKernel_AllReduce", "Memcpy HtoD (Pinned -> Device)")
-        made.launch(at, begin, end, draw.choice(names), stream=draw.choice((7, 20)))
-        free = max(free, end)
-        if draw.random() < 0.1:
-            made.on_host("cudaDeviceSynchronize", at + 2, free + 1, "launch")
-            at = free + 1
-        elif draw.random() < 0.1:
-            made.on_host("enumerate(DataLoader)#__next__", at + 2, at + 42, "range")
-            at += 42
-    whole = max(at, *(one.end_ns / US for one in made.device))
-    assert sum(made.classes(whole).values()) == pytest.approx(whole)
 
 
 def test_a_profiler_lengthens_gaps_and_no_work() -> None:
