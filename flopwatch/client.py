@@ -516,8 +516,7 @@ class Flopwatch(Connection):
         if not sweep["counts"]["queued"] or sweep["counts"]["running"]:
             return sweep, ""
         first = self.list_jobs(sweep=sweep_id, state="queued", limit=1)
-        sweep = self.sweep_state(sweep_id)  # one of its own jobs may have begun since, which the first then waits for
-        reasons = [] if sweep["counts"]["running"] else [job["waiting"] for job in first if job["waiting"]]
+        reasons = [job["waiting"] for job in first if job["waiting"]]
         return sweep, "".join(f"; waits: {reason}" for reason in reasons)
 
     def events(self, job: Thing, *, timeout_s: float | None = None) -> Iterator[Event]:

@@ -93,7 +93,6 @@ def test_a_number_that_hardly_moves_and_then_stands_still() -> None:
         (side([2.0, 1.5]), side([2.0, 1.5]), "returned numbers are equal (loss, the first 2 steps)", "passed"),
         (side([2.0]), side([2.00001]), "returned numbers agree to 5.0e-06 (loss, the first step)", "passed"),
         (side([2.0, 2.0]), side([2.0, 1.0]), "differ by up to 50 % (loss, step 2: 2 → 1)", "wrong"),
-        (side([2.0]), side([2.002]), "differ by up to 0.1 %", "wrong"),
         (side([2.0]), side([NAN]), "returned numbers differ (loss, step 1: 2 → nan)", "wrong"),
         (side([INF]), side([-INF]), "returned numbers differ (loss, step 1: inf → -inf)", "wrong"),
         (
@@ -113,14 +112,12 @@ def test_a_number_that_hardly_moves_and_then_stands_still() -> None:
         (side([2.0], work=[64]), side([2.0], work=[32]), "work of a step is not the same: tokens 64 → 32", "passed"),
         (side(work=[64]), side(work=[32]), "tokens 64 → 32", "missing"),
         (side([2.0], work=[64, 64]), side([2.0], work=[64, 32]), "tokens 64 → 64, 32", "passed"),
-        (side([2.0], work=[64, 32]), side([2.0], work=[64, 32]), "tokens 64, 32 → 64, 32", "passed"),
         (
             side([2.0], seed=1),
             side([1.0], seed=7),
             "the seeds differ (1 → 7), so nothing that steps returned can be compared",
             "not_comparable",
         ),
-        (side([2.0], seed=1), side(seed=7), "the candidate's step returns no numbers", "missing"),
         (side([2.0], work=[64], seed=1), side([2.0], work=[32], seed=7), "tokens 64 → 32", "not_comparable"),
     ],
 )
