@@ -58,7 +58,6 @@ def test_a_size_is_one_case_however_it_is_written() -> None:
         ({"backend": "nccl", "device": "cpu"}, "backend", "choose gloo, or device cuda"),
         ({"backend": "gloo", "device": "cuda"}, "backend", "choose nccl, or device cpu"),
         ({"world_size": 3, "nodes": 2}, "nodes", "3 ranks cannot be divided by 2"),
-        ({"operations": ["broadcast", "broadcast"]}, "operations", "'broadcast' is there twice"),
         ({"size_mb": [1, 1.0]}, "size_mb", "1 is there twice"),
     ],
 )

@@ -27,8 +27,6 @@ def test_cells_with_one_oracle_follow_each_other() -> None:
     ("fields", "message"),
     [
         ({"rows": [64, 64]}, "64 is there twice"),
-        ({"columns": [7, 8, 7]}, "7 is there twice"),
-        ({"dtypes": ["fp32", "fp32"]}, "'fp32' is there twice"),
         ({"implementations": ["torch", "torch"]}, "'torch' is there twice"),
         ({"rows": list(range(1, 101)), "columns": list(range(1, 52))}, f"a job has at most {MAX_CELLS}"),
     ],

@@ -40,7 +40,6 @@ def test_a_job_may_do_one_of_both() -> None:
     [
         ({"accumulations": [], "audits": []}, "accumulations", "give accumulations, audits or both"),
         ({"accumulations": ["fp32", "fp32"]}, "accumulations", "'fp32' is there twice"),
-        ({"audits": ["toy", "toy"]}, "audits", "'toy' is there twice"),
     ],
 )
 def test_what_makes_no_sense_is_refused(fields, pointer, message) -> None:

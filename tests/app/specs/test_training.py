@@ -30,7 +30,6 @@ MASTER = {"master_weights": True, "precision": "bf16", "parameter_dtype": "bf16"
         ({"cuda_graph": True, "device": "cpu"}, "cuda_graph", "choose device cuda"),
         ({"cuda_graph": True, "mode": "generate"}, "cuda_graph", "cache grows with each token"),
         ({**FP16, "optimizer": "adamw"}, "optimizer", "choose it, or precision bf16"),
-        ({**FP16, "optimizer": "torch_adamw"}, "optimizer", "only torch_fused_adamw can decide that on the GPU"),
         ({"parameter_dtype": "bf16"}, "parameter_dtype", "need precision bf16 or fp8"),
         ({"precision": "fp8", "mode": "generate"}, "precision", "fp8 is for training: choose bf16, or another mode"),
         ({"precision": "fp8", "step_code": STEP}, "precision", "converts its own layers"),
@@ -43,7 +42,6 @@ MASTER = {"master_weights": True, "precision": "bf16", "parameter_dtype": "bf16"
         ),
         ({"master_weights": True}, "master_weights", "needs parameter_dtype bf16, and precision bf16 or fp8"),
         ({**MASTER, "optimizer": "torch_adamw"}, "master_weights", "choose optimizer adamw or triton_adamw"),
-        ({**MASTER, "optimizer": "torch_fused_adamw"}, "master_weights", "choose optimizer adamw or triton_adamw"),
         (
             {"activation_checkpointing": True, "checkpoint_blocks": 13},
             "checkpoint_blocks",
