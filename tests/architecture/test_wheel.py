@@ -69,13 +69,6 @@ def test_the_wheel_has_every_file_of_the_packages(wheel: Path, root: Path, sourc
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert packed == expected, "tools, tests and benchmarks stay out"
-    for needed in (
-        "migrations/versions/*.py",
-        "app/web/*/*.html",
-        "app/web/static/*.css",
-        "kernels/attention/cpu/source/*.cpp",
-    ):
-        assert any(Path(name).match(needed) for name in packed), needed
 
 
 def test_the_wheel_has_its_licences(wheel: Path, root: Path) -> None:
