@@ -5,6 +5,8 @@ from typing import Any
 
 from app.store.records import MeasurementRecord
 
+STEADY = (1.00, 1.01, 0.99, 1.005, 0.995, 1.002, 0.998, 1.004)
+"""Times of 8 processes that do the same."""
 STATISTICS = ("mean", "median", "min", "max", "p05", "p25", "p75", "p95")
 
 

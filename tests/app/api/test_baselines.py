@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from tests.builders import STEADY
+
 
 @pytest.fixture
 def run(site: Any, measured: Any) -> Any:
@@ -24,9 +26,6 @@ def run(site: Any, measured: Any) -> Any:
         return int(claim.job_id)
 
     return job
-
-
-STEADY = (1.00, 1.01, 0.99, 1.005, 0.995, 1.002, 0.998, 1.004)
 
 
 def test_put_get_list_and_delete(site: Any, run: Any) -> None:

@@ -11,10 +11,9 @@ import pytest
 from app.cli.brief import MOST_LINES, Brief
 from app.store.records import Offer, UnitRecord
 from flopwatch import Flopwatch
+from tests.app.conftest import CAPABILITIES, TINY
+from tests.builders import STEADY
 
-STEADY = (1.00, 1.01, 0.99, 1.005, 0.995, 1.002, 0.998, 1.004)
-CAPABILITIES = frozenset({"attention:eager", "model:transformer_lm"})
-TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 ALWAYS = {"outcome", "exit_code", "sentence", "row", "note", "more", "left_out"}
 RETURNED = {"what": "string", "step": "integer", "name": "string", "value": "number", "not_finite": "string"}
 

@@ -9,10 +9,8 @@ import pytest
 
 from app.store.records import Offer, UnitRecord
 from flopwatch import Flopwatch
-
-CAPABILITIES = frozenset({"attention:eager", "model:transformer_lm"})
-
-STEADY = (1.00, 1.01, 0.99, 1.005, 0.995, 1.002, 0.998, 1.004)
+from tests.app.conftest import CAPABILITIES
+from tests.builders import STEADY
 
 
 @pytest.fixture
@@ -93,20 +91,12 @@ def test_a_wrong_kernel_passes_no_gate(flopwatch: Any, site: Any, measured: Any)
         for command in (("compare", right, candidate), ("check", candidate, "--baseline", "kernels")):
             printed = ended(flopwatch(*command, "--fail-above", "10%"), 8)
             assert "wrong: the candidate's result differs from the reference: forward_backward_ms, seq" in printed
-        for format_ in ("markdown", "json"):
-            told = flopwatch("compare", right, candidate, "--format", format_)
-            assert told.returncode == 8
-            assert told.stderr == "wrong: a result of the candidate differs from the reference\n"
-    told = flopwatch("compare", half_wrong, all_wrong)
-    assert (told.returncode, told.stderr) == (
-        8,
-        "wrong: a result of the baseline and the candidate differs from the reference\n",
-    )
+        told = flopwatch("compare", right, candidate, "--format", "json")
+        assert told.returncode == 8
+        assert told.stderr == "wrong: a result of the candidate differs from the reference\n"
+    assert "a result of the baseline and the candidate" in ended(flopwatch("compare", half_wrong, all_wrong), 8)
     ended(flopwatch("compare", half_wrong, right), 8)
     ended(flopwatch("compare", right, run(())))
-    assert "wrong: " in ended(
-        flopwatch("compare", right, all_wrong, "--fail-above", "10%", "--metric", "forward_ms"), 8
-    )
     for command in (("compare", right, all_wrong), ("check", all_wrong, "--baseline", "kernels")):
         printed = ended(flopwatch(*command, "--fail-above", "10%", "--metric", "output_error"), 8)
         assert "wrong: the candidate's result differs from the reference: output_error" in printed, "errors are known"

@@ -198,12 +198,6 @@ def test_cells_of_a_heat_map_that_are_suspect_say_so() -> None:
     assert (texts[0], texts[-1]) == ("64", "1,024 †")
 
 
-def test_colours_of_a_wide_range_are_logarithmic() -> None:
-    values = draw_heat_map(grid(), "sequence_length", "implementation", "forward_ms", "ms")["data"][0]
-    assert values["z"][0][3] == pytest.approx(3.0103, abs=1e-4)
-    assert (values["colorbar"]["ticktext"][0], values["colorbar"]["ticktext"][-1]) == ("32", "1,024")
-
-
 def test_figures_have_their_numbers_as_a_table() -> None:
     points = grid({("eager", 4096): "oom"})
     for figure in (
@@ -253,8 +247,6 @@ def test_ratios_have_a_logarithmic_axis_with_the_better_side_named() -> None:
     assert axis["type"] == "log"
     assert axis["title"]["text"].endswith("left of 1 is better")
     assert {0.5, 1, 2} <= set(axis["tickvals"])
-    near = draw_ratios([Ratio("a", 1.01, 0.99, 1.03, "no_difference", "less")])["layout"]["xaxis"]
-    assert {0.98, 1, 1.02} <= set(near["tickvals"])
     mixed = draw_ratios([*times, Ratio("c", 1.1, 1.0, 1.2, "better", "more")])
     assert mixed["layout"]["xaxis"]["title"]["text"].endswith("arrows: the better side")
     assert mixed["layout"]["yaxis"]["categoryarray"] == ["c →", "b ←", "a ←"]
