@@ -21,7 +21,6 @@ from workers.processes.launch import Launcher
 
 FULL_BYTES, FULL_PART = 64 << 20, 0.01
 """A disk is full that has less room than either: a job could write neither its log nor a small artifact."""
-FULL_FILES = 100
 PROBE_S = 60.0
 """Seconds that a GPU may take to compute something small in a fresh process."""
 
@@ -97,8 +96,6 @@ def full_disk(folders: Iterable[Path], room: int = 0) -> Unfit | None:
         free = disk.f_bavail * disk.f_frsize
         if free + room < min(FULL_BYTES, FULL_PART * disk.f_blocks * disk.f_frsize):
             return Unfit("disk_full", f"the disk of {folder} is full: {free >> 10} KiB are free")
-        if disk.f_favail < min(FULL_FILES, FULL_PART * disk.f_files):  # some file systems count none
-            return Unfit("disk_full", f"the disk of {folder} has room for {disk.f_favail} more files")
     return None
 
 

@@ -282,7 +282,7 @@ def test_which_errors_of_cuda_a_host_can_cause(words: str, is_hosts: bool) -> No
 
 
 def full_disk(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    statvfs, disk = host_check.os.statvfs, {"f_frsize": 1 << 10, "f_blocks": 1 << 30, "f_files": 0, "f_favail": 0}
+    statvfs, disk = host_check.os.statvfs, {"f_frsize": 1 << 10, "f_blocks": 1 << 30}
     monkeypatch.setattr(host_check.os, "statvfs", lambda _: SimpleNamespace(**disk, f_bavail=1 << 10))
     return lambda: monkeypatch.setattr(host_check.os, "statvfs", statvfs)
 
