@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from workers.model.transformer import TransformerLM
 
 
 class KeyValueCache:
@@ -52,16 +55,6 @@ class LayerCache:
         return self.keys[:, :, :end], self.values[:, :, :end]
 
 
-class CachedModel(Protocol):
-    """The methods that generation needs of a model."""
-
-    context_length: int
-
-    def __call__(self, token_ids: Tensor, cache: KeyValueCache | None = None, last_only: bool = False) -> Tensor: ...
-
-    def new_cache(self, batch_size: int, max_length: int) -> KeyValueCache: ...
-
-
 def sample(
     logits: Tensor, *, temperature: float = 1.0, top_k: int | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -88,7 +81,7 @@ def sample(
 
 @torch.no_grad()
 def generate(
-    model: CachedModel,
+    model: TransformerLM,
     prompt: Tensor,
     max_new_tokens: int,
     *,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from workers.model.batches import Batches
-from workers.model.generation import CachedModel, sample
+from workers.model.generation import sample
 from workers.model.loss import cross_entropy
 from workers.model.optimizer import clip_gradients
 from workers.model.precision import Precision
@@ -26,6 +26,7 @@ from workers.model.schedule import cosine_learning_rate
 
 if TYPE_CHECKING:
     from workers.measure.timing import Work
+    from workers.model.transformer import TransformerLM
 
 ACCUMULATION = "accumulation"
 MAX_LEARNING_RATE = 1e-3
@@ -216,8 +217,8 @@ class GenerateStep:
 
     def __init__(
         self,
-        model: CachedModel,
-        module: CachedModel,
+        model: TransformerLM,
+        module: TransformerLM,
         batches: Batches,
         precision: Precision,
         new_tokens: int,

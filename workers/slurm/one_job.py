@@ -68,7 +68,8 @@ class OneJobAgent(Agent):
             raise
         _patiently(self.register)
         self._loads.start()
-        self._begin(claim, free)
+        self._has_begun = True
+        self._start(claim, free)
         self._serve_until_signal()
 
     def close(self) -> None:
@@ -112,10 +113,6 @@ class OneJobAgent(Agent):
         with contextlib.suppress(FileNotFoundError):
             self._taken = self._file.rename(handover.taken(self._file))
         return claim
-
-    def _begin(self, claim: Claim, free: HeldDevices) -> None:
-        self._has_begun = True
-        self._start(claim, free)
 
     def _devices_for(self, claim: Claim, free: HeldDevices) -> HeldDevices:
         if claim.device_type == "none":  # Slurm keeps it from nodes that a job has alone

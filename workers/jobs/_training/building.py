@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from workers.measure.returned import ReturnedNumbers
     from workers.model.batches import Batches
     from workers.model.float8 import LinearLayer
-    from workers.model.generation import CachedModel
     from workers.model.graphed import GraphedStep
     from workers.model.steps import ForwardStep, Step
+    from workers.model.transformer import TransformerLM
 
 Maker = Callable[[], Any]
 """Builds the model that a spec names, or the user's own step (workers.measure.own_step.OwnStep)."""
@@ -269,7 +269,7 @@ def build_step(
             )
         case "generate":
             return steps.GenerateStep(
-                call, cast("CachedModel", model), batches, precision, spec.new_tokens, **spec.sampling()
+                call, cast("TransformerLM", model), batches, precision, spec.new_tokens, **spec.sampling()
             )
 
 
