@@ -163,14 +163,6 @@ def test_training_on_one_batch_learns_it(precision: str, device: str) -> None:
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 
-def test_generate_continues_the_prompt_greedily() -> None:
-    model = small_model()
-    step = GenerateStep(model, model, batches(), PRECISIONS["fp32"], new_tokens=5)
-    run(step, times=2)
-    assert step.cache.length == 8 + 4
-    assert torch.equal(torch.cat(step.made, dim=1), model.generate(step.prompt, 5, temperature=0)[:, 8:])
-
-
 def plainly_generated(model: TransformerLM, prompt: Tensor, number: int, temperature: float, top_k: int) -> Tensor:
     """The loop as it is written on paper: the whole sequence again for each token, one sequence's row at a time."""
     generator = torch.Generator().manual_seed(3)
