@@ -12,11 +12,12 @@ and a number that stops changing while the baseline's goes on is told.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
+from app.results.cases import CaseOfJob
 from app.results.findings import SIDES, Gate, GateOutcome, Judgement, beyond, percent
 from app.results.sides import Pair, Side
 from app.results.unit_tables import UNIT_INDEX, table_of, tables_of
@@ -46,8 +47,8 @@ WORST_FIRST: tuple[GateOutcome, ...] = (
 OBSTACLES: tuple[GateOutcome, ...] = ("not_comparable", "invalid")
 
 Place = tuple[str | None, Scalar, int | None, str]
-"""The key of a case, the seed of the job, the step, and the number's name; of work, which no seed changes, neither seed
-nor step."""
+"""The key by which a case is matched, the seed of the job, the step, and the number's name; of work, which no seed
+changes, neither seed nor step."""
 Found = Mapping[Place, Sequence[float]]
 """One value per process."""
 
@@ -204,13 +205,11 @@ class Agreement:
         }
 
 
-def read(snapshot: Snapshot, pair: Pair) -> Agreement | None:
-    """Compare the tables of both sides; None if neither has any, or both are the same jobs."""
-    if not pair.alternated and {job.id for job in pair.baseline.jobs} == {job.id for job in pair.candidate.jobs}:
-        return None
+def read(snapshot: Snapshot, pair: Pair, match: Callable[[Side, CaseOfJob], str | None]) -> Agreement | None:
+    """Compare the tables of both sides; None if neither has any. `match` returns the key by which a case is matched."""
     if (number := sum(len(side.jobs) for side in pair.both)) > MAX_JOBS:
         return Agreement(None, nothing=f"of {number} jobs, nothing that steps returned was compared")
-    ones, others = (_of_side(snapshot, side) for side in pair.both)
+    ones, others = (_of_side(snapshot, side, match) for side in pair.both)
     if ones is not None and others is not None:
         return compare(ones, others)
     if ones is None and others is None:
@@ -219,21 +218,20 @@ def read(snapshot: Snapshot, pair: Pair) -> Agreement | None:
     return Agreement(None, nothing=f"the {name} has kept nothing that its step returned, so no result was compared")
 
 
-def _of_side(snapshot: Snapshot, side: Side) -> Returned | None:
+def _of_side(snapshot: Snapshot, side: Side, match: Callable[[Side, CaseOfJob], str | None]) -> Returned | None:
     returned: dict[Place, list[float]] = {}
     work: dict[Place, list[float]] = {}
     steps: dict[tuple[str | None, Scalar], int] = {}
     has_any = False
-    keys = {case.key for case in side.cases}
     for job in side.jobs:
         table = next((table for table in tables_of(snapshot, job.id) if table["name"] == VALUES), None)
         if table is None or not {column["name"] for column in table["columns"]} >= COLUMNS:
             continue
-        of_job = {case.key for case in side.cases if case.job == job.id}
+        of_job = {match(side, case) for case in side.cases if case.job == job.id}
         spec, units = (job.spec, None) if side.units is None else (job.spec.get(side.name, {}), side.units)
         if spec.get("kind") == "diagnosis":
             spec, units = spec["step"], frozenset({min(table["units"])})  # the others change the step
-        key = next(iter(of_job), None) if len(keys) > 1 and len(of_job) == 1 else None
+        key = next(iter(of_job)) if len(of_job) == 1 else None
         has_any = has_any or units is None or bool(units & {*table["units"]})
         sheet = table_of(snapshot, job.id, VALUES)
         for cells in sheet.rows:

@@ -197,7 +197,8 @@ def _read(database: Database, sides: Callable[[Snapshot], Pair], question: Quest
         tables = (
             None if question.metrics else ComparedProfiles.read(snapshot, pair) or ComparedMemory.read(snapshot, pair)
         )
-        agreed = agreement.read(snapshot, pair)
+        apart = _apart(pair)
+        agreed = agreement.read(snapshot, pair, lambda side, case: next(iter(_keys(side, case, apart)), None))
     return _compared(pair, tables, agreed, question)
 
 
@@ -206,7 +207,7 @@ def _compared(pair: Pair, tables: ComparedTables | None, agreed: Agreement | Non
     baseline, candidate = pair.both
     differences = _differences(baseline, candidate)
     _check_metrics(question.metrics, {**baseline.metrics, **candidate.metrics})
-    rows = _rows(pair, {difference.name for difference in differences}, question.metrics)
+    rows = _rows(pair, question.metrics)
     kind = next((case.tabled_as[-1] for side in (candidate, baseline) for case in side.cases), candidate.jobs[0].kind)
     unjudged = [row.judged for row in rows]
     columns = KINDS[kind].table_columns if kind in KINDS else ()
@@ -359,15 +360,20 @@ def _differences(baseline: Side, candidate: Side) -> list[Difference]:
     return differences
 
 
-def _rows(pair: Pair, differing: Collection[str], requested: Sequence[str]) -> list[ComparedMetric]:
+def _apart(pair: Pair) -> set[str]:
+    """Return the coordinates that matching ignores."""
+    apart = {*(its.name for its in _differences(*pair.both)), "side", VERSION}  # versions of one case meet
+    devices = {case.coordinates.get("device") for side in pair.both for case in side.cases} - {None}
+    # a case that was not measured, which has no device, is matched with the one that was
+    return apart | {"device"} if len(devices) == 1 else apart
+
+
+def _rows(pair: Pair, requested: Sequence[str]) -> list[ComparedMetric]:
     """Return a row for each metric of each case."""
     baseline, candidate = pair.both
     fastest, remedy = pair.takes_fastest, _remedy(pair)
     blocks = blocks_of_turns(planned_processes(baseline.jobs[0].spec)) if pair.alternated else ()
-    apart = {*differing, "side", VERSION}  # versions of one case meet
-    devices = {case.coordinates.get("device") for side in (baseline, candidate) for case in side.cases} - {None}
-    if len(devices) == 1:  # a case that was not measured, which has no device, is matched with the one that was
-        apart.add("device")
+    apart = _apart(pair)
     ones, others = _matched(baseline, apart), _matched(candidate, apart)
     keys = list(dict.fromkeys([*ones, *others]))
     either = {**others, **ones}
@@ -419,10 +425,13 @@ def _matched(side: Side, apart: Collection[str]) -> dict[str, CaseOfJob]:
     """Return the side's cases by the keys that match them: those of `joins`, else the coordinates but `apart`."""
     alike: dict[str, list[CaseOfJob]] = {}
     for case in side.cases:
-        keys = [repr(sorted(_known(case, apart)))] if side.joins is None else joins_of(side, case)
-        for key in keys:
+        for key in _keys(side, case, apart):
             alike.setdefault(key, []).append(case)
     return {key: _pooled(cases) for key, cases in alike.items()}
+
+
+def _keys(side: Side, case: CaseOfJob, apart: Collection[str]) -> Sequence[str]:
+    return [repr(sorted(_known(case, apart)))] if side.joins is None else joins_of(side, case)
 
 
 def _pooled(cases: Sequence[CaseOfJob]) -> CaseOfJob:

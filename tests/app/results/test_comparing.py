@@ -1,5 +1,6 @@
 """Comparisons of jobs: which cases are matched, their numbers, notes and tables."""
 
+import itertools
 import json
 import random
 import statistics
@@ -24,6 +25,7 @@ from app.store.keeping.baselines import Baselines
 from app.store.queue.transitions import Queue
 from app.store.records import Claim, Finish, NewJob, UnitRecord
 from flopwatch.intervals import median_interval
+from tests.builders import measured
 
 Measure = Callable[..., int]
 SUCCEEDED = Finish("succeeded")
@@ -712,3 +714,17 @@ def test_what_steps_of_other_seeds_returned_is_not_compared(database, run_job, q
         jobs.append([claim.job_id])
     found = results.compare(database, *jobs, Question(expect_equal=1e-4))
     assert (found.judgement.gate.outcome, found.judgement.conclusion) == ("not_comparable", "inconclusive")
+
+
+def test_what_several_cases_of_another_precision_returned_is_compared(database, run_job, queue, reported) -> None:
+    jobs = {}
+    for precision, width in itertools.product(("fp32", "bf16"), (1, 2)):
+        claim = run_job({"precision": precision, "batch_size": width})
+        tables = [reported("values", losses(2.0 * width, 3.0 if precision == "fp32" else 1.5), **RETURNED)]
+        case = measured("step_ms", 1.0, precision=precision, batch_size=width)
+        queue.finish(claim, replace(SUCCEEDED, tables=tables, measurements=[case]))
+        jobs.setdefault(precision, []).append(claim.job_id)
+    found = results.compare(database, jobs["fp32"], jobs["bf16"])
+    assert "differ by up to 50 % (loss, step 2: 3 → 1.5)" in found.agreement["sentence"]
+    same = results.compare(database, jobs["fp32"], jobs["fp32"], Question(expect_equal=1e-4))
+    assert same.agreement["outcome"] == "passed"
