@@ -662,7 +662,7 @@ def test_the_second_call_of_a_kind_goes_without_python(head_dim, compiled, rng, 
     assert native._loaded is not None
     assert native._loaded.known() == (1, 1)
 
-    def refuse(*_arguments: Any) -> None:
+    def refuse(*_arguments: Any, **_options: Any) -> None:
         raise AssertionError("Python was asked")
 
     for module, name in [
