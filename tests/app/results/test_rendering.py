@@ -298,9 +298,7 @@ def test_pure_numbers_show_their_decimals() -> None:
     [
         ("share_percent", "%", "share_percent"),
         ("gb_per_s", "GB/s", "gb_per_s"),
-        ("tflops", "TFLOP/s", "tflops"),
         ("bus_time", "µs", "bus_time (µs)"),
-        ("intensity", "FLOP/byte", "intensity (FLOP/byte)"),
     ],
 )
 def test_a_head_names_the_unit_once(name: str, unit: str, head: str) -> None:

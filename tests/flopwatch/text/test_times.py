@@ -44,11 +44,8 @@ NOW = datetime(2026, 3, 10, 12, tzinfo=UTC)
     ("text", "moment"),
     [
         ("90min", datetime(2026, 3, 10, 10, 30, tzinfo=UTC)),
-        ("12h", datetime(2026, 3, 10, 0, tzinfo=UTC)),
         ("7d", datetime(2026, 3, 3, 12, tzinfo=UTC)),
-        ("2w", datetime(2026, 2, 24, 12, tzinfo=UTC)),
         ("2026-03-01", datetime(2026, 3, 1, tzinfo=UTC)),
-        ("2026-03-01T14:00:00Z", datetime(2026, 3, 1, 14, tzinfo=UTC)),
         ("2026-03-01T14:00:00+02:00", datetime(2026, 3, 1, 12, tzinfo=UTC)),
     ],
 )
