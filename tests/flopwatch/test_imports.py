@@ -55,6 +55,7 @@ def test_modules_in_the_src_of_a_project_are_followed(tmp_path: Path) -> None:
         ("from models.net import Net\nimport tools\n", (["models"], ".")),
         ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import size\n", None),
         ("import json\n", (["json"], "run")),
+        ("import queue\n", None),
         ("import train\nimport unknown\n", None),
         ("import installed\n", (["installed"], ".")),
         ("from .size import SIZE\n", ([".size"], ".")),
