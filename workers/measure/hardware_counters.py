@@ -6,7 +6,6 @@ events, the kernel takes turns, and a count is scaled by the share of the time i
 """
 
 import ctypes
-import errno
 import fcntl
 import os
 import platform
@@ -25,7 +24,10 @@ TIMES = 1 << 0 | 1 << 1
 """The time in which an event was enabled, and that in which it was counted, are read beside the count."""
 CLOSE_ON_EXEC = 8
 ENABLE, DISABLE = 0x2400, 0x2401
-PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
+NEEDS = (
+    "it needs kernel.perf_event_paranoid of 2 at most, in a container also the capability PERFMON or a seccomp profile "
+    "that allows the call, and a processor or virtual machine that shows its counters"
+)
 THREADS = Path("/proc/self/task")
 
 
@@ -104,26 +106,9 @@ def _open(event: Event, thread: int, stack: ExitStack) -> int:
     given = (ctypes.c_char * ATTRIBUTE_BYTES).from_buffer(attribute)
     file: int = libc.syscall(number, given, thread, -1, -1, CLOSE_ON_EXEC)
     if file < 0:
-        raise CannotCount(_why(ctypes.get_errno()))
+        raise CannotCount(f"perf_event_open: {os.strerror(ctypes.get_errno())}: {NEEDS}")
     stack.callback(os.close, file)
     return file
-
-
-def _why(number: int) -> str:
-    text = f"perf_event_open: {os.strerror(number)}"
-    if number in (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV):
-        return f"{text}: the processor, or the virtual machine, does not show this counter"
-    if number in (errno.EACCES, errno.EPERM):
-        try:
-            level = (
-                f"kernel.perf_event_paranoid is {PARANOID.read_text().strip()}: it must be 2 at most, and a container"
-            )
-        except OSError:
-            level = "a container"
-        return f"{text}: {level} needs the capability PERFMON or a seccomp profile that allows the call"
-    if number == errno.EMFILE:
-        return f"{text}: raise the limit of open files"
-    return text
 
 
 def _read(file: int) -> float | None:
