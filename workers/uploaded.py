@@ -44,8 +44,6 @@ STACK = re.compile(r"^Current thread 0x[0-9a-f]+.*\(most recent call first\):\n(
 NO_GPU = re.compile("Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available")
 SITES = frozenset(("site-packages", "dist-packages"))
 """Folders of installed packages. An installation that is none of them is of a checkout."""
-OFFERED = 10
-"""Most names of a file that an error lists."""
 
 
 class BrokenCode(RunnerError):
@@ -113,7 +111,7 @@ def load(code: CodeSpec) -> Any:
     try:
         loaded = getattr(module, code.function)
     except AttributeError:
-        raise BrokenCode(f"{code.label()}: the file has no {code.function!r}{_offer(module)}") from None
+        raise BrokenCode(f"{code.label()}: the file has no {code.function!r}") from None
     if not callable(loaded) and not isinstance(loaded, Implementation):
         raise BrokenCode(f"{code.label()}: {code.function!r} is of type {type(loaded).__name__}, and cannot be called")
     return loaded
@@ -431,12 +429,3 @@ def _describe(error: Exception, path: Path) -> str:
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f"{type(error).__name__}: {error.msg}, line {error.lineno}"
     return describe(error)
-
-
-def _offer(module: ModuleType) -> str:
-    own = [
-        name
-        for name, value in vars(module).items()
-        if callable(value) and not name.startswith("_") and inspect.getmodule(value) is module
-    ]
-    return f"; it defines {', '.join(own[:OFFERED])}" if own else ", and defines nothing that could be called"

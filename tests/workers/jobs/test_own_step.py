@@ -278,7 +278,7 @@ def test_a_step_without_phases_has_in_a_loop_the_loops_times(run: Run) -> None:
     [
         ("make_step", {"batch": 4}, "unexpected keyword argument 'batch'"),
         ("make_nothing", {}, "it returned int, and not a function that does one step"),
-        ("make_stepp", {}, "has no 'make_stepp'; it defines make_step"),
+        ("make_stepp", {}, "has no 'make_stepp'"),
     ],
 )
 def test_what_is_wrong_with_the_code_is_said(run: Run, function: str, arguments: dict[str, Any], words: str) -> None:
