@@ -166,17 +166,6 @@ def test_a_job_that_cannot_start_uses_up_its_attempts(agent, clock, locks, datab
     free.release()
 
 
-def test_an_agent_out_of_threads_does_not_use_up_the_queue(agent, clock, database, monkeypatch) -> None:
-    jobs = [submit(database, max_attempts=1) for _ in range(3)]
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
-    failed = []
-    for pause_s in (0.0, 0.0, MIN_BACKOFF_S, MIN_BACKOFF_S, MIN_BACKOFF_S):  # it waits twice as long each time
-        clock.now += pause_s
-        turn(agent)
-        failed.append([job_after(database, job_id)["state"] for job_id in jobs].count("failed"))
-    assert failed == [1, 1, 2, 2, 3]
-
-
 SPOOL, PLAN = (Spool, "begin_unit"), (type(RUNNERS["benchmark"]), "plan")
 
 

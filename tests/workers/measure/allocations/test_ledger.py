@@ -66,17 +66,6 @@ def test_each_allocation_has_the_category_of_the_rule() -> None:
     assert names[PARAMETER] == ("weight", None)
 
 
-def test_every_entry_has_a_category_and_a_phase() -> None:
-    ledger, stretches = training_step()
-    assert len(ledger.categories) == len(ledger.phases) == sum(one.entries for one in stretches)
-    assert [CATEGORIES[one] for one in ledger.categories[:5]] == ["input", "activation", *3 * ["temporary"]]
-    assert ledger.phases[:2] == ["preparation", "forward"]
-    # The release of an activation in the backward pass is still that of an activation.
-    assert [CATEGORIES[one] for one in ledger.categories[5:11]] == [
-        *("temporary", "gradient", "activation", "activation", "temporary", "temporary")
-    ]
-
-
 def test_a_release_without_allocation_counts_from_the_start() -> None:
     stretch = Ledger().follow("forward", made(("+", SAVED, 1), ("-", WORKSPACE, 64)), {})
     assert (stretch.start.total, stretch.peak.total, stretch.end.total) == (64, 65, 1)
