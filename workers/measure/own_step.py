@@ -185,6 +185,19 @@ class OwnStep:
             yield
 
     @property
+    def parameters(self) -> list[torch.Tensor]:
+        """Those of the modules or, where these have none, of the optimizers, which may have copies of a model's."""
+        groups = [group["params"] for one in self.optimizers for group in one.param_groups]
+        known = [*self.model.parameters()] or [one for params in groups for one in params]
+        return [*{id(one): one for one in known}.values()]
+
+    @property
+    def trainable(self) -> int | None:
+        """The number of trainable parameters; None if none at all are known."""
+        known = self.parameters
+        return sum(one.numel() for one in known if one.requires_grad) if known else None
+
+    @property
     def phase_names(self) -> tuple[str, ...]:
         """The phases so far, in the order in which they first came."""
         return (*self._names, REST) if self._names else (WHOLE,)

@@ -71,6 +71,20 @@ def make_plain_step(device):
     return lambda: model(torch.randn(2, 8, device=device)).sum().backward()
 
 
+def make_bare_step(device):
+    weights = [torch.randn(8, 4, requires_grad=True), torch.randn(4, requires_grad=True)]
+    optimizers, calls = [torch.optim.AdamW([weight]) for weight in weights], itertools.count()
+
+    def step():
+        (torch.randn(2, 8) @ weights[0] * weights[1]).sum().backward()
+        if next(calls) % 2:
+            with flopwatch.phase("optimizer"):
+                for optimizer in optimizers:
+                    optimizer.step()
+
+    return step
+
+
 def make_slower_step(device):
     calls = itertools.count(1)
     return lambda: time.sleep(5e-3 * (next(calls) > 4))
@@ -265,6 +279,23 @@ def test_a_step_without_phases_has_its_own_time_only(run: Run) -> None:
     assert numbers["step_ms"] is not None
     assert numbers["parameters"] == 8 * 8 + 8
     assert (numbers["tflops"], numbers["items_per_s"]) == (None, None)
+
+
+@pytest.mark.parametrize("kind", ["benchmark", "memory"])
+@pytest.mark.parametrize(("function", "parameters"), [("make_bare_step", 8 * 4 + 4), ("make_slower_step", None)])
+def test_parameters_without_a_module_are_those_of_all_optimizers(run: Run, kind, function, parameters) -> None:
+    assert medians(run(kind, function))["parameters"] == parameters
+
+
+@pytest.mark.parametrize(("kind", "metric"), [("benchmark", "optimizer_ms"), ("profile", "profiled_ms")])
+def test_a_phase_of_some_steps_only_has_no_time(run: Run, kind: str, metric: str) -> None:
+    report = run(kind, "make_bare_step")
+    assert [row["median"] for row in report.rows if (row["metric"], row["phase"]) == (metric, "optimizer")] == [None]
+
+
+def test_a_step_that_runs_no_operators_has_a_profile(run: Run) -> None:
+    numbers = medians(run("profile", "make_slower_step"))
+    assert numbers["work_ms"] == 0 < 5 <= (numbers["profiled_step_ms"] or 0)
 
 
 def test_a_step_without_phases_has_in_a_loop_the_loops_times(run: Run) -> None:

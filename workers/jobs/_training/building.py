@@ -60,6 +60,13 @@ class Training:
         """The model; of a step of the user's own, what has parameters or buffers so far."""
         return self.model if self.own is None else self.own.model
 
+    @property
+    def trainable(self) -> int | None:
+        """The number of trainable parameters; None if a step of the user's own has none that are known."""
+        if self.own is not None:
+            return self.own.trainable
+        return sum(one.numel() for one in self.model.parameters() if one.requires_grad)
+
     def returned(self) -> object:
         """Return what the last step has returned, or our own step's loss."""
         if self.own is not None:

@@ -50,6 +50,7 @@ Shares = tuple[Mapping[str, float], str]
 """The share of each precision in the FLOPs of a step, or the reason why it is unknown."""
 Pacing = Literal["step", "loop"]
 ISOLATED = "isolated_step"
+NO_PARAMETERS = "the code has made no module and no optimizer that is known"
 MAX_BUSY_PERCENT = 101.0
 """The largest valid share. Steps vary, so a device that never waits may seem busy for a little longer than the median
 step; a larger number cannot be a share."""
@@ -96,8 +97,8 @@ def add_times(values: Values, training: Training, times: StepTimes, step_ms: Seq
         values.set(phase_metric(spec, phase), phase, samples, why_not)
     values.set("host_us", None, times.host_us or None, "known on GPUs only: a CPU does the work itself")
     add_busy(values, statistics.median(step_ms), busy)
-    trainable = sum(parameter.numel() for parameter in training.modules.parameters() if parameter.requires_grad)
-    values.set("parameters", None, [trainable])
+    trainable = training.trainable
+    values.set("parameters", None, None if trainable is None else [trainable], NO_PARAMETERS)
 
 
 def add_memory(values: Values, training: Training, monitor: Monitor) -> None:

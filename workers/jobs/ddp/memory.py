@@ -47,13 +47,13 @@ class MemoryMarks:
     def step_ends(self) -> None:
         if self._memory.parameters_mib is None:  # no phase is called so
             self._before()
-        if self._trained.optimizer is None:
+        if not self._trained.optimizers:
             return
-        self._memory.optimizer_state_mib = state_bytes(self._trained.optimizer) / MIB
+        self._memory.optimizer_state_mib = sum(map(state_bytes, self._trained.optimizers)) / MIB
         self._memory.after_optimizer_mib, self._memory.after_optimizer_peak_mib = self._now()
 
     def _before(self) -> None:
-        parameters = list(self._trained.wrapped.parameters())
+        parameters = self._trained.parameters
         self._memory.parameters_mib = sum(map(local_bytes, parameters)) / MIB
         self._memory.gradients_mib = sum(local_bytes(parameter.grad) for parameter in parameters) / MIB
         self._memory.before_optimizer_mib, self._memory.before_optimizer_peak_mib = self._now()

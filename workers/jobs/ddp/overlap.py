@@ -16,6 +16,7 @@ from workers.jobs.ddp.strategies import Trained
 from workers.jobs.ddp.timelines import of_rank
 from workers.jobs.ddp.timing import StepTimer
 from workers.measure.allocations import snapshot
+from workers.measure.busy import NOTHING_SEEN
 from workers.measure.memory import short_message
 from workers.measure.profiling import tables, usage
 from workers.measure.profiling.overlap import OverlapRecording, StepOverlap, record_overlap
@@ -95,8 +96,8 @@ def record_step_overlap(context: RankContext, trained: Trained, step_ms: float, 
             profiled = record_overlap(run, names, phases, on_gpu=context.on_gpu)
     except RuntimeError as error:
         return {"why_not": f"the profiler failed: {short_message(error)}"}
-    if not any(step.compute for step in profiled.steps):
-        return {"why_not": "the profiler saw no kernel: another profiler may hold CUPTI"}
+    if context.on_gpu and not any(step.compute for step in profiled.steps):
+        return {"why_not": NOTHING_SEEN}
     return {
         "why_not": None,
         "steps": [_as_json(step, shown=at < PROFILED_STEPS) for at, step in enumerate(profiled.steps)],

@@ -83,9 +83,16 @@ class Trained:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        if self.own is not None:
-            return next(iter(self.own.optimizers), None)
         return self.step.optimizer if isinstance(self.step, TrainStep) else None
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """Ours, or all of a step of the user's own."""
+        return self.own.optimizers if self.own is not None else [self.optimizer] if self.optimizer is not None else []
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        return [*self.wrapped.parameters()] if self.own is None else self.own.parameters
 
 
 def build(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from app.specs.ddp import DdpSpec
 from flopwatch.intervals import FEWEST_FOR_INTERVAL, median_interval
 from workers.jobs._training.building import name_of
-from workers.jobs._training.metrics import Shares, add_shares, not_told
+from workers.jobs._training.metrics import NO_PARAMETERS, Shares, add_shares, not_told
 from workers.jobs._values import GPU_ONLY, Metric, Values
 from workers.jobs.ddp.buckets import PREDICTED, has_buckets, predicts
 from workers.measure.check import Check, check_cores, not_judged
@@ -149,12 +149,14 @@ def add_values(
     add_memory(values, spec, found, turns)
     sent = sum(row[2] for row in found[0]["communication"])
     values.set("communication_mib", None, [sent / 2**20])
-    values.set("parameters", None, [found[0]["parameters"]])
-    flops = found[0]["flops"]
+    parameters, flops = found[0]["parameters"], found[0]["flops"]
+    values.set("parameters", None, None if parameters is None else [parameters], NO_PARAMETERS)
+    # Of steps with different work, the rate is that of all together.
+    rated_ms = (statistics.fmean if any(rank["varies"] for rank in found) else statistics.median)(step_ms)
     if spec.step_code is not None:
-        flops = add_own_work(values, [rank["work"] for rank in found], statistics.median(step_ms))
+        flops = add_own_work(values, [rank["work"] for rank in found], rated_ms)
     precision = precisions_of_ranks([rank["precision"] for rank in found])
-    rates = add_rates(values, spec, devices[0], flops, precision, statistics.median(step_ms), ceilings)
+    rates = add_rates(values, spec, devices[0], flops, precision, rated_ms, ceilings)
     parity = [] if spec.step_code is not None else [check_parity(values, spec, found[0]["parity"])]
     parity += check_gradients(found[0].get("without_gradient"))
     return [*parity, check_host(spec, found), *check_times(spec, devices[0], found, step_ms), *exposed, *rates]
@@ -178,10 +180,12 @@ def add_times(values: Values, turns: Sequence[Sequence[Mapping[str, Any]]], step
             continue
         if metric.phase == "first_step":
             continue
-        samples = [
-            time_ms for turn in turns for time_ms in slowest([rank["phases_ms"].get(metric.phase, []) for rank in turn])
-        ]
-        values.set(metric.name, metric.phase, samples or None, "this strategy finishes within the backward pass")
+        each = [[rank["phases_ms"].get(metric.phase, []) for rank in turn] for turn in turns]
+        samples = [time_ms for turn in each for time_ms in slowest(turn)]
+        why_not = "this strategy finishes within the backward pass"
+        if samples and (fewest := sum(min(map(len, turn)) for turn in each)) < len(step_ms):
+            samples, why_not = [], f"{fewest} of {len(step_ms)} steps have this phase"
+        values.set(metric.name, metric.phase, samples or None, why_not)
     issued = [time_us for turn in turns for time_us in slowest([rank["host_us"] for rank in turn])]
     values.set("host_us", None, issued or None, "known on GPUs only: a CPU does the work itself")
 

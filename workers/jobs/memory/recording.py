@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -198,10 +197,7 @@ def record_steps(
             with nullcontext() if spec.compile or own else stream.of(training.model):
                 run_step(step.phases, [where, stream, marks])
             report.progress(number + 1, total, "recording" if number >= warmup else "warming up")
-    of_modules = [one for one in training.modules.parameters() if one.requires_grad]
-    groups = [group["params"] for optimizer in getattr(step, "optimizers", ()) for group in optimizer.param_groups]
-    # Optimizers may have copies in float32 of a model's parameters.
-    session.parameters = sum(one.numel() for one in of_modules or itertools.chain(*groups)) or None
+    session.parameters = training.trainable
     session.without_gradient = getattr(step, "without_gradient", None)
     session.steps = [*recorded, recording.end()][-spec.measure_steps :]
     for phase in session.phases():

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from app.specs.memory import MemorySpec
 from workers.jobs import _reference
 from workers.jobs._grid import check_measured
+from workers.jobs._training.metrics import NO_PARAMETERS
 from workers.jobs._values import Metric, Values
 from workers.jobs.memory.recording import INITIALISATION, Session, height, peak_seen
 from workers.measure.allocations.categories import CATEGORIES, FORWARD, UNKNOWN
@@ -216,7 +217,7 @@ def add_whole(values: Values, session: Session) -> None:
     final = session.steps[-1][-1]
     values.set("history_entries", None, [final.history])
     values.set("snapshot_mib", None, [[*session.files.values()][-1] / MIB])
-    values.set("parameters", None, None if session.parameters is None else [session.parameters], "unknown")
+    values.set("parameters", None, None if session.parameters is None else [session.parameters], NO_PARAMETERS)
 
 
 def add_residual_stream(values: Values, session: Session) -> None:

@@ -54,6 +54,7 @@ from workers.uploaded import BrokenCode
 WHOLE_STEP = "step"
 """The scope of all phases, and the only phase of a step of the user's own that names none."""
 NO_PHASES = "a CUDA graph replays all its kernels in one launch: to a profiler it is one phase"
+NOT_IN_EVERY_STEP = "not every step has this phase"
 NO_NORMS = (
     "norms that are written out have no kernels of their own, and a CUDA graph has no ranges that tell them: "
     "their time is under elementwise and reduction"
@@ -251,7 +252,7 @@ def unprofiled(training: building.Training, phase: str, times: Values) -> tuple[
     found = times.samples(metrics.phase_metric(training.spec, phase), phase)
     if found is not None and phase == "decode" and training.own is None:
         found = [sample * (training.spec.new_tokens - 1) for sample in found]  # profiled times are not per token
-    return found, "not every step has this phase"
+    return found, NOT_IN_EVERY_STEP
 
 
 @dataclass
@@ -299,7 +300,8 @@ class Profiling:
         self.steps = 1 if self.sparing else self.spec.profile_steps
         profile = self._record(alone)
         attribution = Attribution(profile.recording, self.phases, on_gpu=self.on_gpu)
-        if len(attribution.steps) != self.steps or not attribution.work:
+        # A step on a CPU may do all its work in NumPy.
+        if len(attribution.steps) != self.steps or (self.on_gpu and not attribution.work):
             seen, work = len(attribution.steps), len(attribution.work)
             raise RuntimeError(f"the profiler saw {seen} of {self.steps} steps, and {work} kernels in them")
         self.report.progress(self.steps, self.steps, "summing up")
@@ -391,7 +393,10 @@ class Profiling:
         self.values.set("profiled_step_ms", None, laps_ms)
         self.values.set("profiler_overhead_percent", None, [overhead])
         for phase in {*self.of_step, *self.phases}:
-            self.values.set("profiled_ms", phase, phases_ms.get(phase), NO_PHASES)
+            found = phases_ms.get(phase)
+            every = found is None or len(found) == len(laps_ms)
+            why_not = NO_PHASES if self.spec.cuda_graph else NOT_IN_EVERY_STEP
+            self.values.set("profiled_ms", phase, found if every else None, why_not)
         self.values.set("graphs_compiled", None, [after.graphs])
         self.values.set("graph_breaks", None, [after.graph_breaks])
         self.values.set("recompiles", None, [after.graphs - before.graphs])

@@ -1,6 +1,7 @@
 """Steps of several ranks, of which rank 1 is late while the profiler watches: however busy the host is, it comes
 `LATE_S` after the other one. The ranks of test_ddp.py get this file as uploaded code."""
 
+import itertools
 import time
 
 import torch
@@ -77,6 +78,24 @@ def make_step(device, late):
                 dist.all_reduce(parameter.grad)
             model.zero_grad()
         flopwatch.work(tokens=tokens)
+
+    return step
+
+
+def make_uneven_step(device):
+    """Every third step takes eight times as long, for as many tokens; nothing holds the parameters but optimizers."""
+    weights = [torch.randn(8, 4, requires_grad=True), torch.randn(4, requires_grad=True)]
+    optimizers, calls = [torch.optim.AdamW([weight]) for weight in weights], itertools.count()
+
+    def step():
+        (torch.randn(2, 8) @ weights[0] * weights[1]).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        if heavy := next(calls) % 3 == 2:
+            with flopwatch.phase("heavy"):
+                time.sleep(35e-3)
+        time.sleep(5e-3)
+        flopwatch.work(tokens=8 if heavy else 1)
 
     return step
 

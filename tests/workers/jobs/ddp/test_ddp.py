@@ -132,6 +132,11 @@ SPECS: dict[str, dict[str, Any]] = {
             "begins late, own": "groups",
         }.items()
     },
+    "uneven, own": {
+        "step_code": {**CODE, "function": "make_uneven_step"},
+        "warmup_steps": 0,
+        "measure_steps": 6,
+    },
     "only times, flat": {"strategy": "flat", "measure_steps": 2},
     "flat": {"strategy": "flat"},
     "sends slowly, flat": {"strategy": "flat", "measure_steps": 3},
@@ -224,6 +229,15 @@ def values(report: Report) -> dict[str, Any]:
     rows = {row["metric"]: row for row in report.rows}
     assert len(rows) == len(report.rows)
     return rows
+
+
+def test_steps_of_ones_own_that_differ(run: Any) -> None:
+    """The mean work in the median time would be 1300 tokens per second; two optimizers have the parameters."""
+    rows = {name: row["median"] for name, row in values(run("uneven, own")).items()}
+    assert 0 < rows["tokens_per_s"] <= 2 * (8 + 2) / (40e-3 + 2 * 5e-3)
+    assert rows["heavy_ms"] is None
+    assert (rows["parameters"], rows["parameters_mib"]) == (36, 36 * 4 / 2**20)
+    assert rows["optimizer_state_mib"] == (2 * 36 * 4 + 2 * 4) / 2**20
 
 
 @pytest.mark.parametrize(
