@@ -37,15 +37,6 @@ def test_live_output_never_splits_a_character() -> None:
     assert log.drain() == ""
 
 
-def test_live_output_ends_with_a_note_and_the_log_goes_on() -> None:
-    log = CappedLog(live_bytes=3)
-    log.write(b"abcdef")
-    assert log.drain().startswith("abc\n[live output ends here")
-    log.write(b"gh")
-    assert log.drain() == ""
-    assert log.text() == "abcdefgh"
-
-
 def test_followers_get_the_tail_at_the_end() -> None:
     log = CappedLog(head_bytes=4, tail_bytes=4, live_bytes=6)
     log.write(b"abcdefgh")

@@ -457,17 +457,6 @@ def test_the_monitor_reads_a_gpu_at_most_once_a_second(monkeypatch: pytest.Monke
     )
 
 
-def test_the_monitor_watches_the_cases_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = [FakeGpu() for _ in range(3)]
-    monkeypatch.setattr(validity, "gpu_by_nvml", lambda device: gpus[device.index])
-    monitor = Monitor([torch.device("cuda", 0), torch.device("cuda", 2)])
-    monitor.start()
-    monitor.watch(last=True)
-    assert [gpu.reads for gpu in gpus] == [2, 0, 2]
-    checks = {check["name"]: check["detail"] for check in monitor.conclude([])["checks"]}
-    assert checks["throttling"] == "GPU 0: none; GPU 1: none"
-
-
 def test_the_memory_of_the_fullest_device_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [FakeGpu(), FakeGpu()]
     used: list[list[float | None]] = [[9e9, 1024.0, None, 512.0], [9e9, 100.0, 2048.5, 100.0]]
