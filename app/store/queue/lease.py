@@ -128,8 +128,8 @@ def with_agreed_lease(database: Database, settings: Settings) -> Settings:
             raise CannotRunHere(
                 f"FLOPWATCH_LEASE_S is {settings.lease_s:g}, but the lease of this database is {lease_s:g} seconds, "
                 f"for server and workers alike: unset FLOPWATCH_LEASE_S or set it to {lease_s:g}; or stop "
-                f"{', '.join(living[:3])}{more} first. A worker that was killed counts until it was silent for a "
-                "whole lease."
+                f"{', '.join(living[:3])}{more} first. A worker that was killed on another host counts until it was "
+                "silent for a whole lease."
             )
         service_settings.put(connection, service_settings.LEASE_S, settings.lease_s)
     logger.warning("the lease of %s is %g s now, and was %g", database.backend.place, settings.lease_s, lease_s)

@@ -1,5 +1,7 @@
 """Workers and their signs of life."""
 
+import os
+import socket
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
@@ -19,7 +21,7 @@ _worker = tables.worker.c
 _CHANGE = update(tables.worker).where(_worker.id == bindparam("worker_id"))
 _BEAT = _CHANGE.values(beat=_worker.beat + 1)
 _LOSE = _CHANGE.where(_worker.beat == bindparam("seen_beat"), _worker.state.in_(ALIVE)).values(state="lost")
-_LIVING = select(_worker.id).where(_worker.state.in_(ALIVE)).order_by(_worker.id)
+_LIVING = select(_worker.id, _worker.hostname, _worker.pid).where(_worker.state.in_(ALIVE)).order_by(_worker.id)
 _SEE_HOST = update(tables.known_host).where(tables.known_host.c.key == bindparam("host"))
 _ALIVE = select(_worker.id, _worker.beat).where(_worker.state.in_(ALIVE))
 
@@ -121,5 +123,15 @@ def beat(
 
 
 def living_workers(connection: Connection) -> list[str]:
-    """Return the ids of living workers; a killed one is among them for a lease."""
-    return list(connection.execute(_LIVING).scalars())
+    """Return the ids of living workers, without those of this host that were killed."""
+    return [row.id for row in connection.execute(_LIVING) if row.hostname != socket.gethostname() or _runs(row.pid)]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True

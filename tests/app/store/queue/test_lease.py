@@ -1,3 +1,6 @@
+import os
+import socket
+import subprocess
 from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
@@ -200,6 +203,12 @@ class TestTheDatabasesLease:
             assert pass_time(same, clock, 10) == []
             queue.renew([again])
 
+    def test_a_watcher_hears_of_a_change(self, database: Database, watcher: Watcher) -> None:
+        self.agreed(database)
+        self.agreed(database, lease_s=7)
+        watcher.poll()
+        assert watcher.lease_s == 7.0
+
     @pytest.mark.parametrize("state", ["active", "draining"])
     def test_it_does_not_change_while_a_worker_lives(self, shop, database, registration, queue, state) -> None:
         self.agreed(database)
@@ -211,6 +220,20 @@ class TestTheDatabasesLease:
         assert queue.lease_s() == self.agreed(database) == 30
         registration.set_worker_state("worker-1", "stopped")
         assert self.agreed(database, lease_s=7) == queue.lease_s() == 7
+
+    def test_a_worker_of_this_host_that_was_killed_is_none(self, database, registration, queue) -> None:
+        def register(name: str, pid: int) -> None:
+            registration.register_worker(name, socket.gethostname(), pid, [], [], [], {})
+
+        killed = subprocess.Popen(["true"])
+        killed.wait()
+        self.agreed(database)
+        register("killed", killed.pid)
+        self.agreed(database, lease_s=7)
+        register("runs", os.getpid())
+        with pytest.raises(CannotRunHere, match="stop runs first"):
+            self.agreed(database, lease_s=8)
+        assert queue.lease_s() == 7
 
 
 class TestWorkers:
