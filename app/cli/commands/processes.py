@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -379,15 +378,16 @@ def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> S
 
 def _check_address(host: str, port: int) -> None:
     """Raise CannotRunHere if no server can listen there, before the server itself has started."""
+    import asyncio
+
     from app.errors import CannotRunHere
 
+    async def listen() -> None:
+        loop = asyncio.get_running_loop()
+        (await loop.create_server(asyncio.Protocol, host or None, port, start_serving=False)).close()
+
     try:
-        for family, *_, place in socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(place)
+        asyncio.run(listen())  # as uvicorn does, which passes over what the kernel lacks, such as IPv6
     except OSError as error:
         where = f"{host or 'all addresses'}, port {port}"
         raise CannotRunHere(

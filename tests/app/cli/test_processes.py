@@ -129,10 +129,11 @@ def test_serve_says_why_it_cannot(start: Any, tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         for command in ("serve", "up"):
             said = refusal(tmp_path, command, FLOPWATCH_PORT=str(port))
-            assert f"port {port}: Address already in use" in said
+            assert f"port {port}: " in said
+            assert "address already in use" in said
             assert "--port" in said
     for command in ("serve", "up"):
-        assert "Cannot assign requested address" in refusal(tmp_path, command, FLOPWATCH_HOST="192.0.2.1", **INSECURE)
+        assert "cannot assign requested address" in refusal(tmp_path, command, FLOPWATCH_HOST="192.0.2.1", **INSECURE)
         result = CliRunner().invoke(cli, [command, "--port", "99999"], env={"FLOPWATCH_DATA_DIR": str(tmp_path)})
         assert result.exit_code == 2
         assert "65535" in result.stderr
