@@ -230,7 +230,7 @@ class OwnStep:
             self._observers = None
         end_phase(self._outside, observers)
         position.step_ends()
-        self._worked.append(self._of_step)
+        self._worked.append({kind: amount or self._of_every_step[kind] for kind, amount in self._of_step.items()})
         self._runs += 1
 
     def _stopped(self) -> str:
@@ -295,8 +295,7 @@ class OwnStep:
 
     def mean_work(self, kind: str) -> float | None:
         """Return the mean work of the steps; None if the code has not told it."""
-        works = [worked[kind] for worked in self._worked]
-        return statistics.fmean(works) if any(works) else self.work_of_step(kind)
+        return statistics.fmean(worked[kind] for worked in self._worked) or None
 
     def keep_work(self, steps: int) -> None:
         """Forget the work of all steps but the last."""

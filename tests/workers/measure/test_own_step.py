@@ -123,6 +123,18 @@ def test_work_adds_up_in_a_step_and_begins_anew_in_the_next() -> None:
         assert [own.work_of_step(kind) for kind in ("flops", "tokens", "items")] == [5, 7, None]
 
 
+def test_work_of_every_step_is_that_of_steps_that_tell_none() -> None:
+    def body(own: OwnStep) -> None:
+        own.work(flops=None, tokens=next(tokens), items=None)
+
+    tokens = iter([3, None, 3])
+    own = made(body)
+    own.work(flops=None, tokens=9, items=None)
+    for _ in range(3):
+        heard(own)
+    assert (own.varying_work("tokens", 3), own.mean_work("tokens")) == ([3, 9, 3], 5)
+
+
 def test_work_that_varies_is_that_of_all_measured_steps() -> None:
     def body(own: OwnStep) -> None:
         own.work(flops=3, tokens=next(tokens), items=None)
