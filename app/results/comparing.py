@@ -32,6 +32,7 @@ from app.specs import KINDS, Scalar
 from app.specs.compare import blocks_of_turns
 from app.states import VERDICTS
 from app.store.database.engine import Database, Snapshot
+from app.store.reading.measurements import unit_verdicts
 from app.summaries import planned_processes, summarise
 from flopwatch.text.cases import ARROW, case_text, in_use
 from flopwatch.text.numbers import finite
@@ -51,6 +52,8 @@ CUT = (
     "Processes with more samples would seem faster: of each, the first samples count, as many as the shortest process "
     "of the case has (some have {})."
 )
+THREADS = "threads"
+"""The check that notes that threads computed beside the steps."""
 MAX_REPLICATES = 100
 """Most `replicates` of a job."""
 MAX_DISTRIBUTIONS = 200
@@ -197,13 +200,15 @@ def _read(database: Database, sides: Callable[[Snapshot], Pair], question: Quest
         tables = (
             None if question.metrics else ComparedProfiles.read(snapshot, pair) or ComparedMemory.read(snapshot, pair)
         )
-        apart = _apart(pair)
+        apart, beside = _apart(pair), _beside(snapshot, pair)
         agreed = agreement.read(snapshot, pair, lambda side, case: next(iter(_keys(side, case, apart)), None))
-    return _compared(pair, tables, agreed, question)
+    return _compared(pair, tables, agreed, beside, question)
 
 
-def _compared(pair: Pair, tables: ComparedTables | None, agreed: Agreement | None, question: Question) -> Comparison:
-    """Compare and judge two sides."""
+def _compared(
+    pair: Pair, tables: ComparedTables | None, agreed: Agreement | None, beside: Sequence[str], question: Question
+) -> Comparison:
+    """Compare and judge two sides. `beside`: further clauses of the sentence."""
     baseline, candidate = pair.both
     differences = _differences(baseline, candidate)
     _check_metrics(question.metrics, {**baseline.metrics, **candidate.metrics})
@@ -238,7 +243,8 @@ def _compared(pair: Pair, tables: ComparedTables | None, agreed: Agreement | Non
         if judgement.conclusion == "inconclusive":  # what was found comes first
             sentences.reverse()
         judgement = replace(judgement, sentence=". ".join(sentences))
-    judgement = judgement.completed([*_without_values(question.metrics, unjudged), *pair.unmatched, *_suspect(pair)])
+    further = [*_without_values(question.metrics, unjudged), *pair.unmatched, *_suspect(pair), *beside]
+    judgement = judgement.completed(further)
     agreed = agreed and agreed.under(judgement)
     notes = [*_notes(pair, _unlabelled(differences, kind), of_environments), *lacking]
     how = None
@@ -272,6 +278,24 @@ def _without_values(requested: Sequence[str], rows: Sequence[findings.Row]) -> l
 def _suspect(pair: Pair) -> list[str]:
     sides = [f"the {side.name} is" for side in pair.both if side.validity == "suspect"]
     return [f"{'both sides are' if len(sides) > 1 else sides[0]} suspect"] if sides else []
+
+
+def _beside(snapshot: Snapshot, pair: Pair) -> list[str]:
+    """Say that threads computed beside the steps of one side alone: what moved there is not saved."""
+    attempts = {job.id: job.recorded for side in pair.both for job in side.jobs if job.recorded is not None}
+    units = {
+        unit
+        for unit, verdict in unit_verdicts(snapshot, attempts).items()
+        if any(check["name"] == THREADS for check in verdict.get("checks", ()))
+    }
+    sides = [
+        side.name
+        for side in pair.both
+        if any(job in {its.id for its in side.jobs} and (side.units is None or at in side.units) for job, at in units)
+    ]
+    if len(sides) != 1:
+        return []
+    return [f"in the {sides[0]} alone threads computed beside the steps, and only what a step waits for is timed"]
 
 
 def _check_metrics(requested: Sequence[str], known: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kernels.clock import now_s, processor_ns
+from kernels.clock import ended_ns, now_s, processor_ns
 from kernels.versions import why_not_hopper
 from workers.measure import statistics
 from workers.measure.busy import DEVICE_GAP_US, Busy
@@ -38,6 +38,10 @@ MAX_MEAN = 2.0
 it."""
 MAX_THREADS = 0.10
 """Largest share of a CPU's time, of one core, in which threads beside the timed one may compute without a note."""
+MIN_THREADS_S = 1e-3
+"""And largest time, of which a part is that of reading the clocks."""
+ENDED = 0
+"""Stands for all threads that have ended; no thread has this identity."""
 MAX_DRIFT = 0.10
 MAX_DRIFT_ERRORS = 3
 """A drift that its standard error explains is noise: 3 of them are 4 % of runs of 10 samples, fewer of longer runs."""
@@ -395,19 +399,21 @@ def check_host_load(before: HostLoad | None, after: HostLoad | None, span_s: flo
 
 
 def other_threads_s() -> dict[int, float]:
-    """Return the processor's time in seconds of each thread that runs Python beside the calling one, by its identity.
+    """Return the processor's time in seconds of each thread that runs Python beside the calling one, by its identity,
+    and under ENDED that of threads that have ended.
 
     `threading.enumerate` may have threads that have ended, whose clocks must not be read.
     """
     others = sys._current_frames().keys() - {threading.get_ident()}
-    return {thread: 1e-9 * processor_ns(thread) for thread in others}
+    return {ENDED: 1e-9 * ended_ns(), **{thread: 1e-9 * processor_ns(thread) for thread in others}}
 
 
 def check_threads(before: Mapping[int, float], after: Mapping[int, float], span_s: float) -> list[Check]:
     """Note that other threads computed meanwhile, by what `other_threads_s` tells: the host's clock takes a call for
     done when it returns. No check if they hardly did."""
-    used = sum(max(0.0, now - before.get(thread, 0.0)) for thread, now in after.items())
-    if used <= MAX_THREADS * span_s:
+    known = {**before, ENDED: sum(before[thread] for thread in before.keys() - (after.keys() - {ENDED}))}
+    used = sum(max(0.0, now - known.get(thread, 0.0)) for thread, now in after.items())
+    if used <= max(MAX_THREADS * span_s, MIN_THREADS_S):
         return []
     detail = f"other threads of the code computed for {used:.2g} of {span_s:.2g} s: only what a step waits for is timed"
     return [Check("threads", False, detail, "note")]

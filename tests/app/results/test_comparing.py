@@ -728,3 +728,17 @@ def test_what_several_cases_of_another_precision_returned_is_compared(database, 
     assert "differ by up to 50 % (loss, step 2: 3 → 1.5)" in found.agreement["sentence"]
     same = results.compare(database, jobs["fp32"], jobs["fp32"], Question(expect_equal=1e-4))
     assert same.agreement["outcome"] == "passed"
+
+
+@pytest.mark.parametrize("beside", [{"candidate"}, {"baseline", "candidate"}])
+def test_work_that_one_side_has_moved_to_threads_is_told(database, run_job, queue, record, beside) -> None:
+    claim = run_job(IN_TURNS)
+    checks = [{"name": "threads", "ok": False}]
+    units = [
+        replace(unit, validity={"verdict": "valid", "checks": checks if unit.side in beside else []})
+        for unit in in_turns()
+    ]
+    rows_ = [record("step_ms", unit_index=unit.unit_index) for unit in units]
+    queue.finish(claim, replace(SUCCEEDED, units=units, measurements=rows_))
+    told = "in the candidate alone threads computed beside the steps"
+    assert (told in str(about(compare_sides(database, claim.job_id), "sentence"))) == (len(beside) == 1)

@@ -71,11 +71,14 @@ def test_a_thread_that_computes_beside_the_steps_has_a_note() -> None:
     def names() -> list[str]:
         return [check.name for check in monitor.with_watched([])]
 
+    def burn() -> None:
+        while time.thread_time() < 0.2:
+            pass
+
     computed, end = threading.Event(), threading.Event()
 
     def compute() -> None:
-        while time.thread_time() < 0.2:
-            pass
+        burn()
         computed.set()
         end.wait()
 
@@ -91,6 +94,11 @@ def test_a_thread_that_computes_beside_the_steps_has_a_note() -> None:
     finally:
         end.set()
         thread.join()
+    assert "threads" not in names(), "nor is it when the thread ends"
+    thread = threading.Thread(target=burn)
+    thread.start()
+    thread.join()
+    assert "threads" in names(), "threads that have ended count, such as one for each step"
 
 
 @pytest.mark.parametrize(
