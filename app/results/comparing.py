@@ -200,15 +200,14 @@ def _read(database: Database, sides: Callable[[Snapshot], Pair], question: Quest
         tables = (
             None if question.metrics else ComparedProfiles.read(snapshot, pair) or ComparedMemory.read(snapshot, pair)
         )
-        apart, beside = _apart(pair), _beside(snapshot, pair)
+        apart = _apart(pair)
+        pair = replace(pair, further=[*pair.further, *_beside(snapshot, pair)])
         agreed = agreement.read(snapshot, pair, lambda side, case: next(iter(_keys(side, case, apart)), None))
-    return _compared(pair, tables, agreed, beside, question)
+    return _compared(pair, tables, agreed, question)
 
 
-def _compared(
-    pair: Pair, tables: ComparedTables | None, agreed: Agreement | None, beside: Sequence[str], question: Question
-) -> Comparison:
-    """Compare and judge two sides. `beside`: further clauses of the sentence."""
+def _compared(pair: Pair, tables: ComparedTables | None, agreed: Agreement | None, question: Question) -> Comparison:
+    """Compare and judge two sides."""
     baseline, candidate = pair.both
     differences = _differences(baseline, candidate)
     _check_metrics(question.metrics, {**baseline.metrics, **candidate.metrics})
@@ -243,8 +242,7 @@ def _compared(
         if judgement.conclusion == "inconclusive":  # what was found comes first
             sentences.reverse()
         judgement = replace(judgement, sentence=". ".join(sentences))
-    further = [*_without_values(question.metrics, unjudged), *pair.unmatched, *_suspect(pair), *beside]
-    judgement = judgement.completed(further)
+    judgement = judgement.completed([*_without_values(question.metrics, unjudged), *pair.further, *_suspect(pair)])
     agreed = agreed and agreed.under(judgement)
     notes = [*_notes(pair, _unlabelled(differences, kind), of_environments), *lacking]
     how = None

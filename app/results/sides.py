@@ -87,8 +87,8 @@ class Pair:
     """True if fresh processes of one job measured both sides in turns."""
     other_devices: Sequence[tuple[Scalar, Scalar]] = ()
     """Pairs of different devices of matched cases, which cannot be compared."""
-    unmatched: Sequence[str] = ()
-    """What has no counterpart in a baseline, or in the candidate, in words."""
+    further: Sequence[str] = ()
+    """Further clauses of the sentence, such as what has no counterpart in a baseline, or in the candidate."""
 
     @property
     def both(self) -> tuple[Side, Side]:
@@ -178,7 +178,7 @@ def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -
         other_devices=[
             (other, device) for (_, device), devices in matched.items() for other in devices if device != other
         ],
-        unmatched=unmatched,
+        further=unmatched,
     )
     _check_jobs(pair)
     return _with_unequal_samples(snapshot, pair)
