@@ -140,27 +140,25 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def where(points: Sequence[Point], wanted: Sequence[str]) -> Sequence[Point]:
-    """Return the points at these values of coordinates.
+    """Return the points at these values of coordinates; none where no case has them together, as the panel's form may
+    ask for.
 
-    Raises InvalidRequest if there is none.
+    Raises InvalidRequest if no case has a value that one coordinate shall have.
     """
     alternatives: dict[str, set[str]] = {}
     known = list(points[0].place) if points else []
     for name, value in map(pair, wanted):
         alternatives.setdefault(results.coordinate_of(name, known), set()).add(value)
-    chosen = [
-        point
-        for point in points
-        if all(address_text(point.place.get(name)) in texts for name, texts in alternatives.items())
-    ]
-    if points and not chosen:
-        name = next((name for name in alternatives if name not in known), None) or next(iter(alternatives))
-        there_is = f"there is {', '.join(known)}"
-        if name in known:
-            values = [*map(address_text, values_along(points, name))]
-            there_is = f"of {name} there is {', '.join(values[:20])}{', …' if len(values) > 20 else ''}"
-        detail = f"No case has {' and '.join(wanted)}; {there_is}."
-        raise InvalidRequest.at("/where", detail)
+    chosen = points
+    for name, texts in alternatives.items():
+        values = [*map(address_text, values_along(points, name))]
+        if points and texts.isdisjoint(values):
+            there_is = f"there is {', '.join(known)}"
+            if name in known:
+                there_is = f"of {name} there is {', '.join(values[:20])}{', …' if len(values) > 20 else ''}"
+            detail = f"No case has {' and '.join(wanted)}; {there_is}."
+            raise InvalidRequest.at("/where", detail)
+        chosen = [point for point in chosen if address_text(point.place.get(name)) in texts]
     return chosen
 
 

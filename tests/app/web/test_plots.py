@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
-from app.web.pages.plots import first_metric
+from app.web.pages.plots import PlotsQuery, figures, first_metric
 from app.web.plots.chart import MAX_SERIES, draw_chart
 from app.web.plots.distributions import SIDES, Processes, draw_distributions
 from app.web.plots.drawing import EMPTY, OUTCOMES
@@ -261,3 +261,11 @@ def test_a_sweep_opens_on_the_metric_by_which_its_best_is_chosen() -> None:
         for kind, fit in (("ddp", None), ("benchmark", None), ("benchmark", {"axis": "batch_size"}))
     ]
     assert first == ["step_ms", "step_ms", "peak_memory_mib"]
+
+
+def test_filters_that_no_case_meets_together_leave_the_panel() -> None:
+    points = [Point({"precision": "fp32", "batch_size": 1}, 1.0), Point({"precision": "bf16", "batch_size": 2}, 2.0)]
+    query = PlotsQuery(where=["precision=fp32", "batch_size=2"])
+    view = figures(points, "step_ms", "ms", query, "Step (ms)")
+    assert view["chart"] is None
+    assert view["filters"] == [("precision", ["fp32", "bf16"], "fp32"), ("batch_size", ["1", "2"], "2")]
