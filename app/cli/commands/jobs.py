@@ -98,7 +98,7 @@ class Described:
         """Return these options as the client takes them."""
         given = {**vars(self), "labels": arguments.parse_pairs(self.label or [])}
         if (timeout_s := given.get("timeout_s")) is not None:
-            given["timeout_s"] = parse_value(timeout_s)
+            given["timeout_s"] = parse_value(timeout_s) or timeout_s  # null would be the default limit
         return {name: value for name, value in given.items() if name != "label"}
 
 

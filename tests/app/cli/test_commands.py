@@ -432,7 +432,7 @@ def test_time_limits(site: Any, flopwatch: Any) -> None:
         ["none"],
         ["16 min 40 s"],
     ]
-    for senseless in ("soon", "nan", "0"):
+    for senseless in ("soon", "nan", "0", "None"):
         assert "/timeout_s" in ended(flopwatch("submit", *TINY, "--timeout-s", senseless), 1)
 
 
