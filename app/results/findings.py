@@ -139,7 +139,13 @@ class Row:
         """Return how many processes each side needs to find a difference of so many percent."""
         if self.estimate is None:
             return None
-        return inference.replicates_for(percent / 100, self.estimate.distances, self.alpha)
+        of = [self.estimate, *(self._by(name) for name in self._hiding(percent / 100))]
+        needed = [inference.replicates_for(percent / 100, its.distances, self.alpha) for its in of]
+        return None if None in needed else max(number for number in needed if number is not None)
+
+    def _hiding(self, limit: float) -> list[str]:
+        """Return the witnesses without which a test would be conclusive."""
+        return self.may_lose(limit) if self.is_tested and self.finding == "inconclusive" else []
 
     def _by(self, name: str) -> Estimate:
         """Return the estimate by a witness, with its distances."""
