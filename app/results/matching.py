@@ -59,12 +59,12 @@ class Difference:
         baseline, candidate = self.means
         return candidate - baseline
 
-    def numbers(self) -> list[Scalar]:
-        """Return the values of `columns`. A side without this row spent nothing on it; only rows that both sides have
-        have a ratio."""
+    def numbers(self, *, known: bool) -> list[Scalar]:
+        """Return the values of `columns`. `known`: a side without this row spent nothing on it. Only rows that both
+        sides have have a ratio."""
         sides = (self.baseline, self.candidate)
         baseline, candidate = (None if side is None else side.mean for side in sides)
-        _, ratio = change_and_ratio(baseline, candidate)
+        change, ratio = change_and_ratio(baseline, candidate)
         low = high = None
         if ratio is not None and ratio > MOST_RATIO:
             ratio = None
@@ -73,7 +73,7 @@ class Difference:
             if found.low is not None:  # that of the means may lie outside
                 ratio, low, high = found.ratio, found.low, found.high
         calls = [None if side is None else side.calls for side in sides]
-        return [baseline, candidate, self.change, ratio, low, high, *calls]
+        return [baseline, candidate, self.change if known else change, ratio, low, high, *calls]
 
 
 def matched(

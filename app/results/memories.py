@@ -96,9 +96,10 @@ class ComparedMemory:
             changed = [one for one in peak.allocations if abs(one.change) > TINY_MIB]
             if number and not changed:
                 continue
-            rows.append(["total", peak.phase, None, "all memory", *peak.whole.numbers(), None, None])
+            rows.append(["total", peak.phase, None, "all memory", *peak.whole.numbers(known=True), None, None])
             rows += [
-                ["categories", peak.phase, one.key[0], None, *one.numbers(), None, None] for one in peak.categories
+                ["categories", peak.phase, one.key[0], None, *one.numbers(known=True), None, None]
+                for one in peak.categories
             ]
             if limit is not None and len(changed) > limit:
                 cut.append(f"{len(changed)} of {peak.phase}")
@@ -107,7 +108,7 @@ class ComparedMemory:
                 # Of a row whose sides have different code, both.
                 codes = [] if code is None else str(code).split(ARROW)
                 what = name or ARROW.join(dict.fromkeys(map(_innermost, codes))) or None
-                rows.append([ALLOCATIONS, peak.phase, category, what, *one.numbers(), site, stack])
+                rows.append([ALLOCATIONS, peak.phase, category, what, *one.numbers(known=True), site, stack])
         notes = [f"Shown are the {limit} allocations that changed most of {', '.join(cut)}."] if cut else []
         has_intervals = any(row[8] is not None for row in rows)
         place = [Column(name, "string") for name in ("table", "phase", "category", "name")]

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from app.results.matching import LARGE, Difference, Key, Spent, added, amount, by_key, columns, matched, signed, told
 from app.results.sheet import Column, Sheet
@@ -26,6 +27,7 @@ JOINED = {
     LINES: ("file", "function", "code"),
     WAITS: ("class",),
     WORK: ("phase", "range", "operator", "shapes", "name", "class"),
+    "classes": ("scope", "class"),
 }
 """Tables that are compared, and the columns that identify a row."""
 LEVELS = ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3), (0, 1, 2), (0, 4))
@@ -41,15 +43,25 @@ TIMES = ("self_ms", "total_ms", "device_ms", "host_ms")
 """Columns of time per step. The first that both sides have values of is compared."""
 DOUBLE = "f64["
 """In the shapes of an operator's inputs: one is in float64."""
+PHASES = ("forward", "backward", "forward_backward", "optimizer", "step", "prefill", "decode")
+"""The order of phases; others follow."""
+NESTED = ("forward", "forward_backward", "step")
+"""Scopes of classes, each with the work of those before it: the largest that both sides have is compared."""
 
 
 @dataclass(frozen=True)
 class ComparedTable:
-    """The rows of one table that both sides reported, by the columns that identify them."""
+    """The rows of one table and phase that both sides reported, by the columns that identify them."""
 
     kind: str
+    phase: str | None
     baseline: Mapping[Key, Spent]
     candidate: Mapping[Key, Spent]
+
+    @property
+    def title(self) -> str:
+        """Return the table and its phase, for people."""
+        return self.kind if self.phase is None else f"{self.kind} ({self.phase})"
 
     @cached_property
     def differences(self) -> list[Difference]:
@@ -59,11 +71,17 @@ class ComparedTable:
         else:
             keys = dict.fromkeys([*self.baseline, *self.candidate])
             found = [Difference(key, self.baseline.get(key), self.candidate.get(key)) for key in keys]
-        return sorted(found, key=lambda one: -abs(one.change))
+        # All classes are listed, so a missing class could not be determined. A missing kernel did not run.
+        known = self.kind != "classes"
+        return sorted(found, key=lambda one: -abs(one.change if known or (one.baseline and one.candidate) else 0.0))
 
     def compared(self) -> list[list[Scalar]]:
         """Return the rows of the sheet."""
-        return [[self.kind, *self._place(one.key), *one.numbers()] for one in self.differences if any(one.means)]
+        return [
+            [self.kind, *self._place(one.key), *one.numbers(known=self.kind != "classes")]
+            for one in self.differences
+            if any(one.means)
+        ]
 
     def _place(self, key: Key) -> list[Scalar]:
         if self.kind == WORK:
@@ -72,7 +90,7 @@ class ComparedTable:
         if self.kind == LINES:
             file, function, code = key
             return [None, code or function, None, " ".join(str(one) for one in (file, function) if one and code)]
-        return [None, key[-1], key[-1], None]
+        return [self.phase, key[-1], key[-1], None]
 
 
 @dataclass(frozen=True)
@@ -81,7 +99,7 @@ class ComparedProfiles:
 
     tables: Sequence[ComparedTable]
     of_one_side: Mapping[SideName, Sequence[str]]
-    """The names of tables that only one side has."""
+    """The names of tables, and scopes of classes, that only one side has."""
 
     unit = "ms"
     what = "Work by phase, range, operator and kernel: as wide as on the slower side"
@@ -100,22 +118,25 @@ class ComparedProfiles:
                 of_one_side["baseline" if name in ones else "candidate"].append(name)
                 continue
             sheets = [table_of(snapshot, side.jobs[0].id, name) for side in pair.both]
-            table = _compared(name, sheets, [side.units for side in pair.both])
-            if table is not None and table.baseline and table.candidate:
-                tables.append(table)
-            elif table is not None and (table.baseline or table.candidate):
-                of_one_side["baseline" if table.baseline else "candidate"].append(name)
+            for table in _compared(name, sheets, [side.units for side in pair.both]):
+                # A side without any row of a phase has no such work to compare.
+                if table.baseline and table.candidate:
+                    tables.append(table)
+                elif table.baseline or table.candidate:
+                    of_one_side["baseline" if table.baseline else "candidate"].append(table.title)
+        scopes = [table for table in tables if table.kind == "classes" and table.phase in NESTED]
+        tables = [table for table in tables if table not in scopes or table is scopes[-1]]
         return cls(tables, of_one_side) if tables else None
 
     def sheet(self, limit: int | None) -> Sheet:
-        """Return all tables as one, with notes on rows that are left out: of each table, at most `limit` rows are
-        shown, those with the largest changes."""
+        """Return all tables as one, with notes on rows that are left out: of each table and phase, at most `limit` rows
+        are shown, those with the largest changes."""
         rows = [row for table in self.tables if table.kind == WORK for row in _totals(table)]
         cut = []
         for table in self.tables:
             compared = table.compared()
             if limit is not None and len(compared) > limit:
-                cut.append(f"{len(compared)} {table.kind}")
+                cut.append(f"{len(compared)} {table.title}")
             rows += compared[:limit]
         notes = [f"Shown are the {limit} that changed most of {', '.join(cut)}."] if cut else []
         notes += [f"Only the {side} has {', '.join(names)}." for side, names in self.of_one_side.items() if names]
@@ -141,7 +162,7 @@ class ComparedProfiles:
             yield list(dict.fromkeys(frames)), *one.means
 
     def _differences(self, kind: str) -> list[Difference] | None:
-        """Return the rows of a table; None if the sides do not have it."""
+        """Return the rows of a table that has no phases of its own; None if the sides do not have it."""
         return next((table.differences for table in self.tables if table.kind == kind), None)
 
     def explained(self) -> str | None:
@@ -202,12 +223,24 @@ def _names(snapshot: Snapshot, side: Side) -> list[str]:
     ]
 
 
-def _compared(name: str, sheets: Sequence[Sheet], units: Sequence[frozenset[int] | None]) -> ComparedTable | None:
+def _order(phase: str) -> int:
+    return PHASES.index(phase) if phase in PHASES else len(PHASES)
+
+
+def _compared(name: str, sheets: Sequence[Sheet], units: Sequence[frozenset[int] | None]) -> list[ComparedTable]:
+    """Return the rows of one table, apart for each phase; a table of classes has several (`scope`)."""
     time = next((time for time in TIMES if all(_has_values(sheet, time) for sheet in sheets)), None)
     if time is None:
-        return None
-    of_sides = (by_key(sheet, JOINED[name], time, of_side) for sheet, of_side in zip(sheets, units, strict=True))
-    return ComparedTable(name, *of_sides)
+        return []
+    ones, others = (by_key(sheet, JOINED[name], time, of_side) for sheet, of_side in zip(sheets, units, strict=True))
+    if name != "classes":
+        return [ComparedTable(name, None, ones, others)]
+    scopes = sorted({str(key[0]) for key in (*ones, *others)}, key=_order)
+
+    def inside(rows: Mapping[Key, Any], scope: str) -> dict[Key, Any]:
+        return {key: row for key, row in rows.items() if str(key[0]) == scope}
+
+    return [ComparedTable(name, scope, inside(ones, scope), inside(others, scope)) for scope in scopes]
 
 
 def _has_values(sheet: Sheet, column: str) -> bool:
@@ -222,5 +255,5 @@ def _totals(table: ComparedTable) -> list[list[Scalar]]:
             [times for key, times in side.items() if key[at] == phase] for side in (table.baseline, table.candidate)
         ]
         one, other = (added(side) if side else None for side in sides)
-        rows.append(["total", phase, "all work", None, None, *Difference((), one, other).numbers()])
+        rows.append(["total", phase, "all work", None, None, *Difference((), one, other).numbers(known=True)])
     return rows

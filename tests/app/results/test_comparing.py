@@ -29,6 +29,7 @@ from tests.builders import measured
 
 Measure = Callable[..., int]
 SUCCEEDED = Finish("succeeded")
+CLASSES = {"scope": "string", "class": "string", "total_ms": "number", "calls": "number"}
 
 
 def compare(
@@ -578,10 +579,19 @@ class TestProfiles:
         assert idle == {"launches": 5.0, "running": -1.0, "host": 0.0}
 
     def test_a_table_of_one_side_only_is_named_and_not_compared(self, database, profile) -> None:
-        waits = ("waits", [["running", 6.0]], WAITS)
-        sheet = compare(database, profile(FORWARD), profile(FORWARD, waits))
-        assert {row["table"] for row in rows(sheet)} == {"total", "work"}
-        assert "Only the candidate has waits." in sheet.notes
+        inference = ("classes", [["forward", "matmul", 6.0, 10.0]], CLASSES)
+        training = ("classes", [["forward", "matmul", 6.0, 10.0], ["step", "matmul", 9.0, 20.0]], CLASSES)
+        sheet = compare(database, profile(FORWARD, inference), profile(FORWARD, training))
+        assert {row["phase"] for row in rows(sheet)} == {"forward"}
+        assert "Only the candidate has classes (step)." in sheet.notes
+
+    def test_of_scopes_that_hold_each_other_the_largest(self, database, profile) -> None:
+        scopes = [[scope, "matmul", time, 10.0] for scope, time in (("forward", 3.0), ("step", 9.0), ("prefill", 1.0))]
+        jobs = [profile(("classes", scopes, CLASSES)) for _ in range(2)]
+        assert [row["phase"] for row in rows(compare(database, *jobs)) if row["table"] == "classes"] == [
+            "step",
+            "prefill",
+        ]
 
     def test_profiles_in_turns_are_means_of_each_sides_processes(
         self, database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any, record: Any
