@@ -281,6 +281,8 @@ def move(
         _refuse_living_workers(source)
         there = settings.model_copy(update={"database_url": to})
         with closing(open_database(there)) as target:
+            with target.read() as connection:  # what keeps it from owning the files is raised before the copy
+                target.backend.identity(connection)
             counts = copy_everything(source, target)
             place = target.backend.place
             echo("\n".join(f"{name}: {number}" for name, number in counts.items()))
