@@ -131,16 +131,3 @@ def test_a_memory_job_with_its_timeline_and_allocations(site: Site, page: Page) 
         snapshots.get_by_role("link", name="snapshot-backward.pickle").click()
     assert download.value.suggested_filename == "snapshot-backward.pickle"
     assert_readable(page)
-
-
-@pytest.mark.long
-def test_a_data_parallel_job_with_its_timeline(site: Site, page: Page) -> None:
-    shown(site, page, "ddp", measure_steps=2, world_size=2, strategy="bucketed")
-    timeline = drawn(page, "timeline-1")
-    expect(timeline.locator(".yaxislayer-above")).to_contain_text("rank 1, communication")
-    timeline.get_by_text("Numbers of this plot").click()
-    expect(rows(timeline)).to_have_count(8)
-    drawn(page, "exposed")
-    expect(page.locator("#panel-timeline-2 figure")).not_to_be_visible()
-    drawn(page, "timeline-2")
-    assert_readable(page)

@@ -283,15 +283,6 @@ class TestWhoseJobs:
         claimed = {**bearer(ada), "Flopwatch-User": "mallory"}
         refused(guarded.http.post(f"/jobs/{job}/cancel", headers=claimed), 403, "insufficient_scope")
 
-    def test_pages_ask_as_the_api_does(self, guarded: Any, ada: str, bob: str) -> None:
-        job = self.submit(guarded, ada)["id"]
-        for path, content in ((f"/ui/jobs/{job}/cancel", b""), ("/ui/jobs/cancel", b"job=%d" % job)):
-            page = guarded.http.post(path, content=content, headers={**bearer(bob), **FORM})
-            assert page.status_code == 403
-            assert f"Job {job} was submitted by ada" in page.text
-            assert page.headers["content-type"].startswith("text/html")
-            assert guarded.http.post(path, content=content, headers={**bearer(ada), **FORM}).status_code == 303
-
     def test_a_sweep_is_its_submitters(self, guarded: Any, ada: str, bob: str) -> None:
         body = {"base": TINY, "grid": {"seed": [1, 2]}}
         sweep = guarded.http.post("/sweeps", json=body, headers=bearer(ada)).json()

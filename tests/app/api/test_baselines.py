@@ -88,15 +88,6 @@ def test_names_that_no_baseline_has(site: Any, name: str) -> None:
         assert (answer.status_code, "should match pattern" in answer.json()["detail"]) == (422, True)
 
 
-def test_unknown_and_unfinished(site: Any) -> None:
-    assert site.http.put("/baselines/main", json={"job": 99_999}).status_code == 404
-    assert site.http.put("/baselines/main", json={"sweep": 99_999}).status_code == 404
-    waits = site.submit()["id"]
-    assert site.http.put("/baselines/main", json={"job": waits}).status_code == 409
-    assert site.http.get("/baselines", params={"after": "a b"}).status_code == 422
-    assert site.http.get("/compare", params={"baseline_name": "none", "candidate": waits}).status_code == 409
-
-
 def gate(site: Any, name: str, job: int, **query: Any) -> dict[str, Any]:
     asked = {"baseline_name": name, "candidate": job, "fail_above_percent": 5, **query}
     response = site.http.get("/compare", params=asked)

@@ -114,10 +114,6 @@ class TestUploading:
 
 
 class TestWhoMayRunIt:
-    def test_it_waits_for_the_first_worker(self, fresh_site: Any) -> None:
-        job = fresh_site.http.post("/jobs", json={"spec": spec_of(upload(fresh_site))}).json()
-        assert job["waiting"].endswith("or `flopwatch worker`, with --allow-code")
-
     def test_it_is_refused_with_the_cure_where_no_worker_may(self, fresh_site: Any) -> None:
         fresh_site.worker.register(KINDS, ABLE)
         answer = fresh_site.http.post("/jobs", json={"spec": spec_of(upload(fresh_site))})
@@ -184,6 +180,12 @@ class TestJobsWithCode:
             able_site.http.delete(f"/jobs/{job['id']}").raise_for_status()
         prune(able_site, after=2 * KEEP_UNUSED_CODE)
         assert able_site.http.get(f"/files/{sha256}").status_code == 200
+        able_site.http.post(f"/sweeps/{sweep['id']}/cancel").raise_for_status()
+        for job in able_site.http.get("/jobs", params={"sweep": sweep["id"]}).json()["data"]:
+            able_site.http.delete(f"/jobs/{job['id']}").raise_for_status()
+        prune(able_site, after=2 * KEEP_UNUSED_CODE)
+        gone = able_site.http.post(f"/sweeps/{sweep['id']}/resume")
+        assert (gone.status_code, "upload it again" in gone.json()["detail"]) == (409, True)
 
     def test_an_unused_file_goes_after_a_day_and_a_used_one_stays(self, able_site: Any) -> None:
         used, unused = upload(able_site), upload(able_site, b"pass\n")

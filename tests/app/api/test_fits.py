@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from app.specs._code import RUNS_CODE
-from app.store.keeping.pruning import KEEP_UNUSED_CODE
-from tests.app.api.test_files import prune, upload
+from tests.app.api.test_files import upload
 from tests.app.web.checker import page
 
 BASE = {"kind": "benchmark", "model": {"size": "tiny"}, "context_length": 64}
@@ -222,42 +221,6 @@ def test_unclear_results_stop_the_search(fresh_site: Any, measured: Any) -> None
     fresh_site.http.post(f"{address}/resume").raise_for_status()
     finish(fresh_site, measured, {"tiny": 300})
     assert sweep_of(fresh_site, sweep)["searches"][0]["largest"] == 300
-
-
-def test_a_search_whose_code_is_gone_leaves_no_job_behind(fresh_site: Any) -> None:
-    """Two searches have lost their jobs, and one of them its code; the other goes on."""
-    site = fresh_site
-    site.worker.register(frozenset({"attention"}), frozenset({"attention:eager", RUNS_CODE}))
-    kept, gone = b"def attention(q, k, v, c):\n    return v\n", b"def attention(q, k, v, c):\n    return q\n"
-    code = [{"sha256": upload(site, source), "function": "attention"} for source in (kept, gone)]
-    fit = {"axis": "sequence_lengths", "upto": 64, "step": 64}
-    body = {
-        "base": {"kind": "attention", "implementations": ["eager"]},
-        "grid": {"code": code},
-        "fit": fit,
-        "labels": {"a": "b"},
-    }
-    made = site.http.post("/sweeps", json=body)
-    assert made.status_code == 201, made.text
-    sweep = made.json()["id"]
-    address = f"/sweeps/{sweep}"
-    site.http.post(f"{address}/cancel").raise_for_status()
-    for job in site.http.get(f"/jobs?sweep={sweep}").json()["data"]:
-        site.http.delete(f"/jobs/{job['id']}").raise_for_status()
-    assert prune(site, after=2 * KEEP_UNUSED_CODE) == 2
-    upload(site, kept)
-    first, second = site.http.get(address).json()["searches"]
-    for one in (first, second):
-        assert one["reason"] == "sequence_lengths 64 has no job. Resume the sweep to go on."
-
-    site.http.post(f"{address}/resume").raise_for_status()
-    (job,) = site.http.get(f"/jobs?sweep={sweep}").json()["data"]
-    assert job["spec"]["code"]["sha256"] == code[0]["sha256"]
-    answer = site.http.post(f"{address}/resume")
-    assert (answer.status_code, "upload it again" in answer.json()["detail"]) == (409, True)
-    upload(site, gone)
-    site.http.post(f"{address}/resume").raise_for_status()
-    assert [one["state"] for one in site.http.get(address).json()["searches"]] == ["searching", "searching"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import hashlib
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -239,17 +238,3 @@ def test_an_unknown_table_or_column_is_refused(site: Any, profiled: str, path: s
     response = site.http.get(f"{profiled}/tables/{path}")
     assert response.status_code == status
     assert told in response.json()["detail"]
-
-
-def test_tables_of_another_statistic_and_by_label(site: Any, measured: Any) -> None:
-    job_id = site.submit(labels={"of": "statistics"}, priority=10)["id"]
-    found = replace(measured("forward_ms", 1.0, model="tiny"), median=5.0, p95=9.0)
-    unknown = measured("step_ms", None, "oom", model="tiny")
-    site.worker.finish(site.worker.claim_job(job_id), measurements=[found, unknown])
-    for statistic, value in (("mean", 1.0), ("median", 5.0), ("p95", 9.0)):
-        answer = site.http.get("/tables", params={"label": "of:statistics", "statistic": statistic}).json()
-        assert [row["forward_ms"] for row in answer["rows"]] == [value]
-        assert answer["missing"] == ["step_ms: oom: out of memory"]
-        assert answer["next"] is None
-    assert site.http.get("/tables", params={"job": job_id, "statistic": "mode"}).status_code == 422
-    assert site.http.get("/tables", params={"label": "of"}).status_code == 422

@@ -198,20 +198,6 @@ def test_a_wait_that_ends_too_soon_names_the_job(site: Any, flopwatch: Any) -> N
     site.http.post(f"/jobs/{document['job']}/cancel")
 
 
-def test_a_check_in_short(site: Any, flopwatch: Any, measured: Any) -> None:
-    jobs = []
-    for factor in (1.0, 1.2):
-        claim = site.worker.claim_job(site.submit(priority=20)["id"])
-        rows = [measured("step_ms", factor * time, unit_index=unit, model="u") for unit, time in enumerate(STEADY)]
-        site.worker.finish(claim, measurements=rows)
-        jobs.append(str(claim.job_id))
-    flopwatch("baseline", "set", "short", jobs[0])
-    document = read(flopwatch("check", "--baseline", "short", jobs[1], "--format", "brief"))
-    assert (document["outcome"], document["exit_code"]) == ("not_confirmed", "9")
-    assert json.loads(document["row"])["jobs"] == [int(jobs[1])]
-    flopwatch("baseline", "delete", "short")
-
-
 def test_a_check_that_is_not_done_in_time(site: Any, flopwatch: Any, measured: Any) -> None:
     claim = site.worker.claim_job(site.submit(priority=20)["id"])
     site.worker.finish(claim, measurements=[measured("step_ms", time, unit_index=0, model="v") for time in STEADY[:1]])

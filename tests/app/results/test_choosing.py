@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from app.errors import InvalidRequest, NotFound, job_problem
+from app.errors import InvalidRequest, job_problem
 from app.results.cases import CaseOfJob
 from app.results.choosing import coordinates_of
 from app.specs.benchmark import BenchmarkSpec
@@ -29,20 +29,6 @@ def test_by_the_time_of_their_end(database: Database, measure: Measure) -> None:
     assert table(database, since=ends[1]).column("context_length") == [2, 3]
     assert table(database, until=ends[1]).column("context_length") == [1]
     assert table(database, since=ends[0], until=ends[2]).column("context_length") == [1, 2]
-
-
-@pytest.mark.parametrize("arguments", [{"sweep": 7}, {"sweep": 2**70}, {"jobs": [7]}, {"jobs": [2**70]}])
-def test_unknown_ones_are_not_found(database: Database, arguments: dict[str, Any]) -> None:
-    with pytest.raises(NotFound):
-        table(database, **arguments)
-
-
-def test_more_measurements_than_a_table_holds_are_refused(database, measure, monkeypatch) -> None:
-    monkeypatch.setattr(measurements, "MAX_MEASUREMENTS", 3)
-    jobs = [measure(("forward_ms", {}), ("backward_ms", {})) for _ in range(2)]
-    assert table(database, jobs=jobs[:1]).rows
-    with pytest.raises(InvalidRequest, match=r"more than 3 measurements: choose fewer jobs .*, or read each job's"):
-        table(database, jobs=jobs)
 
 
 def test_too_many_are_refused_and_not_cut(database, measure, monkeypatch) -> None:

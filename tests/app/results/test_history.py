@@ -149,21 +149,6 @@ def test_one_of_several_cases_is_chosen(database: Database, measure: Measure) ->
         results.history(database, CaseChoice(job=job, coordinates=[("precison", "fp32")]))
 
 
-@pytest.mark.parametrize(
-    ("choice", "error"),
-    [
-        (CaseChoice(key="none such"), NotFound),
-        (CaseChoice(job=99), NotFound),
-    ],
-)
-def test_what_is_not_there_is_said(database, measure, choice, error) -> None:
-    measure(("step_ms", {"case_key": KEY}))
-    with pytest.raises(error):
-        results.history(database, choice)
-    with pytest.raises(InvalidRequest, match="it has step_ms"):
-        of(database, metric="pace")
-
-
 def test_versions() -> None:
     dirty = {"software": {"git_commit": A, "git_dirty": True}}
     spec = {"code": {"sha256": "c" * 64, "function": "attention"}}

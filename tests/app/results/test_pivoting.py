@@ -45,11 +45,6 @@ class TestRows:
         assert "- ‡ noisy (1 row): medians uncertain by up to ±16%, that of step_ms; use" in text, "as the cell"
         assert r"\textsuperscript{\textdaggerdbl{}}" in render(table(database), "latex")
 
-    def test_every_coordinate_that_varies_is_shown(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {}), spec={"precision": "fp32", "batch_size": 4})
-        measure(("step_ms", {}), spec={"precision": "bf16", "batch_size": 4})
-        assert table(database).names("coordinate") == ["model", "context_length", "precision"]
-
     def test_a_label_stands_for_its_coordinates(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {}), spec={"model": {"size": "tiny"}})
         measure(("step_ms", {}), spec={"model": {"size": "small"}})
@@ -65,11 +60,6 @@ class TestRows:
         assert coordinates[:2] == ["model", "context_length"]
         assert "model.d_model" in coordinates
         assert "job" not in coordinates
-
-    def test_a_coordinate_that_some_cases_lack_varies(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {}))
-        measure(("step_ms", {"case": {"tile": 64}}))
-        assert table(database).column("tile") == [None, 64]
 
     def test_unused_and_useless_look_alike(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {}), spec={"mode": "forward"})  # which has nothing to recompute
@@ -147,10 +137,6 @@ class TestColumns:
     def test_what_other_kinds_time_is_no_phase_of_a_step(self, database: Database, measure: Measure) -> None:
         measure(("copy_gb_per_s", {}), ("copy_ms", {"phase": "copy"}), spec={"kind": "ceiling"})
         assert table(database).names("metric") == ["copy_gb_per_s"]
-
-    def test_without_any_of_the_kinds_own_what_was_measured(self, database: Database, measure: Measure) -> None:
-        measure(("host_us", {}))
-        assert table(database).names("metric") == ["host_us"]
 
     def test_a_metric_that_ran_out_of_memory_everywhere_is_one(self, database: Database, measure: Measure) -> None:
         measure(("forward_ms", {}), ("step_ms", {"outcome": "oom"}))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import InvalidRequest, NotFound, job_problem
+from app.errors import InvalidRequest
 from app.results import Excerpt, list_tables, render, result_table
 from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
@@ -37,12 +37,6 @@ def test_tables_come_in_the_order_in_which_people_read_them(database, run_job, q
     assert listed == ["categories-backward", "categories-forward", "allocations", "timeline", "checks", "extra"]
 
 
-def test_units_are_merged_in_their_order(database: Database, profiled: int) -> None:
-    sheet = result_table(database, profiled, "kernels")
-    assert sheet.rows == [*([0, *row] for row in ROWS), [1, "e", 0.5, 9, False]]
-    assert result_table(database, profiled, "kernels", Excerpt(unit=1)).rows == [[1, "e", 0.5, 9, False]]
-
-
 @pytest.mark.parametrize(
     ("sort", "kernels"),
     [
@@ -71,23 +65,6 @@ def test_a_page_may_begin_and_end_in_any_unit(database, run_job, queue, reported
                 assert sheet.next == (str(end) if after < end < 36 else None)
 
 
-def test_unknown_things(database: Database, profiled: int, run_job: Callable[..., Claim]) -> None:
-    with pytest.raises(NotFound, match="it has: a/b, kernels"):
-        result_table(database, profiled, "kernel")
-    with pytest.raises(NotFound, match="these have: 0, 1"):
-        result_table(database, profiled, "kernels", Excerpt(unit=2))
-    with pytest.raises(InvalidRequest, match="unit_index, kernel, total_ms, calls, fused") as caught:
-        result_table(database, profiled, "kernels", Excerpt(sort="-seconds"))
-    assert caught.value.errors[0].pointer == "/sort"
-    running = run_job().job_id
-    assert list_tables(database, running) == []
-    with pytest.raises(NotFound, match="it has: none"):
-        result_table(database, running, "kernels")
-    for number in (7777, 2**70):
-        with pytest.raises(NotFound, match="no job"):
-            list_tables(database, number)
-
-
 def test_a_column_of_the_reporters_own_named_as_ours(database, run_job, queue, reported) -> None:
     claim = run_job()
     column = {"name": "unit_index", "type": "integer", "unit": None}
@@ -95,18 +72,6 @@ def test_a_column_of_the_reporters_own_named_as_ours(database, run_job, queue, r
     queue.finish(claim, Finish("succeeded", tables=[table]))
     sheet = result_table(database, claim.job_id, "own")
     assert (sheet.names(), sheet.rows) == (["unit_index", "table.unit_index"], [[2, 5]])
-
-
-def test_tables_of_a_failed_job_are_partial(database: Database, shop: Any, queue: Queue, reported: Any) -> None:
-    error = job_problem("failed", "it broke")
-    queue.finish(shop.running_job(), Finish("failed", error=error, tables=[reported("first", [[1]], a="integer")]))
-    with database.write() as connection:
-        connection.exec_driver_sql("UPDATE job SET state = 'queued'")
-    again = shop.claim()
-    assert [table["name"] for table in list_tables(database, again.job_id)] == ["first"]
-    queue.finish(again, Finish("failed", error=error, tables=[reported("second", [[1]], a="integer")]))
-    (table,) = list_tables(database, again.job_id)
-    assert (table["name"], table["partial"]) == ("second", True)
 
 
 @pytest.fixture

@@ -11,20 +11,6 @@ from tests.app.specs.refusals import assert_refused
 SIZES = {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}
 
 
-def test_the_default_cells() -> None:
-    spec = MixedPrecisionSpec()
-    assert [cell.title for cell in spec.cells()][::5] == ["accumulation fp32", "audit of the toy, autocast fp16"]
-    assert spec.number_of_cells() == 10
-    assert len({case.key for case in spec.cases()}) == 10
-    assert spec.requirements() == {"model:transformer_lm", "attention:eager"}
-    assert spec.resources().devices == 1
-    assert spec.summary() == {
-        "subject": "1000 × 0.01/toy/tiny transformer",
-        "accumulation": "fp32/fp16/fp16_into_fp32/fp16_cast_to_fp32",
-        "autocast": "none/fp16/bf16",
-    }
-
-
 def test_a_job_may_do_one_of_both() -> None:
     sums, audits = MixedPrecisionSpec(audits=[]), MixedPrecisionSpec(accumulations=[])
     assert (len(sums.cells()), len(audits.cells())) == (4, 6)

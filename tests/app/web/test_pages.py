@@ -17,11 +17,6 @@ CHECK = {"name": "drift", "ok": False, "detail": "9 %"}
 NOTE = {"name": "host_bound", "ok": False, "detail": "by far", "severity": "note"}
 
 
-def test_an_empty_list_says_what_to_do(fresh_site: Any) -> None:
-    assert "flopwatch submit" in page(fresh_site, "/ui").text
-    assert "flopwatch worker" in page(fresh_site, "/ui/workers").text
-
-
 def test_every_reference_leads_somewhere(site: Any, measured: Any) -> None:
     sweep = site.http.post("/sweeps", json={"base": {"kind": "benchmark"}, "grid": {"seed": [1]}, "priority": 9}).json()
     claim = site.worker.claim()

@@ -147,20 +147,6 @@ class TestStatementsOfSweeps:
             numbers.append((of_submission, of_cancelled, statements()))
         assert numbers[0] == numbers[1]
 
-    def test_rows_are_bound_before_the_transaction(self, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-        """To bind many rows takes as long as to insert them."""
-        write = Database.write
-        begun, bound_in_it = [], set()
-
-        class Point(dict[str, int]):
-            def items(self) -> Any:
-                bound_in_it.add(bool(begun))
-                return super().items()
-
-        monkeypatch.setattr(Database, "write", lambda self: begun.append(True) or write(self))
-        queue.submit_sweep(None, {}, {}, {}, [], [NewJob(BenchmarkSpec(), point=Point(context_length=0))])
-        assert bound_in_it == {False}
-
 
 class TestSweepsAsWholes:
     def test_cancelling_leaves_what_is_finished(self, queue: Queue, reading: Reading, swept: int) -> None:
@@ -215,12 +201,6 @@ class TestSweepsAsWholes:
         with pytest.raises(Conflict, match=r"does not take its point context_length = 16: Extra inputs"):
             queue.resume_sweep(swept)
 
-    def test_an_unknown_sweep_is_not_found(self, queue: Queue) -> None:
-        for number in (0, 77, 2**63):
-            for method in (queue.cancel_sweep, queue.resume_sweep):
-                with pytest.raises(NotFound):
-                    method(number)
-
 
 class TestIdempotency:
     KEY = Idempotency("key", "POST /jobs", "digest")
@@ -269,13 +249,6 @@ class TestRunning:
         with pytest.raises(StatementError, match="object"):
             queue.finish(claim, replace(results, environment={"not JSON": object()}))
         assert everything(reading, claim.job_id) == before
-
-    @pytest.mark.parametrize(
-        "wrong", [{"state": "failed"}, {"state": "succeeded", "error": {}}, {"state": "queued"}, {"state": "lost"}]
-    )
-    def test_impossible_endings_are_refused(self, wrong: dict[str, Any]) -> None:
-        with pytest.raises(ValueError):
-            Finish(**wrong)
 
     def test_giving_back_does_not_use_the_attempt_up(self, shop: Any, queue: Queue, reading: Reading) -> None:
         claim = shop.running_job(max_attempts=1)

@@ -127,23 +127,6 @@ class TestInTheQueue:
             assert queue.submit(NewJob(BenchmarkSpec(device="cuda"))).response["waiting"] is None
             assert shop.try_claim("w", total_gpus=2, free_gpus=2, capabilities=EAGER)
 
-    def test_the_reason_comes_and_goes_with_the_workers(self, shop: Any, queue: Queue, reading: Reading) -> None:
-        submitted = queue.submit(NewJob(BenchmarkSpec(device="cuda"))).response
-        assert "no worker is connected" in submitted["waiting"]
-
-        def waiting() -> str | None:
-            job, _ = reading.job(submitted["id"])
-            (listed,) = reading.jobs()[0]
-            assert listed["waiting"] == job["waiting"]
-            return job["waiting"]
-
-        shop.register("cpu")
-        assert "needs a GPU" in str(waiting())
-        shop.register("gpus", gpus=2)
-        assert waiting() is None
-        shop.registration.set_worker_state("gpus", "stopped")
-        assert "needs a GPU" in str(waiting())
-
     def test_the_reason_comes_and_goes_with_the_devices(self, shop: Any, queue: Queue, reading: Reading) -> None:
         def waiting(job_id: int) -> Any:
             return reading.job(job_id)[0]["waiting"]

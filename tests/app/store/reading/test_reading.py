@@ -73,14 +73,6 @@ class TestJobs:
         assert len(reading.jobs(limit=2**70)[0]) == 1
 
 
-class TestLog:
-    def test_of_a_lost_attempt_what_it_reported(self, shop: Any, queue: Queue, reading: Reading) -> None:
-        claim = shop.running_job(max_attempts=1)
-        queue.report(claim, [NewEvent("log", {"text": "last words\n"})])
-        queue.recover(queue.running()[0])
-        assert reading.log(claim.job_id) == "last words\n"
-
-
 class TestMeasurements:
     def test_columns_describe_the_rows(self, shop, queue, reading, record) -> None:
         claim = shop.running_job()
@@ -185,17 +177,6 @@ class TestUnits:
 
 
 class TestWorkersAndSweeps:
-    def test_workers_with_what_they_run(self, shop: Any, reading: Reading) -> None:
-        shop.register("one")
-        shop.register("two", gpus=2)
-        shop.submit()
-        claim = shop.claim("two")
-        one, two = reading.workers()
-        assert (one["id"], one["job_ids"], one["state"]) == ("one", [], "active")
-        assert (two["id"], two["job_ids"]) == ("two", [claim.job_id])
-        assert one["kinds"] == ["benchmark"]
-        assert one["last_seen_at"].endswith("Z")
-
     def test_the_last_readings_of_devices_are_kept(self, shop: Any, reading: Reading) -> None:
         shop.register("one")
         assert reading.workers()[0]["readings"] is None
