@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from sqlalchemy import text
 
 from app.errors import DatabaseBusy
 from app.settings import Settings
@@ -371,13 +370,3 @@ def test_a_lost_job_may_be_claimed_before_its_run_ends(agent, clock, database, m
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(former.stop.descriptor)
     assert [attempt["state"] for attempt in Reading(database).attempts(job_id)] == ["lost", "succeeded"]
-
-
-def test_a_broken_row_does_not_end_the_agents_turn(agent: Agent, database: Database) -> None:
-    broken, healthy = submit(database), submit(database)
-    with database.write() as connection:
-        connection.execute(text("UPDATE job SET requirements = '{' WHERE id = :id"), {"id": broken})
-    agent.serve_queue()
-    assert [run.claim.job_id for run in agent.runs.values()] == [healthy]
-    agent.give_back_all(None)
-    assert job_after(database, broken)["error"]["code"] == "unreadable"

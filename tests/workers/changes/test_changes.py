@@ -336,26 +336,6 @@ def test_products_that_a_cuda_graph_hides_are_not_said_to_be_none(own: OwnStep) 
     assert load("autocast_bf16").why_not(hidden) == "its products are hidden inside a CUDA graph"
 
 
-@pytest.mark.parametrize("name", ["compile_blocks", "compile_model"])
-def test_modules_are_compiled(name: str, own: OwnStep) -> None:
-    with load(name).after(own):
-        compiled = [one for one in own.model.modules() if one._compiled_call_impl is not None]
-    assert len(compiled) == {"compile_blocks": 3, "compile_model": 1}[name]
-
-
-def test_threads_are_as_many_as_cores_or_one(own: OwnStep) -> None:
-    before, wanted = torch.get_num_threads(), {"threads": cores(), "one_thread": 1}
-    try:
-        for name, threads in wanted.items():
-            torch.set_num_threads(cores() + 1)
-            assert load(name).why_not(look(own)) is None
-            with load(name).after(own):
-                assert torch.get_num_threads() == threads
-                assert load(name).why_not(look(own)) is not None
-    finally:
-        torch.set_num_threads(before)
-
-
 def chosen_otherwise(see: Callable[[], object]) -> OwnStep:
     """Return a step whose code has chosen, when it was made, what changes choose. It calls `see` inside."""
     own = OwnStep()

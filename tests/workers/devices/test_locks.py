@@ -28,7 +28,6 @@ from workers.devices.locks import DeviceLocks, HeldDevices
 GPUS = tuple(Gpu(f"GPU-{name}", "NVIDIA H200", 143_771) for name in ("aaaa-0", "aabb-1", "cccc-2"))
 CPU_HOST = Host((), 2, 1000)
 GPU_HOST = Host(GPUS, 16, 1000)
-INSTANCES = tuple(Gpu(f"MIG-{name}", "NVIDIA H200 MIG 1g.18gb", 16_384) for name in ("1a", "1b"))
 
 
 @pytest.fixture
@@ -161,15 +160,6 @@ def test_nobody_chooses_while_a_host_is_converted(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(locks, "fcntl", SimpleNamespace(**{**vars(fcntl), "flock": convert}))
     ours.keep_only(free, gpus=1, alone=False).release()
     assert seen == [HeldDevices()]
-
-
-def test_instances_are_locked_each_by_itself(folder: Path, held: list[HeldDevices]) -> None:
-    former = Gpu("MIG-GPU-aaaa/1/0", "NVIDIA A100 MIG 1g.5gb", 4864)
-    host = Host((*INSTANCES, former), 2, 1000)
-    locks = DeviceLocks(host, folder)
-    held.append(locks.keep_only(locks.take_free(), gpus=1, alone=False))
-    held.append(locks.take_free())
-    assert held[1].gpus == (INSTANCES[1], former)
 
 
 ANN, BOB = 64_998, 64_999

@@ -30,7 +30,6 @@ from workers.model.batches import RandomBatches
 from workers.model.float8 import LinearLayer
 from workers.model.generation import generate
 from workers.model.registry import MODELS
-from workers.model.steps import ForwardStep
 from workers.outcome import InvalidEnvironment, Unsupported
 from workers.torch_host import as_runner_error, set_precision
 
@@ -250,28 +249,6 @@ def test_implementations_serve_in_the_model(run, name: str) -> None:
     assert metrics(report)["step_ms"]["outcome"] == "ok"
 
 
-def test_the_same_seed_gives_the_same_weights_and_batches(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    losses = []
-    build_step = building.build_step
-
-    def spy(*arguments: Any) -> Any:
-        step = build_step(*arguments)
-        forward: Any = step.phases["forward"]
-
-        def recorded() -> None:
-            forward()
-            losses.append(step.loss.item())  # type: ignore[attr-defined]
-
-        step.phases["forward"] = recorded
-        return step
-
-    monkeypatch.setattr(building, "build_step", spy)
-    for seed in (1, 1, 2):
-        run(seed=seed, mode="forward_backward")
-    assert losses[0:4] == losses[4:8]
-    assert losses[0:4] != losses[8:12]
-
-
 def test_parameters_that_get_no_gradient_make_a_result_suspect(run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "gradients" not in {check["name"] for check in run(mode="train_step").verdict_on()["checks"]}
     build_step = building.build_step
@@ -475,22 +452,6 @@ def test_fused_parts_need_a_gpu_and_a_model_that_has_them(run, monkeypatch: pyte
         building.check_fused(torch.device("cuda"))
 
 
-def test_the_loss_in_chunks_is_the_loss_of_the_logits(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    losses: list[float] = []
-    compute = ForwardStep._loss
-
-    def spy(step: ForwardStep, *batch: torch.Tensor) -> torch.Tensor:
-        loss = compute(step, *batch)
-        losses.append(float(loss.detach()))
-        return loss
-
-    monkeypatch.setattr(ForwardStep, "_loss", spy)
-    for fused in (False, True):
-        assert metrics(run(fused_linear_cross_entropy=fused))["step_ms"]["outcome"] == "ok"
-    half = len(losses) // 2
-    assert losses[:half] == pytest.approx(losses[half:])
-
-
 def test_a_missing_compiler_is_an_invalid_environment() -> None:
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -596,12 +557,6 @@ def test_what_fp8_does_not_take_is_refused(run, fields: dict[str, Any], words: s
     pytest.importorskip("torchao")
     with pytest.raises(Unsupported, match=words):
         run(**{**FP8, "fp8_filter": ["all"], **fields})
-
-
-def test_fp8_without_torchao_says_how_to_get_it(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchao.float8", None)
-    with pytest.raises(Unsupported, match=r'pip install "flopwatch\[fp8\]"'):
-        run(**FP8, fp8_filter=["all"])
 
 
 def test_an_environment_that_forbids_tf32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import torch
 from app.specs.ceiling import CeilingSpec
 from tests.workers.reporting import reported
 from workers.jobs import ceiling
-from workers.jobs.ceiling import RUNNER
 from workers.measure import validity
 from workers.measure.ceilings import Ceilings
 from workers.measure.stopwatch import Timing
@@ -158,18 +157,6 @@ def test_what_the_device_lacks_is_an_outcome_and_no_ceiling(run, tmp_path: Path,
     assert outcomes == {"tf32": "unsupported", "fp32": "ok"}
     ceilings = Ceilings(tmp_path / "ceilings")
     assert [ceilings.tflops(torch.device("cpu"), name)[0] is None for name in ("tf32", "fp32")] == [True, False]
-
-
-def test_running_out_of_memory_is_an_outcome(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-
-    monkeypatch.setattr(type(RUNNER), "_make_product", fail)
-    report = run(dtypes=["fp32"], device="cpu")
-    assert report.cell(operation="copy")["copy_gb_per_s", None]["outcome"] == "ok"
-    found = report.cell(operation="matrix product")
-    assert {row["outcome"] for row in found.values()} == {"oom"}
-    assert found["tflops", None]["reason"].startswith("out of memory in the matrices: CUDA out of memory.")
 
 
 @pytest.mark.gpu

@@ -127,16 +127,6 @@ def test_a_turn_runs_every_unit_of_the_inner_plan(recorder: Recorder) -> None:
     ]
 
 
-def test_the_inner_runner_gets_its_own_spec_and_unit(recorder: Recorder) -> None:
-    spec = compare(TINY, {**TINY, "seed": 3})
-    for unit in RUNNER.plan(spec)[1:3]:
-        RUNNER.run(spec, sent(unit), None)  # type: ignore[arg-type]
-    assert [(inner.seed, unit.title, unit.params, unit.side) for _, inner, unit in recorder.asked] == [
-        (0, "profile", {"part": 1}, None),
-        (3, "model", {"part": 0}, None),
-    ]
-
-
 def test_what_is_left_after_a_crash_is_of_the_same_side(recorder: Recorder) -> None:
     assert isinstance(RUNNER, Resumable)
     spec = compare(TINY, {**TINY, "seed": 3})

@@ -193,12 +193,6 @@ def test_what_has_no_value_is_null_with_a_reason(run, fields, unknown, reason) -
     assert reason in reasons.pop()
 
 
-def test_no_number_of_shards_suffices(run) -> None:
-    (row,) = [row for row in run(model={"size": "medium"}, device_gb=1).rows if row["metric"] == "fewest_shards"]
-    assert row["outcome"] == "oom"
-    assert "GiB, however many there are" in row["reason"]
-
-
 def test_precision_changes_activations_only(run) -> None:
     wide, mixed, narrow = (
         medians(run(precision=precision, parameter_dtype=dtype))
@@ -240,17 +234,6 @@ def test_the_first_sentence_says_that_it_does_not_fit(run) -> None:
         assert not row["fits"]
         assert f"{row['strategy']} no, {row['device_gib']:.4g} GiB" in first
         assert "activation_checkpointing=true" in row["what_helps"]
-
-
-def test_the_answer_for_a_cpu_says_that_nobody_chose_its_memory(run) -> None:
-    small = {"model": {"size": "small"}}
-    asked, explicit = run(**small, device="cpu"), run(**small, device="cpu", device_gb=80)
-    assert asked.rows[0]["case_key"] == explicit.rows[0]["case_key"]
-    assert "fits on one CPU of 80 GB (74.51 GiB, the default): " in answer_of(asked)[0]
-    alone = {"architecture": "attention", "attention_layer": {"head_dim": 64}, "context_length": 16_384}
-    assert (
-        "on a CPU of 80 GB (74.51 GiB, the default): " in run(**alone, device="cpu").table_rows("answer")[0]["answer"]
-    )
 
 
 def meshes(strategy: str, devices: int) -> list[dict[str, int]]:

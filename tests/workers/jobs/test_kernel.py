@@ -1,6 +1,5 @@
 """The runner of `kernel` in this process."""
 
-import sys
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -327,13 +326,6 @@ def test_a_plan_on_a_device_without_fp8_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("workers.jobs._linear_plan.why_no_precision", lambda device, precision: f"no {precision}")
     report = run(tmp_path, kernel="linear", model={"size": "tiny"}, device="cpu")
     assert {row["reason"] for row in report.rows} == {"kernel linear: no fp8"}
-
-
-def test_a_plan_without_torchao_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchao.float8", None)
-    report = run(tmp_path, kernel="linear", model={"size": "tiny"}, device="cpu")
-    assert {row["outcome"] for row in report.rows} == {"unsupported"}
-    assert 'pip install "flopwatch[fp8]"' in report.rows[0]["reason"]
 
 
 @pytest.mark.parametrize(

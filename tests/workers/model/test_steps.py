@@ -9,7 +9,7 @@ from workers.model.batches import RandomBatches
 from workers.model.loss import cross_entropy
 from workers.model.optimizer import AdamW
 from workers.model.precision import PRECISIONS, set_parameter_dtype
-from workers.model.steps import MAX_LEARNING_RATE, BackwardStep, ForwardStep, GenerateStep, Step, TrainStep
+from workers.model.steps import MAX_LEARNING_RATE, BackwardStep, GenerateStep, Step, TrainStep
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -33,14 +33,6 @@ def run(step: Step, times: int = 1) -> None:
 def train_step(model: nn.Module, precision: str = "fp32", device: str = "cpu", **options) -> TrainStep:
     optimizer = AdamW(model.parameters())
     return TrainStep(model, batches(device), PRECISIONS[precision], model, optimizer, total_steps=30, **options)
-
-
-def test_phases_are_named_in_order() -> None:
-    model = small_model()
-    assert list(ForwardStep(model, batches(), PRECISIONS["fp32"]).phases) == ["forward"]
-    assert list(BackwardStep(model, batches(), PRECISIONS["fp32"], model).phases) == ["forward", "backward"]
-    assert list(train_step(model).phases) == ["forward", "backward", "optimizer"]
-    assert list(GenerateStep(model, model, batches(), PRECISIONS["fp32"], 3).phases) == ["prefill", "decode"]
 
 
 def test_backward_leaves_one_batchs_gradients() -> None:

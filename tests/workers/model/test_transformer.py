@@ -165,12 +165,6 @@ def test_an_odd_head_dimension_is_refused(d_model: int, num_heads: int) -> None:
         small_model(d_model=d_model, num_heads=num_heads)
 
 
-def test_the_model_compiles_to_one_graph() -> None:
-    model = small_model()
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(tokens()), model(tokens()))
-
-
 def test_checkpointing_under_gradients_still_fills_the_cache() -> None:
     """A regression: the cache's length advanced without new keys, so later tokens read unwritten ones."""
     model, ids = small_model(activation_checkpointing=True), tokens(2, 7)

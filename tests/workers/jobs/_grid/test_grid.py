@@ -1,6 +1,5 @@
 """The grid runner by itself: cells without an oracle or a stopwatch, on several devices."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from app.specs._base import Resources
 from kernels.tolerance import Error
 from tests.workers.reporting import Report
 from workers.jobs import _grid
-from workers.jobs._base import Resumable, Runner, Unit
+from workers.jobs._base import Unit
 from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._grid.operations import set_errors
 from workers.jobs._values import Metric, Values
@@ -104,11 +103,6 @@ def run(tmp_path: Path, *events: str, unit: Unit | None = None, **fields: Any) -
     spec, report = Spec(events, **fields), Report(tmp_path)
     RUNNER.run(spec, unit or RUNNER.plan(spec)[0], report)
     return report
-
-
-def test_it_is_a_runner_that_goes_on_after_crashes() -> None:
-    runner: Runner = RUNNER
-    assert isinstance(runner, Resumable)
 
 
 def test_what_happens_to_a_cell_is_its_outcome_and_no_others(tmp_path: Path) -> None:
@@ -203,16 +197,6 @@ def test_a_kind_without_times_is_not_watched(tmp_path: Path) -> None:
 
     assert checks(RUNNER) == ["measured", "variation", "host_load"]
     assert checks(Timeless()) == ["measured", "variation"]
-
-
-@pytest.mark.parametrize("misspelt", [("forward_mb", "forward"), ("forward_ms", None)])
-def test_a_declared_metric_that_nothing_sets_is_named(misspelt: tuple[str, str | None]) -> None:
-    values = Values([Metric("forward_ms", "forward", "ms")])
-    values.set(*misspelt, [1.0])
-    with pytest.raises(
-        RuntimeError, match=re.escape(f"('forward_ms', 'forward') was declared and not set; set are {misspelt}")
-    ):
-        _ = values.outcome
 
 
 def test_the_larger_error_of_several_judgements_is_shown() -> None:

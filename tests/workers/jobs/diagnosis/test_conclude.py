@@ -406,11 +406,3 @@ def test_every_change_that_is_better_is_told_and_so_is_how_many_causes_are_not()
     others = sorted({one.change for one in results} - cures, reverse=True)
     assert re.findall(r"change_number_\d", also) == others, "the largest gain first"
     assert not any("more cause" in line for line in conclude.answer("step 54 ms", causes[:3], results, together))
-
-
-def test_the_reason_why_the_only_change_was_not_tried_is_told() -> None:
-    refused = result("loader_prefetch", "refused", cause="input", reason="it has no worker processes")
-    lines = conclude.answer("step 54 ms", CAUSES, [refused], NOTHING)
-    assert lines[-2:] == ["refused: loader_prefetch (it has no worker processes)", "no change was tried"]
-    large = replace(refused, cause="optimizer")
-    assert " ".join(conclude.answer("step 54 ms", CAUSES, [large], NOTHING)).count("loader_prefetch") == 1

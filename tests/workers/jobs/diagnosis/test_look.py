@@ -21,7 +21,6 @@ from workers.jobs.diagnosis import RUNNER
 from workers.jobs.diagnosis import look as stage
 from workers.jobs.profile import own_lines
 from workers.measure.profiling import lines
-from workers.measure.profiling.lines import Place
 from workers.measure.profiling.products import Product
 from workers.outcome import Failed
 
@@ -335,19 +334,6 @@ def test_garbage_collection_has_the_time_that_was_measured_also_where_samples_ca
     assert lost["host", "garbage"] == 80
     assert sum(lost.values()) == pytest.approx(100)
     assert max(lost, key=lambda one: lost[one]) == ("host", "garbage")
-
-
-def test_of_several_lines_the_one_that_takes_most_is_named() -> None:
-    places: Any = SimpleNamespace(
-        runs=lambda place: 200 if place.line == 7 else 0, breaks=set(), is_small=lambda place: False,
-        loop=lambda place: lines.Loop(place.line, place.line, place.line, False),
-    )  # fmt: skip
-    one, other = (Place("train.py", line, "step") for line in (5, 7))
-    of_both = "line 7: 75 % of it, 200 times a step"
-    assert stage._named({one: 1.0, other: 3.0}, one, places) == f"train.py:5-7 step ({of_both})"
-    assert stage._named({one: 3.0, other: 1.0}, one, places) == "train.py:5-7 step (line 5: 75 % of it)"
-    assert stage._named({other: 3.0}, other, places) == "train.py:7 step (line 7: 200 times a step)"
-    assert stage._named({}, one, places) == "train.py:5 step"
 
 
 def test_the_second_product_of_attention_weighs_values_by_what_the_first_one_gave() -> None:

@@ -283,22 +283,6 @@ def test_a_change_whose_numbers_are_none_any_more_is_refused() -> None:
     assert "NaN" in str(result.reason)
 
 
-def test_a_step_that_no_change_can_shorten_has_its_time_and_says_so() -> None:
-    spec, look = DiagnosisSpec.example(), RUNNER.plan(DiagnosisSpec.example())
-    seen = [{"unit_index": 0, "cause": "host", "where": "train.py:3 step", "lost_ms": 50.0}]
-    turn = {"stage": "look", "changes": "", "step_ms": 50.0, "samples": 5, "outcome": "ok", "unit_index": 0}
-    tables = {"seen": seen, "candidates": [], "turns": [{**turn, "device": "cpu", "device_key": "1x cpu"}]}
-    (last,) = RUNNER.further(spec, SoFar(look, [1.0], tables))
-    step_ms = conclude._step_ms(last.params)
-    causes = conclude._causes(seen, [], step_ms)
-    assert conclude.answer("step 50 ms", causes, [], conclude._joined(last.params, [])) == [
-        "step 50 ms",
-        "#  lost to    share  step without it",
-        "1  host     100.0 %  about 0 ms       train.py:3 step",
-        "no change was tried",
-    ]
-
-
 def test_a_step_that_could_not_be_measured_ends_with_an_answer() -> None:
     spec = DiagnosisSpec.example()
     look = RUNNER.plan(spec)

@@ -16,7 +16,6 @@ from workers.measure.allocations.categories import CATEGORIES, Owner, owners_of
 from workers.measure.allocations.cuda import CudaRecording
 from workers.measure.allocations.ledger import Entry, Point
 from workers.measure.allocations.recording import PhaseMarks, RecordedStretch
-from workers.measure.allocations.residual import ResidualStream
 from workers.measure.allocations.snapshot import write
 from workers.measure.allocations.stacks import site
 from workers.measure.timing import run_step
@@ -120,57 +119,6 @@ def test_parameters_in_no_module_sparse_gradients_and_nested_state_have_owners()
     assert sizes["optimizer_state"] >= 4 * 32 + 4 * 8, "a list of directions, too"
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_static_memory_has_exact_bytes(device: str) -> None:
-    phases = recorded(device, torch.optim.AdamW)
-    assert list(phases) == ["preparation", "forward", "backward", "optimizer"]
-    model = WEIGHTS + BIASES
-    # Two moments, and the step's number of each of the four parameters, which on a GPU stays on the host.
-    state = 2 * model + (4 * 4 if device == "cpu" else 0)
-    before = usage(phases["preparation"].stretch.end)
-    unknown = before.pop("unknown", 0)
-    batch = 4 * BATCH * WIDTH
-    assert before == {"parameter": model, "optimizer_state": state, "input": batch + SCALE, "activation": 4}
-    assert unknown == 0 or device == "cuda", "cuBLAS keeps a workspace"
-    forward = usage(phases["forward"].stretch.end)
-    # What the backward pass needs: the ReLU's output, the block's output, and the loss.
-    assert forward["activation"] == 4 * BATCH * HIDDEN + 4 * BATCH * WIDTH + 4
-    assert "gradient" not in forward
-    backward = usage(phases["backward"].stretch.end)
-    assert (backward["gradient"], backward["activation"]) == (model, 4)
-    end = usage(phases["optimizer"].stretch.end)
-    assert (end["parameter"], end["gradient"], end["optimizer_state"]) == (model, model, state)
-    assert "temporary" not in end
-    assert usage(phases["optimizer"].stretch.peak).get("temporary", 0) > 0
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_snapshots_hold_the_history_up_to_their_phase(device: str, tmp_path: Path) -> None:
-    phases = recorded(device, torch.optim.AdamW)
-    lengths = []
-    for name in ("forward", "backward", "optimizer"):
-        snapshot = phases[name].snapshot
-        assert snapshot is not None
-        write(snapshot, tmp_path / f"{name}.pickle")
-        read_back = check_that_the_viewer_reads(tmp_path / f"{name}.pickle")
-        trace = read_back["device_traces"][0]
-        stages = list(dict.fromkeys(one["user_metadata"] for one in trace))
-        assert stages == ["before the history", *list(phases)[: list(phases).index(name) + 1]]
-        lengths.append(len(trace))
-        assert {"parameter", "optimizer_state", "input", "activation"} <= {one.get("category") for one in trace}
-        assert not phases[name].history_lost
-    assert lengths == sorted(lengths)
-    assert (tmp_path / "optimizer.pickle").stat().st_size < 500_000
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_stacks_lead_to_the_line_of_the_model(device: str) -> None:
-    phases = recorded(device, None)
-    (relu,) = [one for one in phases["forward"].stretch.made if one.size == 4 * BATCH * HIDDEN and one.category == 3]
-    line = Block.forward.__code__.co_firstlineno + 1
-    assert site(relu.frames) == f"measure/allocations/test_recording.py:{line} forward"
-
-
 def test_a_recording_that_is_abandoned_makes_room_for_another() -> None:
     recording = make_recording(torch.device("cpu"), 10_000)
     recording.begin({})
@@ -179,39 +127,6 @@ def test_a_recording_that_is_abandoned_makes_room_for_another() -> None:
     recording.begin({})
     recording.mark("forward", {})
     assert len(recording.end()) == 1
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_the_residual_stream_is_among_the_allocations(device: str) -> None:
-    work = Work(device, None)
-    recording, stream = make_recording(work.device, 10_000), ResidualStream()
-    work.prepare()
-    recording.begin(work.owners())
-    with stream.of(work.model):
-        run_step(work.phases, [stream, PhaseMarks(recording, work.owners)])
-    made = {one.stretch.phase: one.stretch.made for one in recording.end()}
-    assert stream.sizes_among(made["forward"]) == [4 * BATCH * WIDTH]
-    assert stream.sizes_among(made["preparation"]) == []
-    work.forward()
-    assert len(stream.storages) == 1, "nobody looks any more"
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_the_next_recording_knows_the_model_too(device: str) -> None:
-    recording = make_recording(torch.device(device), 10_000)
-    recording.begin({})
-    work = Work(device, None)
-    recording.mark("initialisation", work.owners())
-    (initialisation,) = recording.end()
-    made = usage(initialisation.stretch.end)
-    made.pop("unknown", None)  # allocations of other tests, on a GPU
-    assert made == {"parameter": WEIGHTS + BIASES, "input": SCALE}
-    recording.begin(work.owners())
-    recording.mark("forward", work.owners())
-    (forward,) = recording.end()
-    up = next(one for one in forward.stretch.at_peak if one.name == "layers.0.up.weight")
-    assert up.made_in == "initialisation"
-    assert str(site(up.frames)).endswith(f":{Block.__init__.__code__.co_firstlineno + 2} __init__")
 
 
 def test_an_overflow_on_a_cpu_shortens_the_snapshot_only(tmp_path: Path) -> None:
@@ -392,30 +307,3 @@ def test_workspaces_of_products_have_a_name_on_a_gpu() -> None:
     assert "cuBLAS workspace" in {one.name for one in unknown}
     nameless = [(one.size, site(one.frames)) for one in unknown if one.name is None]
     assert sum(size for size, _ in nameless) <= left_by_others, nameless
-
-
-@pytest.mark.gpu
-def test_a_gpus_history_agrees_with_the_allocator() -> None:
-    for one in recorded("cuda", torch.optim.AdamW).values():
-        assert one.counters is not None
-        assert one.stretch.peak.total == one.counters.requested_peak
-        assert one.stretch.reserved_at_peak is not None
-        assert one.counters.allocated_peak <= one.stretch.reserved_at_peak <= one.counters.reserved_peak
-
-
-@pytest.mark.gpu
-def test_a_gpu_that_runs_out_of_memory_shows_what_filled_it(tmp_path: Path) -> None:
-    recording = make_recording(torch.device("cuda"), 10_000)
-    recording.begin({})
-    kept = torch.empty(50 << 20, device="cuda")
-    with pytest.raises(torch.OutOfMemoryError):
-        torch.empty(1 << 50, device="cuda")
-    del kept
-    recording.mark("forward", {}, keep=True, failed=True)
-    (lacked,) = recording.end()
-    assert usage(lacked.stretch.end)["activation"] == 4 * (50 << 20)
-    assert lacked.snapshot is not None
-    write(lacked.snapshot, tmp_path / "snapshot.pickle")
-    trace = check_that_the_viewer_reads(tmp_path / "snapshot.pickle")["device_traces"][0]
-    (oom,) = [one for one in trace if one["action"] == "oom"]
-    assert oom["size"] >= 1 << 50

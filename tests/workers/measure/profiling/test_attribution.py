@@ -204,14 +204,3 @@ def test_products_of_a_known_chain(device: str, recompute: bool) -> None:
             assert products.pop(("forward", (f"layers.{layer}",), step)) == 1
             assert products.pop(("backward", (f"layers.{layer}",), step)) == backward + again
     assert not products
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_work_and_calls_are_of_the_steps_phases_only(device: str) -> None:
-    attribution = profiled(Chain(1), device, steps=1)
-    assert {one.step for one in attribution.work} == {1}
-    assert {one.phase for one in attribution.work} == set(PHASES)
-    assert sum(call.name == "aten::mm" for call in attribution.calls) == 2
-    assert all(one.time_ns >= 0 for one in attribution.work)
-    if device == "cuda":
-        assert all(one.launch_to_start_us is not None and one.launch_to_start_us > 0 for one in attribution.work)

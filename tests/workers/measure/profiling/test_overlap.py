@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from kernels.ranges import named, record_ranges
-from workers.measure.profiling import overlap
 from workers.measure.profiling.overlap import StepOverlap, gloo_spans, overlap_of, record_overlap
 from workers.measure.spans import at_most, total_ms, without
 
@@ -83,15 +82,3 @@ def test_what_a_hook_waits_for_is_no_computation() -> None:
 
     (step,) = record_overlap(work, ["step_1"], on_gpu=False).steps
     assert 0 < total_ms(step.compute) <= 1e-6 * step.length_ns - waited_ms
-
-
-@pytest.mark.gpu
-def test_what_is_no_collective_is_computation() -> None:
-    def work() -> None:
-        with record_ranges(), named("step_1"), named("forward"):
-            torch.ones(4096, 4096, device="cuda") @ torch.ones(4096, 4096, device="cuda")
-            torch.cuda.synchronize()
-
-    (step,) = overlap.record_overlap(work, ["step_1"], ["forward"], on_gpu=True).steps
-    assert total_ms(step.compute) > 0.1
-    assert step.communication == []

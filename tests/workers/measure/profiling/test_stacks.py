@@ -1,13 +1,8 @@
 import pytest
-import torch
 
-from kernels.ranges import record_ranges
 from tests.workers.measure.profiling.events import host, kernel, recording
 from workers.measure.profiling import stacks
-from workers.measure.profiling.recording import record
 from workers.measure.profiling.stacks import fold, folded
-from workers.measure.ranges import Ranges
-from workers.measure.timing import run_step
 
 
 def made():
@@ -73,20 +68,3 @@ def test_of_too_many_stacks_the_top_ones_stay(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(stacks, "MAX_STACKS", 2)
     text = folded({("a",): 9_000, ("b",): 1_000, ("c",): 5_000})
     assert text == "a 9\nc 5\n"
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_python_functions_of_a_real_step(device: str) -> None:
-    x = torch.randn(64, 64, device=device)
-
-    def multiply_twice() -> None:
-        (x @ x) @ x
-
-    ranges = Ranges()
-    ranges.counting = True
-    with record_ranges():
-        profile = record(lambda: run_step({"forward": multiply_twice}, [ranges]), on_gpu=device == "cuda", python=True)
-    times = fold(profile.recording, ("forward",), on_gpu=device == "cuda")
-    stacks = [frames for frames in times if any("multiply_twice" in frame for frame in frames)]
-    assert any("aten::mm" in frames for frames in stacks)
-    assert all(frames[0] == "forward" for frames in times)
