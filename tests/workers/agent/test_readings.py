@@ -1,6 +1,5 @@
 """Readings of the host's devices, beside the heartbeat."""
 
-import threading
 from typing import Any
 
 from flopwatch.text.times import parsed_time
@@ -28,23 +27,6 @@ def test_each_device_in_the_order_of_the_registration() -> None:
     assert known["utilisation_percent"] == 7
     assert {name: unknown[name] for name in readings.UNKNOWN_GPU_LOAD} == readings.UNKNOWN_GPU_LOAD
     assert parsed_time(reading["read_at"]).tzinfo is not None
-
-
-def test_a_driver_that_hangs_keeps_nobody_waiting() -> None:
-    called, release = threading.Event(), threading.Event()
-
-    def hanging(_host: Host) -> dict[str, Any]:
-        called.set()
-        release.wait(30)
-        return {"devices": []}
-
-    reader = Readings(HOST, 0.001, hanging)
-    reader.start()
-    assert called.wait(30)
-    assert reader.latest() is None
-    reader.stop()
-    release.set()
-    wait_until(lambda: reader.latest() == {"devices": []})
 
 
 def test_an_error_does_not_end_the_readings() -> None:

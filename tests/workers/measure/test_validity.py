@@ -508,16 +508,3 @@ def test_a_monitor_that_starts_again_forgets_the_case_before(monkeypatch: pytest
     monitor.watch(last=True)
     (clocks,) = [check for check in monitor.conclude([])["checks"] if check["name"] == "clocks"]
     assert clocks["ok"], clocks
-
-
-def test_other_kernels_than_hoppers_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert validity.check_kernels(torch.device("cpu")) == []
-    monkeypatch.setattr(validity, "why_not_hopper", lambda _device: "Triton is 3.8.0")
-    (check,) = validity.check_kernels(torch.device("cuda", 0))
-    assert validity.verdict([check])["verdict"] == "valid"
-    assert (check.name, check.ok, check.detail, check.severity) == (
-        "attention_kernels",
-        False,
-        "Triton is 3.8.0",
-        "note",
-    )

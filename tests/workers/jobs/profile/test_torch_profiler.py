@@ -391,12 +391,17 @@ def test_without_memory_for_stacks_all_else_is_there(run: Any, monkeypatch: pyte
     assert set(report.files) == {"trace.json.gz"}
 
 
-def test_a_ceiling_that_is_missing_is_measured_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ceiling_that_is_missing_is_measured_and_recorded_unless_disturbed(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(warmup, "LIMIT_WINDOWS", 3)  # a busy host's times are never steady
     monkeypatch.setattr(ceiling, "COPY_MIB", {"cpu": 1})
     monkeypatch.setattr(ceiling, "MATRIX_SIZES", {"cpu": {"fp32": 32}})
-    monkeypatch.setattr(ceiling, "why_not_to_record", lambda *_: None)  # a busy host disturbs so short calls
+    monkeypatch.setattr(ceiling, "why_not_to_record", lambda field, *_: f"{field} was disturbed")
     spec = ProfileSpec(**{**FIELDS, "mode": "forward", "device": "cpu"})
+    assert [row["source"] for row in reported(spec, tmp_path).table_rows("ceilings")][:2] == [
+        "measured now, and not recorded: matrix_size was disturbed",
+        "measured now, and not recorded: copy_mib was disturbed",
+    ]
+    monkeypatch.setattr(ceiling, "why_not_to_record", lambda *_: None)  # a busy host disturbs so short calls
     report = reported(spec, tmp_path)
     known = Ceilings(report.ceilings).read(torch.device("cpu"))
     assert known is not None
@@ -406,18 +411,6 @@ def test_a_ceiling_that_is_missing_is_measured_and_recorded(tmp_path: Path, monk
     assert sum("ceiling" in message for *_, message in report.steps) == 2
     again = reported(spec, tmp_path)
     assert not any("ceiling" in message for *_, message in again.steps), "it is on record now"
-
-
-def test_a_ceiling_that_is_not_recorded_has_its_reason_in_the_table(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(warmup, "LIMIT_WINDOWS", 3)  # a busy host's times are never steady
-    monkeypatch.setattr(ceiling, "COPY_MIB", {"cpu": 1})
-    monkeypatch.setattr(ceiling, "MATRIX_SIZES", {"cpu": {"fp32": 32}})
-    monkeypatch.setattr(ceiling, "why_not_to_record", lambda field, *_: f"{field} was disturbed")
-    report = reported(ProfileSpec(**{**FIELDS, "mode": "forward", "device": "cpu"}), tmp_path)
-    assert [row["source"] for row in report.table_rows("ceilings")][:2] == [
-        "measured now, and not recorded: matrix_size was disturbed",
-        "measured now, and not recorded: copy_mib was disturbed",
-    ]
 
 
 def test_without_a_ceiling_the_side_is_null_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,35 +20,7 @@ from workers.measure.allocations.snapshot import write
 from workers.measure.allocations.stacks import site
 from workers.measure.timing import run_step
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 WIDTH, HIDDEN, BATCH = 256, 512, 32
-WEIGHTS = 4 * 2 * WIDTH * HIDDEN
-BIASES = 4 * (HIDDEN + WIDTH)
-SCALE = 4 * 7
-"""Bytes of a buffer."""
-
-
-class Block(nn.Module):
-    """Two linear layers around a ReLU; parameters of WEIGHTS + BIASES bytes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
-        self.register_buffer("scale", torch.ones(7))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.up(x).relu())
-
-
-class Model(nn.Module):
-    """One block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([Block()])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers[0](x)  # type: ignore[no-any-return]
 
 
 class Work:
@@ -57,7 +29,7 @@ class Work:
     def __init__(self, device: str, optimizer: Callable[..., torch.optim.Optimizer] | None) -> None:
         self.device = torch.device(device)
         with self.device:
-            self.model = Model()
+            self.model = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH))
         self.optimizer = None if optimizer is None else optimizer(self.model.parameters())
         self.batch: torch.Tensor | None = None
         self.loss: torch.Tensor | None = None

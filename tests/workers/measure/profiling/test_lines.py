@@ -127,18 +127,23 @@ class Script:
     def run(self, *observers: Any) -> None:
         run_step({"forward": self.names["step"]}, observers)
 
+    def followed(self) -> tuple[LineTrace, Recording]:
+        """A step whose lines are followed, and its recording."""
+        trace, ranges = LineTrace(self.own), Ranges()
+        ranges.counting = True
+        with record_ranges():
+            return trace, record(lambda: self.run(trace, ranges), on_gpu=False).recording
+
     def uses(self, steps: int = 1, step_ms: float = STEP_MS) -> list[Use]:
         """What the lines take, by samples of so many steps, and by one that is followed."""
-        sampler, trace, ranges = Sampler(), LineTrace(self.own), Ranges()
+        sampler = Sampler()
         self.library.spent.clear()
         self.library.used.clear()
         with sampler.running():
             for _ in range(steps):
                 self.run(sampler)
         self.spent, self.used = dict(self.library.spent), dict(self.library.used)
-        ranges.counting = True
-        with record_ranges():
-            recording = record(lambda: self.run(trace, ranges), on_gpu=False).recording
+        trace, recording = self.followed()
         launched = trace.launched(recording, begin_of(recording))
         return uses(sampler.samples, self.own, step_ms, trace, launched, on_gpu=False)
 
@@ -251,10 +256,7 @@ def step():
 def launched_by(script: Script) -> dict[int, Launched]:
     """Return what each line of a step launched."""
     script.run()
-    trace, ranges = LineTrace(script.own), Ranges()
-    ranges.counting = True
-    with record_ranges():
-        recording = record(lambda: script.run(trace, ranges), on_gpu=False).recording
+    trace, recording = script.followed()
     return {place.line: did for place, did in trace.launched(recording, begin_of(recording)).items() if place}
 
 
@@ -309,10 +311,8 @@ def with_kernels(recording: Recording) -> Recording:
 
 def test_device_time_belongs_to_the_line_that_launched_the_work(tmp_path: Path) -> None:
     script = Script(tmp_path, OPERATORS)
-    sampler, trace, ranges = Sampler(), LineTrace(script.own), Ranges()
-    ranges.counting = True
-    with record_ranges():
-        recording = with_kernels(record(lambda: script.run(trace, ranges), on_gpu=False).recording)
+    sampler, (trace, recording) = Sampler(), script.followed()
+    recording = with_kernels(recording)
     launched = trace.launched(recording, begin_of(recording))
     found = {
         use.place.line: use for use in uses(sampler.samples, script.own, 1.0, trace, launched, on_gpu=True) if use.place
