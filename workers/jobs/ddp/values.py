@@ -76,9 +76,11 @@ def metrics(spec: DdpSpec, named: Sequence[str] | None = None) -> list[Metric]:
 
 
 def _of_own_step(named: Sequence[str]) -> Iterator[Metric]:
-    """Yield the metrics of a step of the user's own: nothing takes turns with it or is compared to it."""
+    """Yield the metrics of a step of the user's own: nothing takes turns with it or is compared to it, and a phase that
+    it calls `communication` is what tables have under this name."""
     for metric in _metrics([phase for phase in named if phase != "step"]):
-        if metric.name in OF_OUR_STRATEGIES:
+        taken = metric.name in {*OF_OUR_STRATEGIES, *(f"{phase}_ms" for phase in named)}
+        if metric.phase is None and taken:
             continue
         yield metric
         if metric.name == "tokens_per_s":

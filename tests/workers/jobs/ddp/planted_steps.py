@@ -91,6 +91,8 @@ def make_uneven_step(device):
         (torch.randn(2, 8) @ weights[0] * weights[1]).sum().backward()
         for optimizer in optimizers:
             optimizer.step()
+        with flopwatch.phase("communication"):
+            time.sleep(2e-3)
         if heavy := next(calls) % 3 == 2:
             with flopwatch.phase("heavy"):
                 time.sleep(35e-3)

@@ -236,6 +236,7 @@ def test_steps_of_ones_own_that_differ(run: Any) -> None:
     rows = {name: row["median"] for name, row in values(run("uneven, own")).items()}
     assert 0 < rows["tokens_per_s"] <= 2 * (8 + 2) / (40e-3 + 2 * 5e-3)
     assert rows["heavy_ms"] is None
+    assert rows["communication_ms"] >= 2
     assert (rows["parameters"], rows["parameters_mib"]) == (36, 36 * 4 / 2**20)
     assert rows["optimizer_state_mib"] == (2 * 36 * 4 + 2 * 4) / 2**20
 
