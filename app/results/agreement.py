@@ -328,10 +328,13 @@ def _finite(found: Found, places: Sequence[Place]) -> str:
 def _lacking(who: str, side: Returned, other: Returned, common: Sequence[str]) -> list[str]:
     alone: dict[str, str] = {}
     seeds = {seed for _, seed, _, _ in other.numbers}
+    cases = {case for case, _, _, _ in other.numbers}
     for place in side.numbers:
-        _, seed, step, name = place
+        case, seed, step, name = place
         if place not in other.numbers and seed in seeds and other.made(place):
-            alone.setdefault(name, f"only the {who} returns {name}" + (f" in step {step}" if name in common else ""))
+            where = f" in step {step}" if name in common else ""
+            where = where if case in cases else " in a case that the other side has not measured"
+            alone.setdefault(name, f"only the {who} returns {name}{where}")
     return list(alone.values())
 
 

@@ -171,6 +171,13 @@ def test_a_number_that_the_candidate_lacks_is_missing() -> None:
 FASTER = Judgement("step_ms: candidate is 1.78× faster", "better", "step_ms", None)
 
 
+def test_a_case_that_the_candidate_lacks_is_no_step_that_returns_nothing() -> None:
+    one, other = side([2.0]).numbers, {("other", 0, 1, "loss"): [3.0]}
+    found = compare(Returned({**one, **other}, {}), Returned(one, {}))
+    assert found.outcome(1e-4) == "missing"
+    assert "only the baseline returns loss in a case that the other side has not measured" in found.sentence()
+
+
 def test_the_sentence_says_it_and_a_tolerance_makes_it_wrong() -> None:
     half = compare(side([2.0]), side([1.0]))
     told = applied(FASTER, half, None)
