@@ -32,7 +32,7 @@ from app.specs import KINDS, Scalar
 from app.specs.compare import blocks_of_turns
 from app.states import VERDICTS
 from app.store.database.engine import Database, Snapshot
-from app.store.reading.measurements import unit_verdicts
+from app.store.reading.measurements import MAX_DOUBTFUL, unit_verdicts
 from app.summaries import planned_processes, summarise
 from flopwatch.text.cases import ARROW, case_text, in_use
 from flopwatch.text.numbers import finite
@@ -291,7 +291,7 @@ def _beside(snapshot: Snapshot, pair: Pair) -> list[str]:
         for side in pair.both
         if any(job in {its.id for its in side.jobs} and (side.units is None or at in side.units) for job, at in units)
     ]
-    if len(sides) != 1:
+    if len(sides) != 1 or len(attempts) > MAX_DOUBTFUL:  # whose verdicts were not all read
         return []
     return [f"in the {sides[0]} alone threads computed beside the steps, and only what a step waits for is timed"]
 

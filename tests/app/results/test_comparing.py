@@ -23,6 +23,7 @@ from app.store import tables
 from app.store.database.engine import Database
 from app.store.keeping.baselines import Baselines
 from app.store.queue.transitions import Queue
+from app.store.reading import measurements
 from app.store.records import Claim, Finish, NewJob, UnitRecord
 from flopwatch.intervals import median_interval
 from tests.builders import measured
@@ -752,3 +753,18 @@ def test_work_that_one_side_has_moved_to_threads_is_told(database, run_job, queu
     queue.finish(claim, replace(SUCCEEDED, units=units, measurements=rows_))
     told = "in the candidate alone threads computed beside the steps"
     assert (told in str(about(compare_sides(database, claim.job_id), "sentence"))) == (len(beside) == 1)
+
+
+def test_of_more_jobs_than_verdicts_are_read_none_is_said_to_compute_alone(
+    database, run_job, queue, record, monkeypatch
+) -> None:
+    for module in (measurements, comparing):
+        monkeypatch.setattr(module, "MAX_DOUBTFUL", 2)
+    verdict = {"verdict": "valid", "checks": [{"name": "threads", "ok": False}]}
+    jobs = []
+    for _ in range(3):
+        claim = run_job({})
+        units = [UnitRecord(0, "", "succeeded", validity=verdict)]
+        queue.finish(claim, replace(SUCCEEDED, units=units, measurements=[record("step_ms")]))
+        jobs.append(claim.job_id)
+    assert "threads" not in str(about(compare(database, jobs[:2], jobs[2]), "sentence"))
