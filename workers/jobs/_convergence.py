@@ -85,7 +85,7 @@ def train(spec: BenchmarkSpec, device: torch.device, build: building.Maker) -> l
         step.prepare()
         for phase in step.phases.values():  # type: ignore[union-attr]
             phase()
-        losses.append(step.loss.detach())  # type: ignore[attr-defined]
+        losses.append(torch.stack([*step.earlier, step.loss.detach()]).mean())  # type: ignore[attr-defined]
     found: list[float] = torch.stack(losses).float().tolist()
     return found
 

@@ -103,6 +103,8 @@ class BackwardStep(ForwardStep):
         super().__init__(model, batches, precision, model_has_loss=model_has_loss)
         self.module = module
         self.micro_batches = micro_batches
+        self.earlier: list[Tensor] = []
+        """The losses of all micro-batches but the last."""
         # Gradients in fp16 would underflow.
         scaled = precision.compute_dtype == torch.float16
         self.scaler = torch.amp.GradScaler(self.device_type) if scaled else None
@@ -119,9 +121,11 @@ class BackwardStep(ForwardStep):
 
     def accumulate(self) -> None:
         """Run the passes of all micro-batches but the last."""
+        self.earlier.clear()
         for index in range(self.micro_batches - 1):
             self.forward_micro_batch(index)
             self.backward()
+            self.earlier.append(self.loss.detach())
 
     def forward(self) -> None:
         self.forward_micro_batch(self.micro_batches - 1)

@@ -46,6 +46,24 @@ def bf16() -> list[list[float]]:
     return trained(BF16)
 
 
+def test_losses_are_those_of_all_micro_batches() -> None:
+    model = {"d_model": 32, "d_ff": 64, "num_layers": 1, "num_heads": 2, "vocab_size": 100}
+    whole, parts = (
+        BenchmarkSpec.model_validate(
+            {
+                "model": model,
+                "context_length": 16,
+                "measure_steps": 3,
+                "device": "cpu",
+                "batch_size": 4 // micro_batches,
+            }
+            | {"accumulation_steps": micro_batches}
+        )
+        for micro_batches in (1, 4)
+    )
+    assert train(parts, *building.prepare(parts)) == pytest.approx(train(whole, *building.prepare(whole)), rel=1e-3)
+
+
 def test_a_loss_near_that_of_guessing_says_that_nothing_was_learned_yet() -> None:
     few, many = ({"baseline": [[5.5, loss]], "candidate": [[5.5, loss]]} for loss in (5.4, 4.3))
     assert learned(few, 1000).detail == (
