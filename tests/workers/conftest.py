@@ -56,6 +56,24 @@ def _elsewhere(work: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
+def settings(tmp_path: Path) -> Any:
+    """The settings of a worker whose data folder has a database."""
+    from app.settings import Settings
+    from tests.databases import put_database
+
+    return Settings(data_dir=put_database(tmp_path / "data").parent)
+
+
+@pytest.fixture
+def database(settings: Any) -> Iterator[Any]:
+    from app.store.database.engine import open_database
+
+    database = open_database(settings)
+    yield database
+    database.close()
+
+
+@pytest.fixture
 def upload(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
     """Uploads a source, and returns what a spec says of a function in it."""
     from tests.workers.reporting import uploading

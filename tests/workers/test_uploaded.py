@@ -88,6 +88,9 @@ def packed(files: dict[str, str], comment: str = "pkg/train.py", method: int = 0
 
 
 def load_folder(content: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """Unpack a folder and load the function in it; nothing of it stays."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
     monkeypatch.chdir(folder.parent)
     monkeypatch.setenv("PWD", "")
     for name, value in uploaded.write(folder, [content]).items():
@@ -96,8 +99,6 @@ def load_folder(content: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_folder_is_unpacked_and_its_imports_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "modules", {**sys.modules})
     train = "import beside_it\nfrom of_the_root.deep import value\ndef step(): return beside_it.value + value\n"
     files = {"pkg/train.py": train, "pkg/beside_it.py": "value = 1", "of_the_root/deep.py": "value = 2"}
     loaded = load_folder(packed(files), tmp_path, monkeypatch)
@@ -109,7 +110,6 @@ def test_what_is_installed_of_a_project_does_not_stand_in_for_its_src(tmp_path, 
     (tmp_path / "site").mkdir()
     (tmp_path / "site/my_net.py").write_text("value = 1")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
-    monkeypatch.setattr(sys, "modules", {**sys.modules})
     files = {
         "pyproject.toml": "",
         "pkg/train.py": "def step():\n    from my_net import value\n    return value\n",
@@ -128,7 +128,6 @@ def test_a_module_that_an_installations_finder_gives_before_that_of_the_folder_i
             found = tmp_path / "checkout.py"
             return importlib.util.spec_from_file_location(name, found) if name == "my_net" else None
 
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "meta_path", [Editable, *sys.meta_path])
     files = {"pkg/train.py": "def step():\n    import my_net\n", "my_net.py": ""}
     with pytest.raises(BrokenCode, match=r"rename my_net\.py"):
@@ -140,7 +139,6 @@ def test_a_checkout_does_not_stand_in_for_the_module_of_the_folder(first, tmp_pa
     (tmp_path / "checkout/my_net").mkdir(parents=True)
     (tmp_path / "checkout/my_net/__init__.py").write_text("value = 1")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "checkout")])
-    monkeypatch.setattr(sys, "modules", {**sys.modules})
     train = f"{first}def step():\n    from my_net import value\n    return value\n"
     content = packed({"pkg/train.py": train, "python/my_net/__init__.py": "value = 2"})
     if first:
@@ -165,7 +163,6 @@ def test_two_files_of_one_folder_share_its_modules(tmp_path: Path, monkeypatch: 
 
 
 def test_the_place_of_a_folders_file_is_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
     train = (
         "import os\nfrom pathlib import Path\nhere, text = os.getcwd(), Path('beside.txt').read_text()\n"
         "def step(): return here, text\n"
@@ -188,7 +185,6 @@ def test_the_place_of_a_folders_file_is_the_working_directory(tmp_path: Path, mo
     ids=["relative", "beside", "elsewhere", "other error"],
 )
 def test_a_file_that_did_not_go_along_is_said_to_be_missing(source, words, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(BrokenCode) as caught:
         load_folder(packed({"pkg/train.py": source}), tmp_path / "code", monkeypatch)
     assert words in str(caught.value) if words else "copy of the folder" not in str(caught.value)
@@ -220,8 +216,6 @@ def test_without_a_folder_files_are_said_to_need_one(put: Put) -> None:
 )  # fmt: skip
 def test_a_module_by_whose_name_another_is_loaded_is_refused(files, names, tmp_path, monkeypatch) -> None:
     """Python would give the code the one that is loaded, and it would be measured. The client cannot see all names."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "modules", {**sys.modules})
     train = next(name for name in files if name.endswith("train.py"))
     content = packed({**files, train: f"{files[train]}def step():\n    pass\n"}, comment=train)
     if names is None:
@@ -298,8 +292,6 @@ def test_an_error_ends_with_its_innermost_place_in_the_users_code(tmp_path, monk
         code = uploaded.load(put(source))
     elif runs == "folder":
         name = "pkg/beside.py"
-        monkeypatch.setattr(sys, "path", [*sys.path])
-        monkeypatch.setattr(sys, "modules", {**sys.modules})
         entry = "import beside\n\n\ndef step():\n    beside.attention()\n"
         code = load_folder(packed({"pkg/train.py": entry, name: source}), tmp_path / "code", monkeypatch)
     with pytest.raises(json.JSONDecodeError) as caught:

@@ -12,11 +12,10 @@ import pytest
 
 from app.settings import Settings
 from app.states import FINISHED_STATES
-from app.store.database.engine import Database, open_database
+from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import Claim, NewJob
-from tests.databases import put_database
 from tests.forked import PLUGINS, PROJECT, forkserver
 from tests.plugins.plain_kind.specs.plain import PlainSpec
 from tools.waiting import wait_until
@@ -25,18 +24,6 @@ from workers.devices.discovery import Gpu, Host
 from workers.devices.locks import DeviceLocks, HeldDevices
 
 BUSY_TIMEOUT_S = 0.3
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(data_dir=put_database(tmp_path / "data").parent)
-
-
-@pytest.fixture
-def database(settings: Settings) -> Iterator[Database]:
-    database = open_database(settings)
-    yield database
-    database.close()
 
 
 @pytest.fixture

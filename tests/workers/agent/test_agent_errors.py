@@ -36,14 +36,6 @@ HOST = Host(gpus=(), cpu_count=2, memory_mib=1)
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    put_database(tmp_path / "data")
-    database = open_database(Settings(data_dir=tmp_path / "data"))
-    yield database
-    database.close()
-
-
-@pytest.fixture
 def clock() -> Clock:
     return Clock()
 

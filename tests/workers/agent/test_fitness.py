@@ -17,14 +17,13 @@ from app.specs import spec_adapter
 from app.specs._schema import RELEASED, SCHEMA, fingerprint, name_of
 from app.store import service_settings, tables
 from app.store.checking import examine
-from app.store.database.engine import Database, open_database
+from app.store.database.engine import Database
 from app.store.queue.registration import Registration, announce_server
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import Claim, NewJob
 from app.store.tokens import Tokens
 from tests.clock import Clock
-from tests.databases import put_database
 from tools.waiting import wait_until
 from workers.agent import fitness, host_check, readings
 from workers.agent.agent import Agent
@@ -135,14 +134,11 @@ class Lab:
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    put_database(tmp_path / "data")
-    database = open_database(Settings(data_dir=tmp_path / "data"))
+def lab(tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     lab = Lab(tmp_path, database, monkeypatch)
     yield lab
     for agent in lab.agents:
         agent.close()
-    database.close()
 
 
 class TestSameFailures:

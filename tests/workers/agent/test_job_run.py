@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from app.errors import STORE_UNAVAILABLE, DatabaseBusy, DiskFull, FlopwatchError
 from app.settings import Settings
 from app.specs import spec_adapter
 from app.specs._code import RUNS_CODE
-from app.store.database.engine import Database, open_database
+from app.store.database.engine import Database
 from app.store.files.artifacts import CHUNK_BYTES, ArtifactFiles
 from app.store.files.objects import ObjectFiles
 from app.store.files.uploads import Uploads
@@ -34,7 +34,6 @@ from app.store.records import NewJob, Offer
 from flopwatch.connection import problem_text
 from kernels.clock import now_s
 from tests.clock import Clock
-from tests.databases import put_database
 from tests.object_stores import Bucket
 from tools.waiting import wait_until
 from workers import uploaded
@@ -239,28 +238,8 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    settings = Settings(data_dir=tmp_path / "data", grace_s=0.2)
-    put_database(settings.data_dir)
-    database = open_database(settings)
-    yield Site(database, settings, tmp_path)
-    database.close()
-
-
-def test_what_a_unit_measures_lands_with_its_success(site: Site) -> None:
-    ceilings = []
-
-    def play(unit: Unit) -> None:
-        ceilings.append(Path(unit.request.ceilings))
-        unit.say(STARTED, MEASURED, SUCCESS)
-        os.write(unit.log, b"hello\n")
-        unit.end()
-
-    job = site.run(play)
-    assert (job["state"], job["error"]) == ("succeeded", None)
-    assert len(Reading(site.database).measurements(job["id"])["rows"]) == 1
-    assert Reading(site.database).log(job["id"]) == "hello\n"
-    assert ceilings == [site.settings.ceilings_dir], "which later jobs read"
+def site(tmp_path: Path, settings: Settings, database: Database) -> Site:
+    return Site(database, settings.model_copy(update={"grace_s": 0.2}), tmp_path)
 
 
 def test_what_has_a_budget_says_how_long_it_may_take_and_no_more() -> None:
@@ -733,6 +712,7 @@ class TestUnits:
         kept: list[Path] = []
 
         def play(unit: Unit) -> None:
+            assert Path(unit.request.ceilings) == site.settings.ceilings_dir, "which later jobs read"
             kept.extend((site.settings.data_dir / "scratch").rglob("taken/*"))
             title = unit.request.unit["title"]
             unit.say({"type": "environment", "environment": {"of": title}})

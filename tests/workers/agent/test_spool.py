@@ -57,20 +57,15 @@ def add_validity(spool: Spool, verdict: dict[str, Any], case_key: str | None, ti
 
 def test_a_measurement_arrives_with_its_units_number() -> None:
     spool = begun("first", "second")
-    add_measurement(spool, measured(samples=[1.5, 2.5, 3.5]))
+    add_measurement(spool, {**measured(samples=[1.5, 2.5, 3.5]), "unit_index": 0, "validity": "valid"})
     (record,) = spool.measurements
+    assert record.validity is None, "a process chooses neither its number nor that"
     assert isinstance(record, MeasurementRecord)
     assert (record.unit_index, record.case, record.case_key, record.device_key) == (1, CASE, "key", "1x GPU")
     assert (record.phase, record.metric, record.unit) == ("forward", "forward_ms", "ms")
     assert (record.outcome, record.reason, record.n, record.median) == ("ok", None, 3, 2.5)
     assert record.samples is not None
     assert unpack(record.samples).tolist() == [1.5, 2.5, 3.5]
-
-
-def test_a_process_cannot_choose_its_number() -> None:
-    spool = begun("first", "second")
-    add_measurement(spool, {**measured(), "unit_index": 0, "validity": "valid"})
-    assert [(record.unit_index, record.validity) for record in spool.measurements] == [(1, None)]
 
 
 def packed(values: Sequence[float]) -> str:

@@ -545,18 +545,11 @@ def test_only_of_our_models_the_share_of_fp8_is_known(fields: dict[str, Any], sh
     assert (found, bool(why)) == (shares, not shares)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"model": {**MODEL, "vocab_size": 64}}, r"'layers\.0\.ffn\.w1' maps 16 features to 24, .*multiples of 16"),
-        ({"fp8_filter": ["auto"]}, r"chooses none of the linear layers .*: choose precision bf16, or fp8_filter all"),
-        ({"fp8_filter": ["blocks.*"]}, r"no linear layer has a name like 'blocks\.\*'"),
-    ],
-)
-def test_what_fp8_does_not_take_is_refused(run, fields: dict[str, Any], words: str) -> None:
+def test_what_fp8_does_not_take_is_refused(run) -> None:
     pytest.importorskip("torchao")
+    words = r"chooses none of the linear layers .*: choose precision bf16, or fp8_filter all"
     with pytest.raises(Unsupported, match=words):
-        run(**{**FP8, "fp8_filter": ["all"], **fields})
+        run(**FP8, fp8_filter=["auto"])
 
 
 def test_an_environment_that_forbids_tf32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

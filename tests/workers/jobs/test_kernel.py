@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from app.specs.kernel import KernelSpec
-from kernels.registry import KERNELS, BrokenEntryPoint, Implementation, Kernel
+from kernels.registry import KERNELS
 from tests.workers.reporting import Report
 from workers.jobs._linear_plan import Times, sentences
 from workers.jobs.kernel import RUNNER
@@ -196,21 +196,6 @@ def test_what_an_operation_does_not_have_is_unsupported(tmp_path: Path) -> None:
     assert (row["outcome"], row["reason"]) == ("unsupported", reason)
     with pytest.raises(Unsupported, match="unknown kernel 'gelu'; known are linear_cross_entropy, rms_norm, ro"):
         run(tmp_path, kernel="gelu", device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"name": "other"}, "its name is 'other'"),
-        ({"kernels": [7]}, "expected a kernels.registry.Implementation"),
-        ({"kernels": [Implementation("one", abs, {})]}, "dtypes must map cpu, cuda to sets of"),
-    ],
-)
-def test_an_installed_operation_is_checked(monkeypatch, changes, words) -> None:
-    whole = {"name": "rms_norm", "shapes": lambda rows, columns: (), "plain": abs, **changes}
-    monkeypatch.setattr("kernels.operations.rms_norm", Kernel(**whole))
-    with pytest.raises(BrokenEntryPoint, match=words):
-        KERNELS.load("rms_norm")
 
 
 def test_a_plan_has_each_linear_layer_of_a_model_in_bf16_and_in_each_recipe(tmp_path: Path) -> None:

@@ -159,12 +159,6 @@ def test_a_token_sees_its_window_and_document_only() -> None:
         assert differs.nonzero().flatten().tolist() == list(seen)
 
 
-@pytest.mark.parametrize(("d_model", "num_heads"), [(16, 3), (6, 2)])
-def test_an_odd_head_dimension_is_refused(d_model: int, num_heads: int) -> None:
-    with pytest.raises(ValueError, match="multiple of 2 × num_heads"):
-        small_model(d_model=d_model, num_heads=num_heads)
-
-
 def test_checkpointing_under_gradients_still_fills_the_cache() -> None:
     """A regression: the cache's length advanced without new keys, so later tokens read unwritten ones."""
     model, ids = small_model(activation_checkpointing=True), tokens(2, 7)

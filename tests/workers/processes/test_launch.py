@@ -367,20 +367,6 @@ class TestWrapped:
         assert not any(after)
         assert report == {"exit_code": None, "signal": 9}
 
-    def test_one_that_is_not_installed_is_named(self, tmp_path: Path) -> None:
-        error = run_script(
-            tmp_path,
-            "exec",
-            """
-            from workers.outcome import InvalidEnvironment
-            try:
-                launcher.start(request("counted", ["no-such-profiler", "profile"]), START, [])
-            except InvalidEnvironment as error:
-                print(json.dumps(str(error)))
-            """,
-        )
-        assert "'no-such-profiler', which is not installed" in error
-
 
 VARIABLES = """
 process = launcher.start(request("curious", WRAP, CUDA_VISIBLE_DEVICES=""), START, [])

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 
 from app.errors import LeaseLost
-from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
-from app.store.database.engine import open_database
+from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import HandedOver, NewJob, Offer
 from tests.clock import Clock
-from tests.databases import put_database
 from workers.agent.agent import capabilities
 from workers.agent.fitness import BLAMED_S
 from workers.outcome import GivenBack
@@ -107,15 +105,12 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    put_database(tmp_path / "data")
-    database = open_database(Settings(data_dir=tmp_path / "data"))
+def site(tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     clock = Clock()
     monkeypatch.setattr(allocations, "time", SimpleNamespace(monotonic=clock))
     site = Site(tmp_path / "handover", Queue(database), Reading(database), clock)
     yield site
     site.folder.close()
-    database.close()
 
 
 @pytest.mark.parametrize(("state", "words"), [("FAILED", WORDS), ("PREEMPTED", ""), (None, WORDS), (None, "")])

@@ -2,17 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from app.errors import CannotRunHere, DatabaseBusy
-from app.settings import Settings
-from app.store.database.engine import open_database
 from app.store.records import HandedOver
 from tests.clock import Clock
-from tests.databases import put_database
 from workers.devices.discovery import Gpu, Host
 from workers.devices.locks import HeldDevices
 from workers.slurm import one_job
@@ -26,15 +22,11 @@ NO_DEVICE = replace(CPU_JOB, device_type="none")
 
 
 @pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneJobAgent]:
+def agent(tmp_path, settings, database, monkeypatch) -> Iterator[OneJobAgent]:
     monkeypatch.setattr("workers.agent.agent.Launcher", lambda: SimpleNamespace(close=lambda: None))
-    put_database(tmp_path / "data")
-    settings = Settings(data_dir=tmp_path / "data")
-    database = open_database(settings)
     agent = OneJobAgent(settings, database, tmp_path / "file.json", CPU_JOB, {})
     yield agent
     agent.close()
-    database.close()
 
 
 @pytest.mark.parametrize(

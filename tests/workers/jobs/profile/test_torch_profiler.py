@@ -20,9 +20,7 @@ from app.specs.profile import ProfileSpec
 from kernels.registry import ATTENTION
 from tests.workers.reporting import Report, reported
 from workers.jobs import ceiling
-from workers.jobs._training.metrics import metrics_of
 from workers.jobs._values import Values
-from workers.jobs.benchmark import RUNNER as BENCHMARK
 from workers.jobs.profile import RUNNER, torch_profiler
 from workers.measure import warmup
 from workers.measure.ceilings import Ceilings
@@ -134,18 +132,6 @@ def test_modes_have_their_tables_and_metrics(run: Any, mode: str, device: str) -
         assert ratio == pytest.approx(parts["softmax"][of_softmax] / products)
     assert metrics(report)["profiled_step_ms", None]["n"] == 2
     assert metrics(report)["unprofiled_step_ms", None]["n"] == 3
-
-
-def test_profiled_times_have_other_names_than_benchmarks(tmp_path: Path) -> None:
-    for mode in PHASES:
-        spec = ProfileSpec(**{**FIELDS, "mode": mode, "compile": True})
-        names = {
-            metric.name
-            for metric in [*torch_profiler.timing_metrics(PHASES[mode]), *torch_profiler.profile_metrics(spec)]
-        }
-        # The busy share is defined as in `benchmark`: the device's time by the wall time without a profiler.
-        assert names & {metric.name for metric in metrics_of(spec)} == {"gpu_busy_percent"}
-    assert BENCHMARK.kind != RUNNER.kind
 
 
 @pytest.mark.parametrize("device", DEVICES)
