@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from workers.measure import validity
 from workers.measure.busy import Busy
 from workers.measure.ceilings import Rate
 from workers.measure.check import Check, not_judged
-from workers.measure.compilation import MAX_REASONS, Compilation, compilation
+from workers.measure.compilation import Compilation, compilation
 from workers.measure.nvml import Reading
 from workers.measure.stopwatch import Timing
 from workers.measure.validity import (
@@ -332,17 +331,6 @@ def test_graph_breaks_have_their_reasons_and_lines(no_breaks_yet: None) -> None:
     assert broken.break_reasons[1].endswith(f"(test_validity.py:{line + 1}, in breaks)")
 
 
-def test_the_list_of_reasons_is_bounded(no_breaks_yet: None) -> None:
-    many = [SimpleNamespace(graph_break=True, reason=f"reason {n % 8}\n  Hint: x" * 9, user_stack=[]) for n in range(9)]
-    unbroken = SimpleNamespace(graph_break=False, reason="the end", user_stack=[])
-    torch._dynamo.utils.graph_break_reasons.extend([*many, unbroken])
-    reasons = compilation().break_reasons
-    torch._dynamo.utils.graph_break_reasons.clear()
-    assert len(reasons) == MAX_REASONS + 1
-    assert reasons[0] == "2 × reason 0"
-    assert reasons[-1] == "and 3 more reasons"
-
-
 @pytest.mark.parametrize(
     ("hits", "misses", "state"), [(0, 0, "unused"), (0, 2, "cold"), (3, 0, "warm"), (1, 1, "mixed")]
 )
@@ -487,14 +475,6 @@ def test_the_clock_of_each_gpu_is_the_median_since_the_start(monkeypatch: pytest
     monitor.start()
     assert monitor.clocks_mhz() == [1980, None]
     assert Monitor(torch.device("cpu")).clocks_mhz() == []
-
-
-def test_memory_that_nobody_tells_is_unknown_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Monitor(torch.device("cpu")).device_memory_mib() == (None, "known on GPUs only")
-    monkeypatch.setattr(validity, "gpu_by_nvml", lambda device: None)
-    known, why = Monitor(torch.device("cuda")).device_memory_mib()
-    assert known is None
-    assert why.startswith("NVML ")
 
 
 def test_a_monitor_that_starts_again_forgets_the_case_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,18 +224,6 @@ def keep_state(patch: pytest.MonkeyPatch, rank: Rank) -> None:
     patch.setattr(building, "choose_model", lambda spec, device: WithState)
 
 
-def update_half(patch: pytest.MonkeyPatch, rank: Rank) -> None:
-    make_optimizer = strategies.make_optimizer
-
-    def make(spec: Any, strategy: str, wrapped: Any, group: Any = None) -> Any:
-        if strategy == strategies.NO_COMMUNICATION or group is not None:
-            return make_optimizer(spec, strategy, wrapped, group)
-        half = nn.ModuleList(list(wrapped.modules())[: len(list(wrapped.modules())) // 2 : -1])
-        return make_optimizer(spec, strategy, half, group)
-
-    patch.setattr(strategies, "make_optimizer", make)
-
-
 def build_too_much(patch: pytest.MonkeyPatch, rank: Rank, *, on: int = 1, times: float = math.inf) -> None:
     """One rank's memory does not hold the model of one process alone, so many times."""
     build, failed = strategies.build, []
@@ -274,7 +262,6 @@ BREAKS: dict[str, Callable[[pytest.MonkeyPatch, Rank], None]] = {
     "begins late": begin_late,
     "forgets one": forget_one,
     "has state": keep_state,
-    "updates half of one side": update_half,
     "does not fit": build_too_much,
     "does not fit later": run_out,
     "one process does not fit": functools.partial(build_too_much, on=0, times=1),

@@ -31,16 +31,9 @@ KERNELS = {
     "elementwise": [
         NATIVE + "vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >(int)",
         "triton_poi_fused_mul_silu_5",
-        # Named after adjacent operators.
-        "triton_poi_fused__scaled_dot_product_flash_attention_clone_1",
-        "triton_poi_fused__to_copy__unsafe_view_add_flash_attention_mul_slice_stack_sub_transpose_view_2",
         "_rope_kernel",
     ],
     "copy": [
-        # Of compiled blocks in bfloat16: the copies of weights, and of transposed heads.
-        "triton_poi_fused__to_copy_1",
-        "triton_poi_fused_clone_transpose_3",
-        "triton_poi_fused__to_copy_mm_2",
         NATIVE
         + "(anonymous namespace)::CatArrayBatchedCopy_vectorized<at::native::OpaqueType<4u>, unsigned int>(char*)",
         NATIVE + "(anonymous namespace)::indexSelectLargeIndex<float, long, unsigned int, 2, 2, -2, true>(float)",
