@@ -82,11 +82,6 @@ def check(text: str, folder: Path, ran: Ran) -> None:
     assert not any(re.search(r"\b(SWEEP|JOB\d*)\b", command) for command, _, _ in ran)
 
 
-def test_a_command_keeps_its_values_where_none_are_chosen() -> None:
-    command = "sweep benchmark model.size=small,xl context_length=512 --wait"
-    assert courses.adapted(command, {}, gpus=1) == command.split()[:-1]
-
-
 @pytest.mark.parametrize(
     ("command", "gpus", "adapted"),
     [

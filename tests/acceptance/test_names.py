@@ -86,12 +86,6 @@ def test_our_model_with_triton_runs_in_the_projects_folder(tmp_path: Path) -> No
     assert "step_ms" in done.stdout
 
 
-def test_without_its_folder_a_file_is_refused_with_an_honest_cure(flopwatch: Flopwatch) -> None:
-    with pytest.raises(ClientError, match=r"imports .*'kernels'.* of the folder .*: --code ") as refused:
-        flopwatch.submit({"kind": "benchmark", **QUICK}, step=f"{PROJECT}/train.py:make_step")
-    assert "install it" not in str(refused.value)
-
-
 @pytest.mark.parametrize("name", ["flopwatch", "torch"])
 def test_a_name_that_cannot_be_the_users_is_refused(flopwatch: Flopwatch, tmp_path: Path, name: str) -> None:
     project = tmp_path / "project"

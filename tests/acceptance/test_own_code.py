@@ -1,6 +1,6 @@
-"""`--implementation file.py:function`, also one that imports what is not there.
+"""`--implementation file.py:function` and `--step`, through the queue.
 
-Where no worker allows it: tests/app/api/test_files.py. Faulty ones: tests/workers/jobs, and test_cells.py.
+Where no worker allows it: tests/app/api/test_files.py. Faulty ones: tests/workers/jobs.
 """
 
 import json
@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from flopwatch import Flopwatch, alternating
-from tools.service import wait_for_job
 
 SOURCE = """
 import math
@@ -28,15 +27,6 @@ def right(q, k, v, is_causal):
         length = q.shape[-2]
         scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1), -math.inf)
     return torch.softmax(scores, dim=-1) @ v
-
-
-class Model(torch.nn.Module):
-    def __init__(self, vocab_size, context_length, d_model, num_layers, num_heads, d_ff, rope_theta=10_000.0):
-        super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Embedding(vocab_size, d_model), torch.nn.Linear(d_model, vocab_size))
-
-    def forward(self, token_ids):
-        return self.layers(token_ids)
 """
 SPEC = {
     "kind": "attention",
@@ -78,30 +68,6 @@ def test_right_code_is_measured_beside_the_others(flopwatch: Flopwatch, site: An
     again = flopwatch.wait(flopwatch.rerun(job), timeout_s=60, show=lambda *_: None)
     rows = flopwatch.get(f"/jobs/{again['id']}/measurements")["rows"]
     assert {row["case_key"] for row in rows} == {row["case_key"] for row in found.values()}
-
-
-def test_code_that_imports_what_is_not_there_fails_at_once(flopwatch: Flopwatch, tmp_path: Any) -> None:
-    path = tmp_path / "mine.py"
-    attention = "def attention(q, k, v, is_causal):\n    return v\n"
-    path.write_text(f"import torch\nif torch:\n    import not_there_at_all\n\n\n{attention}")
-    job, found = run(flopwatch, f"{path}:attention")
-    assert (job["state"], job["error"]["code"]) == ("failed", "invalid_environment")
-    assert "No module named 'not_there_at_all' (mine.py:3, in <module>)" in job["error"]["detail"]
-    assert "install 'not_there_at_all' for the worker" in job["error"]["detail"]
-    assert found == {}
-
-
-def test_a_model_with_attention_of_ones_own_is_trained(flopwatch: Flopwatch, site: Any, mine: str) -> None:
-    spec = {"kind": "benchmark", "model": {"size": "tiny"}, "batch_size": 1, "context_length": 8, "measure_steps": 1}
-    few = {"warmup_steps": 0, "device": "cpu", "mode": "forward_backward"}
-    job = flopwatch.submit({**spec, **few}, model=f"{mine}:Model")
-    wait_for_job(site.client, job["id"])
-    table = flopwatch.table(job=job)
-    assert table["model"].str.startswith("Model@").all()
-    assert table["forward_ms"].notna().all()
-    other = flopwatch.submit({**spec, **few}, implementation=f"{mine}:right")
-    done = wait_for_job(site.client, other["id"])
-    assert done["state"] == "succeeded", done["error"]
 
 
 STEP = """

@@ -114,14 +114,3 @@ def test_the_recipes(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         check_output(step, result.output + (f"{result.exit_code}\n" if tells_code else ""))
     assert "data-plot=" in (tmp_path / "warm-up.html").read_text()
     assert [path.name for path in tmp_path.glob("job-*/*")] == ["samples.csv.gz"]
-
-
-def test_what_is_not_run_with_its_output_starts_the_service() -> None:
-    """Other commands belong in blocks with what they print."""
-    (first,) = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)
-    assert [line.partition(" --")[0] for line in first.splitlines()] == ["flopwatch up"]
-
-
-def test_there_are_nine_recipes() -> None:
-    assert re.findall(r"^## (\d+)\.", PAGE, flags=re.MULTILINE) == [str(number) for number in range(1, 10)]
-    assert len(list(steps())) >= 15

@@ -22,7 +22,6 @@ from tests.acceptance.sabotage import (
     open_gate,
     plain_job,
     plain_kind,
-    started,
     wait_for_start,
     wait_for_state,
 )
@@ -189,15 +188,6 @@ def test_a_cluster_that_takes_no_job_makes_the_worker_unfit(site: Site) -> None:
     assert ends(site, job_id)["attempt"] == 1
 
 
-@pytest.mark.long
-def test_a_cluster_without_such_gpus_makes_the_worker_unfit(site: Site) -> None:
-    """It would take jobs without a GPU."""
-    site.start_worker(gpus_per_node=2, gpu_type="none_such")
-    job_id = submit(site.client, {"spec": {"kind": "collective", "backend": "nccl", "world_size": 2}})
-    assert unfit_worker(site)["code"] == "slurm_refused"
-    assert get(site.client, f"/jobs/{job_id}")["state"] == "queued"
-
-
 def test_control_jobs_that_slurm_refuses_fail_alone(site: Site) -> None:
     """However many there are, other users' jobs do not wait for them."""
     site.start_worker(gpus_per_node=64)
@@ -342,22 +332,6 @@ def test_a_node_that_was_given_up_writes_nothing(site: Site) -> None:
     events = get(site.client, f"/jobs/{job_id}/events")
     assert (job["state"], sum(event["type"] == "done" for event in events)) == ("succeeded", 1)
     assert attempt_states(site.client, job_id) == ["lost", "succeeded"]
-
-
-@pytest.mark.long
-def test_a_killed_controller_costs_no_job(site: Site) -> None:
-    site.start_worker()
-    job_id = submit(site.client, plain_job("gated"))
-    wait_for_start(site.misbehave)
-    site.cluster.kill("slurmctld")
-    second = submit(site.client, plain_job("counted"))
-    open_gate(site.misbehave)
-    assert ends(site, job_id)["state"] == "succeeded"
-    site.cluster.start_controller()
-    assert ends(site, second)["state"] == "succeeded"
-    for job in (job_id, second):
-        assert [one for one in attempt_states(site.client, job) if one != "given_back"] == ["succeeded"]
-    assert len(started(site.misbehave)) == 1
 
 
 @pytest.mark.long

@@ -1,27 +1,29 @@
 """The store after a crash and on a full disk: torn logs give a consistent prefix, files are whole or not there."""
 
+import os
 import random
 import shutil
 import struct
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from app.errors import DiskFull
 from app.settings import Settings
 from app.specs import spec_adapter
 from app.store.database.engine import Database, open_database
+from app.store.files.artifacts import ArtifactFiles
 from app.store.queue.transitions import Queue
 from app.store.records import Finish, NewEvent, NewJob, Offer
-from tests.acceptance.faults import PROJECT, TINY, State, damage, database_path, state_of
+from tests.acceptance.faults import TINY, State, damage, database_path, state_of
 from tests.acceptance.sabotage import sabotaged
 from tests.builders import measurement
-from tests.disks import small_disk
+from tests.disks import file_size_limit, small_disk
 from tools.service import Service
 
 pytestmark = pytest.mark.acceptance
@@ -171,46 +173,16 @@ def test_control_a_torn_log_of_single_statements_does_not(service: Service, rng:
     assert any(inconsistent(history, rng, tmp_path / "torn"))
 
 
-PUT = """
-import resource, sys
-from pathlib import Path
-from app.errors import DiskFull
-from app.store.files.artifacts import ArtifactFiles
-_, folder, limit, *sources = sys.argv
-if limit:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
-for source in sources:
-    try:
-        ArtifactFiles(Path(folder)).put(Path(source))
-    except DiskFull as error:
-        print("DiskFull", error.status)
-    else:
-        print("stored")
-"""
-
-
-def put(folder: Path, sources: Sequence[Path], limit: int | None) -> list[str]:
-    """Store files in a process of its own, which may write at most `limit` bytes into each; how each ended."""
-    done = subprocess.run(
-        [sys.executable, "-c", PUT, str(folder), str(limit or ""), *map(str, sources)],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.splitlines()
-
-
 @pytest.mark.parametrize("how", ["disk", "limit"])
 def test_a_file_that_does_not_fit_leaves_nothing(tmp_path: Path, rng: random.Random, how: str) -> None:
-    folder = tmp_path / "artifacts"
-    large, small = tmp_path / "large", tmp_path / "small"
+    folder, large, small = (tmp_path / name for name in ("artifacts", "large", "small"))
     large.write_bytes(rng.randbytes(3 << 20))
     small.write_bytes(rng.randbytes(1000))
-    limit = 1 << 20 if how == "limit" else None
-    with ExitStack() as stack:
-        if how == "disk":
-            stack.enter_context(small_disk(folder, "size=2m"))
-        endings = put(folder, [large, small, large], limit)
-        sizes = sorted(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    assert (endings, sizes) == (["DiskFull 507", "stored", "DiskFull 507"], [1000])
+    with small_disk(folder, "size=2m") if how == "disk" else file_size_limit(os.getpid(), 1 << 20):
+        files = ArtifactFiles(folder)
+        for _ in range(2):
+            with pytest.raises(DiskFull):
+                files.put(large)
+            files.put(small)
+        sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    assert sizes == [1000]
