@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor
 
 from benchmarks import attention_turns
-from benchmarks.attention_turns import LENGTHS, ROWS, Row
+from benchmarks.attention_turns import Row
 from kernels.attention.library import HALF
 from kernels.registry import ATTENTION, Implementation
 
@@ -34,7 +34,3 @@ def test_a_table_has_a_line_for_each_implementation_of_a_row(capsys: Any, monkey
         for text in ratios.split(" / "):
             median, low, _to, high = text.replace("(", "").replace(")", "").split()
             assert float(low) <= float(median) <= float(high)
-
-
-def test_documents_fill_the_rows_that_have_them() -> None:
-    assert {row.length for row in ROWS if row.mask == "documents"} == {sum(LENGTHS)}

@@ -72,3 +72,10 @@ def one_pass(monkeypatch: pytest.MonkeyPatch, _small_tiles_in_the_interpreter: N
 
     choose = tilings.choose
     monkeypatch.setattr(tilings, "choose", lambda *which: replace(choose(*which), prefer_one_pass=True))
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

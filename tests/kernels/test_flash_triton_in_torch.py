@@ -1,7 +1,6 @@
 """FlashAttention-2 in Triton as a part of torch: autograd, compiling, modes, determinism, threads, devices, memory."""
 
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -25,13 +24,6 @@ from tests.kernels.flash import DEVICES, Shape, assert_right, draw, draw_inputs,
 
 WHOLE = AttentionProblem(window=7, softcap=5.0, scale=0.2, document_lengths=(0, 9, 11), bottom_right=True)
 pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter", "_without_hopper")
-
-
-@pytest.fixture
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -55,13 +55,6 @@ def h200() -> None:
         pytest.skip("needs compute capability 9.0 and the Triton that the kernels are for")
 
 
-@pytest.fixture
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def kind_of(*shape: int) -> Kind:
     return kind(torch.empty(shape, dtype=torch.bfloat16))
 
@@ -487,16 +480,6 @@ def test_the_name_hopper_refuses_what_its_kernels_do_not_take(rng: random.Random
         implementation.function(*draw_inputs(Shape(1, 1, 1, 5, 5, 64), rng), True)
 
 
-def test_stress_processes_share_shapes_and_no_kind() -> None:
-    shapes = stress.draw_shapes(500, 3)
-    assert shapes[:100] == stress.draw_shapes(100, 3)
-    parts = stress.shares(shapes, 5)
-    assert sorted(number for part in parts for number in part) == list(range(500))
-    kinds = [{shapes[number].kind() for number in part} for part in parts]
-    assert sum(map(len, kinds)) == len(set[str]().union(*kinds)) > 5
-    assert len(stress.shares(shapes[:2], 12)) <= 2
-
-
 @pytest.mark.gpu
 @pytest.mark.usefixtures("h200")
 @pytest.mark.parametrize("head_dim", [40, 64, 80, 96, 128, 256])
@@ -695,15 +678,3 @@ def test_a_device_that_is_not_the_current_one(rng: random.Random) -> None:
     assert native._loaded is not None
     assert native._loaded.known() == (1, 1)
     assert torch.cuda.current_device() == 0
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("h200")
-def test_launch_hooks_see_each_launch(rng: random.Random) -> None:
-    inputs = draw_inputs(Shape(1, 2, 2, 300, 300, 64), rng, torch.bfloat16, "cuda")
-    expected = flash_attention(*inputs, True)
-    with launches_seen() as seen:
-        assert torch.equal(flash_attention(*inputs, True), expected)
-    assert seen == ["forward_kernel"]
-    flash_attention(*inputs, True)
-    assert len(seen) == 1

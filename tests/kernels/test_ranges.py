@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -30,11 +29,6 @@ def test_work_is_named_only_while_somebody_listens() -> None:
             pass
         assert has_recorder(), "the outer one still listens"
     assert not has_recorder()
-
-
-def test_without_a_listener_nothing_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "_named_range", lambda name: pytest.fail(f"entered {name}"))
-    assert isinstance(named("scores"), nullcontext)
 
 
 def test_an_error_closes_the_range_and_ends_the_listening() -> None:

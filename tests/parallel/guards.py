@@ -6,14 +6,12 @@ import functools
 import io
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import parallel
-from parallel import collectives
 from tests.parallel.training import (
     WRAPPERS,
     batch,
@@ -214,20 +212,6 @@ def groups_by_axes() -> list[int]:
     assert "Parameter containing" in repr(next(model.parameters()))
     torch.save(originals, io.BytesIO())
     return [sum(one.dim() == axes == one.ndim for one in model.parameters()) for axes in (1, 2)]
-
-
-def looks_at_the_order() -> int:
-    """Return how often the host waits to compare the units' order, in three steps with an evaluation before each."""
-    model = parallel.FullyShardedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(device()))
-    x = torch.ones(2, 4, device=device())
-    with mock.patch.object(collectives.GradientUsage, "is_one_order", return_value=True) as looked:
-        for evaluations in range(3):
-            for _ in range(evaluations):
-                with torch.no_grad():
-                    model(x)
-            model(x).sum().backward()
-            model.finish_gradient_synchronization()
-    return looked.call_count
 
 
 def wrong_arguments() -> list[str]:

@@ -72,13 +72,6 @@ def operations() -> None:
     assert torch.equal(own, torch.tensor([1.0 + rank, -2.0]))
 
 
-def nobody_waits() -> None:
-    """Only rank 0 gathers; over a real group it would wait for ever."""
-    group = silent_group()
-    if dist.get_rank() == 0:
-        start_all_gather(torch.empty(2 * dist.get_world_size()), torch.ones(2), group).wait()
-
-
 def sizes_stay() -> None:
     """Parameters of very different sizes keep theirs, whichever rank updates them."""
     torch.manual_seed(0)

@@ -22,15 +22,6 @@ def test_of_equal_buckets_as_much_is_exposed_as_the_formula_says(line: Line, bac
         assert exposed(line, [TOTAL / number] * number, backward_s) == pytest.approx(formula, rel=1e-9, abs=1e-12)
 
 
-def test_of_an_assignments_assumption_follows_its_equation() -> None:
-    """Gradients of a bucket take as long as they travel: n · o + s / (n · w)."""
-    line = Line(100e-6, 1 / 10e9)
-    for number in (1, 10, 100):
-        assert exposed(line, [TOTAL / number] * number, TOTAL * line.s_per_byte) == pytest.approx(
-            number * line.latency_s + TOTAL / number * line.s_per_byte
-        )
-
-
 def test_a_large_bucket_is_exposed_where_it_comes_last() -> None:
     line, small, large = Line(0.0, 1 / 1e9), [10_000_000] * 10, 300_000_000
     assert exposed(line, [large, *small], 1.6) == pytest.approx(0.01)

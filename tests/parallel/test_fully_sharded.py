@@ -122,10 +122,6 @@ def test_gradients_are_clipped_by_the_norm_of_all_parts(ranks: Pool, how: str, n
     assert all(one == norms[0] for one in norms)
 
 
-def test_the_order_of_units_is_compared_when_it_has_changed(two_ranks: Pool) -> None:
-    assert two_ranks(guards.looks_at_the_order) == [1, 1]
-
-
 def test_parts_have_their_parameters_number_of_axes(two_ranks: Pool) -> None:
     for numbers in two_ranks(guards.groups_by_axes):
         assert all(numbers)
@@ -229,10 +225,6 @@ def test_states_of_another_models_optimizer_are_refused_on_every_rank(two_ranks:
 
 def test_a_parameter_with_fewer_elements_than_ranks(ranks: Pool) -> None:
     ranks(training.few, "fully sharded")
-
-
-def test_evaluation_leaves_nothing_behind(two_ranks: Pool) -> None:
-    two_ranks(training.fully_sharded_after_evaluation)
 
 
 def test_parameters_are_parts_whenever_no_unit_runs(two_ranks: Pool) -> None:

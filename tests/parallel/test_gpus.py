@@ -56,7 +56,6 @@ def test_fully_sharded_in_every_kind_of_pass(gpus: Pool) -> None:
 def test_fully_sharded_otherwise(gpus: Pool) -> None:
     gpus(training.fully_sharded_parity, "", 2)
     gpus(training.branches, "fully sharded", branches_of(gpus))
-    gpus(training.fully_sharded_after_evaluation)
     for report in gpus(training.fully_sharded_compute_dtype):
         assert report["computed"] == ["torch.bfloat16"]
         for ours, theirs in report["losses"]:

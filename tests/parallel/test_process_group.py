@@ -5,10 +5,8 @@ the same. One test uses gloo.
 """
 
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import threading
 import time
 import warnings
@@ -309,16 +307,3 @@ def test_wrong_uses_are_refused(light: None, tmp_path: Path) -> None:
         run(ranks.tell, object(), folder=tmp_path)
     with pytest.raises(RanksFailed, match="what return_an_object returns must be plain data"):
         run(ranks.return_an_object, folder=tmp_path)
-
-
-def test_children_are_found_whatever_their_names_are(tmp_path: Path) -> None:
-    """The kernel cuts a name after 15 bytes, in the middle of a character, too."""
-    program = tmp_path / "Auswertung-lauä"
-    shutil.copy("/bin/sleep", program)
-    with subprocess.Popen([program, "60"]) as process:
-        try:
-            wait_until(lambda: b"Auswertung-lau\xc3)" in Path(f"/proc/{process.pid}/stat").read_bytes(), timeout_s=5)
-            assert process.pid in process_group.children_of(os.getpid())
-            assert not process_group._is_stopped(process.pid)
-        finally:
-            process.kill()

@@ -8,9 +8,5 @@ def test_a_rank_gets_its_own_values(ranks: Pool) -> None:
     ranks(silent.operations)
 
 
-def test_nobody_waits_for_another_rank(ranks: Pool) -> None:
-    ranks(silent.nobody_waits)
-
-
 def test_what_is_gathered_has_the_size_of_what_would_come(ranks: Pool) -> None:
     ranks(silent.sizes_stay)

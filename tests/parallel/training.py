@@ -777,22 +777,6 @@ def fully_sharded_called_inside() -> list[int]:
     return lengths
 
 
-def fully_sharded_after_evaluation() -> None:
-    """A forward pass without a backward pass leaves nothing behind that the next step would see."""
-    model = parallel.FullyShardedDataParallel(different_model())
-    alone = first_ranks_model()
-    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.5) for m in (model, alone))
-    inputs, _ = batch(0)
-    for _ in range(3):
-        both_passes(model, alone, 0)
-        model(part(inputs))  # with a graph, but never backward
-        ours.step()
-        theirs.step()
-        close(model(inputs.to(device())), alone(inputs.to(device())), "logits")
-        ours.zero_grad()
-        theirs.zero_grad()
-
-
 def together() -> int:
     """Shard as on NCCL, with operations started together; gloo knows the same calls. Return how many there were."""
     manager, runs_together, averaging = dist._coalescing_manager, collectives.runs_together, collectives.averaging
