@@ -97,11 +97,6 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_an_environment_gets_one_name(site: Path) -> None:
-    names = {entry.name for entry in site.iterdir() if not entry.name.endswith(".dist-info")}
-    assert names == {"flopwatch", "bin"}
-
-
 @pytest.mark.long
 def test_the_command_runs_in_a_project_with_our_names(site: Path) -> None:
     """And the client and the libraries beside an `app` that is not ours."""

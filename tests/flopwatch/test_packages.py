@@ -74,13 +74,6 @@ def test_both_are_imported_in_one_process(theirs: Path, run: Run, theirs_first: 
     assert found[3] == []
 
 
-def test_the_client_and_the_libraries_beside_an_app(theirs: Path, run: Run) -> None:
-    code = "import app.errors, kernels; from flopwatch import Flopwatch, kernels as ours; import flopwatch.parallel\n"
-    code += "print(json.dumps([app.WHO, kernels.WHO, ours.__name__, flopwatch.parallel.__name__, Flopwatch.__name__]))"
-    names = ["flopwatch.kernels", "flopwatch.parallel", "Flopwatch"]
-    assert run(code, EDITABLE) == ["the user", "the user", *names]
-
-
 @pytest.mark.parametrize("first", ["kernels", "flopwatch.kernels"])
 def test_in_a_checkout_both_names_are_the_same_modules(first: str, run: Run) -> None:
     found = run(

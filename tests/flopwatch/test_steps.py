@@ -24,12 +24,6 @@ def test_a_script_by_itself_pays_for_no_import() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_phases_do_nothing_by_themselves() -> None:
-    assert flopwatch.phase("forward") is flopwatch.phase("any name, since nobody listens")
-    with flopwatch.phase("forward"), flopwatch.phase("inside"):
-        flopwatch.work(tokens=1)
-
-
 @pytest.mark.parametrize(("times_ms", "said"), [([1, 9, 3], "3 ± 6"), ([*range(1, 11), 500], "6 ± 4")])
 def test_measure_prints_how_certain_the_median_is(times_ms, said, capsys, monkeypatch) -> None:
     clock = iter([0.0] + [second for each in times_ms for second in (0, each / 1e3)])
