@@ -43,8 +43,9 @@ class Worker:
         devices = [{"type": "cpu", "name": "test CPU"}]
         self.services.registration.register_worker(self.id, "host", 1, kinds, capabilities, devices, {"torch": "2.13"})
 
-    def claim(self) -> Claim:
-        claim = self.services.queue.claim(self.id, Offer(KINDS, CAPABILITIES, total_gpus=0, free_gpus=0, idle=True))
+    def claim(self, *kinds: str) -> Claim:
+        offer = Offer(frozenset(kinds) or KINDS, CAPABILITIES, total_gpus=0, free_gpus=0, idle=True)
+        claim = self.services.queue.claim(self.id, offer)
         assert claim is not None, "nothing to claim"
         return claim
 

@@ -103,31 +103,3 @@ def hand_the_trace_over(page: Page, watch: Watch, trace: bytes) -> None:
     expect(page.locator("#panel-trace").get_by_role("status")).to_have_text("Perfetto has the trace.")
     assert watch.foreign_requests == ["https://ui.perfetto.dev/"]
     watch.foreign_requests.clear()
-
-
-@pytest.mark.long
-def test_a_memory_job_with_its_timeline_and_allocations(site: Site, page: Page) -> None:
-    shown(site, page, "memory", measure_steps=1)
-    timeline = drawn(page, "timeline")
-    box = timeline.locator(".nsewdrag").first.bounding_box()
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    hover = timeline.locator(".hoverlayer")
-    expect(hover).to_contain_text(re.compile(r"(forward|backward|optimizer): [+−]"))
-    expect(hover).to_contain_text(".py:")
-    page.set_viewport_size({"width": 390, "height": 800})
-    upright = "text => { const box = text.getBoundingClientRect(); return box.height > box.width; }"
-    names = drawn(page, "timeline").locator("text.annotation-text")
-    expect(names.first).to_be_visible()
-    assert all(name.evaluate(upright) for name in names.all()), "they would stand over each other"
-    page.set_viewport_size({"width": 1280, "height": 720})
-    drawn(page, "peaks")
-    allocations = opened(page, "allocations")
-    allocations.locator("#explorer-words").fill("backward")
-    expect(rows(allocations).filter(has_not_text="backward")).to_have_count(0)
-    rows(allocations).locator("details.stack summary").first.click()
-    expect(rows(allocations).locator("details.stack li").first).to_be_visible()
-    snapshots = opened(page, "snapshots")
-    with page.expect_download() as download:
-        snapshots.get_by_role("link", name="snapshot-backward.pickle").click()
-    assert download.value.suggested_filename == "snapshot-backward.pickle"
-    assert_readable(page)

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from app.specs import spec_adapter
 from app.store.records import UnitRecord
-from tests.app.conftest import CAPABILITIES, KINDS, Site, reported
+from tests.app.conftest import Site, reported
 from tests.app.web.panels.test_panels import diagnosed
 from tests.browser.checks import assert_fits, assert_readable, at_both_widths
 from tests.browser.conftest import PlayedSite, Watch, watched_page
@@ -24,7 +24,6 @@ __all__ = ["reported"]
 
 PROCESSES = 8
 LENGTHS = (128, 256, 512)
-GPU = {"type": "cuda", "uuid": "GPU-0", "name": "Test GPU", "memory_mib": 81_920}
 
 
 @pytest.fixture
@@ -217,29 +216,6 @@ def test_plots_as_files_need_no_server(site: PlayedSite, chromium: Browser, tmp_
         assert_readable(page)
         page.get_by_text("Numbers of this plot").first.click()
         assert page.evaluate("() => 'Plotly' in window")
-
-
-@pytest.mark.long
-def test_workers_with_their_devices_and_waiting_jobs(site: PlayedSite, page: Page) -> None:
-    services = site.services
-    cpu = {"type": "cpu", "count": 8, "memory_mib": 65_536}
-    services.registration.register_worker("here", "gpu-host", 7, KINDS, CAPABILITIES, [cpu, GPU], {"torch": "2.13"})
-    busy = {"utilisation_percent": 97, "memory_used_mib": 40_960, "temperature_c": 63, "power_w": 548.4}
-    busy |= {"sm_clock_mhz": 1755, "memory_clock_mhz": 3201, "throttling": ["software power cap"]}
-    readings = {"read_at": "2026-01-01T00:00:00Z", "devices": [{"type": "cuda", "uuid": "GPU-0", **busy}]}
-    services.queue.renew([], ("here", "active"), readings)
-    site.worker.id = "here"
-    running = site.submit(name="now")["id"]
-    site.worker.claim()
-    site.submit(spec={"device": "cuda"})
-    page.goto("/ui/workers")
-    expect(page.locator("main")).to_contain_text("gpu-host")
-    row = page.get_by_role("row", name=re.compile("Test GPU"))
-    for text in ("97 %", "40.0 of 80.0 GiB", "63 °C", "1755 MHz", "software power cap"):
-        expect(row).to_contain_text(text)
-    expect(page.get_by_role("link", name=f"Job {running}", exact=True)).to_be_visible()
-    expect(page.get_by_role("link", name="1 queued job", exact=True)).to_be_visible()
-    assert_readable(page)
 
 
 def test_a_diagnosis_with_its_answer_waterfall_and_changes(site: PlayedSite, page: Page, reported: Any) -> None:

@@ -11,20 +11,20 @@ from playwright.sync_api import Browser, Page, expect
 
 from app.api import gate
 from app.api.guard import COOKIE
+from tests.app.api.test_access import BOOTSTRAP, bearer, made
 from tests.app.conftest import Site, serving
 from tests.browser.checks import assert_fits, assert_readable, at_both_widths
 from tests.browser.conftest import Watch, watched_page
 
 pytestmark = pytest.mark.acceptance
 
-ADMIN = "bootstrap-s3cret"
 OTHER_ORIGIN = "http://127.0.0.1:5999"
 """Of the same site, so the browser sends it the cookie, although that is SameSite=Strict."""
 
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[Site]:
-    with serving(tmp_path, api_token=ADMIN) as site:
+    with serving(tmp_path, api_token=BOOTSTRAP) as site:
         yield site
 
 
@@ -39,20 +39,13 @@ def page(chromium: Browser, guarded: Site, seen: Watch) -> Iterator[Page]:
         yield opened
 
 
-def made(site: Site, name: str, scope: str) -> str:
-    body = {"name": name, "scope": scope, "expires_days": 1}
-    answer = site.http.post("/tokens", json=body, headers={"Authorization": f"Bearer {ADMIN}"})
-    return answer.raise_for_status().json()["token"]
-
-
 def sign_in(page: Page, token: str) -> None:
     page.get_by_label("Token").fill(token)
     page.get_by_role("button", name="Sign in").click()
 
 
 def jobs(site: Site) -> list[Any]:
-    answer = site.http.get("/jobs", headers={"Authorization": f"Bearer {ADMIN}"})
-    return answer.raise_for_status().json()["data"]
+    return site.http.get("/jobs", headers=bearer(BOOTSTRAP)).raise_for_status().json()["data"]
 
 
 def test_signing_in_and_out(guarded: Site, page: Page, seen: Watch) -> None:
@@ -89,7 +82,7 @@ def test_a_page_that_follows_a_job_asks_to_sign_in_again(guarded: Site, page: Pa
     expect(page.get_by_role("button", name="Sign out (bob)")).to_be_visible()
     seen.expect("401")
     path = f"/tokens/{token.split('_')[1]}"
-    guarded.http.delete(path, headers={"Authorization": f"Bearer {ADMIN}"}).raise_for_status()
+    guarded.http.delete(path, headers=bearer(BOOTSTRAP)).raise_for_status()
     expect(page).to_have_url(re.compile(r"/ui/sign-in\?next=%2Fui$"))
 
 

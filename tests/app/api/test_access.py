@@ -29,7 +29,8 @@ from app.tokens import SCOPES, Scope, mint
 from app.web.pages.sign_in import MAX_FORM_BYTES
 from benchmarks import latencies
 from tests.app.api.streams import STREAM, parse_stream
-from tests.app.api.test_writing import FORM, SOURCE, TINY, WRITES
+from tests.app.api.test_writing import FORM, SOURCE, WRITES
+from tests.app.conftest import TINY
 
 BOOTSTRAP = "bootstrap-s3cret"
 SHA256 = hashlib.sha256(SOURCE).hexdigest()

@@ -11,18 +11,15 @@ from tests.builders import STEADY
 def run(site: Any, measured: Any) -> Any:
     """Run a job of so many processes with these times, and return its id."""
 
-    def job(*times: float, precision: str = "fp32", environment: dict[str, Any] | None = None, **ending: Any) -> int:
+    def job(*times: float, environment: dict[str, Any] | None = None) -> int:
         from app.store.records import UnitRecord
 
-        claim = site.worker.claim_job(site.submit(spec={"precision": precision}, priority=20)["id"])
-        found = [
-            measured("step_ms", time, unit_index=unit, model="tiny", precision=precision)
-            for unit, time in enumerate(times)
-        ]
+        claim = site.worker.claim_job(site.submit(priority=20)["id"])
+        found = [measured("step_ms", time, unit_index=unit, model="tiny") for unit, time in enumerate(times)]
         units = [
             UnitRecord(unit, f"replicate {unit}", "succeeded", environment=environment) for unit in range(len(times))
         ]
-        site.worker.finish(claim, measurements=found, units=units, **ending)
+        site.worker.finish(claim, measurements=found, units=units)
         return int(claim.job_id)
 
     return job
@@ -98,25 +95,13 @@ def gate(site: Any, name: str, job: int, **query: Any) -> dict[str, Any]:
 def test_the_gate_of_a_comparison_with_a_baseline(site: Any, run: Any) -> None:
     torch = {"software": {"torch": "2.13"}}
     site.http.put("/baselines/gate", json={"job": run(*STEADY, environment=torch)}).raise_for_status()
-    same, slower, few, elsewhere, other, failed = (
+    same, slower, elsewhere = (
         run(*STEADY[::-1], environment=torch),
         run(*(time * 1.2 for time in STEADY), environment=torch),
-        run(*STEADY[:3], environment=torch),
         run(*STEADY, environment={"software": {"torch": "2.11"}}),
-        run(*STEADY, precision="bf16", environment=torch),
-        run(state="failed"),
     )
-    outcomes = {
-        job: gate(site, "gate", job)["gate"]["outcome"] for job in (same, slower, few, elsewhere, other, failed)
-    }
-    assert list(outcomes.values()) == [
-        "passed",
-        "not_confirmed",
-        "inconclusive",
-        "not_comparable",
-        "missing",
-        "missing",
-    ]
+    outcomes = [gate(site, "gate", job)["gate"]["outcome"] for job in (same, slower, elsewhere)]
+    assert outcomes == ["passed", "not_confirmed", "not_comparable"]
     answer = gate(site, "gate", slower)
     assert answer["baseline"]["name"] == "gate"
     assert answer["sentence"].startswith("step_ms: candidate is 1.20× slower, 95 % CI ")

@@ -127,11 +127,6 @@ def test_changing_many_jobs_delays_no_other_writer(fresh_site: Any, monkeypatch:
     assert states(fresh_site) == {}
 
 
-def test_control_of_the_bulk_slices(fresh_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "CANCELLED_AT_ONCE", 10_000)
-    assert changes_at_once(fresh_site) == 3 * 600 + 1
-
-
 def test_jobs_submitted_meanwhile_stay(fresh_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "CANCELLED_AT_ONCE", 1)
     first = sweep(fresh_site, 2)

@@ -13,8 +13,7 @@ from app.api import events
 from app.api.bodies import JobBody, parse
 from app.settings import Settings
 from tests.app.api.streams import STREAM, parse_stream, streamed
-
-TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
+from tests.app.conftest import TINY
 
 
 class TestDefaultTimeout:

@@ -9,8 +9,8 @@ import pytest
 from app.api.hosts import AllowedHosts
 from app.errors import MisdirectedRequest
 from app.settings import Settings
+from tests.app.conftest import TINY
 
-TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 REBOUND = "evil.example"
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.app.conftest import TINY
 from tools.waiting import wait_until
 
-TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 JOB_KEYS = {
     "id", "kind", "name", "labels", "state", "spec", "priority", "attempt", "max_attempts", "timeout_s", "progress",
     "error", "worker_id", "sweep_id", "created_at", "started_at", "finished_at", "cancel_requested_at", "environment",

@@ -71,11 +71,3 @@ def test_a_store_that_is_cut_off(stored: Any, url: str, content: bytes, bucket: 
     assert stored.http.get("/readyz").status_code == 200
     stored.services.files.remove_unreferenced(stored.services.database, 3600)
     assert bucket.names() == set()
-
-
-def test_uploaded_code(stored: Any, bucket: Bucket) -> None:
-    source = b"def attention(q, k, v, is_causal):\n    return v\n"
-    path = f"/files/{hashlib.sha256(source).hexdigest()}"
-    assert [stored.http.put(path, content=source).status_code for _ in range(2)] == [201, 200]
-    assert stored.http.get(path).content == source
-    assert len(bucket.names()) == 1

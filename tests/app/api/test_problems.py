@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
+from tests.app.conftest import TINY
 
 
 def checked(response: httpx.Response, status: int) -> dict[str, Any]:

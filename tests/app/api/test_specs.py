@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from app.specs import KINDS, spec_adapter
-
-TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
+from tests.app.conftest import TINY
 
 
 def test_every_kind_is_described(site: Any) -> None:

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from app.errors import DatabaseBusy
 from app.store.database.engine import Database
 from app.store.database.sqlite import SQLite, driver
+from tests.app.conftest import TINY
 from tests.disks import mounted, small_disk
 from tools.waiting import wait_until
 
-TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 # linux/ext4.h: end a mounted file system as if its disk had gone.
 EXT4_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = (2).to_bytes(4, "little")
@@ -145,15 +144,6 @@ def test_a_lock_held_for_good_is_not_ready(serve: Any, tmp_path: Path, holder: s
         held.close()
         assert site.http.get("/readyz").status_code == 200
         site.submit()
-
-
-def test_a_write_shows_that_the_database_works(fresh_site: Any) -> None:
-    database = fresh_site.services.database
-    with database.write(), pytest.raises(DatabaseBusy):
-        database.probe(0.0)
-    assert database.busy_s() > 0
-    fresh_site.submit()
-    assert database.busy_s() == 0
 
 
 def test_a_readiness_check_writes(fresh_site: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from app.store.reading import measurements
+from tests.app.web.test_standalone import get
 
 
 @pytest.fixture
@@ -26,12 +27,6 @@ def measured_jobs(site: Any, measured: Callable[..., Any]) -> Iterator[list[int]
     yield jobs
     for job in jobs:
         site.http.delete(f"/jobs/{job}")
-
-
-def get(site: Any, path: str, status: int = 200) -> Any:
-    response = site.http.get(path)
-    assert response.status_code == status, response.text
-    return response
 
 
 def test_every_route_refuses_or_honours_repeats(site: Any) -> None:

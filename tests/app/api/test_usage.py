@@ -10,7 +10,7 @@ from sqlalchemy import update
 from app.store import tables
 from flopwatch import Flopwatch, WaitTimeout
 from tests.app.api.test_access import BOOTSTRAP, bearer, made, refused
-from tests.app.api.test_writing import TINY
+from tests.app.conftest import TINY
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +103,3 @@ def test_waiting_says_how_many_jobs_are_ahead(fresh_site: Any) -> None:
     assert [one["about_s"] for one in fresh_site.http.get("/queue/places", params=asked).json()["data"]] == [None, None]
     (behind,) = fresh_site.http.get("/queue/places", params={"job": last}).json()["data"]
     assert (behind["place"], behind["about_s"]) == (4, 600), "paused jobs take no time"
-
-
-def test_without_tokens_all_are_one_user(fresh_site: Any) -> None:
-    fresh_site.worker.register()
-    ids = [
-        fresh_site.http.post("/jobs", json={"spec": TINY, "priority": 7}, headers={"Flopwatch-User": user}).json()["id"]
-        for user in ("ada", "ada", "bob")
-    ]
-    assert [fresh_site.worker.claim().job_id for _ in ids[:2]] == ids[:2]
-    (bob,) = [row for row in fresh_site.http.get("/usage").json()["now"] if row["user"] == "bob"]
-    assert bob == {"user": "bob", "recent_device_hours": None, "running_devices": 0, "queued_jobs": 1}

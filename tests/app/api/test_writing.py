@@ -4,12 +4,10 @@ import hashlib
 import itertools
 import json
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 import pytest
 
@@ -19,9 +17,9 @@ from app.main import create_app
 from app.settings import Settings
 from app.store.keeping.bulk import Bulk, BulkDeleted
 from benchmarks import latencies
+from tests.app.conftest import TINY
 from tools.waiting import wait_until
 
-TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 SOURCE = b"def attention(q, k, v, is_causal=False):\n    return v\n"
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 WRITES = {
@@ -116,31 +114,3 @@ def test_long_requests_keep_no_short_one_from_writing(serve, tmp_path, monkeypat
         finally:
             ended.set()
         assert sorted(answer.result().status_code for answer in answers) == [200] * LONG_THREADS + [503] * 2
-
-
-def test_work_of_several_writes_is_not_cut_short(site: Any) -> None:
-    """Once it has begun to write, each write waits as long as it may by itself."""
-    database, timeout_s, written = site.services.database, 0.5, []
-    held = threading.Event()
-
-    def hold() -> None:
-        with database.write():
-            held.set()
-            time.sleep(timeout_s)
-
-    def work() -> None:
-        with database.write():
-            written.append("first")
-        time.sleep(timeout_s)
-        holder = threading.Thread(target=hold)
-        holder.start()
-        assert held.wait(10)
-        with database.write():
-            written.append("second")
-        holder.join()
-
-    async def run() -> None:
-        await Writes(timeout_s).run(work)
-
-    anyio.run(run)
-    assert written == ["first", "second"]

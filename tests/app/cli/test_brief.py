@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from app.cli.brief import MOST_LINES, Brief
-from app.store.records import Offer, UnitRecord
+from app.store.records import UnitRecord
 from flopwatch import Flopwatch
-from tests.app.conftest import CAPABILITIES, TINY
+from tests.app.conftest import TINY
 from tests.builders import STEADY
 
 ALWAYS = {"outcome", "exit_code", "sentence", "row", "note", "more", "left_out"}
@@ -50,8 +50,7 @@ def turns(site: Any, measured: Any, reported: Any) -> Turns:
     ) -> int:
         spec = {"kind": "compare", "baseline": side, "candidate": side}
         site.http.post("/jobs", json={"spec": spec, "priority": 20}).raise_for_status()
-        offer = Offer(frozenset({"compare"}), CAPABILITIES, total_gpus=0, free_gpus=0, idle=True)
-        claim = site.services.queue.claim(site.worker.id, offer)
+        claim = site.worker.claim("compare")
         units = [UnitRecord(unit, "", "succeeded", side=("baseline", "candidate")[unit % 2]) for unit in range(16)]
         rows, tables = [], []
         for unit in range(16):

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.store.records import Offer, UnitRecord
+from app.store.records import UnitRecord
 from flopwatch import Flopwatch
-from tests.app.conftest import CAPABILITIES
 from tests.builders import STEADY
 
 
@@ -245,8 +244,7 @@ def test_a_slowdown_is_confirmed_in_turns_or_not(flopwatch, site, run, measured,
     def in_turns(body: Any, **_: Any) -> Any:
         """Submit the job of both specs, and finish it at once."""
         site.http.post("/jobs", json={"spec": body}).raise_for_status()
-        offer = Offer(frozenset({"compare"}), CAPABILITIES, total_gpus=0, free_gpus=0, idle=True)
-        claim = site.services.queue.claim(site.worker.id, offer)
+        claim = site.worker.claim("compare")
         submitted.append(claim.spec)
         units = [
             UnitRecord(unit, "", "succeeded", side=("baseline", "candidate")[unit % 2])

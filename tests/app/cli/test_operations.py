@@ -10,7 +10,7 @@ import httpx
 from typer.testing import CliRunner
 
 from app.cli.commands import cli
-from tests.app.api.test_writing import TINY
+from tests.app.conftest import TINY
 from tests.postgres import programs
 
 DOCS = Path(__file__).parents[3] / "docs"

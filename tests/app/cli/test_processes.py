@@ -27,13 +27,13 @@ from app.store.queue.lease import with_agreed_lease
 from app.store.queue.registration import Registration
 from app.store.reading.queries import Reading
 from app.store.tokens import Tokens
+from tests.app.conftest import TINY
 from tests.disks import small_disk
 from tests.forked import PLUGINS, PROJECT, ForkedService
 from tools.waiting import wait_until
 
 INSECURE = {"FLOPWATCH_INSECURE": "true"}
 EVERYWHERE = {"FLOPWATCH_HOST": "0.0.0.0", "FLOPWATCH_PORT": "0"}
-TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 
 
 @pytest.fixture

@@ -77,11 +77,6 @@ def test_no_files_are_claimed_while_workers_run(folder: Path) -> None:
     assert prune(folder).exit_code == 0, "control: without --claim-files"
 
 
-def test_jobs_stay_by_default(folder: Path) -> None:
-    assert prune(folder).stdout.startswith("deleted: 0 jobs, ")
-    assert jobs(folder) == 1
-
-
 def test_it_makes_no_database(tmp_path: Path) -> None:
     missing = prune(tmp_path / "none")
     assert missing.exit_code == 1

@@ -1,3 +1,4 @@
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -5,7 +6,9 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from app import results
 from app.errors import InvalidRequest, job_problem
+from app.results import Question, render, sheet_of
 from app.results.cases import CaseOfJob
 from app.results.choosing import coordinates_of
 from app.specs.benchmark import BenchmarkSpec
@@ -121,6 +124,25 @@ def test_former_attempts_do_not_fill_a_table(database: Database, retried: int, m
     sheet = table(database, jobs=[retried], first=9)
     assert [cell.value for cell in sheet.column("step_ms")] == [2.0] * 3
     assert not sheet.is_cut
+
+
+@pytest.mark.parametrize(("measured", "value", "outcome"), [(["step_ms"], 3.0, "ok"), ([], None, "worker_lost")])
+def test_a_retried_job_that_loses_its_worker_shows_what_it_measured_before(
+    database, queue, shop, record, measured, value, outcome
+) -> None:
+    """And a comparison takes no numbers of a job that did not succeed."""
+    good, claim = shop.running_job(), shop.running_job(max_attempts=1)
+    queue.finish(good, Finish("succeeded", measurements=[record("step_ms")]))
+    records = [record(metric, median=3.0) for metric in (*measured, "forward_ms")]
+    queue.finish(claim, Finish("failed", error=BROKEN.error, measurements=records))
+    queue.retry(claim.job_id)
+    shop.claim()
+    assert queue.recover(queue.running()[0]) == "failed"
+    sheet = table(database, jobs=[claim.job_id], columns=["step_ms"])
+    assert [(cell.value, cell.outcome) for cell in sheet.column("step_ms")] == [(value, outcome)]
+    compared = sheet_of(results.compare(database, [good.job_id], [claim.job_id], Question(["step_ms"])), None)
+    (row,) = json.loads(render(compared, "json"))["rows"]
+    assert (row["candidate"], row["candidate_outcome"]) == (None, "worker_lost")
 
 
 def of_kind(kind: str, **coordinates: Any) -> CaseOfJob:

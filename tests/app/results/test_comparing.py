@@ -628,21 +628,6 @@ class TestProfiles:
         assert any("did not succeed (crashed)" in note for note in sheet.notes)
 
 
-def test_both_sides_and_their_tables_are_read_in_one_snapshot(database, profile, monkeypatch) -> None:
-    jobs = [[profile(FORWARD)], [profile(FORWARD)]]
-    snapshots = []
-    read = database.read
-
-    def counted() -> Any:
-        snapshots.append(None)
-        return read()
-
-    monkeypatch.setattr(database, "read", counted)
-    comparison = results.compare(database, *jobs)
-    assert comparison.tables is not None
-    assert len(snapshots) == 1
-
-
 RETURNED = {"what": "string", "step": "integer", "name": "string", "value": "number", "not_finite": "string"}
 
 

@@ -18,11 +18,11 @@ import httpx
 import pytest
 
 from app.server.connections import MIN_CONNECTIONS, RESERVED_FILES, connections_within_files
+from tests.app.conftest import TINY
 from tests.databases import put_database
 from tests.forked import PLUGINS, forkserver
 from tools.waiting import wait_until
 
-TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 FILES = 400
 HALF_OPEN = 700
 PROMPT_S = 3.0

@@ -36,12 +36,6 @@ def test_masks_that_hide_nothing_are_no_part_of_the_case() -> None:
     assert key("generate") == key("generate", window=72) != key("generate", window=71)
 
 
-@pytest.mark.parametrize("size", MODEL_SIZES)
-def test_presets_have_even_head_dimensions(size: str) -> None:
-    shape = MODEL_SIZES[size]  # type: ignore[index]
-    assert shape["d_model"] % (2 * shape["num_heads"]) == 0
-
-
 @pytest.mark.parametrize(
     ("fields", "field", "words"),
     [

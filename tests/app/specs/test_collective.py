@@ -9,25 +9,6 @@ from app.specs.collective import CollectiveSpec
 from tests.app.specs.refusals import assert_refused
 
 
-def test_the_default_runs_on_any_host() -> None:
-    spec = CollectiveSpec()
-    assert spec.resources().model_dump() == {"device_type": "cpu", "devices": 2, "nodes": 1, "exclusive_host": False}
-    assert spec.number_of_cells() == len(spec.cells()) == 12
-    assert [cell.title for cell in spec.cells()][:4] == [
-        "all_reduce, 1 MB, fp32",
-        "all_reduce, 10 MB, fp32",
-        "all_reduce, 100 MB, fp32",
-        "all_gather, 1 MB, fp32",
-    ]
-    assert spec.summary() == {
-        "operation": "all_reduce/all_gather/reduce_scatter/broadcast",
-        "backend": "gloo",
-        "world_size": 2,
-        "dtype": "fp32",
-        "size_mb": "1/10/100",
-    }
-
-
 def test_each_rank_of_nccl_needs_a_gpu() -> None:
     for device in ("auto", "cuda"):
         needs = CollectiveSpec(backend="nccl", world_size=4, device=device).resources()

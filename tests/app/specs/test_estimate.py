@@ -34,9 +34,3 @@ def test_16_bit_parameters_need_16_bit_products(precision: str) -> None:
 def test_the_limit_of_shards_is_the_device_unless_given() -> None:
     """And a stack's device is the scaling book's TPU v5p."""
     assert [estimate(**one).limit_gb for one in ({}, STACK, {**STACK, "shard_limit_gb": 7})] == [80, 95, 7]
-
-
-def test_the_assignments_problem_is_a_preset() -> None:
-    spec = estimate(**EstimateSpec.presets["communication_accounting"])
-    assert spec.label() == "stack-d16384-f53248-b126"
-    assert spec.batch_size * spec.context_length == 1024

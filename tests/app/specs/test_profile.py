@@ -4,7 +4,6 @@ import pytest
 
 from app.specs import spec_adapter
 from app.specs._training import PHASES
-from app.specs.benchmark import BenchmarkSpec
 from app.specs.profile import ProfileSpec
 from tests.app.specs.refusals import assert_refused
 
@@ -37,8 +36,3 @@ def test_how_it_is_profiled_is_no_part_of_the_case() -> None:
     assert parse(**fields, ncu={"set": "full"}).case().key == plain.key
     assert parse(context_length=128).case().key != plain.key
     assert parse(warmup_steps=3).case().key != plain.key
-
-
-def test_the_resources_are_those_of_the_step() -> None:
-    assert parse().resources() == BenchmarkSpec().resources()
-    assert parse(cuda_graph=True).resources().device_type == "cuda"

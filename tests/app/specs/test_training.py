@@ -47,11 +47,6 @@ MASTER = {"master_weights": True, "precision": "bf16", "parameter_dtype": "bf16"
             "checkpoint_blocks",
             "12 blocks are recomputed: choose that many at most",
         ),
-        (
-            {"activation_checkpointing": True, "checkpoint_layers": 2, "checkpoint_blocks": 3},
-            "checkpoint_blocks",
-            "2 blocks are recomputed",
-        ),
         ({"checkpoint_layers": 13}, "checkpoint_layers", "the model has 12 layers: choose that many at most"),
         ({"fused_linear_cross_entropy": True, "mode": "generate"}, "fused_linear_cross_entropy", "needs logits"),
         ({"fused": ["rope"], "device": "cpu"}, "fused", "leave it out, or choose device cuda"),
@@ -90,15 +85,6 @@ def test_what_cannot_go_together_is_refused(fields, field, words) -> None:
 )
 def test_titles_tell_what_is_done_to_the_model(fields: dict[str, Any], title: str) -> None:
     assert BenchmarkSpec(**fields).title("context 256") == title
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "precision"),
-    [("adamw", "fp32"), ("torch_adamw", "tf32"), ("torch_fused_adamw", "bf16"), ("triton_adamw", "fp32")],
-)
-def test_every_optimizer_can_be_captured(optimizer: str, precision: str) -> None:
-    spec = BenchmarkSpec(cuda_graph=True, precision=precision, optimizer=optimizer, compile=True)  # type: ignore[arg-type]
-    assert spec.resources().device_type == "cuda"
 
 
 @pytest.mark.parametrize("mode", ["forward", "forward_backward"])

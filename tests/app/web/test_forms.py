@@ -212,11 +212,3 @@ def test_a_job_carries_its_fields_without_effect(site: Any) -> None:
     used = site.http.post("/jobs", json={"spec": {**spec, "activation_checkpointing": True}}).json()
     assert used["without_effect"] == []
     assert "Without effect" not in site.http.get(f"/ui/jobs/{used['id']}").text
-
-
-def test_several_ticked_values_are_a_sweep_in_the_preview(site: Any) -> None:
-    fields = {"kind": "benchmark", "spec.precision": ["bf16", "fp32"], "spec.parameter_dtype": "fp32"}
-    answer = site.http.get("/ui/new/preview", params=fields)
-    assert answer.status_code == 200, answer.text
-    assert "A sweep of 2 jobs" in answer.text
-    assert "precision=bf16,fp32" in html.unescape(answer.text)

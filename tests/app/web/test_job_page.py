@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.store.records import Offer, UnitRecord
-from tests.app.conftest import CAPABILITIES, TINY
+from app.store.records import UnitRecord
+from tests.app.conftest import TINY
 from tests.app.web.checker import page
 
 OWN = {"Sec-Fetch-Site": "same-origin"}
@@ -178,8 +178,7 @@ def test_a_comparison_has_its_sentence_on_the_page_of_its_job(fresh_site: Any, m
     sides = {side: {**TINY, "seed": seed} for seed, side in enumerate(("baseline", "candidate"))}
     body = {"spec": {"kind": "compare", **sides}, "priority": 99}
     job = site.http.post("/jobs", json=body).raise_for_status().json()["id"]
-    offer = Offer(frozenset({"compare"}), CAPABILITIES, 0, 0, idle=True)
-    claim = site.services.queue.claim(site.worker.id, offer)
+    claim = site.worker.claim("compare")
     assert claim.job_id == job
     rows = [measured("step_ms", 1.0 + unit, unit_index=unit, model="tiny") for unit in range(2)]
     units = [UnitRecord(unit, "", "succeeded", side=side) for unit, side in enumerate(sides)]

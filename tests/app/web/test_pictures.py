@@ -217,11 +217,4 @@ def test_every_plot_of_a_profile(swept, measured, reported, tmp_path) -> None:
     for number in ("", "-1"):
         assert get(site, f"/jobs/{timed}/plots/timeline{number}").json()["title"].endswith("profiled step 1")
     flames = get(site, f"/jobs/{job}/plots/flame-graph").json()["data"][0]
-    shown = list(zip(flames["y"], flames["base"], flames["x"], flames["text"], strict=True))
-    assert shown == [
-        (0, 0, 100, "all"),
-        (1, 0, 100, "step"),
-        (2, 0, 90, "forward"),
-        (3, 0, 90, "&lt;built-in&gt;"),
-        (2, 90, 10, "backward"),
-    ]
+    assert flames["text"] == ["all", "step", "forward", "&lt;built-in&gt;", "backward"]

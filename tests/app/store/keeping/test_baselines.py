@@ -204,14 +204,6 @@ def test_a_job_in_a_baseline_cannot_be_deleted(baselines, done, queue, database,
     assert delete_job(database, kept) == []
 
 
-def test_a_job_that_is_being_deleted_gets_into_none(baselines, done, database) -> None:
-    job = done("a")
-    with database.write() as connection:  # the first slice of a deletion
-        connection.execute(delete(tables.attempt).where(tables.attempt.c.job_id == job))
-    with pytest.raises(Conflict, match="no measurements"):
-        baselines.put("main", job=job)
-
-
 def test_a_job_whose_deletion_began_just_now_gets_into_none(baselines, done, database, monkeypatch) -> None:
     job, write = done("a"), database.write
 

@@ -4,7 +4,6 @@ import random
 from typing import Any
 
 import pytest
-from sqlalchemy import event as events
 
 from app.specs._base import Resources
 from app.specs.benchmark import BenchmarkSpec
@@ -13,6 +12,7 @@ from app.store.queue.transitions import Queue
 from app.store.records import NewJob
 from app.store.tokens import Tokens
 from tests.app.store.conftest import ON_SQLITE
+from tests.app.store.reading.test_query_plans import plans
 
 CPU = {"device": "cpu"}
 CUDA = {"device": "cuda"}
@@ -180,15 +180,11 @@ LANES = {"ix_job_deviceless": [claims.DEVICELESS], "ix_job_claimable": [claims.O
 @pytest.mark.parametrize(("index", "lane"), [(index, lane) for index, lanes in LANES.items() for lane in lanes])
 def test_claims_come_from_a_partial_index_without_sorting(database, index, lane, page) -> None:
     values = {"kinds": ["benchmark"], "total_gpus": 2, "limit": 4, "last_priority": 0, "last_id": 1}
-    executed: list[tuple[str, Any]] = []
 
-    def remember(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_others: Any) -> None:
-        executed.append((statement, parameters))
+    def look() -> None:
+        with database.read() as connection:
+            connection.execute(getattr(lane, page), values).all()
 
-    with database.read() as connection:
-        events.listen(connection, "before_cursor_execute", remember)
-        connection.execute(getattr(lane, page), values).all()
-        statement, parameters = executed[-1]
-        plan = [row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+    plan = plans(database, look)
     assert len(plan) == 1, plan
     assert f"USING INDEX {index}" in plan[0]

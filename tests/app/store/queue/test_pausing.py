@@ -11,7 +11,6 @@ from app.store.database.engine import Database, open_database
 from app.store.queue import claims
 from app.store.queue.pausing import Pausing
 from app.store.queue.transitions import Queue
-from app.store.reading.queries import Reading
 from app.store.records import NewJob
 
 BOTH = {"kinds": frozenset({"benchmark", "ceiling"})}
@@ -68,26 +67,3 @@ def test_it_outlives_the_process(settings: Settings, pausing: Pausing) -> None:
     another = open_database(settings)
     assert Pausing(another).kinds() == ["benchmark", "kernel"]
     another.close()
-
-
-def test_its_jobs_say_why_they_wait(shop: Any, queue: Queue, reading: Reading, pausing: Pausing) -> None:
-    shop.register()
-    job_id = shop.submit()
-
-    def waiting() -> str | None:
-        found: str | None = reading.job(job_id)[0]["waiting"]
-        assert [job["waiting"] for job in reading.jobs()[0] if job["id"] == job_id] == [found]
-        return found
-
-    pausing.pause(["kernel"])
-    assert waiting() is None
-    pausing.pause(["benchmark"])
-    assert "`flopwatch resume --kind benchmark`" in str(waiting())
-    assert "kind is paused" in queue.submit(NewJob(BenchmarkSpec())).response["waiting"]
-    pausing.pause("all")
-    assert "the queue is paused: `flopwatch resume`" in str(waiting())
-    pausing.pause([])
-    assert waiting() is None
-    pausing.pause("all")
-    queue.cancel(job_id)
-    assert waiting() is None

@@ -135,6 +135,11 @@ def test_measurements_and_events_need_no_sorting(name: str, database: Database, 
     assert not [number for number in orders if {"measurement", "event"} & set(steps[number - 1].split())]
 
 
+def test_a_page_of_measurements_reads_no_more_than_its_rows(database: Database, sweep_job: int) -> None:
+    steps = plans(database, lambda: Reading(database).measurements(sweep_job, limit=2, after="7"))
+    assert "SEARCH measurement USING INDEX ix_measurement_job_id (job_id=? AND rowid>?)" in steps
+
+
 def test_a_history_reads_the_measurements_of_its_metric_only(database: Database) -> None:
     queue = Queue(database)
     queue.submit(NewJob(BenchmarkSpec()))

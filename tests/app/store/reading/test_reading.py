@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event, insert, text, update
+from sqlalchemy import insert, text, update
 
 from app.errors import InvalidRequest, NotFound, job_problem
 from app.specs.benchmark import BenchmarkSpec
@@ -18,7 +18,7 @@ from app.store.reading import queries as reading_module
 from app.store.reading.queries import STATISTICS, Reading
 from app.store.records import Finish, NewEvent, NewJob, StoredArtifact, UnitRecord
 from app.store.tables import utc_now
-from tests.app.store.conftest import ON_SQLITE, Shop
+from tests.app.store.conftest import Shop
 from workers.measure.statistics import Summary
 
 
@@ -128,22 +128,6 @@ class TestMeasurements:
                 break
         assert pages == [[2, 3], [1], [9], [None, 4, 1]]
         assert len(reading.measurements(claim.job_id)["rows"]) == len(sizes), "without samples they do not count"
-
-    @ON_SQLITE
-    def test_a_page_reads_no_more_than_its_rows(self, database: Database, shop: Any, queue: Queue) -> None:
-        """However large the job: its rows are walked by job and id, from the cursor on."""
-        statements: list[Any] = []
-        claim = shop.running_job()
-        queue.finish(claim, Finish("succeeded"))
-        with database.read() as connection:
-            event.listen(connection.engine, "before_cursor_execute", lambda *args: statements.append(args[2:4]))
-        Reading(database).measurements(claim.job_id, limit=2, after="7")
-        (statement,) = [found for found in statements if "FROM measurement" in found[0]]
-        with database.read() as connection:
-            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement[0]}", statement[1]).all()
-        assert [row[3] for row in plan] == [
-            "SEARCH measurement USING INDEX ix_measurement_job_id (job_id=? AND rowid>?)"
-        ]
 
 
 class TestUnits:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from app.specs import KINDS
-from app.store.records import Offer, StoredArtifact
+from app.store.records import StoredArtifact
 from app.web import panels
 from app.web.panels import _walk
 from tests.app.conftest import Site
@@ -25,8 +25,7 @@ def finished(site: Site, spec: dict[str, Any], **results: Any) -> int:
     site.worker.register(frozenset({kind}))
     response = site.http.post("/jobs", json={"spec": spec, "priority": 99})
     assert response.status_code == 201, response.text
-    offer = Offer(frozenset({kind}), frozenset({"attention:eager", "model:transformer_lm"}), 0, 0, idle=True)
-    claim = site.services.queue.claim(site.worker.id, offer)
+    claim = site.worker.claim(kind)
     assert claim.job_id == response.json()["id"]
     site.worker.finish(claim, **results)
     return claim.job_id
