@@ -29,10 +29,17 @@ PROMPT_S = 3.0
 """A refused client waits for ever; an answer takes milliseconds, or longer on a busy host."""
 LOG_BYTES = 20_000
 FLOODED_S = 1.0
+CONTROL_S = 30.0
+"""For what must happen without the mechanism, and does at once where nobody else has the processors."""
 PAUSE_S = 0.5
 """Between two rounds over all of them: what is tried here is their number, not how busy one client makes the server."""
 
 LIMITED = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES // 2}, {FILES}))"
+NO_CAP = (
+    "from app.server import connections; "
+    "connections.connections_within_files = lambda wanted, f=connections.connections_within_files: f(wanted) + 10_000"
+)
+NO_RATE_LIMIT = "from app.logs import RateLimit; RateLimit.filter = lambda self, record: True"
 
 BEGINNINGS = (
     b"",
@@ -59,10 +66,10 @@ class Server:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    """Start a server that may open FILES files, and takes so long a request."""
+    """Start a server that may open FILES files, and takes so long a request; `sabotage` runs in it before."""
     processes = []
 
-    def start(**settings: str) -> Server:
+    def start(sabotage: str = "pass", **settings: str) -> Server:
         log = tmp_path / "log"
         log.touch()
         put_database(tmp_path / "data")
@@ -76,7 +83,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Server]]:
                 **settings,
             },
             log,
-            before=LIMITED,
+            before=f"{LIMITED}; {sabotage}",
         )
         processes.append(process)
         found = wait_until(lambda: re.search(rb"listening on (http://\S+)", log.read_bytes()), "the server", 60)
@@ -100,8 +107,8 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def flood(server: Server) -> list[str]:
-    """Hold 700 half-open connections, dripping, and replaced when ended; what others suffered."""
+def flood(server: Server, wanted: str = "", within_s: float = FLOODED_S) -> list[str]:
+    """Hold 700 half-open connections, dripping, and replaced when ended; what others suffered until one such thing."""
     found: list[str] = []
     all_there, stopped = threading.Event(), threading.Event()
     with contextlib.ExitStack() as stack:
@@ -138,9 +145,11 @@ def flood(server: Server) -> list[str]:
         attacker.start()
         try:
             assert all_there.wait(60)
-            deadline = time.monotonic() + FLOODED_S
-            while not found and time.monotonic() < deadline:
+            deadline = time.monotonic() + within_s
+            while not any(one.startswith(wanted) for one in found) and time.monotonic() < deadline:
                 found += slow(server, "/healthz") + slow(server, "/jobs")
+                if (size := server.log.stat().st_size) > LOG_BYTES:
+                    found.append(f"log: {size} bytes")
         finally:
             stopped.set()
             attacker.join()
@@ -150,8 +159,6 @@ def flood(server: Server) -> list[str]:
                 found.append("the stream ended")
         except httpx.TransportError as error:
             found.append(f"the stream: {error!r}")
-    if (size := server.log.stat().st_size) > LOG_BYTES:
-        found.append(f"log: {size} bytes")
     return found
 
 
@@ -167,7 +174,7 @@ def slow(server: Server, path: str) -> list[str]:
     finally:
         connection.close()
     took_s = time.monotonic() - started
-    return [] if status == 200 and took_s < PROMPT_S else [f"GET {path}: {status} after {took_s:.1f} s"]
+    return [] if status == 200 and took_s < PROMPT_S else [f"{status} after {took_s:.1f} s: GET {path}"]
 
 
 @pytest.mark.alone
@@ -176,6 +183,15 @@ def test_half_open_connections_do_not_affect_others(run: Any) -> None:
     server = run()
     assert resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE) == (FILES, FILES), "the limit is raised"
     assert flood(server) == []
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("many_files")
+@pytest.mark.parametrize(("sabotage", "wrong"), [(NO_CAP, "GET /healthz"), (f"{NO_CAP}; {NO_RATE_LIMIT}", "log")])
+def test_control_of_the_flood(run: Any, sabotage: str, wrong: str) -> None:
+    found = flood(run(sabotage), wrong, CONTROL_S)
+    assert any(one.startswith(wrong) for one in found)
+    assert wrong == "log" or not any(one.startswith("log") for one in found), "its errors are of one kind"
 
 
 def test_a_request_has_a_time_to_arrive_in(run: Any) -> None:

@@ -262,6 +262,17 @@ def test_nobody_reads_a_part_of_the_results(database, queue, shop, reading, file
     assert "measurement" not in rows(database)
 
 
+def test_control_of_the_slices(database, queue, shop, monkeypatch) -> None:
+    """A transaction that takes every step leaves others no pause before all is gone."""
+    monkeypatch.setattr(deleting, "ROWS_AT_ONCE", 5)
+    job_id = finished(shop, queue)
+    many_measurements(database, job_id, 20)
+    paused: list[float] = []
+    assert delete_in_slices(database, job_id, slice_s=3600.0, pause=paused.append) == 1
+    assert rows(database) == {}
+    assert paused == []
+
+
 def test_a_job_that_is_being_deleted_cannot_be_retried(database, queue, shop, monkeypatch) -> None:
     monkeypatch.setattr(deleting, "ROWS_AT_ONCE", 5)
     claim = shop.running_job()
