@@ -1,15 +1,18 @@
 """What the tests of workers share: sabotaged processes, and what they look at to see what the processes did."""
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import psutil
+import pytest
 
 from tests.acceptance.conftest import PLUGINS, PROJECT
-from tests.processes import alive
+from tests.processes import alive, is_alive
 from tools.service import FINAL_STATES
 from tools.waiting import wait_until
 
@@ -20,7 +23,8 @@ POLL_S = 0.05
 def sabotaged(*mechanisms: str, **environment: str) -> dict[str, str]:
     """Environment of a process that lacks these mechanisms (see tests/plugins/sabotage)."""
     path = os.pathsep.join(map(str, (PLUGINS / "sabotage", PROJECT, PLUGINS)))
-    return {"SABOTAGE": ",".join(mechanisms), "PYTHONPATH": path, **environment}
+    named = {"SABOTAGE": ",".join(mechanisms)} if mechanisms else {}
+    return {**named, "PYTHONPATH": path, **environment}
 
 
 def plain_kind(*mechanisms: str, **environment: str) -> dict[str, str]:
@@ -30,6 +34,25 @@ def plain_kind(*mechanisms: str, **environment: str) -> dict[str, str]:
     """
     folders = [PLUGINS / "plain_kind", PROJECT, PLUGINS]
     return sabotaged(*mechanisms, PYTHONPATH=os.pathsep.join(map(str, folders)), **environment)
+
+
+@contextmanager
+def fails_without(environment: MutableMapping[str, str], *mechanisms: str, match: str) -> Iterator[None]:
+    """Take these mechanisms out of processes that start in this environment; the test inside must fail, with this text.
+
+    What the models of tests/plugins have started, and its keepers, is killed: a sabotaged worker leaves it.
+    """
+    failures = (AssertionError, TimeoutError)
+    try:
+        with patch.dict(environment, plain_kind(*mechanisms)), pytest.raises(failures, match=match):
+            yield
+    finally:
+        for pid in [pid for line in started(Path(environment.get("MISBEHAVE_FOLDER", ""))) for pid in line]:
+            with suppress(psutil.NoSuchProcess):  # the worker may end it meanwhile
+                parent = psutil.Process(pid).parent() if is_alive(pid) else None
+                if parent is not None and {"keeper", "warm"} & set(parent.cmdline()):
+                    parent.kill()
+            kill(pid)
 
 
 def plain_job(behaviour: str, *, number: int = 0, start: str = "fork", **fields: Any) -> dict[str, Any]:

@@ -3,14 +3,18 @@
 import os
 import random
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
 
-from tests.acceptance.conftest import Site
+from tests.acceptance.conftest import Site, start
 from tests.acceptance.sabotage import (
     attempt_states,
+    fails_without,
     get,
     open_gate,
     plain_job,
@@ -19,7 +23,7 @@ from tests.acceptance.sabotage import (
     wait_until_gone,
 )
 from tests.processes import is_alive
-from tools.service import submit, wait_for_job
+from tools.service import Service, submit, wait_for_job
 from tools.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
@@ -53,6 +57,11 @@ def test_a_queued_job_that_is_cancelled_never_runs(site: Site) -> None:
     assert (site.folder / "runs").read_text().split() == ["200"]
     assert get(client, f"/jobs/{job_id}") == job
     assert get(client, f"/jobs/{job_id}/attempts") == []
+
+
+def test_control_of_the_cancel_of_a_queued_job(own_service: Service, misbehave_folder: Path) -> None:
+    with fails_without(own_service.environment, "cancel_of_queued", match="'queued' == 'cancelled'"):
+        test_a_queued_job_that_is_cancelled_never_runs(start(own_service, misbehave_folder))
 
 
 def test_a_running_job_that_is_cancelled_ends_quickly(site: Site) -> None:
@@ -116,3 +125,9 @@ def test_a_timeout_ends_every_descendant(site: Site) -> None:
     assert "4 s" in job["error"]["detail"]
     assert attempt_states(client, job_id) == ["failed"]
     wait_for_state(client, submit(client, plain_job("counted")), "succeeded")
+
+
+@pytest.mark.parametrize("mechanism", ["subreaper", "kill_after_terminate"])
+def test_control_of_the_timeout(beside: Service, start_beside: Callable[..., Site], mechanism: str) -> None:
+    with fails_without(beside.environment, mechanism, match="to be gone"), patch.dict(globals(), PATIENCE_S=2.0):
+        test_a_timeout_ends_every_descendant(start_beside())

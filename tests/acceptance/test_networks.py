@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import psutil
@@ -16,6 +17,7 @@ import pytest
 from tests.acceptance.conftest import environment
 from tests.acceptance.sabotage import (
     attempt_states,
+    fails_without,
     get,
     open_gate,
     other_host,
@@ -173,8 +175,20 @@ def test_every_job_ends_once_and_every_file_has_its_row(site: Site) -> None:
     for job in jobs:
         wait_for_state(client, job, "succeeded")
     assert attempt_states(client, lost) == ["lost", "succeeded"]
-    assert what_is_wrong(site, client, list(jobs)) == []
+    wrong = what_is_wrong(site, client, list(jobs))
+    assert not wrong, " ".join(wrong)
     assert WAITS in service.logs(), "no upload was cut"
+
+
+def test_control_of_the_pulled_cables(site: Site) -> None:
+    missing = fails_without(
+        site.service.environment,
+        "row_before_upload",
+        "errors_of_uploads",
+        match="(?s)a row without its file.*files without a row",
+    )
+    with missing, patch.dict(globals(), BACK_S=20.0):
+        test_every_job_ends_once_and_every_file_has_its_row(site)
 
 
 def unit_of(folder: Path, worker: int) -> int:

@@ -12,9 +12,9 @@ import pytest
 
 from flopwatch.packages import START
 from tests.acceptance.conftest import Site, short_job
-from tests.acceptance.sabotage import get, open_gate, plain_job, wait_for_start, wait_for_state
+from tests.acceptance.sabotage import fails_without, get, open_gate, plain_job, wait_for_start, wait_for_state
 from tests.app.api.streams import STREAM, parse_stream
-from tools.service import submit
+from tools.service import Service, submit
 
 pytestmark = pytest.mark.acceptance
 
@@ -65,6 +65,11 @@ def test_a_job_that_prints_100_mb(site: Site) -> None:
     assert kept + cut == OUTPUT_BYTES + len("first line\nlast line\n")
     events = get(client, f"/jobs/{job_id}/events?limit=500")
     assert sum(len(event["data"]["text"]) for event in events if event["type"] == "log") < 2 * LOG_BYTES
+
+
+def test_control_all_output_is_kept(beside: Service, start_beside: Callable[..., Site]) -> None:
+    with fails_without(beside.environment, "capped_log", match="keeps the output"):
+        test_a_job_that_prints_100_mb(start_beside())
 
 
 def followed(

@@ -25,6 +25,7 @@ from tests.acceptance.faults import (
     lost_or_doubled,
     problem_trouble,
 )
+from tests.acceptance.sabotage import fails_without
 from tests.disks import file_size_limit, full, small_disk
 from tests.forked import ForkedService
 from tools.service import Service
@@ -117,6 +118,11 @@ def test_sigterm_stops_the_server_promptly_and_loses_nothing(service: Service, r
     assert ends + lost_or_doubled(submitters, client) + damage(database_path(service)) == []
 
 
+def test_control_of_sigterm(service: Service, rng: random.Random) -> None:
+    with fails_without(service.environment, "waking_of_streams", match="s to stop"):
+        test_sigterm_stops_the_server_promptly_and_loses_nothing(service, rng)
+
+
 def held(client: httpx.Client) -> bool:
     return any(job["name"] == "held" for job in client.get("/jobs").raise_for_status().json()["data"])
 
@@ -173,9 +179,18 @@ def submit_to_a_full_disk(service: Service, disk: Any) -> list[str]:
         return found + damage(database_path(service))
 
 
-@pytest.mark.parametrize("disk", [disk_of_a_few_mebibytes, limited_file_size])
+DISKS = pytest.mark.parametrize("disk", [disk_of_a_few_mebibytes, limited_file_size])
+
+
+@DISKS
 def test_a_full_disk_refuses_writes_and_answers_reads(service: Service, disk: Any) -> None:
     assert submit_to_a_full_disk(service, disk) == []
+
+
+@DISKS
+def test_control_of_the_full_disk(service: Service, disk: Any) -> None:
+    with fails_without(service.environment, "error_translation", match="POST /jobs: 500"):
+        test_a_full_disk_refuses_writes_and_answers_reads(service, disk)
 
 
 OURS = """
@@ -265,3 +280,13 @@ def submit_to_a_locked_database(service: Service, program: str, end: int | None)
 )
 def test_a_locked_database_refuses_writes_and_answers_reads(impatient_service, program, end) -> None:
     assert submit_to_a_locked_database(impatient_service, program, end) == []
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "program", "wrong"),
+    [("lock_deadline", OURS, "no answer while"), ("error_translation", FOREIGN, "POST /jobs: 500")],
+)
+def test_control_of_the_locked_database(service: Service, mechanism: str, program: str, wrong: str) -> None:
+    with fails_without(service.environment, mechanism, match=wrong):
+        service.start_server(FLOPWATCH_BUSY_TIMEOUT_S=str(BUSY_TIMEOUT_S))
+        test_a_locked_database_refuses_writes_and_answers_reads(service, program, None)

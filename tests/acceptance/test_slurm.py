@@ -3,12 +3,14 @@ nothing is left of its jobs: no allocation, no process and no file."""
 
 import gzip
 import json
+import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import psutil
@@ -18,6 +20,7 @@ from tests.acceptance.conftest import end_all_jobs, environment
 from tests.acceptance.sabotage import (
     POLL_S,
     attempt_states,
+    fails_without,
     get,
     open_gate,
     plain_job,
@@ -147,6 +150,12 @@ def test_a_pending_job_is_cancelled(site: Site) -> None:
     wait_until(lambda: not site.cluster.allocations(), timeout_s=ENDS_S, what="no allocation")
 
 
+def test_control_of_cancelled_allocations(site: Site) -> None:
+    with fails_without(site.service.environment, "scancel", match="no allocation"), patch.dict(globals(), ENDS_S=5.0):
+        test_a_pending_job_is_cancelled(site)
+    site.cluster.run("scancel", f"--user={os.geteuid()}")
+
+
 @pytest.mark.long
 def test_a_script_that_fails_says_why_and_fails_no_job(site: Site) -> None:
     site.start_worker(setup="echo there is no such module >&2; exit 3")
@@ -263,6 +272,7 @@ def test_a_preempted_job_runs_again(site: Site) -> None:
     wait_for_start(site.misbehave)
     site.cluster.run("sbatch", "-p", "urgent", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 1")
     wait_until(lambda: attempt_states(site.client, job_id)[0] != "running", what="the attempt's end", poll_s=POLL_S)
+    assert attempt_states(site.client, job_id)[0] == "lost"
     wait_for_start(site.misbehave, 2, timeout_s=ENDS_S)
     open_gate(site.misbehave)
     assert ends(site, job_id)["state"] == "succeeded"
@@ -332,6 +342,20 @@ def test_a_node_that_was_given_up_writes_nothing(site: Site) -> None:
     events = get(site.client, f"/jobs/{job_id}/events")
     assert (job["state"], sum(event["type"] == "done" for event in events)) == ("succeeded", 1)
     assert attempt_states(site.client, job_id) == ["lost", "succeeded"]
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "test", "wrong"),
+    [
+        ("fence", test_a_node_that_was_given_up_writes_nothing, r"\('succeeded', 2\) =="),
+        ("found_allocations", test_a_lost_answer_of_sbatch_is_found_again, "2 == 1"),
+        ("settling", test_a_preempted_job_runs_again, "'failed' == 'lost'"),
+    ],
+    ids=["fence", "lost answers", "preemption"],
+)
+def test_control_on_the_cluster(site: Site, mechanism: str, test: Callable[[Site], None], wrong: str) -> None:
+    with fails_without(site.service.environment, mechanism, match=wrong):
+        test(site)
 
 
 @pytest.mark.long

@@ -6,6 +6,7 @@ import subprocess
 import time
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 import psutil
@@ -16,6 +17,7 @@ from app.store.database.engine import Database
 from tests.acceptance.sabotage import (
     POLL_S,
     attempt_states,
+    fails_without,
     get,
     open_gate,
     other_host,
@@ -101,6 +103,13 @@ def test_a_job_that_loses_every_worker_fails(beside: Service, misbehave_folder: 
     assert len(started(misbehave_folder)) == max_attempts
 
 
+def test_control_a_job_can_be_tried_for_ever(own_service: Service, misbehave_folder: Path, rng: random.Random) -> None:
+    without_it = fails_without(own_service.environment, "last_attempt", match="to be failed")
+    with without_it, patch.dict(globals(), RECOVERY_S=CONTROL_S):
+        own_service.start_server()
+        test_a_job_that_loses_every_worker_fails(own_service, misbehave_folder, rng)
+
+
 def test_a_killed_agents_processes_are_gone_at_once(beside, misbehave_folder, rng) -> None:
     client = beside.client()
     worker = beside.start_worker()
@@ -111,6 +120,11 @@ def test_a_killed_agents_processes_are_gone_at_once(beside, misbehave_folder, rn
     worker.kill()
     wait_until_gone(child, daemon, timeout_s=GONE_S)
     wait_until_gone(*warm_and_keepers, timeout_s=RECOVERY_S)
+
+
+def test_control_a_keeper_that_does_not_watch_its_pipe(beside, misbehave_folder, rng) -> None:
+    with fails_without(beside.environment, "watched_pipe", match="to be gone"):
+        test_a_killed_agents_processes_are_gone_at_once(beside, misbehave_folder, rng)
 
 
 def stop_between_writes(service: Service, worker: subprocess.Popen[bytes]) -> None:

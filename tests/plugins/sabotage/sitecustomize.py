@@ -8,11 +8,12 @@ Every mechanism imports what it needs by itself: most processes of a worker are 
 """
 
 import contextlib
+import hashlib
 import os
 import sys
 import time
 from collections.abc import Iterator
-from datetime import datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,6 +39,42 @@ def watcher() -> None:
     replace(Watcher, "poll", lambda _self: [])
 
 
+def last_attempt() -> None:
+    """A lost job goes back to the queue however often it was tried."""
+    from flopwatch.app.store.queue.transitions import Queue
+
+    original = Queue.recover
+
+    def recover(self: Queue, running: Any) -> str | None:
+        with self._database.write() as connection:
+            connection.exec_driver_sql("UPDATE job SET max_attempts = attempt + 1 WHERE id = ?", (running.job_id,))
+        return original(self, running)
+
+    replace(Queue, "recover", recover)
+
+
+def monotonic_clock() -> None:
+    """A watcher compares the wall clock with the time at which a worker was last seen."""
+    from sqlalchemy import select
+
+    from flopwatch.app.store import tables
+    from flopwatch.app.store.queue.lease import Watcher
+    from flopwatch.app.store.records import RunningAttempt
+
+    attempt, worker = tables.attempt.c, tables.worker.c
+    running = select(attempt.id, attempt.job_id, attempt.number, attempt.beat).where(
+        attempt.state == "running", attempt.worker_id == worker.id
+    )
+
+    def poll(self: Any) -> list[int]:
+        limit = datetime.fromtimestamp(time.time(), UTC) - timedelta(seconds=self.lease_s)
+        with self._queue._database.read() as connection:
+            lost = [RunningAttempt(*row) for row in connection.execute(running.where(worker.last_seen_at < limit))]
+        return [one.job_id for one in lost if self._queue.recover(one) is not None]
+
+    replace(Watcher, "poll", poll)
+
+
 def atomic_claim() -> None:
     """A worker looks for a job first and takes it a moment later, whatever became of it meanwhile."""
     from flopwatch.app.store.queue import transitions
@@ -59,10 +96,13 @@ def atomic_claim() -> None:
 
 
 def fence() -> None:
-    """Every claim counts for ever."""
+    """A claim counts although its attempt was given up."""
+    from sqlalchemy import update
+
+    from flopwatch.app.store import tables
     from flopwatch.app.store.queue import fence
 
-    replace(fence, "renew", lambda _connection, _claim: True)
+    replace(fence, "_RENEW", update(tables.attempt).where(*fence._OF_CLAIM).values(beat=tables.attempt.c.beat + 1))
 
 
 def transaction() -> None:
@@ -85,6 +125,148 @@ def write_lock() -> None:
     from flopwatch.app.store.database.sqlite import SQLite
 
     replace(SQLite, "write_lock", lambda *_: contextlib.nullcontext())
+
+
+def lock_deadline() -> None:
+    """A write waits for the file lock as long as it takes."""
+    from flopwatch.app.store.database.locking import WriteLock
+
+    original = WriteLock.hold
+    replace(WriteLock, "hold", lambda self, _timeout_s: original(self, 3600.0))
+
+
+def error_translation() -> None:
+    """The database's errors reach the routes as the driver raises them."""
+    from flopwatch.app.store.database.sqlite import SQLite
+
+    replace(SQLite, "translate", lambda *_: None)
+
+
+def waking_of_streams() -> None:
+    """A server that is told to stop says nothing to its streams."""
+    from flopwatch.app.api.changes import Changes
+
+    replace(Changes, "stop", lambda _self: None)
+
+
+def row_before_upload() -> None:
+    """An object gets its row, and the claim is checked, after the upload."""
+    from sqlalchemy import insert
+
+    from flopwatch.app.store import tables
+    from flopwatch.app.store.files import objects
+
+    def put(self: Any, file: Any, expected: int, check: Any, claim: Any) -> tuple[str, int]:
+        row = {"name": f"{time.time_ns()}", "attempt_id": claim.attempt_id, "created_at": tables.utc_now()}
+        sha256, size = self._upload(row["name"], file, expected, check)
+        with self._database.write() as connection:
+            objects._check_runs(connection, claim)
+            connection.execute(insert(tables.stored_object), {**row, "sha256": sha256, "size": size})
+        return sha256, size
+
+    replace(objects.ObjectFiles, "_put", put)
+
+
+def errors_of_uploads() -> None:
+    """An upload that breaks off counts as one that has ended."""
+    from flopwatch.app.errors import StoreUnreachable
+    from flopwatch.app.store.files import objects
+
+    original = objects.ObjectFiles._upload
+
+    def upload(self: Any, name: str, file: Any, expected: int, check: Any) -> tuple[str, int]:
+        try:
+            return original(self, name, file, expected, check)
+        except StoreUnreachable:
+            file.seek(0)
+            return hashlib.sha256(file.read()).hexdigest(), expected
+
+    replace(objects.ObjectFiles, "_upload", upload)
+
+
+def found_allocations() -> None:
+    """A worker takes no notice of allocations whose submission was not answered."""
+    from flopwatch.workers.slurm.allocations import Allocations
+
+    original = Allocations._judge
+
+    def judge(self: Any, allocation: Any, listed: Any) -> None:
+        original(self, allocation, None if allocation.unanswered else listed)
+
+    replace(Allocations, "_judge", judge)
+
+
+def settling() -> None:
+    """An agent in an allocation takes the effects of a signal to all its processes for a failure of the job.
+
+    It hears of the signal half a second after the job, as it may: else chance says who is first.
+    """
+    import threading
+
+    from flopwatch.workers.slurm.one_job import OneJobAgent
+
+    original = OneJobAgent.drain
+    replace(OneJobAgent, "_settle_s", 0.0)
+    replace(OneJobAgent, "drain", lambda self: threading.Timer(0.5, original, (self,)).start())
+
+
+def scancel() -> None:
+    """A worker does not cancel allocations that nobody needs."""
+    from flopwatch.workers.slurm.client import SlurmClient
+
+    replace(SlurmClient, "cancel", lambda *_: None)
+
+
+def cancel_of_queued() -> None:
+    """A cancel is a mere wish, also of a job that waits."""
+    from flopwatch.app.store.public import job_dict
+    from flopwatch.app.store.queue.transitions import Queue, _job_row
+
+    def cancel(self: Queue, job_id: int) -> dict[str, Any]:
+        with self._database.write() as connection:
+            connection.exec_driver_sql("UPDATE job SET cancel_requested_at = created_at WHERE id = ?", (job_id,))
+            return job_dict(_job_row(connection, job_id)._mapping, waiting=None)
+
+    replace(Queue, "cancel", cancel)
+
+
+def subreaper() -> None:
+    """Orphans go to init."""
+    from flopwatch.workers.processes import linux
+
+    replace(linux, "adopt_orphans", lambda: None)
+
+
+def kill_after_terminate() -> None:
+    """A job that is to end is only asked to."""
+    from flopwatch.workers.processes.launch import Process
+
+    replace(Process, "kill", lambda _self: None)
+    replace(Process, "kill_with_keeper", lambda _self: None)
+
+
+def watched_pipe() -> None:
+    """A keeper does not notice the end of its agent."""
+    from flopwatch.workers.processes import keeper
+
+    original = keeper._receive
+
+    def receive(control: Any) -> bytes:
+        order = original(control)
+        if not order:
+            time.sleep(3600)
+        return order
+
+    replace(keeper, "_receive", receive)
+
+
+def capped_log() -> None:
+    """All output is kept."""
+    from flopwatch.workers.agent import log
+
+    original = log.CappedLog.__init__
+    endless = 1 << 40
+    replace(log.CappedLog, "__init__", lambda self: original(self, endless, endless, endless))
 
 
 def move_clock(file: Path) -> None:
@@ -117,10 +299,8 @@ def limit_object_requests(seconds: int) -> None:
     replace(objects, "REQUEST_S", seconds)
 
 
-MECHANISMS = {one.__name__: one for one in (watcher, atomic_claim, fence, transaction, write_lock)}
-
 for name in filter(None, os.environ.get("SABOTAGE", "").split(",")):
-    MECHANISMS[name]()
+    globals()[name]()
 if clock := os.environ.get("MOVED_CLOCK"):
     move_clock(Path(clock))
 if seconds := os.environ.get("OBJECT_REQUEST_S"):
