@@ -64,7 +64,7 @@ def why(
     step = arguments.parse_spec(kind, fields or [], preset=under, lists=frozenset())
     given = {"budget_s": budget_s, "changes": change}
     spec = {"kind": "diagnosis", "step": step, **{name: value for name, value in given.items() if value is not None}}
-    limit = {} if timeout_s is None else {"timeout_s": parse_value(timeout_s) or timeout_s}
+    limit: dict[str, Any] = {} if timeout_s is None else {"timeout_s": parse_value(timeout_s) or timeout_s}
     job = server.submit(spec, step=own, code=code, **limit)
     wait_for_answer(server, job, at_most=wait_at_most, as_json=as_json, brief=output_format == "brief")
 
