@@ -398,10 +398,7 @@ def test_exactly_the_fields_without_effect_change_no_answer(run, architecture: s
 )
 def test_a_step_fits_if_it_does_on_the_devices_that_are_asked_for(run, mesh, outcome: str, words: str) -> None:
     """A search goes by the outcomes: without a mesh it must not count what other strategies would fit."""
-    report = run(model={"size": "tiny"}, context_length=512, device="cuda", device_gb=SCARCE_GB, mesh=mesh)
+    report = run(model={"size": "tiny"}, context_length=512, device="cuda", device_gb=0.4, mesh=mesh)
     assert words in answer_of(report)[0].splitlines()[0]
     assert {row["outcome"] for row in report.rows if row["metric"] == "free_gib"} == {outcome}
     assert ("oom" in {row["outcome"] for row in report.rows}) == (outcome == "oom")
-
-
-SCARCE_GB = 0.4

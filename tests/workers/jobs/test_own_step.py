@@ -250,8 +250,7 @@ def test_mfu_is_relative_to_the_precision_of_the_products(run, monkeypatch, prec
 
 
 def test_what_a_step_sets_after_its_environment_was_recorded_is_noted(run: Run) -> None:
-    verdict = run("benchmark", "make_setting_step").verdict_on()
-    (check,) = [check for check in verdict["checks"] if check["name"] == "settings"]
+    check = run("benchmark", "make_setting_step").check("settings")
     assert (check["ok"], check["severity"]) == (False, "note")
     assert "float32 products from highest to high" in check["detail"]
 
@@ -260,10 +259,9 @@ def test_cores_that_the_code_gives_up_are_missed(run: Run) -> None:
     before = os.sched_getaffinity(0)
     torch.set_num_threads(2)
     try:
-        verdict = run("benchmark", "make_pinned_step", device="cpu").verdict_on()
+        check = run("benchmark", "make_pinned_step", device="cpu").check("cores")
     finally:
         os.sched_setaffinity(0, before)
-    (check,) = [check for check in verdict["checks"] if check["name"] == "cores"]
     assert (check["ok"], check["detail"]) == (False, "2 threads on 1 usable cores")
 
 
@@ -338,7 +336,7 @@ def test_memory_that_leaks_is_found_with_its_line(run: Run, device: str) -> None
     assert (row["per_step_mib"], row["keeps_growing"], row["first_count"], row["last_count"]) == (1, True, 3, 7)
     assert row["code"] == "kept.append(torch.zeros(256, 1024, device=device))"
     assert medians(report)["growth_mib_per_step"] == 1
-    (check,) = [check for check in report.verdict_on()["checks"] if check["name"] == "growth"]
+    check = report.check("growth")
     assert not check["ok"]
     assert f"1 MiB a step by {row['site']}" in check["detail"]
     assert {"snapshot-step-3.pickle", "snapshot-step-7.pickle"} <= set(report.files)

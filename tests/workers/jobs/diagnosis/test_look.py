@@ -345,12 +345,10 @@ def test_the_second_product_of_attention_weighs_values_by_what_the_first_one_gav
 
 HANGS = """
 import time, sys
-from contextlib import nullcontext
 from pathlib import Path
 from workers.changes import CHANGES
 from workers.changes._base import Change
 from workers.jobs._base import Unit
-from workers.jobs._training import measuring
 from workers.jobs.diagnosis import RUNNER
 from app.specs import KINDS
 from tests.workers.reporting import Report
