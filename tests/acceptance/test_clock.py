@@ -42,11 +42,6 @@ def renewed_or_lost(service: Service, client: httpx.Client, job_id: int, beats: 
     return beats_of(service, job_id) >= beats or attempt_states(client, job_id) != ["running"]
 
 
-def lost_and_running(client: httpx.Client, job_id: int) -> bool:
-    """Whether the job's first attempt was found lost, and its second one runs."""
-    return attempt_states(client, job_id) == ["lost", "running"]
-
-
 def beats_of(service: Service, job_id: int) -> int:
     """How often the leases of the job's attempts were renewed."""
     database = Database(service.settings().resolved_database_url)
@@ -123,8 +118,9 @@ def stays_its_workers(
     (lost,) = [worker for worker in moved.workers if worker_id(client, worker.pid) == first_id]
     lost.kill()
     move(moved.clock, hours[-1] * HOUR_S)
-    recovered = partial(lost_and_running, client, job_id)
-    wait_until(recovered, timeout_s=PATIENCE_S, what="its second attempt", poll_s=POLL_S)
+    wait_until(
+        lambda: attempt_states(client, job_id) == ["lost", "running"], "its second attempt", PATIENCE_S, poll_s=POLL_S
+    )
     open_gate(folder)
     job = wait_for_state(client, job_id, "succeeded")
     assert attempt_states(client, job_id) == ["lost", "succeeded"]

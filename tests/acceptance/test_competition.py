@@ -4,9 +4,7 @@ and take it in two steps, and not know that they share a host."""
 import random
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from tests.acceptance.sabotage import (
@@ -28,18 +26,6 @@ pytestmark = pytest.mark.acceptance
 JOBS = 12
 ALONE_JOBS = 8
 PATIENCE_S = 300.0
-
-
-def every_job(client: httpx.Client, first: int) -> list[dict[str, Any]]:
-    """All jobs from id `first` on, newest first."""
-    jobs: list[dict[str, Any]] = []
-    after: dict[str, str] = {}
-    while True:
-        page = client.get("/jobs", params={"limit": 200, **after}).raise_for_status().json()
-        jobs += page["data"]
-        if page["next"] is None:
-            return [job for job in jobs if job["id"] >= first]
-        after = {"after": page["next"]}
 
 
 def run_all_once(service: Service, folder: Path, rng: random.Random, jobs: int, *mechanisms: str) -> None:
@@ -64,7 +50,7 @@ def run_all_once(service: Service, folder: Path, rng: random.Random, jobs: int, 
     runs = Counter(map(int, (folder / "runs").read_text().split()))
     assert {number: count for number, count in runs.items() if count > 1} == {}, "run twice"
     assert set(numbers) - runs.keys() == set(), "lost"
-    ended = every_job(client, ids[0])
+    ended = [job for job in get(client, "/jobs?limit=200") if job["id"] >= ids[0]]
     assert sorted(job["id"] for job in ended) == ids
     assert {(job["state"], job["attempt"]) for job in ended} == {("succeeded", 1)}
     assert all(attempt_states(client, job_id) == ["succeeded"] for job_id in ids)

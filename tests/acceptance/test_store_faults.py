@@ -11,7 +11,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from app.errors import DiskFull
@@ -22,7 +21,7 @@ from app.store.files.artifacts import ArtifactFiles
 from app.store.queue.transitions import Queue
 from app.store.records import Finish, NewEvent, NewJob, Offer
 from tests.acceptance.faults import TINY, State, damage, database_path, state_of
-from tests.acceptance.sabotage import sabotaged
+from tests.acceptance.sabotage import get, sabotaged
 from tests.builders import measurement
 from tests.disks import file_size_limit, small_disk
 from tools.service import Service
@@ -73,10 +72,6 @@ class History:
             yield f"zeros from {at}", self.wal[:at] + bytes(size - at)
 
 
-def get(client: httpx.Client, path: str) -> Any:
-    return client.get(path).raise_for_status().json()
-
-
 def make_history(service: Service, rng: random.Random, **environment: str) -> History:
     """Change a database through a real server, and as a worker; kill the server with everything still in the log."""
     # Nobody renews leases here: none may end on a busy host, which would be a change that this history lacks.
@@ -97,7 +92,7 @@ def make_history(service: Service, rng: random.Random, **environment: str) -> Hi
             client.post("/sweeps", json=body).raise_for_status()
 
         def cancel() -> None:
-            job = rng.choice(get(client, "/jobs")["data"])
+            job = rng.choice(get(client, "/jobs"))
             client.post(f"/jobs/{job['id']}/cancel")
 
         def claim() -> None:

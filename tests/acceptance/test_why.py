@@ -51,20 +51,14 @@ def server_of(site: Site) -> dict[str, str]:
     return {"FLOPWATCH_URL": str(site.client.base_url).rstrip("/")}
 
 
-@pytest.fixture
-def rows(site: Site, tmp_path: Path) -> tuple[str, dict[str, Any]]:
-    """What `flopwatch why` prints of a step whose optimizer loops over rows, and the job."""
+def test_a_slow_optimizer_is_named_with_its_line_and_its_bound_is_measured(site: Site, tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(SOURCE)
     command = ["why", f"{file}:make_step", "warmup_steps=2", "measure_steps=5", "--budget-s", "10"]
-    changes = ["--change", "no_optimizer", "--change", "fused_optimizer"]
-    result = CliRunner().invoke(cli, [*command, *changes], env=server_of(site))
+    changes_of_it = ["--change", "no_optimizer", "--change", "fused_optimizer"]
+    result = CliRunner().invoke(cli, [*command, *changes_of_it], env=server_of(site))
     assert result.exit_code == 0, result.output
-    return result.stdout, get(site.client, "/jobs")[0]
-
-
-def test_a_slow_optimizer_is_named_with_its_line_and_its_bound_is_measured(site, rows) -> None:
-    printed, job = rows
+    printed, job = result.stdout, get(site.client, "/jobs")[0]
     lines = printed.strip().splitlines()
     assert len(lines) <= 22
     assert max(map(len, lines)) <= 80

@@ -7,7 +7,7 @@ import pytest
 from app.specs import KINDS
 from benchmarks.diagnosis import __main__ as program
 from benchmarks.diagnosis import planted
-from benchmarks.diagnosis.__main__ import CASES, Case, Diagnosis, entries, judged, ledger, marked
+from benchmarks.diagnosis.__main__ import CASES, Case, Diagnosis, judged, marked
 from workers.changes import CHANGES
 
 OPTIMIZER = next(case for case in CASES if case.name == "optimizer")
@@ -59,25 +59,3 @@ def test_negatives_tell_gains_wrong_causes_and_what_was_not_refused() -> None:
     assert judged(uncaptured, said([], [change("cuda_graph", "launches", 0.9)]))["cured"] == "cuda_graph not refused"
     refused = change("cuda_graph", "launches", 1.0, "refused")
     assert judged(uncaptured, said([], [refused]))["cured"] == "refused: why not"
-
-
-def test_the_ledger_has_wrong_predictions_first() -> None:
-    causes = [cause("optimizer", 1, 30), cause("kernels", 2, 20), cause("input", 3, 10), cause("kernels", 4, 10)]
-    changes = [
-        change("no_optimizer", "optimizer", 0.8),
-        change("fused_optimizer", "optimizer", 0.85),
-        change("tf32", "kernels", 0.95),
-        change("autocast_bf16", "kernels", 0.98),
-        change("loader_workers", "input", 0.87, "inconclusive"),
-    ]
-    found = entries(said(causes, changes))
-    assert [(one.cause, one.by, one.change, round(one.error_percent)) for one in found] == [
-        ("optimizer", "profile", "no_optimizer", 10),
-        ("optimizer", "no_optimizer", "fused_optimizer", 5),
-        ("kernels", "profile", "tf32", 25),
-        ("input", "profile", "loader_workers", -3),
-    ]
-    assert [row["measured by"] for row in ledger(found)] == [
-        "loader_workers (once)", "tf32", "no_optimizer", "fused_optimizer",
-    ]  # fmt: skip
-    assert ledger(found)[0]["error, % of the step"] == "-3.0 wrong"

@@ -2,7 +2,6 @@
 
 import io
 import os
-import subprocess
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from flopwatch import packing
 from flopwatch.own_code import ROLE, OwnCode, put_into
 from flopwatch.packing import pack
+from tests.flopwatch.test_versions import git
 
 
 @pytest.fixture
@@ -29,11 +29,6 @@ def project(tmp_path: Path) -> Path:
 def names(packed: bytes) -> list[str]:
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         return archive.namelist()
-
-
-def git(folder: Path, *words: str) -> None:
-    who = {"GIT_AUTHOR_NAME": "n", "GIT_AUTHOR_EMAIL": "e", "GIT_COMMITTER_NAME": "n", "GIT_COMMITTER_EMAIL": "e"}
-    subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True, env={**os.environ, **who})
 
 
 def test_without_git_all_but_hidden_files_go_along(project: Path) -> None:

@@ -467,14 +467,6 @@ def test_a_call_works_without_a_learned_plan(calls, fake, monkeypatch, caplog) -
     assert not caplog.text, "it is not asked again"
 
 
-def test_a_thread_does_not_wait_while_another_one_builds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_loaded", None)
-    monkeypatch.setattr(native, "_failed", False)
-    with native._loading:
-        assert native._library() is None
-    assert not native._failed
-
-
 def test_a_host_that_cannot_build_it_warns_once(monkeypatch, tmp_path, caplog) -> None:
     monkeypatch.setattr(native, "LIBRARY", replace(native.LIBRARY, name="flopwatch_never_built"))
     monkeypatch.setattr(native, "_loaded", None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.parallel import timing, training
+from tests.parallel import steps, training
 from tests.parallel.pool import Pool
 
 
@@ -12,7 +12,7 @@ def test_operations_can_be_started_together(ranks: Pool) -> None:
 
 @pytest.mark.parametrize("wrapper", ["naive", "overlapped", "bucketed, one", "fully sharded"])
 def test_a_step_can_be_recorded(two_ranks: Pool, wrapper: str) -> None:
-    for report in two_ranks(timing.timeline, wrapper):
+    for report in two_ranks(steps.timeline, wrapper):
         intervals = report["intervals"]
         assert report["after"] == len(intervals)  # nothing is noted after the recording
         assert all(0 <= start <= end <= report["took_ms"] + 1000 for _, _, start, end in intervals)

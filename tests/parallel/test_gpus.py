@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel import graphs, memory, outputs, passes, sharding, timing, training
+from tests.parallel import outputs, passes, sharding, steps, training
 from tests.parallel.pool import Pool
 from tests.parallel.test_data_parallel import WRAPPERS
 
@@ -26,7 +26,7 @@ def test_data_parallel(gpus: Pool, wrapper: str) -> None:
 
 @pytest.mark.parametrize("wrapper", ["flat", "bucketed", "fully sharded"])
 def test_a_cuda_graph_holds_a_step(one_gpu: Pool, wrapper: str) -> None:
-    one_gpu(graphs.gradients_of_a_graph, wrapper)
+    one_gpu(steps.gradients_of_a_graph, wrapper)
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "AdamW, fused", "SGD"])
@@ -128,7 +128,7 @@ def test_gradients_may_travel_in_bfloat16(gpus: Pool, wrapper: str) -> None:
 
 @pytest.mark.parametrize("wrapper", ["bucketed", "fully sharded"])
 def test_a_step_can_be_recorded(gpus: Pool, wrapper: str) -> None:
-    for report in gpus(timing.timeline, wrapper):
+    for report in gpus(steps.timeline, wrapper):
         intervals = report["intervals"]
         assert report["after"] == len(intervals) > 3
         assert all(0 <= start <= end for _, _, start, end in intervals)
@@ -138,7 +138,7 @@ def test_a_step_can_be_recorded(gpus: Pool, wrapper: str) -> None:
 
 def test_memory_beyond_the_gradients(gpus: Pool) -> None:
     """Buckets add one or two layers' gradients (of eight) for a moment; sharding halves parameters and gradients."""
-    for peak_bytes in gpus(memory.peaks):
+    for peak_bytes in gpus(steps.peaks):
         parameters = peak_bytes["parameters"]
         assert peak_bytes["alone"] == pytest.approx(2 * parameters, rel=0.1)
         assert peak_bytes["bucketed"] < 2.4 * parameters

@@ -1,0 +1,94 @@
+"""Functions of the pool's ranks: a step in a CUDA graph, the recording of a step, and the memory that it takes."""
+
+import gc
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+import parallel
+from parallel.collectives import recorded
+from tests.parallel.models import batch, loss_of
+from tests.parallel.training import WRAPPERS, device, first_ranks_model, part
+
+WIDTH, LAYERS = 4096, 8
+LARGE: dict[str, Any] = {
+    "alone": lambda module: module,
+    "bucketed": lambda module: parallel.BucketedDataParallel(module, 200),
+    "fully sharded": parallel.FullyShardedDataParallel,
+}
+
+
+def backward(model: Any, inputs: torch.Tensor) -> None:
+    model(inputs).sum().backward()
+    if hasattr(model, "finish_gradient_synchronization"):
+        model.finish_gradient_synchronization()
+    model.zero_grad(set_to_none=True)
+
+
+def peaks() -> dict[str, float]:
+    """Peak bytes of a step without an optimizer, by strategy."""
+    peak_bytes: dict[str, float] = {"parameters": LAYERS * WIDTH * WIDTH * 4}
+    inputs = torch.randn(8, WIDTH, device=device())
+    for name, wrap in LARGE.items():
+        with device():
+            model = wrap(nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))))
+        backward(model, inputs)
+        gc.collect()
+        torch.cuda.reset_peak_memory_stats()
+        backward(model, inputs)
+        peak_bytes[name] = torch.cuda.max_memory_allocated()
+        del model
+        gc.collect()
+    return peak_bytes
+
+
+def gradients_of_a_graph(wrapper: str) -> None:
+    """A CUDA graph of a forward and a backward pass with synchronization gives an eager one's gradients."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3))).to(device())
+    model = WRAPPERS[wrapper](module)
+    inputs = torch.randn(4, 16, device=device())
+
+    def one_pass() -> None:
+        model.zero_grad(set_to_none=False)
+        model(inputs).square().mean().backward()
+        model.finish_gradient_synchronization()
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            one_pass()
+    stream.synchronize()
+    eager = [parameter.grad.clone() for parameter in model.parameters()]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        one_pass()
+    for parameter in model.parameters():
+        parameter.grad.fill_(7)
+    graph.replay()
+    torch.cuda.synchronize()
+    for parameter, gradient in zip(model.parameters(), eager, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def timeline(wrapper: str) -> dict[str, Any]:
+    """Record one step of a wrapper, and another one without recording."""
+    model = WRAPPERS[wrapper](first_ranks_model())
+    inputs, targets = batch(0)
+    with recorded(device()) as both:
+        began = time.perf_counter()
+        loss_of(model(part(inputs)), part(targets)).backward()
+        model.finish_gradient_synchronization()
+        took_ms = 1e3 * (time.perf_counter() - began)
+    intervals = both.intervals()
+    loss_of(model(part(inputs)), part(targets)).backward()
+    model.finish_gradient_synchronization()
+    return {
+        "intervals": [(one.operation, one.size_bytes, one.start_ms, one.end_ms) for one in intervals],
+        "after": len(both.intervals()),
+        "took_ms": took_ms,
+        "gradients": sum(p.nbytes for p in model.parameters() if p.requires_grad),
+        "parameters": len([p for p in model.parameters() if p.requires_grad]),
+    }
