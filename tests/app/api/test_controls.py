@@ -193,23 +193,6 @@ class TestPausing:
         assert "Paused:" not in site.http.get("/ui").text
         site.worker.claim_job(job_id)
 
-    @pytest.mark.parametrize(
-        ("body", "pointer", "hint"),
-        [
-            ({"kinds": ["benchmark", "benchmak"]}, "/kinds/1", "known kinds: attention, benchmark"),
-            ({"kinds": "benchmark"}, "/kinds", 'valid array; got "benchmark"'),
-            ({"kinds": [], "kind": "benchmark"}, "/kind", "did you mean kinds?"),
-        ],
-    )
-    def test_an_unknown_kind_cannot_be_paused(self, site: Any, body: Any, pointer: str, hint: str) -> None:
-        site.http.put("/queue/paused", json={"kinds": ["kernel"]})
-        response = site.http.put("/queue/paused", json=body)
-        assert response.status_code == 422
-        [error] = response.json()["errors"]
-        assert error["pointer"] == pointer
-        assert hint in error["detail"]
-        assert site.http.get("/queue/paused").json() == {"kinds": ["kernel"]}
-
 
 class TestUniqueKey:
     keys = (f"key-{number}" for number in count())

@@ -124,13 +124,17 @@ def test_nothing_fits(fresh_site: Any, measured: Any) -> None:
     assert search["reason"] == f"Not even the smallest value, 50, fits: {says}."
 
 
-def test_a_failed_job_stops_the_search_until_it_is_resumed(fresh_site: Any, measured: Any) -> None:
+@pytest.mark.parametrize("ended", ["failed", "cancelled"])
+def test_a_failed_job_stops_the_search_until_it_is_resumed(fresh_site: Any, measured: Any, ended: str) -> None:
     sweep = submit(fresh_site)
     assert finish(fresh_site, measured, {"tiny": 300}, number=2) == 2
-    fresh_site.worker.finish(fresh_site.worker.claim(), "failed")
+    running = fresh_site.worker.claim()
+    if ended == "cancelled":
+        fresh_site.http.post(f"/sweeps/{sweep['id']}/cancel").raise_for_status()
+    assert fresh_site.worker.finish(running, "failed", measurements=[measured("step_ms", 1.0, length=200)]) == ended
     (search,) = sweep_of(fresh_site, sweep)["searches"]
     assert search["state"] == "stopped"
-    assert "has failed: see why, and resume the sweep" in search["reason"]
+    assert ("has failed: see why, and resume the sweep" in search["reason"]) == (ended == "failed")
     assert finish(fresh_site, measured, {"tiny": 300}) == 0
     fresh_site.http.post(f"/sweeps/{sweep['id']}/resume").raise_for_status()
     finish(fresh_site, measured, {"tiny": 300})
@@ -138,20 +142,6 @@ def test_a_failed_job_stops_the_search_until_it_is_resumed(fresh_site: Any, meas
     assert (search["state"], search["largest"], search["too_large"]) == ("done", 300, 350)
     again = fresh_site.http.post(f"/sweeps/{sweep['id']}/resume")
     assert again.status_code == 409
-
-
-def test_a_cancelled_search_waits_to_be_resumed(fresh_site: Any, measured: Any) -> None:
-    sweep = submit(fresh_site)
-    running = fresh_site.worker.claim()
-    fresh_site.http.post(f"/sweeps/{sweep['id']}/cancel").raise_for_status()
-    row = measured("step_ms", 1.0, length=50)
-    assert fresh_site.worker.finish(running, measurements=[row]) == "cancelled"
-    (search,) = sweep_of(fresh_site, sweep)["searches"]
-    assert search["state"] == "stopped"
-    assert finish(fresh_site, measured, {"tiny": 300}) == 0
-    fresh_site.http.post(f"/sweeps/{sweep['id']}/resume").raise_for_status()
-    finish(fresh_site, measured, {"tiny": 300})
-    assert sweep_of(fresh_site, sweep)["searches"][0]["largest"] == 300
 
 
 def test_a_deleted_job_is_measured_again(fresh_site: Any, measured: Any) -> None:

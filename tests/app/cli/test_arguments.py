@@ -6,7 +6,6 @@ import pytest
 import typer
 
 from app.cli import arguments
-from app.specs import KINDS
 
 
 @pytest.mark.parametrize(
@@ -34,12 +33,6 @@ def test_values_are_json_where_they_parse(text: str, value: Any) -> None:
 )  # fmt: skip
 def test_lists_of_values(text: str, values: list[Any]) -> None:
     assert arguments.parse_values(text) == values
-
-
-def test_sweep() -> None:
-    base, grid = arguments.parse_sweep("benchmark", ["model.size=tiny,small", "batch_size=2", "context_length=8,16"])
-    assert base == {"kind": "benchmark", "batch_size": 2}
-    assert grid == {"model.size": ["tiny", "small"], "context_length": [8, 16]}
 
 
 @pytest.mark.parametrize("argument", ["novalue", "=1", ".a=1", "a..b=1", "a.=1"])
@@ -120,20 +113,6 @@ def test_a_grid_of_lists_and_points_of_it() -> None:
     assert grid == {"names": [["eager", "triton"], ["flex"], [128]]}
     assert arguments.parse_point("names=[eager,triton],seed=1", {"names"}) == {"names": ["eager", "triton"], "seed": 1}
     assert arguments.parse_point("names=flex", {"names"}) == {"names": ["flex"]}
-
-
-@pytest.mark.parametrize(
-    ("kind", "some", "none"),
-    [
-        ("attention", {"implementations", "br", "bc", "causal"}, {"batch_size", "mode"}),
-        ("benchmark", set(), {"model", "model.size", "warmup_steps"}),
-        ("compare", {"baseline.sequence_lengths", "candidate.br"}, {"baseline", "baseline.model.size", "replicates"}),
-    ],
-)
-def test_list_fields_of_each_kind(kind: str, some: set[str], none: set[str]) -> None:
-    found = arguments.list_fields(KINDS[kind].model_json_schema())
-    assert some <= found
-    assert not none & found
 
 
 def test_a_sweep_varies_something() -> None:

@@ -356,16 +356,6 @@ class TestManyRows:
                 whole.sentence
             )
 
-    def test_cases_without_a_value_are_counted(self) -> None:
-        lengths = [row(STEADY, times(0.8), case="length=1"), *(row(STEADY, (), case=f"length={n}") for n in (2, 3))]
-        _, whole = judged(*lengths)
-        assert whole.sentence.startswith("step_ms, length=1: candidate is 1.25× faster")
-        assert whole.sentence.endswith("; no value on a side in 2 of 3 cases")
-        _, invalid = judged(replace(lengths[0], verdicts=("invalid", "valid")), *lengths[1:])
-        assert invalid.sentence == (
-            "invalid: the baseline measured other work than was asked for; no value on a side in 2 of 3 cases"
-        )
-
     def test_what_has_no_ratio_has_a_direction_all_the_same(self) -> None:
         below = [-value for value in STEADY]
         rows = [row(below, times(0.5, below), "sum", unit="1", case=f"length={n}") for n in (1, 2)]

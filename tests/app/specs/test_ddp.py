@@ -33,6 +33,8 @@ def spec(**fields: Any) -> DdpSpec:
         ({**FSDP, "cast_before_communication": True}, "cast_before_communication", "choose precision bf16"),
         ({**CAST, "strategy": "flat"}, "cast_before_communication", "choose fsdp"),
         ({"snapshot": True}, "snapshot", "choose backend nccl"),
+        ({"fused": ["rope"]}, "fused", "choose backend nccl, or leave it out"),
+        ({"optimizer": "triton_adamw", "backend": "gloo"}, "optimizer", "choose adamw, or backend nccl"),
         ({"reshard_after_forward": False}, "reshard_after_forward", "bucketed keeps parameters whole: choose fsdp"),
         ({"prefetch": 2}, "prefetch", "bucketed has no such setting: choose fsdp"),
         ({**FSDP, "compile": True, "compile_scope": "model"}, "compile_scope", "fsdp gathers block by block"),

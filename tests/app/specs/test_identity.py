@@ -279,18 +279,6 @@ def test_a_field_without_effect_names_its_side() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_what_a_class_names_are_fields_of_it(kind: str) -> None:
-    spec = KINDS[kind]
-    fields = set(spec.model_fields)
-    assert set(spec.axes) <= fields
-    assert spec.unmeasured - SpecBase.unmeasured <= fields | set(flat(spec.example().model_dump()))
-    coordinates = {name for case in spec.example().cases() for name in case.coordinates}
-    assert set(spec.added) <= coordinates
-    for label, stands_for in spec.labels.items():
-        assert {label, *stands_for} <= coordinates
-
-
-@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_cases_are_flat_and_tell_themselves_apart(kind: str) -> None:
     cases = KINDS[kind].example().cases()
     assert len({case.key for case in cases}) == len(cases)

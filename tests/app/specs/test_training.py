@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.ddp import DdpSpec
@@ -105,9 +104,6 @@ def test_fused_parts_need_a_gpu() -> None:
     assert BenchmarkSpec(fused=["rope"]).resources().device_type == "cuda"
     assert BenchmarkSpec(fused=["linear_cross_entropy"]).model_has_loss
     assert not BenchmarkSpec(fused=["rope"]).model_has_loss
-    with pytest.raises(ValidationError, match="choose backend nccl, or leave it out") as caught:
-        DdpSpec(fused=["rope"])
-    assert caught.value.errors()[0]["ctx"]["field"] == "fused"
     assert DdpSpec(fused=["rope"], backend="nccl").resources().device_type == "cuda"
 
 
@@ -117,9 +113,6 @@ def test_the_optimizer_in_triton_needs_a_gpu() -> None:
     forward = BenchmarkSpec(**chosen, mode="forward", device="cpu")
     assert forward.resources().device_type == "cpu", "it has no optimizer"
     assert BenchmarkSpec(**chosen).case().key != BenchmarkSpec(optimizer="adamw").case().key
-    with pytest.raises(ValidationError, match="choose adamw, or backend nccl") as caught:
-        DdpSpec(**chosen, backend="gloo")
-    assert caught.value.errors()[0]["ctx"]["field"] == "optimizer"
     assert DdpSpec(**chosen, backend="nccl").resources().device_type == "cuda"
 
 

@@ -99,19 +99,6 @@ def test_the_sides_of_a_comparison_have_the_fields_of_their_kind() -> None:
     assert (baseline.side, candidate.side, own.side) == ("baseline", "candidate", "")
 
 
-@pytest.mark.parametrize("kind", forms.side_kinds("compare"))
-def test_a_comparison_of_stored_specs_fills_the_form_in(kind: str) -> None:
-    """Each kind's presets, as a job stores them, come back from the fields of a side."""
-    described = describe("compare", KINDS["compare"], NOBODY)
-    fields = forms.fields_of(described["schema"], forms.with_sides(described["example"], kind))
-    for preset in [{}, *KINDS[kind].presets.values()]:
-        stored = KINDS[kind].model_validate(preset) if preset else KINDS[kind].example()
-        sides = dict.fromkeys(("baseline", "candidate"), stored.model_dump(mode="json"))
-        made = forms.body_of("compare", forms.with_values(fields, sides), {})["spec"]
-        for side in sides:
-            assert KINDS[kind].model_validate(made[side]) == stored
-
-
 def test_problems_stand_at_their_fields() -> None:
     errors = [
         {"pointer": "/spec/model/d_model", "detail": "too narrow"},

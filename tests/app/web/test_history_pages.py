@@ -104,8 +104,3 @@ def test_baselines_have_a_page(filled: Any) -> None:
     assert "/compare?baseline_name=main&candidate=3&format=csv" in compared.references
     assert "There is no baseline" in page(filled, "/ui/compare?baseline_name=gone&job=3", 404).text
     assert filled.http.get("/ui/baselines/none").status_code == 404
-
-
-def test_without_baselines_the_page_says_how_to_set_one(fresh_site: Any) -> None:
-    assert "flopwatch baseline set" in page(fresh_site, "/ui/baselines").text
-    assert "over time" in page(fresh_site, "/ui/history").text

@@ -10,7 +10,6 @@ import pytest
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.web.pages.plots import PlotsQuery, figures, first_metric
 from app.web.plots.chart import MAX_SERIES, draw_chart
-from app.web.plots.distributions import SIDES, Processes, draw_distributions
 from app.web.plots.drawing import EMPTY, OUTCOMES
 from app.web.plots.heat_map import draw_heat_map
 from app.web.plots.points import Axes, Point, axes_of, points_of, varying
@@ -210,19 +209,6 @@ def test_figures_have_their_numbers_as_a_table() -> None:
         assert ["eager", 4096, None, None, 8, "oom", None] in table["rows"]
     empty = draw_heat_map([], "a", "b", "m", None)
     assert (empty["data"], empty["empty"]) == ([], EMPTY)
-
-
-def test_distributions_stand_side_by_side() -> None:
-    groups = [
-        Processes(side, case, [1.0, 2.0, 3.0]) for side in ("baseline", "candidate") for case in ("tiny", "small")
-    ]
-    figure = draw_distributions(groups, "step_ms", "ms")
-    traces = drawn(figure)
-    assert figure["layout"]["boxmode"] == "group"
-    assert traces["baseline"]["x"] == ["tiny"] * 3 + ["small"] * 3
-    assert traces["baseline"]["boxpoints"] == "all"
-    assert traces["baseline"]["marker"]["color"] == SIDES["baseline"]
-    assert traces["candidate"]["y"] == [1.0, 2.0, 3.0] * 2
 
 
 def strategies(**sizes: int | None) -> list[Point]:

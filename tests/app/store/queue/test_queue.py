@@ -229,19 +229,14 @@ class TestRunning:
         assert reading.events(claim.job_id)[-1]["type"] == "done"
         assert states(reading, claim.job_id) == ["queued", "running", "succeeded"]
 
-    def test_what_a_failed_job_measured_is_partial(self, shop, queue, reading, record) -> None:
+    def test_what_a_failed_job_measured_is_partial(self, shop, queue, reading, record, database) -> None:
         claim = shop.running_job()
-        assert queue.finish(claim, replace(FAILURE, measurements=[record()])) == "failed"
+        of_unit = {"units": [UnitRecord(0, "first", "crashed")], "tables": [TableRecord(0, "kernels", [], 0, b"")]}
+        assert queue.finish(claim, replace(FAILURE, measurements=[record()], **of_unit)) == "failed"
         assert job(reading, claim.job_id)["error"]["code"] == "crashed"
         assert reading.measurements(claim.job_id)["rows"][0]["partial"]
-
-    def test_units_and_tables_of_a_job_that_failed_are_partial(self, shop, queue, database) -> None:
-        claim = shop.running_job()
-        tables = [TableRecord(0, "kernels", [], 0, b"")]
-        queue.finish(claim, replace(FAILURE, units=[UnitRecord(0, "first", "crashed")], tables=tables))
-        with database.read() as connection:
-            for table in ("unit", "result_table"):
-                assert connection.exec_driver_sql(f"SELECT partial FROM {table}").all() == [(1,)]
+        assert reading.units(claim.job_id)[0]["partial"]
+        assert list_tables(database, claim.job_id)[0]["partial"]
 
     def test_a_finish_that_breaks_off_leaves_nothing(self, shop, queue, reading, results) -> None:
         claim = shop.running_job()

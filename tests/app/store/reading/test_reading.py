@@ -2,24 +2,22 @@ import array
 import json
 import math
 import zlib
-from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import insert, text, update
 
-from app.errors import InvalidRequest, NotFound, job_problem
+from app.errors import InvalidRequest, job_problem
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
 from app.store.reading import queries as reading_module
-from app.store.reading.queries import STATISTICS, Reading
+from app.store.reading.queries import Reading
 from app.store.records import Finish, NewEvent, NewJob, StoredArtifact, UnitRecord
 from app.store.tables import utc_now
 from tests.app.store.conftest import Shop
-from workers.measure.statistics import Summary
 
 
 def ids(page: tuple[list[dict[str, Any]], str | None]) -> list[int]:
@@ -154,11 +152,6 @@ class TestUnits:
         assert [(one["unit_index"], one["unit_title"]) for one in listed] == [(1, "replicate 1"), (0, "replicate 0")]
         assert reading.artifact(claim.job_id, "trace.json.gz")["unit_title"] == "replicate 0"
 
-    def test_none_before_the_end_and_of_nobody(self, shop: Any, reading: Reading) -> None:
-        assert reading.units(shop.running_job().job_id) == []
-        with pytest.raises(NotFound):
-            reading.units(7777)
-
 
 class TestWorkersAndSweeps:
     def test_the_last_readings_of_devices_are_kept(self, shop: Any, reading: Reading) -> None:
@@ -234,14 +227,6 @@ def test_jobs_of_a_time_are_found_though_the_clock_went_back(database: Database,
     assert found(until=until) == [ids[4], ids[3], ids[2], ids[0]]
     assert found(since=since, until=until) == [ids[4], ids[3]]
     assert found(since=now) == found(until=now - timedelta(days=1)) == []
-
-
-def test_statistics_are_those_that_measurements_have() -> None:
-    """Three lists that no import can join: the workers' know nothing of the service, the tables' are columns. The agent
-    adds the interval of the median."""
-    assert (*(field.name for field in fields(Summary)), "median_low", "median_high") == STATISTICS
-    stored = [column.name for column in tables.measurement.columns]
-    assert tuple(stored[stored.index("n") : stored.index("samples")]) == STATISTICS
 
 
 def test_first_values_are_those_of_the_last_attempt_that_recorded_any(database, reading, shop, record) -> None:
