@@ -1,7 +1,7 @@
 """What the tests of workers share: sabotaged processes, and what they look at to see what the processes did."""
 
 import os
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 
 from tests.acceptance.conftest import PLUGINS, PROJECT
 from tests.processes import alive, is_alive
-from tools.service import FINAL_STATES
+from tools.service import FINAL_STATES, Service
 from tools.waiting import wait_until
 
 POLL_S = 0.05
@@ -37,17 +37,17 @@ def plain_kind(*mechanisms: str, **environment: str) -> dict[str, str]:
 
 
 @contextmanager
-def fails_without(environment: MutableMapping[str, str], *mechanisms: str, match: str) -> Iterator[None]:
-    """Take these mechanisms out of processes that start in this environment; the test inside must fail, with this text.
+def fails_without(service: Service, *mechanisms: str, match: str) -> Iterator[None]:
+    """Take these mechanisms out of what the service starts inside; the test there must fail, with this text.
 
     What the models of tests/plugins have started, and its keepers, is killed: a sabotaged worker leaves it.
     """
     failures = (AssertionError, TimeoutError)
     try:
-        with patch.dict(environment, plain_kind(*mechanisms)), pytest.raises(failures, match=match):
+        with patch.dict(service.environment, plain_kind(*mechanisms)), pytest.raises(failures, match=match):
             yield
     finally:
-        for pid in [pid for line in started(Path(environment.get("MISBEHAVE_FOLDER", ""))) for pid in line]:
+        for pid in [pid for line in started(Path(service.environment["MISBEHAVE_FOLDER"])) for pid in line]:
             with suppress(psutil.NoSuchProcess):  # the worker may end it meanwhile
                 parent = psutil.Process(pid).parent() if is_alive(pid) else None
                 if parent is not None and {"keeper", "warm"} & set(parent.cmdline()):

@@ -60,7 +60,7 @@ def test_a_queued_job_that_is_cancelled_never_runs(site: Site) -> None:
 
 
 def test_control_of_the_cancel_of_a_queued_job(own_service: Service, misbehave_folder: Path) -> None:
-    with fails_without(own_service.environment, "cancel_of_queued", match="'queued' == 'cancelled'"):
+    with fails_without(own_service, "cancel_of_queued", match="'queued' == 'cancelled'"):
         test_a_queued_job_that_is_cancelled_never_runs(start(own_service, misbehave_folder))
 
 
@@ -129,5 +129,5 @@ def test_a_timeout_ends_every_descendant(site: Site) -> None:
 
 @pytest.mark.parametrize("mechanism", ["subreaper", "kill_after_terminate"])
 def test_control_of_the_timeout(beside: Service, start_beside: Callable[..., Site], mechanism: str) -> None:
-    with fails_without(beside.environment, mechanism, match="to be gone"), patch.dict(globals(), PATIENCE_S=2.0):
+    with fails_without(beside, mechanism, match="to be gone"), patch.dict(globals(), PATIENCE_S=2.0):
         test_a_timeout_ends_every_descendant(start_beside())

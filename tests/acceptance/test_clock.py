@@ -87,7 +87,7 @@ def test_a_clock_that_jumps_expires_nothing(service: Service, misbehave_folder: 
 # A renewal between a jump and the next look of a watcher hides the fault, about every fourth time.
 @pytest.mark.parametrize(("hours", "wrong"), [(range(1, 10), "a lease has expired"), ([-1], "its second attempt")])
 def test_control_of_the_monotonic_clock(service: Service, misbehave_folder: Path, hours, wrong: str) -> None:
-    with fails_without(service.environment, "monotonic_clock", match=wrong):
+    with fails_without(service, "monotonic_clock", match=wrong):
         keeps_its_lease(service, misbehave_folder, hours)
 
 

@@ -68,7 +68,7 @@ def test_a_job_that_prints_100_mb(site: Site) -> None:
 
 
 def test_control_all_output_is_kept(beside: Service, start_beside: Callable[..., Site]) -> None:
-    with fails_without(beside.environment, "capped_log", match="keeps the output"):
+    with fails_without(beside, "capped_log", match="keeps the output"):
         test_a_job_that_prints_100_mb(start_beside())
 
 

@@ -119,7 +119,7 @@ def test_sigterm_stops_the_server_promptly_and_loses_nothing(service: Service, r
 
 
 def test_control_of_sigterm(service: Service, rng: random.Random) -> None:
-    with fails_without(service.environment, "waking_of_streams", match="s to stop"):
+    with fails_without(service, "waking_of_streams", match="s to stop"):
         test_sigterm_stops_the_server_promptly_and_loses_nothing(service, rng)
 
 
@@ -189,7 +189,7 @@ def test_a_full_disk_refuses_writes_and_answers_reads(service: Service, disk: An
 
 @DISKS
 def test_control_of_the_full_disk(service: Service, disk: Any) -> None:
-    with fails_without(service.environment, "error_translation", match="POST /jobs: 500"):
+    with fails_without(service, "error_translation", match="POST /jobs: 500"):
         test_a_full_disk_refuses_writes_and_answers_reads(service, disk)
 
 
@@ -287,6 +287,6 @@ def test_a_locked_database_refuses_writes_and_answers_reads(impatient_service, p
     [("lock_deadline", OURS, "no answer while"), ("error_translation", FOREIGN, "POST /jobs: 500")],
 )
 def test_control_of_the_locked_database(service: Service, mechanism: str, program: str, wrong: str) -> None:
-    with fails_without(service.environment, mechanism, match=wrong):
+    with fails_without(service, mechanism, match=wrong):
         service.start_server(FLOPWATCH_BUSY_TIMEOUT_S=str(BUSY_TIMEOUT_S))
         test_a_locked_database_refuses_writes_and_answers_reads(service, program, None)

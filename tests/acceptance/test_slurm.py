@@ -150,7 +150,7 @@ def test_a_pending_job_is_cancelled(site: Site) -> None:
 
 
 def test_control_of_cancelled_allocations(site: Site) -> None:
-    with fails_without(site.service.environment, "scancel", match="no allocation"), patch.dict(globals(), ENDS_S=5.0):
+    with fails_without(site.service, "scancel", match="no allocation"), patch.dict(globals(), ENDS_S=5.0):
         test_a_pending_job_is_cancelled(site)
     site.cluster.run("scancel", f"--user={os.geteuid()}")
 
@@ -343,7 +343,7 @@ def test_a_node_that_was_given_up_writes_nothing(site: Site) -> None:
     ids=["fence", "lost answers", "preemption"],
 )
 def test_control_on_the_cluster(site: Site, mechanism: str, test: Callable[[Site], None], wrong: str) -> None:
-    with fails_without(site.service.environment, mechanism, match=wrong):
+    with fails_without(site.service, mechanism, match=wrong):
         test(site)
 
 

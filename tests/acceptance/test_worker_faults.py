@@ -104,7 +104,7 @@ def test_a_job_that_loses_every_worker_fails(beside: Service, misbehave_folder: 
 
 
 def test_control_a_job_can_be_tried_for_ever(own_service: Service, misbehave_folder: Path, rng: random.Random) -> None:
-    without_it = fails_without(own_service.environment, "last_attempt", match="to be failed")
+    without_it = fails_without(own_service, "last_attempt", match="to be failed")
     with without_it, patch.dict(globals(), RECOVERY_S=CONTROL_S):
         own_service.start_server()
         test_a_job_that_loses_every_worker_fails(own_service, misbehave_folder, rng)
@@ -123,7 +123,7 @@ def test_a_killed_agents_processes_are_gone_at_once(beside, misbehave_folder, rn
 
 
 def test_control_a_keeper_that_does_not_watch_its_pipe(beside, misbehave_folder, rng) -> None:
-    with fails_without(beside.environment, "watched_pipe", match="to be gone"):
+    with fails_without(beside, "watched_pipe", match="to be gone"):
         test_a_killed_agents_processes_are_gone_at_once(beside, misbehave_folder, rng)
 
 
