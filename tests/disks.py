@@ -12,21 +12,17 @@ import pytest
 
 
 @contextlib.contextmanager
-def mounted(folder: Path, *arguments: str) -> Iterator[Path]:
-    """Mount a file system at `folder`, with these arguments of mount(8); skip the test if that is not allowed."""
+def small_disk(folder: Path, *options: str) -> Iterator[Path]:
+    """Mount a file system in memory, with options such as "size=2m"; skip the test if that is not allowed."""
     folder.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(["mount", *arguments, str(folder)], capture_output=True, text=True, check=False)
+    command = ["mount", "-t", "tmpfs", "-o", ",".join(("mode=0700", *options)), "flopwatch-test", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
     try:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def small_disk(folder: Path, *options: str) -> contextlib.AbstractContextManager[Path]:
-    """Mount a file system in memory, with options such as "size=2m"."""
-    return mounted(folder, "-t", "tmpfs", "-o", ",".join(("mode=0700", *options)), "flopwatch-test")
 
 
 @contextlib.contextmanager

@@ -14,11 +14,6 @@ from app.settings import Settings
         ("FLOPWATCH_PERFETTO_URL", "ui", "must be an address such as https://ui.perfetto.dev, or empty"),
         (
             "FLOPWATCH_ARTIFACTS_URL",
-            "https://bucket",
-            "must be a folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
-        ),
-        (
-            "FLOPWATCH_ARTIFACTS_URL",
             "s3:///prefix",
             "must be a folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
         ),

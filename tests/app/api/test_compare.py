@@ -117,16 +117,3 @@ def test_jobs_that_cannot_be_compared(site: Any, profiles: list[int]) -> None:
         response = site.http.get("/compare", params=query)
         assert (response.status_code, response.json()["code"]) == (status, code), query
     assert site.http.get("/compare", params={"job": done}).json()["errors"][0]["pointer"] == "/job"
-
-
-def test_the_sides_of_a_comparison(site: Any) -> None:
-    tiny = {"kind": "benchmark", "model": {"size": "tiny"}}
-    spec = {"kind": "compare", "baseline": tiny, "candidate": {**tiny, "precision": "bf16"}}
-    job = site.http.post("/jobs", json={"spec": spec}).json()["id"]
-    site.http.post(f"/jobs/{job}/cancel").raise_for_status()
-    answer = site.http.get("/compare", params={"job": job}).json()
-    assert answer["alternated"] is True
-    assert answer["rows"] == []
-    assert answer["baseline"]["state"] == "cancelled"
-    assert {"name": "precision", "baseline": "fp32", "candidate": "bf16"} in answer["differences"]
-    assert any("did not succeed (cancelled)" in note for note in answer["notes"])

@@ -174,12 +174,6 @@ def test_errors_of_the_store_are_counted(fresh_site: Any, monkeypatch: pytest.Mo
 
 
 class TestRequestIds:
-    def test_answers_and_problems_have_it(self, fresh_site: Any) -> None:
-        first, second = (fresh_site.http.get("/jobs/999") for _ in range(2))
-        ids = {answer.headers["x-request-id"] for answer in (first, second)}
-        assert {answer.json()["request_id"] for answer in (first, second)} == ids
-        assert len(ids) == 2
-
     @pytest.mark.parametrize(("sent", "is_kept"), [("proxy-7.a", True), ("a b", False), ("x" * 65, False), ("", False)])
     def test_a_proxys_id_is_kept(self, site: Any, sent: str, is_kept: bool) -> None:
         answer = site.http.get("/nothing", headers={"X-Request-Id": sent})

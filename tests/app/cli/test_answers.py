@@ -89,12 +89,6 @@ def test_the_files_are_named(capsys: pytest.CaptureFixture[str], kind: str) -> N
     assert "files: trace.json.gz, flamegraph.svg; `flopwatch download 7` fetches them" in text
 
 
-def test_a_profile_of_some_phases_names_them(capsys: pytest.CaptureFixture[str]) -> None:
-    answers = Answers({"kernels-forward": [kernel("gemm", 3.0)], "kernels-backward": [kernel("gemm", 3.0)]})
-    lines = printed(capsys, "profile", answers, phases=["forward", "backward"])
-    assert "in phase forward, backward (" in lines[0]
-
-
 def test_the_lines_of_ones_own_code_come_first(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"file": "train.py", "line": 49, "function": "SlowAdam.step", "self_ms": 4.0, "self_percent": 80.0}
     row |= {"total_ms": 4.5, "python_ms": 3.0, "device_self_ms": None, "device_total_ms": None, "calls": 7}

@@ -121,12 +121,6 @@ def _of_60(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_of_60")
-def test_continuations_stand_below_the_text() -> None:
-    note = layout.wrapped("- " + "some words " * 12)
-    assert all(line.startswith(("- some", "  ")) for line in note.splitlines())
-
-
-@pytest.mark.usefixtures("_of_60")
 class TestTable:
     def test_columns_that_do_not_fit_follow_with_the_rows_keys(self) -> None:
         head = ["model", "length", *(f"metric_{n}" for n in range(6))]

@@ -176,12 +176,6 @@ class TestCells:
         assert outcomes(sheet, "step_ms") == ["ok", "timeout"]
         assert sheet.column("context_length") == [128, 256]
 
-    def test_a_grid_that_measured_nothing_has_one_row(self, database: Database, measure: Measure) -> None:
-        measure(
-            spec={"kind": "attention", "sequence_lengths": [128, 256], "implementations": ["eager"]}, finish=TIMEOUT
-        )
-        assert table(database).column("sequence_length") == ["128/256"]
-
     def test_a_stored_spec_of_another_version_is_no_error(self, database: Database, measure: Measure) -> None:
         job_id = measure(finish=TIMEOUT)
         with database.write() as connection:
@@ -284,12 +278,6 @@ class TestValidity:
         ]
         measure(*rows, finish=Finish("succeeded", units=[unit]))
         assert table(database).column("validity_reason") == [None, "drift: 9 %"]
-
-    def test_text_says_nothing_of_it_where_all_is_valid(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {"validity": "valid"}))
-        assert "valid" not in render(table(database), "markdown")
-        assert "†" not in render(table(database), "markdown")
-        assert json_rows(table(database))[0]["validity"] == "valid"
 
 
 class TestComparison:

@@ -97,16 +97,6 @@ class TestMeasurements:
             in text
         )
 
-    def test_separate_spreads_in_a_pivot_have_their_names_in_csv(self) -> None:
-        columns = [
-            Column(f"{name}, precision=fp32", "number", "ms", role="metric", group=name, head="precision=fp32")
-            for name in ("forward_ms", "step_ms")
-        ]
-        sheet = Sheet(columns, [[Cell(1.0, 0.1, **OK)] * 2], missing=[], statistic="mean", separate=True)
-        named = [f"{name}, precision=fp32" for name in ("forward_ms", "forward_ms_std", "step_ms", "step_ms_std")]
-        assert markdown(sheet)[0] == named
-        assert set(named) < set(next(csv.reader(io.StringIO(render(sheet, "csv")))))
-
 
 class TestLatex:
     def test_with_a_caption_or_a_label_it_floats(self) -> None:

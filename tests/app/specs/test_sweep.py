@@ -14,15 +14,6 @@ def specs(base: dict[str, Any], grid: dict[str, Any], exclude: Any = ()) -> list
     return [point.spec for point in expand(base, grid, exclude)]
 
 
-def test_the_last_path_is_fastest() -> None:
-    assert specs({"kind": "k", "c": 0}, {"a": [1, 2], "b": ["x", "y"]}) == [
-        {"kind": "k", "c": 0, "a": 1, "b": "x"},
-        {"kind": "k", "c": 0, "a": 1, "b": "y"},
-        {"kind": "k", "c": 0, "a": 2, "b": "x"},
-        {"kind": "k", "c": 0, "a": 2, "b": "y"},
-    ]
-
-
 def test_dotted_paths_nest_and_share_nothing() -> None:
     base = {"model": {"name": "m", "inner": {"x": 0}}}
     found = specs(base, {"model.size": ["s", "t"], "model.inner.y": [1], "new.z": [2]})

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from app.web.samples import MAX_POINTS, MIN_STRETCHES, line_names, over_steps, thinned
+from app.web.samples import MAX_POINTS, MIN_STRETCHES, over_steps, thinned
 
 
 def row(samples: list[float], unit_index: int = 0, **fields: Any) -> dict[str, Any]:
@@ -48,10 +48,3 @@ def test_no_peak_of_a_long_line_is_lost(rng: random.Random) -> None:
         return {stretch: (min(values), max(values)) for stretch, values in stretches.items()}
 
     assert spans(steps) == spans(range(20_000))
-
-
-def test_a_line_is_named_by_phase_and_metric() -> None:
-    names = line_names(
-        [("step_ms", None), ("forward_ms", "forward"), ("phase_ms", "backward"), ("kernel_ms", "backward")]
-    )
-    assert list(names.values()) == ["step", "forward", "backward: phase", "backward: kernel"]

@@ -57,12 +57,6 @@ def everything(reading: Reading, job_id: int) -> tuple[Any, ...]:
 
 
 class TestSubmit:
-    def test_the_answer_is_the_job_as_it_is_read_later(self, queue: Queue, reading: Reading) -> None:
-        new = NewJob(BenchmarkSpec(), name="first", labels={"team": "a"}, priority=3, timeout_s=1.5, max_attempts=1)
-        submitted = queue.submit(new)
-        assert not submitted.replayed
-        assert submitted.response == job(reading, submitted.response["id"])
-
     def test_ids_are_not_reused(self, shop: Any, queue: Queue, database: Database) -> None:
         first = shop.submit()
         queue.cancel(first)
