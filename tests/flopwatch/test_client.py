@@ -161,11 +161,6 @@ class TestErrors:
         with pytest.raises(Unreachable, match=lacks), Flopwatch(data_dir=tmp_path / folder) as nobody:
             nobody.list_jobs()
 
-    def test_a_setting_that_makes_no_sense(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("FLOPWATCH_PORT", "many")
-        with pytest.raises(ClientError, match="FLOPWATCH_PORT: "):
-            Flopwatch()
-
     def test_a_wrong_token(self, serve: Any, tmp_path: Path) -> None:
         with serve(tmp_path, api_token="abc") as guarded:
             with Flopwatch(guarded.url, token="abd") as stranger, pytest.raises(Refused) as caught:

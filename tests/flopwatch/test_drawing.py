@@ -32,6 +32,7 @@ from flopwatch.drawing import draw, si
 pytest.importorskip("matplotlib", reason="pip install -e .[dev]")
 
 LARGEST_SVG = 300_000
+LONG_NAME = "step_ms, case 1: " + "implementation=of_a_very_long_name, " * 5
 
 
 def points(number: int = 3, **changes: Any) -> list[Point]:
@@ -83,25 +84,12 @@ def roofline() -> dict[str, Any]:
 
 
 def moments() -> dict[str, Any]:
-    own = [
-        HistoryPoint(
-            *(
-                job,
-                None,
-                f"2026-03-0{job}T10:00:00Z",
-                "cpu",
-                "a",
-                2.0 * job,
-                job - 0.1,
-                2.0 * job + 3,
-                9,
-                "ok",
-                "valid",
-            ),
-            *("v1", "v1", None, None, ["main"] if job == 2 else []),
-        )
-        for job in (1, 2, 3)
-    ]
+    def point(job: int) -> HistoryPoint:
+        least, most = job - 0.1, 2.0 * job + 3
+        value = (f"2026-03-0{job}T10:00:00Z", "cpu", "a", 2.0 * job, least, most, 9, "ok", "valid")
+        return HistoryPoint(job, None, *value, "v1", "v1", None, None, ["main"] if job == 2 else [])
+
+    own = [point(job) for job in (1, 2, 3)]
     return history_figure(History("k", "benchmark", {}, "step_ms", "ms", "less", [], ["cpu"], ["a"], False, "", own))
 
 
@@ -137,19 +125,7 @@ FIGURES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
         ["better", "worse", "step_ms, $x$ <b> ←", "arrows: the better side"],
     ),
     "long names": (
-        lambda: draw_ratios(
-            [
-                Ratio(
-                    f"step_ms, case {at}: " + "implementation=of_a_very_long_name, " * 5,
-                    1.0 + at,
-                    0.9,
-                    3,
-                    "better",
-                    "less",
-                )
-                for at in range(3)
-            ]
-        ),
+        lambda: draw_ratios([Ratio(f"{LONG_NAME} {at}", 1.0 + at, 0.9, 3, "better", "less") for at in range(3)]),
         ["step_ms, case 1:"],
     ),
     "deep flames": (

@@ -106,13 +106,6 @@ def test_what_a_version_lacks_is_named(repository: Path, version: str, named: st
         OwnCode.of_version(version, named)
 
 
-def test_a_folder_in_no_repository_is_told(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(repository))
-    (repository / ".git").rename(repository / "no-git")
-    with pytest.raises(ValueError, match="which is in no git repository: name two files or folders"):
-        OwnCode.of_version("main", "code/mine.py:attention")
-
-
 @pytest.mark.parametrize(("option", "role"), [(option, role) for option, roles in ROLES.items() for role in roles])
 def test_each_option_may_name_the_code_of_either_side(repository: Path, option: str, role: str) -> None:
     specs = [{"kind": "benchmark", "schema": {"properties": {"own": {ROLE: role}}}}]

@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import compiling, ranges
+from kernels import compiling
 from kernels.attention import tiled
 from kernels.attention.installed import FlashAttention
 from kernels.attention.library import NO_KERNEL
 from kernels.attention.oracle import oracle
 from kernels.attention.problem import AttentionProblem
 from kernels.attention.reference import attention
-from kernels.ranges import record_ranges
 from kernels.registry import ATTENTION
 from kernels.tolerance import error
 
@@ -127,19 +126,6 @@ def test_a_backend_refuses_what_it_cannot_take() -> None:
     inputs = draw(1, 2, 64, 32, seed=6, dtype=torch.float32, device="cuda")
     with pytest.raises(RuntimeError, match=NO_KERNEL):
         ATTENTION.load("sdpa_flash").function(*inputs, True)
-
-
-@pytest.mark.gpu
-def test_eager_attention_is_divided_into_nvtx_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(ranges, "_push", seen.append)
-    monkeypatch.setattr(ranges, "_pop", lambda: None)
-    inputs = draw(1, 1, 8, 8, seed=7, device="cuda")
-    attention(*inputs, True)
-    assert seen == [], "nobody listens"
-    with record_ranges():
-        attention(*inputs, True)
-    assert seen == ["scores", "softmax", "values"]
 
 
 def test_the_reference_compiles_to_one_graph() -> None:

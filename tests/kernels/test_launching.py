@@ -114,12 +114,6 @@ def a_launch(kernel: Kernel) -> Launch:
     return Launch(kernel, 3, arguments, {"WIDTH": 64, "num_warps": 4})
 
 
-def remember(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another bound, for one test."""
-    bounded = functools.lru_cache(maxsize=calls)(launching._expanded.__wrapped__)
-    monkeypatch.setattr(launching, "_expanded", bounded)
-
-
 def plain(call: tuple[Any, ...]) -> list[Any]:
     """What a launcher got, with the kernel's arguments behind the rest, and addresses in place of tensors."""
     flat = [*call[:-1], *call[-1]] if IN_ONE_LIST else call
@@ -142,7 +136,7 @@ def test_the_launcher_gets_what_triton_would_hand_it(encoded: list[Any]) -> None
 
 @known_triton
 def test_returning_addresses_are_encoded_once(encoded: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    remember(4, monkeypatch)
+    monkeypatch.setattr(launching, "_expanded", functools.lru_cache(maxsize=4)(launching._expanded.__wrapped__))
     kernel = Kernel([META])
     launch = a_launch(kernel)
     launch((At(BASE), At(BASE)))

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+pytest.importorskip("triton")
+
+import kernels
 from kernels import chunked_cross_entropy as chunked
 from kernels.chunked_cross_entropy import linear_cross_entropy
+from kernels.linear_cross_entropy_triton import _softmax_gradient_, softmax_gradient_
 from kernels.tolerance import TOLERANCES, error, fixed_limits
 from tests.kernels.beside import DEVICES, HALF_AND_FULL, assert_same, draw
-
-pytest.importorskip("triton")
 
 
 def whole(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -84,8 +86,6 @@ SHAPES = [(1, 1), (7, 61), (5, 9000), (2, 33_000)]
 @pytest.mark.parametrize("dtype", HALF_AND_FULL)
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_kernels_losses_and_gradients(device: str, dtype: torch.dtype, rng: random.Random) -> None:
-    from kernels.linear_cross_entropy_triton import softmax_gradient_
-
     for rows, vocabulary in SHAPES:
         logits = (4 * draw(rows, vocabulary, rng=rng, dtype=dtype, device=device)).requires_grad_()
         targets = torch.randint(vocabulary, (rows,), device=device)
@@ -105,8 +105,6 @@ def test_the_kernels_losses_and_gradients(device: str, dtype: torch.dtype, rng: 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_kernel_in_chunks(device: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
-    import kernels
-
     monkeypatch.setattr(chunked, "MIN_CHUNK_ROWS", 1)
     monkeypatch.setattr(chunked, "CHUNK_BYTES", 4 * 61 * 8)
     hidden, weight = (draw(*shape, rng=rng, dtype=torch.float64, device=device) for shape in ((2, 5, 20), (61, 20)))
@@ -122,8 +120,6 @@ def test_the_kernel_in_chunks(device: str, rng: random.Random, monkeypatch: pyte
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("target", [-1, 3, 2**40])
 def test_a_target_outside_the_vocabulary_makes_the_loss_nan(device: str, target: int) -> None:
-    from kernels.linear_cross_entropy_triton import softmax_gradient_
-
     loss, gradient = softmax_gradient_(torch.zeros(1, 3, device=device), torch.tensor([target], device=device))
     assert loss.isnan()
     assert gradient.isnan().all()
@@ -131,16 +127,12 @@ def test_a_target_outside_the_vocabulary_makes_the_loss_nan(device: str, target:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_kernels_operation_passes_opcheck(device: str) -> None:
-    from kernels.linear_cross_entropy_triton import _softmax_gradient_
-
     targets = torch.tensor([1, 0, 4], device=device)
     torch.library.opcheck(_softmax_gradient_, (torch.randn(3, 5, device=device), targets))
     assert _softmax_gradient_(torch.ones(0, 5, device=device), targets[:0]).shape == (0,)
 
 
 def ours(name: str) -> Any:
-    import kernels
-
     return kernels.linear_cross_entropy if name == "kernel" else linear_cross_entropy
 
 
@@ -196,8 +188,6 @@ def test_without_rows_that_count_the_loss_is_torchs(name: str, device: str) -> N
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_first_tile_of_minus_infinity(device: str) -> None:
     """As logits are that overflow in fp16: the largest of the first 4096 is −∞; others are large."""
-    from kernels.linear_cross_entropy_triton import softmax_gradient_
-
     logits = torch.full((2, 9000), -math.inf, device=device)
     logits[:, 5000:] = torch.linspace(-1e5, 1e5, 4000, device=device)
     targets = torch.tensor([6000, 8999], device=device)
