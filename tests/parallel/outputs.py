@@ -1,10 +1,8 @@
 """Functions of the pool's ranks: units that return all kinds of things, and derivatives of all kinds, under full
 sharding and in one process."""
 
-import collections
 import copy
 import dataclasses
-import functools
 import types
 import warnings
 from collections.abc import Callable
@@ -60,36 +58,15 @@ class Slots:
     hidden: Any
 
 
-class Private:
-    __slots__ = ("__hidden",)
-
-    def __init__(self, hidden: Any) -> None:
-        self.__hidden = hidden
-
-    def hidden(self) -> Any:
-        return self.__hidden
-
-
-class Output(collections.OrderedDict[str, Any]):
-    """Such as those of transformers: a dictionary with attributes, which pytree does not know."""
-
-
 class Circle:
     def __init__(self, hidden: Any) -> None:
         self.around = {"self": self, "rest": [(self, hidden)]}
 
 
 RETURNED: dict[str, tuple[Callable[[Any, Tensor, Tensor], Any], Callable[[Any], Tensor]]] = {
-    "dataclass": (lambda unit, x, y: Result(y), lambda returned: returned.hidden),
     "slots": (lambda unit, x, y: Result([{"a": Slots(y)}]), lambda returned: returned.hidden[0]["a"].hidden),
-    "private slot": (lambda unit, x, y: Private(y), lambda returned: returned.hidden()),
-    "ordered dictionary": (lambda unit, x, y: Output(a=y), lambda returned: returned["a"]),
-    "user's dictionary": (lambda unit, x, y: collections.UserDict(a=y), lambda returned: returned["a"]),
-    "mapping": (lambda unit, x, y: types.MappingProxyType({"a": y}), lambda returned: returned["a"]),
-    "deque": (lambda unit, x, y: collections.deque([y]), lambda returned: returned[0]),
     "object with its module": (lambda unit, x, y: types.SimpleNamespace(y=y, unit=unit), lambda returned: returned.y),
     "circle": (lambda unit, x, y: Circle(y), lambda returned: returned.around["rest"][0][1]),
-    "partial": (lambda unit, x, y: functools.partial(torch.neg, y), lambda returned: returned()),
     "generator": (lambda unit, x, y: (one for one in [y]), next),
     "view, changed": (lambda unit, x, y: y[:], lambda returned: returned.add_(1)),
     "transposed, changed": (lambda unit, x, y: y.t(), lambda returned: returned.mul_(2).t()),
