@@ -1,4 +1,4 @@
-"""Jobs on real GPUs: each has its own, as many at once as there are, and CPU measurements alone."""
+"""Jobs on real GPUs: each has its own, as many at once as there are."""
 
 from typing import Any
 
@@ -69,19 +69,3 @@ def test_two_ranks_measure_on_two_gpus(site: Site, name: str) -> None:
         assert max(errors) < 1e-2
         streams = client.get(f"/jobs/{job_id}/tables/timeline", params={"limit": 1000}).json()["rows"]
         assert {row["stream"] for row in streams} >= {"compute", "communication"}
-
-
-def test_a_cpu_job_waits_for_the_host_and_nobody_overtakes_it(site: Site) -> None:
-    client, folder = site.client, site.folder
-    on_gpu = submit(client, gated("cuda"))
-    wait_until(lambda: started(folder), timeout_s=120, what="the job on a GPU")
-    on_cpu, later = submit(client, gated("cpu")), submit(client, gated("cuda"))
-    # Were a free GPU given to the last job, it would be now: the worker looks 20 times a second.
-    with pytest.raises(TimeoutError):
-        wait_until(lambda: len(started(folder)) > 1, timeout_s=3, what="somebody to overtake the CPU job")
-    open_gate(folder)
-    ended = [wait_for_state(client, job, "succeeded", timeout_s=120) for job in (on_gpu, on_cpu, later)]
-    assert [job["environment"]["device"]["type"] for job in ended] == ["cuda", "cpu", "cuda"]
-    starts, ends = ([job[key] for job in ended] for key in ("started_at", "finished_at"))
-    assert ends[0] <= starts[1]
-    assert ends[1] <= starts[2]
