@@ -54,10 +54,8 @@ FULL_HOST = 0.90
 """Share of a CPU in use from which others that have more than MAX_TAKEN of it take it from the measured process."""
 MAX_TAKEN = 0.25
 """On full hosts of two cores, others with 32 % to 54 % made medians 1.3 to 1.6 times as long, with 24 % 1 % longer."""
-MOST_STEPS_LEFT = 1.5
-"""Steps' worth of work that may be left when a loop has ended: the copy of a next batch, for instance."""
-LEAST_LEFT_MS = 1.0
-"""The host's clock shows no less."""
+MOST_STEPS_LEFT = 2.5
+"""Steps' worth of work that may be left when a loop has ended: the copies of the next two batches, for instance."""
 MAX_WAITING = 0.10
 """Largest share of a step's time in which the device may wait for the host."""
 CEILING_MARGINS = {"cuda": 0.05, "cpu": 9.0}
@@ -249,7 +247,7 @@ def check_streams(left_ms: float, step_ms: float) -> list[Check]:
         left_ms: Time for which a device worked on after it had reached the end of a loop's last step.
         step_ms: Median of the steps.
     """
-    if left_ms <= max(MOST_STEPS_LEFT * step_ms, LEAST_LEFT_MS):
+    if left_ms <= MOST_STEPS_LEFT * step_ms:
         return []
     detail = (
         f"when a loop of steps had ended, work of {left_ms:.4g} ms was left on streams for which the steps do not wait"
