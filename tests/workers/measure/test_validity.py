@@ -99,6 +99,8 @@ def test_a_thread_that_computes_beside_the_steps_has_a_note(monkeypatch: pytest.
     thread = threading.Thread(target=burn)
     thread.start()
     thread.join()
+    while Path(f"/proc/self/task/{thread.native_id}").exists():
+        time.sleep(0.001)
     assert "threads" in names(), "threads that have ended count, such as one for each step"
 
 
