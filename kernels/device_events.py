@@ -1,5 +1,5 @@
-"""Events, streams, synchronisation and peaks of memory of GPUs, for everything that measures: torch's functions as they
-were at this import.
+"""Events, synchronisation and peaks of memory of a GPU, for everything that measures: torch's functions as they were at
+this import.
 
 Code that is measured may replace `torch.cuda.synchronize`, `torch.cuda.Event` or its methods; see `kernels.clock`.
 Nothing here may import other packages of this project.
@@ -38,18 +38,12 @@ class Event(_Base):  # type: ignore[misc]
         event: Event = super().__new__(cls, enable_timing=True, **options)
         return event
 
-    def record(self, stream: Any = None) -> None:
-        super().record(_current_stream() if stream is None else stream)
+    def record(self) -> None:
+        super().record(_current_stream())
 
     def milliseconds_to(self, end: Event) -> float:
         """Return the milliseconds from this event to a later one; both have happened."""
         return float(self.elapsed_time(end))
-
-
-def pooled_streams() -> set[Any]:
-    """Return the streams of the current GPU that torch gives out in turn, to NCCL's groups as well: 32 of each of at
-    most four priorities."""
-    return {torch.cuda.Stream(priority=priority) for priority in range(-3, 1) for _ in range(32)}  # type: ignore[no-untyped-call]
 
 
 def reset_peaks(device: int | None = None) -> None:

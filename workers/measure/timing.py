@@ -24,7 +24,7 @@ from typing import Protocol
 import torch
 
 from kernels.clock import now_s
-from kernels.device_events import Event, pooled_streams, synchronize
+from kernels.device_events import Event, synchronize
 from workers.measure.memory import is_out_of_memory, out_of_memory
 from workers.measure.warmup import WINDOW_S, WarmUp
 
@@ -262,7 +262,6 @@ class CudaMarks:
         current one does not wait."""
         self._events: list[Event] = []
         self._used = 0
-        self._aside = [(Event(), stream) for stream in pooled_streams()]
 
     def mark(self) -> None:
         """Mark the present place in the device's work. Does not wait for it."""
@@ -273,12 +272,10 @@ class CudaMarks:
 
     def take_ms(self) -> list[float]:
         """Wait for the device; return the times between the marks in ms, and forget the marks."""
-        for event, stream in self._aside:
-            event.record(stream)
-        end = Event()
-        end.record()  # after the others, so that no idle stream seems to end later
+        self._events[self._used - 1].synchronize()
+        reached = now_s()
         synchronize()
-        self.left_ms = max(self.left_ms, *(end.milliseconds_to(event) for event, _ in self._aside))
+        self.left_ms = max(self.left_ms, 1e3 * (now_s() - reached))
         times = [begin.milliseconds_to(end) for begin, end in pairwise(self._events[: self._used])]
         self._used = 0
         return times

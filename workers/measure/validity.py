@@ -56,6 +56,8 @@ MAX_TAKEN = 0.25
 """On full hosts of two cores, others with 32 % to 54 % made medians 1.3 to 1.6 times as long, with 24 % 1 % longer."""
 MOST_STEPS_LEFT = 2.5
 """Steps' worth of work that may be left when a loop has ended: the copies of the next two batches, for instance."""
+LEAST_LEFT_MS = 10.0
+"""Less is not seen: beside a busy thread of Python, whose turns take 5 ms, the host's clock is read that late."""
 MAX_WAITING = 0.10
 """Largest share of a step's time in which the device may wait for the host."""
 CEILING_MARGINS = {"cuda": 0.05, "cpu": 9.0}
@@ -247,7 +249,7 @@ def check_streams(left_ms: float, step_ms: float) -> list[Check]:
         left_ms: Time for which a device worked on after it had reached the end of a loop's last step.
         step_ms: Median of the steps.
     """
-    if left_ms <= MOST_STEPS_LEFT * step_ms:
+    if left_ms <= max(MOST_STEPS_LEFT * step_ms, LEAST_LEFT_MS):
         return []
     detail = (
         f"when a loop of steps had ended, work of {left_ms:.4g} ms was left on streams for which the steps do not wait"
