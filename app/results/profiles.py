@@ -187,7 +187,7 @@ class ComparedProfiles:
             # Kernels that overlap take less than the sum of their times.
             parts["overlap"] = sum(changes.get(cause, 0.0) for cause in RUNS) - busy
         if waits is None and lines is not None:
-            parts, what = _of_functions(lines), "a step"
+            parts, what = _of_lines(lines), "a step"
             total = sum(one.change for one in lines)
         named = told(parts, total, "ms")
         verb = "longer" if total > 0 else "less"
@@ -196,20 +196,21 @@ class ComparedProfiles:
         return f"By the profiles, {what} takes {amount(abs(total))} ms {verb}{in_double}: {named}" if named else None
 
 
-def _of_functions(lines: Sequence[Difference]) -> dict[str, float]:
-    """Return the change of the line of each function that changed most or, where others changed as much, of the whole
-    function: a line that became three is no difference."""
+def _of_lines(lines: Sequence[Difference]) -> dict[str, float]:
+    """Return the change of each line or, of a function whose lines mostly cancel each other, of the whole function: a
+    line that became three is no difference."""
     of: dict[tuple[Scalar, ...], list[Difference]] = defaultdict(list)
     for one in lines:
         if one.key[2]:
             of[one.key[:2]].append(one)
     parts = defaultdict[str, float](float)
     for (_, function), its in of.items():
-        largest = max(its, key=lambda one: abs(one.change))
-        if 2 * abs(largest.change) >= sum(abs(one.change) for one in its):
-            parts[f"`{largest.key[2]}` in {function}"] += largest.change
-        else:
-            parts[str(function)] += sum(one.change for one in its)
+        change = sum(one.change for one in its)
+        if 2 * abs(change) < sum(abs(one.change) for one in its):
+            parts[str(function)] += change
+            continue
+        for one in its:
+            parts[f"`{one.key[2]}` in {function}"] += one.change
     return parts
 
 

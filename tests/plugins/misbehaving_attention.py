@@ -4,9 +4,6 @@ It comes to a worker as any user's does: the folder is on the worker's path, and
 points `flopwatch.attention`.
 """
 
-import os
-import signal
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -38,14 +35,6 @@ def _wrong_gradient(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return _right(q, k.detach(), v, causal) + 0 * k.sum()
 
 
-def _dies(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Dies by SIGSEGV at one length."""
-    if q.shape[-2] == DEADLY_LENGTH:
-        print("about to fall over", flush=True)
-        os.kill(os.getpid(), signal.SIGSEGV)
-    return _right(q, k, v, causal)
-
-
 def _raises(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     raise ValueError("the keys are a pineapple")
 
@@ -65,7 +54,6 @@ wrong = _implementation("wrong", lambda q, k, v, causal: 1.5 * _right(q, k, v, c
 wrong_element = _implementation("wrong_element", _wrong_element)
 wrong_gradient = _implementation("wrong_gradient", _wrong_gradient)
 forward_only = _implementation("forward_only", lambda *inputs: _right(*inputs).detach(), has_backward=False)
-dies = _implementation("dies", _dies)
 poisons = _implementation("poisons", _poisons)
 raises = _implementation("raises", _raises)
 hungry = _implementation("hungry", _hungry)

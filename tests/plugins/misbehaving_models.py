@@ -5,7 +5,6 @@ entry points `flopwatch.models`. Files below $MISBEHAVE_FOLDER tell the test wha
 """
 
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +57,6 @@ class Segfault(Plain):
 
     def misbehave(self) -> None:
         misbehaviour.fall_over()
-
-
-class KilledRank(Plain):
-    """The last rank is killed, after its last words, while the others go on and wait for it."""
-
-    def misbehave(self) -> None:
-        if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
-            print("the last words of a rank", flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Exits(Plain):

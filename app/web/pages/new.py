@@ -152,7 +152,11 @@ def _read_form(services: Services, text: str) -> tuple[dict[str, Any], list[Fiel
     described = _described(services, form.get("kind", [""])[0])
     sides = [values[0] for name, values in form.items() if name.startswith("spec.") and name.endswith(".kind")]
     of = sides[0] if sides and KINDS[described["kind"]].holds_specs else None
-    return described, forms.with_form_texts(_fields(described, of), form), form
+    fields = _fields(described, of)
+    known = {field.key for field in fields}
+    if unknown := [name for name in form if name.startswith(forms.SPEC) and name not in known]:
+        raise InvalidRequest(f"The form of {described['kind']} has no field {unknown[0]!r}.")
+    return described, forms.with_form_texts(fields, form), form
 
 
 @router.post("/new", dependencies=[NO_QUERY])

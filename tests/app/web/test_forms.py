@@ -160,6 +160,13 @@ def test_invalid_json_is_reported_at_its_field(site: Any, text: str, words: str,
     assert words in html.unescape(answer.text)
 
 
+def test_a_field_that_the_form_lacks_is_refused(site: Any) -> None:
+    fields = {"kind": "benchmark", "spec.model.sise": "tiny"}
+    answer = site.http.post("/ui/new", data=fields, headers={"Sec-Fetch-Site": "same-origin"})
+    assert answer.status_code == 422
+    assert "The form of benchmark has no field 'spec.model.sise'." in html.unescape(answer.text)
+
+
 @pytest.mark.parametrize(
     ("kind", "command"),
     [
