@@ -10,7 +10,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from flopwatch.kernels.registry import AttentionFunction, Implementation
 
-DEADLY_LENGTH = 32
 FLOATS = frozenset({"float32", "bfloat16"})
 
 
