@@ -1,4 +1,5 @@
-"""The last unit of a diagnosis: the tables `causes` and `changes`, and the answer in at most MOST_LINES lines."""
+"""The last unit of a diagnosis: the tables `causes` and `changes`, and the answer in MOST_LINES lines, or in more where
+many changes help."""
 
 import statistics
 import textwrap
