@@ -184,6 +184,12 @@ def parse_fit(argument: str, step: int | None) -> dict[str, Any]:
     return {"axis": axis, "upto": upto} | ({} if step is None else {"step": step})
 
 
+def parse_limit(text: str | None) -> dict[str, Any]:
+    """Return a time limit as an option of a submission, or none. The server judges it: `null`, its default limit, goes
+    there as a text."""
+    return {} if text is None else {"timeout_s": parse_value(text) or text}
+
+
 def parse_pairs(arguments: Iterable[str]) -> dict[str, str]:
     """Parse pairs, such as labels, given as key=value, each key once."""
     return _once(map(split_pair, arguments))

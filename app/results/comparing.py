@@ -281,17 +281,19 @@ def _suspect(pair: Pair) -> list[str]:
 def _beside(snapshot: Snapshot, pair: Pair) -> list[str]:
     """Say that threads computed beside the steps of one side alone: what moved there is not saved."""
     attempts = {job.id: job.recorded for side in pair.both for job in side.jobs if job.recorded is not None}
-    units = {
+    if len(attempts) > MAX_DOUBTFUL:  # not all verdicts would be read
+        return []
+    units = [
         unit
         for unit, verdict in unit_verdicts(snapshot, attempts).items()
         if any(check["name"] == THREADS for check in verdict.get("checks", ()))
-    }
-    sides = [
-        side.name
-        for side in pair.both
-        if any(job in {its.id for its in side.jobs} and (side.units is None or at in side.units) for job, at in units)
     ]
-    if len(sides) != 1 or len(attempts) > MAX_DOUBTFUL:  # whose verdicts were not all read
+    sides = []
+    for side in pair.both:
+        jobs = {job.id for job in side.jobs}
+        if any(job in jobs and (side.units is None or at in side.units) for job, at in units):
+            sides.append(side.name)
+    if len(sides) != 1:
         return []
     return [f"in the {sides[0]} alone threads computed beside the steps, and only what a step waits for is timed"]
 

@@ -39,7 +39,6 @@ from app.cli.common import (
     of_sweep,
 )
 from app.cli.terminal import echo, echo_line, echo_table, first_of, raw
-from flopwatch.text.values import parse_value
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
@@ -97,8 +96,7 @@ class Described:
     def given(self) -> dict[str, Any]:
         """Return these options as the client takes them."""
         given = {**vars(self), "labels": arguments.parse_pairs(self.label or [])}
-        if (timeout_s := given.get("timeout_s")) is not None:
-            given["timeout_s"] = parse_value(timeout_s) or timeout_s  # null would be the default limit
+        given |= arguments.parse_limit(given.get("timeout_s"))
         return {name: value for name, value in given.items() if name != "label"}
 
 

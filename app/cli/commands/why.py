@@ -10,7 +10,6 @@ from app.cli import arguments
 from app.cli.commands.jobs import wait_for_answer
 from app.cli.common import TEXT, AsJson, AsText, Code, Fields, TimeLimit, WaitAtMost, command
 from app.cli.terminal import echo
-from flopwatch.text.values import parse_value
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
@@ -64,8 +63,7 @@ def why(
     step = arguments.parse_spec(kind, fields or [], preset=under, lists=frozenset())
     given = {"budget_s": budget_s, "changes": change}
     spec = {"kind": "diagnosis", "step": step, **{name: value for name, value in given.items() if value is not None}}
-    limit: dict[str, Any] = {} if timeout_s is None else {"timeout_s": parse_value(timeout_s) or timeout_s}
-    job = server.submit(spec, step=own, code=code, **limit)
+    job = server.submit(spec, step=own, code=code, **arguments.parse_limit(timeout_s))
     wait_for_answer(server, job, at_most=wait_at_most, as_json=as_json, brief=output_format == "brief")
 
 
