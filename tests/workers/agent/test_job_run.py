@@ -89,6 +89,9 @@ class Unit:
         file.write_text(content)
         self.say({"type": "artifact", "path": str(file), "name": name, "kind": "trace", "media_type": "text/plain"})
 
+    def is_told_to_end(self, within_s: float) -> bool:
+        return bool(select.select([self.control], [], [], within_s)[0])
+
     def say(self, *messages: Any) -> None:
         for message in messages:
             os.write(self.messages, json.dumps(message).encode() + b"\n")
@@ -102,10 +105,10 @@ class Unit:
         self.close_pipes()
         self.report(exit_code=0, signal=None)
 
-    def crash(self) -> None:
-        """End as one does that reads memory that is not its own."""
+    def die(self, signum: int = signal.SIGSEGV) -> None:
+        """End by a signal, such as that of one that reads memory that is not its own."""
         self.close_pipes()
-        self.report(exit_code=None, signal=signal.SIGSEGV)
+        self.report(exit_code=None, signal=signum)
 
     def report(self, **how: int | None) -> None:
         self.control.sendall(json.dumps(how).encode() + b"\n")
@@ -223,7 +226,7 @@ class Site:
             launcher=launcher,  # type: ignore[arg-type]
             settings=self.settings,
             scratch=self.settings.data_dir / "scratch",
-            neighbours=[],
+            neighbours=[3, 7],
             on_end=lambda: None,
             clock=clock,
             sleep=sleep,
@@ -243,12 +246,10 @@ def site(tmp_path: Path, settings: Settings, database: Database) -> Site:
 
 
 def test_what_has_a_budget_says_how_long_it_may_take_and_no_more() -> None:
-    def left(now: float) -> str:
-        run: Any = SimpleNamespace(claim=SimpleNamespace(spec={"budget_s": 300}), _clock=lambda: now, _first_began=40.0)
-        return JobRun._time_left(run, SimpleNamespace(index=5, count=6))  # type: ignore[arg-type]
-
-    assert left(100.0) == "; at most about 4 min left"
-    assert left(400.0) == ""
+    for now, left in ((100.0, "; at most about 4 min left"), (400.0, "")):
+        claim = SimpleNamespace(spec={"budget_s": 300})
+        run: Any = SimpleNamespace(claim=claim, _clock=lambda now=now: now, _first_began=40.0)
+        assert JobRun._time_left(run, SimpleNamespace(index=5, count=6)) == left  # type: ignore[arg-type]
 
 
 def test_replicates_start_together_and_run_one_after_the_other(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,8 +385,7 @@ class TestEndOfTheWorker:
             site.running.stop.set(GivenBack())
             while unit.control.recv(1) != KILL:
                 continue
-            unit.close_pipes()
-            unit.report(exit_code=None, signal=signal.SIGKILL)
+            unit.die(signal.SIGKILL)
 
         job = site.run(play)
         assert (job["state"], len(Reading(site.database).measurements(job["id"])["rows"])) == ("succeeded", 1)
@@ -397,11 +397,10 @@ class TestEndOfTheWorker:
             queue = Queue(site.database)
             queue.recover(queue.running()[0])
             unit.say(STARTED)
-            while not select.select([unit.control], [], [], 0.001)[0]:
+            while not unit.is_told_to_end(0.001):
                 unit.scratch.mkdir(parents=True, exist_ok=True)
                 (unit.scratch / "more").touch()
-            unit.close_pipes()
-            unit.report(exit_code=None, signal=signal.SIGTERM)
+            unit.die(signal.SIGTERM)
 
         assert site.run(play)["state"] == "queued"
         assert list((site.settings.data_dir / "scratch").iterdir()) == []
@@ -416,8 +415,7 @@ class TestEndOfTheWorker:
             assert unit.control.recv(1) == TERMINATE
             site.running.stop.set(then)
             assert unit.control.recv(1) == KILL
-            unit.close_pipes()
-            unit.report(exit_code=None, signal=signal.SIGKILL)
+            unit.die(signal.SIGKILL)
 
         assert site.run(play)["state"] == ("cancelled" if isinstance(then, GivenBack) else "running")
 
@@ -530,7 +528,7 @@ class TestWorkingDirectory:
             unit.say(STARTED)
             (unit.scratch / "work").mkdir()
             (unit.scratch / "work" / "checkpoint.pt").write_bytes(b"x" * (2 << 20))
-            is_ordered_to_end = select.select([unit.control], [], [], 3 * FLUSH_S)[0]
+            is_ordered_to_end = unit.is_told_to_end(3 * FLUSH_S)
             unit.say(*([] if is_ordered_to_end else [SUCCESS]))
             unit.end()
 
@@ -546,8 +544,7 @@ class TestWorkingDirectory:
 @pytest.mark.parametrize(("signum", "name"), [(11, "SIGSEGV"), (64, "SIGRTMAX"), (40, "SIGRTMIN+6")])
 def test_a_unit_that_any_signal_kills_has_crashed(site: Site, signum: int, name: str) -> None:
     def play(unit: Unit) -> None:
-        unit.close_pipes()
-        unit.report(exit_code=None, signal=signum)
+        unit.die(signum)
 
     error = site.run(play)["error"]
     assert (error["code"], error["signal"]) == ("crashed", name)
@@ -579,8 +576,7 @@ def test_a_unit_that_hangs_is_told_where_and_since_when(site, monkeypatch, own_s
                 '\nCurrent thread 0x1 (most recent call first):\n  File "train.py", line 5 in step\n'
             )
         assert unit.control.recv(1) == TERMINATE
-        unit.close_pipes()
-        unit.report(exit_code=None, signal=15)
+        unit.die(15)
 
     job = site.run(play, timeout_s=1.5)
     doing, place = ("warming up, in step 4", r" \(train.py:5, in step\)") if own_step else ("warming up", "")
@@ -608,13 +604,13 @@ def test_the_start_of_a_unit_does_not_count(site: Site) -> None:
 
     def play(unit: Unit) -> None:
         unit.say(STARTED)
-        is_ordered_to_end = select.select([unit.control], [], [], 2 * FLUSH_S)[0]
+        is_ordered_to_end = unit.is_told_to_end(2 * FLUSH_S)
         unit.say(*([] if is_ordered_to_end else [SUCCESS]))
         unit.end()
 
     def play_on(unit: Unit) -> None:
         unit.say(STARTED)
-        while not select.select([unit.control], [], [], FLUSH_S / 10)[0]:
+        while not unit.is_told_to_end(FLUSH_S / 10):
             clock.sleep(timeout_s)
         assert unit.control.recv(1) == TERMINATE
         unit.end()
@@ -634,7 +630,7 @@ def test_a_crashed_unit_goes_on_in_a_new_process(site: Site) -> None:
         unit.say({"type": "progress", "done": 2, "total": 3, "message": "people want to know"})
         unit.say({"type": "cursor", "position": len(seen)})
         if len(seen) < 3:
-            unit.crash()
+            unit.die()
         else:
             unit.say(SUCCESS)
             unit.end()
@@ -666,7 +662,7 @@ def test_other_failures_end_the_job(site: Site, case: str) -> None:
             unit.say({"type": "outcome", "code": "failed", "detail": "no"})
             unit.end()
         else:
-            unit.crash()
+            unit.die()
 
     job = site.run(play, BENCHMARK if case == "no such runner" else CELLS)
     assert (job["state"], job["error"]["code"]) == ("failed", "failed" if case == "another code" else "crashed")
@@ -737,7 +733,7 @@ class TestUnits:
             (unit["unit_index"], unit["title"], unit["side"], unit["outcome"]) for unit in reading.units(job["id"])
         ]
         assert shown == [(0, "first", "baseline", "succeeded"), (1, "second", "candidate", "succeeded")]
-        assert job["environment"] == {"of": "first", "neighbours": []}
+        assert job["environment"] == {"of": "first", "neighbours": [3, 7]}
         assert (job["validity"]["verdict"], job["validity"]["counts"]) == ("suspect", {"valid": 1, "suspect": 1})
         with site.database.read() as connection:
             stored = connection.exec_driver_sql("SELECT unit_index, name, row_count, partial FROM result_table").all()
@@ -762,7 +758,7 @@ class TestUnits:
             unit.say(MEASURED, TABLE)
             unit.give("trace.json", unit.request.unit["title"])
             if unit.request.unit["title"] == "second":
-                unit.crash()
+                unit.die()
             else:
                 unit.say(SUCCESS)
                 unit.end()
@@ -915,10 +911,9 @@ class TestWrapped:
             order = None
             while order not in (KILL, b""):
                 clock.sleep(WRAPPER_START_S)
-                if select.select([unit.control], [], [], FLUSH_S / 10)[0]:
+                if unit.is_told_to_end(FLUSH_S / 10):
                     order = unit.control.recv(1)
-            unit.close_pipes()
-            unit.report(exit_code=None, signal=9)
+            unit.die(9)
 
         job = site.run(play)
         assert job["error"]["code"] == "invalid_environment"
