@@ -102,7 +102,8 @@ def shares(report: Report, scope: str) -> dict[str, float]:
 def test_modes_have_their_tables_and_metrics(run: Any, mode: str, device: str) -> None:
     report = run(mode=mode, new_tokens=3, device=device)
     phases = PHASES[mode]
-    assert set(report.tables) == {
+    of_waits = {"waits"} if device == "cuda" else set()  # told where a GPU has waited
+    assert set(report.tables) - of_waits == {
         *(f"kernels-{phase}" for phase in phases),
         *(f"operators-{phase}" for phase in phases),
         *(["kernels-step"] if len(phases) > 1 else []),
