@@ -28,9 +28,13 @@ def test_jobs_are_listed_followed_and_cancelled(site: Site, page: Page) -> None:
     expect(row(page, running).locator(".state")).to_have_text("running")
     row(page, queued).get_by_role("link", name=str(queued), exact=True).click()
     expect(page.locator("article .state").first).to_have_text("queued")
+    page.route("**/flopwatch.js*", lambda route: None)  # on its way
+    page.reload(wait_until="commit")
     page.once("dialog", lambda dialog: dialog.dismiss())
     page.get_by_role("button", name="Cancel job").click()
     assert client.get(f"/jobs/{queued}").json()["state"] == "queued", "it asks first"
+    page.unroute("**/flopwatch.js*")
+    page.reload()
     page.once("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="Cancel job").click()
     expect(page.locator("article .state").first).to_have_text("cancelled")

@@ -2,7 +2,6 @@
 //
 //   <figure data-plot="/ui/jobs/17/samples">   draws the plot of that address's JSON, or of a script element's ("#id")
 //   <pre data-log hx-sse:connect=…>            appends the events `log` of a job
-//   <button data-confirm="Cancel job 17?">     asks before its form is sent
 //   <button data-copy="#id">                   copies the text of that element
 //   <select data-plot-choice="#id">            options are the addresses of plots; the figure draws the chosen one
 //   <form data-picked="job">                   enables its buttons if enough rows are picked that match data-of, counts
@@ -35,11 +34,6 @@ document.addEventListener("htmx:after:swap", () => {
 
 // On a phone the names of pages are a row that scrolls: it begins where this page's name can be seen.
 document.querySelector("body > header nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
-
-document.addEventListener("submit", (event) => {
-  const question = event.submitter?.dataset.confirm ?? event.target.dataset.confirm;
-  if (question && !window.confirm(question)) event.preventDefault();
-});
 
 document.addEventListener("click", async (event) => {
   const button = event.target.closest?.("[data-copy]");

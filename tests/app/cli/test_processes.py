@@ -99,7 +99,7 @@ def test_serve(start: Any, tmp_path: Path) -> None:
 def test_a_second_server_of_a_folder_is_refused(service: Any, tmp_path: Path, command: str) -> None:
     first = service()
     folder, left = tmp_path / "data", (tmp_path / "data" / "server.json").read_text()
-    again = CliRunner().invoke(cli, [command, "--port", "0", "--data-dir", str(folder)])
+    again = CliRunner().invoke(cli, [command], env={"FLOPWATCH_PORT": "0", "FLOPWATCH_DATA_DIR": str(folder)})
     said = again.stderr
     assert (again.exit_code, len(said.splitlines())) == (1, 1), said
     assert f"A server runs on {folder} already: {first.url}. " in said

@@ -162,6 +162,7 @@ def test_a_slow_host_is_kept_out_of_calls_of_several(clock: DeviceClock, small: 
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_without_the_delay_the_time_would_be_the_hosts(clock, small, monkeypatch) -> None:
     """The control: without the delay, the device's time cannot be separated from the host's."""
     monkeypatch.setattr(DeviceClock, "_delay", lambda self, seconds: None)
