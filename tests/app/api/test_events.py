@@ -39,15 +39,6 @@ def test_stream_of_a_finished_job(site: Any) -> None:
     assert streamed(site, job_id) == [(event["id"], event["type"], event["data"]) for event in listed]
 
 
-def test_stream_is_resumed(site: Any) -> None:
-    job_id = run(site)
-    everything = streamed(site, job_id)
-    for position, (event_id, _, _) in enumerate(everything[:-1]):
-        assert streamed(site, job_id, **{"Last-Event-ID": str(event_id)}) == everything[position + 1 :]
-    done = {"Last-Event-ID": str(everything[-1][0])}
-    assert site.http.get(f"/jobs/{job_id}/events", headers={**STREAM, **done}).status_code == 204
-
-
 def test_live_stream(site: Any) -> None:
     job_id = site.submit(priority=10)["id"]
     with httpx.stream("GET", f"{site.url}/jobs/{job_id}/events", headers=STREAM, timeout=30) as response:

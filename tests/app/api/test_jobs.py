@@ -92,45 +92,6 @@ def test_the_reason_to_wait_changes_with_the_workers(fresh_site: Any) -> None:
     assert "GPU" in now.json()["waiting"]
 
 
-def test_cancel_in_every_state(site: Any) -> None:
-    queued = site.submit(priority=10)
-    for _ in range(2):
-        response = site.http.post(f"/jobs/{queued['id']}/cancel")
-        assert (response.status_code, response.json()["state"]) == (202, "cancelled")
-    running = site.submit(priority=10)
-    claim = site.worker.claim_job(running["id"])
-    for _ in range(2):
-        response = site.http.post(f"/jobs/{running['id']}/cancel")
-        assert (response.status_code, response.json()["state"]) == (202, "running")
-        assert response.json()["cancel_requested_at"] is not None
-    assert site.worker.finish(claim) == "cancelled", "nothing overwrites a cancel"
-    done = site.submit(priority=10)
-    site.worker.finish(site.worker.claim_job(done["id"]))
-    response = site.http.post(f"/jobs/{done['id']}/cancel")
-    assert (response.status_code, response.json()["code"]) == (409, "conflict")
-    assert site.job(done["id"])["state"] == "succeeded"
-
-
-def test_delete(site: Any) -> None:
-    job = site.submit(priority=10)
-    path = f"/jobs/{job['id']}"
-    assert site.http.delete(path).status_code == 409
-    claim = site.worker.claim_job(job["id"])
-    assert site.http.delete(path).status_code == 409
-    site.worker.finish(claim)
-    assert site.http.delete(path).status_code == 204
-    for gone in (
-        path,
-        path + "/events",
-        path + "/logs",
-        path + "/measurements",
-        path + "/artifacts",
-        path + "/attempts",
-    ):
-        assert site.http.get(gone).status_code == 404, gone
-    assert site.http.delete(path).status_code == 404
-
-
 def test_idempotency_key(site: Any) -> None:
     body = {"spec": TINY, "name": "once"}
     first = site.http.post("/jobs", json=body, headers={"Idempotency-Key": "k1"})

@@ -9,21 +9,6 @@ from app.cli import arguments
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("128", 128), ("-1.5", -1.5), ("1e3", 1000.0), ("true", True), ("null", None), ("tiny", "tiny"), ("", ""),
-        ("2.7b", "2.7b"), ("[1, 2]", [1, 2]), ('{"size": "xl"}', {"size": "xl"}), ('"128"', "128"), ("NaN", "NaN"),
-        ("-Infinity", "-Infinity"), ("True", True), ("False", False), ("None", None), ('"None"', "None"),
-        ("a=b", "a=b"), ("[1", "[1"), ("007", "007"),
-    ],
-)  # fmt: skip
-def test_values_are_json_where_they_parse(text: str, value: Any) -> None:
-    parsed = arguments.parse_value(text)
-    assert parsed == value
-    assert type(parsed) is type(value)
-
-
-@pytest.mark.parametrize(
     ("text", "values"),
     [
         ("128,256", [128, 256]), ("tiny,small", ["tiny", "small"]), ("tiny,128", ["tiny", 128]), ("8", [8]),

@@ -63,21 +63,6 @@ def test_cells_are_counted_and_not_made(monkeypatch: pytest.MonkeyPatch) -> None
     assert blocks.number_of_cells() == len(blocks.cells()) == 2 * (1 + 3 + 3)
 
 
-def test_flash_benchmarking() -> None:
-    preset = spec(**AttentionSpec.presets["flash_benchmarking"])
-    cells = preset.cells()
-    assert sorted({cell.sequence_length for cell in cells}) == [2**power for power in range(7, 17)]
-    assert {cell.head_dim for cell in cells} == {16, 32, 64, 128}
-    assert ({cell.dtype for cell in cells}, {cell.causal for cell in cells}) == ({"bf16", "fp32"}, {True})
-    assert preset.batch_size == 1
-
-
-def test_the_leaderboard() -> None:
-    leaderboard = spec(**AttentionSpec.presets["leaderboard"])
-    (size,) = {(cell.sequence_length, cell.head_dim, cell.dtype, cell.causal) for cell in leaderboard.cells()}
-    assert (size, leaderboard.batch_size, leaderboard.num_heads) == ((16_384, 64, "bf16", True), 1, 16)
-
-
 @pytest.mark.parametrize("name", AttentionSpec.presets)
 def test_presets_of_sizes_for_a_gpu_ask_for_one(name: str) -> None:
     device = spec(**AttentionSpec.presets[name]).resources().device_type
