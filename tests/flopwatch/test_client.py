@@ -17,7 +17,6 @@ from typing import Any
 import httpx
 import pytest
 
-from app.store.records import StoredArtifact
 from flopwatch import (
     ClientError,
     DownloadFailed,
@@ -52,17 +51,6 @@ def flopwatch(site: Any) -> Iterator[Flopwatch]:
         yield connected
 
 
-def stored(site: Any, folder: Path, *names: str) -> list[StoredArtifact]:
-    """Files that a job may have made, each with its name as its content."""
-    made = []
-    for name in names:
-        source = folder / "source"
-        source.write_text(name)
-        sha256, size = site.services.files.put(source)
-        made.append(StoredArtifact(0, name, "trace", "application/octet-stream", size, sha256))
-    return made
-
-
 def done(site: Any, flopwatch: Flopwatch, state: str = "succeeded", **results: Any) -> dict[str, Any]:
     """A job that a worker has just finished."""
     job = flopwatch.submit({**TINY, "context_length": 8}, labels={"made": "up"}, priority=50)
@@ -74,7 +62,7 @@ def done(site: Any, flopwatch: Flopwatch, state: str = "succeeded", **results: A
 def test_examples_run(example, site, flopwatch, measured, tmp_path, monkeypatch, obedient_later) -> None:
     monkeypatch.setenv("FLOPWATCH_URL", site.url)
     measurements = [measured("forward_ms", 1.25, model="tiny", context_length=8)]
-    job = done(site, flopwatch, measurements=measurements, artifacts=stored(site, tmp_path, "trace.json.gz"))
+    job = done(site, flopwatch, measurements=measurements, artifacts=[site.stored(b"trace")])
     obedient_later()
     monkeypatch.setattr(client, "POLL_S", 0.02)
     example.globs = {**vars(client), "flopwatch": flopwatch, "job": job, "folder": tmp_path / "files"}
@@ -340,7 +328,7 @@ class TestFrames:
 
 class TestDownloads:
     def test_a_folder_of_its_own_and_nothing_overwritten(self, site, flopwatch, tmp_path, monkeypatch) -> None:
-        job = done(site, flopwatch, artifacts=stored(site, tmp_path, "a", "b"))
+        job = done(site, flopwatch, artifacts=[site.stored(name.encode(), name) for name in "ab"])
         (tmp_path / "here").mkdir()
         monkeypatch.chdir(tmp_path / "here")
         folder = Path(f"job-{job['id']}")

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from app.store.records import UnitRecord
 from tests.builders import STEADY
 
 
@@ -12,15 +13,11 @@ def run(site: Any, measured: Any) -> Any:
     """Run a job of so many processes with these times, and return its id."""
 
     def job(*times: float, environment: dict[str, Any] | None = None) -> int:
-        from app.store.records import UnitRecord
-
-        claim = site.worker.claim_job(site.submit(priority=20)["id"])
         found = [measured("step_ms", time, unit_index=unit, model="tiny") for unit, time in enumerate(times)]
         units = [
             UnitRecord(unit, f"replicate {unit}", "succeeded", environment=environment) for unit in range(len(times))
         ]
-        site.worker.finish(claim, measurements=found, units=units)
-        return int(claim.job_id)
+        return int(site.run(measurements=found, units=units))
 
     return job
 
@@ -52,8 +49,7 @@ def test_put_get_list_and_delete(site: Any, run: Any) -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_latest_others(fresh_site: Any, measured: Any) -> None:
-    job = fresh_site.submit()["id"]
-    fresh_site.worker.finish(fresh_site.worker.claim_job(job), measurements=[measured("step_ms", 1.0)])
+    job = fresh_site.run(measurements=[measured("step_ms", 1.0)])
     said = []
     for number in range(6):
         fresh_site.http.put(f"/baselines/b{number}", json={"job": job}).raise_for_status()

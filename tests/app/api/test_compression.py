@@ -1,10 +1,6 @@
 """Compressed answers: what is, and what must not be."""
 
-import hashlib
-from pathlib import Path
 from typing import Any
-
-from app.store.records import StoredArtifact
 
 GZIP = {"Accept-Encoding": "gzip"}
 
@@ -33,13 +29,7 @@ def test_pages_tables_and_scripts_are_compressed(site: Any) -> None:
 
 def test_files_with_ranges_are_sent_as_they_are_stored(site: Any) -> None:
     text = b"0123456789" * 1000
-    sha256 = hashlib.sha256(text).hexdigest()
-    job_id = site.submit(priority=50)["id"]
-    source = Path(site.services.settings.data_dir) / "source"
-    source.write_bytes(text)
-    site.services.files.put(source)
-    artifact = StoredArtifact(0, "trace.json", "trace", "application/json", len(text), sha256)
-    site.worker.finish(site.worker.claim_job(job_id), artifacts=[artifact])
+    job_id = site.run(artifacts=[site.stored(text, "trace.json", "application/json")])
     for wanted, status, content in (("", 200, text), ("bytes=3-5", 206, b"345")):
         answer, body = raw(site, f"/jobs/{job_id}/artifacts/trace.json", **({"Range": wanted} if wanted else {}))
         assert (answer.status_code, body) == (status, content)

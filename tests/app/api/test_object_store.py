@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from app.store.files import objects
-from app.store.records import StoredArtifact
 from tests.object_stores import SECRET, Bucket
 
 
@@ -26,15 +25,9 @@ def content(rng: random.Random) -> bytes:
 
 
 @pytest.fixture
-def url(stored: Any, content: bytes, tmp_path: Path) -> str:
+def url(stored: Any, content: bytes) -> str:
     """The URL of a job's file."""
-    (tmp_path / "trace").write_bytes(content)
-    job_id = stored.submit()["id"]
-    claim = stored.worker.claim_job(job_id)
-    sha256, size = stored.services.files.put(tmp_path / "trace", claim=claim)
-    stored.worker.finish(
-        claim, artifacts=[StoredArtifact(0, "trace (1).json.gz", "trace", "application/gzip", size, sha256)]
-    )
+    job_id = stored.run(artifacts=[stored.stored(content, "trace (1).json.gz")])
     return str(stored.http.get(f"/jobs/{job_id}/artifacts").json()["data"][0]["url"])
 
 

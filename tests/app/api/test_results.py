@@ -2,7 +2,6 @@
 
 import hashlib
 import random
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,17 +18,9 @@ def content(rng: random.Random) -> bytes:
 
 
 @pytest.fixture
-def downloadable(site: Any, content: bytes, tmp_path: Path) -> str:
+def downloadable(site: Any, content: bytes) -> str:
     """The URL of a job's file."""
-    source = tmp_path / "trace"
-    source.write_bytes(content)
-    job_id = site.submit(priority=10)["id"]
-    claim = site.worker.claim_job(job_id)
-    sha256, size = site.services.files.put(source)
-    site.worker.finish(
-        claim, artifacts=[StoredArtifact(0, "trace (1).json.gz", "trace", "application/gzip", size, sha256)]
-    )
-    site.services.files.release([sha256])
+    job_id = site.run(artifacts=[site.stored(content, "trace (1).json.gz")])
     [artifact] = site.http.get(f"/jobs/{job_id}/artifacts").json()["data"]
     facts = {"name", "kind", "media_type", "size", "sha256", "attempt", "unit_index", "unit_title", "url"}
     assert set(artifact) == facts
@@ -77,12 +68,9 @@ def test_no_client_takes_a_changed_file_for_whole(fresh_site, tmp_path, content,
     if not small:
         monkeypatch.setattr(store, "SMALL_BYTES", 100)
         monkeypatch.setattr(store, "CHUNK_BYTES", 3000)
-    (tmp_path / "source").write_bytes(content)
-    job_id = fresh_site.submit()["id"]
-    claim = fresh_site.worker.claim_job(job_id)
-    sha256, size = fresh_site.services.files.put(tmp_path / "source")
-    fresh_site.worker.finish(claim, artifacts=[StoredArtifact(0, "file", "trace", "text/plain", size, sha256)])
-    url, path = f"/jobs/{job_id}/artifacts/file", fresh_site.services.files.open_path(sha256)
+    file = fresh_site.stored(content, "file")
+    job_id = fresh_site.run(artifacts=[file])
+    url, path = f"/jobs/{job_id}/artifacts/file", fresh_site.services.files.open_path(file.sha256)
     assert fresh_site.http.get(url).content == content
     changed = {"reversed": content[::-1], "shorter": content[:-1], "longer": content + b"x", "empty": b""}[change]
     path.write_bytes(changed)
@@ -110,14 +98,8 @@ def test_no_client_takes_a_changed_file_for_whole(fresh_site, tmp_path, content,
         ('application/x; a="b c"; d=e', 'application/x; a="b c"; d=e'),
     ],
 )
-def test_a_media_type_that_no_header_can_carry(site: Any, tmp_path: Path, stored: str, sent: str) -> None:
-    source = tmp_path / "file"
-    source.write_bytes(b"content")
-    job_id = site.submit(priority=10)["id"]
-    claim = site.worker.claim_job(job_id)
-    sha256, size = site.services.files.put(source)
-    site.worker.finish(claim, artifacts=[StoredArtifact(0, "file", "trace", stored, size, sha256)])
-    site.services.files.release([sha256])
+def test_a_media_type_that_no_header_can_carry(site: Any, stored: str, sent: str) -> None:
+    job_id = site.run(artifacts=[site.stored(b"content", "file", stored)])
     response = site.http.get(f"/jobs/{job_id}/artifacts/file")
     assert (response.status_code, response.content) == (200, b"content")
     assert response.headers["content-type"] == sent
@@ -152,10 +134,8 @@ def test_log(site: Any) -> None:
 
 
 def test_measurements_page_by_page(site: Any, measured: Any) -> None:
-    job_id = site.submit(priority=10)["id"]
     rows = [measured("forward_ms", 1.0, context_length=length) for length in range(5)]
-    site.worker.finish(site.worker.claim_job(job_id), measurements=rows)
-    path = f"/jobs/{job_id}/measurements"
+    path = f"/jobs/{site.run(measurements=rows)}/measurements"
     first = site.http.get(path, params={"limit": 3}).json()
     rest = site.http.get(path, params={"limit": 3, "after": first["next"]}).json()
     assert [row["context_length"] for row in first["rows"] + rest["rows"]] == list(range(5))
@@ -167,11 +147,8 @@ def test_measurements_page_by_page(site: Any, measured: Any) -> None:
 @pytest.fixture
 def profiled(site: Any, measured: Any, reported: Any) -> str:
     """The path of a job that failed in its second unit; both had reported a table and a file."""
-    job_id = site.submit(priority=10)["id"]
-    claim = site.worker.claim_job(job_id)
     columns = {"kernel": "string", "total_ms": "number", "calls": "integer"}
-    site.worker.finish(
-        claim,
+    job_id = site.run(
         "failed",
         measurements=[measured("forward_ms", 1.0, model="tiny")],
         tables=[

@@ -117,9 +117,8 @@ def test_columns_get_other_names(site: Any, measured_jobs: list[int]) -> None:
 @pytest.mark.parametrize("pivot", ["", "&pivot=precision"])
 @pytest.mark.parametrize("format_", ["markdown", "latex", "html"])
 def test_the_standard_deviation_has_a_column(site, measured, measured_jobs, format_, pivot) -> None:
-    job = site.submit(spec={"kind": "benchmark", "model": {"size": "tiny"}}, priority=90)["id"]
     found = replace(measured("step_ms", 41.5, model="tiny", precision="fp32"), std=0.25, n=10)
-    site.worker.finish(site.worker.claim_job(job), measurements=[found])
+    job = site.run(measurements=[found])
     asked = f"/tables?job={job}&columns=step_ms&statistic=mean{pivot}&format={format_}"
     together, apart = get(site, asked).text, get(site, f"{asked}&separate=true").text
     assert "±" in together.replace(r"$\pm$", "±").partition("41.5")[2].partition("0.2")[0]

@@ -13,7 +13,7 @@ import pytest
 
 from app.specs import KINDS
 from app.states import FIRST_IN_QUEUE
-from app.store.records import StoredArtifact, UnitRecord
+from app.store.records import UnitRecord
 from flopwatch import address
 from flopwatch.connection import Event, parse_stream
 
@@ -99,14 +99,13 @@ def test_wait(flopwatch: Any, obedient: Any) -> None:
 
 
 def test_results_are_the_table_and_the_reasons(site: Any, flopwatch: Any) -> None:
-    job_id = submitted(flopwatch, "--priority", "50")
     measurements = []
     for length in (8, 16, 32):
         for phase in ("forward", "backward"):
             value = {"outcome": "oom"} if length > 8 else {}
             found = MEASURED("tflops", None if value else 2.5, model="tiny", context_length=length, **value)
             measurements.append(replace(found, phase=phase))
-    site.worker.finish(site.worker.claim_job(job_id), measurements=measurements)
+    job_id = site.run(measurements=measurements)
     shown = ended(flopwatch("show", str(job_id)))
     table = ended(flopwatch("table", "--job", str(job_id)))
     assert "forward_tflops" in table
@@ -119,10 +118,8 @@ DRIFT = {"name": "drift", "ok": False, "detail": "9 %"}
 
 
 def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> None:
-    job_id = submitted(flopwatch, "--priority", "50")
     columns = {"kernel": "string", "total_ms": "number"}
-    site.worker.finish(
-        site.worker.claim_job(job_id),
+    job_id = site.run(
         measurements=[MEASURED("forward_ms", 1.25, model="tiny", unit_index=1, validity="suspect")],
         tables=[
             reported("kernels forward", [["a", 2.0], ["b", None], ["c", 5.5]], **columns),
@@ -335,8 +332,7 @@ def test_a_dry_run_stores_nothing_and_says_what_earlier_jobs_took(serve: Any, fl
 
 def _took(site: Any, seconds: int, **spec: Any) -> None:
     """Run a job that takes so long."""
-    job_id = site.submit(priority=20, spec=spec)["id"]
-    site.worker.finish(site.worker.claim_job(job_id))
+    job_id = site.run(spec=spec)
     with site.services.database.write() as connection:
         connection.exec_driver_sql(
             "update job set started_at = '2026-01-01 00:00:00', finished_at = ? where id = ?",
@@ -723,12 +719,7 @@ def test_a_job_without_files_says_so(site: Any, flopwatch: Any) -> None:
 
 
 def test_download(site: Any, flopwatch: Any, tmp_path: Path) -> None:
-    job_id = submitted(flopwatch, "--priority", "50")
-    claim = site.worker.claim_job(job_id)
-    (tmp_path / "source").write_bytes(b"0123456789")
-    sha256, size = site.services.files.put(tmp_path / "source")
-    trace = StoredArtifact(0, "naïve (2).txt", "trace", "text/plain", size, sha256)
-    site.worker.finish(claim, artifacts=[trace])
+    job_id = site.run(artifacts=[site.stored(b"0123456789", "naïve (2).txt")])
     folder = tmp_path / "new" / "folder"
     told = ended(flopwatch("download", str(job_id), "naïve (2).txt", "--to", str(folder)))
     assert told == f"{folder}/naïve (2).txt: 10 bytes\n"

@@ -7,7 +7,6 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli.commands import cli
-from app.store.records import StoredArtifact
 
 Offer = Callable[..., list[str]]
 
@@ -71,13 +70,9 @@ def test_zsh_keeps_the_key_with_its_value(offered: Offer) -> None:
     assert '"precision=bf16"' in offered("", **asked)[-1]
 
 
-def test_files_of_a_job(offered: Offer, site: Any, tmp_path: Any) -> None:
-    job = site.submit(priority=50)
-    (tmp_path / "source").write_bytes(b"content")
-    sha256, size = site.services.files.put(tmp_path / "source")
-    trace = StoredArtifact(0, "trace.json.gz", "trace", "application/gzip", size, sha256)
-    site.worker.finish(site.worker.claim_job(job["id"]), artifacts=[trace])
-    assert offered(f"download {job['id']} t", FLOPWATCH_URL=site.url) == ["trace.json.gz"]
+def test_files_of_a_job(offered: Offer, site: Any) -> None:
+    job = site.run(artifacts=[site.stored(b"content")])
+    assert offered(f"download {job} t", FLOPWATCH_URL=site.url) == ["trace.json.gz"]
 
 
 def test_ids_and_names_of_the_server(offered: Offer, site: Any) -> None:

@@ -70,9 +70,8 @@ def results(site: Any, measured: Any, reported: Any) -> tuple[str, str, str, str
     for factor in (1.0, 1.5):
         claim = site.worker.claim_job(site.submit(priority=90, labels={**labels, "code": HASH, "f": str(factor)})["id"])
         kernels = [[KERNEL, "matmul", 2.0 * factor, 4.0], ["softmax", "softmax", 1.0, 1.0]]
-        site.worker.finish(
-            claim, measurements=[measured("step_ms", 1.0)], tables=[reported("kernels-forward", kernels, **columns)]
-        )
+        table = reported("kernels-forward", kernels, **columns)
+        site.worker.finish(claim, measurements=[measured("step_ms", 1.0)], tables=[table])
         ids.append(str(claim.job_id))
     for factor in (1.0, 1.5):
         claim = site.worker.claim_job(site.submit(priority=90, labels=labels, name="a job with a name " * 5)["id"])

@@ -5,18 +5,15 @@ from typing import Any
 
 import pytest
 
-from tests.app.cli.test_commands import TINY, ended
+from tests.app.cli.test_commands import ended
 
 pytest.importorskip("matplotlib", reason="pip install -e .[dev]")
 
 
 @pytest.fixture
-def job(site: Any, flopwatch: Any, measured: Any) -> str:
-    done = ended(flopwatch("submit", *TINY, "--priority", "50"))
-    number = done.split()[1]
+def job(site: Any, measured: Any) -> str:
     found = [measured(f"{phase}_ms", 2.0, model="tiny", phase=phase) for phase in ("forward", "step")]
-    site.worker.finish(site.worker.claim_job(int(number)), measurements=found)
-    return number
+    return str(site.run(measurements=found))
 
 
 def test_the_plots_of_a_job_and_one_as_a_file(flopwatch, job, tmp_path, monkeypatch) -> None:

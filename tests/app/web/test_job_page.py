@@ -48,14 +48,13 @@ def test_a_running_job_tells_its_pace_and_follows_its_log(fresh_site: Any) -> No
 
 
 def test_samples_are_a_line_for_each_phase_and_process(fresh_site: Any, measured: Any) -> None:
-    job_id = fresh_site.submit()["id"]
     rows = [
         sampled(measured(f"{phase}_ms", 1.0, unit_index=unit, length=length), [1.0, 2.0, 3.0 + unit])
         for unit in (0, 1)
         for length in (8, 16)
         for phase in ("forward", "backward")
     ]
-    fresh_site.worker.finish(fresh_site.worker.claim_job(job_id), measurements=rows)
+    job_id = fresh_site.run(measurements=rows)
     text = fresh_site.http.get(f"/ui/jobs/{job_id}").text
     assert "length=16" in text
     figure = fresh_site.http.get(f"/ui/jobs/{job_id}/samples", params={"case": rows[2].case_key}).json()

@@ -134,9 +134,8 @@ def test_refreshes_share_a_page_that_visits_get_anew(fresh_site, monkeypatch, pa
 def test_a_wrong_result_does_not_headline_the_others_times(fresh_site: Any) -> None:
     site = fresh_site
     site.worker.register()
-    job = site.submit()["id"]
     rows = [measurement("step_ms", 12.5), measurement("step_ms", None, case_key="other", outcome="wrong")]
-    site.worker.finish(site.worker.claim_job(job), measurements=rows)
+    job = site.run(measurements=rows)
     for path in ("/ui", f"/ui/jobs/{job}"):
         text = site.http.get(path).text
         assert '<p class="answer">' not in text

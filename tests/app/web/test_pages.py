@@ -96,14 +96,12 @@ def test_a_job_while_it_runs_and_after(site: Any, measured: Any) -> None:
 def test_what_a_kind_looks_for_stands_under_the_title(site: Any, monkeypatch: pytest.MonkeyPatch, finding: str) -> None:
     monkeypatch.setattr(KINDS["benchmark"], "finding", finding)
     leaks = {"name": "growth", "ok": False, "severity": "note", "detail": "memory grows by 1 MiB a step"}
-    job = site.submit(priority=10)["id"]
-    site.worker.finish(site.worker.claim_job(job), validity={"verdict": "valid", "checks": [NOTE, leaks]})
+    job = site.run(validity={"verdict": "valid", "checks": [NOTE, leaks]})
     said = 'id="finding"><strong>memory grows by 1 MiB a step' in site.http.get(f"/ui/jobs/{job}").text
     assert said == bool(finding)
 
 
 def test_a_job_of_several_units_shows_them_and_their_tables(site: Any, measured: Any, reported: Any) -> None:
-    job_id = site.submit(priority=10)["id"]
     evil = "<script>alert(1)</script>"
     rows = [[f"{evil}{number};", number / 8, number] for number in range(30)]
     doubtful = {
@@ -112,8 +110,7 @@ def test_a_job_of_several_units_shows_them_and_their_tables(site: Any, measured:
         "checks": [CHECK | {"case": f"length {number}"} for number in range(9)],
     }
     columns = {"kernel": "string", "total_ms": "number", "calls": "integer"}
-    site.worker.finish(
-        site.worker.claim_job(job_id),
+    job_id = site.run(
         "failed",
         measurements=[measured("forward_ms", 1.0, model="tiny")],
         validity=doubtful,
@@ -153,15 +150,12 @@ def test_a_page_reads_a_bounded_number_of_measurements(fresh_site, measured, mon
     assert "Rows 1 to 2" in panel
     assert "2000" in panel
     assert "3000" not in panel, "of whose measurements only one would have been read"
-    job_id = fresh_site.submit()["id"]
     lengths = [measured(f"{phase}_ms", 1.0, context_length=length) for length in range(4) for phase in ("step", "x")]
-    fresh_site.worker.finish(fresh_site.worker.claim_job(job_id), measurements=lengths)
+    job_id = fresh_site.run(measurements=lengths)
     assert "The first 2 rows; all of them." in page(fresh_site, f"/ui/jobs/{job_id}").text
-    repeated = fresh_site.submit()["id"]
     units = [UnitRecord(index, f"process {index}", "succeeded") for index in range(2)]
     values = [measured("step_ms", 1.0, unit_index=index, context_length=length) for index in (0, 1) for length in "abc"]
-    claim = fresh_site.worker.claim_job(repeated)
-    fresh_site.worker.finish(claim, measurements=values, units=units)
+    repeated = fresh_site.run(measurements=values, units=units)
     assert "Too many measurements for one page" in page(fresh_site, f"/ui/jobs/{repeated}").text, (
         "half of a mean would be shown"
     )
@@ -213,14 +207,8 @@ def test_why_a_job_waits(fresh_site: Any) -> None:
         assert text.count(reason) == 1, "once above the list, not in each row"
 
 
-def finished(site: Any, *measurements: Any, state: str = "succeeded") -> int:
-    job_id: int = site.submit(priority=10)["id"]
-    site.worker.finish(site.worker.claim_job(job_id), state, measurements=list(measurements))
-    return job_id
-
-
 def test_a_failed_job_shows_what_it_measured(site: Any, measured: Any) -> None:
-    job_id = finished(site, measured("forward_ms", 1.0, model="tiny", context_length=8), state="failed")
+    job_id = site.run("failed", measurements=[measured("forward_ms", 1.0, model="tiny", context_length=8)])
     text = site.http.get(f"/ui/jobs/{job_id}").text
     assert '<details id="measurements" open>' in text
     assert "/tables?job=" not in text, "its table would say that it failed, and nothing else"
@@ -235,8 +223,7 @@ def test_broken_rows_are_shown(site: Any) -> None:
     job = site.submit(labels={"team": "a"})
     site.worker.register()
     sweep = site.http.post("/sweeps", json={"base": TINY, "grid": {"batch_size": [1]}}).json()
-    done = site.submit()
-    site.worker.finish(site.worker.claim_job(done["id"]), measurements=[], validity={"verdict": "valid", "checks": []})
+    done = site.run(validity={"verdict": "valid", "checks": []})
     with site.services.database.write() as connection:
         for table, columns in {
             "job": ("spec", "summary", "requirements"),
@@ -245,10 +232,10 @@ def test_broken_rows_are_shown(site: Any) -> None:
         }.items():
             for column in columns:
                 connection.exec_driver_sql(f"UPDATE {table} SET {column} = '{{'")
-    paths = ("/jobs", f"/jobs/{job['id']}", f"/jobs/{done['id']}", "/sweeps", f"/sweeps/{sweep['id']}", "/workers")
+    paths = ("/jobs", f"/jobs/{job['id']}", f"/jobs/{done}", "/sweeps", f"/sweeps/{sweep['id']}", "/workers")
     for path in paths:
         answer = site.http.get(path)
         assert (answer.status_code, '"code":"unreadable"' in answer.text) == (200, True), path
-    pages = ("/ui", f"/ui/jobs/{job['id']}", f"/ui/jobs/{done['id']}", f"/ui/sweeps/{sweep['id']}", "/ui/workers")
+    pages = ("/ui", f"/ui/jobs/{job['id']}", f"/ui/jobs/{done}", f"/ui/sweeps/{sweep['id']}", "/ui/workers")
     for path in pages:
         assert "cannot be read" in page(site, path).text, path

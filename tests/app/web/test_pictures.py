@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from app.store.reading import members
-from app.store.records import StoredArtifact
 from flopwatch import Flopwatch
 from tests.app.web.panels.test_panels import finished
 from tests.app.web.test_standalone import check, get
@@ -178,11 +177,9 @@ def test_a_case_of_several_is_chosen(swept: Any, measured: Callable[..., Any]) -
     assert get(site, f"{history}?where=precision=bf16&metric=step_ms").json()["data"][0]["y"] == [2]
 
 
-def test_every_plot_of_a_profile(swept, measured, reported, tmp_path) -> None:
+def test_every_plot_of_a_profile(swept, measured, reported) -> None:
     site = swept
-    stacks = tmp_path / "stacks.txt"
-    stacks.write_text("step;forward;<built-in> 900\nstep;backward 100\nno stack\n")
-    sha256, size = site.services.files.put(stacks)
+    stacks = site.stored(b"step;forward;<built-in> 900\nstep;backward 100\nno stack\n", "stacks.txt")
     classes = reported(
         "classes", [["forward", "matmul", 2.0]], scope="string", **{"class": "string", "total_ms": "number"}
     )
@@ -196,7 +193,7 @@ def test_every_plot_of_a_profile(swept, measured, reported, tmp_path) -> None:
         {"kind": "profile", "model": {"size": "tiny"}},
         measurements=[replace(measured("unprofiled_step_ms", 4.0, model="tiny"), n=2)],
         tables=[classes],
-        artifacts=[StoredArtifact(0, "stacks.txt", "stacks", "text/plain", size, sha256)],
+        artifacts=[replace(stacks, kind="stacks")],
         validity=validity,
     )
     pytest.importorskip("matplotlib", reason="pip install -e .[dev]")

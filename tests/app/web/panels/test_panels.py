@@ -1,14 +1,13 @@
 """Panels on a job's page: which a job has, their plots, and its tables to search in."""
 
-import hashlib
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
 from app.specs import KINDS
-from app.store.records import StoredArtifact
 from app.web import panels
 from app.web.panels import _walk
 from tests.app.conftest import Site
@@ -46,9 +45,7 @@ def shown(site: Site, job_id: int) -> Checker:
 @pytest.fixture
 def profile(site: Site, reported: Any) -> int:
     kernels = [[f"gemm_{number}", "matmul" if number % 2 else "copy", float(number)] for number in range(120)]
-    text = b"forward;a 10\n"
-    sha256 = hashlib.sha256(text).hexdigest()
-    keep(site, text, sha256)
+    files = [site.stored(b"forward;a 10\n", name) for name in ("stacks.txt", "trace.json.gz")]
     return finished(
         site,
         {"kind": "profile", "model": {"size": "tiny"}},
@@ -57,19 +54,8 @@ def profile(site: Site, reported: Any) -> int:
             reported("kernels-forward", kernels, **KERNELS),
             reported("kernels/odd name", [["<i>x</i>", "copy", None]], **KERNELS),
         ],
-        artifacts=[
-            StoredArtifact(0, "stacks.txt", "stacks", "text/plain", len(text), sha256),
-            StoredArtifact(0, "trace.json.gz", "trace", "application/gzip", len(text), sha256),
-        ],
+        artifacts=[replace(files[0], kind="stacks"), files[1]],
     )
-
-
-def keep(site: Site, content: bytes, sha256: str) -> None:
-    folder = Path(site.services.settings.data_dir) / "artifacts"
-    source = folder.parent / "source"
-    source.write_bytes(content)
-    site.services.files.put(source)
-    assert site.services.files.open_path(sha256).read_bytes() == content
 
 
 def test_each_panel_is_named_after_a_kind() -> None:
@@ -135,8 +121,7 @@ def test_a_kind_without_a_module_gets_charts_of_its_cells(site: Site, measured: 
 
 def test_perfetto_can_be_left_out(serve: Any, tmp_path: Path) -> None:
     with serve(tmp_path, perfetto_url="") as own:
-        artifacts = [StoredArtifact(0, "trace.json.gz", "trace", "application/gzip", 1, "ab" * 32)]
-        job_id = finished(own, {"kind": "profile", "model": {"size": "tiny"}}, artifacts=artifacts)
+        job_id = finished(own, {"kind": "profile", "model": {"size": "tiny"}}, artifacts=[own.stored(b"trace")])
         text = own.http.get(f"/ui/jobs/{job_id}/panels").text
         assert "Perfetto" not in text
         assert f"/jobs/{job_id}/artifacts/trace.json.gz" in text
