@@ -410,6 +410,13 @@ class Older(Plain):
         super().__init__(vocab_size, d_model)
 
 
+class HandsOn(Older):
+    """It hands on what it does not know."""
+
+    def __init__(self, *, attention, **others) -> None:
+        super().__init__(**others)
+
+
 @pytest.mark.parametrize("mode", ["train_step", "generate"])
 def test_shared_key_heads_and_a_window_are_measured(run, mode: str) -> None:
     model = {**MODEL, "num_kv_heads": 1, "window": 3}
@@ -436,6 +443,9 @@ def test_options_a_model_lacks_are_unsupported(run, monkeypatch: pytest.MonkeyPa
     ):
         with pytest.raises(Unsupported, match=f"takes no argument '{option}', which this job sets"):
             run(**fields)
+    set_by_job = BenchmarkSpec(model={**MODEL, "rope_theta": 500.0}, activation_checkpointing=True)
+    assert building.options_of(HandsOn, BenchmarkSpec(), abs) == {"attention": abs}
+    assert building.options_of(HandsOn, set_by_job, abs).keys() == {"attention", "rope_theta", "activation_checkpointing"}
 
 
 def test_fused_parts_need_a_gpu_and_a_model_that_has_them(run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,10 +204,12 @@ def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: C
     except (TypeError, ValueError):  # a constructor in another language has no signature
         return options
     takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    for name, value in options.items():
-        if not (takes_all or name in parameters or value == defaults.get(name)):
-            raise Unsupported(f"model {name_of(spec)!r} takes no argument {name!r}, which this job sets")
-    return {name: value for name, value in options.items() if takes_all or name in parameters}
+    is_set = {name for name, value in options.items() if value != defaults.get(name)}
+    if not takes_all and (missing := [name for name in options if name in is_set and name not in parameters]):
+        raise Unsupported(f"model {name_of(spec)!r} takes no argument {missing[0]!r}, which this job sets")
+    # One with `**kwargs` may hand them to a class that has no such argument.
+    taken = {*parameters, *(is_set | {"attention"} if takes_all else ())}
+    return {name: value for name, value in options.items() if name in taken}
 
 
 def build(spec: TrainingSpec, device: torch.device, build_model: Maker, *, batches: Batches | None = None) -> Training:
