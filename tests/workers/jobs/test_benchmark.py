@@ -445,7 +445,8 @@ def test_options_a_model_lacks_are_unsupported(run, monkeypatch: pytest.MonkeyPa
             run(**fields)
     set_by_job = BenchmarkSpec(model={**MODEL, "rope_theta": 500.0}, activation_checkpointing=True)
     assert building.options_of(HandsOn, BenchmarkSpec(), abs) == {"attention": abs}
-    assert building.options_of(HandsOn, set_by_job, abs).keys() == {"attention", "rope_theta", "activation_checkpointing"}
+    set_options = {"attention", "rope_theta", "activation_checkpointing"}
+    assert building.options_of(HandsOn, set_by_job, abs).keys() == set_options
 
 
 def test_fused_parts_need_a_gpu_and_a_model_that_has_them(run, monkeypatch: pytest.MonkeyPatch) -> None:
