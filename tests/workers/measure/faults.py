@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from kernels import operations
 from kernels.attention.reference import attention
@@ -108,21 +107,6 @@ def _without_maximum(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor
     return (weights @ v.float() / weights.sum(-1, keepdim=True)).to(q.dtype)
 
 
-def _strictly_causal(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    """A query does not see its own position, except the first."""
-    weights = _exponentials(q, k, is_causal)
-    own = torch.eye(q.shape[-2], dtype=torch.bool, device=q.device)
-    own[0, 0] = False
-    weights = weights.masked_fill(own, 0.0)
-    return (weights @ v.float() / weights.sum(-1, keepdim=True)).to(q.dtype)
-
-
-def _padded_keys(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    """Keys behind the last one, up to a whole tile, are zeros and not masked."""
-    padding = (0, 0, 0, -k.shape[-2] % TILE)
-    return right(q, functional.pad(k, padding), functional.pad(v, padding), is_causal)
-
-
 def _fp8(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float8_e4m3fn).to(tensor.dtype)
 
@@ -130,10 +114,6 @@ def _fp8(tensor: Tensor) -> Tensor:
 def _in_fp8(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     weights = torch.softmax(q.float() @ k.float().transpose(-2, -1) / math.sqrt(q.shape[-1]), -1)
     return (_fp8(weights * 256) @ v.float() / 256).to(q.dtype)
-
-
-def _in_half(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    return right(q.bfloat16().float(), k, v, is_causal)
 
 
 def keeps(key: Callable[[Tensor], Any]) -> Function:
@@ -147,15 +127,6 @@ def keeps(key: Callable[[Tensor], Any]) -> Function:
         return (kept[key(k)] @ v.float()).to(q.dtype)
 
     return wrong
-
-
-def _dropped(rows: int) -> Callable[[Tensor], Tensor]:
-    def change(out: Tensor) -> Tensor:
-        kept = torch.ones_like(out)
-        kept[..., -rows:, :] = 0
-        return out * kept
-
-    return change
 
 
 def _changed_gradient(index: int, factor: float) -> Function:
@@ -174,36 +145,15 @@ def _log_sum_exp_with(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tenso
 
 ATTENTION = [
     Fault("output × 0.997", _of_output(lambda out: out * 0.997)),
-    Fault("output × 1.01, fp16", _of_output(lambda out: out * 1.01), dtype="fp16"),
-    Fault("output × 1.0001, fp32", _of_output(lambda out: out * 1.0001), dtype="fp32"),
-    Fault("scale - 0.3 %", _with(scale=lambda scale: 0.997 * scale)),
     Fault("scale + 0.3 %, causal", _with(scale=lambda scale: 1.003 * scale), problem={"is_causal": True}),
     Fault("scale + 0.3 % of 0.3", _with(scale=lambda scale: 1.003 * scale), problem={"scale": 0.04}),
     Fault("scale + 0.1 %, fp16", _with(scale=lambda scale: 1.001 * scale), dtype="fp16"),
     Fault("scale + 0.01 %, fp32", _with(scale=lambda scale: 1.0001 * scale), dtype="fp32"),
-    Fault("scale ignored", _with(scale=lambda _: None), problem={"scale": 0.15}),
     Fault("sum over keys in bf16, by tiles", _sum_in_inputs_dtype, length=2048),
     Fault("no maximum subtracted", _without_maximum),
-    Fault("own position hidden", _strictly_causal, problem={"is_causal": True}),
-    Fault("keys behind the end count", _padded_keys),
     Fault("weights in fp8", _in_fp8),
-    Fault("queries in bf16, fp32", _in_half, dtype="fp32"),
     Fault("window + 1", _with(window=lambda window: window + 1), problem={"is_causal": True, "window": 100}),
-    Fault("window - 1, both ways", _with(window=lambda window: window - 1), problem={"window": 100}),
-    Fault(
-        "bottom_right ignored", _with(bottom_right=lambda _: False), problem={"is_causal": True, "bottom_right": True}
-    ),
-    Fault(
-        "document ends + 1",
-        _with(document_ends=lambda ends: (ends + 1).clamp(max=ends.max())),
-        problem={"document_lengths": "thirds"},
-    ),
     Fault("softcap 2 % off", _with(softcap=lambda cap: 1.02 * cap), problem={"softcap": 20.0}),
-    Fault(
-        "key heads in turns", _of_inputs(lambda q, k, v: (q, k.roll(1, 1), v.roll(1, 1))), problem={"num_kv_heads": 2}
-    ),
-    Fault("last row missing", _of_output(_dropped(1))),
-    Fault("last key missing", _of_inputs(lambda q, k, v: (q, k[..., :-1, :], v[..., :-1, :]))),
     Fault("dq × 0.997", _changed_gradient(0, 0.997), backward=True, problem={"is_causal": True}),
     Fault("dk × 1.01", _changed_gradient(1, 1.01), backward=True),
     Fault("dv × 0.99, fp16", _changed_gradient(2, 0.99), backward=True, dtype="fp16"),
@@ -241,13 +191,6 @@ def _of_target(logits: Tensor, targets: Tensor) -> Tensor:
     return logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
 
-def _half_rope(x: Tensor) -> Tensor:
-    """Pairs are (x[i], x[i + half]), as in Hugging Face's models, and not neighbours."""
-    half = x.shape[-1] // 2
-    out = operations.rope.plain(torch.stack((x[..., :half], x[..., half:]), -1).flatten(-2))
-    return torch.cat((out[..., 0::2], out[..., 1::2]), -1)
-
-
 def _times(kernel: str, factor: float) -> Function:
     def wrong(*inputs: Tensor) -> Tensor:
         plain = getattr(operations, kernel).plain
@@ -257,31 +200,15 @@ def _times(kernel: str, factor: float) -> Function:
     return wrong
 
 
-def _sum_in_bf16(x: Tensor, weight: Tensor) -> Tensor:
-    total = torch.zeros_like(x[:, 0])
-    for column in range(x.shape[1]):
-        total = total + x[:, column] * weight[column]
-    return total
-
-
 OTHERS = [
     Fault("weighted_sum × 1.01", _times("weighted_sum", 1.01), "weighted_sum"),
     *(Fault(f"{name} × 1.001", _times(name, 1.001), name) for name in ("rms_norm", "rope", "swiglu")),
-    Fault("rms_norm with eps outside of the root", _rms_norm(lambda x: _root(0.0)(x) + EPSILON), "rms_norm"),
     Fault("rms_norm with eps 1e-6", _rms_norm(_root(1e-6)), "rms_norm"),
-    Fault("rms_norm with eps 1e-6, fp32", _rms_norm(_root(1e-6)), "rms_norm", dtype="fp32"),
     Fault("rms_norm over n - 1", _rms_norm(_root(less=1)), "rms_norm"),
     Fault("rms_norm over n - 1, fp32", _rms_norm(_root(less=1)), "rms_norm", dtype="fp32"),
     Fault("rms_norm, weight's gradient × 1.01", _rms_norm(_root(), of_gradient=1.01), "rms_norm", backward=True),
-    Fault("swiglu by gelu", lambda gate, up: functional.gelu(gate) * up, "swiglu"),
-    Fault("rope with pairs of halves", _half_rope, "rope"),
-    Fault("rope, gradient not turned back", lambda x: operations.rope.plain(x).detach() + x - x.detach(), "rope",
-          backward=True),
-    Fault("weighted_sum in bf16", _sum_in_bf16, "weighted_sum"),
     Fault("loss without the last 16 words", _loss(lambda z, t: z[:, :-16].logsumexp(-1) - _of_target(z, t)),
           "linear_cross_entropy"),
-    Fault("loss with label smoothing 0.01",
-          _loss(lambda z, t: z.logsumexp(-1) - 0.99 * _of_target(z, t) - 0.01 * z.mean(-1)), "linear_cross_entropy"),
     Fault("loss without subtracting the maximum", _loss(lambda z, t: z.exp().sum(-1).log() - _of_target(z, t)),
           "linear_cross_entropy"),
     Fault("loss × 1.01", _loss(lambda z, t: 1.01 * (z.logsumexp(-1) - _of_target(z, t))), "linear_cross_entropy"),

@@ -57,9 +57,8 @@ def problem_of(fields: dict[str, Any], size: Size) -> AttentionProblem:
 
 def attention_of(fields, size, head_dim, dtype, device, backward) -> tuple[AttentionProblem, Reference]:
     problem = problem_of(fields, size)
-    queries = size.length - 1 if problem.bottom_right else size.length
     reference = attention_reference(
-        (1, size.heads, queries, head_dim), (1, problem.num_kv_heads or size.heads, size.length, head_dim),
+        (1, size.heads, size.length, head_dim), (1, problem.num_kv_heads or size.heads, size.length, head_dim),
         DTYPES[dtype], problem, backward=backward, seed=1, device=device, tf32=dtype == "tf32",
     )  # fmt: skip
     return problem, reference
