@@ -34,10 +34,6 @@ def _wrong_gradient(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return _right(q, k.detach(), v, causal) + 0 * k.sum()
 
 
-def _raises(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    raise ValueError("the keys are a pineapple")
-
-
 def _hungry(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
@@ -54,5 +50,4 @@ wrong_element = _implementation("wrong_element", _wrong_element)
 wrong_gradient = _implementation("wrong_gradient", _wrong_gradient)
 forward_only = _implementation("forward_only", lambda *inputs: _right(*inputs).detach(), has_backward=False)
 poisons = _implementation("poisons", _poisons)
-raises = _implementation("raises", _raises)
 hungry = _implementation("hungry", _hungry)

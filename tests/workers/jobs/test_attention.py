@@ -276,39 +276,29 @@ def install(monkeypatch: pytest.MonkeyPatch, **given: Any) -> None:
     monkeypatch.setattr(ATTENTION, "load", lambda name: added.get(name) or load(name))
 
 
-class SpoiledGradients(torch.autograd.Function):
-    """Right forward; its gradients are what `spoil` makes of a tensor like the inputs."""
-
+class BadGradients(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, causal: bool, spoil: Any) -> torch.Tensor:
-        ctx.spoil = spoil
+    def forward(ctx: Any, q: Any, k: Any, v: Any, causal: bool) -> torch.Tensor:
         return attention(q, k, v, causal)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return (*(ctx.spoil(gradient) for _ in range(3)), None, None)
+        return (*[gradient[..., :-1]] * 3, None)
 
 
 @pytest.mark.parametrize(
-    ("function", "dtype", "reason"),
+    ("function", "reason"),
     [
-        (lambda *inputs: (attention(*inputs), None), "fp32", "the output is a tuple, not a plain tensor"),
-        (lambda *inputs: None, "fp32", "the output is missing"),
-        (lambda *inputs: attention(*inputs)[..., :-1], "fp32", "the output has the shape (2, 1, 48, 15), not (2, 1,"),
-        (lambda *inputs: attention(*inputs).float(), "bf16", "the output is of torch.float32, not torch.bfloat16 as"),
-        (lambda *inputs: attention(*inputs).to("meta"), "fp32", "the output is on meta, not cpu"),
-        (lambda *inputs: attention(*inputs).detach(), "fp32", "the output is detached from the inputs"),
-        (lambda q, k, v, causal: attention(q, k.detach(), v, causal), "fp32", "the gradient of k is missing"),
-        (lambda *inputs: SpoiledGradients.apply(*inputs, lambda gradient: None), "fp32",
-         "the gradient of q is missing"),
-        (lambda *inputs: SpoiledGradients.apply(*inputs, lambda gradient: gradient[..., :-1]), "fp32",
-         "the backward pass: Function SpoiledGradientsBackward returned an invalid gradient at index 0"),
+        (lambda *inputs: None, "the output is missing"),
+        (lambda *inputs: attention(*inputs).to("meta"), "the output is on meta, not cpu"),
+        (lambda q, k, v, causal: attention(q, k.detach(), v, causal), "the gradient of k is missing"),
+        (BadGradients.apply, "the backward pass: Function BadGradientsBackward returned an invalid gradient at"),
     ],
-    ids=["tuple", "none", "shape", "dtype", "device", "detached", "unused", "no gradients", "shape of gradient"],
+    ids=["none", "device", "unused", "shape of gradient"],
 )  # fmt: skip
-def test_what_cannot_be_the_result_is_wrong(run, monkeypatch, function, dtype, reason) -> None:
+def test_what_cannot_be_the_result_is_wrong(run, monkeypatch, function, reason) -> None:
     install(monkeypatch, unfit=function)
-    report = run(implementations=["unfit", "own"], dtypes=[dtype], device="cpu")
+    report = run(implementations=["unfit", "own"], device="cpu")
     cell = report.cell(implementation="unfit")
     assert {row["outcome"] for row in cell.values()} == {"wrong"}
     assert cell["forward_ms", "forward"]["reason"].startswith(reason)
@@ -340,21 +330,16 @@ def test_what_goes_wrong_in_one_cell_costs_no_other(run, no_gpu: None, monkeypat
         return load(name)
 
     monkeypatch.setattr(ATTENTION, "load", broken)
-    names = ["hungry", "raises", "sdpa_cudnn", "no_such", "wrong", "own"]
+    names = ["sdpa_cudnn", "no_such", "wrong", "own"]
     report = run(implementations=names)
     outcomes = {name: report.cell(implementation=name)["forward_ms", "forward"] for name in names}
     assert {name: row["outcome"] for name, row in outcomes.items()} == {
-        "hungry": "oom",
-        "raises": "failed",
         "sdpa_cudnn": "unsupported",
         "no_such": "unsupported",
         "wrong": "invalid_environment",
         "own": "ok",
     }
     assert outcomes["wrong"]["reason"].endswith(": dtypes of cpu")
-    assert report.verdict_on(implementation="wrong")["verdict"] == "suspect"
-    assert "Tried to allocate 20.00 GiB" in outcomes["hungry"]["reason"]
-    assert outcomes["raises"]["reason"] == "ValueError: the keys are a pineapple"
     assert "only on cuda" in outcomes["sdpa_cudnn"]["reason"]
     assert "unknown attention implementation 'no_such'" in outcomes["no_such"]["reason"]
 
@@ -377,15 +362,9 @@ def test_an_oracle_out_of_memory_fails_nobody(run, monkeypatch: pytest.MonkeyPat
         assert short["forward_ms", "forward"]["outcome"] == "ok"
 
 
-@pytest.mark.parametrize(
-    ("names", "detail"),
-    [
-        (["hungry", "sdpa_cudnn"], "0 of 2 cells measured: 1 oom, 1 unsupported"),
-        (["sdpa_cudnn"], "0 of 1 cells measured: 1 unsupported"),
-    ],
-)
-def test_a_job_that_measured_nothing_is_not_valid(run, no_gpu: None, names: list[str], detail: str) -> None:
-    report = run(implementations=names, mode="forward")
+def test_a_job_that_measured_nothing_is_not_valid(run, no_gpu: None) -> None:
+    report = run(implementations=["hungry", "sdpa_cudnn"], mode="forward")
+    detail = "0 of 2 cells measured: 1 oom, 1 unsupported"
     assert report.verdict == {
         "verdict": "suspect",
         "checks": [{"name": "measured", "ok": False, "detail": detail, "severity": "suspect"}],
