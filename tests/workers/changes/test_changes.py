@@ -245,15 +245,6 @@ def test_an_iterable_dataset_that_is_not_shared_out_gets_no_workers() -> None:
             DataLoader(Stream(), batch_size=4)
 
 
-def test_a_loader_with_workers_gets_more_batches_ahead() -> None:
-    change = load("loader_prefetch")
-    with change.before(CPU):
-        ahead = DataLoader(Numbers(), num_workers=1)
-        assert (ahead.prefetch_factor, ahead.persistent_workers, ahead.num_workers) == (4, True, max(1, workers()))
-        assert DataLoader(Numbers()).num_workers == 0
-    assert change.why_not(look(make_step())) is not None
-
-
 class Number:
     """A number on a GPU, which counts who waits for it."""
 

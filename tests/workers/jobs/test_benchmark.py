@@ -1,8 +1,6 @@
 """The runner of `benchmark` in this process, with a reporter that keeps what it is told."""
 
-import csv
 import functools
-import gzip
 import importlib.util
 import math
 import sys
@@ -95,14 +93,6 @@ def test_device_time_has_its_share_of_wall_time(busy: Any, device_ms: Any, perce
             assert expected in row["reason"]
         else:
             assert (row["outcome"], [row["median"]]) == ("ok", expected)
-
-
-def test_one_unit_is_forked_and_replicates_are_executed() -> None:
-    (single,) = RUNNER.plan(BenchmarkSpec())
-    assert (single.start, single.title) == ("fork", "small, context 256")
-    units = RUNNER.plan(BenchmarkSpec(replicates=3))
-    assert [unit.start for unit in units] == ["exec", "exec", "exec"]
-    assert units[1].title == "small, context 256, replicate 2 of 3"
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -231,15 +221,6 @@ def test_rows_have_case_device_and_environment(run) -> None:
         *("steady", "variation", "drift", "host_bound", "host_load")
     }
     assert list(report.titles.values()) == ["d16-f24-l2-h2, context 8, replicate 2 of 2"]
-
-
-def test_samples_are_also_a_file(run) -> None:
-    report = run()
-    with gzip.open(report.files["samples.csv.gz"], "rt") as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0])[:5] == ["step", "forward_ms", "backward_ms", "optimizer_ms", "step_ms"]
-    assert [row["step"] for row in rows] == ["1", "2", "3"]
-    assert max(float(row["step_ms"]) for row in rows) == metrics(report)["step_ms"]["max"]
 
 
 @pytest.mark.parametrize("name", ["cpu_flash", "sdpa_flash", "tiled"])

@@ -54,26 +54,20 @@ KERNELS = {
     "other": ["my_kernel", "void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<int>(bool*)", ""],
 }
 OPERATORS = {
-    "matmul": ["aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::matmul", "aten::linear", "aten::mv"],
+    "matmul": ["aten::baddbmm", "aten::linear"],
     "attention": [
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
         "aten::_scaled_dot_product_cudnn_attention",
         "flopwatch::cpu_flash_backward",
-        "flopwatch::flash_attention",
         "TritonFlashAttention2",
-        "TritonFlashAttention2Backward",
     ],
-    "softmax": ["aten::softmax", "aten::_softmax", "aten::_log_softmax", "aten::_softmax_backward_data"],
-    "normalisation": ["aten::native_layer_norm", "aten::native_layer_norm_backward", "aten::rms_norm"],
-    "elementwise": ["aten::add_", "aten::mul", "aten::silu_backward", "aten::masked_fill", "aten::_foreach_sqrt_"],
-    "copy": ["aten::copy_", "aten::_to_copy", "aten::cat", "aten::fill_", "aten::gather", "aten::embedding"],
-    "reduction": ["aten::sum", "aten::mean", "aten::linalg_vector_norm", "aten::embedding_dense_backward"],
-    "communication": ["c10d::allreduce_", "gloo:all_reduce", "nccl:all_reduce", "record_param_comms nccl"],
+    "softmax": ["aten::_log_softmax", "aten::_softmax_backward_data"],
+    "normalisation": ["aten::native_layer_norm_backward"],
+    "elementwise": ["aten::add_", "aten::silu_backward", "aten::masked_fill", "aten::_foreach_sqrt_"],
+    "copy": ["aten::_to_copy", "aten::fill_", "aten::embedding"],
+    "reduction": ["aten::linalg_vector_norm", "aten::embedding_dense_backward"],
+    "communication": ["c10d::allreduce_", "gloo:all_reduce", "record_param_comms nccl"],
     "optimizer": ["aten::_fused_adamw_"],
-    "other": [
-        *("aten::view", "aten::as_strided", "aten::t", "aten::empty", "aten::to", "aten::addcmul_mm"),
-        *("autograd::engine::evaluate_function: MmBackward0", "MmBackward0", "TorchDynamo Cache Lookup"),
-    ],
+    "other": ["aten::view", "aten::to", "aten::addcmul_mm", "autograd::engine::evaluate_function: MmBackward0"],
 }
 
 
