@@ -52,14 +52,25 @@ def run_job(queue: Queue) -> Callable[..., Claim]:
 
 
 @pytest.fixture
-def measure(run_job: Callable[..., Claim], queue: Queue, record: Callable[..., MeasurementRecord]) -> Measure:
+def ended(run_job: Callable[..., Claim], queue: Queue) -> Callable[..., int]:
+    """Runs a job of any kind to this end, by default a success; returns its id."""
+
+    def run(spec: dict[str, Any] | None = None, finish: Finish | None = None, **left: Any) -> int:
+        claim = run_job(spec)
+        queue.finish(claim, replace(finish or Finish("succeeded"), **left))
+        return int(claim.job_id)
+
+    return run
+
+
+@pytest.fixture
+def measure(ended: Callable[..., int], record: Callable[..., MeasurementRecord]) -> Measure:
     """Submits a job, runs it and records the measurements given: (metric, changes) pairs of its only case.
 
     A change of `case` adds coordinates, and makes another case of it
     """
 
     def run(*measured: tuple[str, dict[str, Any]], spec: dict[str, Any] | None = None, finish: Any = None) -> int:
-        claim = run_job(spec)
         asked = spec_adapter.validate_json(json.dumps({"kind": "benchmark", **(spec or {})}))
         case = None if asked.holds_specs else asked.cases()[0]
         records = []
@@ -67,8 +78,6 @@ def measure(run_job: Callable[..., Claim], queue: Queue, record: Callable[..., M
             coordinates = {**(case.coordinates if case else {}), **changes.get("case", {})}
             key = json.dumps(coordinates, sort_keys=True)
             records.append(record(metric, **{"case_key": key, **changes, "case": coordinates}))
-        ending = finish or Finish("succeeded")
-        queue.finish(claim, replace(ending, measurements=records))
-        return int(claim.job_id)
+        return ended(spec, finish, measurements=records)
 
     return run

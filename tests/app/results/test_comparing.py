@@ -22,9 +22,8 @@ from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.keeping.baselines import Baselines
-from app.store.queue.transitions import Queue
 from app.store.reading import measurements
-from app.store.records import Claim, Finish, NewJob, UnitRecord
+from app.store.records import Finish, NewJob, UnitRecord
 from flopwatch.intervals import median_interval
 from tests.builders import measured
 
@@ -453,15 +452,13 @@ def test_a_load_that_begins_between_two_blocks_of_turns_hides_no_slowdown(in_tur
 
 
 @pytest.fixture
-def profile(run_job: Callable[..., Claim], queue: Queue, reported: Any, record: Any) -> Callable[..., int]:
+def profile(ended: Callable[..., int], reported: Any, record: Any) -> Callable[..., int]:
     """Record a profile with these tables: "kernels-forward", rows, its columns' types."""
 
-    def run(*tables: tuple[str, list[list[Any]], dict[str, str]], finish: Finish = SUCCEEDED, **spec: Any) -> int:
-        claim = run_job(spec)
+    def run(*tables: tuple[str, list[list[Any]], dict[str, str]], **spec: Any) -> int:
         found = [reported(name, rows_, **columns) for name, rows_, columns in tables]
         case = {"precision": spec.get("precision", "fp32")}
-        queue.finish(claim, replace(finish, tables=found, measurements=[record("step_ms", case=case)]))
-        return claim.job_id
+        return ended(spec, tables=found, measurements=[record("step_ms", case=case)])
 
     return run
 
@@ -602,10 +599,7 @@ class TestProfiles:
             "prefill",
         ]
 
-    def test_profiles_in_turns_are_means_of_each_sides_processes(
-        self, database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any, record: Any
-    ) -> None:
-        claim = run_job(IN_TURNS)
+    def test_profiles_in_turns_are_means_of_each_sides_processes(self, database, ended, reported, record) -> None:
         times = [1.0, 10.0, 3.0, 20.0]
         tables = [
             reported("work", work_of(["gemm", "matmul", time, 1.0])[1], unit_index=unit, **WORK)
@@ -613,25 +607,15 @@ class TestProfiles:
         ]
         tables[3] = reported("work", work_of(["other", "matmul", 20.0, 1.0])[1], unit_index=3, **WORK)
         measured = [record("step_ms", unit_index=unit) for unit in range(4)]
-        queue.finish(claim, Finish("succeeded", units=in_turns(), tables=tables, measurements=measured))
-        sheet = compare_sides(database, claim.job_id)
+        sheet = compare_sides(database, ended(IN_TURNS, units=in_turns(), tables=tables, measurements=measured))
         found = {row["name"]: (row["baseline_ms"], row["candidate_ms"], row["candidate_calls"]) for row in rows(sheet)}
         assert found["gemm"] == (2.0, 5.0, 0.5), "one of the candidate's two processes did not run it"
         assert found["other"] == (None, 10.0, 0.5)
         assert about(sheet, "alternated") is True
 
-    def test_a_profile_that_failed_is_not_compared_by_its_kernels(
-        self,
-        database: Database,
-        run_job: Callable[..., Claim],
-        queue: Queue,
-        reported: Any,
-        profile: Callable[..., int],
-    ) -> None:
-        claim = run_job()
+    def test_a_profile_that_failed_is_not_compared_by_its_kernels(self, database, ended, reported, profile) -> None:
         failed = Finish("failed", error={"code": "crashed"}, tables=[reported(FORWARD[0], FORWARD[1], **WORK)])
-        queue.finish(claim, failed)
-        sheet = compare(database, profile(FORWARD), claim.job_id)
+        sheet = compare(database, profile(FORWARD), ended(finish=failed))
         assert "baseline_ms" not in sheet.names()
         assert any("did not succeed (crashed)" in note for note in sheet.notes)
 
@@ -646,8 +630,7 @@ def losses(*values: float | None, tokens: float = 64.0) -> list[list[Any]]:
     return [*returned, ["work", None, "tokens", tokens, None]]
 
 
-def test_what_the_steps_of_both_sides_returned_is_compared(database, run_job, queue, reported, record) -> None:
-    claim = run_job(IN_TURNS)
+def test_what_the_steps_of_both_sides_returned_is_compared(database, ended, reported, record) -> None:
     sides = [unit.side for unit in in_turns()]
     tables = [
         reported(
@@ -659,8 +642,8 @@ def test_what_the_steps_of_both_sides_returned_is_compared(database, run_job, qu
         for unit, side in enumerate(sides)
     ]
     measured = [record("step_ms", unit_index=unit) for unit in range(len(sides))]
-    queue.finish(claim, Finish("succeeded", units=in_turns(), tables=tables, measurements=measured))
-    sheet = compare_sides(database, claim.job_id)
+    job = ended(IN_TURNS, units=in_turns(), tables=tables, measurements=measured)
+    sheet = compare_sides(database, job)
     agreement = about(sheet, "agreement")
     assert agreement["relative_difference"] == pytest.approx(0.5)
     assert agreement["sentence"] == (
@@ -668,19 +651,14 @@ def test_what_the_steps_of_both_sides_returned_is_compared(database, run_job, qu
         "tokens 64 → 32"
     )
     assert str(about(sheet, "sentence")).endswith(agreement["sentence"])
-    judged = results.compare_sides(database, claim.job_id, Question(expect_equal=1e-4)).judgement
+    judged = results.compare_sides(database, job, Question(expect_equal=1e-4)).judgement
     assert judged.conclusion == "wrong"
     assert judged.gate.outcome == "wrong"
 
 
-def test_returned_numbers_of_two_jobs_and_of_one_that_has_none(database, run_job, queue, reported, record) -> None:
-    jobs = []
-    for rows_ in (losses(2.0, None), losses(2.0, None), None):
-        claim = run_job({})
-        tables = [] if rows_ is None else [reported("values", rows_, **RETURNED)]
-        queue.finish(claim, replace(SUCCEEDED, tables=tables, measurements=[record("step_ms")]))
-        jobs.append(claim.job_id)
-    one, same, without = jobs
+def test_returned_numbers_of_two_jobs_and_of_one_that_has_none(database, ended, reported, record) -> None:
+    values = [reported("values", losses(2.0, None), **RETURNED)]
+    one, same, without = (ended(tables=tables, measurements=[record("step_ms")]) for tables in (values, values, []))
     found = results.compare(database, [one], [same], Question(expect_equal=0.0))
     assert found.judgement.gate.outcome == "passed"
     assert (
@@ -692,14 +670,11 @@ def test_returned_numbers_of_two_jobs_and_of_one_that_has_none(database, run_job
     assert results.compare(database, [without], [without]).agreement is None
 
 
-def test_of_a_diagnosis_the_unchanged_step_counts_with_its_own_seed(database, run_job, queue, reported, record) -> None:
+def test_of_a_diagnosis_the_unchanged_step_counts_with_its_own_seed(database, ended, reported, record) -> None:
     def job(drawn: int, *of_units: float) -> int:
         spec = {"kind": "diagnosis", "seed": drawn, "step": {"kind": "benchmark", "seed": 5}}
-        claim = run_job(spec)
         tables = [reported("values", losses(loss), unit_index=at, **RETURNED) for at, loss in enumerate(of_units)]
-        finish = Finish("succeeded", units=in_turns()[: len(of_units)], tables=tables, measurements=[record("step_ms")])
-        queue.finish(claim, finish)
-        return claim.job_id
+        return ended(spec, units=in_turns()[: len(of_units)], tables=tables, measurements=[record("step_ms")])
 
     def outcome(one: int, other: int) -> str:
         gate = results.compare(database, [one], [other], Question(expect_equal=1e-4)).judgement.gate
@@ -709,25 +684,22 @@ def test_of_a_diagnosis_the_unchanged_step_counts_with_its_own_seed(database, ru
     assert outcome(job(1, 2.0, 9.0), job(2, 3.0, 9.0)) == "wrong"
 
 
-def test_what_steps_of_other_seeds_returned_is_not_compared(database, run_job, queue, reported, record) -> None:
+def test_what_steps_of_other_seeds_returned_is_not_compared(database, ended, reported, record) -> None:
     jobs = []
     for seed in (3, 4):
-        claim = run_job({"seed": seed})
         tables = [reported("values", losses(2.0 + seed), **RETURNED)]
-        queue.finish(claim, replace(SUCCEEDED, tables=tables, measurements=[record("step_ms")]))
-        jobs.append([claim.job_id])
+        jobs.append([ended({"seed": seed}, tables=tables, measurements=[record("step_ms")])])
     found = results.compare(database, *jobs, Question(expect_equal=1e-4))
     assert (found.judgement.gate.outcome, found.judgement.conclusion) == ("not_comparable", "inconclusive")
 
 
-def test_what_several_cases_of_another_precision_returned_is_compared(database, run_job, queue, reported) -> None:
+def test_what_several_cases_of_another_precision_returned_is_compared(database, ended, reported) -> None:
     jobs = {}
     for precision, width in itertools.product(("fp32", "bf16"), (1, 2)):
-        claim = run_job({"precision": precision, "batch_size": width})
+        spec = {"precision": precision, "batch_size": width}
         tables = [reported("values", losses(2.0 * width, 3.0 if precision == "fp32" else 1.5), **RETURNED)]
-        case = measured("step_ms", 1.0, precision=precision, batch_size=width)
-        queue.finish(claim, replace(SUCCEEDED, tables=tables, measurements=[case]))
-        jobs.setdefault(precision, []).append(claim.job_id)
+        case = measured("step_ms", 1.0, **spec)
+        jobs.setdefault(precision, []).append(ended(spec, tables=tables, measurements=[case]))
     found = results.compare(database, jobs["fp32"], jobs["bf16"])
     assert "differ by up to 50 % (loss, step 2: 3 → 1.5)" in found.agreement["sentence"]
     same = results.compare(database, jobs["fp32"], jobs["fp32"], Question(expect_equal=1e-4))
@@ -735,29 +707,24 @@ def test_what_several_cases_of_another_precision_returned_is_compared(database, 
 
 
 @pytest.mark.parametrize("beside", [{"candidate"}, {"baseline", "candidate"}])
-def test_work_that_one_side_has_moved_to_threads_is_told(database, run_job, queue, record, beside) -> None:
-    claim = run_job(IN_TURNS)
+def test_work_that_one_side_has_moved_to_threads_is_told(database, ended, record, beside) -> None:
     checks = [{"name": "threads", "ok": False}]
     units = [
         replace(unit, validity={"verdict": "valid", "checks": checks if unit.side in beside else []})
         for unit in in_turns()
     ]
     rows_ = [record("step_ms", unit_index=unit.unit_index) for unit in units]
-    queue.finish(claim, replace(SUCCEEDED, units=units, measurements=rows_))
+    sheet = compare_sides(database, ended(IN_TURNS, units=units, measurements=rows_))
     told = "in the candidate alone threads computed beside the steps"
-    assert (told in str(about(compare_sides(database, claim.job_id), "sentence"))) == (len(beside) == 1)
+    assert (told in str(about(sheet, "sentence"))) == (len(beside) == 1)
 
 
-def test_of_more_jobs_than_verdicts_are_read_none_is_said_to_compute_alone(
-    database, run_job, queue, record, monkeypatch
+def test_of_more_jobs_than_verdicts_are_read_none_computes_alone(
+    database, ended, record, monkeypatch
 ) -> None:
     for module in (measurements, comparing):
         monkeypatch.setattr(module, "MAX_DOUBTFUL", 2)
     verdict = {"verdict": "valid", "checks": [{"name": "threads", "ok": False}]}
-    jobs = []
-    for _ in range(3):
-        claim = run_job({})
-        units = [UnitRecord(0, "", "succeeded", validity=verdict)]
-        queue.finish(claim, replace(SUCCEEDED, units=units, measurements=[record("step_ms")]))
-        jobs.append(claim.job_id)
+    units = [UnitRecord(0, "", "succeeded", validity=verdict)]
+    jobs = [ended(units=units, measurements=[record("step_ms")]) for _ in range(3)]
     assert "threads" not in str(about(compare(database, jobs[:2], jobs[2]), "sentence"))

@@ -9,11 +9,10 @@ from app import results
 from app.errors import InvalidRequest, NotFound, job_problem
 from app.results import CaseChoice, History
 from app.results.versions import commit_of, revision_of, revision_text, short_version, version_of
-from app.specs import spec_adapter
 from app.store.database.engine import Database
 from app.store.keeping.baselines import Baselines
 from app.store.reading import history as stored
-from app.store.records import Finish, Offer, UnitRecord
+from app.store.records import Finish, UnitRecord
 
 Measure = Callable[..., int]
 A, B = "a" * 40, "b" * 40
@@ -86,32 +85,21 @@ def test_of_the_oldest_job_all_processes_count_or_none(database, measure, monkey
         assert history.is_cut == (len(shown) < len(jobs))
 
 
-def test_only_the_last_recorded_attempt_counts(database, queue, run_job, record) -> None:
-    claim = run_job()
+def test_only_the_last_recorded_attempt_counts(database, queue, ended, shop, record) -> None:
     broken = Finish("failed", error=job_problem("failed", "It broke."), measurements=[record("step_ms", case_key=KEY)])
-    queue.finish(claim, broken)
-    queue.retry(claim.job_id)
+    queue.retry(ended(finish=broken))
     with pytest.raises(NotFound):  # it is not finished any more
         of(database)
-    offer = Offer(
-        frozenset({"benchmark"}), frozenset(spec_adapter.validate_python(claim.spec).requirements()), 0, 0, idle=True
-    )
-    again = queue.claim("worker", offer)
-    assert again is not None
-    queue.finish(again, Finish("succeeded", measurements=[record("step_ms", case_key=KEY, median=7.0)]))
+    queue.finish(shop.claim(), Finish("succeeded", measurements=[record("step_ms", case_key=KEY, median=7.0)]))
     assert [point.value for point in of(database).points] == [7.0]
 
 
-def test_sides_of_a_comparison_are_points(database, queue, run_job, record) -> None:
-    claim = run_job({"kind": "compare", "baseline": {"kind": "benchmark"}, "candidate": {"kind": "benchmark"}})
+def test_sides_of_a_comparison_are_points(database, ended, record) -> None:
     sides = ("baseline", "candidate")
-    queue.finish(
-        claim,
-        Finish(
-            "succeeded",
-            measurements=[record("step_ms", case_key=KEY, unit_index=unit, median=1.0 + unit) for unit in range(2)],
-            units=[UnitRecord(unit, side, "succeeded", side) for unit, side in enumerate(sides)],
-        ),
+    ended(
+        {"kind": "compare", **{side: {"kind": "benchmark"} for side in sides}},
+        measurements=[record("step_ms", case_key=KEY, unit_index=unit, median=1.0 + unit) for unit in range(2)],
+        units=[UnitRecord(unit, side, "succeeded", side) for unit, side in enumerate(sides)],
     )
     history = of(database)
     assert history.kind == "benchmark"

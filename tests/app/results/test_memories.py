@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ from app.results import render, sheet_of
 from app.results.matching import Difference, Spent
 from app.results.memories import NOT_LISTED, ROUNDING
 from app.store.database.engine import Database
-from app.store.queue.transitions import Queue
-from app.store.records import Claim, Finish, UnitRecord
+from app.store.records import UnitRecord
 
 CATEGORIES = {"category": "string", "peak_mib": "number", "end_mib": "number"}
 ALLOCATIONS = {
@@ -29,15 +27,12 @@ COPY = ("backward", None, "temporary", "m.py:30 loss < m.py:3 forward", "x = x.c
 
 
 @pytest.fixture
-def memory(run_job: Callable[..., Claim], queue: Queue, reported: Any, record: Any) -> Callable[..., int]:
+def memory(ended: Callable[..., int], reported: Any, record: Any) -> Callable[..., int]:
     """Record a job of kind `memory` with these allocations; `more`: MiB by phase and category that are not listed."""
 
     def run(*rows: Row, more: Any = None, peak: float | None = None, **spec: Any) -> int:
-        claim = run_job({"kind": "memory", **spec})
-        finish = Finish("succeeded", tables=tables(reported, rows, more or {}))
         measured = [] if peak is None else [record("peak_memory_mib", value=peak, unit="MiB")]
-        queue.finish(claim, replace(finish, measurements=measured))
-        return claim.job_id
+        return ended({"kind": "memory", **spec}, tables=tables(reported, rows, more or {}), measurements=measured)
 
     return run
 
@@ -171,15 +166,15 @@ def test_a_job_that_lacks_the_tables_is_compared_by_metrics(database, memory, me
     assert "The candidate has no complete tables of what its peaks hold: only metrics are compared." in notes
 
 
-def test_sides_of_one_job_are_means_of_their_processes(database, run_job, queue, reported) -> None:
+def test_sides_of_one_job_are_means_of_their_processes(database, ended, reported) -> None:
     side = {"kind": "memory", "context_length": 64}
-    claim = run_job({"kind": "compare", "baseline": side, "candidate": {**side, "precision": "bf16"}, "replicates": 4})
+    spec = {"kind": "compare", "baseline": side, "candidate": {**side, "precision": "bf16"}, "replicates": 4}
     units = [UnitRecord(at, f"{at}", "succeeded", side=("baseline", "candidate")[at % 2]) for at in range(8)]
     of_units = [
         tables(reported, [(*SCORES[:-1], 400.0 - 100 * (at % 2) + at // 2)], {}, unit_index=at) for at in range(8)
     ]
-    queue.finish(claim, Finish("succeeded", units=units, tables=[one for its in of_units for one in its]))
-    sheet = sheet_of(results.compare_sides(database, claim.job_id))
+    job = ended(spec, units=units, tables=[one for its in of_units for one in its])
+    sheet = sheet_of(results.compare_sides(database, job))
     (row,) = [row for row in json.loads(render(sheet, "json"))["rows"] if row["table"] == "allocations"]
     assert (row["baseline_mib"], row["candidate_mib"], row["change_mib"]) == (401.5, 301.5, -100)
     assert row["ratio_low"] < 0.751 < row["ratio_high"]

@@ -215,9 +215,8 @@ class TestPartial:
     }
 
     @pytest.fixture
-    def timed_out(self, run_job: Any, queue: Any, record: Any) -> int:
+    def timed_out(self, ended: Any, record: Any) -> int:
         """A job that timed out in its sixth cell of six: it had measured that cell's forward pass only."""
-        claim = run_job(self.SPEC)
         cases = AttentionSpec.model_validate_json(json.dumps(self.SPEC)).cases()
         records = [
             record(metric, median=number + 1.0, case=case.coordinates, case_key=case.key)
@@ -225,8 +224,7 @@ class TestPartial:
             for metric in ("forward_ms", "backward_ms")
         ]
         records.append(record("forward_ms", median=6.0, case=cases[5].coordinates, case_key=cases[5].key))
-        queue.finish(claim, replace(TIMEOUT, measurements=records))
-        return int(claim.job_id)
+        return ended(self.SPEC, TIMEOUT, measurements=records)
 
     def test_cells_not_measured_have_the_jobs_code(self, database: Database, timed_out: int) -> None:
         sheet = table(database, jobs=[timed_out])
@@ -237,12 +235,10 @@ class TestPartial:
         assert text.count("*") == 6 + 1
         assert f"* partial: measured before the job ended without success: timeout (job {timed_out})." in text
 
-    def test_cells_that_it_did_not_get_to_have_rows(self, database, run_job, queue, record) -> None:
-        claim = run_job(self.SPEC)
+    def test_cells_that_it_did_not_get_to_have_rows(self, database, ended, record) -> None:
         cases = AttentionSpec.model_validate_json(json.dumps(self.SPEC)).cases()
         records = [record("forward_ms", case=case.coordinates, case_key=case.key) for case in cases[:2]]
-        queue.finish(claim, replace(TIMEOUT, measurements=records))
-        sheet = table(database, jobs=[claim.job_id])
+        sheet = table(database, jobs=[ended(self.SPEC, TIMEOUT, measurements=records)])
         assert outcomes(sheet, "forward_ms") == ["ok", "ok", *["timeout"] * 4]
         assert sheet.column("partial") == [True, True, *[False] * 4]
         assert len({(row[0], row[4]) for row in sheet.rows}) == 6

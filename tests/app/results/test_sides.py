@@ -14,9 +14,8 @@ from app.results import compare
 from app.settings import Settings
 from app.specs import spec_adapter
 from app.store.database.engine import Database
-from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
-from app.store.records import Claim, Finish, MeasurementRecord
+from app.store.records import MeasurementRecord
 from tests.app.results.conftest import table
 from tests.releases.record import FOLDER
 
@@ -31,18 +30,17 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def test_ones_own_code_of_0_1_0_shows_its_table_and_is_compared_with_itself_only(
-    database: Database, queue: Queue, run_job: Callable[..., Claim], record: Callable[..., MeasurementRecord]
+    database: Database, ended: Callable[..., int], record: Callable[..., MeasurementRecord]
 ) -> None:
     spec = Reading(database).job(1)[0]["spec"]
     now = spec | {"code": spec["code"] | {"file": "attention.py"}}
-    claim = run_job(now)
     cases = spec_adapter.validate_python(now).cases()
     rows = [record("forward_ms", phase="forward", case=dict(case.coordinates), case_key=case.key) for case in cases]
-    queue.finish(claim, Finish("succeeded", measurements=rows))
-    shown = table(database, jobs=[1, claim.job_id], columns=["forward_ms"])
+    again = ended(now, measurements=rows)
+    shown = table(database, jobs=[1, again], columns=["forward_ms"])
     at = [column.name for column in shown.columns].index("implementation")
     assert [row[at] for row in shown.rows] == ["eager", "mine@cec46459", "eager", "mine@attention.py"]
     assert compare(database, [1], [2]).rows
-    for sides, old in ((([1], [claim.job_id]), "baseline"), (([claim.job_id], [1]), "candidate")):
+    for sides, old in ((([1], [again]), "baseline"), (([again], [1]), "candidate")):
         with pytest.raises(InvalidRequest, match=rf"^Release 0\.1\.0, .* measured the {old}: measure it again"):
             compare(database, *sides)

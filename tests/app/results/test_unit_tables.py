@@ -9,31 +9,26 @@ import pytest
 from app.errors import InvalidRequest
 from app.results import Excerpt, list_tables, render, result_table
 from app.store.database.engine import Database
-from app.store.queue.transitions import Queue
-from app.store.records import Claim, Finish
 
 KERNELS = {"kernel": "string", "total_ms": "number", "calls": "integer", "fused": "boolean"}
 ROWS = [["b", 2.0, 1, True], ["a", None, 3, False], ["c", 1.5, 2, None], ["d", 2.0, 4, True]]
 
 
 @pytest.fixture
-def profiled(run_job: Callable[..., Claim], queue: Queue, reported: Any) -> int:
+def profiled(ended: Callable[..., int], reported: Any) -> int:
     """A job with two tables; both of its units reported one of them."""
-    claim = run_job()
     tables = [
         reported("kernels", ROWS, **KERNELS),
         reported("kernels", [["e", 0.5, 9, False]], unit_index=1, **KERNELS),
         reported("a/b", [[1]], unit_index=1, x="integer"),
     ]
-    queue.finish(claim, Finish("succeeded", tables=tables))
-    return claim.job_id
+    return ended(tables=tables)
 
 
-def test_tables_come_in_the_order_in_which_people_read_them(database, run_job, queue, reported) -> None:
-    claim = run_job({"kind": "memory"})
+def test_tables_come_in_the_order_in_which_people_read_them(database, ended, reported) -> None:
     names = ["timeline", "extra", "categories-forward", "categories-backward", "allocations", "checks"]
-    queue.finish(claim, Finish("succeeded", tables=[reported(name, [[1]], x="integer") for name in names]))
-    listed = [table["name"] for table in list_tables(database, claim.job_id)]
+    job = ended({"kind": "memory"}, tables=[reported(name, [[1]], x="integer") for name in names])
+    listed = [table["name"] for table in list_tables(database, job)]
     assert listed == ["categories-backward", "categories-forward", "allocations", "timeline", "checks", "extra"]
 
 
@@ -52,36 +47,31 @@ def test_sorted_by_a_column_with_what_is_unknown_last(database, profiled, sort, 
     assert "".join(result_table(database, profiled, "kernels", Excerpt(sort=sort)).column("kernel")) == kernels
 
 
-def test_a_page_may_begin_and_end_in_any_unit(database, run_job, queue, reported) -> None:
-    claim = run_job()
+def test_a_page_may_begin_and_end_in_any_unit(database, ended, reported) -> None:
     tables = [reported("n", [[4 * unit + row] for row in range(4)], unit_index=unit, n="integer") for unit in range(9)]
-    queue.finish(claim, Finish("succeeded", tables=tables))
+    job = ended(tables=tables)
     for limit in (1, 4, 5, 36, None):
         for after in (0, 3, 4, 35, 36, 40):
             end = 36 if limit is None else min(36, after + limit)
             for sort in (None, "n"):
-                sheet = result_table(database, claim.job_id, "n", Excerpt(sort=sort, limit=limit, after=after))
+                sheet = result_table(database, job, "n", Excerpt(sort=sort, limit=limit, after=after))
                 assert sheet.rows == [[number // 4, number] for number in range(after, end)]
                 assert sheet.next == (str(end) if after < end < 36 else None)
 
 
-def test_a_column_of_the_reporters_own_named_as_ours(database, run_job, queue, reported) -> None:
-    claim = run_job()
+def test_a_column_of_the_reporters_own_named_as_ours(database, ended, reported) -> None:
     column = {"name": "unit_index", "type": "integer", "unit": None}
     table = replace(reported("own", [[5]], unit_index=2), columns=[column])
-    queue.finish(claim, Finish("succeeded", tables=[table]))
-    sheet = result_table(database, claim.job_id, "own")
+    sheet = result_table(database, ended(tables=[table]), "own")
     assert (sheet.names(), sheet.rows) == (["unit_index", "table.unit_index"], [[2, 5]])
 
 
 @pytest.fixture
-def kernels(run_job: Callable[..., Claim], queue: Queue, reported: Any) -> int:
+def kernels(ended: Callable[..., int], reported: Any) -> int:
     """A profile with a table of many columns."""
-    claim = run_job({"kind": "profile"})
     types = {"name": "string", "class": "string", "total_ms": "number", "calls": "integer", "std_us": "number"}
     rows = [["gemm", "matmul", 2.0, 3, 0.5], ["copy", "copy", 1.0, 2, 0.1]]
-    queue.finish(claim, Finish("succeeded", tables=[reported("kernels-forward", rows, **types)]))
-    return int(claim.job_id)
+    return ended({"kind": "profile"}, tables=[reported("kernels-forward", rows, **types)])
 
 
 def test_columns_on_request(database: Database, kernels: int) -> None:
