@@ -719,9 +719,7 @@ def test_work_that_one_side_has_moved_to_threads_is_told(database, ended, record
     assert (told in str(about(sheet, "sentence"))) == (len(beside) == 1)
 
 
-def test_of_more_jobs_than_verdicts_are_read_none_computes_alone(
-    database, ended, record, monkeypatch
-) -> None:
+def test_of_more_jobs_than_verdicts_are_read_none_computes_alone(database, ended, record, monkeypatch) -> None:
     for module in (measurements, comparing):
         monkeypatch.setattr(module, "MAX_DOUBTFUL", 2)
     verdict = {"verdict": "valid", "checks": [{"name": "threads", "ok": False}]}
