@@ -43,9 +43,12 @@ class Worker:
         devices = [{"type": "cpu", "name": "test CPU"}]
         self.services.registration.register_worker(self.id, "host", 1, kinds, capabilities, devices, {"torch": "2.13"})
 
-    def claim(self, *kinds: str) -> Claim:
-        offer = Offer(frozenset(kinds) or KINDS, CAPABILITIES, total_gpus=0, free_gpus=0, idle=True)
-        claim = self.services.queue.claim(self.id, offer)
+    def try_claim(self, *kinds: str, can: frozenset[str] = CAPABILITIES, waits_for: str | None = None) -> Claim | None:
+        offer = Offer(frozenset(kinds) or KINDS, can, total_gpus=0, free_gpus=0, idle=True)
+        return self.services.queue.claim(self.id, offer, waits_for)
+
+    def claim(self, *kinds: str, can: frozenset[str] = CAPABILITIES) -> Claim:
+        claim = self.try_claim(*kinds, can=can)
         assert claim is not None, "nothing to claim"
         return claim
 
@@ -154,9 +157,7 @@ def obedient_later(site: Site) -> Iterator[Callable[[], None]]:
 
     def work() -> None:
         while not stop.is_set():
-            try:
-                claim = site.worker.claim()
-            except AssertionError:
+            if (claim := site.worker.try_claim()) is None:
                 time.sleep(0.02)
                 continue
             site.worker.report(claim, "progress", done=1, total=2, message="measuring")

@@ -11,7 +11,6 @@ import pytest
 from app.specs._code import RUNS_CODE
 from app.store.files.artifacts import ArtifactFiles
 from app.store.keeping.pruning import KEEP_UNUSED_CODE, Pruning, Retention
-from app.store.records import Offer
 from app.store.tables import utc_now
 
 SOURCE = b"def attention(q, k, v, is_causal):\n    return v  # \xc3\xbc\n"
@@ -30,11 +29,6 @@ def upload(site: Any, source: bytes = SOURCE) -> str:
 
 def spec_of(sha256: str, **fields: Any) -> dict[str, Any]:
     return {"kind": "attention", "code": {"sha256": sha256, "function": "attention"}, **fields}
-
-
-def offer(*, allowed: bool) -> Offer:
-    able = ABLE | {RUNS_CODE} if allowed else ABLE
-    return Offer(KINDS, able, total_gpus=0, free_gpus=0, idle=True)
 
 
 @pytest.fixture
@@ -150,10 +144,8 @@ class TestWhoMayRunIt:
         able_site.worker.register(KINDS, ABLE)
         waiting = able_site.http.get(f"/jobs/{job['id']}").json()["waiting"]
         assert "runs uploaded code: start `flopwatch up`, or `flopwatch worker`, with --allow-code" in waiting
-        queue = able_site.services.queue
-        assert queue.claim("other", offer(allowed=False)) is None
-        claim = queue.claim("other", offer(allowed=True))
-        assert claim.job_id == job["id"]
+        assert able_site.worker.try_claim("attention", can=ABLE) is None
+        assert able_site.worker.claim("attention", can=ABLE | {RUNS_CODE}).job_id == job["id"]
 
 
 class TestJobsWithCode:

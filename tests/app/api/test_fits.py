@@ -1,13 +1,13 @@
 """Sweeps that search for the largest value that fits: each result brings the next job, whoever is restarted between."""
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from app.specs._code import RUNS_CODE
 from tests.app.api.test_files import upload
+from tests.app.conftest import CAPABILITIES
 from tests.app.web.checker import page
 
 BASE = {"kind": "benchmark", "model": {"size": "tiny"}, "context_length": 64}
@@ -26,8 +26,7 @@ def finish(site: Any, measured: Any, limits: dict[str, int], axis: str = "contex
     """Play the worker: jobs of each size run out of memory above its limit. Returns how many jobs it ran."""
     done = 0
     while done < number:
-        claim = site.services.queue.claim(site.worker.id, offer())
-        if claim is None:
+        if (claim := site.worker.try_claim()) is None:
             break
         fits = claim.spec[axis] <= limits[claim.spec["model"]["size"]]
         row = measured("step_ms", 1.0 if fits else None, "ok" if fits else "oom", length=claim.spec[axis])
@@ -35,13 +34,6 @@ def finish(site: Any, measured: Any, limits: dict[str, int], axis: str = "contex
         site.worker.finish(claim, measurements=[row, unknown])
         done += 1
     return done
-
-
-def offer() -> Any:
-    from app.store.records import Offer
-
-    able = frozenset({"attention:eager", "model:transformer_lm"})
-    return Offer(frozenset({"benchmark"}), able, total_gpus=0, free_gpus=0, idle=True)
 
 
 def test_a_search_ends_at_the_largest_that_fits(fresh_site: Any, measured: Any) -> None:
@@ -161,8 +153,7 @@ def test_an_argument_of_ones_own_step_is_searched(fresh_site: Any, measured: Any
     body = {"base": base, "fit": {"axis": "arguments.context", "upto": 256, "step": 64}}
     sweep = fresh_site.http.post("/sweeps", json=body).raise_for_status().json()
     for context, outcome in ((64, "ok"), (128, "ok"), (256, "oom"), (192, "ok")):
-        able = frozenset({"attention:eager", "model:transformer_lm", RUNS_CODE})
-        claim = fresh_site.services.queue.claim(fresh_site.worker.id, replace(offer(), capabilities=able))
+        claim = fresh_site.worker.claim(can=CAPABILITIES | {RUNS_CODE})
         assert claim.spec["arguments"] == {"context": context}
         value = 1.0 if outcome == "ok" else None
         fresh_site.worker.finish(claim, measurements=[measured("step_ms", value, outcome, size=context)])
@@ -182,8 +173,7 @@ def test_a_value_that_the_spec_does_not_take_stops_the_search(fresh_site: Any, m
     assert claim.spec["model"]["d_model"] == 160
     for _ in range(3):
         fresh_site.worker.finish(claim, measurements=[measured("step_ms", 1.0, size=claim.job_id)])
-        next_claim = fresh_site.services.queue.claim(fresh_site.worker.id, offer())
-        if next_claim is None:
+        if (next_claim := fresh_site.worker.try_claim()) is None:
             break
         claim = next_claim
     (search,) = sweep_of(fresh_site, sweep)["searches"]

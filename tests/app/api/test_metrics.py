@@ -11,10 +11,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as text_format
 
 from app.errors import DiskFull
-from app.store.records import Offer
 from tests.app.conftest import CAPABILITIES, KINDS
 
-OFFER = Offer(KINDS, CAPABILITIES, total_gpus=0, free_gpus=0, idle=True)
 OPEN_METRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 GPU = {"type": "cuda", "uuid": "GPU-1", "utilisation_percent": 50, "memory_used_mib": 3, "sm_clock_mhz": 1980}
 
@@ -156,7 +154,7 @@ def test_times_devices_and_disk(fresh_site: Any) -> None:
 def test_jobs_in_a_clusters_queue_are_pending(fresh_site: Any) -> None:
     site = fresh_site
     site.submit()
-    site.services.queue.claim(site.worker.id, OFFER, "Slurm: Resources")
+    site.worker.try_claim(waits_for="Slurm: Resources")
     assert value(site, "flopwatch_pending_jobs") == 1
     assert value(site, "flopwatch_job_waiting_seconds_count", kind="benchmark") is None, "it still waits"
 

@@ -201,11 +201,8 @@ def worker(site: Any, finish: Any) -> Iterator[dict[str, float]]:
 
     def work() -> None:
         while not stop.wait(0.02):
-            try:
-                claim = site.worker.claim()
-            except AssertionError:
-                continue
-            finish(claim, behaviour["factor"])
+            if (claim := site.worker.try_claim()) is not None:
+                finish(claim, behaviour["factor"])
 
     thread = threading.Thread(target=work)
     thread.start()

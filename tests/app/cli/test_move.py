@@ -34,13 +34,12 @@ from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
 from app.store.reading.measurements import JobChoice
 from app.store.reading.queries import Reading
-from app.store.records import Finish, Idempotency, NewEvent, NewJob, Offer, StoredArtifact, UnitRecord
+from app.store.records import Finish, Idempotency, NewEvent, NewJob, StoredArtifact, UnitRecord
+from tests.app.store.conftest import Shop
 from tests.builders import measured
 from tests.databases import put_database
 from tests.object_stores import Bucket
 from tests.postgres import Server
-
-OFFER = Offer(frozenset({"benchmark"}), BenchmarkSpec().requirements(), 0, 0, idle=True)
 
 
 def move(folder: Path, url: str) -> Any:
@@ -61,8 +60,7 @@ def folder(tmp_path: Path) -> Path:
         queue.submit_sweep("s\0", {"a": "ü"}, {"kind": "benchmark"}, {"batch_size": [0, 1, 2]}, [], jobs)
         queue.submit(NewJob(BenchmarkSpec(), "n", {"k": "\0"}), Idempotency("key", "POST /jobs", "digest"))
         for value in (1.5, float("nan"), 2.5):
-            claim = queue.claim("gone", OFFER)
-            assert claim is not None
+            claim = Shop(queue, Registration(database)).claim("gone")
             queue.report(claim, [NewEvent("log", {"text": "a\0b"})])
             results = [measured("step_ms", value, model="ü", context_length=8)]
             files = [StoredArtifact(0, "a", "trace", "text/plain", 2**40, "ab" * 32)]

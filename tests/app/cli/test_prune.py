@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 
 from app.cli.commands import cli
 from app.settings import Settings
-from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
 from app.store.database.engine import open_database
 from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
-from app.store.records import Finish, Idempotency, NewJob, Offer
+from app.store.records import Finish, Idempotency
 from app.store.tables import utc_now
+from tests.app.store.conftest import Shop
 from tests.databases import put_database
 
 
@@ -30,11 +30,9 @@ def folder(tmp_path: Path) -> Path:
     """A database with a finished job of last year, and its key."""
     put_database(tmp_path)
     database = open_database(Settings(data_dir=tmp_path))
-    queue = Queue(database)
-    queue.submit(NewJob(BenchmarkSpec()), Idempotency("key", "POST /jobs", "digest"))
-    claim = queue.claim("worker", Offer(frozenset({"benchmark"}), frozenset(), 0, 0, idle=True))
-    assert claim is not None
-    queue.finish(claim, Finish("succeeded", log="x" * 1_000_000))
+    shop = Shop(Queue(database), Registration(database))
+    claim = shop.running_job(idempotency=Idempotency("key", "POST /jobs", "digest"))
+    shop.queue.finish(claim, Finish("succeeded", log="x" * 1_000_000))
     with database.write() as connection:
         old = utc_now().replace(year=utc_now().year - 1, day=1)
         connection.execute(update(tables.job).values(finished_at=old))

@@ -13,12 +13,12 @@ from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store.database.engine import Database, open_database
 from app.store.files.artifacts import ArtifactFiles
+from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
-from app.store.records import Finish, NewJob, Offer, StoredArtifact
+from app.store.records import Finish, NewJob, StoredArtifact
+from tests.app.store.conftest import Shop
 from tests.disks import full, small_disk
-
-OFFER = Offer(frozenset({"benchmark"}), frozenset(), 0, 0, idle=True)
 
 
 @pytest.fixture
@@ -31,8 +31,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_is_full(disk: Path, tmp_path: Path) -> None:
     database = open_database(Settings(data_dir=disk))
     queue, reading, files = Queue(database), Reading(database), ArtifactFiles(disk / "artifacts")
-    queue.submit(NewJob(BenchmarkSpec()))
-    claim = queue.claim("worker", OFFER)
+    claim = Shop(queue, Registration(database)).running_job()
     big, small = tmp_path / "big", tmp_path / "small-file"
     big.write_bytes(bytes(4 << 20))
     small.write_bytes(b"small")

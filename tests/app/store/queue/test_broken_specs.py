@@ -13,10 +13,8 @@ from app.store.database.engine import Database
 from app.store.keeping.deleting import delete_job
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
-from app.store.records import NewJob, Offer
-from tests.app.store.conftest import CAPABILITIES, KINDS
+from app.store.records import NewJob
 
-OFFER = Offer(KINDS, CAPABILITIES, total_gpus=0, free_gpus=0, idle=True)
 BROKEN = ['{"half": ', '"a text"', "null", "7"]
 
 
@@ -30,13 +28,7 @@ def break_column(database: Database, table: str, column: str, value: str) -> Non
     ("column", "value"), [*(("spec", value) for value in BROKEN), ("requirements", BROKEN[0])], ids=str
 )
 def test_a_job_with_a_broken_spec_fails_and_the_next_runs(
-    database: Database,
-    queue: Queue,
-    reading: Reading,
-    shop: Any,
-    column: str,
-    value: str,
-    caplog: pytest.LogCaptureFixture,
+    database: Database, reading: Reading, shop: Any, column: str, value: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     shop.register()
     first, second = shop.submit(), shop.submit()
@@ -45,15 +37,14 @@ def test_a_job_with_a_broken_spec_fails_and_the_next_runs(
     assert [(job["id"], job["broken"] is not None) for job in listed] == [(second, False), (first, True)]
     assert (listed[1]["state"], listed[1]["broken"]["code"]) == ("queued", "unreadable")
     assert column in listed[1]["broken"]["detail"]
-    claim = queue.claim("worker", OFFER)
-    assert claim.job_id == second
+    assert shop.claim().job_id == second
     assert "the job fails" in caplog.text
     job, _ = reading.job(first)
     assert (job["state"], job["error"]["code"]) == ("failed", "unreadable")
     assert delete_job(database, first) == []
 
 
-def test_control_of_the_stored_json(engine, database, queue, reading, shop, monkeypatch) -> None:
+def test_control_of_the_stored_json(engine, database, reading, shop, monkeypatch) -> None:
     as_text = (
         (lambda *_: lambda value: value and json.loads(value)) if engine == "postgresql" else JSON.result_processor
     )
@@ -64,7 +55,7 @@ def test_control_of_the_stored_json(engine, database, queue, reading, shop, monk
     shop.submit()
     break_column(database, "job", "spec", BROKEN[0])
     with pytest.raises(ValueError, match="Expecting"):
-        queue.claim("worker", OFFER)
+        shop.claim()
     with pytest.raises(ValueError, match="Expecting"):
         reading.jobs()
 
