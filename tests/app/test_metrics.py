@@ -1,6 +1,6 @@
 import pytest
 
-from app.metrics import better, gain, gain_name, headline, in_a_sentence, readable
+from app.metrics import better, gain, gain_name, headline, in_a_sentence
 
 
 @pytest.mark.parametrize(
@@ -57,23 +57,6 @@ def test_headline() -> None:
     assert headline(["forward_ms", "step_ms", "mfu"]) == "step_ms"
     assert headline(["copy_gb_per_s", "tflops"]) == "copy_gb_per_s"
     assert headline([]) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "unit", "text"),
-    [
-        ("step_ms", "ms", "Step (ms)"),
-        ("decode_ms_per_token", "ms/token", "Decode (ms/token)"),
-        ("gpu_busy_percent", "%", "GPU busy (%)"),
-        ("mfu", "fraction", "MFU"),
-        ("model.d_ff", None, "Model d ff"),
-        ("intensity", "FLOP/byte", "Intensity (FLOP/byte)"),
-        ("step_ms_speedup", "1", "Step speed-up"),
-        ("peak_memory_mib_gain", "1", "Peak memory gain"),
-    ],
-)
-def test_names_for_print(name: str, unit: str | None, text: str) -> None:
-    assert readable(name, unit) == text
 
 
 def test_names_within_a_sentence_keep_units_and_abbreviations() -> None:

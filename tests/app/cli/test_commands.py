@@ -177,17 +177,6 @@ def test_wait_for_a_wrong_result(flopwatch: Any, obedient: Any) -> None:
     ended(flopwatch("submit", *TINY, "--name", "is wrong"))
 
 
-def test_errors_name_the_field_and_the_cure(flopwatch: Any) -> None:
-    errors = ended(flopwatch("submit", *TINY, "context_lenght=8", 'batch_size="4"'), 1)
-    assert "/spec/context_lenght: Unknown field; did you mean context_length?" in errors
-    assert '/spec/batch_size: Input should be a valid integer; got "4"' in errors
-    assert "did you mean benchmark? known kinds: attention, benchmark" in ended(flopwatch("submit", "bechmark"), 1)
-    assert '"zzz"; known kinds: attention, benchmark' in ended(flopwatch("submit", "zzz"), 1)
-    assert "There is no job 99999." in ended(flopwatch("show", "99999"), 1)
-    assert "/grid/context_length/1" in ended(flopwatch("sweep", *TINY, "context_length=8,-8"), 1)
-    assert "  Query parameter 'state'" in ended(flopwatch("jobs", "--state", "odd"), 1)
-
-
 STEP = ("submit", "benchmark", "--step")
 
 

@@ -44,13 +44,6 @@ def rows_of(sheet: Sheet) -> list[dict[str, Any]]:
 
 
 class TestPivot:
-    def test_values_of_a_coordinate_become_columns(self, database: Database, grid: list[int]) -> None:
-        sheet = table(database, pivot="context_length")
-        assert sheet.names("coordinate") == ["model", "precision"]
-        assert sheet.names("metric") == ["step_ms, context_length=128", "step_ms, context_length=256"]
-        assert values(sheet, "step_ms, context_length=128") == [10.0, 5.0]
-        assert values(sheet, "step_ms, context_length=256") == [20.0, 15.0]
-
     def test_each_number_leads_to_its_job(self, database: Database, grid: list[int]) -> None:
         first = rows_of(table(database, pivot="context_length"))[0]
         assert first["step_ms_job, context_length=128"] == grid[0]
@@ -130,14 +123,6 @@ class TestFieldsOfSweeps:
 
 
 class TestRelative:
-    def test_times_become_speedups_of_rows_with_a_counterpart(self, database: Database, grid: list[int]) -> None:
-        sheet = table(database, relative_to={"precision": "fp32"})
-        assert values(sheet, "step_ms_speedup") == [1.0, 2.0, 1.0, pytest.approx(4 / 3)]
-        text = render(sheet, "markdown")
-        assert "2.00×" in text
-        assert text.count("reference |") == 2
-        assert [row["step_ms_speedup_outcome"] for row in rows_of(sheet)] == ["reference", "ok"] * 2
-
     def test_a_row_without_a_counterpart_says_so(self, database: Database, measure: Measure, grid: list[int]) -> None:
         measure(("step_ms", {"median": 1.0}), spec={"context_length": 512, "precision": "bf16"})
         sheet = table(database, relative_to={"precision": "fp32"})

@@ -6,13 +6,6 @@ VARIES = ("variation", "26.4%")
 LOADED = ("host_load", "11.9%")
 
 
-def test_one_reason_is_a_dagger() -> None:
-    footnotes = Footnotes()
-    footnotes.count("suspect", [VARIES])
-    assert footnotes.mark("suspect", [VARIES], partial=False) == "†"
-    assert footnotes.notes() == ["† suspect: variation: 26.4%."]
-
-
 def test_several_reasons_are_numbered() -> None:
     footnotes = Footnotes()
     footnotes.count("suspect", [VARIES])

@@ -10,7 +10,6 @@ from app.errors import InvalidRequest, NotFound, job_problem
 from app.results import CaseChoice, History
 from app.results.versions import commit_of, revision_of, revision_text, short_version, version_of
 from app.store.database.engine import Database
-from app.store.keeping.baselines import Baselines
 from app.store.reading import history as stored
 from app.store.records import Finish, UnitRecord
 
@@ -104,14 +103,6 @@ def test_sides_of_a_comparison_are_points(database, ended, record) -> None:
     history = of(database)
     assert history.kind == "benchmark"
     assert [(point.side, point.value) for point in history.points] == [("baseline", 1.0), ("candidate", 2.0)]
-
-
-def test_baselines_are_marked(database: Database, measure: Measure) -> None:
-    first, second = (measure(("step_ms", {"case_key": KEY, "validity": "valid"})) for _ in range(2))
-    Baselines(database).put("main", job=second)
-    Baselines(database).put("release", job=second)
-    marks = {point.job: list(point.baselines) for point in of(database).points}
-    assert marks == {first: [], second: ["main", "release"]}
 
 
 def test_one_of_several_cases_is_chosen(database: Database, measure: Measure) -> None:

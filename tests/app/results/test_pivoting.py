@@ -322,14 +322,6 @@ def test_every_row_of_json_and_csv_names_its_job(database: Database, measure: Me
     assert "job" not in render(table(database), "markdown").splitlines()[0]
 
 
-def test_people_see_jobs_on_request(database: Database, measure: Measure) -> None:
-    (job,) = lengths(measure, 128)
-    sheet = table(database, links=True)
-    assert f"[{job}](http://host/ui/jobs/{job})" in render(sheet, "markdown", base_url="http://host/")
-    assert rf"\href{{http://host/ui/jobs/{job}}}{{{job}}}" in render(sheet, "latex", base_url="http://host/")
-    assert f'<a href="/ui/jobs/{job}">{job}</a>' in render(sheet, "html")
-
-
 def test_several_kinds_must_be_named(database: Database, measure: Measure) -> None:
     lengths(measure, 128)
     measure(("tflops", {}), spec={"kind": "attention", "sequence_lengths": [128], "implementations": ["eager"]})

@@ -19,13 +19,6 @@ def test_milliseconds_are_drawn_before_other_units() -> None:
     assert figure["layout"]["yaxis"]["title"]["text"] == "Tokens/s"
 
 
-def test_lines_of_processes_share_colour_and_legend() -> None:
-    first, second = over_steps([row([1.0, 2.0], unit_index) for unit_index in (3, 7)], 2)["data"]
-    assert (first["name"], second["name"]) == ("step", "step, process 2")
-    assert first["line"] == second["line"]
-    assert (first["showlegend"], second["showlegend"]) == (True, False)
-
-
 def test_many_long_lines_have_a_bounded_number_of_points() -> None:
     figure = over_steps([row([1.0, 2.0] * 1000, unit_index) for unit_index in range(100)], 100)
     assert len(figure["data"]) == 100

@@ -7,10 +7,6 @@ import pytest
 from flopwatch.text.validity import doubts, noisy_host, notes, verdict
 
 
-def test_several_are_counted() -> None:
-    assert verdict({"verdict": "suspect", "counts": {"valid": 298, "suspect": 2}}) == "suspect (298 valid, 2 suspect)"
-
-
 def test_a_failed_check_names_its_unit_and_case() -> None:
     check = {"name": "drift", "ok": False, "detail": "9 %"}
     checks = [
@@ -26,14 +22,6 @@ def test_a_failed_check_names_its_unit_and_case() -> None:
         "replicate 1: flex: drift: 9 %",
         "replicate 2: drift: 9 %",
     ]
-
-
-def test_a_note_is_no_doubt() -> None:
-    check = {"name": "host_bound", "ok": False, "detail": "by far", "severity": "note"}
-    validity = {"verdict": "valid", "checks": [check, {"name": "drift", "ok": False, "detail": "9 %"}]}
-    assert doubts(validity) == ["drift: 9 %"]
-    assert notes(validity) == ["note: host_bound: by far"]
-    assert notes({"verdict": "valid", "checks": [check | {"ok": True}]}) == []
 
 
 def test_of_many_failed_checks_the_first_are_listed() -> None:

@@ -12,6 +12,9 @@ from flopwatch.text.values import parse_json, parse_value, value_text
     [
         ("128", 128),
         ("true", True),
+        ("False", False),
+        ("007", "007"),
+        ("1e3", 1000.0),
         ("None", None),
         ("[1, 2]", [1, 2]),
         ("tiny", "tiny"),
@@ -22,7 +25,7 @@ from flopwatch.text.values import parse_json, parse_value, value_text
     ],
 )
 def test_a_value(text: str, value: Any) -> None:
-    assert parse_value(text) == value
+    assert (parse_value(text), type(parse_value(text))) == (value, type(value))
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,7 @@ def test_lines_per_implementation_charts_per_mask() -> None:
         ("eager", [64, 128], [128, 256]),
         ("cpu_flash", [64, 128], [128, 256]),
     ]
-    assert figure["layout"]["xaxis"]["type"] == figure["layout"]["yaxis"]["type"] == "log"
     assert figure["layout"]["xaxis"]["title"]["text"] == "Sequence length (tokens)"
-    assert figure["layout"]["yaxis"]["title"]["text"] == "Forward pass (ms)"
 
 
 def test_implementations_at_one_length_are_bars() -> None:
