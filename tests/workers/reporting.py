@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flopwatch import steps
 from workers import messages, uploaded
 from workers.agent.measurements import record_of
 from workers.jobs import runner_for
 from workers.jobs._base import Unit
+from workers.measure.ceilings import Ceilings
 from workers.reporter import Reporter
 
 
@@ -105,6 +107,14 @@ def reported(spec: Any, folder: Path, unit: Unit | None = None) -> Report:
     report, runner = Report(folder), runner_for(spec.kind)
     runner.run(spec, unit or runner.plan(spec)[0], report)
     return report
+
+
+def with_ceilings(folder: Path, tflops: float = 100.0, gb_per_s: float = 1e5) -> Path:
+    """The folder, with ceilings on record that a profile would else measure, for seconds each time."""
+    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        rates = dict.fromkeys(("fp32", "tf32", "bf16", "fp16"), tflops)
+        Ceilings(folder / "ceilings").record(torch.device(device), rates, gb_per_s)
+    return folder
 
 
 @contextmanager

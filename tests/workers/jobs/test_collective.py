@@ -11,7 +11,7 @@ from app.specs.collective import CollectiveSpec
 from parallel.process_group import RanksFailed, RanksTimedOut
 from tests.workers.jobs import sabotaged_ranks
 from tests.workers.jobs.sabotaged_ranks import LARGE, SMALL
-from tests.workers.reporting import Report
+from tests.workers.reporting import Report, reported
 from workers.jobs import _ranks, collective
 from workers.jobs.collective import RUNNER
 from workers.measure import collective_timing
@@ -26,11 +26,8 @@ def one_thread_per_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def run(report: Report, **fields: Any) -> Report:
-    spec = CollectiveSpec(**{"warmup_steps": 2, "measure_steps": 4, **fields})
-    (unit,) = RUNNER.plan(spec)
-    RUNNER.run(spec, unit, report)
-    return report
+def run(folder: Path, **fields: Any) -> Report:
+    return reported(CollectiveSpec(**{"warmup_steps": 2, "measure_steps": 4, **fields}), folder)
 
 
 def check_cell(report: Report, factor: float, **coordinates: Any) -> None:
@@ -62,7 +59,7 @@ def test_two_ranks_with_faults_in_some_cells(tmp_path, monkeypatch, capsys) -> N
     """In one launch, since each takes seconds."""
     monkeypatch.setattr(collective_timing, "time_cells", sabotaged_ranks.time_cells)
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0})
-    report = run(Report(tmp_path), size_mb=[SMALL, LARGE], dtypes=["fp32", "bf16"], operations=list(OPERATIONS))
+    report = run(tmp_path, size_mb=[SMALL, LARGE], dtypes=["fp32", "bf16"], operations=list(OPERATIONS))
     for operation, factor in FACTORS.items():
         for dtype in ("fp32", "bf16"):
             check_cell(report, factor, operation=operation, dtype=dtype, size_mb=LARGE)
@@ -143,7 +140,7 @@ def test_latency_and_bandwidth_are_fitted_to_the_slowest_ranks_times(tmp_path: P
                 reported(rank, done(cell, times, bytes=size, **fault))
 
     script.append(ranks)
-    report = run(Report(tmp_path), operations=["all_reduce", "broadcast"], size_mb=[0.01, 1, 100])
+    report = run(tmp_path, operations=["all_reduce", "broadcast"], size_mb=[0.01, 1, 100])
     found, few = report.table_rows("fit")
     assert (found["operation"], found["sizes"], found["note"]) == ("all_reduce", 3, None)
     assert found["latency_us"] == pytest.approx(50)
@@ -156,7 +153,7 @@ def test_latency_and_bandwidth_are_fitted_to_the_slowest_ranks_times(tmp_path: P
 
 def test_a_step_takes_as_long_as_its_slowest_rank(tmp_path: Path, script: list[Script]) -> None:
     script.append(measured)
-    report = run(Report(tmp_path), size_mb=[1, 2], operations=["all_reduce"], measure_steps=2)
+    report = run(tmp_path, size_mb=[1, 2], operations=["all_reduce"], measure_steps=2)
     for size in (1, 2):
         cell = report.cell(size_mb=size)
         assert (cell["latency_ms", None]["min"], cell["latency_ms", None]["max"]) == (3.0, 4.0)
@@ -178,7 +175,7 @@ def test_what_an_operation_raises_costs_its_own_cell(tmp_path: Path, script: lis
         raise RanksFailed(1, "raised ValueError: a pineapple", trace="Traceback …")
 
     script += [raising, measured]
-    report = run(Report(tmp_path), size_mb=[1, 2, 3], operations=["broadcast"], measure_steps=2)
+    report = run(tmp_path, size_mb=[1, 2, 3], operations=["broadcast"], measure_steps=2)
     outcomes = [report.cell(size_mb=size)["latency_ms", None]["outcome"] for size in (1, 2, 3)]
     assert outcomes == ["ok", outcome, "ok"]
     assert report.cell(size_mb=2)["bus_gb_per_s", None]["reason"] == "rank 1: ValueError: a pineapple"
@@ -211,7 +208,7 @@ def failing(error: Exception, *, begun: bool) -> Script:
 def test_ranks_that_end_fail_the_job(tmp_path, script, error, begun, failure, message) -> None:
     script.append(failing(error, begun=begun))
     with pytest.raises(RunnerError, match=message) as failed:
-        run(Report(tmp_path), size_mb=[1, 2], operations=["broadcast"])
+        run(tmp_path, size_mb=[1, 2], operations=["broadcast"])
     assert type(failed.value) is failure
 
 
@@ -223,4 +220,4 @@ def test_the_job_of_a_dead_rank_does_not_go_on(tmp_path: Path) -> None:
 def test_gpus_that_are_not_there_are_no_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(Unsupported, match="world_size 2 needs 2 GPUs here; this worker's process sees 1"):
-        run(Report(tmp_path), backend="nccl")
+        run(tmp_path, backend="nccl")

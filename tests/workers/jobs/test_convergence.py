@@ -13,7 +13,7 @@ import torch
 from app.specs import spec_adapter
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.compare import CompareSpec
-from tests.workers.reporting import Report
+from tests.workers.reporting import reported
 from workers.jobs._convergence import learned, loss_rows, sentences, steps_to, train
 from workers.jobs._training import building
 from workers.jobs.compare import RUNNER
@@ -186,8 +186,7 @@ def test_a_comparison_ends_with_its_pairs_of_runs(tmp_path: Path) -> None:
     *turns, last = RUNNER.plan(spec)
     assert [unit.side is None for unit in turns] == [False, False]
     assert (last.side, last.title) == (None, "convergence, 6 pairs of 20 steps")
-    report = Report(tmp_path)
-    RUNNER.run(spec, last, report)
+    report = reported(spec, tmp_path, last)
     assert [row["step"] for row in report.table_rows("losses")] == list(range(1, 21))
     told = [row["convergence"] for row in report.table_rows("convergence")]
     assert told[0].startswith("not learned yet")
@@ -203,8 +202,7 @@ def test_what_the_code_of_one_side_sets_does_not_reach_the_other(tmp_path: Path,
         "Mine",
     )
     spec = compare(convergence_steps=20, candidate={"kind": "benchmark", **BF16, "code": code})
-    report = Report(tmp_path)
-    RUNNER.run(spec, RUNNER.plan(spec)[-1], report)
+    report = reported(spec, tmp_path, RUNNER.plan(spec)[-1])
     assert not torch.is_anomaly_enabled()
     (check,) = [one for one in report.verdict["checks"] if one["name"] == "settings"]
     assert not check["ok"]

@@ -13,10 +13,8 @@ import torch
 
 from app.results import agreement
 from app.specs import KINDS
-from tests.workers.reporting import Report
-from workers.jobs import runner_for
+from tests.workers.reporting import Report, reported, with_ceilings
 from workers.jobs._training.building import Training
-from workers.measure.ceilings import Ceilings
 from workers.measure.own_step import OwnStep
 from workers.measure.returned import STEPS, ReturnedNumbers
 
@@ -192,11 +190,7 @@ def run(tmp_path: Path, upload) -> Run:
     def run(kind: str, function: str = "make_step", **fields: Any) -> Report:
         code = upload(SOURCE, function, None)
         spec = KINDS[kind](**{"step_code": code, "device": "cpu", "warmup_steps": 1, "measure_steps": 3, **fields})
-        report, runner = Report(tmp_path), runner_for(kind)
-        if kind == "profile":  # it measures ceilings that nobody has recorded, for seconds each time
-            Ceilings(report.ceilings).record(torch.device(spec.device), {"fp32": 100.0}, 1e5)
-        runner.run(spec, runner.plan(spec)[0], report)
-        return report
+        return reported(spec, with_ceilings(tmp_path))
 
     return run
 

@@ -37,14 +37,14 @@ from tests.workers.jobs.ddp.ranks import (
     run_all,
     run_one,
 )
-from tests.workers.reporting import Report
+from tests.workers.reporting import Report, reported
 from workers import uploaded
-from workers.jobs import _ranks, diagnosis
+from workers.jobs import _ranks
 from workers.jobs._base import Unit
 from workers.jobs._latency_fits import NO_LINE
 from workers.jobs._training import measuring
 from workers.jobs._values import Values
-from workers.jobs.ddp import RUNNER, strategies, timing
+from workers.jobs.ddp import strategies, timing
 from workers.jobs.ddp.buckets import bucket_rows, report_buckets
 from workers.jobs.ddp.parity import (
     SMALL_SHARE,
@@ -209,17 +209,14 @@ def run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
                 reported(index, {"found": [rank] * len(specs)})
 
         monkeypatch.setattr(_ranks, "launch", already)
-        spec, report = parsed(**SPECS[name], **fields), Report(tmp_path)
+        spec = parsed(**SPECS[name], **fields)
         if diagnosed:
             changes = ["gather_earlier", "gather_once", "compile_model"]
             of_step = KINDS["diagnosis"].model_validate({"step": spec.model_dump(), "changes": changes})
             params = {"stage": stage, "changes": [], "fields": {}, "warmup_steps": 0, "measure_steps": 2}
             params |= {} if rounds is None else {"rounds": rounds}
-            diagnosis.RUNNER.run(of_step, Unit("x", params), report)
-            return report
-        (unit,) = RUNNER.plan(spec)
-        RUNNER.run(spec, unit, report)
-        return report
+            return reported(of_step, tmp_path, Unit("x", params))
+        return reported(spec, tmp_path)
 
     return run
 
@@ -820,12 +817,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             raise error
 
         monkeypatch.setattr(_ranks, "launch", fail)
-        spec = parsed(strategy="flat")
-        report = Report(tmp_path / error.reason)
-        report.scratch.mkdir()
-        (unit,) = RUNNER.plan(spec)
-        RUNNER.run(spec, unit, report)
-        return report
+        (folder := tmp_path / error.reason).mkdir()
+        return reported(parsed(strategy="flat"), folder)
 
     return run
 
@@ -851,21 +844,12 @@ def test_what_a_rank_cannot_do_is_the_jobs_failure(failing: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "gradient", "parameter"),
-    [
-        ({}, 1e-3, 1e-2),
-        ({"precision": "bf16"}, 1e-2, 0.2),
-        ({"precision": "bf16", "parameter_dtype": "bf16"}, 1.4e-2, 0.5),
-        ({"precision": "bf16", "strategy": "fsdp"}, 1.4e-2, 0.5),
-    ],
+    "fields", [{}, {"precision": "bf16", "parameter_dtype": "bf16"}, {"precision": "bf16", "strategy": "fsdp"}]
 )
-def test_tolerances_by_dtype(fields: dict[str, Any], gradient: float, parameter: float) -> None:
-    spec = parsed(**fields)
-    assert tolerance(spec, "gradient_error") == pytest.approx(gradient)
-    assert tolerance(spec, "gradient_error") < 1 / DdpSpec.model_fields["world_size"].metadata[1].le, (
-        "one rank is missed"
-    )
-    assert tolerance(spec, "parameter_error") == pytest.approx(parameter)
+def test_a_rank_that_is_left_out_exceeds_the_tolerance(fields: dict[str, Any]) -> None:
+    most = DdpSpec.model_fields["world_size"].metadata[1].le
+    assert tolerance(parsed(**fields), "gradient_error") < 1 / most
+    assert tolerance(parsed(**fields), "parameter_error") <= 0.5
 
 
 @pytest.mark.parametrize(
@@ -951,9 +935,7 @@ def test_a_small_gradient_is_judged_by_its_share_of_all(share: float, off_by: fl
 def test_two_gpus(fields: dict[str, Any], tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs two GPUs; there are {torch.cuda.device_count()}")
-    spec, report = parsed(**{"backend": "nccl", "warmup_steps": 2, "measure_steps": 4, **fields}), Report(tmp_path)
-    (unit,) = RUNNER.plan(spec)
-    RUNNER.run(spec, unit, report)
+    report = reported(parsed(**{"backend": "nccl", "warmup_steps": 2, "measure_steps": 4, **fields}), tmp_path)
     found = values(report)
     for metric in ("step_ms", "exposed_communication_ms", "communication_ms", "host_us", "gradient_error"):
         assert found[metric]["outcome"] == "ok", found[metric]
@@ -1022,10 +1004,7 @@ def test_a_cuda_graph_holds_the_collectives(name: str, graphed: Any, tmp_path: P
 def test_one_gpu(strategy: str, tmp_path: Path) -> None:
     """One rank over NCCL: all three sides take their turns."""
     fields = {"strategy": strategy, "world_size": 1, "backend": "nccl", "precision": "bf16", "measure_steps": 6}
-    spec, report = parsed(**fields), Report(tmp_path)
-    (unit,) = RUNNER.plan(spec)
-    RUNNER.run(spec, unit, report)
-    rows = values(report)
+    rows = values(reported(parsed(**fields), tmp_path))
     for metric in ("step_ms", "computation_step_ms", "exposed_communication_ms", "net_cost_ms"):
         assert rows[metric]["outcome"] == "ok", rows[metric]
 

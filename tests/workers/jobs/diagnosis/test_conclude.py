@@ -67,19 +67,9 @@ def test_each_cause_has_its_bound_and_its_line_and_the_first_of_a_kind_its_cure(
 @pytest.mark.parametrize(("processes", "step_ms"), [(1, None), (4, 10.0)])
 def test_the_time_with_all_changes_is_no_metric_if_too_few_processes_measured_it(tmp_path, processes, step_ms) -> None:
     turns = {"": [100.0] * processes, JOINED.join(("threads", "gc_freeze")): [10.0] * processes}
-    found = {"turns": turns, "joined": ["threads", "gc_freeze"], "device_key": "1x cpu", "busy_percent": None}
-    found |= {
-        "screened": {},
-        "looked": [],
-        "profiled_ms": None,
-        "others": [],
-        "seen": [],
-        "candidates": [],
-        "refused": {},
-        "differences": {},
-    }
+    params = {**found([]), "turns": turns, "joined": ["threads", "gc_freeze"], "device_key": "1x cpu"}
     report = Report(tmp_path)
-    conclude.run(DiagnosisSpec.example(), Unit(title="the answer", params=found), report)
+    conclude.run(DiagnosisSpec.example(), Unit(title="the answer", params=params), report)
     assert {row["metric"]: row["median"] for row in report.rows} == {"together_ms": step_ms, "answer_step_ms": 100.0}
 
 
@@ -127,7 +117,8 @@ def test_whatever_is_found_fits_a_terminal(seed: int) -> None:
 
 def found(turns: list[float], busy_percent: float | None = None) -> dict[str, Any]:
     return {"turns": {"": turns}, "screened": {}, "looked": [], "profiled_ms": None, "others": [], "seen": [],
-            "busy_percent": busy_percent}  # fmt: skip
+            "busy_percent": busy_percent, "joined": [], "device_key": None, "candidates": [], "refused": {},
+            "differences": {}}  # fmt: skip
 
 
 def test_the_first_line_has_the_step_with_its_interval_and_how_much_of_it_the_device_works() -> None:
@@ -291,14 +282,13 @@ def test_a_step_whose_processes_differ_is_suspect_and_its_first_line_says_so(tmp
     assert conclude._step(apart, 92.72).endswith("; suspect: uncertain by more than 20%")
     others = {"others": [None, "other processes used 51.3% of the CPU"]}
     assert conclude._step(apart | others, 92.72).endswith("more than 20%, as other processes used the CPU")
-    apart |= {**others, "joined": [], "device_key": None, "candidates": [], "refused": {}, "differences": {}}
     for turns, verdict in (
         ([78.02, 90.0, 95.44, 162.0], "suspect"),
         ([90.0, 91.0, 93.0, 95.0], "valid"),
         ([50.0, *[100.0] * 10, 200.0], "valid"),  # the interval of the median leaves two of twelve out
     ):
         report = Report(tmp_path / str(len(turns)) / verdict)
-        unit = Unit(title="the answer", params={**apart, "turns": {"": turns}})
+        unit = Unit(title="the answer", params={**apart, **others, "turns": {"": turns}})
         conclude.run(DiagnosisSpec.example(), unit, report)
         assert report.verdict["verdict"] == verdict
         failed = [check["name"] for check in report.verdict["checks"] if not check["ok"]]

@@ -14,7 +14,7 @@ import torch
 
 from app.specs import KINDS
 from tests.forked import PROJECT, forkserver
-from tests.workers.reporting import Report
+from tests.workers.reporting import Report, reported
 from workers.jobs._base import Unit
 from workers.jobs._training import measuring
 from workers.jobs.diagnosis import RUNNER
@@ -182,10 +182,7 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upload) -> Iterator[Ca
         step = {"kind": "benchmark", "step_code": code, "device": "cpu", "warmup_steps": 1, "measure_steps": 5}
         spec = KINDS["diagnosis"].model_validate({"step": {**step, **fields}})
         monkeypatch.setattr(own_lines, "SAMPLES", 200)  # what is planted takes most of them
-        report = Report(tmp_path)
-        (unit,) = RUNNER.plan(spec)
-        RUNNER.run(spec, unit, report)
-        return report
+        return reported(spec, tmp_path)
 
     gc.freeze()  # a look visits all objects again and again: in a job's process few exist before
     threads = torch.get_num_threads()
@@ -382,8 +379,7 @@ def test_a_changed_step_that_fails_is_a_refused_change(tmp_path: Path) -> None:
     step = {"kind": "benchmark", "model": {"size": "tiny"}, "device": "cpu"}
     params = {"stage": "screen", "changes": ["cuda_graph"], "fields": {"cuda_graph": True}}
     params |= {"warmup_steps": 0, "measure_steps": 1, "limit_s": 60.0}
-    report = Report(tmp_path)
-    RUNNER.run(KINDS["diagnosis"].model_validate({"step": step}), Unit("x", params), report)
+    report = reported(KINDS["diagnosis"].model_validate({"step": step}), tmp_path, Unit("x", params))
     ((_, changes, _, _, _, _, outcome, reason, *_),) = report.tables["turns"]["rows"]
     assert (changes, outcome) == ("cuda_graph", "refused")
     assert "a CPU has no CUDA graphs" in reason
@@ -394,8 +390,7 @@ def test_a_changed_step_that_crashes_its_process_is_a_refused_change(tmp_path: P
     unit = Unit("x", {"stage": "screen", "changes": ["threads"], "limit_s": 75.0})
     rest = RUNNER.resume(spec, unit, 0, Failed("crashed", "killed by SIGSEGV"))
     assert rest is not None
-    report = Report(tmp_path)
-    RUNNER.run(spec, rest, report)
+    report = reported(spec, tmp_path, rest)
     ((_, changes, step_ms, _, _, _, outcome, reason, *_),) = report.tables["turns"]["rows"]
     assert (changes, step_ms, outcome, reason) == ("threads", None, "refused", "killed by SIGSEGV")
     as_it_is = Unit("x", {"stage": "screen", "changes": []})

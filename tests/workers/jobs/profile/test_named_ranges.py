@@ -5,12 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from app.specs import spec_adapter
-from tests.workers.reporting import Report, uploading
-from workers.jobs.profile import RUNNER
-from workers.measure.ceilings import Ceilings
+from tests.workers.reporting import Report, reported, uploading, with_ceilings
 
 SOURCE = """
 import contextlib
@@ -60,10 +57,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
         spec = spec_adapter.validate_json(
             json.dumps({"kind": "profile", "attention_code": code, "stacks": False, **fields})
         )
-        found = Report(folder)
-        Ceilings(found.ceilings).record(torch.device("cpu"), {"fp32": 100.0}, 1e5)
-        RUNNER.run(spec, RUNNER.plan(spec)[0], found)
-        yield found
+        yield reported(spec, with_ceilings(folder))
 
 
 def test_any_name_is_a_range_also_that_of_a_phase(report: Report) -> None:

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from app.specs.profile import ProfileSpec
-from tests.workers.reporting import Report, uploading
-from workers.jobs.profile import RUNNER, own_lines
-from workers.measure.ceilings import Ceilings
+from tests.workers.reporting import Report, reported, uploading, with_ceilings
+from workers.jobs.profile import own_lines
 from workers.measure.profiling.lines import LineTrace, OwnCode
 from workers.measure.profiling.sampling import Sample, Samples
 from workers.uploaded import BrokenCode
@@ -126,10 +125,7 @@ def runs(folder: Path, samples: int = own_lines.SAMPLES) -> Iterator[Run]:
             torch._dynamo.utils.counters.clear()
             code = upload(SOURCE, function, "train.py")
             fields = {"device": "cpu", "warmup_steps": 1, "measure_steps": 3, "profile_steps": 2, **fields}
-            spec, report = ProfileSpec(**{"step_code": code, **fields}), Report(folder)
-            Ceilings(report.ceilings).record(torch.device("cpu"), {"fp32": 100.0}, 1e5)
-            RUNNER.run(spec, RUNNER.plan(spec)[0], report)
-            return report
+            return reported(ProfileSpec(**{"step_code": code, **fields}), with_ceilings(folder))
 
         yield run
 

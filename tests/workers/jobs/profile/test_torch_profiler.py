@@ -18,7 +18,7 @@ import torch
 from app.specs._training import PHASES
 from app.specs.profile import ProfileSpec
 from kernels.registry import ATTENTION
-from tests.workers.reporting import Report, reported
+from tests.workers.reporting import Report, reported, with_ceilings
 from workers.jobs import ceiling
 from workers.jobs._values import Values
 from workers.jobs.profile import RUNNER, torch_profiler
@@ -47,18 +47,9 @@ FIELDS: dict[str, Any] = {
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def report_in(folder: Path) -> Report:
-    """A report of a host whose ceilings are known, so that they need not be measured."""
-    report = Report(folder)
-    rates = dict.fromkeys(("fp32", "tf32", "bf16", "fp16"), 0.05)
-    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-        Ceilings(report.ceilings).record(torch.device(device), rates, 10.0)
-    return report
-
-
 @pytest.fixture
 def report(tmp_path: Path) -> Report:
-    return report_in(tmp_path)
+    return Report(with_ceilings(tmp_path, 0.05, 10.0))
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +58,9 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Report]:
 
     @functools.cache
     def run(device: str) -> Report:
-        spec, report = ProfileSpec(**FIELDS, device=device), report_in(tmp_path_factory.mktemp(device))
-        RUNNER.run(spec, RUNNER.plan(spec)[0], report)
-        return report
+        return reported(
+            ProfileSpec(**FIELDS, device=device), with_ceilings(tmp_path_factory.mktemp(device), 0.05, 10.0)
+        )
 
     return run
 
@@ -224,12 +215,9 @@ def test_products_of_matrices_by_shape_beside_the_roofline(usual: Callable[[str]
     assert limits["vendor's peak"]["source"]
 
 
-def test_a_roof_below_the_points_is_too_low(run: Any, report: Report) -> None:
+def test_a_roof_below_the_points_is_too_low(tmp_path: Path) -> None:
     for rates, low in (((1e-9, 1e-6), "products"), ((100.0, 1e5), None)):
-        Ceilings(report.ceilings).record(torch.device("cpu"), {"fp32": rates[0]}, rates[1])
-        fresh = Report(report.scratch)
-        spec = ProfileSpec(**{**FIELDS, "mode": "forward", "device": "cpu"})
-        RUNNER.run(spec, RUNNER.plan(spec)[0], fresh)
+        fresh = reported(ProfileSpec(**{**FIELDS, "mode": "forward", "device": "cpu"}), with_ceilings(tmp_path, *rates))
         sources = {row["limit"]: row["source"] for row in fresh.table_rows("ceilings")}
         said = {limit for limit, source in sources.items() if "too low, since work reached" in source}
         assert said == ({low} if low else set()) or (low == "products" and said == {"products", "copies"})
