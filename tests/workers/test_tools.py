@@ -17,12 +17,6 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools, "FOLDERS", folders)
 
 
-def test_a_tool_on_path_comes_with_its_version(tmp_path: Path) -> None:
-    ncu, nsys = (install(tmp_path / "path", name) for name in ("ncu", "nsys"))
-    assert tools.find("ncu") == tools.Tool("ncu", str(ncu), "2025.3.1.0")
-    assert tools.find("nsys") == tools.Tool("nsys", str(nsys), "2024.6.2.225")
-
-
 def test_the_newest_of_the_usual_folders_is_taken(tmp_path: Path) -> None:
     for version in ("2024.10.0", "2024.9.1", "2023.11.9"):
         install(tmp_path / "ncu" / version, "ncu")

@@ -1,4 +1,3 @@
-import functools
 import statistics
 import time
 
@@ -11,7 +10,6 @@ from workers.measure import timing
 from workers.measure.memory import OutOfMemory
 from workers.measure.timing import HostClock, HostMarks, StepTime, make_clock, make_marks, time_loop, time_steps
 from workers.measure.validity import check_streams
-from workers.measure.warmup import WarmUp
 
 
 class CountingClock:
@@ -55,22 +53,6 @@ def test_warmup_leaves_no_samples(warmup: int) -> None:
         "forward": [10.0] * 4,
         "backward": [20.0] * 4,
     }
-
-
-def test_warming_up_until_steady_is_over_when_steps_are_even() -> None:
-    class Even(CountingClock):
-        def step_ends(self) -> None:
-            now[0] += 0.05
-            self.last = StepTime(50.0 if self.steps > 10 else 90.0, 7.0, {})
-
-    now = [0.0]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timing, "WarmUp", functools.partial(WarmUp, clock=lambda: now[0]))
-        times = time_steps({"x": lambda: None}, Even(), warmup_steps=None, measure_steps=3)
-    assert times.steady is True
-    assert times.warmup < 20
-    assert len(times.step) == 3
-    assert times.first_step == 90.0
 
 
 def test_phases_inside_a_phase_are_samples_too() -> None:

@@ -129,11 +129,6 @@ def test_next_batches_may_still_be_copied_when_a_loop_ends() -> None:
     assert [len(check_streams(left_ms, 0.1)) for left_ms in (9.0, 11.0)] == [0, 1], "of a busy thread's turns"
 
 
-def test_a_cpu_may_have_been_busy_when_its_ceiling_was_measured() -> None:
-    ceiling = Rate(100.0, "2026-01-02T03:04:05Z", 10.0)
-    assert [check_ceiling(tflops, None, ceiling, "cpu").ok for tflops in (990.0, 1010.0)] == [True, False]
-
-
 def test_the_verdict_is_the_worst_of_the_checks() -> None:
     fine, odd, wrong = Check("a", True, "x"), Check("b", False, "y"), Check("c", False, "z", "invalid")
     shown = {"name": "a", "ok": True, "detail": "x", "severity": "suspect"}
@@ -401,17 +396,6 @@ def test_a_descendants_work_is_not_taken_for_others() -> None:
     assert before is not None
     assert after is not None
     assert after.own - before.own >= 0.35
-
-
-def test_the_monitor_gives_a_verdict_on_a_cpu() -> None:
-    torch._dynamo.utils.counters.clear()
-    monitor = Monitor(torch.device("cpu"))
-    monitor.start(warm=True)
-    monitor.watch(last=True)
-    names = [check["name"] for check in monitor.conclude(check_stability([1.0, 1.0], on_gpu=False))["checks"]]
-    assert names == ["variation", "drift", "host_load"]
-    compiled = monitor.conclude(monitor.compilation_checks(warmup_steps=1))
-    assert compiled["verdict"] == "invalid", "nothing was compiled"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from parallel import process_group
 from parallel.bucket_size import fit
 from parallel.process_group import RanksFailed, launch
 from tests.parallel.pool import Pool
-from tests.workers.jobs.ddp.planted_steps import LATE_S, MORE
+from tests.workers.jobs.ddp.planted_steps import MORE
 from tests.workers.jobs.ddp.ranks import (
     BEGINS_LATE_S,
     FORGOTTEN,
@@ -54,7 +54,7 @@ from workers.jobs.ddp.parity import (
     small_gradients,
 )
 from workers.jobs.ddp.rank import rounds_of, run_rank
-from workers.jobs.ddp.timelines import WAITING, ranks_of
+from workers.jobs.ddp.timelines import ranks_of
 from workers.jobs.ddp.timing import LATER_WARMUP
 from workers.jobs.ddp.values import (
     PARITY,
@@ -303,16 +303,6 @@ def test_every_strategy_equals_one_process_on_the_whole_batch(run: Any, name: st
         assert found["parameter_error"]["median"] <= 10 * limit
     else:
         assert "changes no parameters" in found["parameter_error"]["reason"]
-
-
-def test_a_rank_whose_host_is_late_is_the_one_that_the_other_waits_for(run: Any, measured: Any) -> None:
-    rows = run("host, own").table_rows("waits")
-    for rank, (where, cause) in enumerate([(WAITING, "communication"), ("before forward", "host")]):
-        own = [row for row in rows if row["rank"] == rank]
-        (longest,) = [row["time_ms"] for row in own if (row["where"], row["cause"]) == (where, cause)]
-        assert longest > 0.5e3 * LATE_S
-        steps = [step["step_ms"] for step in measured[0][rank]["host, own"]["overlap"]["steps"]]
-        assert sum(row["time_ms"] for row in own) == pytest.approx(statistics.fmean(steps), rel=0.01), "busy and idle"
 
 
 @pytest.mark.parametrize(
@@ -752,6 +742,7 @@ def test_the_volume_of_communication_by_strategy(run: Any, name: str, rows: list
         ("torch_ddp, sharded", 1.0, 1.0),
         ("fsdp, checkpointing", 0.5, 1.0),
         ("torch_fsdp", 0.5, 1.0),
+        ("torch_ddp, master weights", 0.5, 1.5),  # the parameters have two bytes
     ],
 )
 def test_sharding_halves_what_two_ranks_keep(run: Any, name: str, share: float, state: float) -> None:
@@ -769,12 +760,6 @@ def test_sharding_halves_what_two_ranks_keep(run: Any, name: str, share: float, 
     ranks = report.table_rows("ranks")
     assert [(row["rank"], row["device"]) for row in ranks] == [(0, "cpu"), (1, "cpu")]
     assert all(row["min_step_ms"] <= row["median_step_ms"] <= row["max_step_ms"] for row in ranks)
-
-
-def test_master_weights_and_moments_are_optimizer_state(run: Any) -> None:
-    found = values(run("torch_ddp, master weights"))
-    assert found["parameters_mib"]["median"] == pytest.approx(2 * PARAMETERS / MIB, rel=0.05)
-    assert found["optimizer_state_mib"]["median"] == pytest.approx(12 * PARAMETERS / 2 / MIB, rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["does not fit, flat", "does not fit later, flat"])

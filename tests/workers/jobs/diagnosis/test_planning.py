@@ -219,6 +219,7 @@ def test_a_small_budget_is_kept_and_what_was_left_out_is_said(budget_s: int) -> 
     tried = played.sides("screen").keys()
     assert {name for name, one in results.items() if one.verdict == "not_tried"} == STEP_MS.keys() - tried
     assert "not_tried" in {one.verdict for one in results.values()} or budget_s >= 60
+    assert "better" not in {one.verdict for one in results.values()} or budget_s > 10, "without turns"
 
 
 def test_a_clear_gain_takes_its_turns_before_a_small_budget_is_spent_on_other_changes() -> None:
@@ -240,10 +241,6 @@ def test_a_gpus_turns_are_warmed_up_for_about_a_second(device: str, step_ms: flo
     candidate = {"unit_index": 0, "change": "threads", "why_not": None, "removes": False, "fields": "{}"}
     so_far = SoFar(RUNNER.plan(DiagnosisSpec.example()), [5.0], {"turns": [look], "candidates": [candidate]})
     assert {one.params["warmup_steps"] for one in RUNNER.further(DiagnosisSpec.example(), so_far)} == {steps}
-
-
-def test_without_turns_no_change_is_called_better() -> None:
-    assert "better" not in {one.verdict for one in Played(budget_s=10).results().values()}
 
 
 def test_each_number_is_compared_with_its_own_size() -> None:
