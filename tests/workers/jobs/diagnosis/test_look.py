@@ -21,6 +21,7 @@ from workers.jobs.diagnosis import RUNNER
 from workers.jobs.diagnosis import look as stage
 from workers.jobs.profile import own_lines
 from workers.measure.profiling import lines
+from workers.measure.profiling.products import Product
 from workers.outcome import Failed
 
 SOURCE = """
@@ -330,6 +331,13 @@ def test_garbage_collection_has_the_time_that_was_measured_also_where_samples_ca
     assert lost["host", "garbage"] == 80
     assert sum(lost.values()) == pytest.approx(100)
     assert max(lost, key=lambda one: lost[one]) == ("host", "garbage")
+
+
+def test_the_second_product_of_attention_weighs_values_by_what_the_first_one_gave() -> None:
+    scores = Product(8, 256, 64, 256, "fp32", 4)
+    assert stage._weighs(scores, Product(8, 256, 256, 64, "fp32", 4))
+    over_channels = Product(1, 128, 192, 128, "fp32", 4)
+    assert not stage._weighs(over_channels, Product(1, 192, 128, 128, "fp32", 4))
 
 
 HANGS = """
