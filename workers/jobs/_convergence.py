@@ -31,6 +31,8 @@ LAST = 0.1
 """Share of the steps, the last ones, whose mean is the final loss; before, the window of the running mean."""
 LEARNED = 0.9
 """Largest share of the loss of guessing that a model has learned to go below."""
+POSSIBLE = 0.95
+"""Least share of the text's entropy that a mean loss can be by chance."""
 UNCERTAIN = 0.05
 """Share of the baseline's loss that an interval around 0 may reach without the answer being inconclusive."""
 ROUNDING = 1e-5
@@ -128,9 +130,15 @@ def difference(numbers: Sequence[float]) -> tuple[float | None, float | None, fl
 
 
 def learned(runs: Runs, vocab_size: int) -> Check:
-    """Check that the final losses are clearly below that of guessing evenly among the letters: check `learned`."""
+    """Check that the final losses are clearly below that of guessing evenly among the letters, and not below the
+    entropy of the text: check `learned`."""
     last = max(1, round(LAST * len(runs["baseline"][0])))
     levels = {side: statistics.fmean(loss for losses in runs[side] for loss in losses[-last:]) for side in SIDES}
+    entropy, lowest = ChainBatches.entropy(vocab_size), min(levels, key=levels.__getitem__)
+    if levels[lowest] < POSSIBLE * entropy:
+        detail = f"the {lowest}'s loss of {levels[lowest]:.4g} is below {entropy:.4g}, the entropy of the text"
+        detail += ": its model sees the letters that it predicts, or its loss is another one"
+        return Check("learned", False, detail, "suspect")
     level = max(levels.values())
     letters = min(vocab_size, ChainBatches.LETTERS)
     guess = math.log(letters)

@@ -1,6 +1,8 @@
 """Batches of tokens: random ones, since the time of a dense model's step does not depend on them, or text that a
 model can learn."""
 
+import math
+from collections import Counter
 from typing import Protocol
 
 import torch
@@ -47,6 +49,8 @@ class ChainBatches:
     """
 
     LETTERS = 256
+    _DRAWS = (0, 0, 0, 0, 1, 1, 2, 3)
+    """The follower that each of eight equally likely draws chooses."""
 
     def __init__(self, vocab_size: int, batch_size: int, context_length: int, device: torch.device, seed: int) -> None:
         self.device = device
@@ -54,7 +58,13 @@ class ChainBatches:
         self.generator = torch.Generator().manual_seed(seed)
         self.letters = min(vocab_size, self.LETTERS)
         distinct = torch.rand(self.letters, self.letters, generator=self.generator).argsort()
-        self.followers = distinct[:, [one % self.letters for one in (0, 0, 0, 0, 1, 1, 2, 3)]]
+        self.followers = distinct[:, [one % self.letters for one in self._DRAWS]]
+
+    @classmethod
+    def entropy(cls, vocab_size: int) -> float:
+        """Return the entropy of a letter, in nats, where the letters before it are known."""
+        counts = Counter(one % min(vocab_size, cls.LETTERS) for one in cls._DRAWS).values()
+        return -sum(count / len(cls._DRAWS) * math.log(count / len(cls._DRAWS)) for count in counts)
 
     def next(self) -> tuple[Tensor, Tensor]:
         """Return inputs and targets, each (batch_size, context_length) int64."""

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,20 @@ def test_a_loss_near_that_of_guessing_says_that_nothing_was_learned_yet() -> Non
     assert not learned(many, 64).ok
     one = {"baseline": many["baseline"], "candidate": few["candidate"]}
     assert learned(one, 1000).detail.startswith("the candidate has hardly learned in these steps: 5.4 is 97 %")
+
+
+def test_a_loss_below_the_entropy_of_the_text_is_suspect() -> None:
+    """As of attention without its mask: the next letter is among its inputs."""
+    honest, peeking = [[5.5, 1.22]], [[5.5, 1.1]]
+    assert learned({"baseline": honest, "candidate": honest}, 64).ok
+    check = learned({"baseline": honest, "candidate": peeking}, 64)
+    assert (check.ok, check.severity) == (False, "suspect")
+    assert check.detail.startswith("the candidate's loss of 1.1 is below 1.213, the entropy of the text")
+    assert learned({"baseline": [[0.7, 0.7]], "candidate": [[0.7, 0.7]]}, 2).ok is False, "two letters"
+    for letters in (1, 2, 3, 64):
+        chances = [Counter(row.tolist()) for row in ChainBatches(letters, 1, 1, CPU, seed=0).followers]
+        expected = {round(-sum(n / 8 * math.log(n / 8) for n in row.values()), 12) for row in chances}
+        assert {round(ChainBatches.entropy(letters), 12)} == expected
 
 
 def test_bf16_against_itself_shows_no_difference(bf16: list[list[float]]) -> None:
