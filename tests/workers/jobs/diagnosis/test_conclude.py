@@ -87,9 +87,10 @@ def test_whatever_is_found_fits_a_terminal(seed: int) -> None:
     print(f"seed {seed}")
     draw = random.Random(seed)
     deep = "src/" + "deep/" * draw.randrange(12) + f"train.py:{draw.randrange(900)} Model.{'f' * draw.randrange(90)}"
+    loop = "train.py:3 step (line 3: 100 times a step; small operators)"
     kinds = draw.choices(("input", "synchronisation", "host", "optimizer", "unexplained"), k=draw.randrange(20))
     causes = [
-        [rank, kind, draw.choice((deep, None, "train.py:3 step (line 3: 100 times a step)")), 9.0 - rank / 10, 9.0, 1.0,
+        [rank, kind, draw.choice((deep, None, loop)), 9.0 - rank / 10, 9.0, 1.0,
          draw.choice(("measured", "ceiling"))]
         for rank, kind in enumerate(kinds, start=1)
     ]  # fmt: skip
@@ -194,17 +195,6 @@ def test_what_too_few_processes_show_clearly_is_told_as_uncertain_and_never_as_n
     assert told in said
     assert said.endswith("measures it again")
     assert "`--change loader_workers`" in said
-
-
-def test_under_a_loop_over_small_operators_stands_what_to_do() -> None:
-    where = "train.py:8 penalty (line 8: 640 times a step; small operators)"
-    causes = [[1, "kernels", where, 80.0, 80.0, 20.0, "ceiling"], [2, "kernels", where, 4.0, 4.0, 96.0, "ceiling"]]
-    lines = conclude.answer("step 100 ms", causes, [], NOTHING)
-    assert lines[3:5] == [
-        "   line 8: 640 times a step; small operators: let one take all rounds at once",
-        "   or, where a round needs the one before, use torch.compile",
-    ]
-    assert "   line 8: 640 times a step; small operators" in lines[5:], "of a small cause not"
 
 
 def ranked(results: list[Result], **ms: float) -> list[str]:

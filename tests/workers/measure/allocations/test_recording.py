@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,6 @@ from workers.measure.allocations import cuda, make_recording
 from workers.measure.allocations.categories import CATEGORIES, Owner, owners_of
 from workers.measure.allocations.cuda import CudaRecording
 from workers.measure.allocations.ledger import Entry, Point
-from workers.measure.allocations.recording import PhaseMarks, RecordedStretch
 from workers.measure.allocations.snapshot import write
 from workers.measure.allocations.stacks import site
 from workers.measure.timing import run_step
@@ -55,22 +53,6 @@ class Work:
         return owners_of(self.device, self.model, [one for one in (self.optimizer,) if one], None, inputs, losses)
 
 
-def recorded(device, optimizer, *, warmup=1, max_entries=100000) -> dict[str, RecordedStretch]:
-    """The stretches of a step by phase, with snapshots. As in jobs, recording starts before the model is made."""
-    recording = make_recording(torch.device(device), max_entries)
-    recording.begin({})
-    work = Work(device, optimizer)
-    for _ in range(warmup):
-        work.prepare()
-        run_step(work.phases, [])
-        work.model.zero_grad()
-    recording.end()
-    recording.begin(work.owners())
-    work.prepare()
-    run_step(work.phases, [PhaseMarks(recording, work.owners, keep=True)])
-    return {one.stretch.phase: one for one in recording.end()}
-
-
 def usage(point: Point) -> dict[str, int]:
     return {category: size for category, size in zip(CATEGORIES, point.usage, strict=True) if size}
 
@@ -99,19 +81,6 @@ def test_a_recording_that_is_abandoned_makes_room_for_another() -> None:
     recording.begin({})
     recording.mark("forward", {})
     assert len(recording.end()) == 1
-
-
-def test_an_overflow_on_a_cpu_shortens_the_snapshot_only(tmp_path: Path) -> None:
-    whole, cut = (recorded("cpu", torch.optim.AdamW, max_entries=most) for most in (100_000, 20))
-    for phase, one in cut.items():
-        assert one.stretch.peak.usage == whole[phase].stretch.peak.usage
-    last = cut["optimizer"]
-    assert (last.history, last.history_lost, last.stretch.lost) == (20, True, False)
-    assert last.snapshot is not None
-    write(last.snapshot, tmp_path / "snapshot.pickle")
-    snapshot = check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
-    assert snapshot["flopwatch"]["history_lost"]
-    assert len(snapshot["device_traces"][0]) == 20 + snapshot["flopwatch"]["entries_before_the_history"]
 
 
 class MadeAllocator:

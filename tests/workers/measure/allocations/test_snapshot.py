@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.workers.viewer import check_that_the_viewer_reads, read
+from tests.workers.viewer import check_that_the_viewer_reads
 from workers.measure.allocations.categories import CATEGORIES, Owner
 from workers.measure.allocations.ledger import Allocation, Ledger, rewind
 from workers.measure.allocations.snapshot import annotated, blocks_of, from_history, reserved_in, write
@@ -175,25 +173,6 @@ def test_a_snapshot_of_an_allocator_without_segments(tmp_path: Path) -> None:
     snapshot = annotated(made, 0, categories=[6] * len(trace), phases=["forward"] * len(trace), alive=alive, about={})
     write(snapshot, tmp_path / "snapshot.pickle")
     check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
-
-
-@pytest.mark.parametrize("root", ["", "/opt/env/lib/python3.12/site-packages/"])
-def test_stacks_begin_with_the_step(tmp_path: Path, root: str) -> None:
-    """The worker's own frames, and where its files are, help nobody."""
-    files = (
-        "/home/me/net.py",
-        "workers/model/steps.py",
-        "workers/measure/timing.py",
-        "workers/jobs/memory/recording.py",
-    )
-    around = ("workers/processes/child.py", "<frozen runpy>")
-    frames = [{**frame("f"), "filename": root + name if name[0] == "w" else name} for name in (*files, *around)]
-    trace = [{**entry("alloc", KEPT, 1), "frames": frames}, {**entry("alloc", BRIEF, 1), "frames": frames[3:]}]
-    write({"segments": [], "device_traces": [trace]}, tmp_path / "snapshot.pickle")
-    written = [
-        [one["filename"] for one in each["frames"]] for each in read(tmp_path / "snapshot.pickle")["device_traces"][0]
-    ]
-    assert written == [["net.py", "workers/model/steps.py"], ["workers/jobs/memory/recording.py"]]
 
 
 def test_an_allocations_line_is_the_first_outside_torch() -> None:

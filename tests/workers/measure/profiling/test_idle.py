@@ -81,16 +81,6 @@ def test_a_long_time_without_an_operator_is_the_hosts_own(made: Made) -> None:
     assert made.classes(400) == {"launches": 5 + 10 + 5, "host": 300, RUNNING: 80}
 
 
-def test_a_call_that_waits_for_the_device_is_to_blame_until_the_next_launch(made: Made) -> None:
-    made.launch(0, 5, 100)
-    made.on_host("cudaStreamSynchronize", 3, 101, "launch")
-    made.launch(150, 155, 200)
-    found = made.classes(200)
-    assert found["synchronisation"] == 50, "from the end of the device's work to the launch"
-    assert found[RUNNING] == 140
-    assert found["launches"] == 5 + 5
-
-
 def test_a_copy_from_pageable_memory_waits_as_a_synchronisation_does(made: Made) -> None:
     made.launch(0, 5, 60)
     copy = made.on_host("cudaMemcpyAsync", 20, 90, "launch")
@@ -99,14 +89,6 @@ def test_a_copy_from_pageable_memory_waits_as_a_synchronisation_does(made: Made)
     found = made.classes(150)
     assert found["copies"] == 10
     assert found["synchronisation"] > 0
-
-
-def test_time_in_a_loader_is_input(made: Made) -> None:
-    made.on_host("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 10, 300, "range")
-    made.launch(310, 315, 400)
-    found = made.classes(400)
-    assert found["input"] == 290
-    assert found["launches"] == 10 + 10 + 5
 
 
 def test_gaps_inside_a_cuda_graph_are_never_the_hosts(made: Made) -> None:
