@@ -23,6 +23,7 @@ from workers.measure.process_settings import set_back, settings
 from workers.measure.table import Column, Scalar
 from workers.measure.validity import verdict
 from workers.model.batches import ChainBatches
+from workers.model.steps import TrainStep
 from workers.reporter import Reporter
 from workers.torch_host import reset_process
 
@@ -51,7 +52,7 @@ def run(spec: CompareSpec, report: Reporter) -> None:
     sides: dict[str, BenchmarkSpec] = spec.sides()  # type: ignore[assignment]
     steps, pairs = spec.convergence_steps or 0, spec.convergence_pairs
     runs: dict[str, list[Losses]] = {side: [] for side in SIDES}
-    before, changed = settings(), list[Check]()
+    before, changed, notes = settings(), list[Check](), list[Check]()
     del before["float32 products"]  # each side sets them
     for pair in range(pairs):
         for side in SIDES if pair % 2 == 0 else SIDES[::-1]:
@@ -63,12 +64,14 @@ def run(spec: CompareSpec, report: Reporter) -> None:
             if not done:
                 report.environment(environment.fingerprint(device))
             with building.known_errors():
+                if pair == 0 and sees_ahead(of_side, device, build):
+                    notes.append(_ahead(side))
                 found = train(of_side.model_copy(update={**fields, "cuda_graph": False}), device, build)
             runs[side].append(found)
             # Code of the user's own, which this process imports once, must not reach the other side.
             changed = set_back(before) or changed
             reset_process()
-    notes = changed + [note for side in sides.values() for note in fp8_notes(side, device)]
+    notes += changed + [note for side in sides.values() for note in fp8_notes(side, device)]
     if len({(side.model.model_dump_json(), side.code) for side in sides.values()}) > 1:
         notes.append(Check("models", False, "the models differ, so equal seeds give other weights", "note"))
     notes.append(learned(runs, min(side.model.vocab_size for side in sides.values())))
@@ -92,6 +95,32 @@ def train(spec: BenchmarkSpec, device: torch.device, build: building.Maker) -> l
     return found
 
 
+def sees_ahead(spec: BenchmarkSpec, device: torch.device, build: building.Maker) -> bool:
+    """Return True if a token changes the logits before it, as in attention without its mask.
+
+    The gradients of these logits tell, by the embedding of a token that stands at the end alone: what a mask hides has
+    exactly 0.
+    """
+    vocab_size, shape = spec.model.vocab_size, (spec.batch_size, spec.context_length)
+    training = building.build(spec.model_copy(update={"cuda_graph": False}), device, build)
+    step: TrainStep = training.step  # type: ignore[assignment]
+    tables = [one.weight for one in training.modules.modules() if isinstance(one, torch.nn.Embedding)]
+    tables = [one for one in tables if one.requires_grad and len(one) == vocab_size > 1]
+    if not tables:
+        return False
+    tokens = torch.zeros(shape, dtype=torch.int64, device=device)
+    tokens[:, -1] = vocab_size - 1
+    with step.precision.autocast(device.type):
+        logits = step.model(tokens)[:, :-1, :-1]
+    gradients = torch.autograd.grad(logits.float().square().sum(), tables, allow_unused=True)
+    return any(one is not None and bool(one[-1].nan_to_num(nan=0.0).any()) for one in gradients)
+
+
+def _ahead(side: str) -> Check:
+    detail = f"the {side}'s model sees the letters that it predicts, so its loss says nothing: a token changes the "
+    return Check("causal", False, detail + "logits before it", "suspect")
+
+
 def _report(runs: Runs, notes: Sequence[Check], report: Reporter) -> None:
     columns = (
         "step: integer, baseline_loss: number, candidate_loss: number, difference: number, low: number, high: number"
@@ -100,7 +129,7 @@ def _report(runs: Runs, notes: Sequence[Check], report: Reporter) -> None:
     report.table("losses", Column.parse(columns), rows)
     lines = sentences(runs)
     for check in notes:
-        if check.name == "learned":
+        if check.name in ("causal", "learned"):
             lines.insert(len(lines) if check.ok else 0, check.detail)
     report.table("convergence", Column.parse("convergence"), [[line] for line in lines])
     infinite = [side for side in SIDES if not all(math.isfinite(loss) for losses in runs[side] for loss in losses)]

@@ -15,7 +15,7 @@ from app.specs import spec_adapter
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.compare import CompareSpec
 from tests.workers.reporting import reported
-from workers.jobs._convergence import learned, loss_rows, sentences, steps_to, train
+from workers.jobs._convergence import learned, loss_rows, sees_ahead, sentences, steps_to, train
 from workers.jobs._training import building
 from workers.jobs.compare import RUNNER
 from workers.model.batches import ChainBatches
@@ -222,6 +222,30 @@ def test_what_the_code_of_one_side_sets_does_not_reach_the_other(tmp_path: Path,
     (check,) = [one for one in report.verdict["checks"] if one["name"] == "settings"]
     assert not check["ok"]
     assert "detection of anomalies from False to True" in check["detail"]
+
+
+PEEKS = """
+import torch.nn.functional as F
+from workers.model import TransformerLM
+
+class Peeks(TransformerLM):
+    def __init__(self, *sizes, attention, **options):
+        def without_mask(q, k, v, is_causal):
+            return F.scaled_dot_product_attention(q, k, v)
+        super().__init__(*sizes, attention=without_mask, **options)
+"""
+
+
+def test_a_side_whose_model_sees_what_it_predicts_is_suspect(tmp_path: Path, upload) -> None:
+    spec = compare(convergence_steps=20, candidate={"kind": "benchmark", **BF16, "code": upload(PEEKS, "Peeks")})
+    report = reported(spec, tmp_path, RUNNER.plan(spec)[-1])
+    (check,) = [one for one in report.verdict["checks"] if one["name"] == "causal"]
+    assert (check["ok"], check["severity"]) == (False, "suspect")
+    assert check["detail"].startswith("the candidate's model sees the letters that it predicts")
+    assert check["detail"] in [row["convergence"] for row in report.table_rows("convergence")][:2]
+    for fields in ({}, FP8, {"attention": "cpu_flash", "precision": "fp32"}, {"activation_checkpointing": True}):
+        causal = BenchmarkSpec.model_validate({**BF16, **fields, "mode": "train_step"})
+        assert not sees_ahead(causal, *building.prepare(causal)), fields
 
 
 @pytest.mark.parametrize(
