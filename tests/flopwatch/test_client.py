@@ -515,8 +515,7 @@ def test_what_a_job_could_not_run_is_refused_before_the_upload(fresh_site: Any, 
 
 
 def test_a_check_tells_the_progress_of_the_jobs_that_it_waits_for(fresh_site: Any) -> None:
-    first = fresh_site.submit()["id"]
-    fresh_site.worker.finish(fresh_site.worker.claim_job(first), measurements=[measured("step_ms", 1.0, model="tiny")])
+    first = fresh_site.run(measurements=[measured("step_ms", 1.0, model="tiny")])
     shown: list[tuple[int, int, str]] = []
 
     def show(*progress: Any) -> None:

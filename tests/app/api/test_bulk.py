@@ -9,7 +9,7 @@ from app.specs.benchmark import BenchmarkSpec
 from app.store.database import slices
 from app.store.keeping import bulk, deleting
 from app.store.reading.filters import JobFilter
-from app.store.records import Finish, NewJob
+from app.store.records import NewJob
 from tools.waiting import wait_until
 
 
@@ -149,9 +149,7 @@ def test_the_server_prunes_by_itself(serve: Any, tmp_path: Any, monkeypatch: pyt
     monkeypatch.setattr(services, "FIRST_PRUNE_S", 0.0)
     monkeypatch.setattr(services, "PRUNE_S", 0.05)
     with serve(tmp_path, keep_jobs_days=1e-9) as site:
-        job = site.submit()
-        claim = site.worker.claim()
-        site.services.queue.finish(claim, Finish("succeeded"))
-        wait_until(lambda: site.http.get(f"/jobs/{job['id']}").status_code == 404, "pruning")
+        job = site.run()
+        wait_until(lambda: site.http.get(f"/jobs/{job}").status_code == 404, "pruning")
         waiting = site.submit()
         assert site.job(waiting["id"])["state"] == "queued"

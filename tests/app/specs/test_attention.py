@@ -116,7 +116,6 @@ def test_lists_of_jobs_tell_documents(lengths: list[int], told: str) -> None:
     ("fields", "message"),
     [
         ({"implementations": []}, "nothing to measure"),
-        ({"head_dims": [64, 64]}, "64 is there twice"),
         ({"dtypes": ["tf32"], "device": "cpu"}, "tf32 is a GPU format"),
         ({"do_bench": True, "device": "cpu"}, "times GPUs only"),
         ({"autotune": True}, "was removed"),

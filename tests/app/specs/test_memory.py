@@ -9,7 +9,6 @@ from tests.app.specs.refusals import assert_refused
     ("fields", "field", "words"),
     [
         ({"cuda_graph": True, "device": "cuda"}, "cuda_graph", "a replayed graph allocates nothing"),
-        ({"cuda_graph": True}, "cuda_graph", "peak_memory_mib of kind benchmark"),
         ({"snapshot_steps": [10]}, "snapshot_steps", "at least 2"),
         ({"snapshot_steps": [20, 10]}, "snapshot_steps", "the first one first"),
         ({"snapshot_steps": [10, 10, 20]}, "snapshot_steps", "each step once"),

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from app.specs import KINDS, spec_adapter
 
@@ -22,5 +23,10 @@ def test_every_kind_keeps_its_promises(kind: str) -> None:
     assert all(":" in name for name in example.requirements())
     assert example.summary()
     json.dumps(example.summary())
+    for field in spec.axes:
+        if values := getattr(example, field):
+            twice = {**json.loads(example.model_dump_json()), field: values[:1] * 2}
+            with pytest.raises(ValidationError, match="is there twice"):
+                spec_adapter.validate_json(json.dumps(twice))
     for preset in spec.presets.values():
         spec_adapter.validate_json(json.dumps({"kind": kind, **preset}))

@@ -21,16 +21,12 @@ def filled(serve: Any, measured: Any, tmp_path_factory: pytest.TempPathFactory) 
         site.worker.register()
         for number in range(5):
             commit = COMMITS[max(number, 1)]
-            job = site.submit()
             row = measured("step_ms", 10.0 + number, **CASE) if number < 4 else measured("step_ms", None, "oom", **CASE)
-            site.worker.finish(
-                site.worker.claim_job(job["id"]),
+            site.run(
                 measurements=[replace(row, case_key=KEY), replace(measured("tflops", 1.0, **CASE), case_key=KEY)],
                 environment={"software": {"git_commit": commit, "git_dirty": False}},
             )
-        site.submit()
-        rows = [measured("step_ms", 1.0, model="tiny", precision=name) for name in ("fp32", "bf16")]
-        site.worker.finish(site.worker.claim(), measurements=rows)
+        site.run(measurements=[measured("step_ms", 1.0, model="tiny", precision=name) for name in ("fp32", "bf16")])
         headers = {"Flopwatch-User": "ada"}
         assert site.http.put("/baselines/main", json={"job": 2}, headers=headers).status_code == 201
         yield site

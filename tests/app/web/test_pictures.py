@@ -158,13 +158,12 @@ def test_two_jobs_compared(swept: Any) -> None:
 
 def test_a_case_of_several_is_chosen(swept: Any, measured: Callable[..., Any]) -> None:
     site = swept
-    job = site.submit(spec={"kind": "benchmark", "model": {"size": "tiny"}}, priority=90)["id"]
     found = []
     for precision, value in (("fp32", 4.0), ("bf16", 2.0)):
         samples = zlib.compress(array.array("d", [value, value + 1]).tobytes())
         row = measured("step_ms", value, model="tiny", precision=precision, phase="step")
         found.append(replace(row, n=2, samples=samples, case_key=precision))
-    site.worker.finish(site.worker.claim_job(job), measurements=found)
+    job = site.run(measurements=found)
     names = [plot["name"] for plot in get(site, f"/jobs/{job}/plots").json()["data"]]
     assert {"chart", "samples", "history"} <= set(names)
     samples = f"/jobs/{job}/plots/samples"

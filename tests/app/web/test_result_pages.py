@@ -198,15 +198,12 @@ class TestCompare:
     def test_the_corrected_p_stands_beside_the_interval(self, filled: Any, measured: Any) -> None:
         jobs = []
         for factor in (1.0, 2.0):
-            filled.submit(spec={"context_length": 16}, priority=9)
             rows = [
                 measured(metric, factor * (1 + unit / 100), unit_index=unit, model="tiny", context_length=16)
                 for metric in ("step_ms", "forward_ms")
                 for unit in range(4)
             ]
-            claim = filled.worker.claim()
-            filled.worker.finish(claim, measurements=rows)
-            jobs.append(claim.job_id)
+            jobs.append(filled.run(spec={"context_length": 16}, measurements=rows))
         text = filled.http.get(f"/ui/compare?job={jobs[0]}&job={jobs[1]}").text
         # Of four processes a side that do not overlap p is 2/70. Only the headline is tested.
         assert re.findall(r">p = ([^<]*)<", text) == ["0.0286"]

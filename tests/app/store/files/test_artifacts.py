@@ -157,13 +157,9 @@ class TestCheck:
         assert stored(folder) == []
 
 
-def test_many_held_files_take_one_descriptor(files: ArtifactFiles, tmp_path: Path, database: Database) -> None:
+def test_many_held_files_take_one_descriptor(files: ArtifactFiles, database: Database) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
-    contents = []
-    for number in range(30):
-        path = tmp_path / "file"
-        path.write_text(str(number))
-        contents.append(files.put(path)[0])
+    contents = [files.put_bytes(b"%d" % number)[0] for number in range(30)]
     assert len(list(Path("/proc/self/fd").iterdir())) == before + 1
     files.release(contents[:10])
     assert sorted(files.remove(contents, database)) == sorted(contents[:10])
@@ -234,12 +230,10 @@ class TestOrphans:
     def age(self, path: Path, seconds: float) -> None:
         os.utime(path, (time.time() - seconds,) * 2)
 
-    def test_old_orphans_are_swept_and_nothing_else(self, files, folder, tmp_path, queue, shop, database) -> None:
+    def test_old_orphans_are_swept_and_nothing_else(self, files, folder, queue, shop, database) -> None:
         contents = {}
         for name in ("referred", "held", "young", "orphan"):
-            path = tmp_path / name
-            path.write_text(name)
-            contents[name], _ = files.put(path)
+            contents[name], _ = files.put_bytes(name.encode())
             if name != "held":
                 files.release([contents[name]])
             if name != "young":

@@ -372,10 +372,8 @@ def test_two_databases_with_one_url_leave_each_others_files_alone(files, bucket,
 
 
 def test_a_folders_files_are_copied(files, bucket, trace, queue, shop, database, tmp_path) -> None:
-    folder, stored = ArtifactFiles(tmp_path / "artifacts"), []
-    for content in (b"whole", b"damaged", b"gone", b"unreadable", b"nobody's"):
-        trace.write_bytes(content)
-        stored.append(folder.put(trace))
+    folder = ArtifactFiles(tmp_path / "artifacts")
+    stored = [folder.put_bytes(content) for content in (b"whole", b"damaged", b"gone", b"unreadable", b"nobody's")]
     folder.open_path(stored[1][0]).write_bytes(b"degamad")
     folder.open_path(stored[2][0]).unlink()
     unreadable = folder.open_path(stored[3][0])

@@ -35,14 +35,12 @@ class World:
         put_database(self.settings.data_dir)
         self.database = open_database(self.settings)
         self.files: Any = open_files(self.settings, self.database)
-        self.stray = folder / "stray"
 
     def store(self, content: bytes) -> tuple[int, str]:
         """Finish a job with one file; its id, and the file's SHA-256."""
         shop = Shop(Queue(self.database), Registration(self.database))
         claim = shop.running_job()
-        self.stray.write_bytes(content)
-        sha256, size = self.files.put(self.stray, claim=claim)
+        sha256, size = self.files.put_bytes(content)
         file = StoredArtifact(0, "t", "trace", "text/plain", size, sha256)
         shop.queue.finish(claim, Finish("succeeded", artifacts=[file]))
         self.files.release([sha256])
@@ -134,8 +132,7 @@ def test_a_folder_that_moves_as_a_whole_keeps_its_files(tmp_path: Path) -> None:
     shutil.copytree(world.settings.data_dir, moved.data_dir)
     with closing(open_database(moved)) as database:
         files = open_files(moved, database)
-        world.stray.write_bytes(b"stray")
-        stray, _ = files.put(world.stray)
+        stray, _ = files.put_bytes(b"stray")
         files.release([stray])
         assert files.remove_unreferenced(database, -60) == [stray]
         assert files.read(sha256) == b"its own"
@@ -184,8 +181,7 @@ def test_a_note_that_the_disk_refuses_stops_removals_only(tmp_path, monkeypatch,
         monkeypatch.setattr(ArtifactFiles, "write_note", full)
     with closing(world.database) as database, caplog.at_level(logging.WARNING):
         files: Any = open_files(world.settings, database)
-        world.stray.write_bytes(b"stray")
-        stray, _ = files.put(world.stray)
+        stray, _ = files.put_bytes(b"stray")
         files.release([stray])
         upkeep(files, database, 0)
         upkeep(files, database, 0)
@@ -232,8 +228,7 @@ def test_a_database_that_moved_to_a_server_leaves_its_files_alone(tmp_path, post
         there = world.settings.model_copy(update={"database_url": url.render_as_string(hide_password=False)})
         with closing(open_database(there)) as server:
             files: Any = open_files(there, server, claim=True)
-            world.stray.write_bytes(b"the server's")
-            sha256, _ = files.put(world.stray)
+            sha256, _ = files.put_bytes(b"the server's")
             files.release([sha256])
             upkeep(unaware(world.settings, world.database, monkeypatch), world.database, 0)
             assert files.read(sha256) == b"the server's"

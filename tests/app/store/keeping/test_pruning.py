@@ -164,10 +164,8 @@ def test_keys_go(shop: Any, queue: Queue, prune: Any) -> None:
 
 
 class TestJobs:
-    def test_finished_ones_go_with_everything(self, shop, queue, prune, results, database, files, tmp_path) -> None:
-        trace = tmp_path / "trace"
-        trace.write_bytes(b"trace")
-        sha256, size = files.put(trace)
+    def test_finished_ones_go_with_everything(self, shop, queue, prune, results, database, files) -> None:
+        sha256, size = files.put_bytes(b"trace")
         stored = StoredArtifact(0, "trace.json", "trace", "application/json", size, sha256)
         finished(shop, queue, measurements=results.measurements, artifacts=[stored])
         files.release([sha256])
