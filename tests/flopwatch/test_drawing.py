@@ -27,7 +27,7 @@ from app.web.plots.ratios import Ratio, draw_ratios
 from app.web.samples import over_steps
 from app.web.stacks import draw_flames, tree
 from flopwatch import ClientError
-from flopwatch.drawing import draw, si
+from flopwatch.drawing import draw
 
 pytest.importorskip("matplotlib", reason="pip install -e .[dev]")
 
@@ -271,8 +271,3 @@ def test_without_matplotlib_the_error_names_the_command(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ClientError, match=r"pip install 'flopwatch\[plots\]'"):
         draw(titled(FIGURES["chart"][0]()), "svg")
-
-
-@pytest.mark.parametrize(("value", "text"), [(0.05, "0.05"), (5000, "5000"), (-3e6, "-3M")])
-def test_numbers_at_ticks(value: float, text: str) -> None:
-    assert si(value) == text

@@ -97,15 +97,6 @@ class TestRows:
         assert table(database, rows=["precision"]).names("coordinate") == ["precision", "context_length"]
         assert table(database, rows=["job", "model"]).names("coordinate") == ["job", "model", "context_length"]
 
-    @pytest.mark.parametrize(
-        ("arguments", "pointer"), [({"rows": ["nose"]}, "/rows"), ({"columns": ["x"]}, "/columns")]
-    )
-    def test_unknown_names_are_refused(self, database, measure, arguments, pointer) -> None:
-        lengths(measure, 128)
-        with pytest.raises(InvalidRequest) as caught:
-            table(database, **arguments)
-        assert caught.value.errors[0].pointer == pointer
-
 
 class TestColumns:
     def test_each_phase_of_a_metric_has_a_column(self, database: Database, measure: Measure) -> None:

@@ -281,15 +281,3 @@ def test_pure_numbers_show_their_decimals() -> None:
     reported = Sheet([Column("sum", "number", "1")], [[10.000133514]])
     assert markdown(reported)[0] == ["sum"]
     assert markdown(reported)[2] == ["10.0001"]
-
-
-@pytest.mark.parametrize(
-    ("name", "unit", "head"),
-    [
-        ("share_percent", "%", "share_percent"),
-        ("gb_per_s", "GB/s", "gb_per_s"),
-        ("bus_time", "µs", "bus_time (µs)"),
-    ],
-)
-def test_a_head_names_the_unit_once(name: str, unit: str, head: str) -> None:
-    assert markdown(Sheet([Column(name, "number", unit)], [[1.5]]))[0] == [head]
