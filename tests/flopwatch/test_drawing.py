@@ -28,6 +28,9 @@ from app.web.samples import over_steps
 from app.web.stacks import draw_flames, tree
 from flopwatch import ClientError
 from flopwatch.drawing import draw
+from tests.app.web.panels.test_ddp import span
+from tests.app.web.panels.test_memory import point as moment_of_memory
+from tests.app.web.panels.test_profile import ceilings, product
 
 pytest.importorskip("matplotlib", reason="pip install -e .[dev]")
 
@@ -56,31 +59,22 @@ def memory(number: int) -> dict[str, Any]:
     """A history whose least use changes at each entry, with one peak."""
     rows = []
     for entry in range(number):
-        sizes = {f"{name}_mib": float(entry % 7) for name in CATEGORIES}
-        sizes["activation_mib"] = 900.0 if entry == number // 2 else 5.0 + math.sin(entry)
-        cause = {"change_mib": 1.0, "category": "activation", "name": None, "stack": "a.py:1 f"}
-        of = {"entry": entry, "step": 1, "phase": "forward" if entry < number // 3 else "backward"}
-        rows.append({**of, "total_mib": sum(sizes.values()), **sizes, **cause})
+        sizes = dict.fromkeys(CATEGORIES, float(entry % 7))
+        sizes["activation"] = 900.0 if entry == number // 2 else 5.0 + math.sin(entry)
+        phase = "forward" if entry < number // 3 else "backward"
+        rows.append(moment_of_memory(entry, phase, **sizes, change_mib=1.0, category="activation", stack="a.py:1 f"))
     return draw_memory(rows)
 
 
 def ranks(number: int) -> dict[str, Any]:
     spans = [(at + 0.0, at + 0.6) for at in range(number)]
     names = itertools.product(range(4), ("compute", "communication", "exposed"), spans)
-    return draw_ranks(
-        [{"step": 1, "rank": rank, "stream": stream, "start_ms": a, "end_ms": b} for rank, stream, (a, b) in names]
-    )
+    return draw_ranks([span(rank, stream, *ends) for rank, stream, ends in names])
 
 
 def roofline() -> dict[str, Any]:
-    rates = {"tflops": 0.5, "intensity": 10.0, "limit_percent": 50.0, "bound": "memory-bound"}
-    products = [
-        {"phase": "forward", "operator": "aten::mm", "product": "2×3", "dtype": "fp32", "total_ms": 4.0 * at, **rates}
-        for at in (1, 2)
-    ]
-    values = {"products": 1.0, "copies": 100.0, "vendor's peak": 2.0}
-    ceilings = [{"limit": name, "precision": "fp32", "value": value, "source": ""} for name, value in values.items()]
-    return draw_roofline(products, [{**products[0], "part": "scores"}], ceilings)
+    products = [product(total_ms=4.0 * at) for at in (1, 2)]
+    return draw_roofline(products, [{**products[0], "part": "scores"}], ceilings())
 
 
 def moments() -> dict[str, Any]:

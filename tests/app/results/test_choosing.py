@@ -112,11 +112,10 @@ def retried(queue: Queue, shop: Any, record: Callable[..., MeasurementRecord]) -
     def measured(mean: float) -> list[MeasurementRecord]:
         return [record(mean=mean, case={"context_length": n}, case_key=str(n)) for n in (1, 2, 3)]
 
-    claim = shop.running_job()
-    queue.finish(claim, Finish("failed", error=BROKEN.error, measurements=measured(1.0)))
-    queue.retry(claim.job_id)
+    job: int = shop.ran("failed", error=BROKEN.error, measurements=measured(1.0))
+    queue.retry(job)
     queue.finish(shop.claim(), Finish("succeeded", measurements=measured(2.0)))
-    return int(claim.job_id)
+    return job
 
 
 def test_former_attempts_do_not_fill_a_table(database: Database, retried: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,8 +130,7 @@ def test_a_retried_job_that_loses_its_worker_shows_what_it_measured_before(
     database, queue, shop, record, measured, value, outcome
 ) -> None:
     """And a comparison takes no numbers of a job that did not succeed."""
-    good, claim = shop.running_job(), shop.running_job(max_attempts=1)
-    queue.finish(good, Finish("succeeded", measurements=[record("step_ms")]))
+    good, claim = shop.ran(measurements=[record("step_ms")]), shop.running_job(max_attempts=1)
     records = [record(metric, median=3.0) for metric in (*measured, "forward_ms")]
     queue.finish(claim, Finish("failed", error=BROKEN.error, measurements=records))
     queue.retry(claim.job_id)
@@ -140,7 +138,7 @@ def test_a_retried_job_that_loses_its_worker_shows_what_it_measured_before(
     assert queue.recover(queue.running()[0]) == "failed"
     sheet = table(database, jobs=[claim.job_id], columns=["step_ms"])
     assert [(cell.value, cell.outcome) for cell in sheet.column("step_ms")] == [(value, outcome)]
-    compared = sheet_of(results.compare(database, [good.job_id], [claim.job_id], Question(["step_ms"])), None)
+    compared = sheet_of(results.compare(database, [good], [claim.job_id], Question(["step_ms"])), None)
     (row,) = json.loads(render(compared, "json"))["rows"]
     assert (row["candidate"], row["candidate_outcome"]) == (None, "worker_lost")
 

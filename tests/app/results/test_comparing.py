@@ -366,13 +366,7 @@ class TestTheValueOfAProcess:
         ],
     )
     def test_on_a_processor_it_is_the_fastest_sample(
-        self,
-        in_turns_of: Callable[..., Sheet],
-        device: str,
-        processes: int,
-        times: tuple[float, float],
-        statistic: str,
-        note: str,
+        self, in_turns_of, device: str, processes: int, times, statistic: str, note: str
     ) -> None:
         sides = ([[1.0, 10.0, 30.0]] * processes, [[9.0, 1.5, 30.0]] * processes)
         sheet = in_turns_of(*sides, device)
@@ -500,6 +494,11 @@ class TestProfiles:
         """A table of one forward pass: range, operator, shapes, name, class, ms."""
         return ("work", [["forward", *row, 1.0] for row in rows_], WORK)
 
+    def lines(self, *rows_: tuple[int, str, str, float]) -> tuple[Any, Any]:
+        """The table of the lines of a file: line, function, code, ms; beside work that is always the same."""
+        work = self.work(("", "aten::mm", "[8]", "aten::mm", "matmul", 3.0))
+        return work, ("lines", [["a.py", *row] for row in rows_], LINES)
+
     def test_work_is_matched_by_what_launched_it(self, database: Database, profile: Callable[..., int]) -> None:
         one = self.work(
             ("layers.*/mlp", "aten::mm", "[8, 4]", "sgemm_128x128", "matmul", 6.0),
@@ -545,32 +544,31 @@ class TestProfiles:
         assert "work takes 7 ms longer (+7 ms in float64): +7 ms matmul in mlp. " in sentence
 
     def test_on_a_cpu_the_lines_of_the_users_code_tell_what_takes_longer(self, database, profile) -> None:
-        def tables(busy: float) -> tuple[Any, Any]:
-            lines = [["a.py", 11, "busy", "for _ in range(n):", busy], ["a.py", 20, "step", "x @ x", 3.0]]
-            return self.work(("outside", "aten::mm", "[8]", "aten::mm", "matmul", 3.0)), ("lines", lines, LINES)
-
-        sheet = compare(database, profile(*tables(2.0)), profile(*tables(5.0)))
+        one, other = (
+            profile(*self.lines((11, "busy", "for _ in range(n):", busy), (20, "step", "x @ x", 3.0)))
+            for busy in (2.0, 5.0)
+        )
+        sheet = compare(database, one, other)
         assert "a step takes 3 ms longer: +3 ms `for _ in range(n):` in busy. " in about(sheet, "sentence")
         row = next(row for row in rows(sheet) if row["table"] == "lines")
         assert (row["name"], row["where"], row["change_ms"]) == ("for _ in range(n):", "a.py busy", 3.0)
 
     def test_a_line_that_became_three_counts_with_its_function(self, database, profile) -> None:
-        def tables(*lines: tuple[str, float]) -> tuple[Any, Any]:
-            rows = [["a.py", at, "forward", code, ms] for at, (code, ms) in enumerate(lines, 1)]
-            rows.append(["a.py", 20, "step", "loss.backward()", 5.0 if len(lines) == 1 else 9.0])
-            return self.work(("", "aten::mm", "[8]", "aten::mm", "matmul", 3.0)), ("lines", rows, LINES)
-
-        one = tables(("return self.down(gelu(self.up(x)))", 12.0))
-        other = tables(("h = gelu(self.up(x))", 7.0), ("h = h @ self.gate", 5.0), ("return self.down(h)", 5.0))
+        forward = (("h = gelu(self.up(x))", 7.0), ("h = h @ self.gate", 5.0), ("return self.down(h)", 5.0))
+        one = self.lines(
+            (1, "forward", "return self.down(gelu(self.up(x)))", 12.0), (20, "step", "loss.backward()", 5.0)
+        )
+        three = [(at, "forward", *line) for at, line in enumerate(forward, 1)]
+        other = self.lines(*three, (20, "step", "loss.backward()", 9.0))
         sentence = about(compare(database, profile(*one), profile(*other)), "sentence")
         assert "a step takes 9 ms longer: +5 ms forward, +4 ms `loss.backward()` in step. " in sentence
 
     def test_each_line_of_a_function_is_told(self, database: Database, profile: Callable[..., int]) -> None:
-        def tables(backward: float, update: float) -> tuple[Any, Any]:
-            lines = [["a.py", 8, "step", "loss.backward()", backward], ["a.py", 9, "step", "update()", update]]
-            return self.work(("", "aten::mm", "[8]", "aten::mm", "matmul", 3.0)), ("lines", lines, LINES)
-
-        sentence = about(compare(database, profile(*tables(5.0, 1.0)), profile(*tables(9.0, 4.0))), "sentence")
+        one, other = (
+            profile(*self.lines((8, "step", "loss.backward()", backward), (9, "step", "update()", update)))
+            for backward, update in ((5.0, 1.0), (9.0, 4.0))
+        )
+        sentence = about(compare(database, one, other), "sentence")
         assert "7 ms longer: +4 ms `loss.backward()` in step, +3 ms `update()` in step. " in sentence
 
     def test_the_rest_of_a_gpus_step_is_idle(self, database: Database, profile: Callable[..., int]) -> None:

@@ -130,6 +130,12 @@ class Shop:
         self.submit(**job)
         return self.claim()
 
+    def ran(self, state: Any = "succeeded", **left: Any) -> int:
+        """Run a job to this end; returns its id."""
+        claim = self.running_job()
+        self.queue.finish(claim, Finish(state, **left))
+        return claim.job_id
+
 
 @pytest.fixture
 def shop(queue: Queue, registration: Registration) -> Shop:

@@ -70,11 +70,9 @@ def test_a_job_replaces_the_cases_that_it_has(baselines: Baselines, done: Callab
 
 
 def test_cases_that_differ_in_a_field_have_names_of_their_own(baselines, shop, record) -> None:
-    claim = shop.running_job()
     plain = {"model": "tiny", "context_length": 128, "compile": False, "batch_size": 4}
     measured = [record(case={**plain, "compile": value}, case_key=str(value)) for value in (False, True)]
-    shop.queue.finish(claim, Finish("succeeded", measurements=measured, units=[UnitRecord(0, "unit", "ok")]))
-    baselines.put("main", job=claim.job_id)
+    baselines.put("main", job=shop.ran(measurements=measured))
     assert {case["case"] for case in baselines.get("main")["cases"]} == {
         "tiny, context_length=128",
         "tiny, context_length=128, compile",
@@ -119,7 +117,6 @@ def test_what_has_no_complete_results_is_refused(baselines, done, shop, queue) -
 
 def test_invalid_results_get_into_no_baseline(baselines: Baselines, shop: Shop, record: Callable[..., Any]) -> None:
     def run(**verdicts: str | None) -> int:
-        claim = shop.running_job()
         measurements = [
             record(metric, case_key=key, validity=verdict, unit_index=unit, case={"context_length": ord(key)})
             for key, verdict in verdicts.items()
@@ -127,8 +124,7 @@ def test_invalid_results_get_into_no_baseline(baselines: Baselines, shop: Shop, 
             for unit in range(2)
         ]
         measurements[0] = replace(measurements[0], validity="valid")  # the worst of a case's processes counts
-        shop.queue.finish(claim, Finish("succeeded", measurements=measurements))
-        return claim.job_id
+        return shop.ran(measurements=measurements)
 
     invalid = run(a="invalid")
     with pytest.raises(Conflict, match=f"Job {invalid}: invalid. Nothing can be judged against results that"):
@@ -151,7 +147,6 @@ def test_wrong_results_get_into_no_baseline(baselines: Baselines, shop: Shop, re
     """A wrong case has no times, only its error; a process that was right does not help."""
 
     def run(*wrong: str) -> int:
-        claim = shop.running_job()
         results = [
             record("output_error", case_key=key, unit_index=unit, case={"context_length": ord(key)})
             for key in ("a", "b")
@@ -161,8 +156,7 @@ def test_wrong_results_get_into_no_baseline(baselines: Baselines, shop: Shop, re
             record("step_ms", mean=None, outcome="wrong", case_key=key, case={"context_length": ord(key)})
             for key in wrong
         ]
-        shop.queue.finish(claim, Finish("succeeded", measurements=results))
-        return claim.job_id
+        return shop.ran(measurements=results)
 
     nothing_right = run("a", "b")
     with pytest.raises(Conflict, match=r"2 of 2 cases wrong: context_length=97, …\. Nothing can be judged against"):

@@ -512,12 +512,10 @@ class TestDelete:
                 assert connection.exec_driver_sql(sql).scalar_one() == 0
         assert job(reading, kept)["state"] == "queued"
 
-    def test_a_content_that_another_job_refers_to_is_not_returned(self, shop, queue, results, database) -> None:
-        first, second = shop.running_job(), shop.running_job()
-        queue.finish(first, results)
-        queue.finish(second, results)
-        assert delete_job(database, first.job_id) == []
-        assert delete_job(database, second.job_id) == ["ab" * 32]
+    def test_a_content_that_another_job_refers_to_is_not_returned(self, shop, results, database) -> None:
+        first, second = (shop.ran(artifacts=results.artifacts) for _ in range(2))
+        assert delete_job(database, first) == []
+        assert delete_job(database, second) == ["ab" * 32]
 
     def test_only_finished_jobs_can_be_deleted(self, shop: Any, queue: Queue, database: Database) -> None:
         job_id = shop.submit()

@@ -138,8 +138,8 @@ def test_a_page_of_measurements_reads_no_more_than_its_rows(database: Database, 
     assert "SEARCH measurement USING INDEX ix_measurement_job_id (job_id=? AND rowid>?)" in steps
 
 
-def test_a_history_reads_the_measurements_of_its_metric_only(database: Database, queue: Queue, shop: Any) -> None:
-    queue.finish(shop.running_job(), Finish("succeeded", measurements=[measurement("step_ms", case_key="a case")]))
+def test_a_history_reads_the_measurements_of_its_metric_only(database: Database, shop: Any) -> None:
+    shop.ran(measurements=[measurement("step_ms", case_key="a case")])
     steps = plans(database, lambda: results.history(database, results.CaseChoice(key="a case")))
     of_rows = "SEARCH measurement USING INDEX ix_measurement_case (case_key=? AND metric=? AND phase=?)"
     assert of_rows in steps

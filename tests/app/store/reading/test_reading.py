@@ -30,9 +30,9 @@ class TestJobs:
             shop.submit()
         assert reading.jobs(limit=3)[1] is None
 
-    def test_a_page_has_only_so_many_bytes(self, shop, reading, queue, monkeypatch) -> None:
+    def test_a_page_has_only_so_many_bytes(self, shop, reading, monkeypatch) -> None:
         for size in (10, 10, 5000, 10, 10):  # characters of the environment
-            queue.finish(shop.running_job(), Finish("succeeded", environment={"host": "x" * size}))
+            shop.ran(environment={"host": "x" * size})
         whole, _ = reading.jobs()
         of_spec = len(json.dumps(whole[0]["spec"]))
         monkeypatch.setattr(reading_module, "MAX_PAGE_BYTES", 2 * (of_spec + 100))
@@ -43,9 +43,9 @@ class TestJobs:
         assert pages == [[5, 4], [3], [2, 1]], "one that is too large has a page of its own"
         assert reading.jobs(after="6") == (whole[:2], "4")
 
-    def test_usage_has_numbers_on_every_engine(self, shop: Any, reading: Reading, queue: Queue) -> None:
+    def test_usage_has_numbers_on_every_engine(self, shop: Any, reading: Reading) -> None:
         for _ in range(2):
-            queue.finish(shop.running_job(), Finish("succeeded"))
+            shop.ran()
         ((row,), _) = reading.usage(utc_now())
         assert row["attempts"] == 2
         assert {type(row[name]) for name in ("attempts", "device_hours")} == {int, float}
@@ -72,8 +72,7 @@ class TestJobs:
 
 
 class TestMeasurements:
-    def test_columns_describe_the_rows(self, shop, queue, reading, record) -> None:
-        claim = shop.running_job()
+    def test_columns_describe_the_rows(self, shop, reading, record) -> None:
         case = {"model": "tiny", "context_length": 128, "compile": False, "n": 3, "rate": 1, "what": None}
         records = [
             record(case=case),
@@ -81,8 +80,7 @@ class TestMeasurements:
             record(metric="mfu", case={"model": "tiny", "extra": "x"}, mean=math.inf, unit_index=1, validity="suspect"),
         ]
         units = [UnitRecord(0, "replicate 0", "succeeded"), UnitRecord(1, "replicate 1", "succeeded")]
-        queue.finish(claim, Finish("succeeded", measurements=records, units=units))
-        found = reading.measurements(claim.job_id)
+        found = reading.measurements(shop.ran(measurements=records, units=units))
         names = [column["name"] for column in found["columns"]]
         assert names[:7] == ["model", "context_length", "compile", "case.n", "rate", "what", "extra"]
         assert names[7:12] == ["case_key", "device_key", "attempt", "unit_index", "unit_title"]
@@ -102,30 +100,28 @@ class TestMeasurements:
         assert (last["case_key"], last["device_key"]) == ("key", "1x test CPU")
         json.dumps(found, allow_nan=False)
 
-    def test_raw_samples_on_demand(self, shop, queue, reading, record) -> None:
-        claim = shop.running_job()
+    def test_raw_samples_on_demand(self, shop, reading, record) -> None:
         packed = zlib.compress(array.array("d", [1.5, math.nan, 2.5]).tobytes())
-        queue.finish(claim, Finish("succeeded", measurements=[record(samples=packed), record(outcome="oom")]))
-        assert "samples" not in reading.measurements(claim.job_id)["rows"][0]
-        found = reading.measurements(claim.job_id, samples=True)
+        job = shop.ran(measurements=[record(samples=packed), record(outcome="oom")])
+        assert "samples" not in reading.measurements(job)["rows"][0]
+        found = reading.measurements(job, samples=True)
         assert [row["samples"] for row in found["rows"]] == [[1.5, None, 2.5], None]
         assert found["columns"][-1] == {"name": "samples", "type": "array", "unit": None}
 
-    def test_a_page_has_so_many_samples(self, shop, queue, reading, record, monkeypatch) -> None:
+    def test_a_page_has_so_many_samples(self, shop, reading, record, monkeypatch) -> None:
         monkeypatch.setattr("app.store.reading.queries.MAX_SAMPLES", 5)
-        claim = shop.running_job()
         sizes = [2, 3, 1, 9, None, 4, 1]
-        queue.finish(claim, Finish("succeeded", measurements=[record(n=size) for size in sizes]))
+        job = shop.ran(measurements=[record(n=size) for size in sizes])
         pages: list[list[int | None]] = []
         after = None
         while True:
-            page = reading.measurements(claim.job_id, samples=True, limit=4, after=after)
+            page = reading.measurements(job, samples=True, limit=4, after=after)
             pages.append([row["n"] for row in page["rows"]])
             after = page["next"]
             if after is None:
                 break
         assert pages == [[2, 3], [1], [9], [None, 4, 1]]
-        assert len(reading.measurements(claim.job_id)["rows"]) == len(sizes), "without samples they do not count"
+        assert len(reading.measurements(job)["rows"]) == len(sizes), "without samples they do not count"
 
 
 class TestUnits:
@@ -231,19 +227,17 @@ def test_jobs_of_a_time_are_found_though_the_clock_went_back(database: Database,
 
 def test_first_values_are_those_of_the_last_attempt_that_recorded_any(database, reading, shop, record) -> None:
     """Those of an attempt that still runs are not shown before its end."""
-    claim = shop.running_job()
-    shop.queue.finish(claim, Finish("failed", error=job_problem("failed", "x"), measurements=[record(median=1.0)]))
-    shop.queue.retry(claim.job_id)
+    job = shop.ran("failed", error=job_problem("failed", "x"), measurements=[record(median=1.0)])
+    shop.queue.retry(job)
     running = shop.claim()
     staged = {"job_id": running.job_id, "attempt": running.attempt, "partial": False, **vars(record(median=2.0))}
     with database.write() as connection:
         connection.execute(insert(tables.measurement), staged)
-    (value,) = reading.first_values([claim.job_id], ["step_ms"])[claim.job_id]
+    (value,) = reading.first_values([job], ["step_ms"])[job]
     assert (value["median"], value["is_cut"]) == (1.0, False)
 
 
 def test_first_values_tell_that_there_are_more(reading, shop, record) -> None:
-    claim = shop.running_job()
-    shop.queue.finish(claim, Finish("succeeded", measurements=[record(), record("forward_ms")]))
-    (value,) = reading.first_values([claim.job_id], ["step_ms", "forward_ms"], limit=1)[claim.job_id]
+    job = shop.ran(measurements=[record(), record("forward_ms")])
+    (value,) = reading.first_values([job], ["step_ms", "forward_ms"], limit=1)[job]
     assert (value["metric"], value["is_cut"]) == ("step_ms", True)
