@@ -30,8 +30,6 @@ class Report(Reporter):
     def __init__(self, scratch: Path) -> None:
         super().__init__(self._take, scratch=scratch, ceilings=scratch / "ceilings")
         self.steps: list[tuple[int, int, str]] = []
-        self.cells: list[tuple[int, int, str, str, str]] = []
-        """Finished ones: done, total, title, outcome, headline."""
         self.cursors: list[int] = []
         self.rows: list[dict[str, Any]] = []
         """Measurements."""
@@ -53,8 +51,6 @@ class Report(Reporter):
         match message:
             case messages.Progress():
                 self.steps.append((message.done, message.total, message.message))
-            case messages.CellFinished():
-                self.cells.append((message.done, message.total, message.title, message.outcome, message.headline))
             case messages.Cursor():
                 self.cursors.append(message.position)
             case messages.Measured():

@@ -31,10 +31,8 @@ class Watch:
     def __init__(self) -> None:
         self.other = 2.0
         self.steady: bool | None = True
-        self.asked: list[tuple[int | None, int]] = []
 
     def time(self, work: Any, *, warmup: int | None, calls: int, **_: Any) -> Timing:
-        self.asked.append((warmup, calls))
         work()
         return Timing(
             array("d", [self.other if call % 2 else 2.0 for call in range(calls)]),

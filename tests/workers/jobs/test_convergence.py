@@ -49,18 +49,10 @@ def bf16() -> list[list[float]]:
 
 def test_losses_are_those_of_all_micro_batches() -> None:
     model = {"d_model": 32, "d_ff": 64, "num_layers": 1, "num_heads": 2, "vocab_size": 100}
+    fields = {"model": model, "context_length": 16, "measure_steps": 3, "device": "cpu"}
     whole, parts = (
-        BenchmarkSpec.model_validate(
-            {
-                "model": model,
-                "context_length": 16,
-                "measure_steps": 3,
-                "device": "cpu",
-                "batch_size": 4 // micro_batches,
-            }
-            | {"accumulation_steps": micro_batches}
-        )
-        for micro_batches in (1, 4)
+        BenchmarkSpec.model_validate({**fields, "batch_size": 4 // number, "accumulation_steps": number})
+        for number in (1, 4)
     )
     assert train(parts, *building.prepare(parts)) == pytest.approx(train(whole, *building.prepare(whole)), rel=1e-3)
 

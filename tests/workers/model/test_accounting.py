@@ -243,11 +243,7 @@ def test_a_stacks_layers_save_their_inputs() -> None:
 
 
 def test_a_stack_by_hand() -> None:
-    """CS336's problem communication_accounting (a): 126 · 2 · 16 384 · 53 248 parameters; bf16 inputs of each layer."""
-    step = StepMemory(1, 1024, "bf16")
-    assert accounting.parameters(STACK) == 126 * 2 * 16_384 * 53_248 == 219_848_638_464
-    assert accounting.activations(STACK, step) == 1024 * 126 * (16_384 + 53_248) * 2
-    assert accounting.weight_copies(STACK, step) == 0
+    """CS336's problem communication_accounting (a), of which the tests of kind `estimate` have the answers."""
     assert accounting.block_flops_per_token(STACK, 1024) == 4 * 16_384 * 53_248
     only_inputs = StepMemory(1, 1024, "bf16", activation_checkpointing=True)
     assert accounting.activations(STACK, only_inputs) == 1024 * 2 * (126 * 16_384 + 16_384 + 53_248)

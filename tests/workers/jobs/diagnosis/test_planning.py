@@ -24,9 +24,7 @@ STEP_MS = {
 REMOVES = ("no_optimizer",)
 
 
-def step_ms(changes: list[str], *, clash: bool) -> float:
-    if clash and len(changes) > 1:
-        return STEP_MS["fused_optimizer"]
+def step_ms(changes: list[str]) -> float:
     time = STEP_MS[""]
     for name in changes:
         time *= STEP_MS[name] / STEP_MS[""]
@@ -43,7 +41,6 @@ class Played:
         seconds: float = 5.0,
         look_s: float | None = None,
         turn_s: float | None = None,
-        clash: bool = False,
         refused: str = "",
         returned: dict[str, dict[str, float | None]] | None = None,
         fields: dict[str, dict[str, Any]] | None = None,
@@ -95,7 +92,7 @@ class Played:
                         "device_key": "1x cpu",
                         "unit_index": len(self.units) - 1,
                     }
-                    time = looked_ms if stage == "look" else step_ms(changes, clash=clash)
+                    time = looked_ms if stage == "look" else step_ms(changes)
                     time = of_stage(stage, changes) or time
                     good = {"step_ms": time, "samples": 10, "outcome": "ok", "reason": None}
                     bad = {"step_ms": None, "samples": 0, "outcome": "refused", "reason": reason}

@@ -32,16 +32,6 @@ def test_a_trace_is_whole_but_for_the_host(raw, tmp_path, monkeypatch, read_byte
     assert written["traceEvents"] == before["traceEvents"]
 
 
-def test_a_trace_that_is_too_large_leaves_no_file(raw: Path, tmp_path: Path) -> None:
-    target = tmp_path / "trace.json.gz"
-    trace.write(raw, target, 1 << 20)
-    size = target.stat().st_size
-    trace.write(raw, target, size)
-    with pytest.raises(TooLarge, match="raise it, or take fewer steps"):
-        trace.write(raw, target, size - 1)
-    assert not target.exists()
-
-
 def test_the_trace_of_all_ranks_is_on_the_clock_of_the_first(tmp_path: Path) -> None:
     """Rank 1's trace counts from 5 µs later, and its clock is 2 ms ahead."""
     raws = []
