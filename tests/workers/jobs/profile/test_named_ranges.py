@@ -78,17 +78,6 @@ def test_names_that_the_profiler_or_we_have_are_ranges_inside_the_step(report: R
     assert report.cell()["profiled_step_ms", None]["n"] == 2
 
 
-def test_kernels_are_listed_by_phase_and_range(report: Report) -> None:
-    found = {(row["phase"], row["range"], row["name"]) for row in report.table_rows("kernels")}
-    assert ("forward", f"layers.*/{OUTER}/softmax", "aten::_softmax") in found
-    assert ("backward", f"layers.*/{OUTER}/softmax", "aten::_softmax_backward_data") in found
-    assert ("forward", f"layers.*/{OUTER}/final matmul/forward", "aten::bmm") in found
-    rows = report.table_rows("kernels")
-    assert [row["total_ms"] for row in rows] == sorted((row["total_ms"] for row in rows), reverse=True)
-    for phase in ("forward", "backward"):
-        assert sum(row["share_percent"] for row in rows if row["phase"] == phase) == pytest.approx(100)
-
-
 def test_operators_have_torchs_own_columns(report: Report) -> None:
     """Total time holds that of called operators, and memory that of their allocations."""
     rows = {row["name"]: row for row in report.table_rows("operators-forward")}

@@ -139,13 +139,6 @@ def test_work_that_was_launched_long_before_it_ran_waited_for_something_else(mad
     assert made.classes(100) == {RUNNING: 20, "unexplained": 80}
 
 
-def test_work_of_other_steps_does_not_count(made: Made) -> None:
-    made.launch(0, 5, 20)
-    made.launch(60, 65, 90)
-    made.launch(120, 125, 150)
-    assert made.classes(110, begin=50)[RUNNING] == 25
-
-
 def test_a_profiler_lengthens_gaps_and_no_work() -> None:
     profiled = {RUNNING: 50.0, "copies": 20.0, "launches": 90.0, "optimizer": 30.0, "input": 5.0}
     assert unprofiled(profiled, 115.0) == {**profiled, "launches": 30.0, "optimizer": 10.0}
