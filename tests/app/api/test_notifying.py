@@ -8,7 +8,7 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -40,6 +40,8 @@ class Receiver:
     ids: list[str] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
     answers: threading.Event = field(default_factory=threading.Event)
+    speak_tls: Callable[[ssl.SSLContext], None] = lambda _context: None
+    """Called before anything is sent."""
 
 
 @pytest.fixture
@@ -63,7 +65,11 @@ def receiver() -> Iterator[Receiver]:
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        got.url = f"http://127.0.0.1:{server.server_port}/hook?key=1"
+
+        def speak_tls(context: ssl.SSLContext) -> None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+
+        got.url, got.speak_tls = f"http://127.0.0.1:{server.server_port}/hook?key=1", speak_tls
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield got
@@ -294,31 +300,15 @@ def test_the_certificate_is_that_of_the_name(name, receiver, tmp_path, monkeypat
         httpx, "AsyncClient", partial(httpx.AsyncClient, verify=ssl.create_default_context(cafile=str(certificate)))
     )
     resolve_to(monkeypatch, [["127.0.0.1"]])
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer() -> None:
-            connection, _ = listener.accept()
-            try:
-                with context.wrap_socket(connection, server_side=True) as secure:
-                    secure.recv(65_536)
-                    secure.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
-                    while secure.recv(65_536):  # the body: closing before it is read resets the connection
-                        pass
-            except OSError:
-                connection.close()
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        url = f"https://{name}:{listener.getsockname()[1]}/"
-        try:
-            if name == "hook.example":
-                assert sent(url) == 204
-            else:
-                with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-                    sent(url)
-        finally:
-            thread.join()
+    receiver.speak_tls(context)
+    url = receiver.url.replace("http://127.0.0.1", f"https://{name}")
+    if name == "hook.example":
+        assert sent(url) == 200
+    else:
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            sent(url)
     assert names == [name]
+    assert len(receiver.messages) == (name == "hook.example")
 
 
 def test_what_was_not_told_is_told_by_the_next_server(serve: Any, tmp_path: Path, receiver: Receiver) -> None:

@@ -38,21 +38,17 @@ def test_ranges(site: Any, downloadable: str, content: bytes) -> None:
         ("bytes=10-", content[10:]),
         ("bytes=-7", content[-7:]),
         ("bytes=9990-99999", content[9990:]),
-    ]:
-        response = get(Range=wanted)
-        assert (response.status_code, response.content) == (206, expected), wanted
-        assert response.headers["content-range"].endswith("/10000")
-    assert get(Range="bytes=5-", **{"If-Range": etag}).content == content[5:]
-    assert get(Range="bytes=5-", **{"If-Range": '"another"'}).content == content
-    for wanted in ("lines=1-2", "bytes=x-", "bytes=", "bytes=9-3", "bytes", "bytes=0-4,-3"):
-        assert get(Range=wanted).content == content, wanted
-    for wanted, expected in [
         (f"bytes=9990-{'9' * 5000}", content[9990:]),
         (f"bytes={'0' * 5000}9990-", content[9990:]),
         (f"bytes=-{'9' * 5000}", content),
     ]:
         response = get(Range=wanted)
         assert (response.status_code, response.content) == (206, expected), wanted[:20]
+        assert response.headers["content-range"].endswith("/10000")
+    assert get(Range="bytes=5-", **{"If-Range": etag}).content == content[5:]
+    assert get(Range="bytes=5-", **{"If-Range": '"another"'}).content == content
+    for wanted in ("lines=1-2", "bytes=x-", "bytes=", "bytes=9-3", "bytes", "bytes=0-4,-3"):
+        assert get(Range=wanted).content == content, wanted
     for wanted in ("bytes=10000-", "bytes=-0", f"bytes={'9' * 5000}-", f"bytes=-{'0' * 5000}"):
         response = get(Range=wanted)
         assert response.status_code == 416

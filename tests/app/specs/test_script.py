@@ -4,7 +4,6 @@ import pytest
 from pydantic import ValidationError
 
 from app.specs._code import RUNS_CODE, CodeSpec
-from app.specs.benchmark import BenchmarkSpec
 from app.specs.script import ScriptSpec
 
 CODE = CodeSpec(sha256="0" * 64, function="__main__")
@@ -21,12 +20,9 @@ def test_a_script_needs_a_worker_that_runs_uploaded_code() -> None:
     assert RUNS_CODE not in ScriptSpec().requirements()
 
 
-def test_tables_name_the_file_and_show_the_phases_of_benchmark() -> None:
+def test_tables_name_the_file() -> None:
     code = CODE.model_copy(update={"file": "train.py"})
     assert ScriptSpec(script_code=code).case().labels == {"script": "train.py"}
-    phases = BenchmarkSpec.table_columns[:3]
-    assert phases == ScriptSpec.table_columns[:3] == ("forward_ms", "backward_ms", "optimizer_ms")
-    assert "rest_ms" in ScriptSpec.table_columns
 
 
 def test_where_it_runs_is_no_part_of_the_case() -> None:
