@@ -21,18 +21,11 @@ def rebind(site: Any) -> list[str]:
     headers = {"Host": origin, "Origin": f"http://{origin}", "Sec-Fetch-Site": "same-origin"}
     before, done = site.rows(), []
     for method, path in [("POST", "/jobs"), ("GET", "/jobs"), ("GET", "/ui"), ("GET", "/readyz"), ("GET", "/nothing")]:
-        answer = site.http.request(
-            method, path, headers=headers, **({"json": {"spec": TINY}} if method == "POST" else {})
-        )
-        if answer.status_code != 421:
-            done.append(f"{method} {path}: {answer.status_code}")
-        elif (answer.headers["content-type"], answer.json()["code"]) != (
-            "application/problem+json",
-            "misdirected_request",
-        ):
-            done.append(f"{method} {path}: {answer.text}")
-        elif REBOUND not in answer.json()["detail"] or "FLOPWATCH_ALLOWED_HOSTS" not in answer.json()["detail"]:
-            done.append(f"the detail names neither host nor cure: {answer.text}")
+        answer = site.http.request(method, path, headers=headers, json={"spec": TINY} if method == "POST" else None)
+        is_refused = (answer.status_code, answer.headers["content-type"]) == (421, "application/problem+json")
+        words = ('"misdirected_request"', REBOUND, "FLOPWATCH_ALLOWED_HOSTS")
+        if not is_refused or not all(word in answer.text for word in words):
+            done.append(f"{method} {path}: {answer.status_code} {answer.text}")
     if site.rows() != before:
         done.append("something was stored")
     return done
@@ -44,7 +37,7 @@ def test_a_rebound_name_can_do_nothing(site: Any) -> None:
 
 def test_control_of_the_hosts(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AllowedHosts, "check", lambda *_: None)
-    assert "POST /jobs: 201" in rebind(site)
+    assert any(line.startswith("POST /jobs: 201") for line in rebind(site))
 
 
 def test_the_host_comes_before_the_token(serve: Any, tmp_path: Any) -> None:

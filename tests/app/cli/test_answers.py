@@ -1,55 +1,36 @@
 """What `submit --wait` prints of profiles and comparisons, from a server's answers."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from app.cli.output import MOST_KERNELS, print_answer, print_answers, print_results
-from flopwatch import Flopwatch
 
 
-class Answers:
-    """A server that has these tables and this comparison."""
-
-    def __init__(
-        self, tables: dict[str, list[dict[str, Any]]] | None = None, compared: Any = None, files: Any = ()
-    ) -> None:
-        self.tables, self.compared, self.files = tables or {}, compared, files
-        self.without_value: list[str] = []
-
-    def has_measurements(self, job: Any) -> bool:
-        return False
-
-    def missing(self, job: Any) -> list[str]:
-        return self.without_value
-
-    def units(self, job: Any) -> list[Any]:
-        return []
-
-    def list_tables(self, job: Any) -> list[dict[str, Any]]:
-        return [{"name": name, "rows": len(rows)} for name, rows in self.tables.items()]
-
-    def job_table_rows(self, job: Any, name: str) -> list[dict[str, Any]]:
-        return self.tables[name]
-
-    def list_files(self, job: Any) -> list[dict[str, Any]]:
-        return [{"name": name} for name in self.files]
-
-    def compare_text(self, jobs: list[int], **question: Any) -> Any:
-        return SimpleNamespace(text=f"the comparison{'' if jobs == [7] else jobs}\n")
-
-    def get(self, path: str, **query: Any) -> Any:
-        assert (path, query) == ("/compare", {"job": 7})
-        return self.compared
+def serving(
+    tables: dict[str, list[dict[str, Any]]] | None = None, compared: Any = None, files: Any = (), missing: Any = ()
+) -> Any:
+    """A client of a server that has these tables and this comparison."""
+    tables = tables or {}
+    return SimpleNamespace(
+        has_measurements=lambda _job: False,
+        missing=lambda _job: list(missing),
+        units=lambda _job: [],
+        list_tables=lambda _job: [{"name": name, "rows": len(rows)} for name, rows in tables.items()],
+        job_table_rows=lambda _job, name: tables[name],
+        list_files=lambda _job: [{"name": name} for name in files],
+        compare_text=lambda jobs, **_question: SimpleNamespace(text={(7,): "the comparison\n"}[tuple(jobs)]),
+        get=lambda path, job: {("/compare", 7): compared}[path, job],
+    )
 
 
 DISTURBED = {"verdict": "suspect", "checks": [{"name": "steady", "ok": False, "detail": "the times drift"}]}
 
 
-def printed(capsys: pytest.CaptureFixture[str], kind: str, answers: Answers, **spec: Any) -> list[str]:
+def printed(capsys: pytest.CaptureFixture[str], kind: str, answers: Any, **spec: Any) -> list[str]:
     job = {"id": 7, "kind": kind, "state": "succeeded", "spec": spec, "validity": DISTURBED}
-    print_answer(cast("Flopwatch", answers), job)
+    print_answer(answers, job)
     return capsys.readouterr().out.strip().splitlines()
 
 
@@ -60,10 +41,9 @@ def test_sentences_and_tables_that_answer_are_printed_first(capsys: pytest.Captu
         {"name": "fits", "columns": columns, "units": [0, 1], "answers": True},
         {"name": "details", "columns": columns, "units": [0], "answers": False},
     ]
-    answers = Answers({name: [{"unit_index": 0, "answer": "It fits.", "fits": True}] for name in ("answer", "fits")})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answers, "list_tables", lambda job: tables)
-        print_answers(cast("Flopwatch", answers), {"id": 7})
+    answers = serving({name: [{"unit_index": 0, "answer": "It fits.", "fits": True}] for name in ("answer", "fits")})
+    answers.list_tables = lambda _job: tables
+    print_answers(answers, {"id": 7})
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
     assert lines[0] == "It fits."
     assert lines[1].split() == ["unit_index", "answer", "fits"]
@@ -76,7 +56,7 @@ def kernel(name: str, total_ms: float) -> dict[str, Any]:
 
 def test_a_profiles_kernels_are_added_up_over_the_phases(capsys: pytest.CaptureFixture[str]) -> None:
     forward = [kernel("gemm", 3.0), *(kernel(f"small_{index}", 0.01) for index in range(20))]
-    lines = printed(capsys, "profile", Answers({"kernels-forward": forward, "kernels-backward": [kernel("gemm", 6.0)]}))
+    lines = printed(capsys, "profile", serving({"kernels-forward": forward, "kernels-backward": [kernel("gemm", 6.0)]}))
     assert lines[0].startswith(f"{MOST_KERNELS} of 21 kernels, by their time in the whole step")
     assert lines[2].split() == ["gemm", "matmul", "9", "97.8", "%", "4"]
     assert "flopwatch table --job 7 --name kernels-forward" in lines[2 + MOST_KERNELS]
@@ -84,7 +64,7 @@ def test_a_profiles_kernels_are_added_up_over_the_phases(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("kind", ["profile", "memory"])
 def test_the_files_are_named(capsys: pytest.CaptureFixture[str], kind: str) -> None:
-    answers = Answers({"kernels-forward": [kernel("gemm", 3.0)]}, files=["trace.json.gz", "flamegraph.svg"])
+    answers = serving({"kernels-forward": [kernel("gemm", 3.0)]}, files=["trace.json.gz", "flamegraph.svg"])
     text = "\n".join(printed(capsys, kind, answers))
     assert "files: trace.json.gz, flamegraph.svg; `flopwatch download 7` fetches them" in text
 
@@ -93,7 +73,7 @@ def test_the_lines_of_ones_own_code_come_first(capsys: pytest.CaptureFixture[str
     row = {"file": "train.py", "line": 49, "function": "SlowAdam.step", "self_ms": 4.0, "self_percent": 80.0}
     row |= {"total_ms": 4.5, "python_ms": 3.0, "device_self_ms": None, "device_total_ms": None, "calls": 7}
     rows = [{**row, "code": "a = b"}, {**row, "file": None, "line": None, "code": None, "function": "outside"}]
-    answers = Answers({"kernels-forward": [kernel("gemm", 3.0)], "lines": rows})
+    answers = serving({"kernels-forward": [kernel("gemm", 3.0)], "lines": rows})
     lines = printed(capsys, "profile", answers)
     assert lines[0] == "lines of your code by their own time in an unprofiled step:"
     assert "device_self_ms" not in lines[1], "a CPU has none"
@@ -121,20 +101,19 @@ def test_a_memorys_peak_names_its_phase_and_lines(capsys, monkeypatch, phase, co
     rows = [allocation(phase, 9.0, 1, 1), allocation(phase, 8.0, 1, 2), allocation(phase, 7.0, 1, 3)]
     rows += [allocation(phase, 3.0, 4, 4), allocation("initialisation", 99.0, 1, 5)]
     monkeypatch.setitem(DISTURBED, "checks", [{"name": "history", "ok": complete, "detail": "truncated"}])
-    lines = printed(capsys, "memory", Answers({"allocations": rows}))
+    lines = printed(capsys, "memory", serving({"allocations": rows}))
     assert said in lines[0]
     assert [line.split("train.py:")[1][0] for line in lines[2:5]] == ["4", "1", "2"]
     assert "flopwatch table --job 7 --name allocations" in lines[5]
 
 
 def test_a_comparison_is_printed_as_compare_does(capsys: pytest.CaptureFixture[str]) -> None:
-    answers = Answers()
-    answers.without_value = ["mine (2 cells): failed"]
+    answers = serving(missing=["mine (2 cells): failed"])
     assert printed(capsys, "compare", answers) == ["the comparison", "", "mine (2 cells): failed"]
 
 
 def test_what_is_shown_of_a_comparison_begins_with_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     label = {"name": "step_code.revision.label", "baseline": "main", "candidate": "."}
-    answers = Answers(compared={"sentence": "step_ms: 1.20× slower", "spec_differences": [label]})
-    print_results(cast("Flopwatch", answers), {"id": 7, "kind": "compare", "state": "succeeded"})
+    answers = serving(compared={"sentence": "step_ms: 1.20× slower", "spec_differences": [label]})
+    print_results(answers, {"id": 7, "kind": "compare", "state": "succeeded"})
     assert capsys.readouterr().out.strip().startswith(". against main: step_ms: 1.20× slower.")
