@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -309,17 +308,9 @@ def breaks(x: torch.Tensor) -> torch.Tensor:
     return x + int(x.sum().item())
 
 
-@pytest.fixture
-def no_breaks_yet() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    torch._dynamo.utils.graph_break_reasons.clear()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
-def test_graph_breaks_have_their_reasons_and_lines(no_breaks_yet: None) -> None:
+def test_graph_breaks_have_their_reasons_and_lines(fresh_compiler: None) -> None:
+    torch._dynamo.utils.graph_break_reasons.clear()
     torch.compile(breaks, backend="eager")(torch.ones(3))
     line = breaks.__code__.co_firstlineno + 1
     broken = compilation()

@@ -154,16 +154,22 @@ def test_ranks_that_ran_other_collectives_are_not_compared() -> None:
     assert all(WAITING not in where for one in places for (_, where), ms in one.items() if ms)
 
 
-def test_a_late_rank_is_named_with_what_it_does_longer_than_the_others() -> None:
-    lost = lost_by(LATE, 32.0, 2.0, [[10.0] * 8, [30.0] * 8])
-    assert dict(lost) == pytest.approx(
-        {
-            ("host", OF_RANK_1): 20,
-            ("kernels", "matmul"): 10,
-            ("communication", ALL_REDUCE): 2,
-            ("communication", WAITING): 0,
-        }
-    )
+ALONE = [12.0] * 8
+
+
+@pytest.mark.parametrize(
+    ("profiled", "step_ms", "exposed_ms", "alone", "lost"),
+    [
+        (LATE, 32.0, 2.0, [[10.0] * 8, [30.0] * 8],
+         {("host", OF_RANK_1): 20, ("kernels", "matmul"): 10, ("communication", ALL_REDUCE): 2}),
+        (EVEN, 20.0, 8.0, [ALONE, ALONE], {("communication", ALL_REDUCE): 8, ("kernels", "matmul"): 12}),
+        (Ranks([[], []], {}), 20.0, 8.0, [ALONE, ALONE], {("communication", ""): 8, ("kernels", ""): 12}),
+    ],
+    ids=["what a late rank does longer", "exposed as measured and not as profiled", "without a profile"],
+)  # fmt: skip
+def test_what_the_step_is_lost_to(profiled, step_ms, exposed_ms, alone, lost) -> None:
+    found = {of: ms for of, ms in lost_by(profiled, step_ms, exposed_ms, alone).items() if ms}
+    assert found == pytest.approx(lost)
 
 
 def test_a_slow_node_of_two_ranks_is_late_and_takes_no_turns() -> None:
@@ -185,23 +191,11 @@ def test_a_slow_node_of_two_ranks_is_late_and_takes_no_turns() -> None:
     assert skew([[10.0] * 8, *[[30.0] * 8] * 3]) == ({}, 0.0), "one has less work"
 
 
-def test_exposed_communication_is_what_was_measured_and_not_what_the_profiler_saw() -> None:
-    lost = lost_by(EVEN, 20.0, 8.0, [[12.0] * 8, [12.0] * 8])
-    assert dict(lost) == pytest.approx(
-        {("communication", ALL_REDUCE): 8, ("communication", WAITING): 0, ("kernels", "matmul"): 12}
-    )
-
-
 def test_without_the_step_that_moves_nothing_the_profile_tells() -> None:
     lost = lost_by(LATE, 32.0, None, [[], []])
     assert lost["communication", ALL_REDUCE] == 2
     assert lost["host", OF_RANK_1] == pytest.approx(20)
     assert sum(lost.values()) == pytest.approx(32)
-
-
-def test_without_a_profile_the_step_is_kernels_and_communication() -> None:
-    lost = lost_by(Ranks([[], []], {}), 20.0, 8.0, [[12.0] * 8, [12.0] * 8])
-    assert dict(lost) == {("communication", ""): 8, ("kernels", ""): 12}
 
 
 def known(**fields: Any) -> Look:
