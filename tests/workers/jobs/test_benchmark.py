@@ -223,13 +223,6 @@ def test_rows_have_case_device_and_environment(run) -> None:
     assert list(report.titles.values()) == ["d16-f24-l2-h2, context 8, replicate 2 of 2"]
 
 
-@pytest.mark.parametrize("name", ["cpu_flash", "sdpa_flash", "tiled"])
-def test_implementations_serve_in_the_model(run, name: str) -> None:
-    implementation = ATTENTION.load(name)
-    report = run(attention=name, mode="train_step" if implementation.has_backward else "forward", device="cpu")
-    assert metrics(report)["step_ms"]["outcome"] == "ok"
-
-
 def test_parameters_that_get_no_gradient_make_a_result_suspect(run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "gradients" not in {check["name"] for check in run(mode="train_step").verdict_on()["checks"]}
     build_step = building.build_step
