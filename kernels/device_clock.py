@@ -46,7 +46,7 @@ EMPTY_KERNEL_DELAY_S = 1e-4
 RESOLUTION_MS = 32e-6
 """Resolution of event times, as seen on an H200; no call takes less."""
 
-Workload = Callable[[], None]
+Workload = Callable[[], object]
 
 
 @dataclass(frozen=True)

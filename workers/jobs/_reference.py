@@ -167,7 +167,8 @@ def fault_of(function: Callable[..., Any], reference: Reference) -> str | None:
             return f"it changes {' and '.join(changed)} in place"
         if wrong is not None:
             return wrong if draw is reference.timed else f"with {draw.name}: {wrong}"
-    return None
+    wrong = judge(operation, reference, strided=True).wrong
+    return None if wrong is None else f"with a gradient of the output that is not contiguous: {wrong}"
 
 
 def not_measured(metrics: Sequence[Metric], error: NotMeasured) -> tuple[Values, list[Check]]:

@@ -10,10 +10,11 @@ products are added modulo 2^64. A change of one element changes the sum, since m
 invertible modulo 2^64; other changes go unnoticed with a probability near 2^-64.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -153,16 +154,21 @@ class Judgement:
     """The fault of the results; None if they are right."""
 
 
-def judge(operation: Operation, reference: Reference, draw: Draw | None = None) -> Judgement:
+def judge(operation: Operation, reference: Reference, draw: Draw | None = None, *, strided: bool = False) -> Judgement:
     """Run the operation once, forward and, if it has a backward pass, backward; compare its results with the right
     ones.
 
     Args:
         operation: It has the reference's inputs.
         draw: The values that the inputs have in this call; None: those of timed calls.
+        strided: The output's gradient has gaps of NaN between its values in memory. Autograd passes such ones on:
+            that of `out.sum()` has strides of 0, that of a transposed output those of the transposition.
     """
     draw = draw or reference.timed
     with reference.holding(draw):
+        if strided and operation.grad_out is not None:
+            gaps = torch.full_like(operation.grad_out, math.nan)
+            operation = replace(operation, grad_out=torch.stack((operation.grad_out, gaps), dim=-1)[..., 0])
         try:
             results = _results(operation, reference)
         except Unfit as unfit:

@@ -111,6 +111,8 @@ class OwnStep:
         """The numbers of worker processes of the torch.utils.data.DataLoaders that are being read; if none is,
         those of all that there are."""
         self.scaler: torch.amp.GradScaler | None = None
+        self._versions: dict[int, int] = {}
+        """Of the optimizers' parameters after the first step."""
 
     def make(self, make_step: Callable[[], object]) -> None:
         """Let the user's function make the step. Raises NoStep if it returns something that cannot be called."""
@@ -190,6 +192,21 @@ class OwnStep:
         groups = [group["params"] for one in self.optimizers for group in one.param_groups]
         known = [*self.model.parameters()] or [one for params in groups for one in params]
         return [*{id(one): one for one in known}.values()]
+
+    def not_updated(self) -> tuple[list[str], int]:
+        """Return the names of the optimizers' trainable parameters that had no gradient: no step after the first has
+        changed them, and they have neither a gradient nor a state; and the number of all these parameters."""
+        if self._runs < 2:
+            return [], 0
+        names = {id(one): name for name, one in self.model.named_parameters()}
+        missing, count = [], 0
+        for optimizer in self.optimizers:
+            for one in (one for group in optimizer.param_groups for one in group["params"] if one.requires_grad):
+                count += 1
+                unchanged = self._versions.get(id(one)) == one._version
+                if unchanged and one.grad is None and not optimizer.state.get(one):
+                    missing.append(names.get(id(one), f"parameter {count} of {type(optimizer).__name__}"))
+        return missing, count
 
     @property
     def trainable(self) -> int | None:
@@ -337,6 +354,8 @@ class OwnStep:
             self._container = nn.ModuleDict(_named(roots))
         self.roots, self.model = roots, roots[0] if len(roots) == 1 else self._container
         self.optimizers = [*self._made[Optimizer].values()]
+        parameters = (one for of in self.optimizers for group in of.param_groups for one in group["params"])
+        self._versions = {id(one): one._version for one in parameters}
         if of_loading:
             readers, loaders = instances[-2:]
             # A step that begins a loader anew has read it, and nothing is left of that.

@@ -266,6 +266,22 @@ def check_gradients(missing: Sequence[str] | None) -> list[Check]:
     return [Check("gradients", False, f"{len(missing)} trainable parameters got none, {missing[0]} first: {why}")]
 
 
+def check_updates(missing: Sequence[str], count: int) -> list[Check]:
+    """Name the parameters of a step's optimizers that no step has updated; no check if none is missing.
+
+    Args:
+        missing: Their names.
+        count: The number of all parameters. If none is updated, the step may be meant to be without a backward pass.
+    """
+    if not missing:
+        return []
+    if len(missing) == count:
+        detail = f"none of the {count} parameters of its optimizers got a gradient: is the backward pass forgotten?"
+        return [Check("gradients", False, detail, "note")]
+    detail = f"{len(missing)} of {count} parameters of its optimizers got no gradient, {missing[0]} first: the step "
+    return [Check("gradients", False, detail + "detaches them, or does not use them")]
+
+
 def check_kernels(device: torch.device) -> list[Check]:
     """Note that the attention `triton` runs other kernels on this Hopper GPU than those made for it; no check
     elsewhere."""

@@ -118,6 +118,11 @@ def mine(x, weight):
 def wrong(x, weight):
     return Norm.apply(x, weight) + 0.1
 
+class Flat(Norm):
+    @staticmethod
+    def backward(ctx, grad):  # as a kernel that takes the gradient's rows for neighbours in memory
+        return Norm.backward(ctx, grad.as_strided(grad.shape, (grad.shape[-1], 1)))
+
 class Other:
     pass
 """
@@ -128,6 +133,8 @@ class Other:
     row = own(source, "wrong", kernel="rms_norm").cell(implementation="wrong@mine.py")["forward_ms", "forward"]
     assert (row["outcome"], row["median"]) == ("wrong", None)
     assert "the output: " in row["reason"]
+    row = own(source, "Flat", kernel="rms_norm").cell(implementation="Flat@mine.py")["forward_ms", "forward"]
+    assert (row["outcome"], row["reason"][:53]) == ("wrong", "with a gradient of the output that is not contiguous:")
     with pytest.raises(BrokenCode, match="is a class, and rms_norm is a function of its inputs"):
         own(source, "Other", kernel="rms_norm")
 

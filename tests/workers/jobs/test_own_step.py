@@ -82,6 +82,21 @@ def make_bare_step(device):
     return step
 
 
+def make_losing_step(device, lost=""):
+    model = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step():
+        hidden = model[0](torch.randn(2, 8))
+        loss = model[1](hidden.detach() if lost == "some" else hidden).sum()
+        if lost != "all":
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def make_slower_step(device):
     calls = itertools.count(1)
     return lambda: time.sleep(5e-3 * (next(calls) > 4))
@@ -418,3 +433,18 @@ def test_what_a_step_returns_is_dropped_before_the_next_step_and_after_the_first
     training.take_returned(first, last=True)
     own.phases(())
     assert alive[-1]() is None
+
+
+@pytest.mark.parametrize(
+    ("lost", "severity", "words"),
+    [
+        ("", None, ""),
+        ("some", "suspect", "2 of 4 parameters of its optimizers got no gradient, 0.weight first: the step detaches"),
+        ("all", "note", "none of the 4 parameters of its optimizers got a gradient: is the backward pass forgotten?"),
+    ],
+)
+def test_gradients_that_are_lost_are_told(run, lost: str, severity: str | None, words: str) -> None:
+    report = run("benchmark", "make_losing_step", arguments={"lost": lost})
+    found = [check for one in report.verdicts.values() for check in one["checks"] if check["name"] == "gradients"]
+    assert [check["severity"] for check in found] == ([] if severity is None else [severity])
+    assert not found or found[0]["detail"].startswith(words)

@@ -171,6 +171,12 @@ class OperationRunner(GridRunner[OperationContext]):
             if found.wrong:
                 set_errors(values, first, found)
                 return f"with {draw.name}: {found.wrong}"
+        if operation.grad_out is not None:
+            with translate_oom("the call with a strided gradient"):
+                found = judge(operation, reference, reference.checked[0], strided=True)
+            if found.wrong:
+                set_errors(values, first, found)
+                return f"with a gradient of the output that is not contiguous: {found.wrong}"
         timings, timed = self._time(spec, operation, reference, passes, context, trial)
         set_errors(values, first, *timed)
         if wrong := next((judgement.wrong for judgement in timed if judgement.wrong), None):

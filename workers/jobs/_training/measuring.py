@@ -183,6 +183,7 @@ def check_times(
         check_kernels,
         check_stability,
         check_steady,
+        check_updates,
         check_waiting,
     )
 
@@ -193,6 +194,7 @@ def check_times(
     ]
     if training.own is not None:
         checks += check_settings(training.own.settings)
+        checks += check_updates(*training.own.not_updated())
         cores = check_cores(torch.get_num_threads())
         if device.type == "cpu" and not cores.ok:
             checks.append(cores)
