@@ -59,9 +59,8 @@ def test_real_steps_happen_again_as_they_were() -> None:
     assert 0.5 * length < again.length_ns(1.0, whole=False) < 0.95 * length
 
 
-@pytest.mark.parametrize("named", ["enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "data"])
-def test_a_host_that_loads_while_the_device_works_loses_more_than_the_device_idles(named: str) -> None:
-    """The host loads for 500, and launches for 500. The device works for 600: the first 400 of them while it loads."""
+def loading_steps(named: str, *, works: bool) -> tuple[Made, list[Interval]]:
+    """Return steps in which the host loads for 500, and launches for 500; the device may work for 400 more of them."""
     made, found = Made(), []
     for number in range(6):
         at = 1000.0 * number
@@ -70,9 +69,17 @@ def test_a_host_that_loads_while_the_device_works_loses_more_than_the_device_idl
         for index in range(5):
             made.on_host("aten::add", at + 500 + 95 * index, at + 595 + 95 * index)
             made.launch(at + 590 + 95 * index, at + 595 + 95 * index, at + 635 + 95 * index)
-        made.launch(at + 985, at + 1010, at + 1410)
+        if works:
+            made.launch(at + 985, at + 1010, at + 1410)
         found.append(Interval(f"step_{number}", number, round(at * US), round((at + 999) * US)))
-    parts, steps = in_a_row(made.recording, found[1:]), found[1:]
+    return made, found[1:]
+
+
+@pytest.mark.parametrize("named", ["enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "data"])
+def test_a_host_that_loads_while_the_device_works_loses_more_than_the_device_idles(named: str) -> None:
+    """The device works for 600: the first 400 of them while the host loads."""
+    made, steps = loading_steps(named, works=True)
+    parts = in_a_row(made.recording, steps)
     assert loading(made.recording)[0] == (0, 500 * US)
     assert sums(parts[2])["input"] == pytest.approx(90 * US, rel=0.02), "the device idles for less"
     assert without_waiting_ms(made.recording, steps, 1.0, cause="input") == pytest.approx(0.6, abs=0.05)
@@ -83,13 +90,6 @@ def test_a_host_that_loads_while_the_device_works_loses_more_than_the_device_idl
 
 
 def test_a_profiler_lengthens_launches_and_not_the_loading() -> None:
-    """The host loads for 500, and launches for 500 under the profiler, for 250 without it."""
-    made, steps = Made(), []
-    for number in range(6):
-        at = 1000.0 * number
-        made.on_host(f"step_{number}", at, at + 999, "range")
-        made.on_host("data", at, at + 500, "range")
-        for index in range(5):
-            made.launch(at + 590 + 95 * index, at + 595 + 95 * index, at + 635 + 95 * index)
-        steps.append(Interval(f"step_{number}", number, round(at * US), round((at + 999) * US)))
-    assert without_waiting_ms(made.recording, steps[1:], 0.75, cause="input") == pytest.approx(0.25, abs=0.05)
+    """The host launches for 500 under the profiler, for 250 without it."""
+    made, steps = loading_steps("data", works=False)
+    assert without_waiting_ms(made.recording, steps, 0.75, cause="input") == pytest.approx(0.25, abs=0.05)
