@@ -111,18 +111,6 @@ def test_the_number_of_phases_is_limited() -> None:
         heard(made(body))
 
 
-def test_work_adds_up_in_a_step_and_begins_anew_in_the_next() -> None:
-    def body(own: OwnStep) -> None:
-        own.work(flops=2, tokens=None, items=None)
-        own.work(flops=3, tokens=None, items=None)
-
-    own = made(body)
-    own.work(flops=None, tokens=7, items=None)
-    for _ in range(2):
-        heard(own)
-        assert [own.work_of_step(kind) for kind in ("flops", "tokens", "items")] == [5, 7, None]
-
-
 def test_work_of_every_step_is_that_of_steps_that_tell_none() -> None:
     def body(own: OwnStep) -> None:
         own.work(flops=None, tokens=next(tokens), items=None)

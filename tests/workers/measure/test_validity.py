@@ -454,16 +454,3 @@ def test_the_clock_of_each_gpu_is_the_median_since_the_start(monkeypatch: pytest
     monitor.start()
     assert monitor.clocks_mhz() == [1980, None]
     assert Monitor(torch.device("cpu")).clocks_mhz() == []
-
-
-def test_a_monitor_that_starts_again_forgets_the_case_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = FakeGpu()
-    monkeypatch.setattr(validity, "gpu_by_nvml", lambda device: gpu)
-    monitor = Monitor(torch.device("cuda"))
-    monkeypatch.setattr(gpu, "read", lambda: reading(clock=1000))
-    monitor.start()
-    monkeypatch.setattr(gpu, "read", lambda: reading(clock=1980))
-    monitor.start()
-    monitor.watch(last=True)
-    (clocks,) = [check for check in monitor.conclude([])["checks"] if check["name"] == "clocks"]
-    assert clocks["ok"], clocks
