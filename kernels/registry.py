@@ -6,8 +6,9 @@ Names are listed from metadata, without importing the implementations, so the ag
 
 from __future__ import annotations
 
+import difflib
 import functools
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -90,7 +91,7 @@ class Registry:
         # Built-in ones first: reading every installed distribution's metadata takes tens of milliseconds.
         entry = self._built_in.get(name) or self._entries.get(name)
         if entry is None:
-            raise UnknownName(f"unknown {self.what} {name!r}; known are {', '.join(self.names())}")
+            raise UnknownName(f"unknown {self.what} {name!r}; known are {_listed(name, self.names())}")
         try:
             loaded = entry.load()
             self._check(name, loaded)
@@ -195,7 +196,8 @@ class Kernel:
         for one in known:
             if one.name == name:
                 return one
-        raise UnknownName(f"{self.name} has no implementation {name!r}; it has {', '.join(one.name for one in known)}")
+        names = _listed(name, [one.name for one in known])
+        raise UnknownName(f"{self.name} has no implementation {name!r}; it has {names}")
 
     def expected(self, inputs: Sequence[Tensor], grad_out: Tensor | None) -> list[Tensor]:
         """Return the output and, with its gradient, the inputs' gradients, in the inputs' dtype."""
@@ -207,6 +209,11 @@ class Kernel:
             return [out]
         out.backward(grad_out)  # type: ignore[no-untyped-call]
         return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+def _listed(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return ", ".join(known) + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _check_kernel(name: str, loaded: object) -> None:

@@ -94,6 +94,11 @@ def describe(error: ErrorDetails, model: type[BaseModel]) -> str:
     has_unit = kind == "float_type" or (kind == "int_type" and field.endswith(("_s", "_mib")))
     if has_unit and WITH_UNIT.fullmatch(str(error["input"])):
         cure = "; write the number alone, in the unit of the field's name"
+    if kind == "literal_error":
+        known = re.findall("'([^']+)'", error["ctx"]["expected"])
+        cure = cure or "".join(
+            f"; did you mean {near}?" for near in difflib.get_close_matches(str(error["input"]), known, 1)
+        )
     return f"{error['msg']}; got {shown(error['input'])}{cure}"
 
 

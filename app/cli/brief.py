@@ -104,7 +104,7 @@ def _headed(message: str) -> tuple[str | None, list[str]]:
     return (": ".join(lines), []) if len(lines) == 2 else (next(iter(lines), None), lines[1:])
 
 
-def of_job(server: Flopwatch, job: Mapping[str, Any], exit_code: int = 0) -> Brief:
+def of_job(server: Flopwatch, job: Mapping[str, Any], exit_code: int) -> Brief:
     """Return the document of a job: its state, verdict, the rows that it answers with, and its tables."""
     from flopwatch.connection import problem_text  # imports httpx, which the help needs not
 

@@ -34,6 +34,8 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     registry = Registry("thing", GROUP, {"ours": "math:sqrt", "another": "math:cos"})
     with pytest.raises(UnknownName, match=r"unknown thing 'os'; known are another, ours"):
         registry.load("os")
+    with pytest.raises(UnknownName, match=r"; known are another, ours; did you mean ours\?$"):
+        registry.load("ors")
 
 
 def test_an_entry_point_is_listed_unimported(install) -> None:

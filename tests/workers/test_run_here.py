@@ -236,6 +236,8 @@ def test_a_name_is_taken_before_the_file_is_moved(tmp_path, output, monkeypatch)
         ({"spec": SPEC}, 2, "only what stands under its key spec"),
         ({"model": {"size": "tiny"}}, 2, "kind is missing; known kinds: attention, benchmark"),
         ({**SPEC, "attention": "no_such"}, 69, "unsupported: unknown attention implementation 'no_such'"),
+        ({"kind": "attention", "implementations": ["eager", "eagre"]}, 69, "; did you mean eager?"),
+        ({"kind": "kernel", "kernel": "swiglu", "implementations": ["torhc"]}, 69, "liger; did you mean torch?"),
     ],
 )
 def test_failures_have_their_exit_code_and_say_why(run: Run, spec: Any, code: int, message: str) -> None:
@@ -266,9 +268,10 @@ def test_a_wrong_result_has_an_exit_code_of_its_own(tmp_path: Path, run: Run) ->
 
     file.write_text("def unmasked(q, k, v, is_causal):\n    raise LookupError('no kernel today')\n")
     spec["code"] = {**spec["code"], "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
-    assert run(spec, "--code", str(file))[0] == 0, "the right one beside it is a result"
-    code, out, err = run({**spec, "implementations": []}, "--code", str(file))
-    assert (code, "flopwatch run: failed: no case was measured" in err) == (1, True), err
+    for others, told in ((["eager"], "some cases were not measured (1 failed, 1 ok)"), ([], "no case was measured")):
+        code, out, err = run({**spec, "implementations": others}, "--code", str(file))
+        assert (code, f"flopwatch run: failed: {told}" in err) == (1, True), err
+        assert "failed: LookupError: no kernel today" in out, "its cell says so"
 
 
 ENDS = """

@@ -18,7 +18,7 @@ from workers.jobs._grid.operations import OperationContext, OperationRunner
 from workers.jobs._values import Metric, Values
 from workers.measure.check import check_cores
 from workers.model.accounting import attention_backward_flops, attention_flops
-from workers.outcome import Unsupported
+from workers.outcome import InvalidEnvironment, Unsupported
 from workers.torch_host import load
 
 if TYPE_CHECKING:
@@ -35,11 +35,12 @@ class AttentionRunner(OperationRunner):
     extras = (Metric("intermediates_mib", None, "MiB"), Metric("working_memory_mib", None, "MiB"))
 
     def check(self, spec: AttentionSpec) -> None:
-        """Refuse a job for which this worker has no implementation at all, or whose own code cannot be imported."""
+        """Refuse a job with an implementation that this worker does not know, or whose own code cannot be imported."""
         if spec.code is not None:
             check_arguments(uploaded.implementation(spec.code), spec)
-        elif not set(spec.implementations) & set(ATTENTION.names()):
-            load(ATTENTION, spec.implementations[0])
+        for name in spec.implementations:
+            with contextlib.suppress(InvalidEnvironment):  # its cells say so
+                load(ATTENTION, name)
 
     def metrics(self, spec: Any, cell: Any) -> list[Metric]:
         stopwatch = [Metric("do_bench_ms", None, "ms")] if spec.do_bench else []

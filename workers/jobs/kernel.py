@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from workers import uploaded
 from workers.jobs._grid import Trial
 from workers.jobs._grid.operations import OperationContext, OperationRunner
 from workers.jobs._values import Metric, Values
-from workers.outcome import Unsupported
+from workers.outcome import InvalidEnvironment, Unsupported
 from workers.torch_host import load
 
 if TYPE_CHECKING:
@@ -47,9 +48,12 @@ class KernelRunner(OperationRunner):
         return cell.dtype, cell.rows, cell.columns
 
     def check(self, spec: KernelSpec) -> None:
-        """Refuse a job whose operation is not here, or whose own code cannot be imported."""
+        """Refuse a job whose operation is not here, that names an implementation which no operation has, or whose own
+        code cannot be imported."""
         if not spec.plans:
-            load(KERNELS, spec.kernel)
+            kernel_of(spec)
+            for name in set(spec.implementations) - implementations_of_all():
+                installed(spec, name)
         if spec.code is not None:
             uploaded.implementation(spec.code, of=spec.kernel)
 
@@ -120,10 +124,24 @@ def implementation_of(spec: KernelSpec, cell: KernelCell) -> Implementation:
     InvalidEnvironment, BrokenCode: it does not exist here, or is broken."""
     if spec.code is not None and spec.is_code(cell.implementation):
         return uploaded.implementation(spec.code, of=spec.kernel)
+    return installed(spec, cell.implementation)
+
+
+def installed(spec: KernelSpec, name: str) -> Implementation:
+    """Return the operation's implementation of this name. Raises Unsupported, InvalidEnvironment."""
     try:
-        return kernel_of(spec).implementation(cell.implementation)
+        return kernel_of(spec).implementation(name)
     except UnknownName as error:
         raise Unsupported(str(error)) from error
+
+
+def implementations_of_all() -> set[str]:
+    """Return the names of the implementations of all operations here, of which none has them all."""
+    found = set[str]()
+    for name in KERNELS.names():
+        with contextlib.suppress(InvalidEnvironment):  # a broken one harms no other
+            found |= {one.name for one in load(KERNELS, name).kernels}
+    return found
 
 
 RUNNER = KernelRunner()

@@ -148,8 +148,9 @@ def submit(
         print_dry_run(server, [job["spec"]], job, searches=False, as_json=waiting.as_json)
         return
     if output_format == "brief":
-        done, exit_code = _wait_quietly(server, job, at_most=waiting.wait_at_most) if waiting.waits else (job, 0)
-        answer(of_job(server, done, exit_code), as_json=waiting.as_json)
+        waits = waiting.waits
+        done, code = _wait_quietly(server, job, at_most=waiting.wait_at_most) if waits else (job, _code_of(job))
+        answer(of_job(server, done, code), as_json=waiting.as_json)
     _go_on(server, job, waiting)
 
 
@@ -260,7 +261,7 @@ def _wait_quietly(server: Flopwatch, job: dict[str, Any], *, at_most: float | No
 
 def _code_of(job: dict[str, Any]) -> int:
     if job["state"] != "succeeded":
-        return 1
+        return 1 if job["finished_at"] else 0
     return WRONG if (job["validity"] or {}).get("verdict") == "wrong" else 0
 
 
@@ -449,7 +450,7 @@ def show(
 
     job = server.job(job_id)
     if output_format == "brief":
-        answer(of_job(server, job), as_json=as_json)
+        answer(of_job(server, job, _code_of(job)), as_json=as_json)
     if as_json:
         print_json(job)
         return

@@ -26,6 +26,7 @@ def checked(response: httpx.Response, status: int) -> dict[str, Any]:
 INVALID: list[tuple[Any, str, str]] = [
     ({"spec": {**TINY, "context_lenght": 64}}, "/spec/context_lenght", "did you mean context_length?"),
     ({"spec": {**TINY, "context_length": "128"}}, "/spec/context_length", 'got "128"'),
+    ({"spec": {**TINY, "optimizer": "adamv"}}, "/spec/optimizer", 'got "adamv"; did you mean adamw?'),
     ({"spec": {"kind": "estimate", "device_gb": "24GiB"}}, "/spec/device_gb", "write the number alone, in the unit of"),
     ({"spec": {**TINY, "timeout_s": "5m"}}, "/spec/timeout_s", "of the job: option --timeout-s"),
     ({"spec": {**TINY, "model": {"d_model": 33, "num_heads": 4}}}, "/spec/model/d_model", "d_model (33) must be"),

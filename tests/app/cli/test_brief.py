@@ -177,6 +177,9 @@ def test_submit_show_and_table_have_the_same_document(site: Any, flopwatch: Any,
     assert (failed["outcome"], failed["exit_code"]) == ("failed", "1")
     assert "It broke." in failed["sentence"]
     assert f"flopwatch logs {failed['job']}" in failed["more"]
+    wrong = read(flopwatch("submit", "benchmark", *shapes, "--name", "is wrong", "--wait", "--format=brief"))
+    assert (wrong["outcome"], wrong["exit_code"]) == ("wrong", "8")
+    assert [read(flopwatch("show", one["job"], "--format", "brief")) for one in (failed, wrong)] == [failed, wrong]
     assert json.loads(flopwatch("show", job, "--format", "brief", "--json").stdout).keys() >= ALWAYS
 
 
@@ -187,6 +190,8 @@ def test_a_wait_that_ends_too_soon_names_the_job(site: Any, flopwatch: Any) -> N
         f"flopwatch show {document['job']} --format brief",
         f"flopwatch cancel {document['job']}",
     ]
+    shown = read(flopwatch("show", document["job"], "--format", "brief"))
+    assert (shown["outcome"], shown["exit_code"]) == ("queued", "0"), "it has not waited"
     site.http.post(f"/jobs/{document['job']}/cancel")
 
 

@@ -169,6 +169,8 @@ def test_what_an_operation_does_not_have_is_unsupported(tmp_path: Path) -> None:
     row = run(tmp_path, kernel="swiglu", implementations=["triton"], device="cpu").cell()["forward_ms", "forward"]
     reason = "swiglu has no implementation 'triton'; it has torch, compiled, liger"
     assert (row["outcome"], row["reason"]) == ("unsupported", reason)
+    with pytest.raises(Unsupported, match="no implementation 'tritn'; it has torch, compiled, triton, liger; did you"):
+        run(tmp_path, kernel="rms_norm", implementations=["torch", "tritn"], device="cpu")
     with pytest.raises(Unsupported, match="unknown kernel 'gelu'; known are linear_cross_entropy, rms_norm, ro"):
         run(tmp_path, kernel="gelu", device="cpu")
 
