@@ -78,9 +78,7 @@ def test_files_of_a_job(offered: Offer, site: Any) -> None:
 def test_ids_and_names_of_the_server(offered: Offer, site: Any) -> None:
     site.worker.register()
     job = site.submit()
-    sweep = site.http.post(
-        "/sweeps", json={"base": {"kind": "benchmark"}, "grid": {"seed": [1, 2]}, "labels": {"a": "b"}}
-    ).json()
+    sweep = site.http.post("/sweeps", json={"base": {"kind": "benchmark"}, "grid": {"seed": [1, 2]}}).json()
     here = {"FLOPWATCH_URL": site.url}
     assert str(job["id"]) in offered("show ", **here)
     assert str(job["id"]) in offered("cancel 99 ", **here)

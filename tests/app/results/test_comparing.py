@@ -25,7 +25,7 @@ from app.store.keeping.baselines import Baselines
 from app.store.reading import measurements
 from app.store.records import Finish, NewJob, UnitRecord
 from flopwatch.intervals import median_interval
-from tests.builders import measured
+from tests.builders import STEADY, measured
 
 Measure = Callable[..., int]
 SUCCEEDED = Finish("succeeded")
@@ -34,21 +34,14 @@ CLASSES = {"scope": "string", "class": "string", "total_ms": "number", "calls": 
 
 def compare(
     database: Database,
-    baseline: int | Sequence[int],
+    baseline: int | str | Sequence[int],
     candidate: int | Sequence[int],
     question: Question = PLAIN,
     limit: int | None = None,
 ) -> Sheet:
-    """Compare jobs, and return the comparison as a sheet."""
+    """Compare jobs, or a baseline with jobs, and return the comparison as a sheet."""
     sides = ([side] if isinstance(side, int) else side for side in (baseline, candidate))
     return sheet_of(results.compare(database, *sides, question), limit)
-
-
-def compare_with_baseline(
-    database: Database, name: str, candidate: int | Sequence[int], question: Question = PLAIN
-) -> Sheet:
-    jobs = [candidate] if isinstance(candidate, int) else candidate
-    return sheet_of(results.compare(database, name, jobs, question))
 
 
 def compare_sides(database: Database, job_id: int) -> Sheet:
@@ -145,7 +138,6 @@ class TestWithABaseline:
     """Cases meet by key and device."""
 
     KEY = BenchmarkSpec().cases()[0].key
-    TIMES = (1.00, 1.01, 0.99, 1.005, 0.995, 1.002, 0.998, 1.004)
 
     @pytest.fixture
     def run(self, run_job, queue, record, database) -> Callable[..., int]:
@@ -166,7 +158,7 @@ class TestWithABaseline:
                 connection.execute(update(tables.job).where(tables.job.c.id == claim.job_id).values(spec=spec))
             found = [
                 record("step_ms", case_key=self.KEY, device_key=device, unit_index=at, median=factor * time)
-                for at, time in enumerate(() if fails else self.TIMES)
+                for at, time in enumerate(() if fails else STEADY)
             ]
             facts = {"device": {"name": device, "type": device[:3]}, "host": {"hostname": host}}
             environment = facts if recorded else None
@@ -187,9 +179,7 @@ class TestWithABaseline:
 
     def test_the_devices_of_one_case_are_not_pooled(self, database, run, keep) -> None:
         keep(run("cpu 0"), run("gpu 0", 0.1))
-        sheet = compare_with_baseline(
-            database, "main", [run("cpu 0"), run("gpu 0", 0.2)], Question(fail_above_percent=5)
-        )
+        sheet = compare(database, "main", [run("cpu 0"), run("gpu 0", 0.2)], Question(fail_above_percent=5))
         assert [(row["device"], row["baseline_processes"], row["ratio"]) for row in rows(sheet)] == [
             ("cpu 0", 8, 1.0),
             ("gpu 0", 8, 2.0),
@@ -204,14 +194,14 @@ class TestWithABaseline:
             return measure(*(("step_ms", case) for case in cases))
 
         keep(grid(1, 2, 3))
-        sheet = compare_with_baseline(database, "main", grid(1, 4), Question(fail_above_percent=5))
+        sheet = compare(database, "main", grid(1, 4), Question(fail_above_percent=5))
         said = (
             "; 1 of 2 cases are not in the baseline main, and have nothing to meet"
             "; 2 of 3 cases of the baseline were not measured"
         )
         assert about(sheet, "sentence").endswith(said)
         assert (about(sheet, "gate")["outcome"], about(sheet, "gate")["sentence"][-len(said) :]) == ("passed", said)
-        assert "not measured" not in about(compare_with_baseline(database, "main", grid(1, 2, 3)), "sentence")
+        assert "not measured" not in about(compare(database, "main", grid(1, 2, 3)), "sentence")
 
     def test_cases_of_other_jobs_of_a_sweep_are_counted(self, database, measure, queue, shop, record) -> None:
         jobs = [NewJob(BenchmarkSpec(seed=at + 1), point={"seed": at}) for at in range(2)]
@@ -219,13 +209,13 @@ class TestWithABaseline:
         for key in ("one", "other"):
             queue.finish(shop.claim(), replace(SUCCEEDED, measurements=[record(case_key=key)]))
         Baselines(database).put("main", sweep=sweep)
-        sheet = compare_with_baseline(database, "main", measure(("step_ms", {"case_key": "one"})))
+        sheet = compare(database, "main", measure(("step_ms", {"case_key": "one"})))
         assert about(sheet, "sentence").endswith("; 1 of 2 cases of the baseline were not measured")
 
     @pytest.mark.parametrize("recorded", [True, False])
     def test_another_device_is_not_comparable(self, database, run, keep, recorded) -> None:
         keep(run("cpu 0", recorded=recorded, asks_for="cpu"))
-        sheet = compare_with_baseline(
+        sheet = compare(
             database, "main", run("gpu 0", recorded=recorded, asks_for="cuda"), Question(fail_above_percent=5)
         )
         assert about(sheet, "sentence") == "not comparable: device cpu 0 against gpu 0"
@@ -244,7 +234,7 @@ class TestWithABaseline:
     def test_a_job_without_measurements_lacks_a_device(self, database, run, keep) -> None:
         keep(run("cpu 0"), run("gpu 0"))
         jobs = [run("cpu 0"), run("gpu 0", fails=True)]
-        sheet = compare_with_baseline(database, "main", jobs, Question(fail_above_percent=5))
+        sheet = compare(database, "main", jobs, Question(fail_above_percent=5))
         assert [(row["candidate_outcome"], row["ratio"]) for row in rows(sheet)] == [("ok", 1.0), ("timeout", None)]
         assert about(sheet, "gate")["outcome"] == "missing"
 

@@ -12,8 +12,8 @@ import pytest
 from app.results import findings
 from app.results.findings import MOST_PROCESSES, Judgement, Row, conclude, judge, percent
 from app.results.sheet import Cell
+from tests.builders import STEADY
 
-STEADY = (1.00, 1.01, 0.99, 1.005, 0.995, 1.002, 0.998, 1.004)
 NOISY = (1.0, 1.3, 0.8, 1.1, 0.9, 1.25, 0.75, 1.05)
 
 

@@ -163,9 +163,7 @@ def test_a_page_reads_a_bounded_number_of_measurements(fresh_site, measured, mon
 
 def test_a_page_that_has_not_changed_is_not_sent_again(site, measured, monkeypatch) -> None:
     monkeypatch.setattr("app.web.live.time", SimpleNamespace(monotonic=lambda: 0.0))  # ages go on every 10 s
-    sweep = site.http.post(
-        "/sweeps", json={"base": {"kind": "benchmark"}, "grid": {"seed": [5]}, "priority": 20}
-    ).json()
+    sweep = site.http.post("/sweeps", json={"base": TINY, "grid": {"seed": [5]}, "priority": 20}).json()
     claim = site.worker.claim()
     paths = [f"/ui/sweeps/{sweep['id']}", f"/ui/jobs/{claim.job_id}"]
 

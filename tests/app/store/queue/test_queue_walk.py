@@ -142,8 +142,7 @@ class Walk:
     def cancel(self) -> None:
         if not self.jobs:
             return
-        job_id = self.rng.choice(list(self.jobs))
-        job = self.jobs[job_id]
+        job_id, job = self.rng.choice(list(self.jobs.items()))
         if job.state in ("succeeded", "failed"):
             with pytest.raises(Conflict):
                 self.queue.cancel(job_id)
@@ -177,8 +176,8 @@ class Walk:
     def delete(self) -> None:
         if not self.jobs:
             return
-        job_id = self.rng.choice(list(self.jobs))
-        if self.jobs[job_id].state in ("queued", "running"):
+        job_id, job = self.rng.choice(list(self.jobs.items()))
+        if job.state in ("queued", "running"):
             with pytest.raises(Conflict):
                 delete_job(self.database, job_id)
         else:
@@ -188,8 +187,7 @@ class Walk:
     def retry(self) -> None:
         if not self.jobs:
             return
-        job_id = self.rng.choice(list(self.jobs))
-        job = self.jobs[job_id]
+        job_id, job = self.rng.choice(list(self.jobs.items()))
         if job.state not in ("failed", "cancelled"):
             with pytest.raises(Conflict):
                 self.queue.retry(job_id)

@@ -146,9 +146,7 @@ def test_a_lost_attempt_is_charged_and_one_given_back_is_not(shop, database, que
 
 @ON_SQLITE
 def test_a_job_without_a_device_takes_no_device_time_and_is_not_limited(shop, database, queue, clock) -> None:
-    with_tokens(database)
-    with database.write() as connection:
-        sharing.put_policy(connection, sharing.Policy(most_devices=1))
+    with_tokens(database, most_devices=1)
     jobs(shop, "ada", 2)
     with database.write() as connection:
         connection.execute(update(tables.job).values(device_type="none", devices=0))
