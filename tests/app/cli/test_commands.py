@@ -279,6 +279,7 @@ def test_presets(site: Any, flopwatch: Any) -> None:
     errors = ended(flopwatch("submit", "attention", "--preset", "cpuu"), 1)
     assert "no preset 'cpuu'; its presets: leaderboard, flash_benchmarking, classic, cpu" in errors
     assert "it has none" in ended(flopwatch("sweep", "ceiling", "seed=1,2", "--preset", "x"), 1)
+    assert "did you mean attention? known kinds: attention" in ended(flopwatch("submit", "atention"), 1)
     assert "known kinds: attention" in ended(flopwatch("submit", "atention", "--preset", "cpu"), 1)
 
 

@@ -106,39 +106,33 @@ class TestStatementsOfSweeps:
     size."""
 
     @pytest.fixture
-    def statements(self) -> Iterator[Callable[[], int]]:
-        """Count the statements since the last call."""
+    def statements(self) -> Iterator[list[str]]:
         executed: list[str] = []
 
         def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
             executed.append(statement)
 
-        def count() -> int:
-            number = len(executed)
-            executed.clear()
-            return number
-
         event.listen(Engine, "before_cursor_execute", note)
-        yield count
+        yield executed
         event.remove(Engine, "before_cursor_execute", note)
 
-    def test_the_size_does_not_matter(self, queue: Queue, database: Database, statements: Callable[[], int]) -> None:
+    def test_the_size_does_not_matter(self, queue: Queue, database: Database, statements: list[str]) -> None:
         numbers = []
         for length in (2, 200):
             grid = {"context_length": list(range(1, length + 1))}
             jobs = points(*grid["context_length"], labels={"a": "b"})
-            statements()
+            statements.clear()
             sweep = queue.submit_sweep("s", {"a": "b"}, {"kind": "benchmark"}, grid, [], jobs).response["id"]
-            of_submission = statements()
+            of_submission = len(statements)
             queue.cancel_sweep(sweep)
-            statements()
+            statements.clear()
             queue.resume_sweep(sweep)
-            of_cancelled = statements()
+            of_cancelled = len(statements)
             with database.write() as connection:
                 connection.exec_driver_sql(f"DELETE FROM job WHERE sweep_id = {sweep}")
-            statements()
+            statements.clear()
             assert queue.resume_sweep(sweep)["counts"]["queued"] == length
-            numbers.append((of_submission, of_cancelled, statements()))
+            numbers.append((of_submission, of_cancelled, len(statements)))
         assert numbers[0] == numbers[1]
 
 
