@@ -86,6 +86,12 @@ def test_implementations_at_one_length_are_bars() -> None:
     assert figure["layout"]["xaxis"]["title"]["text"] == "Implementation"
 
 
+def test_cells_without_a_number_are_marked() -> None:
+    rows = [["eager", True, None, 64, ok(1.0)], ["eager", True, None, 128, Cell(None, None, None, "oom")]]
+    (panel,) = charts(Known(sheet(rows)), LINES, "forward_ms", "Forward pass")
+    assert [trace["name"] for trace in panel.draw()["data"]] == ["eager", "oom"]
+
+
 def test_a_metric_without_values_has_no_chart() -> None:
     rows = [["eager", True, None, 64, Cell(None, None, None, "oom")], ["eager", True, None, 128, NOT_MEASURED]]
     assert charts(Known(sheet(rows)), LINES, "forward_ms", "Forward pass") == []
