@@ -58,6 +58,8 @@ MOST_STEPS_LEFT = 2.5
 """Steps' worth of work that may be left when a loop has ended: the copies of the next two batches, for instance."""
 LEAST_LEFT_MS = 10.0
 """Less is not seen: beside a busy thread of Python, whose turns take 5 ms, the host's clock is read that late."""
+MAX_LEFT_OF_STEP, LEAST_LEFT_OF_STEP_MS = 0.1, 1.0
+"""Share of a step, and ms, by which the times of its phases may be less than its own."""
 MAX_WAITING = 0.10
 """Largest share of a step's time in which the device may wait for the host."""
 CEILING_MARGINS = {"cuda": 0.05, "cpu": 9.0}
@@ -256,6 +258,23 @@ def check_streams(left_ms: float, step_ms: float) -> list[Check]:
         "; call torch.cuda.current_stream().wait_stream(…) before the step returns"
     )
     return [Check("streams", False, detail, "invalid")]
+
+
+def check_phases(step_ms: float, phases_ms: float) -> list[Check]:
+    """Check that the phases of isolated steps have all of the device's time; no check if they do.
+
+    Args:
+        step_ms: Median of the steps, each until all streams are idle.
+        phases_ms: Sum of the medians of their phases, by the current stream.
+    """
+    if step_ms - phases_ms <= max(MAX_LEFT_OF_STEP * step_ms, LEAST_LEFT_OF_STEP_MS):
+        return []
+    detail = (
+        f"the phases have {phases_ms:.4g} of the step's {step_ms:.4g} ms: the rest is work on streams for which the "
+    )
+    return [
+        Check("streams", False, detail + "current one does not wait; call torch.cuda.current_stream().wait_stream(…)")
+    ]
 
 
 def check_gradients(missing: Sequence[str] | None) -> list[Check]:

@@ -82,6 +82,18 @@ def make_bare_step(device):
     return step
 
 
+def make_side_step(device, joins=False):
+    side = torch.cuda.Stream()
+
+    def step():
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)
+        if joins:
+            torch.cuda.current_stream().wait_stream(side)
+
+    return step
+
+
 def make_losing_step(device, lost=""):
     model = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -448,3 +460,12 @@ def test_gradients_that_are_lost_are_told(run, lost: str, severity: str | None, 
     found = [check for one in report.verdicts.values() for check in one["checks"] if check["name"] == "gradients"]
     assert [check["severity"] for check in found] == ([] if severity is None else [severity])
     assert not found or found[0]["detail"].startswith(words)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("joins", [False, True])
+def test_work_on_a_stream_for_which_nobody_waits_is_told(run, joins: bool) -> None:
+    report = run("benchmark", "make_side_step", arguments={"joins": joins}, device="cuda")
+    found = [check for one in report.verdicts.values() for check in one["checks"] if check["name"] == "streams"]
+    assert len(found) == (not joins)
+    assert joins or "the rest is work on streams for which the current one does not wait" in found[0]["detail"]

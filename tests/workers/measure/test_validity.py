@@ -29,6 +29,7 @@ from workers.measure.validity import (
     check_gpus,
     check_host_bound,
     check_host_load,
+    check_phases,
     check_stability,
     check_steady,
     check_streams,
@@ -126,6 +127,14 @@ def test_nothing_is_faster_than_the_device(tflops, peak, ceiling, ok, words) -> 
 def test_next_batches_may_still_be_copied_when_a_loop_ends() -> None:
     assert [len(check_streams(left_ms, 5.0)) for left_ms in (0.02, 12.0, 13.0)] == [0, 0, 1]
     assert [len(check_streams(left_ms, 0.1)) for left_ms in (9.0, 11.0)] == [0, 1], "of a busy thread's turns"
+
+
+def test_phases_that_lack_work_of_other_streams_are_told() -> None:
+    assert [len(check_phases(step_ms, 43.0)) for step_ms in (43.1, 47.0, 48.0)] == [0, 0, 1]
+    assert not check_phases(0.9, 0.1), "in so short a step it is the host's time"
+    (check,) = check_phases(44.0, 17.0)
+    assert check.severity == "suspect"
+    assert check.detail.startswith("the phases have 17 of the step's 44 ms: the rest is work on streams")
 
 
 def test_the_verdict_is_the_worst_of_the_checks() -> None:

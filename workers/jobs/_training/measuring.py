@@ -181,6 +181,7 @@ def check_times(
     from workers.measure.validity import (
         check_gradients,
         check_kernels,
+        check_phases,
         check_stability,
         check_steady,
         check_updates,
@@ -202,6 +203,8 @@ def check_times(
     checks += check_gradients(getattr(inner, "without_gradient", None))
     if spec.compile or (spec.step_code is not None and compilation().graphs):
         checks += monitor.compilation_checks(warmup_steps=times.warmup)
+    if device.type == "cuda":
+        checks += check_phases(statistics.median(times.step), sum(map(statistics.median, times.phases.values())))
     host_us = statistics.median(times.host_us) if times.host_us else None
     checks.append(check_waiting(statistics.median(step_ms), host_us, busy))
     return checks + check_kernels(device) if spec.attention == "triton" else checks
