@@ -6,7 +6,7 @@ name, and the worker that claims the job decides.
 
 from collections.abc import Callable, Collection, Iterator
 
-from app.api.pointers import pointer, shown
+from app.api.pointers import did_you_mean, pointer, shown
 from app.api.services import Services
 from app.errors import FieldError, InvalidRequest
 from app.specs import SpecBase
@@ -61,8 +61,9 @@ def unknown_names(spec: SpecBase, known: Known) -> Iterator[tuple[Location, str]
             yield where, f"No worker runs {shown(kind)}; they run: {', '.join(sorted(known.kinds))}"
     for where, family, name in names_in(spec):
         if f"{family}:{name}" not in {RUNS_CODE, *known.capabilities}:
-            choices = ", ".join(known.family(family)) or "none at all"
-            yield where, f"No worker has the {family} {shown(name)}; they have: {choices}"
+            choices = known.family(family)
+            listed = ", ".join(choices) or "none at all"
+            yield where, f"No worker has the {family} {shown(name)}; they have: {listed}{did_you_mean(name, choices)}"
 
 
 def _wrong_code(spec: SpecBase, known: Known) -> Iterator[tuple[Location, str]]:

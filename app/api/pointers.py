@@ -96,10 +96,14 @@ def describe(error: ErrorDetails, model: type[BaseModel]) -> str:
         cure = "; write the number alone, in the unit of the field's name"
     if kind == "literal_error":
         known = re.findall("'([^']+)'", error["ctx"]["expected"])
-        cure = cure or "".join(
-            f"; did you mean {near}?" for near in difflib.get_close_matches(str(error["input"]), known, 1)
-        )
+        cure = cure or did_you_mean(str(error["input"]), known)
     return f"{error['msg']}; got {shown(error['input'])}{cure}"
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """Return the known name that is like this one, as the end of a sentence; nothing if none is."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _describe_kind(error: ErrorDetails) -> str:
@@ -111,9 +115,8 @@ def _describe_kind(error: ErrorDetails) -> str:
         return f"kind is missing; known kinds: {known}"
     tag = error["ctx"]["tag"]
     what = "Unknown kind" if tag not in KINDS else "A spec inside another one cannot be of kind"
-    near = difflib.get_close_matches(str(tag), kinds, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"{what} {shown(tag)}{hint}{';' if not near else ''} known kinds{' here' if inside else ''}: {known}"
+    hint = did_you_mean(str(tag), kinds) or ";"
+    return f"{what} {shown(tag)}{hint} known kinds{' here' if inside else ''}: {known}"
 
 
 def _describe_unknown(name: str, model: type[BaseModel] | None) -> str:

@@ -314,7 +314,7 @@ def test_a_dry_run_stores_nothing_and_says_what_earlier_jobs_took(serve: Any, fl
         gpu = "no connected worker has a GPU (device=cuda): the jobs would wait"
         assert gpu in ended(run("submit", *TINY, "device=cuda"))
         assert "would wait" not in ended(run("submit", *TINY))
-        assert "No worker has the attention" in ended(run("submit", *TINY, "attention=nobodys"), 1)
+        assert "did you mean eager?" in ended(run("submit", *TINY, "attention=eagr"), 1)
         assert "No worker has the attention" in ended(run("sweep", *TINY, "attention=nobodys", "seed=1,2"), 1)
         assert len(site.http.get("/jobs").json()["data"]) == 3
         assert site.http.get("/sweeps").json()["data"] == []
