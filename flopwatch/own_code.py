@@ -6,6 +6,7 @@ Standard library only: the client, the command line and `flopwatch run` share it
 from __future__ import annotations
 
 import ast
+import difflib
 import hashlib
 import io
 import os
@@ -27,6 +28,7 @@ ROLES = {"implementation": ("attention", "kernel"), "model": ("model",), "step":
 GIT_TIMEOUT_S = 10.0
 LINK, GITLINK = "120000", "160000"
 """Modes of a symbolic link and of a submodule in git."""
+DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 MAIN = "__main__"
 """In place of a function: the whole file, as a script."""
 
@@ -136,7 +138,10 @@ def _check(path: Path, source: bytes, function: str) -> None:
         raise ValueError(f"{path}{line}: this is not Python: {reason}") from error
     defined = list(dict.fromkeys(_defined(module)))
     if function != MAIN and function not in defined and "*" not in defined:
-        raise ValueError(f"{path} defines no {function!r}; it defines: {', '.join(defined) or 'nothing'}")
+        near = difflib.get_close_matches(function, defined, n=1)
+        own = [node.name for node in module.body if isinstance(node, DEFINITION)]
+        hint = f"did you mean {near[0]}?" if near else f"it defines: {', '.join(own) or 'no function and no class'}"
+        raise ValueError(f"{path} defines no {function!r}; {hint}")
 
 
 def _revision(folder: Path, name: str, label: str | None) -> dict[str, Any] | None:
@@ -219,7 +224,7 @@ def _defined(scope: ast.AST) -> Iterator[str]:
     """Yield the names that a module's own statements bind, also inside if, try, with and loops; "*" for a star
     import, whose names only running it would tell."""
     for node in ast.iter_child_nodes(scope):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if isinstance(node, DEFINITION):
             yield node.name
             continue
         if isinstance(node, ast.alias):

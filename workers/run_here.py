@@ -34,6 +34,7 @@ from workers.agent.spool import Spool
 from workers.agent.verdicts import TABLE
 from workers.jobs import runner_for
 from workers.jobs._base import Adaptive, Unit, parse_spec
+from workers.measure.host_memory import trim_free_memory
 from workers.outcome import (
     EXIT_CODES,
     WRONG,
@@ -45,7 +46,7 @@ from workers.outcome import (
     leave_fork,
 )
 from workers.reporter import Reporter
-from workers.torch_host import reset_process, trim_free_memory
+from workers.torch_host import reset_process
 from workers.working_directory import enter_empty
 
 TABLE_ROWS = 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import random
@@ -157,14 +156,3 @@ def reset_process() -> None:
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
     torch.cuda.empty_cache()
-
-
-def trim_free_memory() -> None:
-    """Give the memory that the C library keeps for later allocations back to the system, if it can: glibc does.
-
-    Otherwise a unit allocates from what the unit before it freed, and that does not count as growth of the process
-    (`HostMemory`). It takes milliseconds, and the pages must be mapped again when they are used.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(ctypes.c_size_t(0))

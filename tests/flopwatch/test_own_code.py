@@ -31,9 +31,16 @@ def test_a_name_that_the_file_defines_is_taken(tmp_path: Path, name: str) -> Non
 def test_a_name_that_the_file_lacks_is_noticed(tmp_path: Path, name: str) -> None:
     file = tmp_path / "mine.py"
     file.write_text(CONTENT)
-    lacks = f"defines no '{name}'; it defines: nn, fast, attention, Model, first, second"
+    lacks = f"defines no '{name}'; it defines: attention, Model$"
     with pytest.raises(ValueError, match=lacks):
         OwnCode.read(f"{file}:{name}")
+
+
+def test_the_nearest_name_is_suggested(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(CONTENT)
+    with pytest.raises(ValueError, match=r"defines no 'atention'; did you mean attention\?$"):
+        OwnCode.read(f"{file}:atention")
 
 
 def test_a_star_import_may_bring_any_name(tmp_path: Path) -> None:

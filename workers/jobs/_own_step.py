@@ -27,9 +27,9 @@ def maker(code: CodeSpec, device: torch.device, arguments: Mapping[str, Any]) ->
         InvalidEnvironment: this process has no such file.
     """
 
-    def make() -> OwnStep:
-        from workers.measure.own_step import NoStep, OwnStep
+    from workers.measure.own_step import NoStep, OwnStep
 
+    def make() -> OwnStep:
         step = OwnStep(device, why_not_run=steps.why_not_run)
         steps.listen(Listener(step))
         make_step = uploaded.load(code)

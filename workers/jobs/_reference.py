@@ -19,7 +19,8 @@ from workers.jobs._training.fp8 import fp8_notes
 from workers.jobs._values import Metric, Values
 from workers.measure.check import Check
 from workers.measure.errors import NotMeasured
-from workers.torch_host import load, reset_process, trim_free_memory
+from workers.measure.host_memory import trim_free_memory
+from workers.torch_host import load, reset_process
 
 if TYPE_CHECKING:
     import torch

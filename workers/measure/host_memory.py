@@ -1,5 +1,6 @@
-"""Reads the host's memory from /proc/meminfo. Imports no torch."""
+"""Reads the host's memory from /proc/meminfo, and gives memory back. Imports no torch."""
 
+import ctypes
 import resource
 from pathlib import Path
 
@@ -62,3 +63,14 @@ def bound_memory(processes: int = 1) -> None:
     _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = taken + max(0, free - reserve) // processes
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def trim_free_memory() -> None:
+    """Give the memory that the C library keeps for later allocations back to the system, if it can: glibc does.
+
+    Otherwise a unit allocates from what the unit before it freed, and that does not count as growth of the process
+    (`HostMemory`). It takes milliseconds, and the pages must be mapped again when they are used.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))

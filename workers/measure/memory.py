@@ -78,8 +78,9 @@ class CudaMemory:
         """Begin to measure the peak."""
         reset_peaks()
 
-    def peak_mib(self) -> tuple[float | None, str]:
-        """Return the peak in MiB and how it was measured, or None and the reason why it is unknown."""
+    def peak_mib(self, records: int = 0) -> tuple[float | None, str]:
+        """Return the peak in MiB and how it was measured, or None and the reason why it is unknown. `records`: bytes of
+        the host that are not the work's, but kept for us."""
         return torch.cuda.max_memory_allocated() / MIB, "allocated by torch"
 
     def now_mib(self) -> float | None:
@@ -112,15 +113,15 @@ class HostMemory:
         else:
             self._reset_failed = False
 
-    def peak_mib(self) -> tuple[float | None, str]:
+    def peak_mib(self, records: int = 0) -> tuple[float | None, str]:
         peak = self._anonymous_kib("VmHWM")
         if self._before is None or peak is None:
             return None, "this system does not report a process's resident memory"
         if self._reset_failed:
             return None, "this system does not let a process reset the peak of its resident memory"
-        if peak <= self._before:
+        if (grown := peak - self._before - records // 1024) <= 0:
             return None, "the work fitted into memory that the process held before"
-        return (peak - self._before) / 1024, "growth of the process's anonymous memory"
+        return grown / 1024, "growth of the process's anonymous memory"
 
     def now_mib(self) -> float | None:
         now = self._anonymous_kib("VmRSS")

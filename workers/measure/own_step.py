@@ -8,7 +8,6 @@ import gc
 import inspect
 import os
 import re
-import statistics
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from torch.optim import Optimizer
 
 from kernels.ranges import named
 from workers.measure import position
+from workers.measure.host_memory import trim_free_memory
 from workers.measure.process_settings import settings
 from workers.measure.returned import slim
 from workers.measure.timing import Observer, begin_phase, end_phase
@@ -89,9 +89,8 @@ class OwnStep:
         self._names: dict[str, None] = {}
         self._of_every_step = dict.fromkeys(KINDS, 0.0)
         self._of_step = dict.fromkeys(KINDS, 0.0)
-        self._worked: list[dict[str, float]] = []
-        """The work of each step."""
         self._runs = 0
+        self.count_work(0)
         self._process = os.getpid()
         self.takes = ""
         """How many steps the job takes, in words, once it is known."""
@@ -247,7 +246,10 @@ class OwnStep:
             self._observers = None
         end_phase(self._outside, observers)
         position.step_ends()
-        self._worked.append({kind: amount or self._of_every_step[kind] for kind, amount in self._of_step.items()})
+        if self._runs in self._counted:
+            for kind, amount in self._of_step.items():
+                self._amounts[kind].add(worked := amount or self._of_every_step[kind])
+                self._total[kind] += worked
         self._runs += 1
 
     def _stopped(self) -> str:
@@ -306,22 +308,23 @@ class OwnStep:
             else:
                 self._of_step[kind] += amount
 
+    def count_work(self, steps: int) -> None:
+        """Count the work of so many steps from the next on, without a list, whose memory would seem to be theirs."""
+        self._counted = range(self._runs, self._runs + steps)
+        self._total = dict.fromkeys(KINDS, 0.0)
+        self._amounts: dict[str, set[float]] = {kind: set() for kind in KINDS}
+
     def work_of_step(self, kind: str) -> float | None:
         """Return the FLOPs ("flops"), tokens or items of the last step; None if the code has not told them."""
         return self._of_step[kind] or self._of_every_step[kind] or None
 
     def mean_work(self, kind: str) -> float | None:
-        """Return the mean work of the steps; None if the code has not told it."""
-        return statistics.fmean(worked[kind] for worked in self._worked) or None
+        """Return the mean work of the counted steps; None if the code has not told it."""
+        return self._total[kind] / len(self._counted) or None
 
-    def keep_work(self, steps: int) -> None:
-        """Forget the work of all steps but the last."""
-        self._worked = self._worked[-steps:]
-
-    def varying_work(self, kind: str, steps: int) -> list[float] | None:
-        """Return the work of so many steps from the kept ones on; None if they all did the same."""
-        works = [worked[kind] for worked in self._worked[:steps]]
-        return works if len(set(works)) > 1 and len(works) == steps else None
+    def varies(self, kind: str) -> bool:
+        """Return True if not all counted steps did the same work."""
+        return len(self._amounts[kind]) > 1
 
     @property
     def _outside(self) -> str:
@@ -367,6 +370,7 @@ def _instances(*kinds: type) -> list[list[Any]]:
     """Return all objects of each of these types."""
     numbers = {id(one) for kind in kinds for one in _with_subclasses(kind)}
     found = [*_of_types(numbers, gc.get_objects())]
+    trim_free_memory()  # that of the list of all objects
     return [[one for one in found if issubclass(type(one), kind)] for kind in kinds]
 
 

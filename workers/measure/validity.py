@@ -45,6 +45,8 @@ ENDED = 0
 MAX_DRIFT = 0.10
 MAX_DRIFT_ERRORS = 3
 """A drift that its standard error explains is noise: 3 of them are 4 % of runs of 10 samples, fewer of longer runs."""
+TOO_NOISY = "times are too noisy to tell a drift"
+"""Where noise hides more than 100 %, a figure tells nothing."""
 MODES_SHARE = 0.92
 """Share of the variance, between two groups of samples, that shows two speeds. One in a hundred runs of 10 samples of
 normal noise reaches it; of many samples 0.64 is expected, and 0.75 if they are uniform."""
@@ -128,6 +130,8 @@ def check_drift(samples: Sequence[float]) -> Check:
         return not_judged("drift", f"samples: {len(samples)}, too few to judge")
     change, error = drift
     limit = max(MAX_DRIFT, MAX_DRIFT_ERRORS * error)
+    if limit > 1:
+        return Check("drift", abs(change) <= limit, TOO_NOISY)
     speed = "slower" if change > 0 else "faster"
     found, most = percents(abs(change), limit)
     detail = f"last third of the steps {found} {speed} than the first; limit {most}"
@@ -144,8 +148,8 @@ def check_steady(steady: bool | None, warmup: int, *, too_slow: bool = False, hi
         hidden: the change of times that noise may hide, where it is too large to call them steady.
     """
     if hidden is not None:
-        detail = f"in this noise a drift of up to {hidden:.0%} would not show, after a warm-up of {warmup}"
-        return Check("steady", False, detail, "note")
+        detail = TOO_NOISY if hidden > 1 else f"in this noise a drift of up to {hidden:.0%} would not show"
+        return Check("steady", False, f"{detail}, after a warm-up of {warmup}", "note")
     if too_slow:
         return not_judged("steady", f"too slow to judge: {warmup} calls to warm up")
     if steady is None:

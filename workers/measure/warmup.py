@@ -16,6 +16,8 @@ from workers.measure.statistics import trend
 MIN_CALLS = 5
 WINDOW_CALLS = 3
 """Smallest number of calls in a window."""
+MOST_CALLS = 1000
+"""Most calls of a window that are kept: calls in between take no memory, which would seem to be the work's."""
 WINDOW_S = 0.2
 """Least seconds of a window, unless the caller chooses. The later half of the windows is judged, and at least two."""
 HORIZON = 10
@@ -95,6 +97,8 @@ class WarmUp:
         now = self._clock()
         if self.calls == 1:
             self._started = self._window_started = now
+            return
+        if self._at and now - self._started - self._at[-1] < self.window_s / MOST_CALLS:
             return
         self._at.append(now - self._started)
         self._ms.append(time_ms)

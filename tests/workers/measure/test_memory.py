@@ -60,6 +60,7 @@ def test_host_memory_that_is_not_known_is_none_with_a_reason(tmp_path: Path) -> 
     (tmp_path / "status").write_text("VmHWM:\t 2048 kB\nVmRSS:\t 1024 kB\n")
     meter = HostMemory(tmp_path)
     assert meter.peak_mib() == (1.0, "growth of the process's anonymous memory")
+    assert meter.peak_mib(records=MIB // 4)[0] == 0.75
     (tmp_path / "clear_refs").mkdir()
     meter.reset()
     assert meter.peak_mib() == (None, "this system does not let a process reset the peak of its resident memory")

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import os
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 
@@ -118,9 +119,10 @@ def test_work_of_every_step_is_that_of_steps_that_tell_none() -> None:
     tokens = iter([3, None, 3])
     own = made(body)
     own.work(flops=None, tokens=9, items=None)
+    own.count_work(3)
     for _ in range(3):
         heard(own)
-    assert (own.varying_work("tokens", 3), own.mean_work("tokens")) == ([3, 9, 3], 5)
+    assert (own.varies("tokens"), own.mean_work("tokens")) == (True, 5)
 
 
 def test_work_that_varies_is_that_of_all_measured_steps() -> None:
@@ -129,13 +131,24 @@ def test_work_that_varies_is_that_of_all_measured_steps() -> None:
 
     tokens = iter(range(9))
     own = made(body)
-    for _ in range(5):
-        heard(own)
-    assert [own.mean_work(kind) for kind in ("flops", "tokens", "items")] == [3, 2, None]
-    own.keep_work(3)
+    for counted in (0, 3):
+        own.count_work(counted)
+        for _ in range(4):
+            heard(own)
+    assert [own.mean_work(kind) for kind in ("flops", "tokens", "items")] == [3, 5, None]
+    assert [own.varies(kind) for kind in ("flops", "tokens", "items")] == [False, True, False]
+
+
+def test_steps_leave_no_records_that_would_seem_to_be_their_memory() -> None:
+    own = made(lambda own: own.work(flops=None, tokens=7, items=None))
+    own.count_work(10_000)
     heard(own)
-    assert own.varying_work("tokens", 3) == [2, 3, 4]
-    assert own.varying_work("flops", 3) is None
+    tracemalloc.start()
+    for _ in range(10_000):
+        own.phases(())
+    kept, _peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 10_000
 
 
 def test_what_is_no_step_is_said() -> None:

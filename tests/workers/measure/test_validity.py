@@ -25,6 +25,7 @@ from workers.measure.validity import (
     Monitor,
     check_ceiling,
     check_compilation,
+    check_drift,
     check_gpu,
     check_gpus,
     check_host_bound,
@@ -196,6 +197,11 @@ def test_two_speeds_are_suspect(rng: random.Random) -> None:
     assert check.detail.startswith("two speeds: some samples near ")
 
 
+def test_a_drift_in_noise_of_more_than_its_size_has_no_figures() -> None:
+    noisy = check_drift([1.0, 400.0, 1.0] * 5)
+    assert (noisy.ok, noisy.detail) == (True, "times are too noisy to tell a drift")
+
+
 def test_a_warm_up_that_never_got_steady_is_suspect() -> None:
     assert check_steady(True, 12).ok
     assert "after a warm-up of 12" in check_steady(True, 12).detail
@@ -204,6 +210,7 @@ def test_a_warm_up_that_never_got_steady_is_suspect() -> None:
     noisy = check_steady(None, 6, hidden=0.083)
     assert (noisy.ok, noisy.severity) == (False, "note")
     assert "a drift of up to 8% would not show" in noisy.detail
+    assert check_steady(None, 6, hidden=8.45).detail == "times are too noisy to tell a drift, after a warm-up of 6"
     slow = check_steady(None, 6, too_slow=True)
     assert slow == not_judged("steady", "too slow to judge: 6 calls to warm up")
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -48,6 +49,15 @@ def test_slow_calls_that_are_even_are_steady(milliseconds: float, window_s: floa
     assert warming.steady is True
     assert warming.calls == 1 + 2 * WINDOW_CALLS
     assert not warming.too_slow
+
+
+def test_quick_calls_take_little_memory() -> None:
+    tracemalloc.start()
+    warming = Calls().run(lambda second: 2e-3 * 1.2**second)
+    kept, _peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert warming.calls > 200_000
+    assert kept < 2**20
 
 
 def test_slow_calls_that_drift_are_not_steady() -> None:

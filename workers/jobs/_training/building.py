@@ -224,9 +224,9 @@ def build(spec: TrainingSpec, device: torch.device, build_model: Maker, *, batch
         # Optimizers and checkpointing import it: 70 MiB that do not belong to the model. Forks of the warm parent have
         # it already.
         importlib.import_module("torch._dynamo")
-    meter = memory_meter(device)
     with translate_oom("making the model"):
         seed_everything(spec.seed)
+        meter = memory_meter(device)
         if spec.step_code is not None:
             own: OwnStep = build_model()
             return Training(spec, device, own.model, own, meter, own=own)

@@ -61,10 +61,8 @@ def measure(
     report_layers(training.linear_layers, report)
     marks = make_marks(training.device)
     step_ms = times.step if pacing == "step" else time_loops(training, times, marks, monitor, report)
-    if training.own is not None:
-        training.own.keep_work(len(step_ms))
     values = Values(metrics_of(training.spec, pacing, training.phases))
-    add_memory(values, training, monitor)
+    add_memory(values, training, monitor, 8 * len(step_ms) * (1 + len(times.phases) + (pacing == "loop")))
     busy: Busy | str = GPU_ONLY
     if training.device.type == "cuda":
         busy = measure_busy(lambda: run_step(step.phases, ()), step.prepare)
@@ -101,6 +99,8 @@ def time_isolated(
     def measuring(steps: int) -> None:
         nonlocal planned
         planned = steps
+        if training.own is not None:
+            training.own.count_work(steps)
         training.meter.reset()
         monitor.start(warm=least > 0)
 
@@ -155,12 +155,14 @@ def time_loops(
 
     steps, step = len(isolated.step), training.step
     done = isolated.warmup + steps
+    if training.own is not None:
+        training.own.count_work(steps)
 
     def on_progress(measured: int) -> None:
         monitor.watch(last=measured == steps)
         report.progress(done + measured, done + steps, "measuring in a loop")
 
-    fitting = int(1e3 * LOOP_S / max(statistics.median(isolated.step), 1e-3))
+    fitting = int(1e3 * LOOP_S / max(statistics.median(isolated.step[:MOST_STEPS]), 1e-3))
     return time_loop(
         step.phases,
         marks,

@@ -101,10 +101,10 @@ def add_times(values: Values, training: Training, times: StepTimes, step_ms: Seq
     values.set("parameters", None, None if trainable is None else [trainable], NO_PARAMETERS)
 
 
-def add_memory(values: Values, training: Training, monitor: Monitor) -> None:
-    """Set the peak of the memory, and what the allocator and the device hold."""
+def add_memory(values: Values, training: Training, monitor: Monitor, records: int) -> None:
+    """Set the peak of the memory without so many bytes of times, and what the allocator and the device hold."""
     meter, graphed = training.meter, training.graphed
-    peak, how = meter.peak_mib() if graphed is None else (graphed.peak_mib, "")
+    peak, how = meter.peak_mib(records) if graphed is None else (graphed.peak_mib, "")
     values.set("peak_memory_mib", None, None if peak is None else [peak], how)
     reserved = meter.reserved_mib()
     values.set("memory_reserved_mib", None, None if reserved is None else [reserved], GPU_ONLY)
@@ -159,8 +159,8 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
 
 def _per_s(training: Training, kind: str, step_ms: Sequence[float]) -> float | None:
     """Return the rate of the median step or, of steps of the user's own with different work, that of all together."""
-    if training.own is not None and (works := training.own.varying_work(kind, len(step_ms))) is not None:
-        return 1e3 * sum(works) / sum(step_ms)
+    if training.own is not None and training.own.varies(kind):
+        return 1e3 * (training.own.mean_work(kind) or 0.0) / statistics.fmean(step_ms)
     amount = work_of_step(training, kind)
     return None if amount is None else 1e3 * amount / statistics.median(step_ms)
 

@@ -194,7 +194,7 @@ class RankRun:
                 # Wrappers give every parameter a gradient, of zeros if need be.
                 found["without_gradient"] = trained.step.without_gradient
             if found is not None and strategy == self.context.spec.strategy:
-                found.update(self._facts(trained, len(turn.step_ms)))
+                found.update(self._facts(trained))
                 self._record_memory(trained)
                 found["operations"] = record_operations(self.context, trained)
                 found["overlap"] = record_step_overlap(
@@ -259,17 +259,15 @@ class RankRun:
             self.memory.gradients_mib = self.memory.before_optimizer_mib = None
             self.memory.before_optimizer_peak_mib = None
 
-    def _facts(self, trained: Trained, steps: int) -> dict[str, Any]:
-        """Return facts about the model: its size, the FLOPs of a rank's step, of so many steps the mean, and the bytes
-        that are communicated."""
+    def _facts(self, trained: Trained) -> dict[str, Any]:
+        """Return facts about the model: its size, the FLOPs of a rank's step, of the measured ones the mean, and the
+        bytes that are communicated."""
         spec, own = self.context.spec, trained.own
-        if own is not None:
-            own.keep_work(steps)
         return {
             "parameters": sum(size.numel for size in trained.sizes) if own is None else own.trainable,
             "flops": metrics.step_flops(spec, trained.model) if own is None else own.mean_work("flops"),
             "work": None if own is None else {kind: own.mean_work(kind) for kind in KINDS},
-            "varies": own is not None and any(own.varying_work(kind, steps) for kind in KINDS),
+            "varies": own is not None and any(map(own.varies, KINDS)),
             "phases": None if own is None else own.phase_names,
             "groups": 0 if own is None else len(distributed_c10d._world.pg_map) - self.groups,
             "communication": strategies.communication(spec, trained.sizes),

@@ -129,7 +129,10 @@ def measure_steps(
         context.rank.report({"measuring": turn.warmup > 0})
     if context.steps is None:
         context.steps = STEPS if context.on_gpu else steps_of_a_second(quickest_ms / SECONDS)
-    for _ in range(context.steps // rounds + (number < context.steps % rounds)):
+    steps = context.steps // rounds + (number < context.steps % rounds)
+    if trained.own is not None:
+        trained.own.count_work(steps)
+    for _ in range(steps):
         slowest_ms = max(timer.step(turn))
         turn.first_step_ms = slowest_ms if math.isnan(turn.first_step_ms) else turn.first_step_ms
         context.measured_steps += 1
