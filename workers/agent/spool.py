@@ -139,16 +139,15 @@ class Spool:
                 self._add_validity(message)
 
     def failure(self) -> str | None:
-        """Return why the job has failed although its units have not: some cases failed. None if none did; a lack of
-        memory, a wrong result, and what the device or implementation cannot do are no failures."""
+        """Return why the job has failed although its units have not: no case has an answer, and some failed. None if
+        that is not so; a lack of memory and a wrong result are answers."""
         outcomes = [each for unit in self._units for each in unit.outcomes.values()]
         reasons = [reason for outcome, reason in outcomes if outcome in FAILURES]
-        if not reasons:
-            return None
         counts = Counter(outcome for outcome, _ in outcomes)
-        what = "some cases were not" if counts.keys() & ANSWERS else "no case was"
+        if not reasons or counts.keys() & ANSWERS:
+            return None
         each = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
-        return f"{what} measured ({each}): {reasons[0]}"
+        return f"no case was measured ({each}): {reasons[0]}"
 
     def so_far(self) -> str:
         """Say what both sides of a comparison took so far; see `Replicates.so_far`."""
