@@ -9,6 +9,7 @@ import torch
 from kernels.device_events import keep_peaks, reset_peaks
 from workers.measure import position
 from workers.measure.errors import NotMeasured, text_of
+from workers.measure.host_memory import trim_free_memory
 
 MIB = 2**20
 MOST_CHARACTERS = 200
@@ -101,6 +102,7 @@ class HostMemory:
     """
 
     def __init__(self, process: Path = Path("/proc/self")) -> None:
+        trim_free_memory()  # what is given back later would be missing from the growth
         self._process = process
         self._before = self._anonymous_kib("VmRSS")
         self._reset_failed = False
