@@ -18,7 +18,7 @@ from workers.jobs._grid.operations import OperationContext, OperationRunner
 from workers.jobs._values import Metric, Values
 from workers.measure.check import check_cores
 from workers.model.accounting import attention_backward_flops, attention_flops
-from workers.outcome import InvalidEnvironment, Unsupported
+from workers.outcome import Unsupported
 from workers.torch_host import load
 
 if TYPE_CHECKING:
@@ -38,9 +38,8 @@ class AttentionRunner(OperationRunner):
         """Refuse a job with an implementation that this worker does not know, or whose own code cannot be imported."""
         if spec.code is not None:
             check_arguments(uploaded.implementation(spec.code), spec)
-        for name in spec.implementations:
-            with contextlib.suppress(InvalidEnvironment):  # its cells say so
-                load(ATTENTION, name)
+        for name in set(spec.implementations) - set(ATTENTION.names()):
+            load(ATTENTION, name)
 
     def metrics(self, spec: Any, cell: Any) -> list[Metric]:
         stopwatch = [Metric("do_bench_ms", None, "ms")] if spec.do_bench else []

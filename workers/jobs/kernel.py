@@ -51,8 +51,8 @@ class KernelRunner(OperationRunner):
         """Refuse a job whose operation is not here, that names an implementation which no operation has, or whose own
         code cannot be imported."""
         if not spec.plans:
-            kernel_of(spec)
-            for name in set(spec.implementations) - implementations_of_all():
+            unknown = set(spec.implementations) - {one.name for one in kernel_of(spec).kernels}
+            for name in unknown - implementations_of_all() if unknown else ():
                 installed(spec, name)
         if spec.code is not None:
             uploaded.implementation(spec.code, of=spec.kernel)

@@ -161,14 +161,14 @@ def judge(operation: Operation, reference: Reference, draw: Draw | None = None, 
     Args:
         operation: It has the reference's inputs.
         draw: The values that the inputs have in this call; None: those of timed calls.
-        strided: The output's gradient has gaps of NaN between its values in memory. Autograd passes such ones on:
-            that of `out.sum()` has strides of 0, that of a transposed output those of the transposition.
+        strided: The output's gradient has gaps of NaN between its values in memory. Autograd passes on
+            gradients that are not contiguous, such as those of a sum or of a transposed output.
     """
     draw = draw or reference.timed
     with reference.holding(draw):
         if strided and operation.grad_out is not None:
-            gaps = torch.full_like(operation.grad_out, math.nan)
-            operation = replace(operation, grad_out=torch.stack((operation.grad_out, gaps), dim=-1)[..., 0])
+            spread = operation.grad_out.new_full((*operation.grad_out.shape, 2), math.nan)[..., 0]
+            operation = replace(operation, grad_out=spread.copy_(operation.grad_out))
         try:
             results = _results(operation, reference)
         except Unfit as unfit:

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import compress
 from types import CodeType
@@ -110,8 +110,6 @@ class OwnStep:
         """The numbers of worker processes of the torch.utils.data.DataLoaders that are being read; if none is,
         those of all that there are."""
         self.scaler: torch.amp.GradScaler | None = None
-        self._versions: dict[int, int] = {}
-        """Of the optimizers' parameters after the first step."""
 
     def make(self, make_step: Callable[[], object]) -> None:
         """Let the user's function make the step. Raises NoStep if it returns something that cannot be called."""
@@ -192,18 +190,18 @@ class OwnStep:
         known = [*self.model.parameters()] or [one for params in groups for one in params]
         return [*{id(one): one for one in known}.values()]
 
-    def not_updated(self) -> tuple[list[str], int]:
-        """Return the names of the optimizers' trainable parameters that had no gradient: no step after the first has
-        changed them, and they have neither a gradient nor a state; and the number of all these parameters."""
-        if self._runs < 2:
-            return [], 0
+    def lost_gradients(self) -> tuple[list[str], int]:
+        """Return the names of the trainable parameters to which optimizers that keep a state have made none, since they
+        had no gradient; and the number of all parameters of such optimizers."""
         names = {id(one): name for name, one in self.model.named_parameters()}
         missing, count = [], 0
-        for optimizer in self.optimizers:
+        for optimizer in self.optimizers if self.scaler is None else ():  # it may have skipped all steps
+            state = optimizer.state
+            if not isinstance(state, Mapping) or not (state or "betas" in optimizer.defaults):  # as in Adam
+                continue
             for one in (one for group in optimizer.param_groups for one in group["params"] if one.requires_grad):
                 count += 1
-                unchanged = self._versions.get(id(one)) == one._version
-                if unchanged and one.grad is None and not optimizer.state.get(one):
+                if one.grad is None and not state.get(one):
                     missing.append(names.get(id(one), f"parameter {count} of {type(optimizer).__name__}"))
         return missing, count
 
@@ -320,7 +318,7 @@ class OwnStep:
 
     def mean_work(self, kind: str) -> float | None:
         """Return the mean work of the counted steps; None if the code has not told it."""
-        return self._total[kind] / len(self._counted) or None
+        return self._total[kind] / max(1, len(self._counted)) or None
 
     def varies(self, kind: str) -> bool:
         """Return True if not all counted steps did the same work."""
@@ -357,8 +355,6 @@ class OwnStep:
             self._container = nn.ModuleDict(_named(roots))
         self.roots, self.model = roots, roots[0] if len(roots) == 1 else self._container
         self.optimizers = [*self._made[Optimizer].values()]
-        parameters = (one for of in self.optimizers for group in of.param_groups for one in group["params"])
-        self._versions = {id(one): one._version for one in parameters}
         if of_loading:
             readers, loaders = instances[-2:]
             # A step that begins a loader anew has read it, and nothing is left of that.

@@ -160,6 +160,8 @@ class StepTimes:
     phases: dict[str, array[float]] = field(default_factory=dict)
     host_us: array[float] = field(default_factory=lambda: array("d"))
     """Host time to issue each step, in µs; empty on a CPU."""
+    left: array[float] = field(default_factory=lambda: array("d"))
+    """The part of each step that is in no phase; empty on a CPU."""
     warmup: int = 0
     """Number of steps before measuring began."""
     steady: bool | None = None
@@ -175,6 +177,7 @@ class StepTimes:
         self.step.append(step.wall_ms)
         if step.host_us is not None:
             self.host_us.append(step.host_us)
+            self.left.append(step.wall_ms - sum(step.phases_ms.values()))
         for name, time_ms in {**step.phases_ms, **inner}.items():
             self.phases.setdefault(name, array("d")).append(time_ms)
 

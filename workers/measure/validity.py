@@ -264,21 +264,17 @@ def check_streams(left_ms: float, step_ms: float) -> list[Check]:
     return [Check("streams", False, detail, "invalid")]
 
 
-def check_phases(step_ms: float, phases_ms: float) -> list[Check]:
+def check_phases(step_ms: float, left_ms: float) -> list[Check]:
     """Check that the phases of isolated steps have all of the device's time; no check if they do.
 
     Args:
         step_ms: Median of the steps, each until all streams are idle.
-        phases_ms: Sum of the medians of their phases, by the current stream.
+        left_ms: Median of what the phases, which end on the current stream, lack of their step.
     """
-    if step_ms - phases_ms <= max(MAX_LEFT_OF_STEP * step_ms, LEAST_LEFT_OF_STEP_MS):
+    if left_ms <= max(MAX_LEFT_OF_STEP * step_ms, LEAST_LEFT_OF_STEP_MS):
         return []
-    detail = (
-        f"the phases have {phases_ms:.4g} of the step's {step_ms:.4g} ms: the rest is work on streams for which the "
-    )
-    return [
-        Check("streams", False, detail + "current one does not wait; call torch.cuda.current_stream().wait_stream(…)")
-    ]
+    detail = f"the phases lack {left_ms:.4g} of the step's {step_ms:.4g} ms: work on streams for which the current one "
+    return [Check("streams", False, detail + "does not wait; call torch.cuda.current_stream().wait_stream(…)")]
 
 
 def check_gradients(missing: Sequence[str] | None) -> list[Check]:

@@ -131,11 +131,11 @@ def test_next_batches_may_still_be_copied_when_a_loop_ends() -> None:
 
 
 def test_phases_that_lack_work_of_other_streams_are_told() -> None:
-    assert [len(check_phases(step_ms, 43.0)) for step_ms in (43.1, 47.0, 48.0)] == [0, 0, 1]
-    assert not check_phases(0.9, 0.1), "in so short a step it is the host's time"
-    (check,) = check_phases(44.0, 17.0)
+    assert [len(check_phases(48.0, left_ms)) for left_ms in (0.1, 4.7, 5.0)] == [0, 0, 1]
+    assert not check_phases(0.9, 0.8), "in so short a step it is the host's time"
+    (check,) = check_phases(44.0, 27.0)
     assert check.severity == "suspect"
-    assert check.detail.startswith("the phases have 17 of the step's 44 ms: the rest is work on streams")
+    assert check.detail.startswith("the phases lack 27 of the step's 44 ms: work on streams for which")
 
 
 def test_the_verdict_is_the_worst_of_the_checks() -> None:

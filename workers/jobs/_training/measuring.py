@@ -197,7 +197,7 @@ def check_times(
     ]
     if training.own is not None:
         checks += check_settings(training.own.settings)
-        checks += check_updates(*training.own.not_updated())
+        checks += check_updates(*training.own.lost_gradients())
         cores = check_cores(torch.get_num_threads())
         if device.type == "cpu" and not cores.ok:
             checks.append(cores)
@@ -206,7 +206,7 @@ def check_times(
     if spec.compile or (spec.step_code is not None and compilation().graphs):
         checks += monitor.compilation_checks(warmup_steps=times.warmup)
     if device.type == "cuda":
-        checks += check_phases(statistics.median(times.step), sum(map(statistics.median, times.phases.values())))
+        checks += check_phases(statistics.median(times.step), statistics.median(times.left))
     host_us = statistics.median(times.host_us) if times.host_us else None
     checks.append(check_waiting(statistics.median(step_ms), host_us, busy))
     return checks + check_kernels(device) if spec.attention == "triton" else checks

@@ -816,12 +816,21 @@ def test_what_a_rank_cannot_do_is_the_jobs_failure(failing: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"precision": "bf16", "parameter_dtype": "bf16"}, {"precision": "bf16", "strategy": "fsdp"}]
+    ("fields", "gradient", "parameter"),
+    [
+        ({}, 1e-3, 1e-2),
+        ({"precision": "bf16"}, 1e-2, 0.2),
+        ({"precision": "bf16", "parameter_dtype": "bf16"}, 1.4e-2, 0.5),
+        ({"precision": "bf16", "strategy": "fsdp"}, 1.4e-2, 0.5),
+    ],
 )
-def test_a_rank_that_is_left_out_exceeds_the_tolerance(fields: dict[str, Any]) -> None:
-    most = DdpSpec.model_fields["world_size"].metadata[1].le
-    assert tolerance(parsed(**fields), "gradient_error") < 1 / most
-    assert tolerance(parsed(**fields), "parameter_error") <= 0.5
+def test_tolerances_by_dtype(fields: dict[str, Any], gradient: float, parameter: float) -> None:
+    spec = parsed(**fields)
+    assert tolerance(spec, "gradient_error") == pytest.approx(gradient)
+    assert tolerance(spec, "gradient_error") < 1 / DdpSpec.model_fields["world_size"].metadata[1].le, (
+        "one rank is missed"
+    )
+    assert tolerance(spec, "parameter_error") == pytest.approx(parameter)
 
 
 @pytest.mark.parametrize(
