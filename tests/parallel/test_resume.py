@@ -31,8 +31,8 @@ def test_as_many_ranks_go_on_bit_by_bit(ranks: Pool, tmp_path: Path, kind: str, 
 
 
 def test_only_rank_0_keeps_what_is_saved(ranks: Pool) -> None:
-    """The others hold one parameter at a time, with gloo's copies of it and what malloc keeps (6 to 11 sizes were seen);
-    rank 0 keeps four, and Adam's two numbers for each, besides."""
+    """The others hold one parameter at a time, with gloo's copies of it and what malloc keeps (6 to 11 sizes); rank
+    0 keeps four, and Adam's two numbers for each, besides."""
     for rank, report in enumerate(ranks(training.peak_of_saving, 1536)):
         assert report["kept"] == pytest.approx(0 if rank else 12, rel=0.01)
         assert report["peak"] < (14 if rank else 28)
