@@ -29,8 +29,10 @@ TELLS_PROCESSOR = _clock_of is not None
 
 def processor_ns(thread: int) -> int:
     """Return the processor's time in ns that a living thread of this process has used, by its identity
-    (`threading.get_ident`); 0 where the system does not tell."""
-    return 0 if _clock_of is None else _read_ns(_clock_of(thread))
+    (`threading.get_ident`); 0 where the system does not tell, and of one that has just ended."""
+    with suppress(ProcessLookupError):
+        return 0 if _clock_of is None else _read_ns(_clock_of(thread))
+    return 0
 
 
 _process_ns = functools.partial(time.process_time_ns)

@@ -44,3 +44,11 @@ def test_a_kernel_that_replaces_events_and_synchronisation_is_timed(monkeypatch:
     begin = device_events.Event()
     with pytest.raises((TypeError, AttributeError)):
         type(begin).__base__.elapsed_time = None
+
+
+def test_a_thread_that_has_just_ended_has_used_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(thread: int) -> int:
+        raise ProcessLookupError
+
+    monkeypatch.setattr(clock, "_clock_of", ended)
+    assert clock.processor_ns(1) == 0
