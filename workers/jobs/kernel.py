@@ -51,9 +51,13 @@ class KernelRunner(OperationRunner):
         """Refuse a job whose operation is not here, that names an implementation which no operation has, or whose own
         code cannot be imported."""
         if not spec.plans:
-            unknown = set(spec.implementations) - {one.name for one in kernel_of(spec).kernels}
-            for name in unknown - implementations_of_all() if unknown else ():
-                installed(spec, name)
+            kernel_of(spec)
+            for name in spec.implementations:
+                try:
+                    installed(spec, name)
+                except Unsupported:  # only then are the modules of other operations imported
+                    if name not in implementations_of_all():
+                        raise
         if spec.code is not None:
             uploaded.implementation(spec.code, of=spec.kernel)
 

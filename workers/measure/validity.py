@@ -285,12 +285,12 @@ def check_gradients(missing: Sequence[str] | None) -> list[Check]:
     return [Check("gradients", False, f"{len(missing)} trainable parameters got none, {missing[0]} first: {why}")]
 
 
-def check_updates(missing: Sequence[str], count: int) -> list[Check]:
-    """Name the parameters of a step's optimizers that no step has updated; no check if none is missing.
+def check_lost_gradients(missing: Sequence[str], count: int) -> list[Check]:
+    """Name the parameters of a step's optimizers that got no gradient; no check if none is missing.
 
     Args:
         missing: Their names.
-        count: The number of all parameters. If none is updated, the step may be meant to be without a backward pass.
+        count: The number of all parameters. If none got one, the step may be meant to be without a backward pass.
     """
     if not missing:
         return []

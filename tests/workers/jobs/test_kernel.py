@@ -175,6 +175,14 @@ def test_what_an_operation_does_not_have_is_unsupported(tmp_path: Path) -> None:
         run(tmp_path, kernel="gelu", device="cpu")
 
 
+def test_modules_of_other_operations_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of another package may end the process."""
+    names = KERNELS.names()
+    monkeypatch.setattr(KERNELS, "names", lambda: pytest.fail(f"of {names}"))
+    report = run(tmp_path, kernel="rms_norm", implementations=["torch", "compiled"], mode="forward", device="cpu")
+    assert report.cell(implementation="torch")["forward_ms", "forward"]["outcome"] == "ok"
+
+
 def test_a_plan_has_each_linear_layer_of_a_model_in_bf16_and_in_each_recipe(tmp_path: Path) -> None:
     pytest.importorskip("torchao")
     sizes = {"d_model": 32, "d_ff": 48, "num_layers": 3, "num_heads": 2, "vocab_size": 40}

@@ -183,10 +183,10 @@ def check_times(
     from workers.measure.validity import (
         check_gradients,
         check_kernels,
+        check_lost_gradients,
         check_phases,
         check_stability,
         check_steady,
-        check_updates,
         check_waiting,
     )
 
@@ -197,7 +197,7 @@ def check_times(
     ]
     if training.own is not None:
         checks += check_settings(training.own.settings)
-        checks += check_updates(*training.own.lost_gradients())
+        checks += check_lost_gradients(*training.own.lost_gradients())
         cores = check_cores(torch.get_num_threads())
         if device.type == "cpu" and not cores.ok:
             checks.append(cores)
