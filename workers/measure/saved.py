@@ -47,7 +47,8 @@ def saved_tensors(model: nn.Module, forward: Callable[[], Any]) -> list[SavedTen
             where = _module_and_site(sys._getframe(1), names)
             dtype = str(tensor.dtype).removeprefix("torch.")
             found.append(SavedTensor(*where, made_by, dtype, tuple(tensor.shape), storage.nbytes()))
-        return tensor
+        # An operation that saves its output would own itself by it, and the pass would never be released.
+        return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         forward()

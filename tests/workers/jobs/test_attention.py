@@ -634,6 +634,7 @@ def test_do_bench_says_that_it_times_gpus_only(run, no_gpu: None) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_do_bench_finds_the_time_of_both_passes(run) -> None:
     """At a size that keeps the device busy for longer than the host issues it."""
     measured = run(do_bench=True, device="cuda", sequence_lengths=[4096], batch_size=8).cell(implementation="eager")

@@ -463,6 +463,7 @@ def test_gradients_that_are_lost_are_told(run, lost: str, severity: str | None, 
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("joins", [False, True])
 def test_work_on_a_stream_for_which_nobody_waits_is_told(run, joins: bool) -> None:
     report = run("benchmark", "make_side_step", arguments={"joins": joins}, device="cuda")

@@ -98,6 +98,7 @@ def record(spec: MemorySpec, device: torch.device, build_model: building.Maker, 
     recording, where = make_recording(device, spec.history_entries), StepPosition()
     where.phase = INITIALISATION
     owners: Callable[[], Owners] = dict
+    gc.collect()  # else what only waits for the collector is memory of unknown use
     recording.begin({})
     report.progress(0, warmup_steps(spec) + spec.measure_steps, "making the model")
     try:

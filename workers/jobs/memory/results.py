@@ -98,10 +98,10 @@ def results(session: Session) -> tuple[Values, list[Check]]:
         everything = [session.initialisation, *everything]
     checks = [*session.parts, *check_gradients(session.without_gradient)]
     checks += [check_history(everything), *check_accounted(everything)]
-    percent = values.samples("unknown_percent", None)
-    if percent is not None:
-        checks.append(check_unknown(percent[0], max(phases, key=height).stretch))
-    checks += check_fragmentation(max(phases, key=height))
+    highest = max(phases, key=height)
+    if peak_seen(highest):
+        checks.append(check_unknown(highest.stretch))
+    checks += check_fragmentation(highest)
     if session.spec.step_code is not None and FORWARD not in {recorded.stretch.phase for recorded in phases}:
         checks.append(Check("phases", False, NO_PHASES, "note"))
     if session.after_steps is not None and session.spec.snapshot_steps:
@@ -109,14 +109,15 @@ def results(session: Session) -> tuple[Values, list[Check]]:
     return values, checks
 
 
-def check_unknown(percent: float, stretch: Stretch) -> Check:
-    """Check that the purpose of nearly all memory is known. The detail names the largest allocation of unknown
-    purpose."""
+def check_unknown(stretch: Stretch) -> Check:
+    """Check that the purpose of nearly all memory is known: its category, or that it is a library's workspace. The
+    detail names the largest allocation of unknown purpose."""
+    unknown = [one for one in stretch.at_peak if one.category == UNKNOWN and one.name is None]
+    percent = 100 * sum(one.size for one in unknown) / max(1, stretch.peak.total)
     detail = f"{percent:.2f} % of the peak has no known use"
-    unknown = [allocation for allocation in stretch.at_peak if allocation.category == UNKNOWN]
     if unknown:
         largest_one = max(unknown, key=lambda allocation: allocation.size)
-        where = largest_one.name or site(largest_one.frames) or "made by code without a Python stack"
+        where = site(largest_one.frames) or "made by code without a Python stack"
         detail += f"; the largest allocation has {largest_one.size / MIB:.4g} MiB: {where}"
     return Check("unknown", percent <= MAX_UNKNOWN_PERCENT, detail, "note")
 
