@@ -110,6 +110,8 @@ class OwnStep:
         """The numbers of worker processes of the torch.utils.data.DataLoaders that are being read; if none is,
         those of all that there are."""
         self.scaler: torch.amp.GradScaler | None = None
+        self._versions: dict[int, int] = {}
+        """Of each parameter, by its id, how often it had been written to at the first look."""
 
     def make(self, make_step: Callable[[], object]) -> None:
         """Let the user's function make the step. Raises NoStep if it returns something that cannot be called."""
@@ -191,17 +193,20 @@ class OwnStep:
         return [*{id(one): one for one in known}.values()]
 
     def lost_gradients(self) -> tuple[list[str], int]:
-        """Return the names of the trainable parameters to which optimizers that keep a state have made none, since they
-        had no gradient; and the number of all parameters of such optimizers."""
+        """Return the names of the trainable parameters that optimizers have not updated, since they had no gradient,
+        and the number of all parameters of such optimizers: those that keep a state, which they make with the first
+        gradient, and torch's SGD."""
         names = {id(one): name for name, one in self.model.named_parameters()}
         missing, count = [], 0
         for optimizer in self.optimizers if self.scaler is None else ():  # it may have skipped all steps
             state = optimizer.state
-            if not isinstance(state, Mapping) or not (state or "betas" in optimizer.defaults):  # as in Adam
+            plain = type(optimizer) is torch.optim.SGD
+            if not isinstance(state, Mapping) or not (state or plain or "betas" in optimizer.defaults):  # as in Adam
                 continue
             for one in (one for group in optimizer.param_groups for one in group["params"] if one.requires_grad):
                 count += 1
-                if one.grad is None and not state.get(one):
+                updated = plain and one._version != self._versions.get(id(one))
+                if one.grad is None and not state.get(one) and not updated:
                     missing.append(names.get(id(one), f"parameter {count} of {type(optimizer).__name__}"))
         return missing, count
 
@@ -355,6 +360,8 @@ class OwnStep:
             self._container = nn.ModuleDict(_named(roots))
         self.roots, self.model = roots, roots[0] if len(roots) == 1 else self._container
         self.optimizers = [*self._made[Optimizer].values()]
+        groups = [group["params"] for optimizer in self.optimizers for group in optimizer.param_groups]
+        self._versions = {id(one): one._version for params in groups for one in params} | self._versions
         if of_loading:
             readers, loaders = instances[-2:]
             # A step that begins a loader anew has read it, and nothing is left of that.
