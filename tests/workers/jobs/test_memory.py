@@ -361,6 +361,16 @@ def test_running_out_of_memory_is_a_result_with_a_snapshot(run, phase: str, monk
     assert "timeline" not in report.tables
 
 
+def test_a_recording_ends_with_an_error(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise ValueError("no data")
+
+    monkeypatch.setattr(building, "build_step", fail)
+    with pytest.raises(ValueError, match="no data"):
+        run()
+    assert not torch.autograd._profiler_enabled()
+
+
 @pytest.mark.gpu
 @pytest.mark.alone
 def test_out_of_memory_on_a_gpu_is_a_result_with_a_snapshot(run) -> None:

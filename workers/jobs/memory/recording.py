@@ -115,6 +115,9 @@ def record(spec: MemorySpec, device: torch.device, build_model: building.Maker, 
         recording.mark(where.phase, owners(), keep=True, failed=True)
         session.lacked = recording.end()[-1]
         save_snapshot(session, OOM, session.lacked, report)
+    except BaseException:
+        recording.abandon()  # Python would crash when it ends under the profiler of a CPU
+        raise
     return session
 
 
