@@ -56,10 +56,11 @@ class Growth:
 
     @property
     def may_continue(self) -> bool:
-        """Return True if the steps do not show whether it still grows: it has more than doubled, and still changed
-        after the second third of the steps."""
+        """Return True if the steps do not show whether it still grows: it has more than doubled or never
+        shrunk, and still changed after the second third of the steps."""
         _, middle, last = self._thirds
-        return not self.continues and self.sizes[-1] > 2 * self.sizes[0] and len({*middle[-1:], *last}) > 1
+        rose = self.sizes[-1] > 2 * self.sizes[0] or [*self.sizes] == sorted(self.sizes)
+        return not self.continues and rose and len({*middle[-1:], *last}) > 1
 
     @property
     def _thirds(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:

@@ -29,6 +29,8 @@ UNCERTAIN = {
     "one tensor in the last step": [[8] * (n == 10) for n in range(11)],
     "of which half is released in the last steps": [[8] * (n - 5 * (n >= 10)) for n in range(1, 12)],
     "more in the last of two": [[8], [24]],
+    "one more in each fifth step": [[8] * (n // 5) for n in range(10, 21)],
+    "one more in each tenth step, of many": [[8] * (n // 10) for n in range(99, 111)],
 }
 STEADY = {
     "a cache that filled in the first steps": [[8] * min(n, 4) for n in range(1, 12)],
