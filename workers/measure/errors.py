@@ -2,6 +2,8 @@
 
 LIMIT = 4000
 """Most characters of an error's text."""
+BACKENDS = " This could be because the operator doesn't exist for this backend"
+"""What follows in torch's error for an operation that a kind of tensor lacks is a page about torch itself."""
 
 
 class NotMeasured(Exception):
@@ -16,6 +18,7 @@ def text_of(error: BaseException) -> str:
         text = str(error)
     except BaseException as failure:  # noqa: BLE001 - it is the user's
         text = f"<its str() raises {type(failure).__name__}>"
+    text = text.partition(BACKENDS)[0]
     text = text if len(text) <= LIMIT else f"{text[: LIMIT - 1]}…"
     return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()  # a database takes neither
 

@@ -85,6 +85,8 @@ class AdamW(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
+            if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in group["params"]):
+                raise RuntimeError("AdamW takes no sparse gradients: make them dense (sparse=False)")
             self._update([parameter for parameter in group["params"] if parameter.grad is not None], group)
         return loss
 

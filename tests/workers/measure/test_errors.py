@@ -1,8 +1,10 @@
 """Users' errors in words, also of those whose own code fails at it."""
 
 import json
+import re
 
 import pytest
+import torch
 
 from workers.measure.errors import LIMIT, text_of, with_type
 from workers.measure.memory import is_out_of_memory, short_message
@@ -42,3 +44,12 @@ def test_every_error_has_words_that_fit(error: BaseException, words: str) -> Non
     json.dumps(with_type(error)).encode()
     assert len(short_message(error)) <= 201
     assert not is_out_of_memory(error)
+
+
+def test_what_an_operation_lacks_is_said_without_the_list_of_all_backends() -> None:
+    sparse = torch.eye(2).to_sparse()
+    with pytest.raises(NotImplementedError) as failed:
+        torch.linalg.qr(sparse)
+    assert re.fullmatch(
+        r"Could not run 'aten::\w+.*' with arguments from the 'SparseCPU' backend\.", text_of(failed.value)
+    )

@@ -122,6 +122,13 @@ def test_adamw_returns_the_closures_loss() -> None:
     torch.testing.assert_close(parameter.detach(), torch.tensor([2.9]))  # the first step has the size of lr
 
 
+def test_adamw_refuses_sparse_gradients() -> None:
+    layer = nn.Embedding(3, 2, sparse=True)
+    layer(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="no sparse gradients"):
+        AdamW(layer.parameters()).step()
+
+
 @pytest.mark.parametrize("options", [{"lr": -1}, {"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"eps": -1.0}])
 def test_adamw_refuses_what_is_out_of_range(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="out of range"):
