@@ -80,10 +80,10 @@ class FullyShardedDataParallel(nn.Module):
 
     `parameters()` yields parts: construct the optimizer after this. An optimizer that needs a parameter's shape, or
     norms over all of it, does not work on parts. Gradients are ShardedGradient, whose norms are those of all parts.
-    All ranks must run the same units in the same order, in equally many passes; within a unit they may use different
-    parameters. Freeze parameters before they are wrapped: a forward pass after one was frozen or unfrozen raises an
-    error, and so does a step of a torch optimizer with gradients that are not averaged yet. torch.compile may be
-    applied to a unit's `forward`, inside its hooks, but neither to the unit nor to the model.
+    All ranks must run the same units in the same order, forward and backward, in equally many passes; within a unit
+    they may use different parameters. Freeze parameters before they are wrapped: a forward pass after one was frozen or
+    unfrozen raises an error, and so does a step of a torch optimizer with gradients that are not averaged yet.
+    torch.compile may be applied to a unit's `forward`, inside its hooks, but neither to the unit nor to the model.
 
     With P bytes of parameters in the dtype of computation and n ranks, each rank sends and receives 3·P·(n-1)/n per
     step: two gathers and one reduction, against 2·P·(n-1)/n for data parallelism.
@@ -381,7 +381,7 @@ class FullyShardedDataParallel(nn.Module):
             # A module in the model may be called without the model.
             unit.free_old(use.versions)
         if self._forward.has_gradients and unit.sharded and not _in_backward():
-            self._order = zlib.crc32(unit.name.encode(), self._order) & 0x7FFF_FFFF
+            self._note(unit.name)
         unit.make_whole()
         unit.show_whole()
         ran = len(self._forward.order)
@@ -444,14 +444,19 @@ class FullyShardedDataParallel(nn.Module):
         for one in over:
             if self.reshard_after_forward or one.backward.first > number:
                 one.free()
+        for gathered in (unit, *forward.before(use, self.prefetch)):
+            if gathered.sharded and gathered.start_gathering():
+                self._note(f"{gathered.name} again")
         unit.make_whole()
         # Activation checkpointing may run a part of the unit again.
         unit.show_whole()
-        for following in forward.before(use, self.prefetch):
-            following.start_gathering()
         for one in over:
             if one.backward.first > number and one.has_all_gradients():
                 self._settle(one)
+
+    def _note(self, operation: str) -> None:
+        """Add an operation to those whose order must be the same on all ranks."""
+        self._order = zlib.crc32(operation.encode(), self._order) & 0x7FFF_FFFF
 
     def _begin(self, unit: ShardedUnit) -> None:
         """Note that a unit's backward pass has begun."""
@@ -540,6 +545,7 @@ class FullyShardedDataParallel(nn.Module):
     def _reduce(self, unit: ShardedUnit) -> None:
         """Start reducing a unit's gradients to the ranks' parts, with zeros for gradients that this rank lacks."""
         unit.reduced = True
+        self._note(f"{unit.name} reduced")
         starts: list[Callable[[], Any]] = []
         results, keep = [], []
         for parameter in unit.sharded:
@@ -899,8 +905,8 @@ _COPY = (
 )
 _OTHER_ORDER = (
     "the ranks ran the model's units in different orders, or other units, so that they exchanged parts of different "
-    "parameters: all ranks must call the same blocks in the same order, in equally many passes; BucketedDataParallel "
-    "takes any"
+    "parameters: all ranks must call the same blocks in the same order, and differentiate them, in equally many "
+    "passes; BucketedDataParallel takes any"
 )
 _NO_OUTPUTS = (
     "{unit} returns {kind}, in which no tensor is found, so that its backward pass would go unseen: return tensors, "

@@ -164,9 +164,12 @@ def misused(wrapper: str, way: str) -> str:
     """Return the error of a step that would train wrongly."""
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(device())
     module.forward = lambda x, order=(0, 1): functools.reduce(lambda x, place: module[place](x), order, x)
+    if way == "another head":
+        module.forward = lambda x, order: [module[0](x), module[1](x)][dist.get_rank()]
     module[0].weight.requires_grad_(way != "unfreeze")
     early = torch.optim.SGD(module.parameters(), lr=0.1)
-    model = WRAPPERS[wrapper](module)
+    # Units that stay whole are gathered in no backward pass, so that gradients alone would be mixed up.
+    model = WRAPPERS[wrapper](module, **{"reshard_after_forward": False} if way == "another head" else {})
     optimizer = getattr(torch.optim, way, torch.optim.SGD)(model.parameters(), lr=0.1)
     x = torch.ones(2, 4, device=device())
     if way == "change in the forward pass":

@@ -117,6 +117,7 @@ def test_a_forgotten_synchronization_is_noticed(two_ranks: Pool, wrapper: str) -
         ("change in the forward pass", ["fully sharded"], "'0' (Linear) has changed its parameter 0.weight in place"),
         ("change between the passes", ["fully sharded"], "0.weight was changed in place, as by an optimizer's step"),
         ("order", ["fully sharded"], "the ranks ran the model's units in different orders"),
+        ("another head", ["fully sharded"], "call the same blocks in the same order, and differentiate them"),
     ],
 )
 def test_a_step_that_would_train_wrongly(two_ranks: Pool, way: str, wrappers: Iterable[str], message: str) -> None:
