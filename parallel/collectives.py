@@ -310,16 +310,22 @@ class GradientUsage:
     """
 
     def __init__(
-        self, used: Iterable[bool], device: torch.device, *groups: dist.ProcessGroup, order: int | None = None
+        self,
+        used: Iterable[bool],
+        device: torch.device,
+        *groups: dist.ProcessGroup,
+        order: int | None = None,
+        again: bool = False,
     ) -> None:
         """Start the exchange.
 
         Args:
             used: Whether this rank has a gradient of each parameter.
             order: A number of 31 bits that must be the same on every rank, if any.
+            again: Whether this is the step's second exchange, which must be so on every rank.
         """
-        here = [False] * 8 + list(used)
-        if all(here[8:]):
+        here = [not again] * 8 + list(used)
+        if all(here):
             self._flags = torch.ones(len(here), dtype=torch.uint8, device=device)
         else:
             self._flags = torch.tensor(here, dtype=torch.uint8, device=device)
@@ -344,6 +350,12 @@ class GradientUsage:
         self.used_on_any_rank(0)
         assert self._answer is not None
         return all(sum(both) == 255 for both in zip(self._answer[:4], self._answer[4:8], strict=True))
+
+    def is_again_everywhere(self) -> bool:
+        """Return True if it was every rank's second exchange. The host waits."""
+        self.used_on_any_rank(0)
+        assert self._answer is not None
+        return not self._answer[0]
 
     def wait(self) -> None:
         """Wait for the exchange; on a GPU the current stream waits, not the host."""

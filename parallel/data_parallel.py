@@ -54,8 +54,7 @@ class DataParallel(nn.Module):
     """Base of the wrappers: broadcast at construction, `no_sync`, and the parameters to average.
 
     Parameters that are frozen at construction are broadcast but never averaged. Buffers are broadcast at construction
-    only. Gradients must be dense. Outside `no_sync` all ranks must run equally many backward passes per step: the
-    wrappers that overlap would average gradients of different steps, without an error. A step of a torch optimizer with
+    only. Gradients must be dense. Outside `no_sync` all ranks must run equally many backward passes per step. A step of a torch optimizer with
     gradients that are not averaged yet raises a RuntimeError.
 
     Args:
@@ -88,9 +87,6 @@ class DataParallel(nn.Module):
         self.trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._known = set(map(id, self.trainable.values()))
         self.synchronizes = True
-        self._ran = False
-        """Whether a forward pass that builds a graph has run since the last synchronization. Without one, gradients can
-        only be of a penalty of the parameters, which is the same on all ranks."""
         self._follow_gradients()
         check_steps_of(self)
 
@@ -99,7 +95,6 @@ class DataParallel(nn.Module):
         raise NotImplementedError
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
-        self._ran = self._ran or torch.is_grad_enabled()
         return self.module(*inputs, **named_inputs)
 
     @contextmanager
@@ -119,21 +114,20 @@ class DataParallel(nn.Module):
         On a GPU the current stream waits, not the host.
 
         Raises:
-            RuntimeError: a gradient is sparse, or a parameter was unfrozen, added or replaced since the model was
-                wrapped.
+            RuntimeError: a gradient is sparse, a parameter was unfrozen, added or replaced since the model was wrapped,
+                or gradients were averaged with those of another rank's next step.
         """
         refuse_strangers(self.module, self._known)
         if self.synchronizes and self.trainable:
             with torch.no_grad():
                 self._finish()
-            self._ran = False
 
     def _finish(self) -> None:
         raise NotImplementedError
 
     def has_unfinished_gradients(self) -> bool:
         """Return True if gradients have come outside `no_sync` since the last synchronization."""
-        return self.synchronizes and self._ran and self._any_arrived()
+        return self.synchronizes and self._any_arrived()
 
     def has_sent_gradients(self) -> bool:
         """Return True if there are gradients that `zero_grad` would not reach."""
@@ -463,7 +457,7 @@ class OverlappingDataParallel(DataParallel):
             else:
                 self._send_next()
 
-    def _send_next(self) -> None:
+    def _send_next(self, *, again: bool = False) -> None:
         bucket = self.buckets[self._sent]
         bucket.collect(self._averaging.factor)
         self._sent += 1
@@ -471,7 +465,7 @@ class OverlappingDataParallel(DataParallel):
             # Before the last bucket: after it, the latency of this small operation would not overlap with anything.
             missing = {bucket.names[index] for bucket in self.buckets for index in bucket.missing}
             self._used_by_any = GradientUsage(
-                (name not in missing for name in self.trainable), self._device, self.group
+                (name not in missing for name in self.trainable), self._device, self.group, again=again
             )
         bucket.send(self._averaging.operation, self.group, self.reduce_dtype)
 
@@ -483,16 +477,19 @@ class OverlappingDataParallel(DataParallel):
             # Averaging again does not change gradients that are averages already.
             for parameter, gradient in late:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-            self._end_round()
+            self._end_round(again=True)
 
-    def _end_round(self) -> list[tuple[nn.Parameter, Tensor]]:
+    def _end_round(self, *, again: bool = False) -> list[tuple[nn.Parameter, Tensor]]:
         """Send the other buckets, wait, and set the averages as gradients; return gradients that arrived too late."""
         sent = self.buckets[: self._sent]
         late = [(p, gradient) for bucket in sent for p in bucket.parameters if (gradient := p.grad) is not None]
         while self._sent < len(self.buckets):
-            self._send_next()
+            self._send_next(again=again)
         usage = self._used_by_any
         assert usage is not None
+        capturing = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if again and not capturing and not usage.is_again_everywhere():
+            raise RuntimeError(_OTHER_PASSES)
         for bucket in self.buckets:
             bucket.set_gradients(lambda name: usage.used_on_any_rank(self._index_of[name]))
             last = bucket.last
@@ -502,6 +499,13 @@ class OverlappingDataParallel(DataParallel):
         usage.wait()
         self._used_by_any, self._sent = None, 0
         return late
+
+
+_OTHER_PASSES = (
+    "another rank has run fewer backward passes in this step, so that gradients of different steps were averaged: run "
+    "equally many on all ranks (a checkpoint with use_reentrant=True is one), or all but the last in no_sync(); "
+    "NaiveDataParallel takes any number"
+)
 
 
 def _hook(this: weakref.ReferenceType[OverlappingDataParallel]) -> Callable[[Tensor], None]:

@@ -118,8 +118,8 @@ def unfinished(wrapper: str) -> list[str]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     tokens = torch.arange(8, device=device())
 
-    def backward() -> None:
-        model(tokens).square().sum().backward()
+    def backward(called: nn.Module = model) -> None:
+        called(tokens).square().sum().backward()
 
     def evaluate() -> None:
         with torch.no_grad():
@@ -150,14 +150,26 @@ def unfinished(wrapper: str) -> list[str]:
                 step()
         backward()
         model.finish_gradient_synchronization()
-        if wrapper in ("naive", "flat", "fully sharded"):  # others would send a second time
+        if wrapper == "fully sharded":  # which does not see it
             penalty(model).backward()
         step()
     fused = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
-    backward()
+    backward(model.module)
     errors = [error_of(optimizer.step), error_of(fused.step)]
     model.finish_gradient_synchronization()
     return [*errors, error_of(fused.step)]
+
+
+def uneven_passes(wrapper: str) -> list[str]:
+    """Let the first rank run two backward passes in a step, and the others one, in two steps; return the errors."""
+    model = WRAPPERS[wrapper](nn.Linear(4, 4).to(device()))
+
+    def step() -> None:
+        for _ in range(2 if dist.get_rank() == 0 else 1):
+            model(torch.ones(2, 4, device=device())).sum().backward()
+        model.finish_gradient_synchronization()
+
+    return [error_of(step)] if dist.get_rank() == 0 else [error_of(step), error_of(step)]
 
 
 def misused(wrapper: str, way: str) -> str:

@@ -99,6 +99,13 @@ def test_a_forgotten_synchronization_is_noticed(two_ranks: Pool, wrapper: str) -
         assert finished == "nothing was raised"
 
 
+@pytest.mark.parametrize("wrapper", ["overlapped", "bucketed"])
+def test_a_rank_with_more_backward_passes_learns_of_it(two_ranks: Pool, wrapper: str) -> None:
+    (error,), others = two_ranks(guards.uneven_passes, wrapper)
+    assert "another rank has run fewer backward passes in this step" in error
+    assert others == ["nothing was raised"] * 2
+
+
 @pytest.mark.parametrize(
     ("way", "wrappers", "message"),
     [
