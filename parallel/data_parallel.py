@@ -54,8 +54,8 @@ class DataParallel(nn.Module):
     """Base of the wrappers: broadcast at construction, `no_sync`, and the parameters to average.
 
     Parameters that are frozen at construction are broadcast but never averaged. Buffers are broadcast at construction
-    only. Gradients must be dense. Outside `no_sync` all ranks must run equally many backward passes per step. A step of a torch optimizer with
-    gradients that are not averaged yet raises a RuntimeError.
+    only. Gradients must be dense. Outside `no_sync` all ranks must run equally many backward passes per step. A step of
+    a torch optimizer with gradients that are not averaged yet raises a RuntimeError.
 
     Args:
         module: The model, on its device, the same on every rank. All ranks get the first rank's values.
