@@ -153,16 +153,18 @@ class ShardedOptimizer(Optimizer):
         self._consolidated = None
         self._local.state = self.state  # which may have been replaced
         settings = [_hyperparameters(group) for group in self.param_groups]
+        counters = {name: value for name, value in vars(self._local).items() if isinstance(value, int | float)}
         members = [group["params"] for group in self._local.param_groups]
         works: list[Work] = []
         with torch.no_grad():
             try:
                 for chunk in self._chunks:
-                    self._update(chunk.parameters[self._rank], settings, members, kwargs)
+                    self._update(chunk.parameters[self._rank], settings, counters, members, kwargs)
                     start = self._rank * chunk.piece
                     own = chunk.memory[start : start + chunk.piece]
                     works.append(start_all_gather(chunk.memory, own, self.group))
-                self._update([p for p in self._loose if self._owner[p] == self._rank], settings, members, kwargs)
+                loose = [parameter for parameter in self._loose if self._owner[parameter] == self._rank]
+                self._update(loose, settings, counters, members, kwargs)
             finally:
                 for group, parameters in zip(self._local.param_groups, members, strict=True):
                     group["params"] = parameters
@@ -175,6 +177,7 @@ class ShardedOptimizer(Optimizer):
         self,
         parameters: Sequence[Tensor],
         settings: list[dict[str, Any]],
+        counters: dict[str, float],
         members: list[list[Tensor]],
         kwargs: dict[str, Any],
     ) -> None:
@@ -183,8 +186,10 @@ class ShardedOptimizer(Optimizer):
         chosen = set(parameters)
         if not chosen:
             return
+        # Counters in the optimizer and its groups must count steps, not chunks.
+        vars(self._local).update(counters)
         for group, setting, all_members in zip(self._local.param_groups, settings, members, strict=True):
-            # Counters in the optimizer's groups must count steps, not chunks.
+            group.clear()
             group.update(setting)
             group["params"] = [parameter for parameter in all_members if parameter in chosen]
         self._local.step(**kwargs)

@@ -23,6 +23,10 @@ def test_each_parameters_state_is_on_one_rank(ranks: Pool) -> None:
         assert one["bytes"] / 2 <= total / len(reports) + largest
 
 
+def test_an_optimizers_own_counters_count_steps(two_ranks: Pool) -> None:
+    assert two_ranks(training.optimizer_counters) == [[3, 3]] * 2
+
+
 def test_fewer_parameters_than_ranks(ranks: Pool) -> None:
     ranks(training.few, "sharded optimizer")
 
