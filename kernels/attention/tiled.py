@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,9 +102,11 @@ class TiledFlashAttention2(_Tiled):
         check_inputs(q, k, v)
         if q.shape[:-2] != k.shape[:-2]:
             raise ValueError(f"expected as many heads of k {tuple(k.shape)} as of q {tuple(q.shape)}")
-        if not torch.compiler.is_compiling() and is_transformed():
-            return _output(q, k, v, Scores.of(q, k, is_causal, **(options or {})))
-        return _Tiled.apply(q, k, v, is_causal, options)  # type: ignore[no-untyped-call]
+        # The backward pass computes the scores again, and outside of autocast.
+        with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):
+            if not torch.compiler.is_compiling() and is_transformed():
+                return _output(q, k, v, Scores.of(q, k, is_causal, **(options or {})))
+            return _Tiled.apply(q, k, v, is_causal, options)  # type: ignore[no-untyped-call]
 
 
 def _output(q: Tensor, k: Tensor, v: Tensor, how: Scores) -> Tensor:

@@ -103,3 +103,17 @@ def test_no_tensor_grows_with_the_product_of_the_lengths(monkeypatch: pytest.Mon
         with Largest() as largest:
             function(q, k, v, True).sum().backward()
         assert largest.elements == most
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_sums_stay_in_float32(dtype: torch.dtype, rng: random.Random) -> None:
+    """The backward pass runs outside of it, and must compute the weights of the forward pass again."""
+    tensors = [8 * draw(1, 40, 16, rng=rng, dtype=dtype) for _ in range(3)]
+
+    def results(*, autocast: bool) -> list[Tensor]:
+        inputs = [tensor.clone().requires_grad_() for tensor in tensors]
+        with torch.autocast("cpu", dtype, enabled=autocast):
+            out = TiledFlashAttention2.apply(*inputs)
+        return [out, *torch.autograd.grad(out.sum(), inputs)]
+
+    torch.testing.assert_close(results(autocast=True), results(autocast=False), rtol=0, atol=0)
