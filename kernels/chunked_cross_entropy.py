@@ -76,6 +76,8 @@ def linear_cross_entropy(
         NoDerivative: from the backward pass, if it is differentiated in turn; in forward mode; under torch.func.
     """
     check(hidden, weight, targets, ignore_index)
+    if not torch.is_grad_enabled():  # inside of an autograd.Function tensors do not tell
+        hidden, weight = hidden.detach(), weight.detach()
     dtype = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 pytest.importorskip("triton")
 
@@ -42,6 +43,13 @@ def test_the_loss_in_chunks_equals_the_whole(monkeypatch: pytest.MonkeyPatch, ro
         results.append((value.detach(), hidden.grad, weight.grad))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_inference_makes_no_gradient() -> None:
+    hidden, weight = (torch.randn(*shape, requires_grad=True) for shape in ((8, 5), (61, 5)))
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        linear_cross_entropy(hidden, weight, torch.arange(8))
+    assert counter.get_total_flops() == 2 * 8 * 5 * 61
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

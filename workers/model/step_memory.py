@@ -603,13 +603,12 @@ class Play:
             copies.append(self.take("output layer in 16 bits", matrix))
         if self.saves:
             made.append(self.take("gradient of the loss's input", narrow))
-        # That of the weight is made in inference, too, since the weight could have one.
-        made.append(self.take("gradient of the output layer, in float32", Size(4, weight)))
+            made.append(self.take("gradient of the output layer, in float32", Size(4, weight)))
         # softmax_gradient: logits (twice if they are cast), a mask, and three results in float32.
         each = 4 + 1 + 3 * 4 + (number if number < 4 else 0)
         work = self.take("logits of a chunk", Size(chunk * each, ("V",)))
         del work
-        if number < 4 and not self.step.on_gpu:
+        if self.saves and number < 4 and not self.step.on_gpu:
             product = self.take("product of a chunk", matrix)
             del product
         del copies
