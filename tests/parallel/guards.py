@@ -14,16 +14,15 @@ from torch import Tensor, nn
 import parallel
 from tests.parallel.training import (
     WRAPPERS,
-    batch,
     close,
     device,
     different_model,
     error_of,
     first_ranks_model,
-    loss_of,
     make_steps,
-    part,
+    part_loss,
     same_state,
+    whole_loss,
 )
 
 
@@ -43,13 +42,12 @@ def penalised(how: str, where: str) -> list[float]:
     ours, theirs = (torch.optim.SGD(m.parameters(), lr=1.0, momentum=0.9) for m in (model, alone))
     norms = []
     for step in range(3):
-        inputs, targets = batch(step)
-        loss = loss_of(model(part(inputs)), part(targets))
+        loss = part_loss(model, step)
         (loss + penalty(model) if where == "in the loss" else loss).backward()
         model.finish_gradient_synchronization()
         if where == "a pass of its own":
             penalty(model).backward()
-        (loss_of(alone(inputs.to(device())), targets.to(device())) + penalty(alone)).backward()
+        (whole_loss(alone, step) + penalty(alone)).backward()
         for one in (model, alone):
             for parameter in one.parameters():
                 if parameter.grad is not None:
@@ -259,7 +257,6 @@ def filled_up() -> list[bool]:
     scaler.scale(loss).backward()
     model.finish_gradient_synchronization()
     gradient = layer.weight.grad
-    assert gradient is not None
     norms = gradient.norm(), nn.utils.get_total_norm([gradient])
     gradient.add_(1 / layer.weight.detach())
     scaler.step(optimizer)
@@ -326,11 +323,10 @@ def wrapped_twice() -> dict[str, list[str]]:
 def refrozen(name: str, trains: bool) -> list[str]:
     """Freeze or unfreeze a parameter after wrapping; return the forward pass's errors then, and once that is undone."""
     model = parallel.FullyShardedDataParallel(first_ranks_model())
-    inputs, _ = batch(0)
     model.module.get_parameter(name).requires_grad_(trains)
-    changed = error_of(lambda: model(part(inputs)))
+    changed = error_of(lambda: part_loss(model, 0))
     model.module.get_parameter(name).requires_grad_(not trains)
-    return [changed, error_of(lambda: model(part(inputs)))]
+    return [changed, error_of(lambda: part_loss(model, 0))]
 
 
 def states_of_parts() -> list[str]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import parallel
 from parallel import collectives
 from parallel.accounting import traffic_factor
-from tests.parallel.models import VOCABULARY, WIDTH, Everything, Fork, batch, loss_of
+from tests.parallel.models import VOCABULARY, WIDTH, Everything, Fork
 from tests.parallel.training import (
     close,
     device,
@@ -20,9 +20,11 @@ from tests.parallel.training import (
     error_of,
     first_ranks_model,
     fully_sharded_parity,
+    make_steps,
     part,
     same_gradients,
     same_state,
+    whole_loss,
 )
 
 
@@ -230,14 +232,12 @@ def from_meta(compute: str | None) -> dict[str, Any]:
     ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, alone))
     # torch's batch norm takes no bfloat16 input with its float32 statistics.
     steps = 2 if compute is None else 0
-    tokens, targets = (tensor.to(device()) for tensor in batch(0))
     for _ in range(steps):
         for one, optimizer in ((model, ours), (alone, theirs)):
-            loss_of(one(tokens), targets).backward()
+            whole_loss(one, 0).backward()
             if one is model:
                 model.finish_gradient_synchronization()
-            optimizer.step()
-            optimizer.zero_grad()
+            make_steps(optimizer)
     same_state(model, alone)
     errors = [
         error_of(lambda: parallel.FullyShardedDataParallel(nn.Linear(2, 2, device="meta"))),

@@ -9,8 +9,7 @@ from torch import nn
 
 import parallel
 from parallel.collectives import recorded
-from tests.parallel.models import batch, loss_of
-from tests.parallel.training import WRAPPERS, device, first_ranks_model, part
+from tests.parallel.training import WRAPPERS, device, first_ranks_model, one_pass
 
 WIDTH, LAYERS = 4096, 8
 LARGE: dict[str, Any] = {
@@ -76,15 +75,12 @@ def gradients_of_a_graph(wrapper: str) -> None:
 def timeline(wrapper: str) -> dict[str, Any]:
     """Record one step of a wrapper, and another one without recording."""
     model = WRAPPERS[wrapper](first_ranks_model())
-    inputs, targets = batch(0)
     with recorded(device()) as both:
         began = time.perf_counter()
-        loss_of(model(part(inputs)), part(targets)).backward()
-        model.finish_gradient_synchronization()
+        one_pass(model, 0)
         took_ms = 1e3 * (time.perf_counter() - began)
     intervals = both.intervals()
-    loss_of(model(part(inputs)), part(targets)).backward()
-    model.finish_gradient_synchronization()
+    one_pass(model, 0)
     return {
         "intervals": [(one.operation, one.size_bytes, one.start_ms, one.end_ms) for one in intervals],
         "after": len(both.intervals()),

@@ -6,8 +6,6 @@ from parallel.accounting import (
     OPERATIONS,
     STRATEGIES,
     Traffic,
-    algorithm_bandwidth,
-    bus_bandwidth,
     step_traffic,
     traffic_factor,
 )
@@ -36,26 +34,10 @@ def test_factors_count_what_a_ring_sends(operation: str, ranks: int) -> None:
     assert traffic_factor(operation, ranks) * 840 == pytest.approx(ring_bytes(operation, ranks, 840))
 
 
-def test_bandwidths() -> None:
-    # The example of nccl-tests: 8 ranks, all-reduce: bus = 1.75 × algorithm.
-    assert algorithm_bandwidth(10**9, 0.1) == pytest.approx(10**10)
-    assert bus_bandwidth("all_reduce", 10**9, 0.1, 8) == pytest.approx(1.75 * 10**10)
-
-
-def test_traffic_of_a_step() -> None:
-    assert step_traffic("none", gradient_bytes=100, parameter_bytes=100) == Traffic()
-    for strategy in ("naive", "flat", "overlapped", "bucketed", "torch_ddp"):
-        assert step_traffic(strategy, gradient_bytes=100, parameter_bytes=100) == Traffic(all_reduce=100)
-    sharded = step_traffic("bucketed", gradient_bytes=100, parameter_bytes=100, sharded_optimizer=True)
-    assert sharded == Traffic(all_reduce=100, all_gather=100)
-    full = step_traffic("fsdp", gradient_bytes=100, parameter_bytes=100, sharded_bytes=100)
-    assert full == Traffic(all_gather=200, reduce_scatter=100)
-    some = step_traffic("fsdp", gradient_bytes=100, parameter_bytes=100, sharded_bytes=80)
-    assert some == Traffic(all_reduce=20, all_gather=160, reduce_scatter=80)
-    three = step_traffic("fsdp", gradient_bytes=100, parameter_bytes=100, sharded_bytes=80, micro_batches=3)
-    assert three == Traffic(all_reduce=20, all_gather=480, reduce_scatter=240)
-    once = step_traffic("flat", gradient_bytes=100, parameter_bytes=100, sharded_optimizer=True, micro_batches=3)
-    assert once == Traffic(all_reduce=100, all_gather=100)
+def test_each_micro_batch_of_full_sharding_travels() -> None:
+    """Traffic of other steps is in tests/workers/jobs/ddp."""
+    traffic = step_traffic("fsdp", gradient_bytes=100, parameter_bytes=100, sharded_bytes=80, micro_batches=3)
+    assert traffic == Traffic(all_reduce=20, all_gather=480, reduce_scatter=240)
 
 
 def test_wrong_uses_are_refused() -> None:

@@ -43,18 +43,28 @@ def part(tensor: Tensor) -> Tensor:
     return tensor.chunk(dist.get_world_size())[dist.get_rank()].to(device())
 
 
+def part_loss(model: Any, number: int) -> Tensor:
+    """The loss of this rank's part of a batch."""
+    inputs, targets = batch(number)
+    return loss_of(model(part(inputs)), part(targets))
+
+
+def whole_loss(alone: Any, number: int) -> Tensor:
+    """The loss of the whole batch."""
+    inputs, targets = batch(number)
+    return loss_of(alone(inputs.to(device())), targets.to(device()))
+
+
 def one_pass(model: Any, number: int) -> None:
     """Forward, backward and synchronization with this rank's part of a batch."""
-    inputs, targets = batch(number)
-    loss_of(model(part(inputs)), part(targets)).backward()
+    part_loss(model, number).backward()
     model.finish_gradient_synchronization()
 
 
 def both_passes(model: Any, alone: nn.Module, number: int) -> None:
     """The same in one process, too, with the whole batch."""
     one_pass(model, number)
-    inputs, targets = batch(number)
-    loss_of(alone(inputs.to(device())), targets.to(device())).backward()
+    whole_loss(alone, number).backward()
 
 
 def make_steps(*optimizers: torch.optim.Optimizer) -> None:
@@ -110,12 +120,9 @@ def parity(wrapper: str) -> None:
     # Momentum and decay would change a parameter whose gradient is zero instead of None.
     ours, theirs = (torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.1) for m in (model, alone))
     for step in range(STEPS):
-        inputs, targets = batch(step)
         ours.zero_grad(set_to_none=step % 2 == 0)
         theirs.zero_grad(set_to_none=step % 2 == 0)
-        loss_of(model(part(inputs)), part(targets)).backward()
-        model.finish_gradient_synchronization()
-        loss_of(alone(inputs.to(device())), targets.to(device())).backward()
+        both_passes(model, alone, step)
         same_as(model.module, alone)
         ours.step()
         theirs.step()
@@ -127,18 +134,17 @@ def accumulation(wrapper: str) -> None:
     model, alone = WRAPPERS[wrapper](different_model()), first_ranks_model()
     for step in range(2):
         for micro in range(2):
-            inputs, targets = batch(10 * step + micro)
+            number = 10 * step + micro
             if step == 0 and micro == 0:
                 with model.no_sync():
-                    loss_of(model(part(inputs)), part(targets)).backward()
-                    model.finish_gradient_synchronization()
+                    one_pass(model, number)
                 local = model.module.norm.weight.grad.clone()
                 everywhere = [torch.empty_like(local) for _ in range(dist.get_world_size())]
                 dist.all_gather(everywhere, local)
                 assert not torch.allclose(everywhere[0], everywhere[1]), "no_sync has synchronized"
             else:
-                loss_of(model(part(inputs)), part(targets)).backward()
-            loss_of(alone(inputs.to(device())), targets.to(device())).backward()
+                part_loss(model, number).backward()
+            whole_loss(alone, number).backward()
         model.finish_gradient_synchronization()
         same_as(model.module, alone)
         model.zero_grad()
@@ -236,15 +242,13 @@ def bucket_views() -> dict[str, Any]:
 def reduced_in_bfloat16(wrapper: str) -> dict[str, Any]:
     """Gradients that travel in bfloat16: their error, and the bytes that travel."""
     alone = first_ranks_model()
-    inputs, targets = batch(0)
-    loss_of(alone(inputs.to(device())), targets.to(device())).backward()
+    whole_loss(alone, 0).backward()
     theirs = dict(alone.named_parameters())
     sent, errors = {}, {}
     for dtype in (None, torch.bfloat16):
         model = WRAPPERS[wrapper](different_model(), reduce_dtype=dtype)
         with collectives.recorded(device()) as timeline:
-            loss_of(model(part(inputs)), part(targets)).backward()
-            model.finish_gradient_synchronization()
+            one_pass(model, 0)
         sent[str(dtype)] = sum(interval.size_bytes for interval in timeline.intervals())
         pairs = [(p.grad, theirs[name].grad) for name, p in model.module.named_parameters() if p.grad is not None]
         assert all(ours.dtype == other.dtype for ours, other in pairs)
@@ -362,10 +366,9 @@ def plain(kind: str) -> Any:
 def step_all(model: nn.Module, alone: nn.Module, ours: Any, theirs: Any, steps: range) -> None:
     """Train both alike; gradients of `model` are set as data parallelism would leave them."""
     for step in steps:
-        inputs, targets = batch(step)
         for one, optimizer in ((model, ours), (alone, theirs)):
             optimizer.zero_grad()
-            loss_of(one(inputs.to(device())), targets.to(device())).backward()
+            whole_loss(one, step).backward()
             optimizer.step()
         same_as(model, alone)
 
@@ -390,8 +393,7 @@ def optimizer_memory() -> dict[str, Any]:
     """Bytes of state here, and which parameters have state here."""
     model = first_ranks_model()
     optimizer = sharded("AdamW")(model.parameters())
-    inputs, targets = batch(0)
-    loss_of(model(inputs.to(device())), targets.to(device())).backward()
+    whole_loss(model, 0).backward()
     optimizer.step()
     names = {parameter: name for name, parameter in model.named_parameters()}
     return {
@@ -567,17 +569,17 @@ def fully_sharded_parity(checkpoint: str = "", accumulate: int = 1, *, no_sync: 
         ours.zero_grad(set_to_none=step % 2 == 0)
         theirs.zero_grad(set_to_none=step % 2 == 0)
         for micro in range(accumulate):
-            inputs, targets = batch(10 * step + micro)
+            number = 10 * step + micro
             if str(micro) in no_sync:
                 with model.no_sync(), collectives.recorded(device()) as timeline:
-                    loss_of(model(part(inputs)), part(targets)).backward()
+                    part_loss(model, number).backward()
                     if "finished" in no_sync:
                         model.finish_gradient_synchronization()
                 sent = {interval.operation for interval in timeline.intervals()}
                 assert sent == {"all_gather"}, "no_sync has synchronized"
             else:
-                loss_of(model(part(inputs)), part(targets)).backward()
-            loss_of(alone(inputs.to(device())), targets.to(device())).backward()
+                part_loss(model, number).backward()
+            whole_loss(alone, number).backward()
         model.finish_gradient_synchronization()
         same_gradients(model, alone)
         ours.step()
@@ -680,8 +682,7 @@ def clipped(how: str, norm_type: float) -> list[float]:
 
 def clipped_too_early() -> str:
     model = parallel.FullyShardedDataParallel(first_ranks_model())
-    inputs, targets = batch(0)
-    loss_of(model(part(inputs)), part(targets)).backward()
+    part_loss(model, 0).backward()
     text = error_of(lambda: model.clip_grad_norm_(1.0))
     model.finish_gradient_synchronization()
     return text
@@ -695,12 +696,11 @@ def scaled(kind: str, optimizer_name: str) -> list[float]:
     scalers = [torch.amp.GradScaler(device().type, init_scale=64.0, growth_interval=1000) for _ in range(2)]
     scales = []
     for step in range(4):
-        inputs, targets = batch(step)
-        scalers[0].scale(loss_of(model(part(inputs)), part(targets))).backward()
+        scalers[0].scale(part_loss(model, step)).backward()
         if step == 1 and kind != "fully sharded" and dist.get_rank() == 1:
             model.module.norm.weight.grad = torch.full((8,), float("inf"), device=device())
         model.finish_gradient_synchronization()
-        scalers[1].scale(loss_of(alone(inputs.to(device())), targets.to(device()))).backward()
+        scalers[1].scale(whole_loss(alone, step)).backward()
         if step == 1:
             alone.norm.weight.grad[0] = float("inf")
             if kind == "fully sharded" and dist.get_rank() == 1:
@@ -730,16 +730,12 @@ def fully_sharded_compute_dtype() -> dict[str, Any]:
     ours, theirs = (torch.optim.AdamW(m.parameters(), lr=0.01) for m in (model, alone))
     losses = []
     for step in range(8):
-        inputs, targets = batch(step % 2)
-        ours.zero_grad()
-        theirs.zero_grad()
-        loss = loss_of(model(part(inputs)), part(targets))
+        loss, expected = part_loss(model, step % 2), whole_loss(alone, step % 2)
         loss.backward()
         model.finish_gradient_synchronization()
-        expected = loss_of(alone(inputs.to(device())), targets.to(device()))
         expected.backward()
-        ours.step()
-        theirs.step()
+        gradient = str(model.module.blocks[0].up.weight.grad.dtype)
+        make_steps(ours, theirs)
         dist.all_reduce(loss.detach())
         losses.append((float(loss.detach()) / dist.get_world_size(), float(expected.detach())))
     state = ours.state[model.module.blocks[0].up.weight]
@@ -748,7 +744,7 @@ def fully_sharded_compute_dtype() -> dict[str, Any]:
         "computed": [str(dtype) for dtype in seen],
         "masters": sorted({str(p.dtype) for p in model.parameters()}),
         "state": str(state["exp_avg"].dtype),
-        "gradient": str(model.module.blocks[0].up.weight.grad.dtype),
+        "gradient": gradient,
     }
 
 
@@ -777,18 +773,17 @@ def fully_sharded_zeroed_between() -> None:
     alone = first_ranks_model()
     at_rest = dict(model.named_parameters())
     for step in range(3):
-        inputs, targets = batch(step)
-        loss = loss_of(model(part(inputs)), part(targets))
+        loss = part_loss(model, step)
         assert all(parameter is at_rest[name] for name, parameter in model.named_parameters())
         model.zero_grad()
         alone.zero_grad()
         loss.backward()
         model.finish_gradient_synchronization()
-        loss_of(alone(inputs.to(device())), targets.to(device())).backward()
+        whole_loss(alone, step).backward()
         same_gradients(model, alone)
         handle = model.module.blocks[1].up.register_forward_hook(lambda module, inputs, output: 1 / 0)
         try:
-            model(part(inputs))
+            part_loss(model, step)
         except ZeroDivisionError:
             assert all(parameter is at_rest[name] for name, parameter in model.named_parameters())
         handle.remove()
@@ -899,10 +894,8 @@ def load_and_go_on(kind: str, optimizer_name: str, path: str) -> None:
             alone.load_state_dict(whole["model"])
             theirs.load_state_dict(whole["optimizer"])
         for step in range(2 if resumes else 0, 4):
-            inputs, targets = batch(step)
-            theirs.zero_grad()
-            loss_of(alone(inputs.to(device())), targets.to(device())).backward()
-            theirs.step()
+            whole_loss(alone, step).backward()
+            make_steps(theirs)
         same_state(model, alone) if kind.startswith("fully sharded") else same_as(model.module, alone, gradients=False)
 
 
