@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.tolerance import TOLERANCES, error, fixed_limits
+from tests.kernels.beside import DEVICES
 
 # Before anything imports a kernel: without a GPU, Triton's interpreter runs them.
 if not torch.cuda.is_available():
@@ -26,6 +27,18 @@ def _fast_interpreter() -> Iterator[None]:
 
     with fast_interpreter():
         yield
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    """A GPU or, without one, the CPU, where Triton's interpreter runs kernels."""
+    return str(request.param)
+
+
+@pytest.fixture(params=[False, True], ids=["full", "causal"])
+def is_causal(request: pytest.FixtureRequest) -> bool:
+    """Whether attention hides later keys."""
+    return bool(request.param)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 import kernels
 from kernels import adamw_triton
 from kernels.tolerance import TOLERANCES, error, fixed_limits
-from tests.kernels.beside import DEVICES, draw
+from tests.kernels.beside import draw
 
 SHAPES = [(37,), (3, 0), (33, 65), (2 * adamw_triton.TILE,), (1000, 3)]
 HYPER_PARAMETERS: dict[str, Any] = {"betas": (0.8, 0.999), "eps": 1e-3, "weight_decay": 0.3}
@@ -44,7 +44,6 @@ def updated_by_ours(parameter: Tensor, gradients: Sequence[Tensor], lr: float, *
 
 @pytest.mark.parametrize("options", [HYPER_PARAMETERS, {**HYPER_PARAMETERS, "betas": (0.0, 0.0), "weight_decay": 0.0}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("device", DEVICES)
 def test_updates(device: str, dtype: torch.dtype, options: dict[str, Any], rng: random.Random) -> None:
     for shape in SHAPES:
         parameter, *gradients = (draw(*shape, rng=rng, dtype=dtype, device=device) for _ in range(1 + STEPS[dtype]))
@@ -58,7 +57,6 @@ def test_updates(device: str, dtype: torch.dtype, options: dict[str, Any], rng: 
             assert why is None, f"{shape}: {why}"
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_several_parameters_each_have_their_step_and_any_strides(device: str, rng: random.Random) -> None:
     base = draw(40, 30, rng=rng, dtype=torch.float32, device=device)
     views = [base[:10], base[10:20, ::2], base[20:, :15].mT, base[20:, 15:]]
@@ -84,7 +82,6 @@ def test_several_parameters_each_have_their_step_and_any_strides(device: str, rn
     assert torch.equal(base[10:20, 1::2], before[10:20, 1::2]), "others are as before"
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_dtypes_may_differ(device: str, rng: random.Random) -> None:
     parameter = draw(50, rng=rng, dtype=torch.float32, device=device)
     gradient = draw(50, rng=rng, dtype=torch.bfloat16, device=device)
@@ -98,7 +95,6 @@ def test_dtypes_may_differ(device: str, rng: random.Random) -> None:
     torch.testing.assert_close((parameter, *moments), expected)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_gradient_that_torch_has_negated_by_a_mark(device: str) -> None:
     moments = []
     for gradient in (torch.ones(3, device=device), torch._neg_view(-torch.ones(3, device=device))):
@@ -110,7 +106,6 @@ def test_a_gradient_that_torch_has_negated_by_a_mark(device: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("device", DEVICES)
 def test_copies_are_the_new_parameters_rounded(device: str, dtype: torch.dtype, rng: random.Random) -> None:
     parameters, gradients, first, second, alone = ([] for _ in range(5))
     copies = [draw(*shape, rng=rng, dtype=dtype, device=device) for shape in SHAPES]
@@ -129,7 +124,6 @@ def test_copies_are_the_new_parameters_rounded(device: str, dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("written", ["parameter", "copy"])
-@pytest.mark.parametrize("device", DEVICES)
 def test_autograd_notices_the_update(device: str, written: str) -> None:
     weight, one = torch.ones(4, device=device, requires_grad=True), torch.ones(4, device=device)
     out = (weight * weight).sum()

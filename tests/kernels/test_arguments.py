@@ -11,7 +11,6 @@ pytest.importorskip("triton")
 
 import kernels
 from kernels.registry import ATTENTION
-from tests.kernels.beside import DEVICES
 from tests.kernels.test_derivatives import INPUTS, ROWS, Function, dtype_of, walked
 
 pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter")
@@ -46,7 +45,6 @@ def fault(function: Function, plain: Function, inputs: list[Tensor]) -> str | No
     return None if same else "another answer than PyTorch's"
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_arguments_that_contradict_each_other_are_refused(device: str) -> None:
     faults = {}
     for name, shapes, function, plain in walked(device):
@@ -60,7 +58,6 @@ def test_arguments_that_contradict_each_other_are_refused(device: str) -> None:
     assert not faults
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_tensor_that_torch_has_negated_by_a_mark(device: str) -> None:
     """As `z.conj().imag` is; its memory has the numbers' opposites."""
     for name, shapes, function, _ in walked(device):
@@ -70,7 +67,6 @@ def test_a_tensor_that_torch_has_negated_by_a_mark(device: str) -> None:
         assert torch.equal(marked, function(*(-one for one in inputs))), name
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_more_rows_than_kernels_count(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernels.rows.MOST_ROWS", ROWS - 1)
     for name in ("rms_norm", "rope", "weighted_sum"):

@@ -47,14 +47,8 @@ def test_reference_is_stable_for_large_scores() -> None:
     assert torch.isfinite(logsumexp).all()
 
 
-def test_reference_has_right_gradients() -> None:
-    tensors = [tensor.requires_grad_() for tensor in draw(2, 5, 4, seed=4)]
-    assert torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, True, return_lse=True), tensors)
-
-
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, importing Inductor
-@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("name", "device"), CASES)
 def test_implementations_agree_with_the_oracle(name, device, is_causal, rng, assert_close) -> None:
     implementation = ATTENTION.load(name)

@@ -14,7 +14,7 @@ from kernels.attention.triton import decoding
 from kernels.attention.triton.decoding import Plan, slices, suits
 from kernels.attention.triton.launch import Scoring
 from kernels.tolerance import TOLERANCES
-from tests.kernels.flash import DEVICES, Shape, assert_right, cases, draw, draw_inputs, exact
+from tests.kernels.flash import Shape, assert_right, cases, draw, draw_inputs, exact
 
 pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter")
 SHORT = [
@@ -60,7 +60,6 @@ def test_output_and_logsumexp_agree_with_the_oracle(device, shape, rng, taken) -
         taken.clear()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_gradients_follow_from_the_logsumexp(device: str, rng: random.Random, taken: list[tuple[int, ...]]) -> None:
     q, k, v = (one.requires_grad_() for one in draw_inputs(Shape(1, 2, 1, 2, 515, 16), rng, torch.float16, device))
     out = flash_attention(q, k, v)
@@ -71,7 +70,6 @@ def test_gradients_follow_from_the_logsumexp(device: str, rng: random.Random, ta
     assert taken
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_cache_with_room_for_more_and_heads_behind_rows(device, rng, taken) -> None:
     k = draw(1, 2, 900, 16, rng=rng, dtype=torch.bfloat16, device=device)[:, :, :600]
     v = draw(1, 600, 2, 21, rng=rng, dtype=torch.bfloat16, device=device).transpose(1, 2)[..., :16]
@@ -84,7 +82,6 @@ def test_a_cache_with_room_for_more_and_heads_behind_rows(device, rng, taken) ->
 @pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")  # NumPy's, in the interpreter
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_slice_without_weight_and_what_is_not_a_number(device: str, rng: random.Random) -> None:
     q, k, v = draw_inputs(Shape(1, 1, 1, 2, 640, 16), rng, torch.bfloat16, device)
     q[..., 0] = q[..., 0].abs() + 1
@@ -117,7 +114,6 @@ def test_few_queries_to_many_keys_are_split(shape, is_causal, dtype, split, rng)
         assert suits(q, k, Scoring.of(q, k, True, bottom_right=True)) == suits(q, k, Scoring.of(q, k, False))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_no_query_and_no_batch(device: str, taken: list[tuple[int, ...]]) -> None:
     k = torch.ones(2, 1, 600, 16, device=device, dtype=torch.float16)
     assert flash_attention(k[:, :, :0], k, k).shape == (2, 1, 0, 16)

@@ -22,7 +22,6 @@ from kernels.attention import cpu
 from kernels.attention.reference import attention
 from kernels.derivatives import NoDerivative
 from kernels.registry import ATTENTION, KERNELS
-from tests.kernels.beside import DEVICES
 
 Function = Callable[..., Tensor]
 ROWS, COLUMNS, VOCABULARY = 3, 8, 11
@@ -249,7 +248,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_every_derivative_is_right_or_refused(device: str) -> None:
     table = {name: found(name, *of, device) for name, *of in walked(device)}
     for name, row in table.items():
@@ -271,7 +269,6 @@ COMPILED = ("chunked", "flash_attention", "linear_cross_entropy", "rms_norm", "T
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("device", DEVICES)
 def test_compiled_derivatives_are_right_or_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch's compiler traces, without making code of it."""
     ours = {name: of for name, *of in walked(device) if name in COMPILED}
@@ -299,7 +296,6 @@ def test_angles_get_no_gradient() -> None:
         turned.sum().backward()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_updates_are_not_differentiated(device: str) -> None:
     def update(parameter: Tensor, gradient: Tensor, lr: Tensor) -> None:
         moments = torch.zeros_like(parameter).detach(), torch.zeros_like(parameter).detach()

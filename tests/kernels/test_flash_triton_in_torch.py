@@ -20,13 +20,12 @@ from kernels.attention.flash_triton import _backward_operation, _forward_operati
 from kernels.attention.problem import AttentionProblem
 from kernels.attention.triton import inputs as triton_inputs
 from kernels.attention.triton import launch, tilings
-from tests.kernels.flash import DEVICES, Shape, assert_right, draw, draw_inputs, exact
+from tests.kernels.flash import Shape, assert_right, draw, draw_inputs, exact
 
 WHOLE = AttentionProblem(window=7, softcap=5.0, scale=0.2, document_lengths=(0, 9, 11), bottom_right=True)
 pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter", "_without_hopper")
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_output_and_gradients_keep_the_order_of_axes(device: str, rng: random.Random) -> None:
     q = draw(1, 20, 2, 16, rng=rng, device=device).transpose(1, 2).requires_grad_()
     out = flash_attention(q, q, q)
@@ -35,8 +34,6 @@ def test_output_and_gradients_keep_the_order_of_axes(device: str, rng: random.Ra
     assert gradient.stride() == q.stride()
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("device", DEVICES)
 def test_the_autograd_function_saves_one_logsumexp(device: str, is_causal: bool, rng: random.Random) -> None:
     for shape in ((2, 17, 16), (1, 2, 17, 16)):
         q, k, v = (draw(*shape, rng=rng, device=device).requires_grad_() for _ in range(3))
@@ -51,7 +48,6 @@ def test_the_autograd_function_saves_one_logsumexp(device: str, is_causal: bool,
             assert_right("gradient", given, right)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of the copies that torch 2.14 checks with
 def test_operations_pass_opcheck(device: str, rng: random.Random) -> None:
     inputs = [tensor.requires_grad_() for tensor in draw_inputs(Shape(1, 2, 1, 20, 20, 16), rng, device=device)]
@@ -72,7 +68,6 @@ def test_operations_pass_opcheck(device: str, rng: random.Random) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, tracing a Function
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, importing Inductor
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("form", ["function", "Function", "options"])
 def test_a_compiled_model_has_no_graph_break(device: str, form: str, rng: random.Random) -> None:
     def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -96,7 +91,6 @@ def test_a_compiled_model_has_no_graph_break(device: str, form: str, rng: random
         torch.testing.assert_close(given, right)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_operations_are_visible_to_dispatch_modes(device: str, rng: random.Random) -> None:
     """A dispatch mode sees the operation; without one, kernels are launched at once."""
     seen: list[str] = []
@@ -115,7 +109,6 @@ def test_operations_are_visible_to_dispatch_modes(device: str, rng: random.Rando
 
 
 @pytest.mark.usefixtures("deterministic", "one_pass")
-@pytest.mark.parametrize("device", DEVICES)
 def test_determinism_on_request(device: str, rng: random.Random) -> None:
     shape = Shape(2, 4, 2, 2000, 2000, 64) if device == "cuda" else Shape(1, 2, 1, 33, 33, 16)
     inputs = [tensor.requires_grad_() for tensor in draw_inputs(shape, rng, torch.float16, device)]
@@ -195,7 +188,6 @@ def test_a_gpu_before_ampere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         triton_inputs.check_device(torch.device("cuda"))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_autocast_casts_as_it_does_for_torchs_own_attention(device: str, rng: random.Random) -> None:
     inputs = draw_inputs(Shape(1, 1, 1, 20, 20, 16), rng, device=device)
     mixed = (*inputs[:2], inputs[2].bfloat16())
@@ -219,7 +211,6 @@ def test_autocast_casts_as_it_does_for_torchs_own_attention(device: str, rng: ra
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch 2.15 says that it loops
-@pytest.mark.parametrize("device", DEVICES)
 def test_vmap_over_further_axes(device: str, rng: random.Random) -> None:
     q, k, v = (draw(3, 1, 2, 20, 16, rng=rng, device=device) for _ in range(3))
     out = torch.func.vmap(flash_attention)(q, k, v)
@@ -227,7 +218,6 @@ def test_vmap_over_further_axes(device: str, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("form", ["one pass", "two passes"])
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("wanted", [{0}, {1}, {2}, {0, 2}], ids=str)
 def test_only_gradients_that_are_needed_are_computed(device, wanted, form, rng, monkeypatch) -> None:
     choose = tilings.choose
@@ -251,7 +241,6 @@ def test_only_gradients_that_are_needed_are_computed(device, wanted, form, rng, 
     assert launched == (["queries"] if wanted == {0} else both if 0 in wanted else ["keys"])
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_checkpointed_and_in_inference(device: str, rng: random.Random) -> None:
     inputs = [one.requires_grad_() for one in draw_inputs(Shape(1, 1, 1, 20, 20, 16), rng, device=device)]
     out = flash_attention(*inputs, True)

@@ -14,7 +14,6 @@ from kernels.registry import ATTENTION
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, importing Inductor
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_compiled_attention_agrees_with_eager(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU with the compiler's first half only: what torch makes C++ of is its own, and takes seconds."""
     if device == "cpu":

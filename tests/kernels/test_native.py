@@ -58,9 +58,7 @@ def calls(fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def function(fake: ctypes.CDLL, name: str) -> int:
-    address = ctypes.cast(getattr(fake, name), ctypes.c_void_p).value
-    assert address is not None
-    return address
+    return ctypes.cast(getattr(fake, name), ctypes.c_void_p).value
 
 
 def forward_kernel(fake: ctypes.CDLL) -> dict[str, Any]:
@@ -109,7 +107,6 @@ def test_a_known_call_launches_and_is_differentiated(calls: Any, fake: ctypes.CD
     assert native.attend(q, k, v, True) is None
     teach(calls, fake)
     out = native.attend(q, k, v, True)
-    assert out is not None
     torch.testing.assert_close(out, q + 2 * k + 3 * v)
     gradient = torch.randn(SHAPE)
     for given, factor in zip(torch.autograd.grad(out, (q, k, v), gradient), (1, 2, 3), strict=True):
@@ -144,7 +141,6 @@ def test_calls_that_need_some_gradients_only_are_left_to_python(needs, calls, fa
     teach(calls, fake)
     inputs = draw(needs=needs)
     out = native.attend(*inputs, True)
-    assert out is not None
     assert out.requires_grad == bool(needs)
     asked = []
 
@@ -169,7 +165,6 @@ def test_gradients_cannot_be_differentiated_in_turn(calls, fake, monkeypatch) ->
     )
     inputs = draw()
     out = native.attend(*inputs, True)
-    assert out is not None
     for loss in (out.square().sum(), out.sum()):  # the second's gradient requires none itself
         given = torch.autograd.grad(loss, inputs, create_graph=True)
         for one in given:
@@ -202,7 +197,6 @@ def test_listeners_see_the_operations(calls: Any, fake: ctypes.CDLL) -> None:
     teach(calls, fake)
     inputs = draw()
     out = native.attend(*inputs, True)
-    assert out is not None
     with Listener() as listener:
         torch.autograd.grad(out, inputs, torch.randn(SHAPE))
         torch.ops.flopwatch.flash_attention(*(one.detach() for one in inputs), True, False)
@@ -213,7 +207,6 @@ def test_an_odd_gradient_goes_to_the_operation(calls: Any, fake: ctypes.CDLL) ->
     teach(calls, fake)
     inputs = draw()
     out = native.attend(*inputs, True)
-    assert out is not None
     gradient = TwoTensor(torch.randn(SHAPE), torch.randn(SHAPE))
     given = torch.autograd.grad(out, inputs, gradient)
     assert all(type(one) is TwoTensor for one in given)
@@ -316,7 +309,6 @@ def test_profilers_see_the_calls_by_name(calls: Any, fake: ctypes.CDLL) -> None:
     inputs = draw()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         out = native.attend(*inputs, True)
-        assert out is not None
         torch.autograd.grad(out, inputs, torch.randn(SHAPE))
     (forward,) = [one for one in profile.events() if one.name == "flopwatch::flash_attention"]
     backward = [one for one in profile.events() if "flopwatch::Attention" in one.name]
@@ -328,13 +320,11 @@ def test_an_expanded_gradient_and_one_that_is_unknown(calls, fake, monkeypatch) 
     teach(calls, fake)
     inputs = draw()
     out = native.attend(*inputs, True)
-    assert out is not None
     for given, factor in zip(torch.autograd.grad(out.sum(), inputs), (1, 2, 3), strict=True):
         torch.testing.assert_close(given, torch.full(SHAPE, float(factor)))
     monkeypatch.setattr("kernels.attention.flash_triton._gradients", lambda gradient, *_rest: (gradient,) * 3)
     odd = torch.randn(2, 4, 3, 8).transpose(1, 2)
     out = native.attend(*inputs, True)
-    assert out is not None
     for given in torch.autograd.grad(out, inputs, odd):
         torch.testing.assert_close(given, odd)
 
@@ -387,7 +377,6 @@ def test_threads_call_and_learn_at_the_same_time(calls: Any, fake: ctypes.CDLL) 
             if index % 4 == 0:
                 teach(calls, fake)
             out = native.attend(q, k, v, True)
-            assert out is not None
             (dq, _, dv) = torch.autograd.grad(out, (q, k, v), gradient)
             right &= torch.equal(dq, gradient) and torch.equal(dv, 3 * gradient)
         return right
@@ -425,7 +414,6 @@ def test_descriptors_are_encoded_as_triton_encodes_them(calls, fake, monkeypatch
     arguments = window, Address(0, 3), (640, 1), -1, 0.5, True
     direct = launching._Direct(compiled, launcher, None, arguments, 9, tensors)
     described = direct.described((6, 2))
-    assert described is not None
     first, *rest = described["parameters"]
     assert first == ("window", 2, 128, kind, swizzle, window.shape, [size * one for one in strides], block)
     numbers = [("value", number) for number in (*window.shape, *window.strides)]

@@ -85,14 +85,6 @@ def test_an_implementation_that_makes_no_sense_is_broken(install, monkeypatch, t
         registry.load("theirs")
 
 
-@pytest.mark.parametrize("names", [{"float32", "bfloat16"}, frozenset({"float64"})])
-def test_one_that_makes_sense_is_loaded(install, monkeypatch: pytest.MonkeyPatch, names: Any) -> None:
-    theirs = implementation(dtypes={"cpu": names, "cuda": names}, has_backward=False)
-    monkeypatch.setattr("math.theirs", theirs, raising=False)
-    install("plugin-f", {"theirs": "math:theirs"})
-    assert Registry("thing", GROUP, {}, ATTENTION._check).load("theirs") is theirs
-
-
 def test_the_example_of_the_documentation_runs_on_a_cpu() -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to-add-an-attention.md").read_text()
     names: dict[str, Any] = {}

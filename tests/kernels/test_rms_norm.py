@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 import kernels
 from kernels.rms_norm_triton import _rms_norm, _rms_norm_backward
-from tests.kernels.beside import DEVICES, HALF_AND_FULL, assert_same, draw
+from tests.kernels.beside import HALF_AND_FULL, assert_same, draw
 
 SHAPES = [(7,), (1, 3), (33, 100), (2, 3, 5, 257), (2000, 20), (3, 5000)]
 EPS = 1e-5
@@ -22,14 +22,12 @@ def plain(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", HALF_AND_FULL)
-@pytest.mark.parametrize("device", DEVICES)
 def test_norm_and_gradients(device: str, dtype: torch.dtype, rng: random.Random) -> None:
     for shape in SHAPES:
         inputs = [draw(*of, rng=rng, dtype=dtype, device=device) for of in (shape, shape[-1:])]
         assert_same(kernels.rms_norm, plain, inputs, dtype)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_dtypes_may_differ(device: str, rng: random.Random) -> None:
     """As under autocast: a wide residual stream and weight, and a result as products take it."""
     x, weight = (draw(*shape, rng=rng, dtype=torch.float32, device=device) for shape in ((9, 70), (70,)))
@@ -40,7 +38,6 @@ def test_dtypes_may_differ(device: str, rng: random.Random) -> None:
         assert_same(kernels.rms_norm, plain, (x.bfloat16(), weight.to(dtype)), torch.bfloat16)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_any_strides(device: str, rng: random.Random) -> None:
     base = draw(6, 40, 30, rng=rng, dtype=torch.float64, device=device)
     weight = draw(60, rng=rng, dtype=torch.float64, device=device)[::2]
@@ -51,7 +48,6 @@ def test_any_strides(device: str, rng: random.Random) -> None:
     assert torch.allclose(x.grad, torch.autograd.grad(plain(x, weight).sum(), x)[0])
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_the_weights_gradient_is_the_same_in_each_run(device: str, rng: random.Random) -> None:
     x = draw(700, 33, rng=rng, dtype=torch.float32, device=device)
     weight = draw(33, rng=rng, dtype=torch.float32, device=device).requires_grad_()
@@ -59,7 +55,6 @@ def test_the_weights_gradient_is_the_same_in_each_run(device: str, rng: random.R
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_nothing(device: str) -> None:
     for shape in ((0, 5), (3, 0)):
         x = torch.ones(shape, device=device, requires_grad=True)
@@ -71,7 +66,6 @@ def test_nothing(device: str) -> None:
         assert not weight.grad.any()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of the copies that torch 2.14 checks with
 def test_operations_pass_opcheck(device: str, rng: random.Random) -> None:
     x, weight = (draw(*shape, rng=rng, dtype=torch.float32, device=device) for shape in ((3, 5, 20), (20,)))

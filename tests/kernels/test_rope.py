@@ -12,7 +12,7 @@ import kernels
 from kernels.operations import rotary_angles, rotate
 from kernels.registry import KERNELS
 from kernels.rope_triton import _rope
-from tests.kernels.beside import DEVICES, HALF_AND_FULL, assert_same, draw
+from tests.kernels.beside import HALF_AND_FULL, assert_same, draw
 
 SHAPES = [(7, 2), (1, 1, 64), (3, 33, 80), (2, 5, 9, 6), (2, 1, 2, 3, 8)]
 
@@ -28,13 +28,11 @@ def check(x: Tensor, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALF_AND_FULL)
-@pytest.mark.parametrize("device", DEVICES)
 def test_rotation_and_gradient(device: str, dtype: torch.dtype, rng: random.Random) -> None:
     for shape in SHAPES:
         check(draw(*shape, rng=rng, dtype=dtype, device=device), dtype)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_job_times_nothing_beside_the_kernel(device: str) -> None:
     """The gradient of an index, in contrast to that of squeeze, is a copy into zeros."""
     x = torch.ones(3, 5, 64, device=device, requires_grad=True)
@@ -48,7 +46,6 @@ def test_a_job_times_nothing_beside_the_kernel(device: str) -> None:
         assert ("SelectBackward0" in names) is is_copied
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_any_strides(device: str, rng: random.Random) -> None:
     base = draw(2, 5, 6, 12, rng=rng, dtype=torch.float64, device=device)
     for x in (base.transpose(1, 2), base.transpose(0, 2), base.mT, base[..., 2:8], base[:1].expand(3, 5, 6, 12)):
@@ -59,7 +56,6 @@ def test_any_strides(device: str, rng: random.Random) -> None:
     assert torch.allclose(gradient, torch.autograd.grad(rotate(x, *angles(x)).sum(), x)[0])
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_nothing(device: str) -> None:
     for shape in ((0, 3, 4), (2, 0, 4), (2, 3, 0)):
         x = torch.ones(shape, device=device, requires_grad=True)
@@ -70,7 +66,6 @@ def test_nothing(device: str) -> None:
         assert x.grad.shape == shape
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of the copies that torch 2.14 checks with
 def test_the_operation_passes_opcheck(device: str, rng: random.Random) -> None:
     x = draw(2, 5, 3, 8, rng=rng, dtype=torch.float32, device=device).transpose(1, 2)

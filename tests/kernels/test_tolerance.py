@@ -46,7 +46,6 @@ def test_an_oracle_that_is_zero_everywhere() -> None:
     assert error(zero[:0], zero[:0]) == Error(0.0, 0.0)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_one_wrong_element_of_a_row_is_wrong(dtype: torch.dtype, is_causal: bool, rng: random.Random) -> None:
     """In a long sequence, where it changes the error of the whole by next to nothing."""

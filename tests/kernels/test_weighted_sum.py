@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 import kernels
 from kernels.weighted_sum_triton import _weighted_sum, _weighted_sum_backward
-from tests.kernels.beside import DEVICES, draw
+from tests.kernels.beside import draw
 
 SHAPES = [(7,), (1, 1), (33, 100), (2, 3, 5, 257), (130, 128), (64, 1)]
 
@@ -27,7 +27,6 @@ def close(given: Tensor, right: Tensor, tolerance: float) -> bool:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("device", DEVICES)
 def test_sum_and_gradients(device: str, shape: tuple[int, ...], rng: random.Random) -> None:
     for dtype in dtypes(device):
         x = draw(*shape, rng=rng, dtype=dtype, device=device).requires_grad_()
@@ -48,7 +47,6 @@ def test_sum_and_gradients(device: str, shape: tuple[int, ...], rng: random.Rand
         assert ((dw.double() - right[1]).abs() <= TOLERANCES[dtype] * terms).all()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_many_rows_are_summed_by_several_programs(device: str, rng: random.Random) -> None:
     x = draw(300, 20, rng=rng, dtype=torch.float64, device=device).requires_grad_()
     weight = draw(20, rng=rng, dtype=torch.float64, device=device).requires_grad_()
@@ -58,7 +56,6 @@ def test_many_rows_are_summed_by_several_programs(device: str, rng: random.Rando
     torch.testing.assert_close(x.grad, weight.detach().expand_as(x))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_any_strides(device: str, rng: random.Random) -> None:
     base = draw(6, 40, 30, rng=rng, dtype=torch.float64, device=device)
     weight = draw(60, rng=rng, dtype=torch.float64, device=device)[::2]
@@ -68,7 +65,6 @@ def test_any_strides(device: str, rng: random.Random) -> None:
     torch.testing.assert_close(kernels.weighted_sum(turned, base[0, :, 0]), (turned * base[0, :, 0]).sum(-1))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of the copies that torch 2.14 checks with
 def test_operations_pass_opcheck(device: str, rng: random.Random) -> None:
     x = draw(3, 5, 20, rng=rng, dtype=torch.float32, device=device).requires_grad_()
