@@ -24,7 +24,6 @@ sys.stdin.read()
 def test_files_of_killed_agents_go(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OTHER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
         theirs = Path(other.stdout.readline().strip())
         mine = Scratch(tmp_path)
         mine.remove_those_of_dead_agents()

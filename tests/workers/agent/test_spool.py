@@ -64,7 +64,6 @@ def test_a_measurement_arrives_with_its_units_number() -> None:
     assert (record.unit_index, record.case, record.case_key, record.device_key) == (1, CASE, "key", "1x GPU")
     assert (record.phase, record.metric, record.unit) == ("forward", "forward_ms", "ms")
     assert (record.outcome, record.reason, record.n, record.median) == ("ok", None, 3, 2.5)
-    assert record.samples is not None
     assert unpack(record.samples).tolist() == [1.5, 2.5, 3.5]
 
 
@@ -221,7 +220,6 @@ class TestValidity:
         failed |= {"case": "case b", "case_key": "b"}
         counts = {"valid": 2, "suspect": 1}
         assert spool.units[0].validity == {"verdict": "suspect", "noisy": 1, "counts": counts, "checks": [failed]}
-        assert spool.validity is not None
         assert (spool.validity["verdict"], spool.validity["counts"]) == ("invalid", counts | {"invalid": 1})
         listed = [(check["unit"], check["case"]) for check in spool.validity["checks"]]
         assert sorted(listed) == [("first", "case b"), ("second", "case a")]
@@ -240,7 +238,6 @@ class TestValidity:
         for _ in range(3):  # as often as the unit likes
             add_validity(spool, verdict("valid", *map(str, range(1000))), "a", "case a")
         add_validity(spool, verdict("suspect", "drift"), "a", "case a")
-        assert spool.validity is not None
         checks = spool.validity["checks"]
         assert len(checks) == MAX_CHECKS + 1
         assert checks[0]["name"] == "drift"
@@ -253,7 +250,6 @@ class TestValidity:
             add_measurement(spool, measured(key))
         add_validity(spool, verdict("valid", "clocks"), "a", "case a")
         add_validity(spool, verdict("suspect", "measured"), None, "")
-        assert spool.validity is not None
         assert (spool.validity["verdict"], spool.validity["counts"]) == ("suspect", counts)
 
 
@@ -333,6 +329,8 @@ class TestTables:
     def test_tables_of_one_name_have_equal_columns(self, other: tuple[Column, ...]) -> None:
         spool = begun("forward")
         add(spool, "table", **Table("kernels", KERNELS, []).to_wire())
+        with pytest.raises(UnfitResult, match=r"unit 0 \(forward\) reports two tables named 'kernels'"):
+            add(spool, "table", **Table("kernels", KERNELS, []).to_wire())
         spool.begin_unit(1, "backward")
         with pytest.raises(UnfitResult, match=r"'kernels' of unit 1 \(backward\) has other columns .* 'forward'.* ms"):
             add(spool, "table", **Table("kernels", other, []).to_wire())
@@ -407,7 +405,6 @@ class TestReplicates:
     def test_processes_that_disagree_are_suspect(self, key: str | None) -> None:
         """The median of these was printed without a word: 284 ms, which none of them took."""
         spool = self.spool([550.0, 635.0, 15.5, 18.5], key=key)
-        assert spool.validity is not None
         assert (spool.validity["verdict"], spool.validity["counts"]) == ("suspect", {"valid": 3, "suspect": 1})
         (found,) = [check for check in spool.validity["checks"] if not check["ok"]]
         assert (found["name"], found["severity"]) == ("replicates", "suspect")
@@ -426,7 +423,6 @@ class TestReplicates:
     )
     def test_processors_are_shared_and_gpus_are_not(self, times_ms: list[float], device: str, agree: bool) -> None:
         validity = self.spool(times_ms, device).validity
-        assert validity is not None
         assert (validity["verdict"] == "valid") is agree
 
     def test_sides_of_a_comparison_may_differ(self) -> None:
@@ -435,7 +431,6 @@ class TestReplicates:
             spool.begin_unit(index, side, side)
             add_measurement(spool, measured(samples=(10.0 + 90 * index,)))
             add_validity(spool, verdict("valid", "clocks"), None, "")
-        assert spool.validity is not None
         assert spool.validity["verdict"] == "valid"
 
 
