@@ -73,15 +73,6 @@ def test_the_time_with_all_changes_is_no_metric_if_too_few_processes_measured_it
     assert {row["metric"]: row["median"] for row in report.rows} == {"together_ms": step_ms, "answer_step_ms": 100.0}
 
 
-def test_a_change_that_cannot_be_made_is_told_under_a_large_cause_and_in_the_list_otherwise() -> None:
-    no_fused = result("fused_optimizer", "refused", reason="torch has no fused form of SlowAdam")
-    other = result("tf32", "refused", cause="precision", reason="a CPU has no TF32")
-    clipping = result("clipping", "refused", reason="the step clips nothing")
-    lines = conclude.answer("step 475 ms", CAUSES, [clipping, no_fused, other], NOTHING)
-    assert lines[3] == "   line 52: 17260 times a step; no fused_optimizer: torch has no fused form of"
-    assert lines[-2:] == ["refused: clipping (the step clips nothing), tf32 (a CPU has no TF32)", "no change was tried"]
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_is_found_fits_a_terminal(seed: int) -> None:
     print(f"seed {seed}")
@@ -129,12 +120,6 @@ def test_the_first_line_has_the_step_with_its_interval_and_how_much_of_it_the_de
     assert conclude._step(found([99.0]), 99.0) == "step 99 ms (1 process)"
     assert conclude._step(found([12345.6]), 12345.6) == "step 12346 ms (1 process)"
     assert conclude._step(found(six, 61.2), 100.0) == "step 100 ms ± 2.0 %, the device works 61 % of it"
-
-
-def test_a_change_whose_numbers_cannot_be_compared_says_so() -> None:
-    silent, told = result("tf32", "better", 0.8), result("tf32", "better", 0.8, difference=0.0)
-    assert conclude._helped(silent).endswith("; no losses compared")
-    assert conclude._helped(told).endswith("; 5 steps' losses equal")
 
 
 def test_a_bound_is_the_share_that_its_own_stage_measured() -> None:
@@ -288,14 +273,6 @@ def test_a_step_whose_processes_differ_is_suspect_and_its_first_line_says_so(tmp
 SEEN = [{"cause": "input", "where": "", "lost_ms": 10.0}, {"cause": "kernels", "where": "", "lost_ms": 90.0}]
 
 
-def test_what_changes_did_together_is_told_also_if_few_processes_tried_it() -> None:
-    better = [result(name, "better", 0.9, cause="kernels") for name in ("compile_model", "autocast_bf16")]
-    joined = result(TOGETHER, "inconclusive", 0.78, low=None, high=None, sure=False, step_ms=31.16,
-                    how="compile_model + autocast_bf16")  # fmt: skip
-    said = " ".join(map(str.strip, conclude.answer("step 40 ms", CAUSES, better, joined)))
-    assert "all together (compile_model, autocast_bf16): about 31.16 ms (too few processes)" in said
-
-
 def test_no_bound_contradicts_a_time_that_was_measured() -> None:
     """A profile of a busy host saw little input, and a change against it has saved more than that."""
     once = {"cause": "input", "removes": True, "low": None, "high": None, "sure": False}
@@ -313,16 +290,6 @@ def test_no_bound_contradicts_a_time_that_was_measured() -> None:
     assert bound(rough=True) == (None, "not certain")
     assert bound(cure, rough=True) == (60.0, "at most 60 ms")
     assert bound(result("no_input", "inconclusive", 0.5, **once), agree=False) == (None, "not certain")
-
-
-def test_no_sentence_is_cut() -> None:
-    """A reason that is too long for the answer is in the table of changes alone."""
-    reason = "MyAdam is your own class: " + "one of torch.optim may " * 30
-    results = [result(name, "refused", reason=reason) for name in ("fused_optimizer", "tf32")]
-    lines = conclude.answer("step 475 ms", CAUSES, results, NOTHING)
-    assert not any("…" in line for line in lines)
-    assert not any("MyAdam" in line for line in lines)
-    assert "refused: fused_optimizer, tf32" in lines
 
 
 def test_float64_that_float32_does_not_shorten_has_no_bound_and_comes_after_what_helps() -> None:

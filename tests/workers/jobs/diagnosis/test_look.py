@@ -363,7 +363,6 @@ def test_a_changed_step_that_hangs_is_ended_and_refused(tmp_path: Path) -> None:
     assert forkserver().start(["-c", HANGS, "threads"], variables, tmp_path / "log").wait(50) == -signal.SIGALRM
     unit = Unit("x", {"stage": "screen", "changes": ["threads"], "limit_s": 75.0})
     rest = RUNNER.resume(KINDS["diagnosis"].example(), unit, 0, Failed("crashed", "was killed by SIGALRM"))
-    assert rest is not None
     assert "longer than 75 s" in rest.params["crashed"]
 
 
@@ -389,7 +388,6 @@ def test_a_changed_step_that_crashes_its_process_is_a_refused_change(tmp_path: P
     spec = KINDS["diagnosis"].example()
     unit = Unit("x", {"stage": "screen", "changes": ["threads"], "limit_s": 75.0})
     rest = RUNNER.resume(spec, unit, 0, Failed("crashed", "killed by SIGSEGV"))
-    assert rest is not None
     report = reported(spec, tmp_path, rest)
     ((_, changes, step_ms, _, _, _, outcome, reason, *_),) = report.tables["turns"]["rows"]
     assert (changes, step_ms, outcome, reason) == ("threads", None, "refused", "killed by SIGSEGV")

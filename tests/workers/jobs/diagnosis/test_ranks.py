@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from app.specs import KINDS
-from app.specs.diagnosis import DiagnosisSpec
 from workers.changes._base import Look, Shared
 from workers.jobs.ddp.stragglers import COLUMNS, Lateness
 from workers.jobs.ddp.timelines import WAITING, Ranks
@@ -43,12 +42,8 @@ EVEN = ranks(seen(10, 12), seen(10, 12))
 
 
 def test_a_rank_waits_for_the_one_in_which_the_collective_is_shortest() -> None:
-    assert LATE.critical == 1
-    first, second = LATE.places
-    assert (first["communication", WAITING], first["communication", ALL_REDUCE]) == (20, 2)
-    assert (second["communication", WAITING], second["communication", ALL_REDUCE]) == (0, 2)
+    assert [one["communication", WAITING] for one in LATE.places] == [20, 0]
     assert [sum(one.values()) for one in LATE.places] == [32, 32], "busy and idle time are the step"
-    assert sum(row[3] for row in LATE.rows() if row[0] == 0) == 32
 
 
 def test_a_clock_that_is_ahead_is_no_lateness() -> None:
@@ -126,7 +121,6 @@ def waiting(*steps: list[float]) -> Lateness:
 def test_ranks_take_turns_only_if_not_the_same_ones_always_come_last(steps: list[list[float]], said: str) -> None:
     lateness = waiting(*steps)
     check = lateness.check()
-    assert check is not None
     assert check.detail.startswith(said)
     assert check.ok == said.startswith("no rank")
     assert lateness.in_turns == said.startswith("ranks take turns")
@@ -145,7 +139,6 @@ def test_ranks_that_ran_other_collectives_are_not_compared() -> None:
     in_some = Ranks([[seen(10, 12)] * 6, [seen(10, 12)] * 2 + [other] * 4], {})
     for found in (ranks(seen(10, 12), other), in_some):
         check = Lateness(found).check()
-        assert check is not None
         assert not check.ok
         assert "ran different collectives" in check.detail
         assert (Lateness(found).rows(), Lateness(found).in_turns) == ([], False)
@@ -209,7 +202,6 @@ def tried(**fields: Any) -> dict[str, dict[str, Any]]:
     look = known(**fields)
     spec = KINDS["diagnosis"].model_validate({"step": look.spec.model_dump()})
     lost = defaultdict(float, {("communication", ""): 10.0, ("optimizer", ""): 5.0, ("launches", ""): 2.0})
-    assert isinstance(spec, DiagnosisSpec)
     return {row[0]: json.loads(row[-1]) for row in candidates(spec, look, lost) if row[2] is None}  # type: ignore[misc, arg-type]
 
 
@@ -218,7 +210,11 @@ def tried(**fields: Any) -> dict[str, dict[str, Any]]:
     [
         (
             {"strategy": "bucketed", "bucket_size_mb": None},
-            {"smaller_buckets": {"bucket_size_mb": 25.0}, "predicted_buckets": {"bucket_size_mb": 4.0}},
+            {
+                "smaller_buckets": {"bucket_size_mb": 25.0},
+                "predicted_buckets": {"bucket_size_mb": 4.0},
+                "larger_buckets": None,
+            },
         ),
         (
             {"strategy": "torch_ddp", "bucket_size_mb": 8.0},
@@ -234,36 +230,23 @@ def tried(**fields: Any) -> dict[str, dict[str, Any]]:
             {"bucketed_gradients": {"strategy": "bucketed"}, "overlapped_gradients": {"strategy": "overlapped"}},
         ),
         ({"strategy": "fsdp", "prefetch": 0}, {"gather_earlier": {"prefetch": 1}}),
-        ({"strategy": "torch_fsdp"}, {"gather_once": {"reshard_after_forward": False}}),
+        ({"strategy": "fsdp", "prefetch": 4}, {"gather_earlier": None}),
+        ({"strategy": "torch_fsdp"}, {"gather_once": {"reshard_after_forward": False}, "gather_earlier": None}),
+        ({"strategy": "fsdp", "reshard_after_forward": False}, {"gather_once": None}),
+        ({"strategy": "fsdp"}, {"sharded_optimizer": None, "gather_bf16": None, "cuda_graph": None}),
         (
             {"strategy": "fsdp", "precision": "bf16", "cast_before_communication": False},
             {"gather_bf16": {"cast_before_communication": True}},
         ),
         ({"strategy": "bucketed"}, {"sharded_optimizer": {"sharded_optimizer": True}}),
+        ({"strategy": "none"}, {"sharded_optimizer": None}),
+        ({"step_code": CODE}, {"fused_optimizer": None}),
         ({"strategy": "fsdp", "backend": "nccl"}, {"cuda_graph": {"cuda_graph": True}}),
+        ({"strategy": "fsdp", "backend": "nccl", "cuda_graph": True}, {"cuda_graph": None}),
     ],
 )
 def test_the_fields_of_a_step_of_ranks_that_may_help(fields: dict[str, Any], changes: dict[str, Any]) -> None:
+    """None: what such a step has or cannot have is not tried."""
     found = tried(**fields)
     assert {name: found.get(name) for name in changes} == changes
-    if fields["strategy"] != "naive":
-        assert "bucketed_gradients" not in found
-
-
-@pytest.mark.parametrize(
-    ("fields", "name"),
-    [
-        ({"strategy": "bucketed", "bucket_size_mb": None}, "larger_buckets"),
-        ({"strategy": "fsdp", "prefetch": 4}, "gather_earlier"),
-        ({"strategy": "torch_fsdp"}, "gather_earlier"),
-        ({"strategy": "fsdp", "reshard_after_forward": False}, "gather_once"),
-        ({"strategy": "fsdp"}, "sharded_optimizer"),
-        ({"strategy": "fsdp"}, "gather_bf16"),
-        ({"strategy": "none"}, "sharded_optimizer"),
-        ({"step_code": CODE}, "fused_optimizer"),
-        ({"strategy": "fsdp"}, "cuda_graph"),
-        ({"strategy": "fsdp", "backend": "nccl", "cuda_graph": True}, "cuda_graph"),
-    ],
-)
-def test_what_such_a_step_has_or_cannot_have_is_not_tried(fields: dict[str, Any], name: str) -> None:
-    assert name not in tried(**fields)
+    assert ("bucketed_gradients" in found) == (fields.get("strategy") == "naive")

@@ -182,7 +182,6 @@ class TestNcu:
     @pytest.mark.parametrize(
         ("kernel", "function"),
         [
-            ("forward_kernel", "forward_kernel"),
             (
                 "void at::vectorized_elementwise_kernel<8, at::Fill<c10::BFloat16>>(int, T2, T3)",
                 "vectorized_elementwise_kernel",
@@ -195,14 +194,6 @@ class TestNcu:
     )
     def test_functions_have_their_plain_names(self, kernel: str, function: str) -> None:
         assert nsight.function_of(kernel) == function
-
-    @pytest.mark.parametrize(
-        ("text", "value"),
-        [("17,472", 17_472.0), ("0.05", 0.05), ("1.5e+09", 1.5e9), ("-1", -1.0)]
-        + [(text, None) for text in ("", "n/a", "nan", "inf", "all", "(!) 1")],
-    )
-    def test_numbers_are_read_as_ncu_writes_them(self, text: str, value: float | None) -> None:
-        assert nsight.number(text) == value
 
 
 class TestNsys:
@@ -252,7 +243,6 @@ class TestErrors:
         output, code = wrapped(unit, tmp_path)
         assert code == 0
         error = nsight.error_of(spec, unit, tmp_path, output, succeeded=True)
-        assert error is not None
         assert "no kernel's name matches 'flush' (/spec/ncu/kernels)" in error
         assert error.endswith("Available Kernels: 1. flash_fwd_splitkv_kernel 2. reduce_kernel")
 

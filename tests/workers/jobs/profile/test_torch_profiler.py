@@ -44,7 +44,6 @@ FIELDS: dict[str, Any] = {
     "profile_steps": 2,
     "stacks": False,
 }
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture
@@ -88,7 +87,6 @@ def shares(report: Report, scope: str) -> dict[str, float]:
     return {row["class"]: row["share_percent"] for row in report.table_rows("classes") if row["scope"] == scope}
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("mode", ["train_step", "generate"])  # others are a part of the first
 def test_modes_have_their_tables_and_metrics(run: Any, mode: str, device: str) -> None:
     report = run(mode=mode, new_tokens=3, device=device)
@@ -126,7 +124,6 @@ def test_modes_have_their_tables_and_metrics(run: Any, mode: str, device: str) -
     assert metrics(report)["unprofiled_step_ms", None]["n"] == 3
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_each_scope_has_the_share_of_each_class(usual: Callable[[str], Report], device: str) -> None:
     report = usual(device)
     for scope in ("forward", "forward_backward", "step"):
@@ -140,7 +137,6 @@ def test_each_scope_has_the_share_of_each_class(usual: Callable[[str], Report], 
     assert shares(report, "step")["optimizer"] > 0
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_work_of_both_passes_belongs_to_layers_and_parts(run: Any, device: str) -> None:
     report = run(device=device, activation_checkpointing=True)
     times = {(row["range"], row["phase"]): row["total_ms"] for row in report.table_rows("ranges")}
@@ -171,7 +167,6 @@ def test_what_is_recomputed_counts_where_it_is(fields: dict[str, Any], scores: i
     assert [torch_profiler.layers_recomputed(spec, part) for part in ATTENTION_PARTS] == [scores, softmax, scores]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_the_parts_of_attention_beside_the_roofline(usual: Callable[[str], Report], device: str) -> None:
     report = usual(device)
     parts = {(row["part"], row["phase"]): row for row in report.table_rows("attention")}
@@ -190,7 +185,6 @@ def test_the_parts_of_attention_beside_the_roofline(usual: Callable[[str], Repor
     assert "whole square" in scores["note"]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_products_of_matrices_by_shape_beside_the_roofline(usual: Callable[[str], Report], device: str) -> None:
     report = usual(device)
     products = report.table_rows("products")
@@ -285,7 +279,6 @@ def test_files_name_neither_the_host_nor_its_folders(run: Any) -> None:
             assert folder not in text, name
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_trace_stacks_and_flame_graph(run: Any, device: str) -> None:
     report = run(device=device, stacks=True)
     assert set(report.files) == {"trace.json.gz", "stacks.txt", "flamegraph.svg"}
@@ -379,7 +372,6 @@ def test_a_ceiling_that_is_missing_is_measured_and_recorded_unless_disturbed(tmp
     monkeypatch.setattr(ceiling, "why_not_to_record", lambda *_: None)  # a busy host disturbs so short calls
     report = reported(spec, tmp_path)
     known = Ceilings(report.ceilings).read(torch.device("cpu"))
-    assert known is not None
     assert known.copy_gb_per_s is not None
     assert set(known.tflops) == {"fp32"}
     assert {row["bound"] for row in report.table_rows("attention")} <= {"memory-bound", "compute-bound"}
@@ -409,7 +401,6 @@ def test_tables_that_are_cut_say_so_and_by_what_rule(run: Any, monkeypatch: pyte
         assert len(report.table_rows(table)) == 2
     kernels, row = report.table_rows("kernels-forward"), notes["rows of kernels-forward"]
     found = re.fullmatch(r"the 2 of \d+ that take the most time; the others take ([\d.e-]+) ms together", row["note"])
-    assert found is not None
     share = sum(kernel["share_percent"] for kernel in kernels)
     kept_ms = sum(kernel["total_ms"] for kernel in kernels)
     assert float(found[1]) == pytest.approx(kept_ms * (100 - share) / share, rel=0.01), "shares are of all"
@@ -496,7 +487,6 @@ def test_on_a_gpu_the_softmax_under_autocast_is_float32(on_gpu: bool) -> None:
     spec = ProfileSpec(**{**FIELDS, "precision": "bf16"})
     scores = 2 * 2 * 2 * 8 * 8  # layers · batch · heads · queries · keys
     cost, _ = torch_profiler.cost_of(spec, "softmax", "forward", 2, on_gpu=on_gpu)
-    assert cost is not None
     assert cost.bytes == (2 + (4 if on_gpu else 2)) * scores
 
 
