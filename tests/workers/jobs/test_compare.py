@@ -24,9 +24,7 @@ GRID = {"kind": "attention", "implementations": ["eager", "tiled"], "sequence_le
 
 def compare(baseline: dict[str, Any], candidate: dict[str, Any], replicates: int = 2) -> CompareSpec:
     spec = {"kind": "compare", "baseline": baseline, "candidate": candidate, "replicates": replicates, "seed": SEED}
-    found = spec_adapter.validate_json(json.dumps(spec))
-    assert isinstance(found, CompareSpec)
-    return found
+    return spec_adapter.validate_json(json.dumps(spec))
 
 
 def sent(unit: Unit) -> Unit:
@@ -122,7 +120,6 @@ def test_what_is_left_after_a_crash_is_of_the_same_side(recorder: Recorder) -> N
     spec = compare(TINY, {**TINY, "seed": 3})
     crashed = sent(RUNNER.plan(spec)[2])
     rest = RUNNER.resume(spec, crashed, 4, Failed("crashed", "killed"))
-    assert rest is not None
     assert (rest.title, rest.side, rest.start) == (crashed.title, "candidate", "exec")
     assert recorder.asked[0][1] is spec.candidate
     RUNNER.run(spec, sent(rest), None)  # type: ignore[arg-type]

@@ -86,7 +86,6 @@ def test_bf16_against_itself_shows_no_difference(bf16: list[list[float]]) -> Non
     said, faster = sentences({"baseline": bf16, "candidate": trained(BF16)})
     assert said.startswith("no difference of the losses at all: both sides compute the same after 30 steps")
     needed = re.search(r"the candidate needs (\d+) steps, the baseline (\d+)$", faster)
-    assert needed is not None
     assert needed[1] == needed[2]
 
 
@@ -103,7 +102,6 @@ def test_fp8_trains_and_a_scale_that_stays_at_1_does_not(bf16, monkeypatch) -> N
     assert said.startswith("the candidate's loss is 0.0"), said
     assert " higher than 3." in said
     rows = loss_rows({"baseline": bf16[:2], "candidate": fp8})
-    assert rows[-1][3] is not None
     assert abs(rows[-1][3]) < 0.01, "with scales, 8 bits are enough here"
 
 
@@ -182,9 +180,7 @@ def test_chains_are_equal_for_equal_seeds_and_can_be_learned() -> None:
 
 def compare(**fields: Any) -> CompareSpec:
     sides = {"baseline": {"kind": "benchmark", **BF16}, "candidate": {"kind": "benchmark", **BF16, "precision": "fp32"}}
-    spec = spec_adapter.validate_json(json.dumps({"kind": "compare", "replicates": 1, "seed": 1, **sides, **fields}))
-    assert isinstance(spec, CompareSpec)
-    return spec
+    return spec_adapter.validate_json(json.dumps({"kind": "compare", "replicates": 1, "seed": 1, **sides, **fields}))
 
 
 def test_a_comparison_ends_with_its_pairs_of_runs(tmp_path: Path) -> None:
@@ -198,7 +194,6 @@ def test_a_comparison_ends_with_its_pairs_of_runs(tmp_path: Path) -> None:
     told = [row["convergence"] for row in report.table_rows("convergence")]
     assert told[0].startswith("not learned yet")
     assert "20 steps" in told[1]
-    assert report.verdict is not None
     assert [one["name"] for one in report.verdict["checks"] if not one["ok"]] == ["models", "learned"]
     assert not report.rows, "it measures no case"
 

@@ -179,6 +179,7 @@ def test_modules_of_other_operations_are_not_imported(tmp_path: Path, monkeypatc
     """One of another package may end the process."""
     names = KERNELS.names()
     monkeypatch.setattr(KERNELS, "names", lambda: pytest.fail(f"of {names}"))
+    monkeypatch.setattr("kernels.compiling.compiled", lambda function: function)  # it takes seconds
     report = run(tmp_path, kernel="rms_norm", implementations=["torch", "compiled"], mode="forward", device="cpu")
     assert report.cell(implementation="torch")["forward_ms", "forward"]["outcome"] == "ok"
 

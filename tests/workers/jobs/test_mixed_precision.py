@@ -51,7 +51,6 @@ def test_underflow_and_overflow_are_those_of_the_formats() -> None:
     assert range_of("layer", "input", torch.tensor([1.0, math.nan])).scale is None
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_thousand_hundredths(run, device: str) -> None:
     report = run(audits=[], device=device)
     expected = {
@@ -122,7 +121,6 @@ def test_the_toy_under_the_cpus_autocast(run, autocast: str) -> None:
     assert report.cell(audit="toy", autocast="none")["modules_in_float32", None]["median"] == 4
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("autocast", ["fp16", "bf16"])
 def test_norms_and_embeddings_stay_in_float32(run, autocast: str, device: str) -> None:
     report = run(accumulations=[], audits=["transformer"], autocasts=[autocast], device=device)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from app.results import agreement
 from app.specs import KINDS
 from tests.workers.reporting import Report, reported, with_ceilings
 from workers.jobs._training.building import Training
@@ -167,49 +166,9 @@ def make_drawing_step(device):
 
     return step
 
-
-def make_training(device, trick=""):
-    layer = torch.nn.Linear(32, 1)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
-    batches, seen, count = [torch.randn(16, 32) for _ in range(4)], {}, 0
-
-    def train():
-        batch = batches[count % 4]
-        if trick == "caches by input" and count > 4:
-            return seen[batch.data_ptr()]
-        loss = layer(batch.flip(0) if trick == "honest" else batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        seen[batch.data_ptr()] = seen["last"] = loss.detach()
-        return loss
-
-    def step():
-        nonlocal count
-        count += 1
-        stops = {
-            "stops late": count > 60,
-            "works every second time": count > 6 and count % 2 == 0,
-            "works when profiled": count > 6 and not torch.autograd._profiler_enabled(),
-            "returns nothing later": count > 6,
-        }
-        if not stops.get(trick):
-            return train()
-        return None if trick == "returns nothing later" else seen["last"]
-
-    return step
 """
-TRICKS = {
-    "stops late": "wrong",
-    "works every second time": "wrong",
-    "works when profiled": "wrong",
-    "caches by input": "wrong",
-    "returns nothing later": "missing",
-    "honest": "passed",
-}
 PARAMETERS = 32 * 64 + 64 + 64 * 10 + 10
 Run = Callable[..., Report]
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture
@@ -226,7 +185,6 @@ def medians(report: Report) -> dict[str, float | None]:
     return {row["metric"]: row["median"] for row in report.rows}
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("pacing", ["step", "loop"])
 def test_a_benchmark_times_the_named_phases_and_the_rest(run: Run, device: str, pacing: str) -> None:
     report = run("benchmark", arguments={"batch_size": 16}, device=device, pacing=pacing)
@@ -283,15 +241,6 @@ def test_cores_that_the_code_gives_up_are_missed(run: Run) -> None:
     assert (check["ok"], check["detail"]) == (False, "2 threads on 1 usable cores")
 
 
-def test_a_step_without_phases_has_its_own_time_only(run: Run) -> None:
-    report = run("benchmark", "make_plain_step")
-    assert [row["metric"] for row in report.rows][:2] == ["step_ms", "first_step_ms"]
-    numbers = medians(report)
-    assert numbers["step_ms"] is not None
-    assert numbers["parameters"] == 8 * 8 + 8
-    assert (numbers["tflops"], numbers["items_per_s"]) == (None, None)
-
-
 @pytest.mark.parametrize("kind", ["benchmark", "memory"])
 @pytest.mark.parametrize(("function", "parameters"), [("make_bare_step", 8 * 4 + 4), ("make_slower_step", None)])
 def test_parameters_without_a_module_are_those_of_all_optimizers(run: Run, kind, function, parameters) -> None:
@@ -315,7 +264,6 @@ def test_a_step_without_phases_has_in_a_loop_the_loops_times(run: Run) -> None:
     assert (numbers["isolated_step_ms"] or 0) < 5 <= (numbers["step_ms"] or 0)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_profile_lists_kernels_and_classes_of_each_phase(run: Run, device: str) -> None:
     report = run("profile", device=device, profile_steps=2)
     phases = ("forward", "backward", "optimizer", "rest")
@@ -332,7 +280,6 @@ def test_a_profile_lists_kernels_and_classes_of_each_phase(run: Run, device: str
     assert calls == pytest.approx(work, rel=0.05)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_memory_has_the_categories_of_the_codes_own_tensors(run: Run, device: str) -> None:
     report = run("memory", device=device, warmup_steps=2, measure_steps=1)
     phases = ("initialisation", "forward", "backward", "optimizer")
@@ -347,7 +294,6 @@ def test_memory_has_the_categories_of_the_codes_own_tensors(run: Run, device: st
     assert not any(row["metric"].startswith("residual") for row in report.rows)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_memory_that_leaks_is_found_with_its_line(run: Run, device: str) -> None:
     report = run("memory", "make_leaking_step", snapshot_steps=[3, 7], measure_steps=1, device=device)
     (row,) = report.table_rows("growth")
@@ -398,29 +344,17 @@ def test_out_of_memory_is_a_result_of_every_kind(run: Run, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["benchmark", pytest.param("profile", marks=pytest.mark.long)])
-def test_numbers_that_the_first_steps_return_are_kept_and_equal_seeds_draw_the_same(run: Run, kind: str) -> None:
-    one, same, other = (run(kind, "make_drawing_step", seed=seed).table_rows("values") for seed in (3, 3, 4))
+def test_numbers_that_steps_return_are_kept_and_equal_seeds_draw_the_same(run: Run, kind: str) -> None:
+    reports = [run(kind, "make_drawing_step", seed=seed, measure_steps=8) for seed in (3, 3, 4)]
+    one, same, other = (report.table_rows("values") for report in reports)
     assert one == same
     names = ("torch", "rest.0", "rest.1")
     assert [(row["step"], row["name"]) for row in one if row["what"] == "returned"] == [
-        (step, name) for step in (1, 2, 3, 4) for name in names
+        (step, name) for step in (1, 2, 3, 4, 5, 6, 8) for name in names
     ]
     assert one[-1] == {"what": "work", "step": None, "name": "tokens", "value": 8.0, "not_finite": None}
-    assert one[-2] == {"what": "steps", "step": None, "name": "steps", "value": 4.0, "not_finite": None}
+    assert one[-2] == {"what": "steps", "step": None, "name": "steps", "value": 9.0, "not_finite": None}
     assert all(row["value"] != its["value"] for row, its in zip(one[:-2], other[:-2], strict=True))
-
-
-def test_steps_that_do_less_later_return_something_else(run: Run) -> None:
-    def returned(trick: str) -> agreement.Returned:
-        report = run("benchmark", "make_training", arguments={"trick": trick}, warmup_steps=6, measure_steps=94)
-        rows = report.table_rows("values")
-        numbers = {(None, 0, row["step"], row["name"]): [row["value"]] for row in rows if row["what"] == "returned"}
-        return agreement.Returned(numbers, {}, {(None, 0): int(rows[-1]["value"])})
-
-    baseline = returned("")
-    found = {trick: agreement.compare(baseline, returned(trick)) for trick in TRICKS}
-    assert {trick: its.outcome(1e-4) for trick, its in found.items()} == TRICKS
-    assert "and up to step 100 to" in found["honest"].sentence()
 
 
 def test_what_a_step_returns_is_dropped_before_the_next_step_and_after_the_first_ones() -> None:

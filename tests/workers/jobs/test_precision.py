@@ -10,6 +10,7 @@ FIELDS = {
     "model": {"size": "tiny", "num_layers": 1},
     "context_length": 8,
     "batch_size": 2,
+    "warmup_steps": 1,
     "measure_steps": 2,
     "precision": "bf16",
     "device": "cpu",
