@@ -95,35 +95,12 @@ def test_what_is_right_is_right_with_other_values(rng: random.Random) -> None:
 
 def test_all_inputs_hold_the_other_values_at_the_same_place(rng: random.Random) -> None:
     reference = make_reference(rng)
-    assert reference.grad_out is not None
     given = *reference.inputs, reference.grad_out
     places = [(tensor.data_ptr(), tensor._version) for tensor in given]
     (other,) = reference.checked
     with reference.holding(other):
         assert all(map(torch.equal, given, other.values()))
         assert [(tensor.data_ptr(), tensor._version) for tensor in given] == places
-    assert reference.changed() == []
-
-
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize(
-    "key",
-    [lambda tensor: None, lambda tensor: tensor.data_ptr(), lambda tensor: (tensor._version, tensor.shape)],
-    ids=["first", "address", "version and shape"],
-)
-def test_a_part_that_is_kept_is_right_once(rng: random.Random, which: int, key: Any) -> None:
-    """Of either input: it would not be enough to change one of them."""
-    reference = make_reference(rng)
-    kept: dict[Any, Tensor] = {}
-
-    def keeps(a: Tensor, b: Tensor) -> Tensor:
-        inputs = [a, b]
-        inputs[which] = kept.setdefault(key(inputs[which]), inputs[which].detach().clone())
-        return product(*inputs)
-
-    operation = Operation(keeps, reference.inputs, None)
-    assert judge(operation, reference).wrong is None
-    assert (judge(operation, reference, reference.checked[0]).wrong or "").startswith("the output: relative error")
     assert reference.changed() == []
 
 
@@ -219,7 +196,6 @@ def test_a_result_must_be_a_plain_tensor(rng: random.Random) -> None:
 
 def test_what_was_changed_is_named(rng: random.Random) -> None:
     reference = make_reference(rng)
-    assert reference.grad_out is not None
     with torch.no_grad():
         reference.inputs[1][0, 0] += 1
         reference.grad_out.zero_()

@@ -145,7 +145,6 @@ def slowly(work: Callable[[], object], host_s: float = 0.002) -> Callable[[], No
 @pytest.mark.gpu
 def test_a_slow_host_is_kept_out_of_the_time(small: Tensor) -> None:
     timing = stopwatch(CUDA).time(slowly(lambda: small.add_(1)), warmup=5, calls=20)
-    assert timing.host_us is not None
     assert 2000 <= min(timing.host_us) < 4000
     assert statistics.median(timing.samples) < 0.05, "two kernels of a few µs"
     assert timing.host_bound
@@ -190,7 +189,6 @@ def test_a_call_that_waits_inside_is_exposed_and_said_to_be(small: Tensor) -> No
 def test_a_device_slower_than_the_host_is_not_host_bound() -> None:
     x = torch.randn(4096, 4096, device="cuda")
     timing = stopwatch(CUDA).time(lambda: ignore(x @ x), warmup=3, calls=20)
-    assert timing.host_us is not None
     assert max(timing.host_us) < 1e3 * min(timing.samples)
     assert not timing.host_bound
 

@@ -11,8 +11,6 @@ from workers.model.optimizer import AdamW
 from workers.model.precision import PRECISIONS
 from workers.model.steps import MAX_LEARNING_RATE, BackwardStep, GenerateStep, Step, TrainStep
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
 
 def small_model(device: str = "cpu") -> TransformerLM:
     torch.manual_seed(0)
@@ -128,7 +126,6 @@ def test_a_rate_in_a_tensor_follows_the_schedule() -> None:
     assert len(set(rates[False])) == 6
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_training_on_one_batch_learns_it(precision: str, device: str) -> None:
     model = small_model(device)

@@ -19,15 +19,6 @@ def tokens(batch: int = 2, length: int = 12) -> Tensor:
     return torch.randint(61, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
-def test_no_position_sees_a_later_one() -> None:
-    model, ids = small_model(), tokens(1, 12)
-    changed = ids.clone()
-    changed[:, 7:] = (changed[:, 7:] + 1) % 61
-    before, after = model(ids), model(changed)
-    torch.testing.assert_close(after[:, :7], before[:, :7], rtol=0, atol=0)
-    assert not torch.allclose(after[:, 7:], before[:, 7:])
-
-
 def test_rms_norm_scales_to_unit_root_mean_square() -> None:
     norm = RMSNorm(8, eps=0).double()
     out = norm(torch.randn(5, 8, dtype=torch.float64) * 100)
@@ -42,24 +33,12 @@ def test_swiglu_is_gated_silu() -> None:
     torch.testing.assert_close(ffn(x), expected)
 
 
-def test_rotation_keeps_lengths_and_makes_scores_relative() -> None:
-    cos, sin = (table.double() for table in rotary_angles(64, 16, 10_000.0))
-    q, k = torch.randn(2, 16, dtype=torch.float64)
-    rotated = rotate(q.expand(64, 16), cos, sin)
-    torch.testing.assert_close(rotated.norm(dim=-1), q.norm().expand(64), rtol=1e-6, atol=0)
-    scores = rotated @ rotate(k.expand(64, 16), cos, sin).T
-    for distance in (0, 1, 17):
-        diagonal = scores.diagonal(distance)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-5, atol=1e-5)
-    assert not torch.isclose(scores[0, 0], scores[0, 17])
-
-
 def test_rotation_of_a_pair_is_by_position_times_frequency() -> None:
     cos, sin = rotary_angles(10, 4, 100.0)
-    x = torch.tensor([1.0, 0.0, 1.0, 0.0]).expand(10, 4)
-    angle = torch.arange(10) * torch.tensor([[1.0], [0.1]])  # 100^(-2i/4)
-    expected = torch.stack((angle[0].cos(), angle[0].sin(), angle[1].cos(), angle[1].sin()), dim=-1)
-    torch.testing.assert_close(rotate(x, cos, sin), expected)
+    pair = torch.complex(torch.tensor(1.0), torch.tensor(2.0))
+    turned = pair * torch.exp(1j * torch.arange(10)[:, None] * torch.tensor([1.0, 0.1]))  # 100^(-2i/4)
+    x = torch.tensor([1.0, 2.0, 1.0, 2.0]).expand(10, 4)
+    torch.testing.assert_close(rotate(x, cos, sin), torch.view_as_real(turned).flatten(1))
 
 
 # torch 2.14 says that the hooks, which the test counts by, do not see what the checkpoints keep.

@@ -23,13 +23,6 @@ def test_the_roofline_is_of_the_precision() -> None:
         assert words in reason
 
 
-def test_rates_of_a_part() -> None:
-    part = Part("softmax", "forward", 2.0, 0.0, Cost(flops=4 * 10**9, bytes=8 * 10**9))
-    assert part.tflops == pytest.approx(2.0)
-    assert part.gb_per_s == pytest.approx(4000.0)
-    assert part.intensity == pytest.approx(0.5)
-
-
 def test_without_cost_or_time_rates_are_unknown() -> None:
     assert Part("scores", "forward", 2.0, 1.0, None).tflops is None
     assert Part("scores", "forward", 2.0, 1.0, None).intensity is None

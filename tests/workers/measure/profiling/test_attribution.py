@@ -17,7 +17,6 @@ from workers.measure.ranges import Ranges, named_layers
 from workers.measure.timing import run_step
 
 PHASES = ("forward", "backward")
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def test_parents_are_the_innermost_events_of_a_thread() -> None:
@@ -186,7 +185,6 @@ def profiled(model: nn.Module, device: str, steps: int = 2) -> Attribution:
         return Attribution(record(run, on_gpu=device == "cuda").recording, PHASES, on_gpu=device == "cuda")
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_products_of_a_known_chain(device: str, recompute: bool) -> None:
     """Backward has two products for each layer, except one for the first, whose input needs no gradient."""

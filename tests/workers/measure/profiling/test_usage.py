@@ -3,8 +3,7 @@ from typing import Any
 import pytest
 
 from workers.measure.profiling import usage
-from workers.measure.profiling.attribution import Call, RecordedWork
-from workers.measure.profiling.classes import class_of_operator
+from workers.measure.profiling.attribution import RecordedWork
 
 
 def work(name: str, time_ns: int, phase: str = "forward", **fields: Any) -> RecordedWork:
@@ -32,12 +31,3 @@ def test_one_name_in_two_classes_has_two_rows() -> None:
         ("elementwise", 1),
         ("normalisation", 1),
     ]
-
-
-def test_operators_are_ranked_by_device_time_or_host_time() -> None:
-    calls = [Call("aten::mm", 1, "forward", 10_000, 90_000), Call("aten::view", 1, "forward", 30_000, 0)]
-    first, second = usage.operators(calls, 1, class_of_operator, on_gpu=True)
-    assert (first.name, first.device_ms, first.host_ms, first.share_percent) == ("aten::mm", 0.09, 0.01, 100)
-    assert (second.name, second.device_ms, second.mean_us) == ("aten::view", 0.0, 0.0)
-    first, _ = usage.operators(calls, 1, class_of_operator, on_gpu=False)
-    assert (first.name, first.device_ms, first.share_percent, first.mean_us) == ("aten::view", None, 75, 30)
