@@ -55,6 +55,12 @@ def _elsewhere(work: Callable[..., Any]) -> Callable[..., Any]:
     return do
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """The type of the device that a test is run on."""
+    return str(request.param)
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Any:
     """The settings of a worker whose data folder has a database."""

@@ -21,7 +21,6 @@ def test_the_newest_of_the_usual_folders_is_taken(tmp_path: Path) -> None:
     for version in ("2024.10.0", "2024.9.1", "2023.11.9"):
         install(tmp_path / "ncu" / version, "ncu")
     tool = tools.find("ncu")
-    assert tool is not None
     assert tool.path == str(tmp_path / "ncu/2024.10.0/ncu")
 
 
@@ -30,7 +29,6 @@ def test_one_that_does_not_run_is_none(tmp_path: Path) -> None:
     assert tools.find("ncu") is None
     working = install(tmp_path / "ncu/2024.1", "ncu")
     tool = tools.find("ncu")
-    assert tool is not None
     assert tool.path == str(working)
 
 

@@ -70,7 +70,6 @@ def test_a_crash_has_its_line_in_the_users_code(tmp_path: Path) -> None:
 
 def test_a_process_that_hangs_writes_its_stacks_at_the_signal_and_its_fork_none(tmp_path: Path) -> None:
     with started(tmp_path, HANGS) as process:
-        assert process.stdout is not None
         fork = int(process.stdout.readline())
         assert str(last_words.position_in(tmp_path)) == "in step 4", "that of the fork is its own"
         assert last_words.place_in(tmp_path) == ""

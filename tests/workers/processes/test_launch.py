@@ -140,8 +140,6 @@ def run_forked(launchers, tmp_path, tmp_path_factory) -> Run:
             folder = tmp_path_factory.mktemp("launcher")
             launchers.append((start_server(folder), folder))
         process, folder = launchers[-1]
-        assert process.stdin is not None
-        assert process.stdout is not None
         process.stdin.write(json.dumps([str(tmp_path), textwrap.dedent(body)]) + "\n")
         process.stdin.flush()
         printed = process.stdout.readline()
