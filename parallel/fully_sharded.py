@@ -166,8 +166,9 @@ class FullyShardedDataParallel(nn.Module):
         self._begun: list[ShardedUnit] = []
         """Units whose gradients have begun to come, and are not sent yet."""
         self._reducing: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
-        self.synchronizes, self._unfinished, self.reads_parts = True, False, False
-        """`reads_parts`: whether `state_dict` of the module gives parts, as it does to this wrapper only."""
+        self.synchronizes, self._unfinished, self._unsent, self.reads_parts = True, False, False, False
+        """`_unsent`: whether `no_sync` has left full gradients, which no optimizer sees. `reads_parts`: whether
+        `state_dict` of the module gives parts, as it does to this wrapper only."""
         self._replicating: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
         """Reduced gradients that are being averaged over replicas."""
         self._unused_here: list[tuple[UnitParameter, Tensor]] = []
@@ -187,13 +188,13 @@ class FullyShardedDataParallel(nn.Module):
         )
 
     def has_unfinished_gradients(self) -> bool:
-        """Return True if gradients have come outside `no_sync` since the last synchronization."""
-        return self.synchronizes and self._unfinished
+        """Return True if gradients have come since the last synchronization."""
+        return self._unsent or (self.synchronizes and self._unfinished)
 
     def has_sent_gradients(self) -> bool:
         """Return True if there are gradients that `zero_grad` would not reach. Those of a backward pass in which an
         error was raised do not count: the next forward pass forgets them."""
-        return self._unfinished and not self._passes
+        return (self._unsent or self._unfinished) and not self._passes
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of a module. Raises RuntimeError: gradients are being averaged, so that it would not reach them."""
@@ -502,6 +503,7 @@ class FullyShardedDataParallel(nn.Module):
         if self.synchronizes:
             self._reduce(unit)
         else:
+            self._unsent = True
             self._hold(unit)
 
     def _discard_gradients(self) -> None:
@@ -513,7 +515,7 @@ class FullyShardedDataParallel(nn.Module):
         self._replicating.clear()
         self._unused_here.clear()
         self._used.clear()
-        self._unfinished = False
+        self._unfinished = self._unsent = False
         for unit in self.units:
             unit.reduced = False
             for parameter in unit.held:
@@ -617,7 +619,7 @@ class FullyShardedDataParallel(nn.Module):
         """
         if self.synchronizes:
             self._complete_reduction()
-            self._unfinished = False
+            self._unfinished = self._unsent = False
         else:
             for unit in self.units:
                 self._hold(unit)

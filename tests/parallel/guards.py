@@ -1,6 +1,7 @@
 """Functions of the pool's ranks: what users do with the wrappers, and with the gradients, parameters and states of full
 sharding, that is either right or refused."""
 
+import contextlib
 import copy
 import functools
 import io
@@ -138,12 +139,11 @@ def unfinished(wrapper: str) -> list[str]:
         (model(tokens) + model(tokens)).square().sum().backward()
         model.finish_gradient_synchronization()
         step()
-        for _ in range(3):
+        for _ in range(3 * (wrapper != "fully sharded")):  # of which no optimizer would see a gradient
             with model.no_sync():
                 backward()
             step()
-        with model.no_sync():
-            for _ in range(3):
+            with model.no_sync():
                 backward()
                 step()
         backward()
@@ -199,8 +199,11 @@ def misused(wrapper: str, way: str) -> str:
             module[0].weight.requires_grad_()
         if way == "closure":
             return optimizer.step(backward)
-        backward(*((1, 0) if way == "order" and dist.get_rank() else (0, 1)))
-        if way == "skip":
+        with model.no_sync() if way.endswith("no_sync") else contextlib.nullcontext():
+            backward(*((1, 0) if way == "order" and dist.get_rank() else (0, 1)))
+        if way == "step after no_sync":
+            return optimizer.step()
+        if way.startswith("skip"):
             return optimizer.zero_grad()
         if way == "forget":
             return model.zero_grad()

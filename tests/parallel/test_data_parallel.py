@@ -114,6 +114,8 @@ def test_a_rank_with_more_backward_passes_learns_of_it(two_ranks: Pool, wrapper:
         ("replace", [*WRAPPERS, "fully sharded"], "1.weight needs a gradient now, and was frozen or not there"),
         ("closure", [*WRAPPERS, "fully sharded"], "before the optimizer's step(), also in a closure"),
         ("skip", ["overlapped", "bucketed", "fully sharded"], "before the optimizer's zero_grad()"),
+        ("skip after no_sync", ["fully sharded"], "before the optimizer's zero_grad()"),
+        ("step after no_sync", ["fully sharded"], "before the optimizer's step()"),
         ("forget", ["overlapped", "bucketed", "fully sharded"], "before zero_grad(), also in a closure"),
         ("early", ["fully sharded"], "make the optimizer after it"),
         ("Adafactor", ["fully sharded"], "Adafactor needs whole parameters"),
