@@ -167,8 +167,7 @@ class FullyShardedDataParallel(nn.Module):
         """Units whose gradients have begun to come, and are not sent yet."""
         self._reducing: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
         self.synchronizes, self._unfinished, self._unsent, self.reads_parts = True, False, False, False
-        """`_unsent`: whether `no_sync` has left full gradients, which no optimizer sees. `reads_parts`: whether
-        `state_dict` of the module gives parts, as it does to this wrapper only."""
+        """`_unsent`: `no_sync` has left full gradients. `reads_parts`: `state_dict` gives parts, as to us."""
         self._replicating: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
         """Reduced gradients that are being averaged over replicas."""
         self._unused_here: list[tuple[UnitParameter, Tensor]] = []
