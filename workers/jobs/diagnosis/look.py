@@ -9,7 +9,7 @@ import json
 import statistics
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -578,13 +578,14 @@ def _on_gpu(
         found, moment = stretches(places.profile.recording, traced.windows[0]), lambda one: one.at_ns
     lost: dict[tuple[str, Place | None], float] = defaultdict(float)
     device: Lost = defaultdict(float)
+    blamed = [*_with_then(found)]
     for cause, ms in times.items():
         if cause == RUNNING:
             _running(lost, device, traced, places, ms)
         elif cause == COLLECTED:
             device["host", places.collecting] += ms
         else:
-            _by_line(lost, cause, ms, found, places, moment)
+            _by_line(lost, cause, ms, blamed, places, moment)
     gaps = sorted((one for one in found if one.cause != RUNNING), key=lambda one: -one.ns)[:MOST_GAPS]
     begin = found[0].begin_ns if found else 0
     joined = _where(lost, places)
@@ -603,6 +604,13 @@ def _on_gpu(
     return joined, rows, busy_percent
 
 
+def _with_then(found: Iterable[Stretch]) -> Iterator[Stretch]:
+    """Yield parts of steps, each with what the host did after it had waited: replays tell how much is lost to which."""
+    for one in found:
+        yield one
+        yield from one.then
+
+
 def _times(
     recording: Recording, steps: Sequence[Interval], parts: Sequence[Sequence[Stretch]], step_ms: float
 ) -> tuple[dict[str, float], float]:
@@ -611,7 +619,7 @@ def _times(
     idle time that a host which never waits would not leave; to `input` what one that never loads would not leave."""
     read = inside(host_reads(recording))
     totals: Counter[str] = Counter()
-    for one in (one for part in parts for one in part):
+    for one in _with_then(one for part in parts for one in part):
         is_answer = one.cause in WORKING and read(one.at_ns)
         totals[ANSWERS if is_answer else COLLECTED if one.collects else one.cause] += one.ns
     ms = {cause: 1e-6 * ns / len(parts) for cause, ns in totals.items() if ns}

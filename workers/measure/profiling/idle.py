@@ -6,13 +6,15 @@ that begins then, whose launch says what the device waited for:
 - Launched after the gap had begun: the host was late. It was in a loader (`input`); in a call that waits for the device
   or reads a number of it (`synchronisation`), which also is to blame for what follows until the next launch, since the
   device had run dry; in an optimizer's step (`optimizer`); collecting garbage (`host`); in operators (`launches`), or
-  for longer than HOST_NS in neither (`host`).
+  for longer than HOST_NS in none, or in one that launches nothing (`host`).
 - Launched before: the device was slow to start it (`launches`, or `optimizer`), or waited for another stream
   (`unexplained`).
 - Part of the same CUDA graph as the work before: of the graph itself (`kernels`); the host has no part in it.
 
 Time in which only copies run is `copies`, in which only collectives run `communication`.
 """
+
+from __future__ import annotations
 
 import bisect
 import gc
@@ -61,7 +63,7 @@ TO_HOST = "DtoH"
 ON_DEVICE = re.compile(r"Memset|Memcpy DtoD")
 """Copies and fills that are work as kernels are."""
 HOST_NS = 100_000
-"""A longer time without an operator is the host's own; a shorter one lies between two operators."""
+"""A longer time without an operator, or in one on a CPU, is the host's own; a shorter one lies between operators."""
 START_NS = 20_000
 """A kernel whose launch was earlier by more waited for another stream."""
 
@@ -80,6 +82,8 @@ class Stretch:
     """Name of the work that ends a gap; None at the step's end, and where work runs."""
     collects: bool = False
     """Whether the host collected garbage."""
+    then: tuple[Stretch, ...] = ()
+    """What the host did in it once it had waited: a host that never waits has to do that, too."""
 
     @property
     def ns(self) -> int:
@@ -331,7 +335,13 @@ class _Host:
         self.updating = merged((one.begin_ns, one.end_ns) for one in events if UPDATES.match(one.name))
         self.updates = inside(self.updating)
         self.collecting = merged((one.begin_ns, one.end_ns) for one in events if one.name == COLLECTS)
-        self.issuing = merged((one.begin_ns, one.end_ns) for one in events if one.kind not in ("range", "python"))
+        issued = sorted(one.begin_ns for one in events if one.kind == "launch")
+        issues = (one for one in events if one.kind not in ("range", "python"))
+        self.issuing = merged(
+            (one.begin_ns, one.end_ns)
+            for one in issues
+            if one.end_ns - one.begin_ns <= HOST_NS or one.kind == "launch" or _any_in(issued, one)
+        )
 
     def call_at(self, moment_ns: int) -> int:
         """Return when the call began that waits in the read or call of this moment."""
@@ -380,7 +390,9 @@ def _late(begin: int, end: int, host: _Host, name: str | None) -> Iterator[Stret
         if in_loader:
             yield Stretch(at, until, "input", at, name)
         elif dry is not None:
-            yield Stretch(at, until, "synchronisation", host.call_at(dry[0]), name)
+            since = max(at, dry[1])
+            then = tuple(_busy_host(since, until, host, name)) if since < until else ()
+            yield Stretch(at, until, "synchronisation", host.call_at(dry[0]), name, then=then)
         else:
             for inner, waiting in _cut(at, until, host.waiting):
                 if waiting:

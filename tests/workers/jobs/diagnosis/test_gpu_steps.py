@@ -127,6 +127,24 @@ def test_busy_and_idle_time_of_a_real_step_without_a_profiler_add_up_to_it(step_
     assert times["synchronisation"] <= step_ms - working + 1e-6 * 98 * 5000
 
 
+def test_what_the_host_computes_after_it_has_waited_is_not_lost_to_waiting() -> None:
+    events, work = [], []
+    for begin in range(0, 11_000, 1000):
+        launch = host("cudaLaunchKernel", begin, begin + 2)
+        events += [
+            launch,
+            host("cudaStreamSynchronize", begin + 3, begin + 102),
+            host("aten::sort", begin + 110, begin + 980, "operator"),
+        ]
+        work.append(kernel(launch.id, begin + 5, begin + 100))
+    recording = Recording(events, work)
+    steps = [Interval(f"step_{begin}", 1, begin * US, (begin + 1000) * US) for begin in range(1000, 11_000, 1000)]
+    times, _ = look._times(recording, steps, in_a_row(recording, steps), 1.0)
+    # The first step has no gap: it begins with its launch.
+    assert times["host"] == pytest.approx(0.9 * 0.898, abs=0.01)
+    assert times["synchronisation"] == pytest.approx(0.1, abs=0.01)
+
+
 def test_a_whole_step_of_ours_that_is_a_cuda_graph_has_one_phase() -> None:
     from workers.jobs._training.building import Training
 

@@ -81,6 +81,24 @@ def test_a_long_time_without_an_operator_is_the_hosts_own(made: Made) -> None:
     assert made.classes(400) == {"launches": 5 + 10 + 5, "host": 300, RUNNING: 80}
 
 
+def test_a_long_operator_on_a_cpu_is_the_hosts_own(made: Made) -> None:
+    made.launch(0, 5, 10)
+    made.on_host("aten::sort", 20, 310)
+    made.on_host("aten::linear", 310, 450)
+    made.launch(440, 445, 500)
+    assert made.classes(500) == {"launches": 5 + 130 + 5, "host": 300, RUNNING: 5 + 55}
+
+
+def test_what_the_host_does_after_it_has_waited_is_told(made: Made) -> None:
+    made.launch(0, 5, 60)
+    made.on_host("cudaStreamSynchronize", 10, 62, "launch")
+    made.on_host("aten::sort", 70, 370)
+    made.launch(375, 380, 400)
+    (dry,) = (one for one in stretches(made.recording, Interval("step_1", 1, 0, 400 * US)) if one.then)
+    assert (dry.cause, dry.at_ns, dry.ns) == ("synchronisation", 10 * US, 315 * US)
+    assert [(one.cause, one.at_ns / US, one.ns / US) for one in dry.then] == [("host", 62, 313)]
+
+
 def test_a_copy_from_pageable_memory_waits_as_a_synchronisation_does(made: Made) -> None:
     made.launch(0, 5, 60)
     copy = made.on_host("cudaMemcpyAsync", 20, 90, "launch")
