@@ -346,6 +346,11 @@ class Places:
         return {(place.file, place.line) for place in places if place is not None}
 
     @functools.cached_property
+    def mallocs(self) -> int:
+        """How often the traced step asked the driver for memory, as after torch.cuda.empty_cache()."""
+        return sum(one.name == "cudaMalloc" for one in self.profile.recording.host)
+
+    @functools.cached_property
     def made(self) -> Mapping[Place | None, Mapping[Place | None, float]]:
         """The shares of the forward pass's lines in the operators that lines with a backward pass ran."""
         return self._made[0]
@@ -416,6 +421,8 @@ def _where(
         where = _noted(where, notes(cause, place))
         if cause == "launches" and "graph break" not in where:
             where = _noted(where, [f"graph breaks at {one}" for one in _shown(places.breaks)])
+        if cause == "launches" and place is not None and places.mallocs:
+            where = _noted(where, [f"{places.mallocs} calls of cudaMalloc a step"])
         found[cause, where] += ms
     return found
 

@@ -46,8 +46,11 @@ LOADER = re.compile(r"enumerate\(DataLoader\)#")
 """Ranges that torch's loaders open around `__next__`."""
 INPUT_PHASES = ("data", "input", "load", "loader", "batch", "dataloader")
 """Phases in which users get their batches."""
-SYNCHRONISES = re.compile(r"(cuda|cu)(Stream|Device|Event|Ctx)Synchronize.*|(cuda|cu)Memcpy(?!.*Async).*")
-"""Calls that return when the device has done what was asked of it before."""
+FREES = re.compile(r"cudaFree(Host)?")
+SYNCHRONISES = re.compile(
+    rf"(cuda|cu)(Stream|Device|Event|Ctx)Synchronize.*|(cuda|cu)Memcpy(?!.*Async).*|{FREES.pattern}"
+)
+"""Calls that return when the device has done what was asked of it before, also those that give it memory back."""
 UPDATES = re.compile(r"Optimizer\.step#")
 """Ranges that torch opens around an optimizer's step."""
 READS = "numbers read"
@@ -131,7 +134,8 @@ def host_reads(recording: Recording) -> list[tuple[int, int]]:
     reads to its end; disjoint, in order."""
     copies = {one.launch for one in recording.device if one.kind == "copy"}
     to_host = {one.launch for one in recording.device if TO_HOST in one.name}
-    reading = {one.id for one in synchronisations(recording)} - (copies - to_host)
+    waits = {one.id for one in synchronisations(recording) if not FREES.fullmatch(one.name)}
+    reading = waits - (copies - to_host)
     calls = sorted(one.begin_ns for one in recording.host if one.kind == "launch" and one.id in reading)
     others = sorted(one.begin_ns for one in recording.host if one.kind == "launch" and one.id in copies - to_host)
     found = []

@@ -96,6 +96,12 @@ def test_a_line_that_breaks_a_graph_is_marked(monkeypatch: pytest.MonkeyPatch) -
     }
 
 
+def test_calls_of_the_driver_for_memory_are_told_with_launches() -> None:
+    recording = Recording([STEP, host("cudaMalloc", 20, 30), host("cudaMalloc", 40, 50)], [])
+    found = look._where({("launches", LINE[2]): 2.0, ("synchronisation", LINE[4]): 2.0}, places(recording, {}))
+    assert {where for _, where in found} == {"train.py:2 step (2 calls of cudaMalloc a step)", "train.py:4 step"}
+
+
 def test_only_torchs_own_folders_tell_a_cause() -> None:
     folder = str(Path(torch.__file__).parent)
     for of, cause in ((folder, "optimizer"), ("/home/me/torch", "")):

@@ -89,6 +89,15 @@ def test_a_long_operator_on_a_cpu_is_the_hosts_own(made: Made) -> None:
     assert made.classes(500) == {"launches": 5 + 130 + 5, "host": 300, RUNNING: 5 + 55}
 
 
+def test_giving_memory_back_waits_and_reads_nothing(made: Made) -> None:
+    made.launch(0, 5, 60)
+    made.on_host("aten::to", 10, 90)
+    made.on_host("cudaFree", 20, 80, "launch")
+    made.launch(95, 100, 150)
+    assert made.classes(150) == {"launches": 5 + 5, "synchronisation": 35, RUNNING: 55 + 50}
+    assert host_reads(made.recording) == []
+
+
 def test_what_the_host_does_after_it_has_waited_is_told(made: Made) -> None:
     made.launch(0, 5, 60)
     made.on_host("cudaStreamSynchronize", 10, 62, "launch")
