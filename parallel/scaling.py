@@ -223,7 +223,7 @@ def why_not_hidden(symbols: Mapping[str, float]) -> str | None:
     if symbols["Y"] > 1 and symbols["Y"] >= (most := MOST_TENSOR.value(symbols)):
         return (
             f"at any batch, tensor parallelism over {symbols['Y']} devices exchanges activations for as long as it "
-            f"computes: take a mesh.tensor below {float(most):.4g}"
+            f"computes: take {f'a mesh.tensor below {float(most):.4g}' if most > 2 else 'mesh.tensor=1'}"
         )
     if symbols["X"] == 1:
         return "one device along the fsdp axis gathers no weights: every batch hides communication"

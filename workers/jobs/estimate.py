@@ -410,8 +410,10 @@ def add_batch(
         if how != way:
             values.set("device_tokens", how, samples(device_tokens), why_not or "")
             values.set("global_tokens", how, samples(global_tokens), why_not or "")
-    best = number(sheet.add(scaling.BEST_TOKENS))
-    rows.append(["best mesh, overlapped", None, best, None, None, None, scaling.pretty(scaling.BEST_TOKENS.text), None])
+    none = scaling.MOST_TENSOR.value(sheet.symbols) < 1
+    why_none = "no tensor parallelism is hidden: fully sharded alone needs the fewest tokens" if none else None
+    best, text = number(sheet.add(scaling.BEST_TOKENS, unless=why_none)), scaling.pretty(scaling.BEST_TOKENS.text)
+    rows.append(["best mesh, overlapped", None, best, None, None, None, text, why_none])
     sheet.add(scaling.MOST_TENSOR)
     columns = Column.parse(
         "way, devices: integer, device_tokens: number tokens, global_tokens: number tokens, "

@@ -148,6 +148,14 @@ def test_a_batch_hides_communication_from_the_threshold_on(run) -> None:
         assert (rows["mesh, summed"]["devices"], rows["fully sharded alone"]["devices"]) == (64, 16)
 
 
+@pytest.mark.parametrize(("d_ff", "best"), [(53_248, True), (64, False)])
+def test_no_mesh_is_better_than_the_best(run, d_ff: int, best: bool) -> None:
+    """Where links are too slow for two devices to share a block's products, that is none at all."""
+    rows = {row["way"]: row for row in run(**STACK, stack={"d_ff": d_ff}, mesh={"tensor": 1}).table_rows("batch")}
+    least, alone = rows["best mesh, overlapped"]["device_tokens"], rows["fully sharded alone"]["device_tokens"]
+    assert (least is not None and least <= alone) is best
+
+
 @pytest.mark.parametrize(
     ("fields", "unknown", "reason"),
     [
@@ -158,6 +166,7 @@ def test_a_batch_hides_communication_from_the_threshold_on(run) -> None:
         ),
         ({"stack": {"d_ff": 6}, **STACK}, ("tensor_", "mesh_", "summed_", "overlapped_"), "stack.d_ff (6) cannot be"),
         ({**STACK, "mesh": {"tensor": 32}}, ("summed_", "overlapped_"), "take a mesh.tensor below 20.84"),
+        ({"model": {"size": "tiny"}}, ("summed_", "overlapped_"), "take mesh.tensor=1"),
         ({**STACK, "mesh": {"fsdp": 1}}, ("summed_", "overlapped_"), "every batch hides communication"),
         ({**STACK, "context_length": 16_384}, ("fewest_",), "reaches the limit however many shards there are"),
     ],
