@@ -158,7 +158,7 @@ def kernel_fault(spec: TrainingSpec, name: str, device: torch.device) -> str | N
 
 def fault_of(function: Callable[..., Any], reference: Reference) -> str | None:
     """Return the fault in a function's results for any values of the reference, or None."""
-    from workers.measure.judging import judge
+    from workers.measure.judging import BACKWARD, judge
     from workers.measure.operations import Operation
 
     operation = Operation(function, reference.inputs, reference.grad_out)
@@ -168,8 +168,10 @@ def fault_of(function: Callable[..., Any], reference: Reference) -> str | None:
             return f"it changes {' and '.join(changed)} in place"
         if wrong is not None:
             return wrong if draw is reference.timed else f"with {draw.name}: {wrong}"
-    wrong = judge(operation, reference, strided=True).wrong
-    return None if wrong is None else f"with a gradient of the output that is not contiguous: {wrong}"
+    for how, options in BACKWARD.items() if operation.grad_out is not None else ():
+        if wrong := judge(operation, reference, **options).wrong:
+            return f"with {how}: {wrong}"
+    return None
 
 
 def not_measured(metrics: Sequence[Metric], error: NotMeasured) -> tuple[Values, list[Check]]:

@@ -38,6 +38,13 @@ DELAY_CYCLES = 10_000_000
 """Cycles by which a GPU gets other inputs later than the host issues the call: 5 ms, longer than that takes."""
 
 
+BACKWARD: Mapping[str, Mapping[str, Any]] = {
+    "a gradient of the output that is not contiguous": {"strided": True},
+    "another call between its forward and backward pass": {"between": True},
+}
+"""How a backward pass is checked further, with the options of `judge`."""
+
+
 class Unfit(Exception):
     """The result is not a tensor of the required shape, dtype and device."""
 
@@ -154,7 +161,14 @@ class Judgement:
     """The fault of the results; None if they are right."""
 
 
-def judge(operation: Operation, reference: Reference, draw: Draw | None = None, *, strided: bool = False) -> Judgement:
+def judge(
+    operation: Operation,
+    reference: Reference,
+    draw: Draw | None = None,
+    *,
+    strided: bool = False,
+    between: bool = False,
+) -> Judgement:
     """Run the operation once, forward and, if it has a backward pass, backward; compare its results with the right
     ones.
 
@@ -163,6 +177,8 @@ def judge(operation: Operation, reference: Reference, draw: Draw | None = None, 
         draw: The values that the inputs have in this call; None: those of timed calls.
         strided: The output's gradient has gaps of NaN between its values in memory. Autograd passes on
             gradients that are not contiguous, such as those of a sum or of a transposed output.
+        between: Another call is made before the backward pass, on half of each input, as a model's layers make them:
+            neither its output nor what it keeps for its own backward pass may take the place of the first one's.
     """
     draw = draw or reference.timed
     with reference.holding(draw):
@@ -170,7 +186,7 @@ def judge(operation: Operation, reference: Reference, draw: Draw | None = None, 
             spread = operation.grad_out.new_full((*operation.grad_out.shape, 2), math.nan)[..., 0]
             operation = replace(operation, grad_out=spread.copy_(operation.grad_out))
         try:
-            results = _results(operation, reference)
+            results = _results(operation, reference, between=between)
         except Unfit as unfit:
             return Judgement({}, str(unfit))
         return _compared(dict(enumerate(results)), reference, draw)
@@ -204,7 +220,7 @@ def _name(index: int, reference: Reference) -> str:
     return f"the gradient of {reference.name(index - 1)}" if index else "the output"
 
 
-def _results(operation: Operation, reference: Reference) -> list[Tensor]:
+def _results(operation: Operation, reference: Reference, *, between: bool) -> list[Tensor]:
     """Return the output and, if there is a backward pass, the inputs' gradients. Raises Unfit: one of them is not a
     tensor of the required shape, dtype and device."""
     backward = operation.grad_out is not None
@@ -214,6 +230,8 @@ def _results(operation: Operation, reference: Reference) -> list[Tensor]:
         results = [_fitting(0, out, reference)]
         if backward and not out.requires_grad:
             raise Unfit("the output is detached from the inputs, so that it has no backward pass")
+        if between:
+            operation.function(*((one.detach() / 2).requires_grad_(one.requires_grad) for one in operation.inputs))
         try:
             gradients = operation.backward(out) if backward else ()
         except RuntimeError as failure:

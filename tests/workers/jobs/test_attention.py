@@ -421,14 +421,14 @@ def counting(spoiled: Any) -> tuple[dict[str, int], Any]:
 
 @pytest.mark.parametrize("wrong", ["forward", "backward"])
 def test_who_is_wrong_only_when_timed_is_wrong(run, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
-    """Calls 1 to 5 are checked, the sixth warms up, the last one is checked again."""
+    """Calls 1 to 6 are checked, the seventh warms up, the last one is checked again."""
 
     def spoiled(which: str, call: int) -> bool:
         frame: Any = sys._getframe()
         while which == "forward" and frame is not None and frame.f_code.co_name != "time_passes":
             frame = frame.f_back
         # The backward pass runs in autograd's thread on a GPU; here the calls are counted.
-        return which == wrong and (frame is not None if which == "forward" else 6 <= call <= 11)
+        return which == wrong and (frame is not None if which == "forward" else 7 <= call <= 12)
 
     install(monkeypatch, spoils=counting(spoiled)[1])
     report = run(implementations=["spoils", "own"], device="cpu")

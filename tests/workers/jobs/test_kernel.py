@@ -123,6 +123,19 @@ class Flat(Norm):
     def backward(ctx, grad):  # as a kernel that takes the gradient's rows for neighbours in memory
         return Norm.backward(ctx, grad.as_strided(grad.shape, (grad.shape[-1], 1)))
 
+workspace = []
+
+class Kept(Norm):
+    @staticmethod
+    def forward(ctx, x, weight):  # as a kernel with one workspace for what its backward pass needs
+        workspace[:] = [torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-5)]
+        return Norm.forward(ctx, x, weight)
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.saved_tensors[2].data.copy_(workspace[0])
+        return Norm.backward(ctx, grad)
+
 class Other:
     pass
 """
@@ -135,6 +148,8 @@ class Other:
     assert "the output: " in row["reason"]
     row = own(source, "Flat", kernel="rms_norm").cell(implementation="Flat@mine.py")["forward_ms", "forward"]
     assert (row["outcome"], row["reason"][:53]) == ("wrong", "with a gradient of the output that is not contiguous:")
+    row = own(source, "Kept", kernel="rms_norm").cell(implementation="Kept@mine.py")["forward_ms", "forward"]
+    assert (row["outcome"], row["reason"][:56]) == ("wrong", "with another call between its forward and backward pass:")
     with pytest.raises(BrokenCode, match="is a class, and rms_norm is a function of its inputs"):
         own(source, "Other", kernel="rms_norm")
 

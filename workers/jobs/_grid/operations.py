@@ -151,7 +151,7 @@ class OperationRunner(GridRunner[OperationContext]):
         self, spec: Any, cell: Any, reference: Reference, context: OperationContext, trial: Trial
     ) -> str | None:
         """Check the cell's operation, time it, and check it again. Returns the fault in its results, or None."""
-        from workers.measure.judging import judge
+        from workers.measure.judging import BACKWARD, judge
         from workers.measure.memory import OutOfMemory, translate_oom
 
         values = trial.values
@@ -172,13 +172,13 @@ class OperationRunner(GridRunner[OperationContext]):
             if found.wrong:
                 set_errors(values, first, found)
                 return f"with {draw.name}: {found.wrong}"
-        if operation.grad_out is not None:
+        for how, options in BACKWARD.items() if operation.grad_out is not None else ():
             # It needs more memory than calls that are timed.
-            with contextlib.suppress(OutOfMemory), translate_oom("the call with a strided gradient"):
-                found = judge(operation, reference, reference.checked[0], strided=True)
+            with contextlib.suppress(OutOfMemory), translate_oom(f"the call with {how}"):
+                found = judge(operation, reference, reference.checked[0], **options)
                 if found.wrong:
                     set_errors(values, first, found)
-                    return f"with a gradient of the output that is not contiguous: {found.wrong}"
+                    return f"with {how}: {found.wrong}"
         timings, timed = self._time(spec, operation, reference, passes, context, trial)
         set_errors(values, first, *timed)
         if wrong := next((judgement.wrong for judgement in timed if judgement.wrong), None):
