@@ -660,6 +660,7 @@ def _same_moment(
     if not ours or len(theirs) != len(steps) * len(ours):
         return None
     begins, of_steps = [one.begin_ns for one in theirs], [one.begin_ns for one in steps]
+    waits = sorted(one.begin_ns for one in synchronisations(traced))
 
     def moment(one: Stretch) -> int:
         at = bisect.bisect_right(begins, one.at_ns) - 1
@@ -672,7 +673,10 @@ def _same_moment(
             return ours[index].begin_ns
         if one.cause in ("launches", OPTIMIZER):
             return end
-        return begin if one.cause == SYNCHRONISATION else (begin + end) // 2
+        if one.cause != SYNCHRONISATION:
+            return (begin + end) // 2
+        call = bisect.bisect_left(waits, begin)
+        return waits[call] if call < len(waits) and waits[call] < end else begin
 
     return moment
 

@@ -101,14 +101,15 @@ def stretches(recording: Recording, step: Interval) -> list[Stretch]:
 
 def in_a_row(recording: Recording, steps: Sequence[Interval]) -> list[list[Stretch]]:
     """Return the parts of steps that followed each other, the host ahead of the device: each step lasts from the end of
-    the device's work of the step before to the end of its own."""
+    the device's work of the step before to the end of its own; the last one also until its host has ended it, so that
+    as many ends of steps are in it as beginnings."""
     timeline = _Timeline(recording)
     found = []
     before = [one.end_ns for one in recording.device if timeline.launched_ns(one) < steps[0].begin_ns] if steps else []
     begin = max([steps[0].begin_ns, *before]) if steps else 0
     for step, after in zip(steps, [*steps[1:], None], strict=True):
         until = step.end_ns if after is None else after.begin_ns
-        parts = timeline.between(replace(step, end_ns=until), begin, isolated=False)
+        parts = timeline.between(replace(step, end_ns=until), begin, isolated=after is None)
         found.append([part for one in parts for part in _parted(one, step.begin_ns)])
         begin = found[-1][-1].end_ns if found[-1] else begin
     return found
