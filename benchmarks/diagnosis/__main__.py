@@ -104,6 +104,8 @@ CASES = (
     Case("fp32_products", ("kernels", "precision"), ("tf32",), (), ("forward",)),
     Case("graph_break", ("synchronisation", "launches", "host"), (), ("no_synchronisation",), ("graph_break",)),
     Case("collecting", ("host", "launches"), ("gc_freeze",), (), ("collecting",)),
+    Case("sorting", ("host",), (), ("no_synchronisation",), ("sorting",)),
+    Case("emptying", ("synchronisation", "launches"), (), (), ("emptying",)),
     Case("threads", ("kernels",), ("threads",), (), ("threads",), devices=("cpu",)),
     Case("xl_fastest", step={**FAST, "model": {"size": "xl"}}),
     Case("small_fastest", step={**FAST, "model": {"size": "small"}}),

@@ -164,6 +164,30 @@ def collecting(device: torch.device) -> Step:
     return step
 
 
+def sorting(device: torch.device) -> Step:
+    """Numbers that the host sorts when it has read one of the device."""
+    training, numbers = Training(device, 4, 512, 1024), torch.randn(1_000_000)
+
+    def step() -> Tensor:
+        loss = training.step()
+        (numbers * loss.item()).sort()  # planted: sorting
+        return loss
+
+    return step
+
+
+def emptying(device: torch.device) -> Step:
+    """Memory that goes back to the driver after each step."""
+    training = Training(device, 8, 1536, 4096)
+
+    def step() -> Tensor:
+        loss = training.step()
+        torch.cuda.empty_cache()  # planted: emptying
+        return loss
+
+    return step
+
+
 def threads(device: torch.device) -> Step:
     """Products by one thread."""
     torch.set_num_threads(1)
