@@ -104,11 +104,3 @@ def test_duplicates_fail_loudly(install) -> None:
     install("plugin-d", {"ours": "math:cos"})
     with pytest.raises(DuplicateName, match=r"two things are called 'ours': 'math:sqrt' and 'math:cos'"):
         Registry("thing", GROUP, {"ours": "math:sqrt"}).names()
-
-
-def test_why_not_says_what_is_lacking() -> None:
-    forward_only = Implementation("x", lambda q, k, v, is_causal: q, {"cuda": frozenset({"bfloat16"})}, False)
-    assert "does not run on cpu, only on cuda" in str(forward_only.why_not("cpu", "bfloat16", backward=False))
-    assert "does not take float32 on cuda: bfloat16" in str(forward_only.why_not("cuda", "float32", backward=False))
-    assert "no backward pass" in str(forward_only.why_not("cuda", "bfloat16", backward=True))
-    assert forward_only.why_not("cuda", "bfloat16", backward=False) is None

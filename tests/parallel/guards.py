@@ -22,6 +22,7 @@ from tests.parallel.training import (
     first_ranks_model,
     make_steps,
     part_loss,
+    same_gradients,
     same_state,
     whole_loss,
 )
@@ -32,34 +33,40 @@ def penalty(model: nn.Module) -> Tensor:
     return 1e-2 * sum((p.double().pow(2).sum() for p in model.parameters() if p.requires_grad), start=torch.zeros(()))
 
 
-def penalised(how: str, where: str) -> list[float]:
-    """Train three steps with a penalty of the weights, change gradients, clip; return the norms.
+def clipped(how: str, norm_type: float, penalised: str = "") -> list[float]:
+    """Train three steps, with every rank's part and alone, and clip the gradients; return the norms.
 
     Args:
         how: By which function gradients are clipped.
-        where: "in the loss", or in a "pass of its own" after the gradients' synchronization.
+        penalised: Where the weights have a penalty: "in the loss", or "in a pass of its own" after the gradients'
+            synchronization. Gradients are changed then, too.
     """
     model, alone = parallel.FullyShardedDataParallel(different_model()), first_ranks_model()
     ours, theirs = (torch.optim.SGD(m.parameters(), lr=1.0, momentum=0.9) for m in (model, alone))
     norms = []
     for step in range(3):
         loss = part_loss(model, step)
-        (loss + penalty(model) if where == "in the loss" else loss).backward()
+        (loss + penalty(model) if penalised == "in the loss" else loss).backward()
         model.finish_gradient_synchronization()
-        if where == "a pass of its own":
+        if penalised == "in a pass of its own":
             penalty(model).backward()
-        (whole_loss(alone, step) + penalty(alone)).backward()
-        for one in (model, alone):
+        loss = whole_loss(alone, step)
+        (loss + penalty(alone) if penalised else loss).backward()
+        for one in (model, alone) if penalised else ():
             for parameter in one.parameters():
                 if parameter.grad is not None:
                     parameter.grad = parameter.grad.detach() / 0.5
                     if step == 2:
                         parameter.grad = parameter.grad.as_subclass(Tensor)
-        expected = nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
+        expected = nn.utils.clip_grad_norm_(alone.parameters(), 0.1, norm_type)
         assert expected > 0.2, "nothing is clipped"
-        norm = model.clip_grad_norm_(0.1) if how == "ours" else nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        if how == "ours":
+            norm = model.clip_grad_norm_(0.1, norm_type)
+        else:
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type)
         close(norm, expected, "norm")
         norms.append(float(norm))
+        same_gradients(model, alone)
         make_steps(ours, theirs)
     same_state(model, alone)
     return norms

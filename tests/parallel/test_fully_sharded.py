@@ -106,7 +106,7 @@ def test_frozen_parameters_of_every_dtype(ranks: Pool) -> None:
 
 @pytest.mark.parametrize("passes", ["0 1 finished", "1", "1 2 finished", "0 1 2"])
 def test_gradients_accumulate_without_being_sent(ranks: Pool, passes: str) -> None:
-    ranks(training.accumulating, passes)
+    ranks(training.fully_sharded_parity, "", 3, passes)
 
 
 def test_states_that_do_not_fit_are_refused_on_every_rank(ranks: Pool) -> None:
@@ -116,9 +116,19 @@ def test_states_that_do_not_fit_are_refused_on_every_rank(ranks: Pool) -> None:
         assert "other parameter groups" in groups
 
 
-@pytest.mark.parametrize(("how", "norm_type"), [("ours", 2.0), ("torch's", 1.0), ("torch's", float("inf"))])
-def test_gradients_are_clipped_by_the_norm_of_all_parts(ranks: Pool, how: str, norm_type: float) -> None:
-    norms = ranks(training.clipped, how, norm_type)
+@pytest.mark.parametrize(
+    ("how", "norm_type", "penalised"),
+    [
+        ("ours", 2.0, ""),
+        ("torch's", 1.0, ""),
+        ("torch's", float("inf"), ""),
+        ("ours", 2.0, "in the loss"),
+        ("torch's", 2.0, "in a pass of its own"),
+    ],
+)
+def test_gradients_are_clipped_by_the_norm_of_all_parts(ranks: Pool, how, norm_type, penalised) -> None:
+    """Also those that autograd or a user wrote."""
+    norms = ranks(guards.clipped, how, norm_type, penalised)
     assert all(one == norms[0] for one in norms)
 
 
@@ -137,12 +147,6 @@ def test_clipping_before_the_synchronization_is_refused(two_ranks: Pool) -> None
 def test_infinity_in_one_ranks_part_skips_the_step_on_all(ranks: Pool, kind: str, optimizer: str) -> None:
     for scales in ranks(training.scaled, kind, optimizer):
         assert scales == [64.0, 32.0, 32.0, 32.0]
-
-
-@pytest.mark.parametrize(("how", "where"), [("ours", "in the loss"), ("torch's", "a pass of its own")])
-def test_gradients_that_autograd_or_a_user_wrote_are_clipped_by_the_norm_of_all_parts(two_ranks, how, where) -> None:
-    norms = two_ranks(guards.penalised, how, where)
-    assert norms[0] == norms[1]
 
 
 def test_infinity_in_a_gradient_that_autograd_wrote_skips_the_step_on_all_ranks(two_ranks: Pool) -> None:

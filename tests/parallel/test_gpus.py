@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel import outputs, passes, sharding, steps, training
+from tests.parallel import guards, outputs, passes, sharding, steps, training
 from tests.parallel.pool import Pool
 from tests.parallel.test_data_parallel import WRAPPERS
 
@@ -65,7 +65,7 @@ def test_fully_sharded_otherwise(gpus: Pool) -> None:
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
 @pytest.mark.parametrize("how", ["ours", "torch's"])
 def test_clipping(gpus: Pool, how: str, norm_type: float) -> None:
-    norms = gpus(training.clipped, how, norm_type)
+    norms = gpus(guards.clipped, how, norm_type)
     assert norms == [norms[0]] * gpus.world_size
 
 
@@ -91,7 +91,7 @@ def test_saving_gathers_one_tensor_at_a_time(gpus: Pool) -> None:
 
 @pytest.mark.parametrize("passes", ["1", "0 1 finished"])
 def test_accumulating_without_sending(gpus: Pool, passes: str) -> None:
-    gpus(training.accumulating, passes)
+    gpus(training.fully_sharded_parity, "", 3, passes)
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])

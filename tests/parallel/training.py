@@ -296,8 +296,7 @@ def given_up(wrapper: str) -> None:
     model(x).sum().backward()
     model.finish_gradient_synchronization()
     alone(both).sum().backward()
-    for ours, theirs in zip(module.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad)
+    same_as(module, alone)
 
 
 def uneven(numbers: list[int]) -> list[Any]:
@@ -549,7 +548,7 @@ def outer_checkpointing(model: Any, use_reentrant: bool) -> None:
     model.blocks.__class__ = Checkpointed
 
 
-def fully_sharded_parity(checkpoint: str = "", accumulate: int = 1, *, no_sync: str = "", **options: Any) -> None:
+def fully_sharded_parity(checkpoint: str = "", accumulate: int = 1, no_sync: str = "", **options: Any) -> None:
     """Train some steps and compare gradients and weights with one process's. Between steps, gradients become None and
     zero in turns.
 
@@ -627,10 +626,6 @@ def fully_sharded_used_outside(evaluate_first: bool, checkpoint: bool) -> dict[s
     }
 
 
-def accumulating(no_sync: str) -> None:
-    fully_sharded_parity("", 3, no_sync=no_sync)
-
-
 def same_gradients(model: Any, alone: nn.Module) -> None:
     """Compare each part's gradient with its place in the whole gradient."""
     rank, ranks = model.group.rank(), model.group.size()
@@ -657,27 +652,6 @@ def same_state(model: Any, alone: nn.Module) -> None:
         assert state[name].dtype == value.dtype
         assert state[name].shape == value.shape
         close(state[name], value, name)
-
-
-def clipped(how: str, norm_type: float) -> list[float]:
-    """Train three steps with clipped gradients, with every rank's part and alone; return the norms."""
-    model, alone = parallel.FullyShardedDataParallel(different_model()), first_ranks_model()
-    ours, theirs = (torch.optim.SGD(m.parameters(), lr=1.0, momentum=0.9) for m in (model, alone))
-    norms = []
-    for step in range(3):
-        both_passes(model, alone, step)
-        expected = nn.utils.clip_grad_norm_(alone.parameters(), 0.1, norm_type)
-        assert expected > 0.2, "nothing is clipped"
-        if how == "ours":
-            norm = model.clip_grad_norm_(0.1, norm_type)
-        else:
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type)
-        norms.append(float(norm))
-        close(norm, expected, "norm")
-        same_gradients(model, alone)
-        make_steps(ours, theirs)
-    same_state(model, alone)
-    return norms
 
 
 def clipped_too_early() -> str:

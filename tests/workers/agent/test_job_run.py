@@ -87,6 +87,9 @@ class Unit:
         """Report an artifact with this content, which lies at `path` in the scratch folder."""
         file = self.scratch / path
         file.write_text(content)
+        self.tell(file, name)
+
+    def tell(self, file: Path, name: str) -> None:
         self.say({"type": "artifact", "path": str(file), "name": name, "kind": "trace", "media_type": "text/plain"})
 
     def is_told_to_end(self, within_s: float) -> bool:
@@ -104,6 +107,10 @@ class Unit:
         """End as a unit does whose work is done, or otherwise."""
         self.close_pipes()
         self.report(exit_code, signum)
+
+    def succeed(self, *messages: Any) -> None:
+        self.say(*messages, SUCCESS)
+        self.end()
 
     def die(self, signum: int = signal.SIGSEGV) -> None:
         """End by a signal, such as that of one that reads memory that is not its own."""
@@ -320,8 +327,7 @@ def test_a_job_outlasts_an_unavailable_store(site: Site, error: type[FlopwatchEr
     def play(unit: Unit) -> None:
         unit.say(STARTED)
         wait_until(lambda: queue.refusals["report"] == 1, "two refusals", 10)  # longer than one flush
-        unit.say(MEASURED, SUCCESS)
-        unit.end()
+        unit.succeed(MEASURED)
 
     job = site.run(play)
     assert (job["state"], job["error"]) == ("succeeded", None)
@@ -468,9 +474,8 @@ def test_only_files_of_its_own_are_taken_from_a_unit(site: Site, place: str) -> 
             path.symlink_to(treasure)
         elif place == "pipe":
             os.mkfifo(path)
-        unit.say({"type": "artifact", "path": str(path), "name": "file", "kind": "x", "media_type": "text/plain"})
-        unit.say(SUCCESS)
-        unit.end()
+        unit.tell(path, "file")
+        unit.succeed()
 
     job = site.run(play)
     assert job["error"]["code"] == "failed"
@@ -493,8 +498,7 @@ class TestWorkingDirectory:
             copy = Path(unit.request.environment[uploaded.FOLDER], f"uploaded_{sha256}.py")
             found.append((copy, copy.read_bytes()))
             copy.write_text("changed by this unit")
-            unit.say(SUCCESS)
-            unit.end()
+            unit.succeed()
 
         spec = {**BENCHMARK, "replicates": 3, "step_code": {"sha256": sha256, "function": "make_step"}}
         assert site.run(play, spec)["state"] == "succeeded"
@@ -613,8 +617,7 @@ def test_a_crashed_unit_goes_on_in_a_new_process(site: Site) -> None:
         if len(seen) < 3:
             unit.die()
         else:
-            unit.say(SUCCESS)
-            unit.end()
+            unit.succeed()
 
     job = site.run(play, CELLS)
     assert (job["state"], job["error"]) == ("succeeded", None)
@@ -695,8 +698,7 @@ class TestUnits:
             unit.say({"type": "environment", "environment": {"of": title}})
             unit.say(MEASURED, TABLE)
             unit.give("trace.json.gz", title)
-            unit.say(validity("valid" if title == "first" else "suspect"), SUCCESS)
-            unit.end()
+            unit.succeed(validity("valid" if title == "first" else "suspect"))
 
         job = site.run(play)
         assert (job["state"], job["error"]) == ("succeeded", None)
@@ -741,8 +743,7 @@ class TestUnits:
             if unit.request.unit["title"] == "second":
                 unit.die()
             else:
-                unit.say(SUCCESS)
-                unit.end()
+                unit.succeed()
 
         job = site.run(play)
         reading = Reading(site.database)
@@ -762,13 +763,11 @@ class TestUnits:
             with path.open("wb") as file:
                 file.write(b"first")
                 file.flush()
-                artifact = {"path": str(path), "name": "x", "kind": "trace", "media_type": "text/plain"}
-                unit.say({"type": "artifact", **artifact})
+                unit.tell(path, "x")
                 while path.exists():
                     time.sleep(0.01)
                 file.write(b" and last")
-            unit.say(SUCCESS)
-            unit.end()
+            unit.succeed()
 
         job = site.run(play)
         artifact = Reading(site.database).artifact(job["id"], "x")
@@ -795,8 +794,7 @@ class TestWrapped:
             if request.task == "collect":
                 unit.say(TABLE)
                 unit.give("report.txt", report.read_text(), path="report")
-            unit.say(SUCCESS)
-            unit.end()
+            unit.succeed()
 
         job = site.run(play)
         assert (job["state"], job["error"]) == ("succeeded", None)
@@ -867,8 +865,7 @@ class TestWrapped:
         def play(unit: Unit) -> None:
             if unit.request.task == "collect":
                 seen.append("collect")
-                unit.say(SUCCESS)
-                unit.end()
+                unit.succeed()
                 return
             (unit.scratch / "report").touch()
             os.write(unit.log, b"ERR_NVGPUCTRPERM\n")
@@ -909,8 +906,7 @@ class TestLeftovers:
 
         def play(unit: Unit) -> None:
             looks.append(list(site.leftovers))
-            unit.say(SUCCESS)
-            unit.end()
+            unit.succeed()
 
         assert site.run(play)["state"] == "succeeded"
         assert looks == [[]]
@@ -928,8 +924,7 @@ class TestHugeArtifacts:
                 file = unit.scratch / f"trace-{number}"
                 file.touch()
                 os.truncate(file, size)
-                message = {"path": str(file), "kind": "trace", "media_type": "text/plain"}
-                unit.say({"type": "artifact", "name": file.name, **message})
+                unit.tell(file, file.name)
             unit.control.recv(1)  # it is told to end
             unit.die(15)
 
@@ -950,8 +945,7 @@ class TestHugeArtifacts:
 
         def play(unit: Unit) -> None:
             unit.give("trace", "x" * (5 * CHUNK_BYTES))
-            unit.say(SUCCESS)
-            unit.end()
+            unit.succeed()
 
         return site.run(play, **options)
 
@@ -1001,8 +995,7 @@ class TestObjectStore:
             unit.say(STARTED, MEASURED)
             unit.give("trace.json", "a trace")
             bucket.network.cut_after = 10
-            unit.say(SUCCESS)
-            unit.end()
+            unit.succeed()
 
         return site.run(play, **options)
 
@@ -1031,8 +1024,7 @@ class TestObjectStore:
         def play(unit: Unit) -> None:
             unit.give("trace.json", "a trace")
             bucket.network.cut()
-            unit.say(SUCCESS)
-            unit.end()
+            unit.succeed()
 
         job = remote.run(play)
         assert job["state"] == "cancelled"
