@@ -87,6 +87,14 @@ def one_pass(monkeypatch: pytest.MonkeyPatch, _small_tiles_in_the_interpreter: N
     monkeypatch.setattr(tilings, "choose", lambda *which: replace(choose(*which), prefer_one_pass=True))
 
 
+@pytest.fixture(params=["two passes", "one pass"])
+def form(request: pytest.FixtureRequest) -> str:
+    """Both forms of the Triton attention's backward pass."""
+    if request.param == "one pass":
+        request.getfixturevalue("one_pass")
+    return str(request.param)
+
+
 @pytest.fixture
 def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)

@@ -68,12 +68,12 @@ def test_operations_pass_opcheck(device: str, rng: random.Random) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, tracing a Function
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, importing Inductor
-@pytest.mark.parametrize("form", ["function", "Function", "options"])
-def test_a_compiled_model_has_no_graph_break(device: str, form: str, rng: random.Random) -> None:
+@pytest.mark.parametrize("kind", ["function", "Function", "options"])
+def test_a_compiled_model_has_no_graph_break(device: str, kind: str, rng: random.Random) -> None:
     def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if form == "function":
+        if kind == "function":
             return flash_attention(2 * q, k, v, True) * 3
-        if form == "options":
+        if kind == "options":
             out, logsumexp = flash_attention(2 * q, k, v, True, return_lse=True, **options)
             return out * 3 + logsumexp[..., None]
         return TritonFlashAttention2.apply(2 * q, k, v, True) * 3
@@ -147,11 +147,8 @@ def test_a_new_thread_without_a_context(rng: random.Random) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("form", ["one pass", "two passes"])
-def test_memory_grows_linearly_with_the_length(form: str, request: pytest.FixtureRequest) -> None:
-    if form == "one pass":
-        request.getfixturevalue("one_pass")
-
+@pytest.mark.usefixtures("form")
+def test_memory_grows_linearly_with_the_length() -> None:
     def peak(length: int) -> int:
         q, k, v = (
             torch.randn(1, 2, length, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
@@ -217,7 +214,6 @@ def test_vmap_over_further_axes(device: str, rng: random.Random) -> None:
     assert torch.equal(out, torch.stack([flash_attention(*one) for one in zip(q, k, v, strict=True)]))
 
 
-@pytest.mark.parametrize("form", ["one pass", "two passes"])
 @pytest.mark.parametrize("wanted", [{0}, {1}, {2}, {0, 2}], ids=str)
 def test_only_gradients_that_are_needed_are_computed(device, wanted, form, rng, monkeypatch) -> None:
     choose = tilings.choose

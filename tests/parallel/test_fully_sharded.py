@@ -16,10 +16,6 @@ def test_activation_checkpointing(two_ranks: Pool, where: str, how: str) -> None
     two_ranks(training.fully_sharded_parity, f"{where} {how}")
 
 
-def test_gradients_accumulate(ranks: Pool) -> None:
-    ranks(training.fully_sharded_parity, "", 2)
-
-
 @pytest.mark.parametrize(("evaluate_first", "checkpoint"), [(False, True), (True, False)])
 def test_parameters_used_outside_their_modules(ranks: Pool, evaluate_first: bool, checkpoint: bool) -> None:
     for report in ranks(training.fully_sharded_used_outside, evaluate_first, checkpoint):

@@ -138,22 +138,19 @@ def test_micro_batches_count_in_tokens_and_flops(run) -> None:
     assert "accumulation_ms" not in single
 
 
-def test_the_share_of_a_measured_ceiling(run, tmp_path: Path) -> None:
-    Ceilings(tmp_path / "ceilings").record(torch.device("cpu"), {"fp32": 2.0}, None)
-    rows = metrics(run(device="cpu"))
-    assert rows["ceiling_percent"]["median"] == pytest.approx(50 * rows["tflops"]["median"])
-    assert metrics(run(device="cpu", precision="bf16"))["ceiling_percent"]["reason"].endswith("in bf16 is on record")
-
-
 @pytest.mark.parametrize(("ceiling", "ok"), [(100.0, True), (1e-9, False)])
-def test_a_step_faster_than_the_device_is_invalid(run, tmp_path: Path, ceiling: float, ok: bool) -> None:
+def test_a_steps_share_of_a_ceiling_above_which_it_is_invalid(run, tmp_path: Path, ceiling: float, ok: bool) -> None:
     Ceilings(tmp_path / "ceilings").record(torch.device("cpu"), {"fp32": ceiling}, None)
     report = run(device="cpu")
+    rows = metrics(report)
+    assert rows["ceiling_percent"]["median"] == pytest.approx(100 / ceiling * rows["tflops"]["median"])
     check = report.check("ceiling")
     assert (check["ok"], check["severity"]) == (ok, "suspect" if ok else "invalid")
     assert report.verdict_on()["verdict"] == "invalid" or ok
     assert "the ceiling measured at" in check["detail"]
-    assert run(device="cpu", precision="bf16").check("ceiling")["severity"] == "not_judged"
+    other = run(device="cpu", precision="bf16")
+    assert other.check("ceiling")["severity"] == "not_judged"
+    assert metrics(other)["ceiling_percent"]["reason"].endswith("in bf16 is on record")
 
 
 def test_generated_tokens_are_those_of_a_plain_loop(run) -> None:
