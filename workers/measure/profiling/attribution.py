@@ -159,7 +159,10 @@ class Attribution:
             own, whole = self._self_times[index], (0, 0, 0, 0)
             if not self._is_inside_itself(index):
                 whole = event.end_ns - event.begin_ns, device_ns[index], cpu[index], gpu[index]
-            calls.append(Call(event.name, phase.step, phase.name, own, launched[index], *whole, event.product))
+            # A checkpoint ends its recomputation inside of the call after its last tensor, which then makes no result.
+            ran = not self._memory or event.given_out or cpu[index] or gpu[index]
+            product = event.product if ran else None
+            calls.append(Call(event.name, phase.step, phase.name, own, launched[index], *whole, product))
         return calls
 
     def _with_called(self, own: Counter[int]) -> Counter[int]:

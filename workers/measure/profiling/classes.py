@@ -11,9 +11,9 @@ The rule; the first match decides:
    kernels of their own.
 5. If its name matches no pattern: the class of the operator that launched it; or other.
 
-The classes: products of matrices; attention in one kernel (written-out attention shows as matrix products, softmax and
-elementwise); softmax; normalisation; elementwise; copy (also fills, gathers and concatenations, which move data and
-compute nothing); reduction; communication; optimizer; other.
+The classes: products of matrices, also those of convolutions and recurrent layers; attention in one kernel (written-out
+attention shows as matrix products, softmax and elementwise); softmax; normalisation; elementwise; copy (also fills,
+gathers and concatenations, which move data and compute nothing); reduction; communication; optimizer; other.
 """
 
 import functools
@@ -86,11 +86,13 @@ _ELEMENTWISE_OPERATORS = (
     *("where", "addcmul", "addcdiv", "lerp", "triu", "tril", "eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum"),
     *(r"bitwise_\w+", r"logical_\w+", "reciprocal", "floor", "ceil", "round", "remainder", "isinf", "isnan"),
     *("isfinite", "normal", "uniform", "random", "randint", "bernoulli", "dropout", "native_dropout"),
-    *("threshold_backward", r"(silu|sigmoid|tanh|gelu|relu|native_dropout)_backward"),
+    *(r"(leaky_re|e|g)lu", "softplus", "log_sigmoid_forward", "mish", r"hard(tanh|sigmoid|swish)", "mse_loss"),
+    r"(threshold|silu|sigmoid|tanh|native_dropout|\w*lu|softplus|mish|hard\w+|mse_loss)_backward",
 )
 _OPERATORS = _patterns(
     (ATTENTION, r"(?i)attention|flash|^flopwatch::cpu_"),
-    (MATMUL, r"^aten::(add|b|badd)?(mm|bmm|mv)$|^aten::(dot|vdot|matmul|linear|einsum|outer|_addmm_activation)$"),
+    (MATMUL, r"^aten::(add|b|badd)?(mm|bmm|mv)_?$|^aten::(dot|vdot|matmul|linear|einsum|outer|_addmm_activation)$"),
+    (MATMUL, r"^aten::\w*conv(olution|_transpose|_depthwise|\d)\w*$|^aten::mkldnn_rnn_layer"),
     (MATMUL, r"^(mkl|mkldnn|onednn)\w*::.*(linear|matmul)|^aten::(_scaled_mm|_int_mm)$"),
     (SOFTMAX, r"^aten::_?(log_)?softmax(_backward_data)?$|^aten::logsumexp$"),
     (NORMALISATION, r"^aten::(native_|_fused_)?(layer|rms|batch|group|instance)_norm(_backward)?$"),
@@ -99,7 +101,8 @@ _OPERATORS = _patterns(
     (COPY, r"^aten::(gather|index|index_select|embedding|slice_scatter|_index_put_impl_|index_put_|flip|roll)$"),
     (COPY, r"^aten::(arange|scalar_tensor|_local_scalar_dense|slice_backward|select_backward|new_zeros)$"),
     (REDUCTION, r"^aten::(sum|mean|amax|amin|max|min|any|all|prod|std|var|norm|argmax|argmin|cumsum|topk|sort)$"),
-    (REDUCTION, r"^aten::(linalg_vector_norm|_foreach_norm|nll_loss\w*|embedding_dense_backward|scatter_add_)$"),
+    (REDUCTION, r"^aten::(linalg_vector_norm|_foreach_norm|nll_loss\w*|embedding_dense_backward)$"),
+    (REDUCTION, r"^aten::(scatter_add_|index_add_?|\w*(max|avg)_pool\w*)$"),
     (ELEMENTWISE, rf"^aten::(_foreach_)?({'|'.join(_ELEMENTWISE_OPERATORS)})_?$"),
 )
 _MAY_BE_A_NORM = frozenset({ELEMENTWISE, REDUCTION, COPY, OTHER})

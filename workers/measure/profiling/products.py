@@ -12,7 +12,7 @@ from workers.model.accounting import Cost, matrix_product
 
 FACTORS = {
     **{f"aten::{name}": 0 for name in ("mm", "bmm", "_scaled_mm")},
-    **{f"aten::{name}": 1 for name in ("addmm", "baddbmm", "_addmm_activation")},
+    **{f"aten::{name}": 1 for name in ("addmm", "addmm_", "baddbmm", "baddbmm_", "_addmm_activation")},
 }
 """Operators that multiply two matrices, or as many pairs as there are in a batch, with the position of the first factor
 among their inputs."""

@@ -64,6 +64,8 @@ class HostEvent:
     """Of a backward event: the thread that made its node. Nodes are numbered by thread."""
     product: Product | None = None
     """The matrix product that an operator computes; None for other events, and if the shapes were not recorded."""
+    given_out: bool = False
+    """True of a product whose result is written into a tensor that the caller gives."""
     double: bool = False
     """True of an operator with an input in float64, if the shapes were recorded. The number of `0.9 * m` is a tensor in
     float64 without dimensions, and does not count: the operator computes in the type of `m`."""
@@ -203,6 +205,7 @@ def host_events(events: Iterable[Any]) -> Iterator[HostEvent]:
             event.sequence_nr(),
             event.fwd_thread_id(),
             product_of(name, shapes, dtypes) if name in FACTORS and not is_range else None,
+            name in FACTORS and (name.endswith("_") or (len(shapes) > FACTORS[name] + 2 and bool(shapes[-1]))),
             _in_double(shapes, dtypes),
             _shapes_text(shapes, dtypes),
         )

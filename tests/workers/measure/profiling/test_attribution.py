@@ -190,3 +190,19 @@ def test_products_of_a_known_chain(device: str, recompute: bool) -> None:
             assert products.pop(("forward", (f"layers.{layer}",), step)) == 1
             assert products.pop(("backward", (f"layers.{layer}",), step)) == backward + again
     assert not products
+
+
+def test_a_product_in_which_a_checkpoint_stops_is_none(device: str) -> None:
+    """A checkpoint recomputes until its last tensor is saved, which is before the call that would use it has begun."""
+    layers = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to(device)
+    given = torch.empty(64, 64, device=device)
+
+    class Checkpointed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.mm(layers[0].weight.detach(), layers[1].weight.detach(), out=given)
+            return checkpoint(layers, x, use_reentrant=False) + x
+
+    calls = profiled(Checkpointed(), device, steps=1).calls
+    products = Counter((call.phase, call.product.rows) for call in calls if call.product is not None)
+    # Backward: the first layer again, and the products of three gradients, as x has none.
+    assert products == {("forward", 64): 1, ("forward", 32): 2, ("backward", 32): 2, ("backward", 64): 2}

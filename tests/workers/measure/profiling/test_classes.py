@@ -50,7 +50,10 @@ KERNELS = {
     "other": ["my_kernel", "void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<int>(bool*)", ""],
 }
 OPERATORS = {
-    "matmul": ["aten::baddbmm", "aten::linear"],
+    "matmul": [
+        *("aten::baddbmm", "aten::linear", "aten::addmm_", "aten::convolution_backward", "aten::mkldnn_convolution"),
+        *("aten::_conv_depthwise2d", "aten::slow_conv_transpose2d", "aten::mkldnn_rnn_layer_backward"),
+    ],
     "attention": [
         "aten::_scaled_dot_product_cudnn_attention",
         "flopwatch::cpu_flash_backward",
@@ -58,9 +61,13 @@ OPERATORS = {
     ],
     "softmax": ["aten::_log_softmax", "aten::_softmax_backward_data"],
     "normalisation": ["aten::native_layer_norm_backward"],
-    "elementwise": ["aten::add_", "aten::silu_backward", "aten::masked_fill", "aten::_foreach_sqrt_"],
+    "elementwise": ["aten::add_", "aten::silu_backward", "aten::masked_fill", "aten::_foreach_sqrt_", "aten::elu_"],
     "copy": ["aten::_to_copy", "aten::fill_", "aten::embedding"],
-    "reduction": ["aten::linalg_vector_norm", "aten::embedding_dense_backward"],
+    "reduction": [
+        "aten::linalg_vector_norm",
+        "aten::embedding_dense_backward",
+        "aten::max_pool2d_with_indices_backward",
+    ],
     "communication": ["c10d::allreduce_", "gloo:all_reduce", "record_param_comms nccl"],
     "optimizer": ["aten::_fused_adamw_"],
     "other": ["aten::view", "aten::to", "aten::addcmul_mm", "autograd::engine::evaluate_function: MmBackward0"],
