@@ -4,9 +4,9 @@ The union of the device's work is clipped to the step, so that busy and idle tim
 that begins then, whose launch says what the device waited for:
 
 - Launched after the gap had begun: the host was late. It was in a loader (`input`); in a call that waits for the device
-  or reads a number of it (`synchronisation`), which also is to blame for what follows until the next launch, since the
-  device had run dry; in an optimizer's step (`optimizer`); collecting garbage (`host`); in operators (`launches`), or
-  for longer than HOST_NS in none, or in one that launches nothing (`host`).
+  or reads a number of it (`synchronisation`), which also is to blame for what follows until the next launch, but for
+  `host`, since the device had run dry; in an optimizer's step (`optimizer`); collecting garbage (`host`); in operators
+  (`launches`), or for longer than HOST_NS in none, or in one that launches nothing (`host`).
 - Launched before: the device was slow to start it (`launches`, or `optimizer`), or waited for another stream
   (`unexplained`).
 - Part of the same CUDA graph as the work before: of the graph itself (`kernels`); the host has no part in it.
@@ -86,7 +86,7 @@ class Stretch:
     collects: bool = False
     """Whether the host collected garbage."""
     then: tuple[Stretch, ...] = ()
-    """What the host did in it once it had waited: a host that never waits has to do that, too."""
+    """What the host issued in it once it had waited: a host that never waits has to do that, too."""
 
     @property
     def ns(self) -> int:
@@ -395,9 +395,18 @@ def _late(begin: int, end: int, host: _Host, name: str | None) -> Iterator[Stret
         if in_loader:
             yield Stretch(at, until, "input", at, name)
         elif dry is not None:
-            since = max(at, dry[1])
-            then = tuple(_busy_host(since, until, host, name)) if since < until else ()
-            yield Stretch(at, until, "synchronisation", host.call_at(dry[0]), name, then=then)
+            call, issued = host.call_at(dry[0]), list[Stretch]()
+            for part in _busy_host(max(at, dry[1]), until, host, name) if dry[1] < until else ():
+                if part.cause != "host":
+                    issued.append(part)
+                    continue
+                if at < part.begin_ns:
+                    yield Stretch(at, part.begin_ns, "synchronisation", call, name, then=tuple(issued))
+                    issued.clear()
+                yield part
+                at = part.end_ns
+            if at < until:
+                yield Stretch(at, until, "synchronisation", call, name, then=tuple(issued))
         else:
             for inner, waiting in _cut(at, until, host.waiting):
                 if waiting:

@@ -98,14 +98,19 @@ def test_giving_memory_back_waits_and_reads_nothing(made: Made) -> None:
     assert host_reads(made.recording) == []
 
 
-def test_what_the_host_does_after_it_has_waited_is_told(made: Made) -> None:
+def test_what_the_host_computes_after_it_has_waited_is_its_own_and_what_it_issues_is_kept(made: Made) -> None:
     made.launch(0, 5, 60)
     made.on_host("cudaStreamSynchronize", 10, 62, "launch")
-    made.on_host("aten::sort", 70, 370)
-    made.launch(375, 380, 400)
-    (dry,) = (one for one in stretches(made.recording, Interval("step_1", 1, 0, 400 * US)) if one.then)
-    assert (dry.cause, dry.at_ns, dry.ns) == ("synchronisation", 10 * US, 315 * US)
-    assert [(one.cause, one.at_ns / US, one.ns / US) for one in dry.then] == [("host", 62, 313)]
+    made.on_host("aten::sort", 65, 365)
+    made.on_host("aten::add", 365, 400)
+    made.launch(395, 400, 500)
+    found = stretches(made.recording, Interval("step_1", 1, 0, 500 * US))
+    told = [(one.cause, one.at_ns / US, one.ns / US, [part.cause for part in one.then]) for one in found[2:5]]
+    assert told == [
+        ("synchronisation", 10, 2, []),
+        ("host", 62, 303, []),
+        ("synchronisation", 10, 30, ["launches"]),
+    ]
 
 
 def test_a_copy_from_pageable_memory_waits_as_a_synchronisation_does(made: Made) -> None:
