@@ -64,6 +64,7 @@ def test_a_thousand_hundredths(run, device: str) -> None:
         assert list(cell) == [(metric, None) for metric in ("sum", "error", "rounding_error", "adding_error")]
         assert f"{cell['sum', None]['median']:.4f}" == shown
         assert cell["error", None]["median"] == error
+        assert cell["rounding_error", None]["median"] + cell["adding_error", None]["median"] == error
         assert {row["outcome"] for row in cell.values()} == {"ok"}
         (row,) = report.table_rows("accumulations", accumulation=name)
         assert (row["sum"], row["error"]) == (cell["sum", None]["median"], error)

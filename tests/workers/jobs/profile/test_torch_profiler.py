@@ -267,31 +267,24 @@ def test_naming_compiles_nothing_anew(run, fresh_compiler, monkeypatch, scope) -
     assert all("the compiler fuses" in row["note"] for row in report.table_rows("attention"))
 
 
-def test_files_name_neither_the_host_nor_its_folders(run: Any) -> None:
-    files = run(mode="forward", device="cpu", stacks=True).files
-    texts = {name: path.read_text() for name, path in files.items() if not name.endswith(".gz")}
-    with gzip.open(files["trace.json.gz"], "rt") as file:
-        texts["trace"] = file.read()
-    loaded = json.loads(texts["trace"])
-    assert (loaded["traceName"], loaded["host_name"]) == ("trace.json", "")
-    for name, text in texts.items():
-        for folder in (str(Path(torch_profiler.__file__).parents[3]), sys.prefix, str(files["trace.json.gz"].parent)):
-            assert folder not in text, name
-
-
-def test_trace_stacks_and_flame_graph(run: Any, device: str) -> None:
+def test_trace_stacks_and_flame_graph_which_name_neither_the_host_nor_its_folders(run: Any, device: str) -> None:
     report = run(device=device, stacks=True)
     assert set(report.files) == {"trace.json.gz", "stacks.txt", "flamegraph.svg"}
     with gzip.open(report.files["trace.json.gz"], "rt") as file:
-        names = {event.get("name") for event in json.load(file)["traceEvents"]}
+        texts = [file.read(), *(report.files[name].read_text() for name in ("stacks.txt", "flamegraph.svg"))]
+    loaded = json.loads(texts[0])
+    assert (loaded["traceName"], loaded["host_name"]) == ("trace.json", "")
+    names = {event.get("name") for event in loaded["traceEvents"]}
     assert {"step_1", "step_2", "forward", "backward", "optimizer"} <= names
     assert {"layers.0", "layers.1", "scores", "softmax", "values", "norm"} <= names
     assert metrics(report)["trace_steps", None]["median"] == 2
-    lines = report.files["stacks.txt"].read_text().splitlines()
+    lines = texts[1].splitlines()
     assert {line.partition(";")[0].partition(" ")[0] for line in lines} == {"forward", "backward", "optimizer"}
     assert any("workers/model/transformer.py" in line for line in lines)
-    assert len(list(ET.parse(report.files["flamegraph.svg"]).getroot())) > 20
+    assert len(list(ET.fromstring(texts[2]))) > 20
     assert not (report.scratch / "trace.json").exists()
+    for folder in (str(Path(torch_profiler.__file__).parents[3]), sys.prefix, str(report.scratch)):
+        assert not any(folder in text for text in texts)
 
 
 def test_a_trace_over_the_cap_is_left_out_and_says_so(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
