@@ -45,6 +45,7 @@ from workers.measure.profiling.idle import (
     host_reads,
     in_a_row,
     inside,
+    loading,
     reads_named,
     stretches,
     synchronisations,
@@ -55,6 +56,7 @@ from workers.measure.profiling.lines import Launched, LineTrace, Loop, OwnCode, 
 from workers.measure.profiling.products import Product
 from workers.measure.profiling.recording import AnotherProfiler, HostEvent, Profile, Recording
 from workers.measure.profiling.sampling import Samples
+from workers.measure.spans import merged
 from workers.measure.table import Column, Scalar
 from workers.measure.validity import Monitor
 from workers.reporter import Reporter
@@ -66,6 +68,8 @@ CANDIDATE_COLUMNS = Column.parse("change, cause, why_not, removes: boolean, done
 """`fields`: those of our model's spec that change, as JSON."""
 GAP_COLUMNS = Column.parse("begin_ms: number ms, gap_ms: number ms, cause, next, where")
 MOST_GAPS = 10
+MOMENTS = 50
+"""Moments between two launches of a traced step that tell which lines the host's own work is that of."""
 PROFILED = 3
 """Steps of a GPU that are profiled; of a CPU one, which samples tell apart."""
 WARMUP = 10
@@ -579,10 +583,10 @@ def _on_gpu(
     of_steps = in_a_row(plain.recording, windows)
     times, busy_percent = _times(plain.recording, windows, of_steps, step_ms)
     traced = Attribution(places.profile.recording, phases, on_gpu=True)
-    moment = _same_moment(plain.recording, windows, places.profile.recording, traced.windows[0])
+    moments = _same_moments(plain.recording, windows, places.profile.recording, traced.windows[0])
     found = [one for of_step in of_steps for one in of_step]
-    if moment is None:  # steps differ: the traced one tells about itself
-        found, moment = stretches(places.profile.recording, traced.windows[0]), lambda one: one.at_ns
+    if moments is None:  # steps differ: the traced one tells about itself
+        found, moments = stretches(places.profile.recording, traced.windows[0]), lambda one: [one.at_ns]
     lost: dict[tuple[str, Place | None], float] = defaultdict(float)
     device: Lost = defaultdict(float)
     blamed = [*_with_then(found)]
@@ -592,7 +596,7 @@ def _on_gpu(
         elif cause == COLLECTED:
             device["host", places.collecting] += ms
         else:
-            _by_line(lost, cause, ms, blamed, places, moment)
+            _by_line(lost, cause, ms, blamed, places, moments)
     gaps = sorted((one for one in found if one.cause != RUNNING), key=lambda one: -one.ns)[:MOST_GAPS]
     begin = found[0].begin_ns if found else 0
     joined = _where(lost, places)
@@ -604,7 +608,7 @@ def _on_gpu(
             1e-6 * one.ns,
             one.cause,
             one.next,
-            None if (at := places.due(moment(one))) is None else _named({}, at, places),
+            None if (at := places.due(_middle(moments(one)))) is None else _named({}, at, places),
         ]
         for one in gaps
     ]
@@ -645,11 +649,16 @@ def _times(
     return times | waits, busy_percent
 
 
-def _same_moment(
+def _middle(moments: Sequence[int]) -> int:
+    return moments[len(moments) // 2]
+
+
+def _same_moments(
     plain: Recording, steps: Sequence[Interval], traced: Recording, step: Interval
-) -> Callable[[Stretch], int] | None:
-    """Return a function that tells in which moment of a traced step, which is far slower, the host did what it did in
-    the moment that explains a part of a plain step: between the same two launches. None if the launches differ."""
+) -> Callable[[Stretch], Sequence[int]] | None:
+    """Return a function that tells in which moments of a traced step, which is far slower, the host did what it did in
+    the moment that explains a part of a plain step: between the same two launches. Of the host's own work or its
+    loading these are several, for it may be that of several lines. None if the launches differ."""
 
     def launches(recording: Recording, begin: int, end: int) -> list[HostEvent]:
         ids = {one.launch for one in recording.device}
@@ -660,9 +669,11 @@ def _same_moment(
     if not ours or len(theirs) != len(steps) * len(ours):
         return None
     begins, of_steps = [one.begin_ns for one in theirs], [one.begin_ns for one in steps]
-    waits = sorted(one.begin_ns for one in synchronisations(traced))
+    calls = synchronisations(traced)
+    waits, loads = sorted(one.begin_ns for one in calls), loading(traced)
+    loaded, elsewhere = inside(loads), inside(merged([*loads, *((one.begin_ns, one.end_ns) for one in calls)]))
 
-    def moment(one: Stretch) -> int:
+    def moments(one: Stretch) -> Sequence[int]:
         at = bisect.bisect_right(begins, one.at_ns) - 1
         index = at % len(ours)
         begin, end = ours[index].end_ns, ours[index + 1].begin_ns if index + 1 < len(ours) else step.end_ns
@@ -670,15 +681,20 @@ def _same_moment(
         if end == step.end_ns and theirs[number * len(ours)].begin_ns > one.at_ns >= of_steps[number]:
             begin, end = step.begin_ns, ours[0].begin_ns
         if one.cause in WORKING or (at >= 0 and begins[at] == one.at_ns):  # its own launch
-            return ours[index].begin_ns
+            return [ours[index].begin_ns]
         if one.cause in ("launches", OPTIMIZER):
-            return end
-        if one.cause != SYNCHRONISATION:
-            return (begin + end) // 2
-        call = bisect.bisect_left(waits, begin)
-        return waits[call] if call < len(waits) and waits[call] < end else begin
+            return [end]
+        if one.cause == SYNCHRONISATION:
+            call = bisect.bisect_left(waits, begin)
+            return [waits[call] if call < len(waits) and waits[call] < end else begin]
+        spread = [begin + (2 * number + 1) * (end - begin) // (2 * MOMENTS) for number in range(MOMENTS)]
+        if one.cause == INPUT:
+            spread = [at for at in spread if loaded(at)] or spread
+        elif one.cause == "host":
+            spread = [at for at in spread if not elsewhere(at)] or spread
+        return spread if one.cause in (INPUT, "host") else [_middle(spread)]
 
-    return moment
+    return moments
 
 
 def _by_line(
@@ -687,16 +703,18 @@ def _by_line(
     ms: float,
     found: Sequence[Stretch],
     places: Places,
-    moment: Callable[[Stretch], int],
+    moments: Callable[[Stretch], Sequence[int]],
 ) -> None:
-    """Add a cause's time by the lines that were to blame in these parts of steps; `moment` tells the traced step's."""
-    by_line: Counter[Place | None] = Counter()
+    """Add a cause's time by the lines that were to blame in these parts of steps; `moments` tells the traced step's."""
+    by_line: dict[Place | None, float] = defaultdict(float)
     for one in found:
         if one.cause == cause and not one.collects:
-            by_line[places.due(moment(one))] += one.ns
+            of_step = moments(one)
+            for at in of_step:
+                by_line[places.due(at)] += one.ns / len(of_step)
     if not by_line and cause == SYNCHRONISATION:  # the device works on for it
-        by_line.update(places.at(one.begin_ns) for one in synchronisations(places.profile.recording))
-    total = by_line.total()
+        by_line |= Counter(places.at(one.begin_ns) for one in synchronisations(places.profile.recording))
+    total = sum(by_line.values())
     if not total:
         lost[cause, None] += ms
     for place, ns in by_line.items():

@@ -70,19 +70,25 @@ def test_a_gap_is_found_between_the_same_launches_of_the_slower_traced_step() ->
         [*calls, host("cudaDeviceSynchronize", 800, 820)], [kernel(300, 310, 320), kernel(700, 710, 720)]
     )
     steps = [Interval("step_1", 1, 5 * US, 50 * US), Interval("step_2", 2, 105 * US, 150 * US)]
-    moment = look._same_moment(theirs, steps, traced, Interval("step_1", 1, 100 * US, 900 * US))
+    moments = look._same_moments(theirs, steps, traced, Interval("step_1", 1, 100 * US, 900 * US))
 
     def at(time: float, cause: str) -> float:
-        return moment(Stretch(0, 0, cause, round(time * US))) / US
+        of_step = moments(Stretch(0, 0, cause, round(time * US)))
+        return sum(of_step) / len(of_step) / US
 
     assert at(15, "launches") == at(115, "launches") == 700, "the launch that ends the gap"
     assert at(10, "launches") == 300, "a slow start: its own launch"
     assert at(115, "synchronisation") == 302, "the call that waits comes behind the launch before"
     assert at(125, "synchronisation") == 800, "the call itself"
     assert at(110, "copies") == at(10, "copies") == 300, "the launch of the copy itself"
-    assert at(130, "host") == at(30, "host") == (702 + 900) / 2
+    assert at(130, "host") == at(30, "host")
+    own = [one / US for one in moments(Stretch(0, 0, "host", 130 * US))]
+    assert (min(own), max(own)) == (pytest.approx(702, abs=3), pytest.approx(900, abs=3)), "all of the time"
+    assert not any(800 < one < 820 for one in own), "but for that in which it waits"
     assert at(106, "input") == at(7, "input") == (100 + 300) / 2, "at the beginning of a step"
-    assert look._same_moment(theirs, steps[:1], traced, Interval("step_1", 1, 100 * US, 600 * US)) is None, "one launch"
+    assert look._same_moments(theirs, steps[:1], traced, Interval("step_1", 1, 100 * US, 600 * US)) is None, (
+        "one launch"
+    )
 
 
 def test_a_line_that_breaks_a_graph_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,15 +158,29 @@ def test_what_the_host_computes_after_it_has_waited_is_not_lost_to_waiting() -> 
     assert times["host"] == pytest.approx(0.8, abs=0.01)
 
 
-def test_a_whole_step_of_ours_that_is_a_cuda_graph_has_one_phase() -> None:
+def on_gpu(recording: Recording, lines: dict[int, int], step_ms: float, **fields: Any) -> Any:
     from workers.jobs._training.building import Training
 
+    spec = KINDS["benchmark"].model_validate({"kind": "benchmark", "device": "cuda", **fields})
+    training = Training(spec, torch.device("cuda"), *[None] * 3)  # type: ignore[arg-type]
+    return look._on_gpu(training, places(recording, lines).profile, places(recording, lines), step_ms)
+
+
+def test_what_the_host_does_between_two_launches_is_told_by_its_lines() -> None:
+    launches = [host("cudaLaunchKernel", at, at + 2) for at in (20, 900)]
+    events = [STEP, host("graph", 10, 990, "range"), launches[0], host("cudaStreamSynchronize", 30, 100), launches[1]]
+    recording = Recording(events, [kernel(20, 25, 90), kernel(900, 905, 990)])
+    lost, _, _ = on_gpu(recording, {1: 1, 30: 2, 101: 3, 300: 4}, 0.98, cuda_graph=True)
+    assert [where for cause, where in lost if cause == "host"] == [
+        "train.py:3-4 step (line 4: 77 % of it; not in every step)"
+    ]
+
+
+def test_a_whole_step_of_ours_that_is_a_cuda_graph_has_one_phase() -> None:
     launch = host("cudaGraphLaunch", 20, 30)
     events = [STEP, host("graph", 10, 990, "range"), launch]
     recording = Recording(events, [kernel(launch.id, 40, 500), kernel(launch.id, 600, 980)])
-    spec = KINDS["benchmark"].model_validate({"kind": "benchmark", "device": "cuda", "cuda_graph": True})
-    training = Training(spec, torch.device("cuda"), *[None] * 3)  # type: ignore[arg-type]
-    lost, gaps, busy_percent = look._on_gpu(training, places(recording, {}).profile, places(recording, {}), 0.95)
+    lost, gaps, busy_percent = on_gpu(recording, {}, 0.95, cuda_graph=True)
     assert sum(lost.values()) == pytest.approx(0.95)
     assert busy_percent == pytest.approx(100 * 0.84 / 0.95)
     assert {cause for cause, _ in lost} == {"kernels", "launches"}
