@@ -63,7 +63,13 @@ from .sharded_unit import (
     nodes_of,
     tensors_in,
 )
-from .step_check import check_steps_of, refuse_forgetting, refuse_strangers, refuse_wrapped
+from .step_check import (
+    check_steps_of,
+    refuse_forgetting,
+    refuse_shared_memory,
+    refuse_strangers,
+    refuse_wrapped,
+)
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -112,9 +118,9 @@ class FullyShardedDataParallel(nn.Module):
     Raises:
         RuntimeError: no process group is initialised, or the ranks' modules differ.
         TypeError: a recurrent module of torch, which keeps its parameters in a second place; a compiled module, or one
-            that is wrapped already, in whole or in part; a parameter with a hook; a module on the meta
-            device that has no `reset_parameters`; or a `compute_dtype` or `reduce_dtype` that is no floating-point
-            dtype.
+            that is wrapped already, in whole or in part; a parameter with a hook; two parameters in one memory; a
+            module on the meta device that has no `reset_parameters`; or a `compute_dtype` or `reduce_dtype` that is no
+            floating-point dtype.
         ValueError: the module is on the meta device, and `device` is missing; `prefetch` is negative; this rank is not
             in the process group; or `replicas` are ranks that have other parts.
     """
@@ -819,6 +825,7 @@ def _refuse_unsuited(
     for option, dtype in zip(("compute_dtype", "reduce_dtype"), dtypes, strict=True):
         check_dtype(option, dtype)
     refuse_wrapped(module)
+    refuse_shared_memory(module.named_parameters())
     _refuse_hooks(module.named_parameters())
     for name, child in module.named_modules():
         if hasattr(child, "_orig_mod") or child._compiled_call_impl is not None:

@@ -29,7 +29,7 @@ from .collectives import (
     view_like,
 )
 from .silent_group import SilentGroup
-from .step_check import refuse_parts
+from .step_check import refuse_parts, refuse_shared_memory
 
 CHUNKS = 8
 """Number of chunks of a large model: the first chunk's update and the last one's exchange overlap with nothing."""
@@ -85,7 +85,8 @@ class ShardedOptimizer(Optimizer):
     Raises:
         ValueError: no parameters, hyper-parameters that the optimizer refuses, or a process group without this rank.
         RuntimeError: no process group is initialised, or the ranks' parameters differ.
-        TypeError: the parameters are those of a FullyShardedDataParallel, which differ from rank to rank.
+        TypeError: the parameters are those of a FullyShardedDataParallel, which differ from rank to rank; or two of
+            them are one memory.
     """
 
     def __init__(
@@ -205,7 +206,9 @@ class ShardedOptimizer(Optimizer):
 
     def _divide(self, parameters: Sequence[Tensor]) -> None:
         """Assign new parameters to ranks, and put them into chunks."""
-        refuse_parts((f"parameter {number}", one) for number, one in enumerate(parameters))
+        named = [(f"parameter {number}", one) for number, one in enumerate(parameters)]
+        refuse_parts(named)
+        refuse_shared_memory(named)
         described = [(tuple(p.shape), str(p.dtype), p.requires_grad) for p in parameters]
         if parameters:
             check_same_everywhere("list of parameters", described, parameters[0].device, self.group)

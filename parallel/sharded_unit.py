@@ -56,6 +56,8 @@ class UnitParameter:
         self.part.group = group if self.is_sharded else None
         self.part.filled = min(max(0, self.numel - group.rank() * self.part_numel), self.part_numel)
         DIVIDED[original] = weakref.ref(self.part)
+        if original.requires_grad:
+            original.register_post_accumulate_grad_hook(functools.partial(_refuse_former, name))  # type: ignore[no-untyped-call]
         with torch.no_grad():
             memory = torch.empty(self.part_numel * ranks, dtype=dtype, device=device)
             self.whole = nn.Parameter(memory[: self.numel].view(self.shape), original.requires_grad)
@@ -153,6 +155,14 @@ class UnitParameter:
             self.part.grad.add_(gradient)
         else:
             self.part.grad = gradient
+
+
+def _refuse_former(name: str, original: Tensor) -> None:
+    """Raise RuntimeError: a parameter from before it was divided gets a gradient, which no optimizer would see."""
+    raise RuntimeError(
+        f"{name} is still used as it was before FullyShardedDataParallel divided it, as from a list, a closure or a "
+        "criterion, and would not be trained there: let modules read it as their attribute, in the wrapped model"
+    )
 
 
 class ShardedUnit:

@@ -183,6 +183,8 @@ def misused(wrapper: str, way: str) -> str:
     module.forward = lambda x, order=(0, 1): functools.reduce(lambda x, place: module[place](x), order, x)
     if way == "another head":
         module.forward = lambda x, order: [module[0](x), module[1](x)][dist.get_rank()]
+    if way == "former":
+        module.forward = lambda x, order, former=module[0].weight: nn.functional.linear(module[1](x), former)
     module[0].weight.requires_grad_(way != "unfreeze")
     early = torch.optim.SGD(module.parameters(), lr=0.1)
     # Units that stay whole are gathered in no backward pass, so that gradients alone would be mixed up.
@@ -245,6 +247,8 @@ def wrong_arguments() -> list[str]:
     compiled = torch.compile(module, backend="eager")
     itself = nn.Sequential(nn.Linear(2, 2))
     itself[0].compile(backend="eager")
+    alike = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    alike[1].weight.data = alike[0].weight.data
     return [
         error_of(lambda: parallel.NaiveDataParallel(module, reduce_dtype=torch.int32)),
         error_of(lambda: parallel.BucketedDataParallel(module, reduce_dtype="bfloat16")),
@@ -254,6 +258,8 @@ def wrong_arguments() -> list[str]:
         error_of(lambda: fully_sharded(itself)),
         error_of(lambda: fully_sharded(nn.Sequential(fully_sharded(module)))),
         *(error_of(lambda one=one: one(module, process_group=groups)) for one in (fully_sharded, WRAPPERS["naive"])),
+        error_of(lambda: fully_sharded(alike)),
+        error_of(lambda: parallel.ShardedOptimizer(alike.parameters(), torch.optim.SGD, lr=0.1)),
     ]
 
 

@@ -199,6 +199,8 @@ def test_wrong_arguments_are_refused(two_ranks: Pool) -> None:
     assert "0 is compiled" in errors[5]
     assert "0 is a FullyShardedDataParallel already" in errors[6]
     assert errors[7] == errors[8] == "rank 1 is not in this process group: only its ranks may use it"
+    assert "0.weight and 1.weight are two parameters in one memory" in errors[9]
+    assert "parameter 0 and parameter 2 are two parameters in one memory" in errors[10]
 
 
 def test_torchs_ways_to_save_and_load_parts_are_refused(two_ranks: Pool) -> None:
