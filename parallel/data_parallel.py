@@ -114,8 +114,8 @@ class DataParallel(nn.Module):
         On a GPU the current stream waits, not the host.
 
         Raises:
-            RuntimeError: a gradient is sparse, a parameter was unfrozen, added or replaced since the model was wrapped,
-                or gradients were averaged with those of another rank's next step.
+            RuntimeError: a gradient is sparse, a parameter was unfrozen, added, replaced or given another memory format
+                since the model was wrapped, or gradients were averaged with those of another rank's next step.
         """
         refuse_strangers(self.module, self._known)
         if self.synchronizes and self.trainable:
@@ -266,6 +266,8 @@ class Bucket:
         for parameter in self.parameters:
             self._places.append((parameter.shape, strides_of(parameter), self.numel))
             self.numel += aligned(parameter.numel(), first.element_size())
+        self._images = [(name, p, p.stride()) for name, p in members if p.dim() > 3]
+        """Those to which `model.to(memory_format=…)` would give other strides."""
         self._address = 0
         """Address of the memory of the last round."""
         self.arrived: list[Tensor] = []
@@ -331,6 +333,12 @@ class Bucket:
         Autograd may accumulate further gradients meanwhile, in other memory than that being sent.
         """
         gradients = [dense_gradient(name, p) for name, p in zip(self.names, self.parameters, strict=True)]
+        for name, parameter, strides in self._images:
+            if parameter.stride() != strides:
+                raise RuntimeError(
+                    f"{name} has another memory format than when the model was wrapped, and fused optimizers would "
+                    "take its gradient's elements for others: call model.to(memory_format=…) before you wrap it"
+                )
         for parameter in self.parameters:
             parameter.grad = None
         self.missing = [index for index, gradient in enumerate(gradients) if gradient is None]

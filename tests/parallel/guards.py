@@ -183,6 +183,8 @@ def misused(wrapper: str, way: str) -> str:
     module.forward = lambda x, order=(0, 1): functools.reduce(lambda x, place: module[place](x), order, x)
     if way == "another head":
         module.forward = lambda x, order: [module[0](x), module[1](x)][dist.get_rank()]
+    if way == "format":
+        module[1].image = nn.Parameter(torch.ones(2, 2, 2, 2, device=device()))
     if way == "former":
         module.forward = lambda x, order, former=module[0].weight: nn.functional.linear(module[1](x), former)
     module[0].weight.requires_grad_(way != "unfreeze")
@@ -193,6 +195,7 @@ def misused(wrapper: str, way: str) -> str:
     x = torch.ones(2, 4, device=device())
     if way == "change in the forward pass":
         module[0].register_forward_pre_hook(lambda layer, _: [layer.weight.detach().mul_(2)].clear())
+    module.to(memory_format=torch.channels_last if way == "format" else torch.preserve_format)
     if way == "replace":
         module[1] = nn.Linear(4, 4).to(device())
 

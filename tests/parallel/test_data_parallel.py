@@ -126,6 +126,7 @@ def test_a_rank_with_more_backward_passes_learns_of_it(two_ranks: Pool, wrapper:
         ("change in the forward pass", ["fully sharded"], "'0' (Linear) has changed its parameter 0.weight in place"),
         ("change between the passes", ["fully sharded"], "0.weight was changed in place, as by an optimizer's step"),
         ("order", ["fully sharded"], "the ranks ran the model's units in different orders"),
+        ("format", ["overlapped", "bucketed"], "1.image has another memory format than when the model was wrapped"),
         ("former", ["fully sharded"], "0.weight is still used as it was before FullyShardedDataParallel divided it"),
         ("another head", ["fully sharded"], "call the same blocks in the same order, and differentiate them"),
     ],
