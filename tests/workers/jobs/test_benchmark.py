@@ -373,6 +373,19 @@ def test_options_a_model_lacks_are_unsupported(run, monkeypatch: pytest.MonkeyPa
     assert building.options_of(HandsOn, set_by_job, abs).keys() == set_options
 
 
+@pytest.mark.parametrize(
+    ("model_class", "words"),
+    [
+        (torch.nn.Linear, "model 'transformer_lm' is called with vocab_size, .*: missing a required argument: 'in_f"),
+        (dict, "model 'transformer_lm' is of type dict, and no torch.nn.Module"),
+    ],
+)
+def test_what_is_no_model_is_refused(run, model_class, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODELS, "load", lambda name: model_class)
+    with pytest.raises(Unsupported, match=words):
+        run()
+
+
 def test_fused_parts_need_a_gpu_and_a_model_that_has_them(run, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = BenchmarkSpec(fused=["rope", "rms_norm"])
     options = building.options_of(TransformerLM, spec, abs)

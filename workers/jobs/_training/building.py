@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -110,6 +110,8 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
         InvalidEnvironment: an installed model or attention is broken.
         BrokenCode: the job's uploaded one is broken.
     """
+    import torch
+
     from workers.model.precision import PRECISIONS
 
     model_class = load(MODELS, spec.model.name) if spec.code is None else uploaded.load(spec.code)
@@ -126,9 +128,17 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
         **spec.model.shape(),
         **options_of(model_class, spec, attention.function),
     }
+    with suppress(TypeError, ValueError):  # a constructor in another language has no signature
+        signature = inspect.signature(model_class)
+        try:
+            signature.bind(**arguments)
+        except TypeError as error:
+            raise Unsupported(f"model {name_of(spec)!r} is called with {', '.join(arguments)}: {error}") from error
 
     def make() -> torch.nn.Module:
-        model: torch.nn.Module = model_class(**arguments)
+        model = model_class(**arguments)
+        if not isinstance(model, torch.nn.Module):
+            raise Unsupported(f"model {name_of(spec)!r} is of type {type(model).__name__}, and no torch.nn.Module")
         if spec.mode == "generate" and not hasattr(model, "new_cache"):
             raise Unsupported(f"model {name_of(spec)!r} has no key-value cache, which mode generate needs")
         if spec.model_has_loss and "targets" not in inspect.signature(model.forward).parameters:
