@@ -30,8 +30,8 @@ class Wrapper(Protocol):
         """Return the parameters that an optimizer would step."""
 
 
-WHOLE_ONLY = frozenset({"adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap"})
-"""Optimizers that need a parameter's shape, or norms or products over all of it."""
+WHOLE_ONLY = ("adafactor", "dadapt", "galore", "lamb", "lars", "lbfgs", "muon", "prodigy", "shampoo", "soap")
+"""In names of optimizers that need a parameter's shape, or norms or products over all of it, or of all of them."""
 
 _wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
 _fitting: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -142,7 +142,7 @@ def _check(optimizer: Optimizer, *_: Any) -> None:
     )
     if optimizer in _fitting:
         return
-    whole_only = type(optimizer).__name__.lower() in WHOLE_ONLY
+    whole_only = any(name in type(optimizer).__name__.lower() for name in WHOLE_ONLY)
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         if DIVIDED.get(parameter, lambda: None)() is not None:
             raise RuntimeError(

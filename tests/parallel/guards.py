@@ -177,6 +177,10 @@ def uneven_passes(wrapper: str) -> list[str]:
     return [error_of(step)] if dist.get_rank() == 0 else [error_of(step), error_of(step)]
 
 
+class MuonWithAuxAdam(torch.optim.SGD):
+    """Has the name of an optimizer that needs whole parameters."""
+
+
 def misused(wrapper: str, way: str) -> str:
     """Return the error of a step that would train wrongly."""
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(device())
@@ -191,7 +195,7 @@ def misused(wrapper: str, way: str) -> str:
     early = torch.optim.SGD(module.parameters(), lr=0.1)
     # Units that stay whole are gathered in no backward pass, so that gradients alone would be mixed up.
     model = WRAPPERS[wrapper](module, **{"reshard_after_forward": False} if way == "another head" else {})
-    optimizer = getattr(torch.optim, way, torch.optim.SGD)(model.parameters(), lr=0.1)
+    optimizer = globals().get(way, getattr(torch.optim, way, torch.optim.SGD))(model.parameters(), lr=0.1)
     x = torch.ones(2, 4, device=device())
     if way == "change in the forward pass":
         module[0].register_forward_pre_hook(lambda layer, _: [layer.weight.detach().mul_(2)].clear())

@@ -120,6 +120,7 @@ def test_a_rank_with_more_backward_passes_learns_of_it(two_ranks: Pool, wrapper:
         ("early", ["fully sharded"], "make the optimizer after it"),
         ("Adafactor", ["fully sharded"], "Adafactor needs whole parameters"),
         ("LBFGS", ["fully sharded"], "LBFGS needs whole parameters"),
+        ("MuonWithAuxAdam", ["fully sharded"], "MuonWithAuxAdam needs whole parameters"),
         ("gradients' sum", ["fully sharded"], "sum of a gradient"),
         ("gradients as one", ["fully sharded"], "cat of a gradient"),
         ("parameter's norm", ["fully sharded"], "norm of a parameter"),
