@@ -40,13 +40,6 @@ def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float64, device: str
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype) for _ in range(3)]
 
 
-def test_reference_is_stable_for_large_scores() -> None:
-    q, k, v = draw(2, 3, 8, 4, seed=3)
-    out, logsumexp = attention(1e4 * q, k, v, True, return_lse=True)
-    assert torch.isfinite(out).all()
-    assert torch.isfinite(logsumexp).all()
-
-
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, importing Inductor
 @pytest.mark.parametrize(("name", "device"), CASES)

@@ -20,8 +20,10 @@ from tests.processes import alive
 SERVE = """
 import sys
 from pathlib import Path
+from parallel import nodes
 from parallel.node_ranks import serve_node
 from parallel.nodes import Nodes
+nodes.HANDSHAKE_S = 1.0
 serve_node(Nodes.from_json(sys.argv[1]), 1, folder=Path(sys.argv[2]), facts={"name": "second"})
 """
 

@@ -427,7 +427,7 @@ def ends_with_a_stopped_keeper(folder, start, stopped, sabotage="", *, reason=No
         run = UnitRun(process, listener, stop, timeout=timeout, grace_s=0.05)
         thread = threading.Thread(target=lambda: outcome.append(type(run.run()).__name__), daemon=True)
         thread.start()
-        thread.join(2 if {bool(sabotage)} else 60)
+        thread.join(1 if {bool(sabotage)} else 60)
         print(json.dumps([outcome, [is_alive(pid) for pid in [*pids, keepers[0]]]]))
         """,
     )
