@@ -198,22 +198,12 @@ def test_a_comparison_ends_with_its_pairs_of_runs(tmp_path: Path) -> None:
     assert not report.rows, "it measures no case"
 
 
-def test_what_the_code_of_one_side_sets_does_not_reach_the_other(tmp_path: Path, upload) -> None:
-    code = upload(
-        "import torch\nfrom workers.model import TransformerLM as Mine\ntorch.autograd.set_detect_anomaly(True)\n",
-        "Mine",
-    )
-    spec = compare(convergence_steps=20, candidate={"kind": "benchmark", **BF16, "code": code})
-    report = reported(spec, tmp_path, RUNNER.plan(spec)[-1])
-    assert not torch.is_anomaly_enabled()
-    (check,) = [one for one in report.verdict["checks"] if one["name"] == "settings"]
-    assert not check["ok"]
-    assert "detection of anomalies from False to True" in check["detail"]
-
-
 PEEKS = """
+import torch
 import torch.nn.functional as F
 from workers.model import TransformerLM
+
+torch.autograd.set_detect_anomaly(True)
 
 class Peeks(TransformerLM):
     def __init__(self, *sizes, attention, **options):
@@ -223,10 +213,14 @@ class Peeks(TransformerLM):
 """
 
 
-def test_a_side_whose_model_sees_what_it_predicts_is_suspect(tmp_path: Path, upload) -> None:
+def test_a_side_whose_model_sees_what_it_predicts_is_suspect_and_its_settings_are_its_own(tmp_path, upload) -> None:
     spec = compare(convergence_steps=20, candidate={"kind": "benchmark", **BF16, "code": upload(PEEKS, "Peeks")})
     report = reported(spec, tmp_path, RUNNER.plan(spec)[-1])
-    (check,) = [one for one in report.verdict["checks"] if one["name"] == "causal"]
+    assert not torch.is_anomaly_enabled()
+    checks = {one["name"]: one for one in report.verdict["checks"]}
+    assert not checks["settings"]["ok"]
+    assert "detection of anomalies from False to True" in checks["settings"]["detail"]
+    check = checks["causal"]
     assert (check["ok"], check["severity"]) == (False, "suspect")
     assert check["detail"].startswith("the candidate's model sees the letters that it predicts")
     assert check["detail"] in [row["convergence"] for row in report.table_rows("convergence")][:2]

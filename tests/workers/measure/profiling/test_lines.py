@@ -190,7 +190,7 @@ def test_a_stack_is_of_one_moment(planted: Script, monkeypatch: pytest.MonkeyPat
         return 0
 
     monkeypatch.setattr(sampling, "processor_ns", slow)
-    found = planted.uses(steps=60)
+    found = planted.uses(steps=25)
     places = {(use.place.function, use.code): use for use in found if use.place is not None}
     inside = [use.self_ms for (function, _), use in places.items() if function == "recursive"]
     assert sum(inside) > 0
