@@ -381,7 +381,7 @@ def test_what_a_step_returns_is_dropped_before_the_next_step_and_after_the_first
     assert alive[-1]() is None
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
+@pytest.mark.parametrize(("kind", "optimizer"), [("benchmark", "AdamW"), ("benchmark", "SGD"), ("memory", "AdamW")])
 @pytest.mark.parametrize(
     ("lost", "severity", "words"),
     [
@@ -390,8 +390,8 @@ def test_what_a_step_returns_is_dropped_before_the_next_step_and_after_the_first
         ("all", "note", "none of the 4 parameters of its optimizers got a gradient: is the backward pass forgotten?"),
     ],
 )
-def test_gradients_that_are_lost_are_told(run, lost: str, severity: str | None, words: str, optimizer: str) -> None:
-    report = run("benchmark", "make_losing_step", arguments={"lost": lost, "optimizer": optimizer})
+def test_gradients_that_are_lost_are_told(run, kind, lost: str, severity: str | None, words, optimizer: str) -> None:
+    report = run(kind, "make_losing_step", arguments={"lost": lost, "optimizer": optimizer})
     found = [check for one in report.verdicts.values() for check in one["checks"] if check["name"] == "gradients"]
     assert [check["severity"] for check in found] == ([] if severity is None else [severity])
     assert not found or found[0]["detail"].startswith(words)
