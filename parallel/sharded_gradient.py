@@ -214,20 +214,28 @@ _OVER_ALL_PARTS = {*_NORMS, torch._foreach_norm, torch._amp_foreach_non_finite_c
 _JOINING = {torch.cat, torch.concat, torch.stack, torch.hstack}
 
 
-def _unless_part_only(name: str) -> Callable[..., Any]:
+_RANDOM = (
+    "{name} of a {what} that FullyShardedDataParallel has divided would draw the same numbers on ranks with the same "
+    "seed, for every part: initialise the model before you wrap it, or load_full_state_dict()"
+)
+
+
+def _unless_part_only(name: str, reason: str) -> Callable[..., Any]:
     function = getattr(Tensor, name)
 
     @functools.wraps(function)
     def method(part: ShardedPart, *args: Any, **kwargs: Any) -> Any:
         if part.group is not None and not _replacing:
-            raise RuntimeError(_PART_ONLY.format(name=name, what="parameter"))
+            raise RuntimeError(reason.format(name=name, what="parameter"))
         return function(part, *args, **kwargs)
 
     return method
 
 
 for _name in ("amax", "amin", "max", "mean", "min", "norm", "std", "var"):
-    setattr(ShardedPart, _name, _unless_part_only(_name))
+    setattr(ShardedPart, _name, _unless_part_only(_name, _PART_ONLY))
+for _name in ("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"):
+    setattr(ShardedPart, _name, _unless_part_only(_name, _RANDOM))
 
 
 def _over_all_parts(gradients: Iterable[Tensor], norms: Iterable[Tensor], order: Any) -> list[Tensor]:

@@ -231,6 +231,8 @@ def misused(wrapper: str, way: str) -> str:
             return nn.utils.parameters_to_vector(gradients)
         if way == "parameter's norm":
             return module[0].weight.norm()
+        if way == "initialise":
+            return nn.init.trunc_normal_(module[0].weight)
         return (early if way == "early" else optimizer).step()
 
     return error_of(run)

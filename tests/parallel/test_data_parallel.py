@@ -124,6 +124,7 @@ def test_a_rank_with_more_backward_passes_learns_of_it(two_ranks: Pool, wrapper:
         ("gradients' sum", ["fully sharded"], "sum of a gradient"),
         ("gradients as one", ["fully sharded"], "cat of a gradient"),
         ("parameter's norm", ["fully sharded"], "norm of a parameter"),
+        ("initialise", ["fully sharded"], "initialise the model before you wrap it"),
         ("change in the forward pass", ["fully sharded"], "'0' (Linear) has changed its parameter 0.weight in place"),
         ("change between the passes", ["fully sharded"], "0.weight was changed in place, as by an optimizer's step"),
         ("order", ["fully sharded"], "the ranks ran the model's units in different orders"),
