@@ -11,7 +11,7 @@ import bisect
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -151,6 +151,10 @@ class Attribution:
             if at is not None:
                 (gpu if one.on_gpu else cpu)[at] += one.bytes
         device_ns, cpu, gpu = map(self._with_called, (launched, cpu, gpu))
+        # A dispatch mode of torch, such as that of selective checkpoints, calls the operator again inside of its call.
+        around_products = {
+            above for index, event in enumerate(self._events) if event.product for above in self._above(index)
+        }
         calls = []
         for index, event in enumerate(self._events):
             phase = None if event.kind == "range" else self.phase_at(event.begin_ns)
@@ -161,7 +165,7 @@ class Attribution:
                 whole = event.end_ns - event.begin_ns, device_ns[index], cpu[index], gpu[index]
             # A checkpoint ends its recomputation inside of the call after its last tensor, which then makes no result.
             ran = not self._memory or event.given_out or cpu[index] or gpu[index]
-            product = event.product if ran else None
+            product = event.product if ran and index not in around_products else None
             calls.append(Call(event.name, phase.step, phase.name, own, launched[index], *whole, product))
         return calls
 
@@ -174,11 +178,13 @@ class Attribution:
                 sums[parent] += sums[index]
         return sums
 
+    def _above(self, index: int) -> Iterator[int]:
+        """Yield the events around one, the innermost first."""
+        while (parent := self._parents[index]) is not None:
+            yield (index := parent)
+
     def _is_inside_itself(self, index: int) -> bool:
-        name, parent = self._events[index].name, self._parents[index]
-        while parent is not None and self._events[parent].name != name:
-            parent = self._parents[parent]
-        return parent is not None
+        return any(self._events[above].name == self._events[index].name for above in self._above(index))
 
     def phase_at(self, time_ns: int) -> Interval | None:
         """Return the phase that the host was in; None: outside the steps, or between two phases."""

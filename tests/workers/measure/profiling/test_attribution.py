@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.workers.measure.profiling.events import host, kernel, recording
@@ -206,3 +207,19 @@ def test_a_product_in_which_a_checkpoint_stops_is_none(device: str) -> None:
     products = Counter((call.phase, call.product.rows) for call in calls if call.product is not None)
     # Backward: the first layer again, and the products of three gradients, as x has none.
     assert products == {("forward", 64): 1, ("forward", 32): 2, ("backward", 32): 2, ("backward", 64): 2}
+
+
+def test_a_product_that_a_dispatch_mode_calls_again_counts_once(device: str) -> None:
+    class Again(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            return function(*arguments, **(options or {}))
+
+    class Dispatched(Chain):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with Again():
+                return super().forward(x)
+
+    calls = profiled(Dispatched(2), device, steps=1).calls
+    assert len([call for call in calls if call.phase == "forward" and call.name == "aten::mm"]) == 4
+    (one, other) = [call for call in calls if call.phase == "forward" and call.product is not None]
+    assert one.product == other.product
