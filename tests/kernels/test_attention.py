@@ -1,4 +1,4 @@
-"""The reference against arithmetic by hand; the library's implementations against the reference."""
+"""The library's implementations of attention against the oracle."""
 
 from importlib.util import find_spec
 

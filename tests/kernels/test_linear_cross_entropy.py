@@ -200,16 +200,15 @@ def test_arguments_that_contradict_each_other(ours, shapes, words) -> None:
 
 def test_dtypes_devices_and_targets_that_contradict_each_other(ours: Any) -> None:
     hidden, weight, targets = torch.ones(4, 16), torch.ones(33, 16), torch.arange(4)
-    call = ours
     with pytest.raises(ValueError, match=r"one floating-point dtype, not torch.float32, torch.bfloat16"):
-        call(hidden, weight.bfloat16(), targets)
+        ours(hidden, weight.bfloat16(), targets)
     for dtype in (torch.float32, torch.bool):
         with pytest.raises(ValueError, match=f"expected integers as targets, not {dtype}"):
-            call(hidden, weight, targets.to(dtype))
+            ours(hidden, weight, targets.to(dtype))
     with pytest.raises(ValueError, match="are on cpu, meta and cpu"):
-        call(hidden, weight.to("meta"), targets)
+        ours(hidden, weight.to("meta"), targets)
     for wrong in (-1, 33, 2**40):
         with pytest.raises(IndexError, match=rf"target {wrong} is neither one of 0 … 32, .*ignore_index \(-100\)"):
-            call(hidden, weight, torch.tensor([1, wrong, 2, 3]))
-    assert call(hidden, weight, torch.tensor([1, -1, 2, 3]), ignore_index=-1).isfinite()
-    torch.testing.assert_close(call(hidden, weight, targets.int()), call(hidden, weight, targets))
+            ours(hidden, weight, torch.tensor([1, wrong, 2, 3]))
+    assert ours(hidden, weight, torch.tensor([1, -1, 2, 3]), ignore_index=-1).isfinite()
+    torch.testing.assert_close(ours(hidden, weight, targets.int()), ours(hidden, weight, targets))

@@ -1,4 +1,4 @@
-"""Tiled attention in plain PyTorch against the oracle and against finite differences."""
+"""Tiled attention in plain PyTorch against the oracle."""
 
 import math
 import random
