@@ -6,7 +6,7 @@ that begins then, whose launch says what the device waited for:
 - Launched after the gap had begun: the host was late. It was in a loader (`input`); in a call that waits for the device
   or reads a number of it (`synchronisation`), which also is to blame for what follows until the next launch, but for
   `host`, since the device had run dry; in an optimizer's step (`optimizer`); collecting garbage (`host`); in operators
-  (`launches`), or for longer than HOST_NS in none, or in one that launches nothing (`host`).
+  (`launches`), or for longer than HOST_NS in none that launches work (`host`).
 - Launched before: the device was slow to start it (`launches`, or `optimizer`), or waited for another stream
   (`unexplained`).
 - Part of the same CUDA graph as the work before: of the graph itself (`kernels`); the host has no part in it.
@@ -30,7 +30,7 @@ from kernels.clock import unix_ns
 from kernels.ranges import named
 from workers.measure.profiling.attribution import Interval, own_steps, parents
 from workers.measure.profiling.classes import COMMUNICATION, class_of_kernel
-from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording
+from workers.measure.profiling.recording import NODE, DeviceEvent, HostEvent, Recording
 from workers.measure.profiling.replay import Replay
 from workers.measure.spans import merged
 
@@ -65,8 +65,11 @@ TO_HOST = "DtoH"
 """Likewise, of a copy to the host. To memory that is not pinned, its call ends when the copy does."""
 ON_DEVICE = re.compile(r"Memset|Memcpy DtoD")
 """Copies and fills that are work as kernels are."""
+IN_PYTHON = re.compile(rf"({NODE})?(?!\w*Compiled)\w+(?<!Backward\d)")
+"""Functions of autograd that are written in Python, such as `Mine` and `MineBackward` or those of checkpoints: they may
+do anything. Others have a namespace, or a number behind `Backward`."""
 HOST_NS = 100_000
-"""A longer time without an operator, or in one on a CPU, is the host's own; a shorter one lies between operators."""
+"""A longer time in no operator that launches work is the host's own; a shorter one lies between two of them."""
 START_NS = 20_000
 """A kernel whose launch was earlier by more waited for another stream."""
 
@@ -118,9 +121,9 @@ def in_a_row(recording: Recording, steps: Sequence[Interval]) -> list[list[Stret
 def _parted(one: Stretch, begin_ns: int) -> list[Stretch]:
     """Return an idle part from before a step's beginning as two, of which the later is due to the new step; waiting is
     due to the call that waits."""
-    if one.cause in (*WORKING, "synchronisation") or not max(one.begin_ns, one.at_ns) < begin_ns < one.end_ns:
+    if one.cause in (*WORKING, "synchronisation") or not one.begin_ns < begin_ns < one.end_ns:
         return [one]
-    return [replace(one, end_ns=begin_ns), replace(one, begin_ns=begin_ns, at_ns=begin_ns)]
+    return [replace(one, end_ns=begin_ns, at_ns=one.begin_ns), replace(one, begin_ns=begin_ns, at_ns=begin_ns)]
 
 
 def synchronisations(recording: Recording) -> list[HostEvent]:
@@ -340,13 +343,14 @@ class _Host:
         self.updating = merged((one.begin_ns, one.end_ns) for one in events if UPDATES.match(one.name))
         self.updates = inside(self.updating)
         self.collecting = merged((one.begin_ns, one.end_ns) for one in events if one.name == COLLECTS)
-        issued = sorted(one.begin_ns for one in events if one.kind == "launch")
-        issues = (one for one in events if one.kind not in ("range", "python"))
-        self.issuing = merged(
-            (one.begin_ns, one.end_ns)
-            for one in issues
-            if one.end_ns - one.begin_ns <= HOST_NS or one.kind == "launch" or _any_in(issued, one)
-        )
+        launches = [one for one in events if one.kind == "launch"]
+        issued = sorted(one.begin_ns for one in launches)
+        launches += [
+            one
+            for one in events
+            if one.kind in ("operator", "backward") and not IN_PYTHON.fullmatch(one.name) and _any_in(issued, one)
+        ]
+        self.issuing = merged((one.begin_ns, one.end_ns) for one in launches)
 
     def call_at(self, moment_ns: int) -> int:
         """Return when the call began that waits in the read or call of this moment."""
@@ -373,10 +377,10 @@ def _gap(
     host: _Host,
 ) -> Iterator[Stretch]:
     """Yield the parts of a gap in the device's work."""
-    if before is not None and after is not None and before.launch == after.launch:
-        yield Stretch(begin, end, "kernels", begin, after.name)
-        return
     launch = None if after is None else launches.get(after.launch)
+    if before is not None and after is not None and before.launch == after.launch:
+        yield Stretch(begin, end, "kernels", begin if launch is None else launch.begin_ns, after.name)
+        return
     name = None if after is None else after.name
     issued = end if after is None else begin if launch is None else min(max(begin, launch.begin_ns), end)
     yield from _late(begin, issued, host, name)
@@ -429,7 +433,7 @@ def _busy_host(begin: int, end: int, host: _Host, name: str | None) -> Iterator[
                 at = inner
             for last, issuing in _cut(at, inner, host.issuing):
                 own = not issuing and last - at > HOST_NS
-                yield Stretch(at, last, "host" if own else "launches", at, name)
+                yield Stretch(at, last, "host" if own else "launches", (at + last) // 2 if own else at, name)
                 at = last
 
 
@@ -439,7 +443,7 @@ def _cut(begin: int, end: int, intervals: Sequence[tuple[int, int]]) -> Iterator
     for one, other in intervals[max(0, bisect.bisect_left(intervals, (begin, begin)) - 1) :]:
         if other <= at:
             continue
-        if one >= end:
+        if max(one, at) >= end:
             break
         if one > at:
             yield one, False

@@ -26,7 +26,7 @@ from workers.measure.profiling.idle import (
     synchronisations,
     unprofiled,
 )
-from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording, record
+from workers.measure.profiling.recording import NODE, DeviceEvent, HostEvent, Recording, record
 
 US = 1000
 
@@ -89,6 +89,35 @@ def test_a_long_operator_on_a_cpu_is_the_hosts_own(made: Made) -> None:
     assert made.classes(500) == {"launches": 5 + 130 + 5, "host": 300, RUNNING: 5 + 55}
 
 
+def test_no_part_is_empty(made: Made) -> None:
+    made.launch(0, 5, 60)
+    made.launch(3, 62, 100)
+    made.on_host("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 10, 120, "range")
+    assert all(one.ns for one in stretches(made.recording, Interval("step_1", 1, 0, 130 * US)))
+
+
+def test_many_short_operators_on_a_cpu_are_the_hosts_own(made: Made) -> None:
+    made.launch(0, 5, 10)
+    for at in range(20, 320, 10):
+        made.on_host("aten::add", at, at + 8)
+    made.launch(320, 325, 400)
+    assert made.classes(400) == {"launches": 5 + 5, "host": 310, RUNNING: 5 + 75}
+
+
+@pytest.mark.parametrize(("name", "cause"), [
+    ("MineBackward", "host"), ("CheckpointFunction", "host"), ("AddmmBackward0", "launches"),
+    ("CompiledFunctionBackward", "launches"),
+])  # fmt: skip
+def test_what_functions_of_autograd_do_in_python_is_the_hosts_own(made: Made, name: str, cause: str) -> None:
+    made.launch(0, 5, 10)
+    made.on_host(f"{NODE}{name}", 20, 400, "backward")
+    made.on_host(name, 22, 400, "backward")
+    made.on_host("aten::mul", 330, 390)
+    made.launch(380, 385, 500)
+    found = stretches(made.recording, Interval("step_1", 1, 0, 500 * US))
+    assert max((one for one in found if one.cause != RUNNING), key=lambda one: one.ns).cause == cause
+
+
 def test_giving_memory_back_waits_and_reads_nothing(made: Made) -> None:
     made.launch(0, 5, 60)
     made.on_host("aten::to", 10, 90)
@@ -108,7 +137,7 @@ def test_what_the_host_computes_after_it_has_waited_is_its_own_and_what_it_issue
     told = [(one.cause, one.at_ns / US, one.ns / US, [part.cause for part in one.then]) for one in found[2:5]]
     assert told == [
         ("synchronisation", 10, 2, []),
-        ("host", 62, 303, []),
+        ("host", (62 + 365) / 2, 303, []),
         ("synchronisation", 10, 30, ["launches"]),
     ]
 
@@ -197,6 +226,10 @@ def test_the_table_of_a_profile_has_each_class_in_an_unprofiled_step_and_its_lar
     assert list(by_class) == [RUNNING, "launches", "synchronisation"]
     assert by_class[RUNNING]["total_ms"] == pytest.approx(0.298), "a profiler lengthens gaps alone"
     assert sum(row["total_ms"] for row in rows) == pytest.approx(0.350)
+    made.on_host("aten::sort", 410, 790)
+    found, times = of_steps(made.recording, [Interval("step_1", 1, 0, 1000 * US)], 1.0)
+    rows = tables.wait_rows(found, times, made.recording.host)
+    assert {row[4] for row in rows if row[0] == "host"} == {"aten::sort"}
     gap = by_class["synchronisation"]
     assert (gap["largest_ms"], gap["operator"], gap["kernel"]) == (pytest.approx(0.050), None, "add_kernel")
     assert (by_class["launches"]["operator"], by_class["launches"]["kernel"]) == ("aten::linear", "sgemm")
