@@ -69,7 +69,7 @@ CANDIDATE_COLUMNS = Column.parse("change, cause, why_not, removes: boolean, done
 GAP_COLUMNS = Column.parse("begin_ms: number ms, gap_ms: number ms, cause, next, where")
 MOST_GAPS = 10
 MOMENTS = 50
-"""Moments between two launches of a traced step that tell which lines the host's own work is that of."""
+"""Moments between two calls of a traced step that tell which lines the host's own work is that of."""
 PROFILED = 3
 """Steps of a GPU that are profiled; of a CPU one, which samples tell apart."""
 WARMUP = 10
@@ -657,42 +657,35 @@ def _same_moments(
     plain: Recording, steps: Sequence[Interval], traced: Recording, step: Interval
 ) -> Callable[[Stretch], Sequence[int]] | None:
     """Return a function that tells in which moments of a traced step, which is far slower, the host did what it did in
-    the moment that explains a part of a plain step: between the same two launches. Of the host's own work or its
-    loading these are several, for it may be that of several lines. None if the launches differ."""
+    the moment that explains a part of a plain step: between the same two calls that launch work or wait for it. Of the
+    host's own work or its loading these are several, for it may be that of several lines. None if the calls differ."""
 
-    def launches(recording: Recording, begin: int, end: int) -> list[HostEvent]:
-        ids = {one.launch for one in recording.device}
-        return [one for one in recording.host if one.id in ids and one.kind == "launch" and begin <= one.begin_ns < end]
+    def calls(recording: Recording, step: Interval) -> list[HostEvent]:
+        ids = {one.launch for one in recording.device} | {one.id for one in synchronisations(recording)}
+        known = (one for one in recording.host if one.id in ids and one.kind == "launch")
+        return [one for one in known if step.begin_ns <= one.begin_ns < step.end_ns]
 
-    theirs = launches(plain, steps[0].begin_ns, steps[-1].end_ns)
-    ours = launches(traced, step.begin_ns, step.end_ns)
-    if not ours or len(theirs) != len(steps) * len(ours):
+    theirs, ours = [calls(plain, one) for one in steps], calls(traced, step)
+    if not ours or any(len(one) != len(ours) for one in theirs):
         return None
-    begins, of_steps = [one.begin_ns for one in theirs], [one.begin_ns for one in steps]
-    calls = synchronisations(traced)
-    waits, loads = sorted(one.begin_ns for one in calls), loading(traced)
-    loaded, elsewhere = inside(loads), inside(merged([*loads, *((one.begin_ns, one.end_ns) for one in calls)]))
+    begins, of_steps = [[one.begin_ns for one in of] for of in theirs], [one.begin_ns for one in steps]
+    loads = inside(loading(traced))
+    collects = inside(merged((one.begin_ns, one.end_ns) for one in traced.host if one.name == COLLECTED))
 
     def moments(one: Stretch) -> Sequence[int]:
-        at = bisect.bisect_right(begins, one.at_ns) - 1
-        index = at % len(ours)
-        begin, end = ours[index].end_ns, ours[index + 1].begin_ns if index + 1 < len(ours) else step.end_ns
         number = bisect.bisect_right(of_steps, one.at_ns) - 1
-        if end == step.end_ns and theirs[number * len(ours)].begin_ns > one.at_ns >= of_steps[number]:
-            begin, end = step.begin_ns, ours[0].begin_ns
-        if one.cause in WORKING or (at >= 0 and begins[at] == one.at_ns):  # its own launch
-            return [ours[index].begin_ns]
+        # Before the first step lies only a call that waits, at the end of the step before.
+        at = bisect.bisect_right(begins[number], one.at_ns) - 1 if number >= 0 else len(ours) - 1
+        if one.cause in (*WORKING, SYNCHRONISATION) or (at >= 0 and begins[number][at] == one.at_ns):
+            return [ours[at].begin_ns]
+        begin = ours[at].end_ns if at >= 0 else step.begin_ns
+        end = ours[at + 1].begin_ns if at + 1 < len(ours) else step.end_ns
         if one.cause in ("launches", OPTIMIZER):
             return [end]
-        if one.cause == SYNCHRONISATION:
-            call = bisect.bisect_left(waits, begin)
-            return [waits[call] if call < len(waits) and waits[call] < end else begin]
+        if one.cause not in (INPUT, "host"):
+            return [(begin + end) // 2]
         spread = [begin + (2 * number + 1) * (end - begin) // (2 * MOMENTS) for number in range(MOMENTS)]
-        if one.cause == INPUT:
-            spread = [at for at in spread if loaded(at)] or spread
-        elif one.cause == "host":
-            spread = [at for at in spread if not elsewhere(at)] or spread
-        return spread if one.cause in (INPUT, "host") else [_middle(spread)]
+        return [at for at in spread if loads(at) == (one.cause == INPUT) and not collects(at)] or spread
 
     return moments
 
