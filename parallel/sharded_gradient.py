@@ -29,9 +29,9 @@ class ShardedGradient(Tensor):
 
     Norms (`torch.linalg.vector_norm`, `torch.norm`, `torch.linalg.norm`, `Tensor.norm`) are those of the whole
     gradient, and GradScaler learns of infinities in any part. These communicate: every rank must call them. Other
-    numbers made of a gradient, such as its mean, would be those of a part: RuntimeError. Everything else computes on
-    the part. Floating-point results of the part's own shape (`gradient / 2`, `gradient.detach()`) are
-    parts, too; other results, and copies by `copy` or `pickle`, are plain tensors.
+    numbers made of a gradient, such as its mean or `gradient.isnan().any()`, would be those of a part: RuntimeError.
+    Everything else computes on the part. Results of the part's own shape (`gradient / 2`, `gradient.isnan()`) are parts,
+    too; other results, and copies by `copy` or `pickle`, are plain tensors.
     """
 
     group: dist.ProcessGroup
@@ -68,7 +68,7 @@ class ShardedGradient(Tensor):
             if function is torch._amp_foreach_non_finite_check_and_unscale_:
                 for group in {one.group for one in args[0] if isinstance(one, cls)}:
                     start_all_reduce(args[1], dist.ReduceOp.MAX, group).wait()
-            if function in _JOINING or (isinstance(result, Tensor) and not result.dim() and result.is_floating_point()):
+            if function in _JOINING or (isinstance(result, Tensor) and not result.dim()):
                 raise RuntimeError(_PART_ONLY.format(name=function.__name__, what="gradient"))
             return result if function is Tensor.as_subclass else _parts_again(result, args, kwargs)
 
@@ -199,7 +199,7 @@ def _parts_again(result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         lists = args and isinstance(args[0], list | tuple) and len(args[0]) == len(result)
         # torch._foreach functions: each result is of the tensor in its place.
         return type(result)(map(_parts_again, result, zip(args[0]), repeat({}))) if lists else result
-    if type(result) is Tensor and result.is_floating_point():
+    if type(result) is Tensor:
         leaves = tree_leaves((args, kwargs))
         # What an operation in place returns stays the tensor that it was.
         if all(leaf is not result for leaf in leaves):

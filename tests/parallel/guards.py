@@ -227,6 +227,8 @@ def misused(wrapper: str, way: str) -> str:
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         if way == "gradients' sum":
             return sum(gradient.square().sum() for gradient in gradients)
+        if way == "gradient's elements":
+            return gradients[0].isnan().any()
         if way == "gradients as one":
             return nn.utils.parameters_to_vector(gradients)
         if way == "parameter's norm":

@@ -122,6 +122,7 @@ def test_a_rank_with_more_backward_passes_learns_of_it(two_ranks: Pool, wrapper:
         ("LBFGS", ["fully sharded"], "LBFGS needs whole parameters"),
         ("MuonWithAuxAdam", ["fully sharded"], "MuonWithAuxAdam needs whole parameters"),
         ("gradients' sum", ["fully sharded"], "sum of a gradient"),
+        ("gradient's elements", ["fully sharded"], "any of a gradient"),
         ("gradients as one", ["fully sharded"], "cat of a gradient"),
         ("parameter's norm", ["fully sharded"], "norm of a parameter"),
         ("initialise", ["fully sharded"], "initialise the model before you wrap it"),
