@@ -30,8 +30,8 @@ class ShardedGradient(Tensor):
     Norms (`torch.linalg.vector_norm`, `torch.norm`, `torch.linalg.norm`, `Tensor.norm`) are those of the whole
     gradient, and GradScaler learns of infinities in any part. These communicate: every rank must call them. Other
     numbers made of a gradient, such as its mean or `gradient.isnan().any()`, would be those of a part: RuntimeError.
-    Everything else computes on the part. Results of the part's own shape (`gradient / 2`, `gradient.isnan()`) are parts,
-    too; other results, and copies by `copy` or `pickle`, are plain tensors.
+    Everything else computes on the part. Results of the part's own shape (`gradient / 2`, `gradient.isnan()`) are
+    parts, too; other results, and copies by `copy` or `pickle`, are plain tensors.
     """
 
     group: dist.ProcessGroup
