@@ -30,8 +30,9 @@ class ShardedGradient(Tensor):
     Norms (`torch.linalg.vector_norm`, `torch.norm`, `torch.linalg.norm`, `Tensor.norm`) are those of the whole
     gradient, and GradScaler learns of infinities in any part. These communicate: every rank must call them. Other
     numbers made of a gradient, such as its mean or `gradient.isnan().any()`, would be those of a part: RuntimeError.
-    Everything else computes on the part. Results of the part's own shape (`gradient / 2`, `gradient.isnan()`) are
-    parts, too; other results, and copies by `copy` or `pickle`, are plain tensors.
+    Everything else computes on the part. Floating-point results of the part's own shape (`gradient / 2`,
+    `gradient.detach()`), and `gradient.isnan()`, are parts, too; other results, and copies by `copy` or `pickle`, are
+    plain tensors.
     """
 
     group: dist.ProcessGroup
@@ -70,6 +71,8 @@ class ShardedGradient(Tensor):
                     start_all_reduce(args[1], dist.ReduceOp.MAX, group).wait()
             if function in _JOINING or (isinstance(result, Tensor) and not result.dim()):
                 raise RuntimeError(_PART_ONLY.format(name=function.__name__, what="gradient"))
+            if function in _FINITENESS and args:
+                return cls.part_of(result, args[0].group, args[0].filled)
             return result if function is Tensor.as_subclass else _parts_again(result, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
@@ -199,7 +202,7 @@ def _parts_again(result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         lists = args and isinstance(args[0], list | tuple) and len(args[0]) == len(result)
         # torch._foreach functions: each result is of the tensor in its place.
         return type(result)(map(_parts_again, result, zip(args[0]), repeat({}))) if lists else result
-    if type(result) is Tensor:
+    if type(result) is Tensor and result.is_floating_point():
         leaves = tree_leaves((args, kwargs))
         # What an operation in place returns stays the tensor that it was.
         if all(leaf is not result for leaf in leaves):
@@ -211,6 +214,8 @@ def _parts_again(result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
 _NORMS = {torch.linalg.vector_norm, torch.linalg.norm, torch.norm, Tensor.norm}
 _OVER_ALL_PARTS = {*_NORMS, torch._foreach_norm, torch._amp_foreach_non_finite_check_and_unscale_}
+_FINITENESS = {getattr(where, name) for where in (torch, Tensor) for name in ("isfinite", "isinf", "isnan")}
+"""Functions whose results are parts; of other logical results, ranks may want their own, as assert_close does."""
 _JOINING = {torch.cat, torch.concat, torch.stack, torch.hstack}
 
 
