@@ -111,7 +111,9 @@ class OwnStep:
         those of all that there are."""
         self.scaler: torch.amp.GradScaler | None = None
         self._versions: dict[int, int] = {}
-        """Of each parameter, by its id, how often it had been written to at the first look."""
+        """Of each parameter of a plain optimizer, by its id, how often it had been written to at the first look."""
+        self._replays = False
+        """Whether the code has CUDA graphs, whose replays do not count as writing."""
 
     def make(self, make_step: Callable[[], object]) -> None:
         """Let the user's function make the step. Raises NoStep if it returns something that cannot be called."""
@@ -195,12 +197,12 @@ class OwnStep:
     def lost_gradients(self) -> tuple[list[str], int]:
         """Return the names of the trainable parameters that optimizers have not updated, since they had no gradient,
         and the number of all parameters of such optimizers: those that keep a state, which they make with the first
-        gradient, and torch's SGD."""
+        gradient, and torch's SGD where it can be seen to write."""
         names = {id(one): name for name, one in self.model.named_parameters()}
         missing, count = [], 0
         for optimizer in self.optimizers if self.scaler is None else ():  # it may have skipped all steps
             state = optimizer.state
-            plain = type(optimizer) is torch.optim.SGD
+            plain = _is_plain(optimizer) and not self._replays
             if not isinstance(state, Mapping) or not (state or plain or "betas" in optimizer.defaults):  # as in Adam
                 continue
             for one in (one for group in optimizer.param_groups for one in group["params"] if one.requires_grad):
@@ -352,7 +354,7 @@ class OwnStep:
         """Add what was made since the last look. Objects that `gc.freeze` hides were seen before it."""
         loading = sys.modules.get("torch.utils.data.dataloader")
         of_loading = [] if loading is None else [loading._BaseDataLoaderIter, loading.DataLoader]
-        instances = _instances(*self._made, *of_loading)
+        instances = _instances(*self._made, torch.cuda.CUDAGraph, *of_loading)
         for known, found in zip(self._made.values(), instances, strict=False):
             known |= {id(one): one for one in found if not self._was_before(one) and one is not self._container}
         roots = _roots([*self._made[nn.Module].values()])
@@ -360,13 +362,19 @@ class OwnStep:
             self._container = nn.ModuleDict(_named(roots))
         self.roots, self.model = roots, roots[0] if len(roots) == 1 else self._container
         self.optimizers = [*self._made[Optimizer].values()]
-        groups = [group["params"] for optimizer in self.optimizers for group in optimizer.param_groups]
+        groups = [group["params"] for one in filter(_is_plain, self.optimizers) for group in one.param_groups]
         self._versions = {id(one): one._version for params in groups for one in params} | self._versions
+        self._replays = self._replays or bool(instances[len(self._made)])
         if of_loading:
             readers, loaders = instances[-2:]
             # A step that begins a loader anew has read it, and nothing is left of that.
             self.loaders = [one._num_workers for one in readers] or self.loaders or [one.num_workers for one in loaders]
         self.scaler = next(iter(self._made[torch.amp.GradScaler].values()), None)
+
+
+def _is_plain(optimizer: Optimizer) -> bool:
+    """Return True of torch's SGD, which may keep no state, but for its fused form, which does not count as writing."""
+    return type(optimizer) is torch.optim.SGD and not any(group.get("fused") for group in optimizer.param_groups)
 
 
 def _instances(*kinds: type) -> list[list[Any]]:
