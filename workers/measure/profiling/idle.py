@@ -69,7 +69,9 @@ IN_PYTHON = re.compile(rf"({NODE})?(?!\w*Compiled)\w+(?<!Backward\d)")
 """Functions of autograd that are written in Python, such as `Mine` and `MineBackward` or those of checkpoints: they may
 do anything. Others have a namespace, or a number behind `Backward`."""
 HOST_NS = 100_000
-"""A longer time in no operator that launches work is the host's own; a shorter one lies between two of them."""
+"""A longer time in no operator is the host's own, and so is that in an operator that launches nothing."""
+NEAR_NS = 250_000
+"""A shorter operator within this time of a launch lies between two that launch work: it may make a view."""
 START_NS = 20_000
 """A kernel whose launch was earlier by more waited for another stream."""
 
@@ -161,9 +163,9 @@ def inside(intervals: Sequence[tuple[int, int]]) -> Callable[[int], bool]:
     return lies
 
 
-def _any_in(moments: Sequence[int], event: HostEvent) -> bool:
-    at = bisect.bisect_left(moments, event.begin_ns)
-    return at < len(moments) and moments[at] < event.end_ns
+def _any_in(moments: Sequence[int], event: HostEvent, around_ns: int = 0) -> bool:
+    at = bisect.bisect_left(moments, event.begin_ns - around_ns)
+    return at < len(moments) and moments[at] < event.end_ns + around_ns
 
 
 def without_waiting_ms(recording: Recording, steps: Sequence[Interval], step_ms: float, *, cause: str) -> float:
@@ -343,14 +345,15 @@ class _Host:
         self.updating = merged((one.begin_ns, one.end_ns) for one in events if UPDATES.match(one.name))
         self.updates = inside(self.updating)
         self.collecting = merged((one.begin_ns, one.end_ns) for one in events if one.name == COLLECTS)
-        launches = [one for one in events if one.kind == "launch"]
-        issued = sorted(one.begin_ns for one in launches)
-        launches += [
-            one
-            for one in events
-            if one.kind in ("operator", "backward") and not IN_PYTHON.fullmatch(one.name) and _any_in(issued, one)
-        ]
-        self.issuing = merged((one.begin_ns, one.end_ns) for one in launches)
+        issued = sorted(one.begin_ns for one in events if one.kind == "launch")
+
+        def issues(one: HostEvent) -> bool:
+            if one.end_ns - one.begin_ns <= HOST_NS:
+                return _any_in(issued, one, NEAR_NS)
+            return one.kind == "launch" or (not IN_PYTHON.fullmatch(one.name) and _any_in(issued, one))
+
+        operators = (one for one in events if one.kind not in ("range", "python"))
+        self.issuing = merged((one.begin_ns, one.end_ns) for one in operators if issues(one))
 
     def call_at(self, moment_ns: int) -> int:
         """Return when the call began that waits in the read or call of this moment."""
