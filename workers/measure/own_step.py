@@ -212,6 +212,15 @@ class OwnStep:
                     missing.append(names.get(id(one), f"parameter {count} of {type(optimizer).__name__}"))
         return missing, count
 
+    def idle_optimizers(self) -> list[str]:
+        """Return the classes of the optimizers that keep a state and have made none so far, although their parameters
+        have gradients, or a scaler may have skipped all steps."""
+        keeping = (one for one in self.optimizers if "betas" in one.defaults or one.defaults.get("momentum"))
+        idle = [one for one in keeping if not one.state]
+        groups = [(one, parameter) for one in idle for group in one.param_groups for parameter in group["params"]]
+        fed = {id(one) for one, parameter in groups if parameter.grad is not None or self.scaler is not None}
+        return [type(one).__name__ for one in idle if id(one) in fed]
+
     @property
     def trainable(self) -> int | None:
         """The number of trainable parameters; None if none at all are known."""

@@ -301,6 +301,14 @@ def check_lost_gradients(missing: Sequence[str], count: int) -> list[Check]:
     return [Check("gradients", False, detail + "detaches them, or does not use them")]
 
 
+def check_updates(idle: Sequence[str], steps: int) -> list[Check]:
+    """Name the optimizers that have no state yet, which a step that updates would have; no check if there are none."""
+    if not idle:
+        return []
+    detail = f"{idle[0]} has updated nothing in {steps} steps, and has no state yet: raise warmup_steps until it has"
+    return [Check("updates", False, detail)]
+
+
 def check_kernels(device: torch.device) -> list[Check]:
     """Note that the attention `triton` runs other kernels on this Hopper GPU than those made for it; no check
     elsewhere."""

@@ -491,8 +491,8 @@ def test_memory_of_which_the_steps_do_not_show_that_it_keeps_growing_is_told() -
     check = check_growth(Values([]), after, [1, 3])
     assert check.ok
     assert check.detail == (
-        "no memory is seen to keep growing from step 1 to step 3; that of code without a Python stack, which has 2 MiB "
-        "more, may: take more steps"
+        "no memory of tensors is seen to keep growing from step 1 to step 3; that of code without a Python stack, "
+        "which has 2 MiB more, may: take more steps"
     )
 
 

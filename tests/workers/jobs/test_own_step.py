@@ -126,6 +126,19 @@ def make_unseen_step(device, fused=False):
     return step
 
 
+def make_accumulating_step(device):
+    model, calls = torch.nn.Linear(8, 8), itertools.count(1)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        model(torch.randn(2, 8)).sum().backward()
+        if next(calls) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
 def make_slower_step(device):
     calls = itertools.count(1)
     return lambda: time.sleep(5e-3 * (next(calls) > 4))
@@ -418,6 +431,14 @@ def test_gradients_that_are_lost_are_told(run, kind, lost: str, severity: str | 
     found = [check for one in report.verdicts.values() for check in one["checks"] if check["name"] == "gradients"]
     assert [check["severity"] for check in found] == ([] if severity is None else [severity])
     assert not found or found[0]["detail"].startswith(words)
+
+
+@pytest.mark.parametrize(("warmup_steps", "verdict"), [(2, "suspect"), (7, "valid")])
+def test_memory_without_the_optimizers_state_is_suspect(run: Run, warmup_steps: int, verdict: str) -> None:
+    report = run("memory", "make_accumulating_step", warmup_steps=warmup_steps, measure_steps=1)
+    assert [one["verdict"] for one in report.verdicts.values()] == [verdict]
+    if verdict == "suspect":
+        assert report.check("updates")["detail"].startswith("AdamW has updated nothing in 3 steps")
 
 
 @pytest.mark.gpu

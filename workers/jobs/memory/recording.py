@@ -27,7 +27,7 @@ from workers.measure.memory import OutOfMemory
 from workers.measure.own_step import REST
 from workers.measure.saved import SavedTensor
 from workers.measure.timing import StepPosition, run_step, translate_oom_in_step
-from workers.measure.validity import check_lost_gradients
+from workers.measure.validity import check_lost_gradients, check_updates
 from workers.model.steps import BackwardStep
 from workers.reporter import Reporter
 
@@ -215,7 +215,8 @@ def record_steps(
         step.prepare()
         session.saved = saved_tensors(training.model, cast("BackwardStep", step).forward)
     session.parts += metrics.check_precision(training)
-    session.parts += [] if own is None else check_lost_gradients(*own.lost_gradients())
+    if own is not None:
+        session.parts += [*check_lost_gradients(*own.lost_gradients()), *check_updates(own.idle_optimizers(), total)]
 
 
 def keep_moment(session: Session, step: int, recorded: Sequence[RecordedStretch], report: Reporter) -> None:

@@ -151,7 +151,7 @@ def check_growth(values: Values, after: AfterSteps, moments: Sequence[int]) -> C
 
     named = [f"{one.size / steps / MIB:.4g} MiB a step by {place(one)}" for one in growing[:MAX_NAMED]]
     if not growing:
-        detail = f"no memory is seen to keep growing from step {moments[0]} to step {moments[-1]}"
+        detail = f"no memory of tensors is seen to keep growing from step {moments[0]} to step {moments[-1]}"
         may = next((one for one in growths if one.may_continue and one.size >= MIB), None)
         if may is not None:
             detail += f"; that of {place(may)}, which has {may.size / MIB:.4g} MiB more, may: take more steps"
