@@ -297,6 +297,13 @@ class Bucket:
         # Runs after the hook that appends to `arrived`: hooks run in the order of registration.
         self._watch = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
+    def watch_last(self, hook: Callable[[Tensor], None]) -> None:
+        """Call `hook` after hooks that have been registered since, which would find the gradient sent."""
+        assert self.watched is not None
+        hooks: Any = self.watched._post_accumulate_grad_hooks
+        if next(reversed(hooks)) != self._watch.id:
+            self.watch(self.watched, hook)
+
     def remove_hooks(self) -> None:
         for handle in (*self._notes, self._watch):
             handle.remove()
@@ -434,6 +441,11 @@ class OverlappingDataParallel(DataParallel):
     def _divided(self, parameters: list[tuple[str, nn.Parameter]]) -> list[list[tuple[str, nn.Parameter]]]:
         """Return the parameters by their buckets."""
         raise NotImplementedError
+
+    def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
+        for bucket in self.buckets:
+            bucket.watch_last(self._hook)
+        return super().forward(*inputs, **named_inputs)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -328,6 +328,21 @@ def refused_hooks() -> list[str]:
     return [*errors, error_of(lambda: model(x).sum().backward())]
 
 
+def hooked_later(wrapper: str) -> list[float]:
+    """The gradients, 2 on average, that a hook has doubled which was registered after the model was wrapped."""
+    model = WRAPPERS[wrapper](nn.Linear(2, 2, bias=False).to(device()))
+    weight = model.module.weight
+
+    def double(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            parameter.grad.mul_(2)
+
+    weight.register_post_accumulate_grad_hook(double)
+    model(torch.ones(2, 2, device=device())).sum().backward()
+    model.finish_gradient_synchronization()
+    return [float(one) for one in weight.grad.flatten()]
+
+
 def wrapped_twice() -> dict[str, list[str]]:
     """The errors of wrapping a model with a wrapper in it, of wrapping parts, and of others that take parts."""
     wrappers = list(WRAPPERS.values())

@@ -99,6 +99,11 @@ def test_a_forgotten_synchronization_is_noticed(two_ranks: Pool, wrapper: str) -
         assert finished == "nothing was raised"
 
 
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_hooks_that_are_registered_later_come_before_the_average(two_ranks: Pool, wrapper: str) -> None:
+    assert two_ranks(guards.hooked_later, wrapper) == [[4.0] * 4] * 2
+
+
 @pytest.mark.parametrize("wrapper", ["overlapped", "bucketed"])
 def test_a_rank_with_more_backward_passes_learns_of_it(two_ranks: Pool, wrapper: str) -> None:
     (error,), others = two_ranks(guards.uneven_passes, wrapper)
