@@ -108,9 +108,19 @@ class Question:
         if names and (batch := together.smaller_batch(strategy)) is not None:
             return f"{names} with batch_size={batch}"
         if strategy not in SHARDED:
-            return OTHERWISE
+            return self._in_16_bits(strategy) or OTHERWISE
         fewest = together.fewest_shards(strategy)
         return "a smaller model" if fewest is None else f"{names or 'nothing else'} with mesh.fsdp={fewest}"
+
+    def _in_16_bits(self, strategy: str) -> str | None:
+        """Say what makes it fit with parameters in bf16, which comes last, since it changes what is trained."""
+        if self.step.precision != "bf16" or self.step.parameter_dtype == "bf16":
+            return None
+        narrow = replace(self, step=replace(self.step, parameter_dtype="bf16"))
+        more = narrow.helps(strategy)
+        if more is None:
+            return f"parameter_dtype=bf16 ({gib(narrow.peak(strategy))})"
+        return None if more == OTHERWISE else f"parameter_dtype=bf16 with {more}"
 
     def savers(self) -> Iterator[tuple[str, Question]]:
         """Yield the step with each change of it that saves memory, and the field that makes the change."""
@@ -311,7 +321,11 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str
     else:
         lines.append("As it is, no number of devices suffices.")
     if is_alone and verdict.helps == OTHERWISE:
-        return [*first, f"No field makes it fit on one {noun}{'' if able else ': take a smaller model'}.", *lines]
+        return [
+            *first,
+            f"No field makes it fit on one {noun} at this length{'' if able else ': take a smaller model'}.",
+            *lines,
+        ]
     if is_alone:
         return [*first, *([f"To fit on one {noun}: {verdict.helps}."] if verdict.helps else []), *lines]
     helped = dict.fromkeys(fit.helps for fit in known if fit.helps)

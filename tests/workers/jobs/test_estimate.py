@@ -190,8 +190,19 @@ def test_where_nothing_makes_it_fit_on_one_device_it_says_what_several_take(run)
     size = {"model": {"size": "8b"}, "batch_size": 1, "context_length": 512}
     for gb, words, more in ((24, ".", "Fewest devices: "), (0.01, ": take a smaller model.", "As it is, no number")):
         advice, fewest = answer_of(run(**size, device="cuda", device_gb=gb))[0].splitlines()[1:3]
-        assert advice == f"No field makes it fit on one GPU{words}"
+        assert advice == f"No field makes it fit on one GPU at this length{words}"
         assert fewest.startswith(more)
+
+
+@pytest.mark.parametrize(
+    ("length", "words"), [(256, " (61.76 GiB)"), (4096, " with activation_checkpointing=true (61")]
+)
+def test_parameters_in_16_bits_are_the_last_that_may_help(run, length: int, words: str) -> None:
+    asked = {"model": {"size": "8b"}, "batch_size": 1, "context_length": length, "attention": "fused", "device": "cuda"}
+    advice = answer_of(run(**asked))[0].splitlines()[1]
+    assert advice.startswith(f"To fit on one GPU: parameter_dtype=bf16{words}")
+    fields = {"parameter_dtype": "bf16", "activation_checkpointing": "checkpointing" in words}
+    assert "fits on one GPU" in answer_of(run(**asked, **fields))[0]
 
 
 def test_the_first_sentence_says_that_it_does_not_fit(run) -> None:
