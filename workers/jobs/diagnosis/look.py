@@ -11,6 +11,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -619,7 +620,8 @@ def _with_then(found: Iterable[Stretch]) -> Iterator[Stretch]:
     """Yield parts of steps, each with what the host did after it had waited: replays tell how much is lost to which."""
     for one in found:
         yield one
-        yield from one.then
+        if one.then is not None:
+            yield replace(one, cause=one.then, at_ns=one.begin_ns)
 
 
 def _times(

@@ -14,8 +14,6 @@ that begins then, whose launch says what the device waited for:
 Time in which only copies run is `copies`, in which only collectives run `communication`.
 """
 
-from __future__ import annotations
-
 import bisect
 import gc
 import math
@@ -90,8 +88,8 @@ class Stretch:
     """Name of the work that ends a gap; None at the step's end, and where work runs."""
     collects: bool = False
     """Whether the host collected garbage."""
-    then: tuple[Stretch, ...] = ()
-    """What the host issued in it once it had waited: a host that never waits has to do that, too."""
+    then: str | None = None
+    """The cause if the host, which had waited, had not: what it issued in this time, it has to issue anyway."""
 
     @property
     def ns(self) -> int:
@@ -123,9 +121,10 @@ def in_a_row(recording: Recording, steps: Sequence[Interval]) -> list[list[Stret
 def _parted(one: Stretch, begin_ns: int) -> list[Stretch]:
     """Return an idle part from before a step's beginning as two, of which the later is due to the new step; waiting is
     due to the call that waits."""
-    if one.cause in (*WORKING, "synchronisation") or not one.begin_ns < begin_ns < one.end_ns:
+    if one.cause in WORKING or not one.begin_ns < begin_ns < one.end_ns:
         return [one]
-    return [replace(one, end_ns=begin_ns, at_ns=one.begin_ns), replace(one, begin_ns=begin_ns, at_ns=begin_ns)]
+    moments = (one.at_ns, one.at_ns) if one.cause == "synchronisation" else (one.begin_ns, begin_ns)
+    return [replace(one, end_ns=begin_ns, at_ns=moments[0]), replace(one, begin_ns=begin_ns, at_ns=moments[1])]
 
 
 def synchronisations(recording: Recording) -> list[HostEvent]:
@@ -402,18 +401,12 @@ def _late(begin: int, end: int, host: _Host, name: str | None) -> Iterator[Stret
         if in_loader:
             yield Stretch(at, until, "input", at, name)
         elif dry is not None:
-            call, issued = host.call_at(dry[0]), list[Stretch]()
-            for part in _busy_host(max(at, dry[1]), until, host, name) if dry[1] < until else ():
-                if part.cause != "host":
-                    issued.append(part)
-                    continue
-                if at < part.begin_ns:
-                    yield Stretch(at, part.begin_ns, "synchronisation", call, name, then=tuple(issued))
-                    issued.clear()
-                yield part
-                at = part.end_ns
-            if at < until:
-                yield Stretch(at, until, "synchronisation", call, name, then=tuple(issued))
+            call, waited = host.call_at(dry[0]), min(max(at, dry[1]), until)
+            if at < waited:
+                yield Stretch(at, waited, "synchronisation", call, name)
+            for part in _busy_host(waited, until, host, name):
+                is_own = part.cause == "host"
+                yield part if is_own else replace(part, cause="synchronisation", at_ns=call, then=part.cause)
         else:
             for inner, waiting in _cut(at, until, host.waiting):
                 if waiting:
@@ -434,10 +427,16 @@ def _busy_host(begin: int, end: int, host: _Host, name: str | None) -> Iterator[
             if updates:
                 yield Stretch(at, inner, "optimizer", at, name)
                 at = inner
+            since = at
             for last, issuing in _cut(at, inner, host.issuing):
-                own = not issuing and last - at > HOST_NS
-                yield Stretch(at, last, "host" if own else "launches", (at + last) // 2 if own else at, name)
+                if not issuing and last - at > HOST_NS:
+                    if since < at:
+                        yield Stretch(since, at, "launches", since, name)
+                    yield Stretch(at, last, "host", (at + last) // 2, name)
+                    since = last
                 at = last
+            if since < at:
+                yield Stretch(since, at, "launches", since, name)
 
 
 def _cut(begin: int, end: int, intervals: Sequence[tuple[int, int]]) -> Iterator[tuple[int, bool]]:
