@@ -3,6 +3,8 @@
 import gc
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,14 @@ def test_work_that_is_launched_while_the_device_is_idle_waits_for_the_host(made:
     made.on_host("aten::add", 0, 40)
     made.launch(30, 35, 100)
     assert made.classes(100) == {"launches": 35, RUNNING: 65}
+
+
+def test_a_gap_over_several_operators_is_one_part(made: Made) -> None:
+    for begin in (0, 25, 65):
+        made.on_host("aten::add", begin, begin + 20)
+    made.launch(80, 85, 100)
+    found = stretches(made.recording, Interval("step_1", 1, 0, 100 * US))
+    assert [(one.cause, one.ns / US) for one in found] == [("launches", 80), ("launches", 5), (RUNNING, 15)]
 
 
 def test_a_long_time_without_an_operator_is_the_hosts_own(made: Made) -> None:
@@ -196,6 +206,19 @@ def test_a_gap_from_one_step_to_the_next_is_due_to_the_end_of_one_and_the_beginn
     assert gap == [(100, 200), (300, 400)]
 
 
+def test_what_the_next_step_issues_behind_a_call_that_waits_is_that_steps_own(made: Made) -> None:
+    made.launch(10, 15, 100)
+    made.on_host("cudaDeviceSynchronize", 20, 101, "launch")
+    made.launch(160, 165, 200)
+    steps = [Interval("step_1", 1, 0, 110 * US), Interval("step_2", 2, 120 * US, 200 * US)]
+    _, second = in_a_row(made.recording, steps)
+    told = [(one.cause, one.begin_ns / US, one.at_ns / US, one.then) for one in second[:3]]
+    assert told == [
+        ("synchronisation", 100, 20, None), ("synchronisation", 101, 20, "launches"),
+        ("synchronisation", 120, 20, "launches"),
+    ]  # fmt: skip
+
+
 def test_work_that_was_launched_long_before_it_ran_waited_for_something_else(made: Made) -> None:
     made.launch(0, 0, 10)
     made.launch(2, 90, 100, stream=20)
@@ -245,6 +268,20 @@ def test_runs_of_the_garbage_collector_are_timed_and_named_for_the_profiler() ->
     before = len(taken)
     gc.collect()
     assert len(taken) == before, "only inside of the context"
+
+
+def test_naming_a_collection_imports_nothing() -> None:
+    """It may happen inside of an import, which would fail."""
+    code = """
+import gc, sys
+from kernels.ranges import record_ranges
+from workers.measure.profiling.idle import collections_named
+with collections_named() as taken, record_ranges():
+    before = set(sys.modules)
+    gc.collect()
+    assert taken and set(sys.modules) == before, set(sys.modules) - before
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 RECORDED = Path(__file__).with_name("h100_steps.json.gz")
