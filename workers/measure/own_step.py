@@ -157,8 +157,8 @@ class OwnStep:
         found: set[tuple[bool, ...]] = set()
 
         def versions() -> list[int]:
-            groups = [group["params"] for one in self.optimizers for group in one.param_groups]
-            return [parameters[0]._version for parameters in groups if parameters]
+            groups = [(one, group["params"]) for one in self.optimizers for group in one.param_groups]
+            return [_written(one, parameters[0]) for one, parameters in groups if parameters]
 
         @contextmanager
         def noted() -> Iterator[None]:
@@ -379,6 +379,14 @@ class OwnStep:
             # A step that begins a loader anew has read it, and nothing is left of that.
             self.loaders = [one._num_workers for one in readers] or self.loaders or [one.num_workers for one in loaders]
         self.scaler = next(iter(self._made[torch.amp.GradScaler].values()), None)
+
+
+def _written(optimizer: Optimizer, parameter: torch.Tensor) -> int:
+    """Return how often a parameter or its state has been written to: of a fused update, only its count in the state
+    tells."""
+    state = optimizer.state.get(parameter) if isinstance(optimizer.state, Mapping) else None
+    tensors = [parameter, *(state.values() if isinstance(state, Mapping) else ())]
+    return sum(one._version for one in tensors if isinstance(one, torch.Tensor))
 
 
 def _is_plain(optimizer: Optimizer) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 from collections import Counter
@@ -262,13 +263,14 @@ def test_the_answers_of_a_gradient_scaler_are_not_given_again(own: OwnStep, enab
     assert (reason is not None and "GradScaler" in reason) == enabled
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, functools.partial(torch.optim.AdamW, fused=True)])
 @pytest.mark.parametrize("every", [1, 3])
-def test_a_step_that_updates_now_and_then_is_no_graph(every: int) -> None:
+def test_a_step_that_updates_now_and_then_is_no_graph(every: int, kind: Callable[[Any], torch.optim.Optimizer]) -> None:
     own = OwnStep()
 
     def make() -> Callable[[], object]:
         model, number = nn.Linear(8, 8), itertools.count(1)
-        optimizer = torch.optim.SGD(model.parameters())
+        optimizer = kind(model.parameters())
 
         def one() -> None:
             model(torch.ones(8)).sum().backward()
