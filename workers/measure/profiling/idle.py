@@ -63,9 +63,9 @@ TO_HOST = "DtoH"
 """Likewise, of a copy to the host. To memory that is not pinned, its call ends when the copy does."""
 ON_DEVICE = re.compile(r"Memset|Memcpy DtoD")
 """Copies and fills that are work as kernels are."""
-IN_PYTHON = re.compile(rf"({NODE})?(?!\w*Compiled)\w+(?<!Backward\d)")
-"""Functions of autograd that are written in Python, such as `Mine` and `MineBackward` or those of checkpoints: they may
-do anything. Others have a namespace, or a number behind `Backward`."""
+IN_PYTHON = re.compile(rf"({NODE})?(?!\w*Compiled)\w+(?<!Backward\d)|Torch-Compiled Region.*")
+"""What may do anything: functions of autograd that are written in Python, such as `Mine` and `MineBackward` or those of
+checkpoints (others have a namespace, or a number behind `Backward`), and what runs behind a graph break."""
 HOST_NS = 100_000
 """A longer time in no operator is the host's own, and so is that in an operator that launches nothing."""
 NEAR_NS = 250_000

@@ -118,12 +118,13 @@ def test_many_short_operators_on_a_cpu_are_the_hosts_own(made: Made) -> None:
 
 @pytest.mark.parametrize(("name", "cause"), [
     ("MineBackward", "host"), ("CheckpointFunction", "host"), ("AddmmBackward0", "launches"),
-    ("CompiledFunctionBackward", "launches"),
+    ("CompiledFunctionBackward", "launches"), ("Torch-Compiled Region: 0/0", "host"),
 ])  # fmt: skip
-def test_what_functions_of_autograd_do_in_python_is_the_hosts_own(made: Made, name: str, cause: str) -> None:
+def test_what_is_done_in_python_inside_of_operators_is_the_hosts_own(made: Made, name: str, cause: str) -> None:
     made.launch(0, 5, 10)
-    made.on_host(f"{NODE}{name}", 20, 400, "backward")
-    made.on_host(name, 22, 400, "backward")
+    if "Backward" in name:
+        made.on_host(f"{NODE}{name}", 20, 400, "backward")
+    made.on_host(name, 22, 400, "backward" if "Backward" in name else "operator")
     made.on_host("aten::mul", 330, 390)
     made.launch(380, 385, 500)
     found = stretches(made.recording, Interval("step_1", 1, 0, 500 * US))
