@@ -226,7 +226,7 @@ def test_what_is_planted_is_named_first_with_its_function(look, uneven, slow, wh
     assert unfrozen, "else imports before the fork are hidden from a step's `gc.collect()`: it took 56 ms, and 85 ms"
     (turn,) = report.table_rows("turns")
     assert turn["stage"] == "look"
-    assert 0.5 * turn["step_ms"] < turn["profiled_ms"]
+    assert 0.1 * turn["step_ms"] < turn["profiled_ms"], "of a step, on a host that others may use meanwhile"
     cause, at, _ = report.tables["seen"]["rows"][0]
     assert cause == {
         "collections": "host",
