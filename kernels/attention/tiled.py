@@ -76,11 +76,11 @@ class _Tiled(torch.autograd.Function):
                 scores, slope = ctx.scores.tile(q_tile, k_tile, rows, columns)
                 # A query that sees no key has the log-sum-exp −∞.
                 weights = torch.exp(scores - logsumexp[..., rows, None].clamp(min=LEAST))
-                dv_tile += weights.transpose(-2, -1) @ do_tile
-                dp = do_tile @ v_tile.transpose(-2, -1)
+                dv_tile += _product(weights.transpose(-2, -1), do_tile)
+                dp = _product(do_tile, v_tile.transpose(-2, -1))
                 ds = weights * (dp - delta[..., rows, None]) * slope
-                dk_tile += ds.transpose(-2, -1) @ q_tile
-                dq[..., rows, :] += ds @ k_tile
+                dk_tile += _product(ds.transpose(-2, -1), q_tile)
+                dq[..., rows, :] += _product(ds, k_tile)
             dk[..., columns, :], dv[..., columns, :] = dk_tile, dv_tile
         return dq.to(q.dtype), dk, dv, None, None
 
@@ -102,17 +102,22 @@ class TiledFlashAttention2(_Tiled):
         check_inputs(q, k, v)
         if q.shape[:-2] != k.shape[:-2]:
             raise ValueError(f"expected as many heads of k {tuple(k.shape)} as of q {tuple(q.shape)}")
-        # The backward pass computes the scores again, and outside of autocast.
-        with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):
-            if not torch.compiler.is_compiling() and is_transformed():
-                return _output(q, k, v, Scores.of(q, k, is_causal, **(options or {})))
-            return _Tiled.apply(q, k, v, is_causal, options)  # type: ignore[no-untyped-call]
+        if not torch.compiler.is_compiling() and is_transformed():
+            return _output(q, k, v, Scores.of(q, k, is_causal, **(options or {})))
+        return _Tiled.apply(q, k, v, is_causal, options)  # type: ignore[no-untyped-call]
 
 
 def _output(q: Tensor, k: Tensor, v: Tensor, how: Scores) -> Tensor:
     """Return the output, in operations that PyTorch differentiates."""
     tiles = [_attend(q, k, v, rows, how)[0] for rows in _tiles(q.shape[-2])]
     return torch.cat(tiles, -2).to(q.dtype) if tiles else q.clone()
+
+
+def _product(one: Tensor, other: Tensor) -> Tensor:
+    """Return the matrix product in the factors' type, also under autocast: in its type, the weights of the backward
+    pass, which mostly runs outside of it, would differ from those of the forward pass."""
+    with nullcontext() if one.is_meta else torch.autocast(one.device.type, enabled=False):
+        return one @ other
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, rows: slice, how: Scores) -> tuple[Tensor, Tensor]:
@@ -132,7 +137,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rows: slice, how: Scores) -> tuple[
         # The sums so far are relative to the old maximum.
         shrink = torch.exp(maximum - base)
         total = total * shrink + weights.sum(-1)
-        accumulator = accumulator * shrink.unsqueeze(-1) + weights @ v_tile
+        accumulator = accumulator * shrink.unsqueeze(-1) + _product(weights, v_tile)
         maximum = raised
     return accumulator / total.masked_fill(total == 0, 1.0).unsqueeze(-1), maximum + torch.log(total)
 
@@ -172,7 +177,7 @@ class Scores:
 
     def tile(self, q_tile: Tensor, k_tile: Tensor, rows: slice, columns: slice) -> tuple[Tensor, Tensor | float]:
         """Return a tile of scores, −∞ where a key is hidden; and their slope: how they grow with the product."""
-        scores = q_tile @ k_tile.transpose(-2, -1) * self.scale
+        scores = _product(q_tile, k_tile.transpose(-2, -1)) * self.scale
         slope: Tensor | float = self.scale
         if self.softcap is not None:
             capped = torch.tanh(scores / self.softcap)

@@ -97,15 +97,22 @@ def test_no_tensor_grows_with_the_product_of_the_lengths(monkeypatch: pytest.Mon
         assert largest.elements == most
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast_sums_stay_in_float32(dtype: torch.dtype, rng: random.Random) -> None:
-    """The backward pass runs outside of it, and must compute the weights of the forward pass again."""
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, tracing a Function
+@pytest.mark.parametrize(
+    ("dtype", "compiled"), [(torch.bfloat16, False), (torch.float16, False), (torch.bfloat16, True)]
+)
+def test_under_autocast_sums_stay_in_float32(dtype: torch.dtype, compiled: bool, rng: random.Random) -> None:
+    """Whether the backward pass runs under it or not, it must compute the weights of the forward pass again."""
     tensors = [8 * draw(1, 40, 16, rng=rng, dtype=dtype) for _ in range(3)]
+    function = torch.compile(TiledFlashAttention2.apply, backend="eager") if compiled else TiledFlashAttention2.apply
 
-    def results(*, autocast: bool) -> list[Tensor]:
+    def results(*, forward: bool, backward: bool) -> list[Tensor]:
         inputs = [tensor.clone().requires_grad_() for tensor in tensors]
-        with torch.autocast("cpu", dtype, enabled=autocast):
-            out = TiledFlashAttention2.apply(*inputs)
-        return [out, *torch.autograd.grad(out.sum(), inputs)]
+        with torch.autocast("cpu", dtype, enabled=forward):
+            out = function(*inputs)
+        with torch.autocast("cpu", dtype, enabled=backward):
+            return [out, *torch.autograd.grad(out.sum(), inputs)]
 
-    torch.testing.assert_close(results(autocast=True), results(autocast=False), rtol=0, atol=0)
+    plain = results(forward=False, backward=False)
+    for backward in (False, True):
+        torch.testing.assert_close(results(forward=True, backward=backward), plain, rtol=0, atol=0)

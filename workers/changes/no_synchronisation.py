@@ -18,8 +18,7 @@ FIRST = 2
 def _why_not(look: Look) -> str | None:
     if (reason := own_gpu_only(look)) is not None:
         return reason
-    scaler = look.own.scaler if look.own is not None else None
-    if scaler is not None and scaler.is_enabled():
+    if look.own is not None and look.own.scaler is not None:
         return "its GradScaler asks whether to update: the first steps' answer, no, would leave the optimizer out"
     return None
 

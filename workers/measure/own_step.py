@@ -110,6 +110,7 @@ class OwnStep:
         """The numbers of worker processes of the torch.utils.data.DataLoaders that are being read; if none is,
         those of all that there are."""
         self.scaler: torch.amp.GradScaler | None = None
+        """The first that is enabled: only such a one skips steps."""
         self._versions: dict[int, int] = {}
         """Of each parameter of a plain optimizer, by its id, how often it had been written to at the first look."""
         self._replays = False
@@ -213,9 +214,10 @@ class OwnStep:
         return missing, count
 
     def idle_optimizers(self) -> list[str]:
-        """Return the classes of the optimizers that keep a state and have made none so far, although their parameters
-        have gradients, or a scaler may have skipped all steps."""
-        keeping = (one for one in self.optimizers if "betas" in one.defaults or one.defaults.get("momentum"))
+        """Return the classes of torch's optimizers that keep a state and have made none so far, although their
+        parameters have gradients, or a scaler may have skipped all steps. Others may keep it elsewhere."""
+        torchs = (one for one in self.optimizers if type(one).__module__.startswith("torch.optim."))
+        keeping = (one for one in torchs if "betas" in one.defaults or one.defaults.get("momentum"))
         idle = [one for one in keeping if not one.state]
         groups = [(one, parameter) for one in idle for group in one.param_groups for parameter in group["params"]]
         fed = {id(one) for one, parameter in groups if parameter.grad is not None or self.scaler is not None}
@@ -370,7 +372,8 @@ class OwnStep:
         if len(roots) != 1:
             self._container = nn.ModuleDict(_named(roots))
         self.roots, self.model = roots, roots[0] if len(roots) == 1 else self._container
-        self.optimizers = [*self._made[Optimizer].values()]
+        # One without a state only passes on to another.
+        self.optimizers = [one for one in self._made[Optimizer].values() if hasattr(one, "state")]
         groups = [group["params"] for one in filter(_is_plain, self.optimizers) for group in one.param_groups]
         self._versions = {id(one): one._version for params in groups for one in params} | self._versions
         self._replays = self._replays or bool(instances[len(self._made)])
@@ -378,7 +381,7 @@ class OwnStep:
             readers, loaders = instances[-2:]
             # A step that begins a loader anew has read it, and nothing is left of that.
             self.loaders = [one._num_workers for one in readers] or self.loaders or [one.num_workers for one in loaders]
-        self.scaler = next(iter(self._made[torch.amp.GradScaler].values()), None)
+        self.scaler = next((one for one in self._made[torch.amp.GradScaler].values() if one.is_enabled()), None)
 
 
 def _written(optimizer: Optimizer, parameter: torch.Tensor) -> int:

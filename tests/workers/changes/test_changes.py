@@ -257,8 +257,14 @@ def test_answers_of_the_second_step_are_given_again() -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_the_answers_of_a_gradient_scaler_are_not_given_again(own: OwnStep, enabled: bool) -> None:
-    own.scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+def test_the_answers_of_a_gradient_scaler_are_not_given_again(enabled: bool) -> None:
+    own = OwnStep()
+
+    def make() -> Callable[[], object]:
+        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+        return lambda: scaler
+
+    own.make(make)
     reason = load("no_synchronisation").why_not(replace(look(own), device=torch.device("cuda")))
     assert (reason is not None and "GradScaler" in reason) == enabled
 

@@ -139,6 +139,38 @@ def make_accumulating_step(device):
     return step
 
 
+class Around(torch.optim.Optimizer):  # its own state stays empty, or is missing
+    def __init__(self, inner, bare):
+        self.inner, self.param_groups = inner, inner.param_groups
+        if not bare:
+            super().__init__(inner.param_groups, inner.defaults)
+
+    def step(self):
+        self.inner.step()
+
+
+def make_wrapped_step(device, bare=False):
+    model = torch.nn.Linear(8, 8)
+    optimizer = Around(torch.optim.AdamW(model.parameters()), bare)
+
+    def step():
+        model(torch.randn(2, 8)).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def make_evaluating_step(device):
+    model = torch.nn.Linear(8, 8)
+    kept = [torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cpu", enabled=False)]
+
+    def step():
+        with torch.no_grad():
+            return len(kept) + model(torch.randn(2, 8)).sum()
+
+    return step
+
+
 def make_slower_step(device):
     calls = itertools.count(1)
     return lambda: time.sleep(5e-3 * (next(calls) > 4))
@@ -439,6 +471,15 @@ def test_memory_without_the_optimizers_state_is_suspect(run: Run, warmup_steps: 
     assert [one["verdict"] for one in report.verdicts.values()] == [verdict]
     if verdict == "suspect":
         assert report.check("updates")["detail"].startswith("AdamW has updated nothing in 3 steps")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("make_wrapped_step", {"bare": False}), ("make_wrapped_step", {"bare": True}), ("make_evaluating_step", {})],
+)
+def test_an_optimizer_that_wraps_another_and_one_beside_an_evaluation_are_not_idle(run, name: str, arguments) -> None:
+    report = run("memory", name, arguments=arguments, warmup_steps=2, measure_steps=1)
+    assert [one["verdict"] for one in report.verdicts.values()] == ["valid"]
 
 
 @pytest.mark.gpu
