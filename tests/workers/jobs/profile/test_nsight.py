@@ -148,7 +148,7 @@ class TestNcu:
     def test_launches_of_one_kernel_are_samples(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         metrics = [
             {"launch__registers_per_thread": text, "sm__throughput.avg.pct_of_peak_sustained_elapsed": "1"}
-            for text in ("1,024", "n/a", "512")
+            for text in ("1,024", "n/a", "5.12e+02")
         ]
         launches = [nsight.Launch(number, "kernel", "", "", figures) for number, figures in enumerate(metrics)]
         monkeypatch.setattr(nsight, "ncu_launches", lambda _: launches)

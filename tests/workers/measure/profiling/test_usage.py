@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from workers.measure.profiling import usage
-from workers.measure.profiling.attribution import RecordedWork
+from workers.measure.profiling.attribution import Call, RecordedWork
 
 
 def work(name: str, time_ns: int, phase: str = "forward", **fields: Any) -> RecordedWork:
@@ -23,6 +23,12 @@ def test_kernels_are_summed_up_by_name_per_step() -> None:
     assert first.std_us == pytest.approx(1414.2136)
     assert first.launch_to_start_us == 6.0
     assert (second.std_us, second.launch_to_start_us) == (None, None), "unknown of one call"
+
+
+@pytest.mark.parametrize(("on_gpu", "names"), [(True, ["mm", "view"]), (False, ["view", "mm"])])
+def test_operators_are_ranked_by_device_time_or_host_time(on_gpu: bool, names: list[str]) -> None:
+    calls = [Call("mm", 1, "forward", 10_000, 90_000), Call("view", 1, "forward", 30_000, 0)]
+    assert [one.name for one in usage.operators(calls, 1, str, on_gpu=on_gpu)] == names
 
 
 def test_one_name_in_two_classes_has_two_rows() -> None:
