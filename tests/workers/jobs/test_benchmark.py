@@ -373,10 +373,22 @@ def test_options_a_model_lacks_are_unsupported(run, monkeypatch: pytest.MonkeyPa
     assert building.options_of(HandsOn, set_by_job, abs).keys() == set_options
 
 
+def test_what_a_decorator_adds_to_a_models_arguments_is_not_missed(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def needing_more(dropout: float, **options: Any) -> TransformerLM:
+        return TransformerLM(**options)
+
+    made = functools.wraps(needing_more)(functools.partial(needing_more, 0.1))
+    monkeypatch.setattr(MODELS, "load", lambda name: made)
+    assert run().rows
+
+
 @pytest.mark.parametrize(
     ("model_class", "words"),
     [
-        (torch.nn.Linear, "model 'transformer_lm' is called with vocab_size, .*: missing a required argument: 'in_f"),
+        (
+            torch.nn.Linear,
+            r"model 'transformer_lm' is called with vocab_size, .*: Linear.__init__.* got an unexpected",
+        ),
         (dict, "model 'transformer_lm' is of type dict, and no torch.nn.Module"),
     ],
 )

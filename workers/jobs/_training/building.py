@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -128,15 +128,14 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
         **spec.model.shape(),
         **options_of(model_class, spec, attention.function),
     }
-    with suppress(TypeError, ValueError):  # a constructor in another language has no signature
-        signature = inspect.signature(model_class)
-        try:
-            signature.bind(**arguments)
-        except TypeError as error:
-            raise Unsupported(f"model {name_of(spec)!r} is called with {', '.join(arguments)}: {error}") from error
 
     def make() -> torch.nn.Module:
-        model = model_class(**arguments)
+        try:
+            model = model_class(**arguments)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+                raise  # from inside of it; a decorator may add arguments that its signature lacks
+            raise Unsupported(f"model {name_of(spec)!r} is called with {', '.join(arguments)}: {error}") from error
         if not isinstance(model, torch.nn.Module):
             raise Unsupported(f"model {name_of(spec)!r} is of type {type(model).__name__}, and no torch.nn.Module")
         if spec.mode == "generate" and not hasattr(model, "new_cache"):
